@@ -1,0 +1,53 @@
+# make demo    make an environment and a video with the bundled model
+# make test    run the tests that take less than half a minute each
+# make slow    run the others
+# make lint    ruff and mypy, as in pre-commit and CI
+# make clean   remove what the commands above made
+
+PYTHON ?= python3
+# An unconstrained torch may bring gigabytes of CUDA libraries that a machine without a GPU cannot
+# use. Any pip arguments do, for example
+#   make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+TORCH ?= torch==2.13.0
+
+VENV := .venv
+BIN := $(VENV)/bin
+PROMPT := a red circle moves left over a blue gradient
+VIDEO := out/demo.mp4
+
+.PHONY: demo test slow lint clean
+
+demo: $(VENV)/.installed
+	@mkdir -p $(dir $(VIDEO))
+	$(BIN)/chipsparse generate "$(PROMPT)" --output $(VIDEO)
+	@echo "The video is in $(CURDIR)/$(VIDEO)"
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+slow: $(VENV)/.installed
+	$(BIN)/python -m pytest -m "slow and not gpu"
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) $(VIDEO) build dist .pytest_cache .ruff_cache .mypy_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "Python 3.10 or newer is needed; choose one with: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "This Python cannot make environments; on Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@echo "Installing $(TORCH) and what else is needed; this takes some minutes the first time"
+	@$(BIN)/python -m pip install --quiet $(TORCH)
+	@$(BIN)/python -m pip install --quiet --editable ".[test]"
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@touch $@
