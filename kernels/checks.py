@@ -1,0 +1,111 @@
+"""Checks and small facts about shapes and dtypes that several operations share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+# Tiles that stay in a core's cache make the references fastest on a CPU; on a GPU larger tiles
+# keep the number of launches down.
+CPU_TILE_BYTES = 4 << 20
+DEFAULT_TRANSIENT_BYTES = 256 << 20
+
+
+def compute_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """The dtype a reference computes in: float64 for float64, else float32."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def group_count(rows: int, group_rows: int) -> int:
+    """Number of groups of ``group_rows`` consecutive rows, the last of which may be ragged."""
+    return -(-rows // group_rows)
+
+
+def tile_bytes(device: torch.device, max_transient_bytes: int) -> int:
+    """Bytes that one tile of a reference may take on this device, within the caller's limit."""
+    if device.type == "cpu":
+        return min(max_transient_bytes, CPU_TILE_BYTES)
+    return max_transient_bytes
+
+
+def ranges(count: int, bytes_each: int, limit_bytes: int) -> Iterator[tuple[int, int]]:
+    """Cuts ``range(count)`` into about equal ``(first, last)``, within the limit if possible."""
+    fitting = max(1, limit_bytes // max(1, bytes_each))
+    chunks = -(-count // fitting)
+    for chunk in range(chunks):
+        yield count * chunk // chunks, count * (chunk + 1) // chunks
+
+
+@dataclass(frozen=True)
+class GroupChunk:
+    """Consecutive groups of equally many rows.
+
+    Attributes:
+        groups: which groups.
+        rows: their rows.
+        shape: ``(number of groups, rows of each)``, to unflatten a row dimension.
+    """
+
+    groups: slice
+    rows: slice
+    shape: tuple[int, int]
+
+
+def group_chunks(
+    rows: int, group_rows: int, bytes_per_group: int, limit_bytes: int
+) -> Iterator[GroupChunk]:
+    """Cuts rows into chunks of whole groups within the limit; a ragged last group stands alone."""
+    full = rows // group_rows
+    for first, last in ranges(full, bytes_per_group, limit_bytes):
+        chunk_rows = slice(first * group_rows, last * group_rows)
+        yield GroupChunk(slice(first, last), chunk_rows, (last - first, group_rows))
+    if rows % group_rows:
+        ragged = slice(full * group_rows, rows)
+        yield GroupChunk(slice(full, full + 1), ragged, (1, rows % group_rows))
+
+
+def check_group_rows(op: str, group_rows: int) -> None:
+    """Raises ``ValueError`` unless ``group_rows`` is at least 1."""
+    if group_rows < 1:
+        raise ValueError(f"{op}: group_rows must be at least 1, got {group_rows}")
+
+
+def check_floating(op: str, **tensors: torch.Tensor) -> None:
+    """Raises ``ValueError`` where a tensor is not fp16, bf16, fp32 or fp64."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in FLOATING:
+            raise ValueError(f"{op}: {name} must be a floating point tensor, got {tensor.dtype}")
+
+
+def check_dtype(op: str, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    """Raises ``ValueError`` where a tensor is not of this dtype."""
+    if tensor.dtype != dtype:
+        raise ValueError(f"{op}: {name} must be {dtype}, got {tensor.dtype}")
+
+
+def check_shape(op: str, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Raises ``ValueError`` where a tensor is not of this shape."""
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"{op}: {name} must be {list(shape)}, got {list(tensor.shape)}")
+
+
+def check_attention_inputs(
+    op: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> None:
+    """Raises ``ValueError`` unless query ``[B, H, N, D]`` and key, value ``[B, H, M, D]`` fit."""
+    check_floating(op, query=query)
+    if query.dim() != 4 or 0 in query.shape:
+        raise ValueError(f"{op}: query must be a non-empty [B, H, N, D], got {list(query.shape)}")
+    batch, heads, _, head_dim = query.shape
+    if key.dim() != 4 or key.shape[2] == 0:
+        raise ValueError(f"{op}: key must be a non-empty [B, H, M, D], got {list(key.shape)}")
+    check_shape(op, "key", key, (batch, heads, key.shape[2], head_dim))
+    check_shape(op, "value", value, tuple(key.shape))
+    for name, tensor in (("key", key), ("value", value)):
+        check_dtype(op, name, tensor, query.dtype)
+        if tensor.device != query.device:
+            raise ValueError(f"{op}: {name} is on {tensor.device}, query on {query.device}")

@@ -1,0 +1,80 @@
+"""The columns that each query group keeps: the highest sums, static columns and random ones."""
+
+from __future__ import annotations
+
+import torch
+
+from chipsparse.kernels.checks import check_dtype, check_floating
+from chipsparse.kernels.column_selection import reference
+from chipsparse.kernels.dispatch import Backend, Choice, choose, runs_anywhere
+
+BACKENDS = (Backend("reference", reference.column_selection, runs_anywhere),)
+
+
+def select(column_sums: torch.Tensor, *, force: str | None = None) -> Choice:
+    """The backend that `column_selection` would use for this tensor."""
+    return choose("column_selection", BACKENDS, column_sums, force=force)
+
+
+def column_selection(
+    column_sums: torch.Tensor,
+    *,
+    keep_count: int,
+    static_columns: torch.Tensor | None = None,
+    random_count: int = 0,
+    seed: int = 0,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """Chooses the key columns of each query group, as packed bits.
+
+    Static columns are always kept and count within ``keep_count``; the highest column sums fill
+    what they leave. Then ``random_count`` of the remaining columns are drawn, by a hash of the
+    seed, the position of the row and the column: the same on every device, and without the global
+    random state. With ``keep_count=0`` only the random columns are kept (the control of a
+    benchmark).
+
+    Equal sums go to the lower column, +inf is the largest sum, and a row with a NaN keeps every
+    column, since its sums say nothing.
+
+    Args:
+        column_sums: ``[B, H, G, M]`` fp16, bf16 or fp32 scores; they may be negative.
+        keep_count: columns kept by score, static ones included; more than M means M.
+        static_columns: bool, broadcastable to ``[B, H, G, M]``, or None. Where a row has more than
+            ``keep_count`` of them, all of them are kept and none by score.
+        random_count: further columns drawn at random, at most those left.
+        seed: seed of the random columns, any integer.
+        backend: forces one (``reference``: the exact choice); None takes the first that can run.
+
+    Returns:
+        uint8 ``[B, H, G, ceil(M / 8)]``, packed as by `mask_packing.pack_mask`.
+
+    Raises:
+        ValueError: a negative count, shapes or dtypes that do not fit, or the forced backend
+            cannot run.
+    """
+    op = "column_selection"
+    check_floating(op, column_sums=column_sums)
+    if column_sums.dim() != 4:
+        raise ValueError(f"{op}: column_sums must be [B, H, G, M], got {list(column_sums.shape)}")
+    if keep_count < 0 or random_count < 0:
+        raise ValueError(
+            f"{op}: counts must not be negative, got keep_count={keep_count}, "
+            f"random_count={random_count}"
+        )
+    if static_columns is not None:
+        check_dtype(op, "static_columns", static_columns, torch.bool)
+        try:
+            static_columns = static_columns.expand_as(column_sums)
+        except RuntimeError:
+            raise ValueError(
+                f"{op}: static_columns {list(static_columns.shape)} do not broadcast to "
+                f"{list(column_sums.shape)}"
+            ) from None
+    choice = select(column_sums, force=backend)
+    return choice.backend.launch(
+        column_sums,
+        keep_count=keep_count,
+        static_columns=static_columns,
+        random_count=random_count,
+        seed=seed,
+    )

@@ -1,0 +1,96 @@
+"""Definition of `column_selection`: an exact top-k, and columns drawn by a hash."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import torch
+
+from chipsparse.kernels.checks import DEFAULT_TRANSIENT_BYTES, ranges
+from chipsparse.kernels.mask_packing.reference import pack_mask
+
+# What a row holds per column while it is chosen: keys, top-k values, hashes and masks.
+TRANSIENT_BYTES_PER_COLUMN = 32
+INT32_MAX = 2**31 - 1
+LOW_32_BITS = 2**32 - 1
+
+
+def column_selection(
+    column_sums: torch.Tensor,
+    *,
+    keep_count: int,
+    static_columns: torch.Tensor | None,
+    random_count: int,
+    seed: int,
+) -> torch.Tensor:
+    """See `chipsparse.kernels.column_selection.column_selection`; all arguments are checked."""
+    batch, heads, groups, columns = column_sums.shape
+    packed = torch.empty(
+        batch, heads, groups, -(-columns // 8), dtype=torch.uint8, device=column_sums.device
+    )
+    bytes_per_group = columns * TRANSIENT_BYTES_PER_COLUMN
+    for b, h in product(range(batch), range(heads)):
+        for first, last in ranges(groups, bytes_per_group, DEFAULT_TRANSIENT_BYTES):
+            sums = column_sums[b, h, first:last].float()
+            keys = _ordered_keys(sums)
+            static = None if static_columns is None else static_columns[b, h, first:last]
+            if static is not None:
+                keys.masked_fill_(static, INT32_MAX)
+            mask = largest(keys, keep_count)
+            if static is not None:
+                mask |= static
+            if random_count > 0:
+                hashes = random_hashes(seed, b, h, range(first, last), columns, keys.device)
+                drawn = largest(hashes.masked_fill_(mask, -1), random_count)
+                mask |= drawn
+            mask |= sums.isnan().any(-1, keepdim=True)
+            packed[b, h, first:last] = pack_mask(mask)
+    return packed
+
+
+def largest(keys: torch.Tensor, count: int) -> torch.Tensor:
+    """Marks the ``count`` largest integers of each row, lower columns first among equal ones.
+
+    Args:
+        keys: integers ``[rows, columns]``.
+        count: at most the number of columns takes effect.
+
+    Returns:
+        bool ``[rows, columns]``.
+    """
+    count = min(count, keys.shape[-1])
+    if count == 0:
+        return torch.zeros_like(keys, dtype=torch.bool)
+    threshold = keys.topk(count, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+    above, equal = keys > threshold, keys == threshold
+    still_free = count - above.sum(-1, keepdim=True)
+    return above | (equal & (equal.cumsum(-1, dtype=torch.int32) <= still_free))
+
+
+def random_hashes(
+    seed: int, batch: int, head: int, groups: range, columns: int, device: torch.device
+) -> torch.Tensor:
+    """Pseudo-random integers below 2**32 from the position alone: int64 ``[groups, columns]``."""
+    row = torch.arange(groups.start, groups.stop, dtype=torch.int64, device=device)[:, None]
+    column = torch.arange(columns, dtype=torch.int64, device=device)
+    state = torch.zeros((), dtype=torch.int64, device=device)
+    for part in (seed & LOW_32_BITS, seed >> 32 & LOW_32_BITS, batch, head, row, column):
+        state = _mix((state + 0x9E3779B9 ^ part) & LOW_32_BITS)
+    return state
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """The 32-bit finalizer of MurmurHash3 (Appleby), a bijection; int64 below 2**32 in and out."""
+    x = ((x ^ x >> 16) * 0x85EBCA6B) & LOW_32_BITS
+    x = ((x ^ x >> 13) * 0xC2B2AE35) & LOW_32_BITS
+    return x ^ x >> 16
+
+
+def _ordered_keys(sums: torch.Tensor) -> torch.Tensor:
+    """float32 to int32 in the same order; every number, +inf too, stays below ``INT32_MAX``.
+
+    The bits of non-negative floats are ordered as integers already; those of negative ones run
+    backwards, so all but their sign are flipped.
+    """
+    bits = (sums + 0.0).view(torch.int32)  # adding 0 turns -0 into 0
+    return bits ^ (bits >> 31 & INT32_MAX)

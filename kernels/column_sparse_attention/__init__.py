@@ -1,0 +1,125 @@
+"""Attention of each query group over its own list of key columns, joined with a residual cache."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from chipsparse.kernels.checks import (
+    DEFAULT_TRANSIENT_BYTES,
+    check_attention_inputs,
+    check_dtype,
+    check_floating,
+    check_group_rows,
+    check_shape,
+    group_count,
+)
+from chipsparse.kernels.column_sparse_attention import reference
+from chipsparse.kernels.dispatch import Backend, Choice, choose, runs_anywhere
+
+BACKENDS = (Backend("reference", reference.column_sparse_attention, runs_anywhere),)
+
+
+def select(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, force: str | None = None
+) -> Choice:
+    """The backend that `column_sparse_attention` would use for these tensors."""
+    return choose("column_sparse_attention", BACKENDS, query, key, value, force=force)
+
+
+def column_sparse_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    indices: torch.Tensor,
+    counts: torch.Tensor,
+    *,
+    group_rows: int = 128,
+    scale: float | None = None,
+    delta_rule: Literal["merge", "difference"] | None = None,
+    residual: torch.Tensor | None = None,
+    lse_dense: torch.Tensor | None = None,
+    kept_mass: torch.Tensor | None = None,
+    max_transient_bytes: int = DEFAULT_TRANSIENT_BYTES,
+    backend: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Softmax attention over the kept columns, with tile packing, and the delta rule after it.
+
+    Every group of query rows packs the key and value rows that it keeps into dense tiles (Chipmunk,
+    "Deep Dive on GPU Kernel Optimizations and Systems", part III). Any lists of columns work, so a
+    static pattern is only another set of indices.
+
+    With A the attention over the kept columns alone and lse its log-sum-exp, the output is
+
+    - without a rule: A;
+    - ``difference``: ``residual + A``, where the refresh recorded ``residual = o - A``;
+    - ``merge``: ``(a A + residual) / (a + 1 - w)`` with ``a = exp(lse - lse_dense)``, where the
+      refresh recorded ``lse_dense`` of all columns, ``w = exp(lse - lse_dense)`` and
+      ``residual = o - w A``. It weighs kept and dropped columns by their softmax mass, is exact
+      when nothing changed, and safe for any ``lse``. Where ``1 - w`` is below the rounding of the
+      residual's dtype nothing was dropped, and the output is A.
+
+    Args:
+        query: ``[B, H, N, D]`` fp16, bf16, fp32 or fp64, of any strides.
+        key: ``[B, H, M, D]``, dtype and device of query.
+        value: ``[B, H, M, D]``, likewise.
+        indices: int32 ``[B, H, G, K]``, columns below M; a list must not repeat a column. Entries
+            past a group's count must be valid columns too (0 will do); they are ignored.
+        counts: int32 ``[B, H, G]``, how many entries of each list count, at most K. A group with
+            none has A = 0 and lse = -inf.
+        group_rows: R, query rows per group; the last of the G = ceil(N / R) groups may be ragged.
+        scale: factor of the scores; None for ``D ** -0.5``.
+        delta_rule: how A joins the residual, None for not at all.
+        residual: ``[B, H, N, D]`` floating point, for either rule.
+        lse_dense: ``[B, H, N]`` float32, for ``merge``.
+        kept_mass: w, ``[B, H, N]`` float32, for ``merge``.
+        max_transient_bytes: bound of the tiles held at a time; one group of one head is the least.
+        backend: forces one (``reference``); None takes the first that can run.
+
+    Returns:
+        The output ``[B, H, N, D]`` in query's dtype, and the natural log-sum-exp of the kept
+        columns ``[B, H, N]`` in float32 (float64 for float64 inputs).
+
+    Raises:
+        ValueError: shapes, dtypes or devices do not fit, the rule is unknown or lacks a tensor, or
+            the forced backend cannot run. The values of indices and counts are not checked: that
+            would make the host wait for the device.
+    """
+    op = "column_sparse_attention"
+    check_attention_inputs(op, query, key, value)
+    check_group_rows(op, group_rows)
+    batch, heads, rows, _ = query.shape
+    groups = group_count(rows, group_rows)
+    check_dtype(op, "indices", indices, torch.int32)
+    check_dtype(op, "counts", counts, torch.int32)
+    if indices.dim() != 4:
+        raise ValueError(f"{op}: indices must be [B, H, G, K], got {list(indices.shape)}")
+    check_shape(op, "indices", indices, (batch, heads, groups, indices.shape[3]))
+    check_shape(op, "counts", counts, (batch, heads, groups))
+    if delta_rule not in (None, "merge", "difference"):
+        raise ValueError(f"{op}: delta_rule must be merge, difference or None, got {delta_rule!r}")
+    cache = {"residual": residual, "lse_dense": lse_dense, "kept_mass": kept_mass}
+    needed = {None: (), "difference": ("residual",), "merge": tuple(cache)}[delta_rule]
+    for name in needed:
+        tensor = cache[name]
+        if tensor is None:
+            raise ValueError(
+                f"{op}: delta_rule {delta_rule!r} needs {', '.join(needed)}; {name} is None"
+            )
+        check_floating(op, **{name: tensor})
+        check_shape(op, name, tensor, tuple(query.shape[: 4 if name == "residual" else 3]))
+    return select(query, key, value, force=backend).backend.launch(
+        query,
+        key,
+        value,
+        indices,
+        counts,
+        group_rows=group_rows,
+        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        delta_rule=delta_rule,
+        residual=residual,
+        lse_dense=lse_dense,
+        kept_mass=kept_mass,
+        max_transient_bytes=max_transient_bytes,
+    )

@@ -1,0 +1,31 @@
+"""Definition of `dense_attention`: an exact softmax in float32, a few query rows at a time."""
+
+from __future__ import annotations
+
+import torch
+
+from chipsparse.kernels.checks import (
+    DEFAULT_TRANSIENT_BYTES,
+    compute_dtype,
+    ranges,
+    tile_bytes,
+)
+from chipsparse.kernels.softmax import softmax_with_lse
+
+
+def dense_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `chipsparse.kernels.dense_attention.dense_attention`; all arguments are checked."""
+    batch, heads, rows, _ = query.shape
+    dtype = compute_dtype(query)
+    output = torch.empty_like(query)
+    lse = torch.empty(batch, heads, rows, dtype=dtype, device=query.device)
+    row_bytes = batch * heads * key.shape[2] * dtype.itemsize
+    key, value = key.to(dtype), value.to(dtype)
+    limit = tile_bytes(query.device, DEFAULT_TRANSIENT_BYTES)
+    for first, last in ranges(rows, row_bytes, limit):
+        scores = (query[:, :, first:last].to(dtype) * scale) @ key.mT
+        weights, lse[:, :, first:last] = softmax_with_lse(scores)
+        output[:, :, first:last] = weights @ value
+    return output, lse

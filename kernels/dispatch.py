@@ -1,0 +1,67 @@
+"""Chooses the backend of an operation for given tensors, and says why the others were passed over.
+
+An operation lists its backends fastest first. Nothing is remembered between calls: whoever runs an
+operation many times on tensors of one kind asks its ``select`` once and reports the `Choice`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One implementation of an operation.
+
+    Attributes:
+        name: how a caller forces it.
+        launch: computes the operation from checked arguments.
+        why_not: given the operation's tensors, the reason it cannot run on them, or None.
+    """
+
+    name: str
+    launch: Callable[..., Any]
+    why_not: Callable[..., str | None]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The backend that runs, and ``(name, reason)`` of the ones passed over for it."""
+
+    backend: Backend
+    skipped: tuple[tuple[str, str], ...]
+
+
+def runs_anywhere(*tensors: torch.Tensor) -> None:
+    """The ``why_not`` of the references, which take whatever the operation accepts."""
+
+
+def choose(
+    op: str, backends: Sequence[Backend], *tensors: torch.Tensor, force: str | None = None
+) -> Choice:
+    """Returns the first backend that can run on the tensors, or exactly the forced one.
+
+    Raises:
+        ValueError: the forced backend is unknown or cannot run, or none can.
+    """
+    if force is not None:
+        named = {backend.name: backend for backend in backends}
+        if force not in named:
+            allowed = ", ".join(named)
+            raise ValueError(f"{op}: unknown backend {force!r}; it has {allowed}")
+        reason = named[force].why_not(*tensors)
+        if reason is not None:
+            raise ValueError(f"{op}: backend {force!r} cannot run here: {reason}")
+        return Choice(named[force], ())
+    skipped: list[tuple[str, str]] = []
+    for backend in backends:
+        reason = backend.why_not(*tensors)
+        if reason is None:
+            return Choice(backend, tuple(skipped))
+        skipped.append((backend.name, reason))
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped)
+    raise ValueError(f"{op}: no backend can run here ({reasons})")

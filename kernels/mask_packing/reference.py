@@ -1,0 +1,56 @@
+"""Definition of bit packing and of the compaction from bits to index lists."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from chipsparse.kernels.checks import DEFAULT_TRANSIENT_BYTES, ranges
+
+# What the compaction holds per column of a row: the bit, its place, and at most two indices.
+TRANSIENT_BYTES_PER_COLUMN = 1 + 4 + 16
+
+
+def pack_mask(mask: torch.Tensor) -> torch.Tensor:
+    """See `chipsparse.kernels.mask_packing.pack_mask`."""
+    bits = F.pad(mask.to(torch.uint8), (0, -mask.shape[-1] % 8)).unflatten(-1, (-1, 8))
+    return (bits * _bit_values(mask.device)).sum(-1, dtype=torch.uint8)
+
+
+def unpack_mask(packed: torch.Tensor, columns: int) -> torch.Tensor:
+    """See `chipsparse.kernels.mask_packing.unpack_mask`."""
+    bits = packed.unsqueeze(-1).bitwise_and(_bit_values(packed.device)).ne(0)
+    return bits.flatten(-2)[..., :columns]
+
+
+def packed_to_indices(
+    packed: torch.Tensor, columns: int, *, capacity: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `chipsparse.kernels.mask_packing.packed_to_indices`."""
+    shape, device = packed.shape[:-1], packed.device
+    packed = packed.reshape(shape.numel(), packed.shape[-1])
+    rows = packed.shape[0]
+    chunks = list(ranges(rows, columns * TRANSIENT_BYTES_PER_COLUMN, DEFAULT_TRANSIENT_BYTES))
+    counts = torch.zeros(rows, dtype=torch.int32, device=device)
+    for first, last in chunks:
+        counts[first:last] = unpack_mask(packed[first:last], columns).sum(-1)
+    largest = int(counts.max()) if rows else 0
+    if capacity is None:
+        capacity = largest
+    elif largest > capacity:
+        raise ValueError(
+            f"packed_to_indices: a row keeps {largest} columns, the capacity is {capacity}"
+        )
+    indices = torch.zeros(rows, capacity, dtype=torch.int32, device=device)
+    for first, last in chunks:
+        mask = unpack_mask(packed[first:last], columns)
+        # A prefix sum over the bits of a row gives every kept column its place in the list.
+        places = mask.cumsum(-1, dtype=torch.int32)
+        row, column = mask.nonzero(as_tuple=True)
+        indices[first:last][row, places[row, column] - 1] = column.int()
+    return indices.view(*shape, capacity), counts.view(shape)
+
+
+def _bit_values(device: torch.device) -> torch.Tensor:
+    """uint8 ``[8]``: 1, 2, 4, ... 128."""
+    return 2 ** torch.arange(8, dtype=torch.uint8, device=device)

@@ -1,0 +1,44 @@
+"""Definition of `sparse_mlp_down`: a few token groups at a time."""
+
+from __future__ import annotations
+
+import torch
+
+from chipsparse.kernels.checks import (
+    DEFAULT_TRANSIENT_BYTES,
+    compute_dtype,
+    group_chunks,
+    tile_bytes,
+)
+
+
+def sparse_mlp_down(
+    delta: torch.Tensor,
+    weight: torch.Tensor,
+    neuron_indices: torch.Tensor,
+    output_cache: torch.Tensor,
+    *,
+    counts: torch.Tensor | None,
+    group_rows: int,
+) -> torch.Tensor:
+    """See the public function of the same name; all arguments are checked."""
+    batch, rows, capacity = delta.shape
+    channels = weight.shape[0]
+    dtype = compute_dtype(delta)
+    # Whole rows are packed much faster than columns, which is worth a transposed copy per call.
+    neuron_rows = weight.t().contiguous()
+    group_bytes = (capacity + 2 * group_rows) * channels * dtype.itemsize
+    limit = tile_bytes(delta.device, DEFAULT_TRANSIENT_BYTES)
+    for b in range(batch):
+        for chunk in group_chunks(rows, group_rows, group_bytes, limit):
+            change = delta[b, chunk.rows].to(dtype).unflatten(0, chunk.shape)
+            if counts is not None:
+                entry = torch.arange(capacity, device=delta.device)
+                ignored = entry >= counts[b, chunk.groups, None]
+                change = change.masked_fill(ignored[:, None], 0)
+            neurons = neuron_indices[b, chunk.groups]
+            weight_tile = neuron_rows.index_select(0, neurons.flatten()).to(dtype)
+            cached = output_cache[b, chunk.rows].unflatten(0, chunk.shape)
+            weight_tile = weight_tile.unflatten(0, neurons.shape)
+            cached.copy_(torch.baddbmm(cached.to(dtype), change, weight_tile))
+    return output_cache

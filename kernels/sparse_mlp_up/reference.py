@@ -1,0 +1,75 @@
+"""Definition of `sparse_mlp_up`: a few token groups at a time."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from chipsparse.kernels.checks import (
+    DEFAULT_TRANSIENT_BYTES,
+    compute_dtype,
+    group_chunks,
+    tile_bytes,
+)
+
+
+def sparse_mlp_up(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    neuron_indices: torch.Tensor,
+    activation_cache: torch.Tensor,
+    *,
+    counts: torch.Tensor | None,
+    activation: str,
+    group_rows: int,
+) -> torch.Tensor:
+    """See the public function of the same name; all arguments are checked."""
+    batch, rows, channels = hidden.shape
+    capacity = neuron_indices.shape[2]
+    dtype = compute_dtype(hidden)
+    delta = hidden.new_empty(batch, rows, capacity)
+    if capacity == 0:
+        return delta
+    group_bytes = (channels + 3 * group_rows) * capacity * dtype.itemsize
+    limit = tile_bytes(hidden.device, DEFAULT_TRANSIENT_BYTES)
+    for b in range(batch):
+        for chunk in group_chunks(rows, group_rows, group_bytes, limit):
+            neurons = neuron_indices[b, chunk.groups].long()
+            valid = None
+            if counts is not None:
+                entry = torch.arange(capacity, device=hidden.device)
+                valid = entry < counts[b, chunk.groups, None]
+                neurons = torch.where(valid, neurons, neurons[:, :1])
+                valid = valid[:, None]
+            weight_tile = _pack_rows(weight, neurons).to(dtype)
+            new = hidden[b, chunk.rows].to(dtype).unflatten(0, chunk.shape) @ weight_tile.mT
+            if bias is not None:
+                new += _pack_rows(bias, neurons)[:, None]
+            new = activate(new, activation).to(activation_cache.dtype)
+            cached = activation_cache[b, chunk.rows].unflatten(0, chunk.shape)
+            places = neurons[:, None].expand(new.shape)
+            old = cached.gather(2, places)
+            if valid is not None:
+                # Entries past the count now repeat the first one, so they write what it writes:
+                # its new value, or its old one where the list is empty.
+                first = torch.where(valid[..., :1], new[..., :1], old[..., :1])
+                new = torch.where(valid, new, first)
+            cached.scatter_(2, places, new)
+            change = new.to(dtype) - old.to(dtype)
+            if valid is not None:
+                change.masked_fill_(~valid, 0)
+            delta[b, chunk.rows] = change.flatten(0, 1).to(delta.dtype)
+    return delta
+
+
+def _pack_rows(rows: torch.Tensor, neurons: torch.Tensor) -> torch.Tensor:
+    """Packs the rows ``[F, ...]`` that lists ``[G, K]`` name into tiles ``[G, K, ...]``."""
+    return rows.index_select(0, neurons.flatten()).unflatten(0, neurons.shape)
+
+
+def activate(hidden: torch.Tensor, activation: str) -> torch.Tensor:
+    """Applies an activation function under the name that diffusers gives it."""
+    if activation == "silu":
+        return F.silu(hidden)
+    return F.gelu(hidden, approximate="tanh" if activation == "gelu-tanh" else "none")
