@@ -1,0 +1,129 @@
+"""The public verb: `enable` patches a pipeline, its handle restores it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chipsparse.config import SparsityConfig
+from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter
+from chipsparse.pipelines.registry import ADAPTERS
+from chipsparse.profiles import Profile, find_profile, load_profile
+from chipsparse.report import GenerationReport
+from chipsparse.session import Session
+from chipsparse.step import PositionTracker
+
+
+class Handle:
+    """A patched pipeline. Use it as a context manager, or call `disable` when done.
+
+    Attributes:
+        config: what is computed.
+        report: what the current or last generation did.
+    """
+
+    def __init__(
+        self, config: SparsityConfig, report: GenerationReport, adapters: list[ModelAdapter]
+    ) -> None:
+        self.config = config
+        self.report = report
+        self._adapters = adapters
+
+    def disable(self) -> None:
+        """Restores every patched model bit for bit and frees all caches; may be called twice."""
+        while self._adapters:
+            self._adapters.pop().remove()
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.disable()
+
+
+def enable(pipe: Any, config: SparsityConfig | Profile | str | Path | None = None) -> Handle:
+    """Patches a diffusers pipeline so that it computes sparsely.
+
+    Args:
+        pipe: a pipeline whose transformer class is supported. All its experts (``transformer``
+            and ``transformer_2`` of Wan 2.2) are patched, each with its own caches.
+        config: a config, a profile or the path of one. By default the profile in the folder that
+            the pipeline was loaded from, else the one of its transformer class.
+
+    Returns:
+        A handle that is also a context manager.
+
+    Raises:
+        ValueError: if no transformer of the pipeline is supported, one is patched or compiled as a
+            whole already, or the profile is bad. The pipeline is then left as it was.
+
+    Example:
+        >>> with chipsparse.enable(pipe) as handle:
+        ...     video = pipe("a red circle moves left over a blue gradient").frames[0]
+        >>> handle.report.actions()
+    """
+    transformers = find_transformers(pipe)
+    resolved = _resolve(pipe, config, type(transformers[0]).__name__)
+    report, tracker = GenerationReport(), PositionTracker()
+    handle = Handle(resolved, report, [])
+    try:
+        for transformer in transformers:
+            adapter = ADAPTERS[type(transformer).__name__](
+                transformer,
+                Session(resolved, report),
+                tracker,
+                lambda: getattr(getattr(pipe, "scheduler", None), "timesteps", None),
+            )
+            handle._adapters.append(adapter)
+    except BaseException:
+        handle.disable()
+        raise
+    return handle
+
+
+def find_transformers(pipe: Any) -> list[torch.nn.Module]:
+    """The transformers of a pipeline that can be patched.
+
+    Raises:
+        ValueError: if there is none, or one is patched or compiled as a whole already.
+    """
+    components: dict[str, Any] = getattr(pipe, "components", {})
+    for name, component in components.items():
+        if hasattr(component, "_orig_mod"):
+            raise ValueError(
+                f"{name} is compiled as a whole; enable chipsparse first and compile its blocks "
+                f"with pipe.{name}.compile_repeated_blocks()"
+            )
+    found = [item for item in components.values() if type(item).__name__ in ADAPTERS]
+    if not found:
+        classes = {
+            name: type(item).__name__
+            for name, item in components.items()
+            if name.startswith(("transformer", "unet")) and item is not None
+        }
+        had = ", ".join(f"{name} is a {kind}" for name, kind in classes.items())
+        raise ValueError(
+            f"{type(pipe).__name__} has no transformer that chipsparse supports "
+            f"({had or 'it has none'}); supported classes: {', '.join(ADAPTERS)}"
+        )
+    for item in found:
+        if ADAPTER in vars(item):
+            raise ValueError(
+                f"this {type(item).__name__} is patched already; call disable() on its handle first"
+            )
+    return found
+
+
+def _resolve(
+    pipe: Any, config: SparsityConfig | Profile | str | Path | None, transformer_class: str
+) -> SparsityConfig:
+    if isinstance(config, SparsityConfig):
+        return config
+    if isinstance(config, Profile):
+        return config.sparsity
+    if config is not None:
+        return load_profile(config).sparsity
+    folder = getattr(getattr(pipe, "config", None), "_name_or_path", None)
+    return find_profile(folder, transformer_class).sparsity

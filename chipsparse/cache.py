@@ -1,0 +1,67 @@
+"""The tensors that one layer keeps between steps, for one guidance branch."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass
+class AttentionCache:
+    """What self-attention remembers of its last dense and refresh steps.
+
+    Attributes:
+        lse: softmax constants of the last dense or refresh step, float32 ``[B, H, N]``.
+        columns: packed bits of the kept columns, uint8 ``[B, H, G, ceil(N / 8)]``.
+        kept_fraction: mean share of the columns that is kept, as a number or 0-d tensor.
+        residual: what the delta rule adds to the kept columns, ``[B, H, N, D]``.
+        lse_dense: (merge) softmax constants of the refresh, float32 ``[B, H, N]``.
+        kept_mass: (merge) softmax mass of the kept columns at the refresh, float32 ``[B, H, N]``.
+    """
+
+    lse: torch.Tensor | None = None
+    columns: torch.Tensor | None = None
+    kept_fraction: torch.Tensor | float = 0.0
+    residual: torch.Tensor | None = None
+    lse_dense: torch.Tensor | None = None
+    kept_mass: torch.Tensor | None = None
+
+
+@dataclass
+class MLPCache:
+    """What a feed-forward layer remembers.
+
+    Attributes:
+        activation: neurons after the activation function, ``[B, N, F]``.
+        output: the layer's output, ``[B, N, C]``.
+        mean: mean pre-activation of every token group when its neuron was last computed,
+            float32 ``[B, G, F]``.
+        neurons: neurons that were recomputed last, int32 ``[B, G, K]``.
+        age: sparse steps since the neurons were chosen.
+    """
+
+    activation: torch.Tensor | None = None
+    output: torch.Tensor | None = None
+    mean: torch.Tensor | None = None
+    neurons: torch.Tensor | None = None
+    age: int = 0
+
+
+@dataclass
+class LayerCache:
+    """The caches of one transformer block and guidance branch."""
+
+    attention: AttentionCache = field(default_factory=AttentionCache)
+    mlp: MLPCache = field(default_factory=MLPCache)
+
+    def nbytes(self) -> int:
+        """Bytes of all tensors, each storage counted once."""
+        storages = {
+            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+            for part in (self.attention, self.mlp)
+            for tensor in (getattr(part, item.name) for item in dataclasses.fields(part))
+            if isinstance(tensor, torch.Tensor)
+        }
+        return sum(storages.values())

@@ -1,0 +1,156 @@
+"""What the user asks for: frozen, typed, validated; from keyword arguments, a mapping or YAML.
+
+Every field carries its help text and its bounds, so the YAML profiles, the error messages and the
+documentation all say the same thing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from chipsparse.validation import Validated, build, option
+
+DeltaRule = Literal["merge", "difference", "kept_only", "reuse"]
+Selection = Literal["column_sums", "random"]
+ActionName = Literal["dense", "refresh", "sparse", "skip"]
+BackendName = Literal["auto", "reference"]
+
+
+@dataclass(frozen=True)
+class AttentionConfig(Validated):
+    """Which columns of self-attention are computed on sparse steps, and how the rest is reused."""
+
+    enabled: bool = option(True, "make self-attention sparse")
+    keep_fraction: float = option(
+        0.1,
+        "share of key columns that each query group keeps, static columns included",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    random_fraction: float = option(
+        0.0,
+        "share of further columns chosen at random (seeded), besides keep_fraction",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    local_groups: int | None = option(
+        None,
+        "always keep the columns of a query group itself and of this many groups on either side; "
+        "null: no static window",
+        minimum=0,
+    )
+    delta_rule: DeltaRule = option(
+        "merge",
+        "how kept columns join the cache: merge weighs both by their softmax mass, difference adds "
+        "the change; kept_only and reuse are the controls without cache and without sparse part",
+    )
+    selection: Selection = option(
+        "column_sums", "columns with the largest attention mass, or random ones (a control)"
+    )
+    group_rows: int = option(128, "query rows that share one column list", minimum=1)
+
+
+@dataclass(frozen=True)
+class MLPConfig(Validated):
+    """Which neurons of the feed-forward layers are recomputed on sparse steps."""
+
+    enabled: bool = option(True, "make the feed-forward layers sparse")
+    keep_fraction: float = option(
+        0.3, "share of neurons that each token group recomputes", minimum=0.0, maximum=1.0
+    )
+    group_rows: int = option(128, "token rows that share one neuron list", minimum=1)
+    reselect_every: int = option(
+        1, "choose the neurons anew after this many sparse steps", minimum=1
+    )
+
+
+@dataclass(frozen=True)
+class ScheduleConfig(Validated):
+    """Which denoising steps are computed in full, refreshed, sparse or skipped."""
+
+    warmup_steps: int = option(
+        2, "first steps computed in full; the last of them is the first refresh", minimum=2
+    )
+    refresh_every: int = option(
+        10, "after the warm-up, every this many steps is a refresh", minimum=1
+    )
+    refresh_steps: tuple[int, ...] | None = option(
+        None, "refresh exactly at these steps (from 0) instead of periodically", minimum=0
+    )
+    dense_steps: tuple[int, ...] = option(
+        (), "steps (from 0) computed in full without a refresh", minimum=0
+    )
+    skip_steps: tuple[int, ...] = option(
+        (), "steps (from 0) that reuse the transformer's last output", minimum=0
+    )
+    actions: tuple[ActionName, ...] | None = option(
+        None, "the action of every step, the last one repeated; overrides all the above"
+    )
+    first_dense_layers: int = option(0, "this many first layers are never sparse", minimum=0)
+    reselect: bool = option(
+        True, "choose the columns anew at every refresh, not only at the first one"
+    )
+
+
+@dataclass(frozen=True)
+class TokenOrderConfig(Validated):
+    """How video tokens are ordered so that a query group is compact in space and time."""
+
+    voxel: tuple[int, ...] | None = option(
+        (4, 4, 8),
+        "frames, rows and columns of the token voxels that are made contiguous; null: raster order",
+        minimum=1,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.voxel is not None and len(self.voxel) != 3:
+            raise ValueError(
+                f"voxel: expected 3 whole numbers (frames, rows, columns), got {list(self.voxel)}"
+            )
+
+
+@dataclass(frozen=True)
+class SparsityConfig(Validated):
+    """Everything that decides what is computed. Immutable; compare with ``==``.
+
+    Raises:
+        ValueError: on an unknown field, a wrong type or a value out of bounds, with the field's
+            path and what is allowed.
+    """
+
+    attention: AttentionConfig = option(AttentionConfig(), "self-attention")
+    mlp: MLPConfig = option(MLPConfig(), "feed-forward layers")
+    schedule: ScheduleConfig = option(ScheduleConfig(), "denoising steps")
+    token_order: TokenOrderConfig = option(TokenOrderConfig(), "order of the video tokens")
+    seed: int = option(0, "seed of the random columns", minimum=0)
+    backend: BackendName = option("auto", "auto: the fastest kernels that can run; or reference")
+
+    @classmethod
+    def dense(cls) -> SparsityConfig:
+        """A config under which every step is computed exactly as without chipsparse."""
+        return cls(attention=AttentionConfig(enabled=False), mlp=MLPConfig(enabled=False))
+
+    @classmethod
+    def from_mapping(cls, data: Mapping[str, Any]) -> SparsityConfig:
+        """Builds a config from nested mappings, as YAML gives them."""
+        return build(cls, data)
+
+    def override(self, values: Mapping[str, Any]) -> SparsityConfig:
+        """A copy with some fields changed, named by dotted paths.
+
+        Example: ``config.override({"attention.keep_fraction": 0.2, "seed": 3})``.
+        """
+        data = dataclasses.asdict(self)
+        for path, value in values.items():
+            *parents, last = path.split(".")
+            node: Any = data
+            for name in parents:
+                if not isinstance(node.get(name), dict):
+                    raise ValueError(f"{path}: unknown field; allowed: {', '.join(node)}")
+                node = node[name]
+            node[last] = value
+        return build(SparsityConfig, data)

@@ -1,0 +1,123 @@
+"""How close one video is to another: PSNR, SSIM and flicker.
+
+A video is `[F, H, W, C]` with values in [0, 1], a torch tensor or a numpy array. All arithmetic is
+float64, one frame at a time, so that long clips need little memory. Only paired clips (same prompt,
+seed and size) compare fairly.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+SSIM_WINDOW = 11
+SSIM_SIGMA = 1.5
+SSIM_K1 = 0.01
+SSIM_K2 = 0.03
+
+Video = torch.Tensor | np.ndarray
+
+
+def psnr(a: Video, b: Video) -> float:
+    """Peak signal-to-noise ratio in dB of two videos `[F, H, W, C]`, from the whole clip's error.
+
+    Identical clips give `inf`. Raises `ValueError` where the shapes differ or are not a video's.
+    """
+    a, b = _pair(a, b)
+    frame_errors = [_mean_squared_error(x, y) for x, y in zip(a, b, strict=True)]
+    return _decibel(sum(frame_errors) / len(frame_errors))
+
+
+def psnr_per_frame(a: Video, b: Video) -> list[float]:
+    """PSNR in dB of each frame; see `psnr`."""
+    a, b = _pair(a, b)
+    return [_decibel(_mean_squared_error(x, y)) for x, y in zip(a, b, strict=True)]
+
+
+def ssim(a: Video, b: Video) -> float:
+    """Structural similarity of two videos `[F, H, W, C]`, mean over frames, channels and pixels.
+
+    Wang et al. 2004, "Image quality assessment: from error visibility to structural similarity": a
+    Gaussian window of 11×11 with σ 1.5, only where the whole window lies inside the frame. Raises
+    `ValueError` where the shapes differ or a side is shorter than 11.
+    """
+    frames = ssim_per_frame(a, b)
+    return sum(frames) / len(frames)
+
+
+def ssim_per_frame(a: Video, b: Video) -> list[float]:
+    """SSIM of each frame; see `ssim`."""
+    a, b = _pair(a, b)
+    height, width = a.shape[1:3]
+    if min(height, width) < SSIM_WINDOW:
+        raise ValueError(f"SSIM needs frames of at least 11x11 pixels, got {height}x{width}")
+    return [_frame_ssim(x, y) for x, y in zip(a, b, strict=True)]
+
+
+def flicker(a: Video) -> float:
+    """Mean absolute second difference over time of a video `[F, H, W, C]`.
+
+    0 where each pixel changes evenly; a pixel that jumps to and fro gives much. Raises `ValueError`
+    for fewer than three frames.
+    """
+    a = _video(a)
+    if len(a) < 3:
+        raise ValueError(f"flicker needs at least 3 frames, got {len(a)}")
+    triples = zip(a[:-2], a[1:-1], a[2:], strict=True)
+    changes = [
+        float((before.double() - 2 * now.double() + after.double()).abs().mean())
+        for before, now, after in triples
+    ]
+    return sum(changes) / len(changes)
+
+
+def _video(a: Video) -> torch.Tensor:
+    tensor = torch.as_tensor(a).detach()
+    if tensor.ndim != 4 or 0 in tensor.shape:
+        shape = tuple(tensor.shape)
+        raise ValueError(f"a video is [frames, height, width, channels], got the shape {shape}")
+    if not tensor.is_floating_point():
+        raise ValueError(
+            f"a video holds floats in [0, 1], got {tensor.dtype}; divide 8-bit values by 255"
+        )
+    return tensor
+
+
+def _pair(a: Video, b: Video) -> tuple[torch.Tensor, torch.Tensor]:
+    first, second = _video(a), _video(b)
+    if first.shape != second.shape:
+        shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
+        raise ValueError(f"the videos differ in shape: {shapes}")
+    return first, second.to(first.device)
+
+
+def _mean_squared_error(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.double() - b.double()).square().mean())
+
+
+def _decibel(mean_squared_error: float) -> float:
+    return math.inf if mean_squared_error == 0 else -10 * math.log10(mean_squared_error)
+
+
+def _frame_ssim(a: torch.Tensor, b: torch.Tensor) -> float:
+    """SSIM of two frames `[H, W, C]`."""
+    x, y = (frame.double().permute(2, 0, 1).unsqueeze(1) for frame in (a, b))  # [C, 1, H, W]
+    mean_x, mean_y = _blur(x), _blur(y)
+    variance_x = _blur(x * x) - mean_x * mean_x
+    variance_y = _blur(y * y) - mean_y * mean_y
+    covariance = _blur(x * y) - mean_x * mean_y
+    c1, c2 = SSIM_K1**2, SSIM_K2**2
+    luminance = (2 * mean_x * mean_y + c1) / (mean_x * mean_x + mean_y * mean_y + c1)
+    structure = (2 * covariance + c2) / (variance_x + variance_y + c2)
+    return float((luminance * structure).mean())
+
+
+def _blur(images: torch.Tensor) -> torch.Tensor:
+    """Gaussian mean over each window that lies inside `images [C, 1, H, W]`."""
+    offsets = torch.arange(SSIM_WINDOW, device=images.device).double() - SSIM_WINDOW // 2
+    weights = torch.exp(-(offsets**2) / (2 * SSIM_SIGMA**2))
+    weights = weights / weights.sum()
+    columns = torch.nn.functional.conv2d(images, weights.view(1, 1, -1, 1))
+    return torch.nn.functional.conv2d(columns, weights.view(1, 1, 1, -1))

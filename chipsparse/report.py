@@ -1,0 +1,120 @@
+"""What a generation did: action, kept fractions and time of every step, and every fallback."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from chipsparse.plan import Action
+
+
+class StepTimer:
+    """Wall time of one transformer call: device events on CUDA, the host clock elsewhere."""
+
+    def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        self._seconds = 0.0
+        if device.type == "cuda":
+            self._events = (
+                torch.cuda.Event(enable_timing=True),
+                torch.cuda.Event(enable_timing=True),
+            )
+            self._events[0].record()
+        self._start = clock()
+
+    def stop(self) -> None:
+        """Marks the end of the call; does not wait for the device."""
+        if self._events is not None:
+            self._events[1].record()
+        self._seconds = self._clock() - self._start
+
+    def seconds(self) -> float:
+        """The measured time; waits for the device where it has not yet finished."""
+        if self._events is not None:
+            self._events[1].synchronize()
+            self._seconds = self._events[0].elapsed_time(self._events[1]) / 1e3
+            self._events = None
+        return self._seconds
+
+
+@dataclass
+class StepRecord:
+    """One transformer call.
+
+    Attributes:
+        step: denoising step from 0.
+        steps_total: number of steps where known.
+        branch: guidance branch.
+        action: what the call did.
+    """
+
+    step: int
+    steps_total: int | None
+    branch: str
+    action: Action
+    timer: StepTimer | None = None
+    attention_fractions: list[torch.Tensor | float] = field(default_factory=list)
+    mlp_fractions: list[float] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Time of the transformer call in seconds (0 for a skipped one)."""
+        return 0.0 if self.timer is None else self.timer.seconds()
+
+    @property
+    def attention_kept(self) -> float | None:
+        """Mean share of attention columns computed, over layers; None where nothing ran sparse."""
+        return _mean([float(value) for value in self.attention_fractions])
+
+    @property
+    def mlp_kept(self) -> float | None:
+        """Mean share of MLP neurons computed, over layers; None where nothing ran sparse."""
+        return _mean(self.mlp_fractions)
+
+
+@dataclass
+class GenerationReport:
+    """The record of the current or last generation.
+
+    Attributes:
+        generation: its number, from 1.
+        steps: one record per transformer call, in order.
+        fallbacks: one sentence for everything that runs dense although the config asks otherwise.
+        backends: the kernel backend that each op ran on.
+        cache_bytes: the largest size that the caches had, in bytes.
+    """
+
+    generation: int = 0
+    steps: list[StepRecord] = field(default_factory=list)
+    fallbacks: list[str] = field(default_factory=list)
+    backends: dict[str, str] = field(default_factory=dict)
+    cache_bytes: int = 0
+
+    def begin(self, generation: int, record: StepRecord) -> None:
+        """Adds a record; the first one of another generation clears what was there."""
+        if generation != self.generation:
+            self.generation = generation
+            self.steps, self.fallbacks, self.backends = [], [], {}
+            self.cache_bytes = 0
+        self.steps.append(record)
+
+    def fall_back(self, sentence: str) -> None:
+        """Notes once that something runs dense, and why."""
+        if sentence not in self.fallbacks:
+            self.fallbacks.append(sentence)
+
+    def actions(self) -> Counter[str]:
+        """How many denoising steps took each action (each step counted once, not per branch)."""
+        return Counter({record.step: record.action.value for record in self.steps}.values())
+
+    def mean_seconds(self, *actions: str) -> float | None:
+        """Mean time of a transformer call with one of these actions, or None without any."""
+        return _mean([record.seconds for record in self.steps if record.action in actions])
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

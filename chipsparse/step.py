@@ -1,0 +1,110 @@
+"""Where a transformer call stands in the denoising loop, read from the pipeline, never counted.
+
+A pipeline tells its position in up to three ways: the step index and branch of diffusers'
+``cache_context``, the scheduler's list of timesteps, and the timestep of the call itself. The
+tracker turns them into a `StepContext` and notices when a new generation has begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """Position of one transformer call.
+
+    Attributes:
+        generation: number of the generation since the tracker was made (from 1).
+        step: denoising step (from 0).
+        branch: guidance branch, such as "cond" or "uncond".
+        steps: number of steps of this generation where known.
+    """
+
+    generation: int
+    step: int
+    branch: str
+    steps: int | None
+
+
+class PositionTracker:
+    """Follows the transformer calls of one pipeline, over all its experts.
+
+    Another schedule, another number of steps, or a step that does not come after the last one of
+    its branch starts a new generation.
+    """
+
+    _step: int
+    _unnamed_calls: int
+
+    def __init__(self) -> None:
+        self._generation = -1
+        self._start(None, None)  # generation 0: nothing was called yet
+
+    def locate(
+        self,
+        *,
+        branch: str | None = None,
+        step_index: int | None = None,
+        steps: int | None = None,
+        timestep: Callable[[], float] | None = None,
+        schedule: Any = None,
+    ) -> StepContext:
+        """Returns the position of the call that is about to run.
+
+        Args:
+            branch: name given by ``cache_context``, or None.
+            step_index: step given by ``cache_context``, or None.
+            steps: number of steps given by ``cache_context``, or None.
+            timestep: reads the timestep that the transformer is called with; only called where
+                the step index is not given, because it may wait for the device.
+            schedule: the scheduler's timesteps (a tensor or list); its identity marks one
+                generation, since every generation sets its own.
+
+        Raises:
+            ValueError: if neither a step index nor a timestep is known.
+        """
+        if steps is None and schedule is not None:
+            steps = len(schedule)
+        if self._generation == 0 or schedule is not self._schedule or steps != self._steps:
+            self._start(schedule, steps)
+        step = self._step_of(timestep) if step_index is None else step_index
+        if branch is None:
+            self._unnamed_calls = self._unnamed_calls + 1 if step == self._step else 0
+            branch = f"call{self._unnamed_calls}"
+        if step <= self._last_step.get(branch, -1):
+            self._start(schedule, steps)
+        self._step = self._last_step[branch] = step
+        return StepContext(self._generation, step, branch, steps)
+
+    def finish(self) -> None:
+        """Ends the generation: the next call starts another one, whatever its position."""
+        self._start(None, None)
+
+    def _start(self, schedule: Any, steps: int | None) -> None:
+        self._generation += 1
+        self._schedule, self._steps = schedule, steps
+        values = schedule.tolist() if hasattr(schedule, "tolist") else schedule
+        self._values: list[float] = [] if values is None else list(values)
+        self._last_step: dict[str, int] = {}
+        self._timestep: float | None = None
+        self._step = -1
+        self._unnamed_calls = 0
+
+    def _step_of(self, read_timestep: Callable[[], float] | None) -> int:
+        """The step of a timestep: its place in the schedule, else one more for each new value."""
+        if read_timestep is None:
+            raise ValueError(
+                "cannot tell the denoising step: the pipeline gives neither "
+                "cache_context(..., step_index=...) nor a timestep"
+            )
+        timestep = read_timestep()
+        if self._values.count(timestep) == 1:
+            return self._values.index(timestep)
+        if self._timestep is not None and timestep > self._timestep:
+            self._start(self._schedule, self._steps)
+        step = self._step + (timestep != self._timestep)
+        self._timestep = timestep
+        return step

@@ -1,0 +1,40 @@
+"""Token order: video tokens regrouped into voxels, so that query groups are compact.
+
+A group of consecutive rows in raster order is a thin line of the picture; its tokens attend to
+different places. A voxel (a few frames, rows and columns) attends to much the same columns, so one
+column list serves all its rows.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def voxel_order(grid: tuple[int, int, int], voxel: tuple[int, ...]) -> torch.Tensor:
+    """The permutation that lists the tokens of each voxel one after the other.
+
+    Sizes that the voxel does not divide leave smaller voxels at the far edges; every token is kept.
+
+    Args:
+        grid: token grid (frames, rows, columns).
+        voxel: voxel size in tokens (frames, rows, columns).
+
+    Returns:
+        int64 ``[N]``: position ``i`` of the new order holds raster token ``order[i]``.
+    """
+    frame, row, column = (
+        axis.flatten()
+        for axis in torch.meshgrid(*(torch.arange(size) for size in grid), indexing="ij")
+    )
+    key = torch.zeros_like(frame)
+    coarse = [axis // size for axis, size in zip((frame, row, column), voxel, strict=True)]
+    for axis in coarse:
+        key = key * (int(axis.max()) + 1) + axis
+    return torch.argsort(key, stable=True)
+
+
+def inverse_order(order: torch.Tensor) -> torch.Tensor:
+    """The permutation that undoes ``order`` (int64 ``[N]``)."""
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(order.numel(), device=order.device)
+    return inverse

@@ -1,0 +1,96 @@
+"""Frozen dataclasses that check their own fields, and say exactly which one is wrong.
+
+A field is made with `option`: its default, its help text and its bounds in one place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+
+
+def option(
+    default: Any, help: str, *, minimum: float | None = None, maximum: float | None = None
+) -> Any:
+    """A dataclass field with its help text and inclusive bounds."""
+    return field(default=default, metadata={"help": help, "minimum": minimum, "maximum": maximum})
+
+
+@dataclass(frozen=True)
+class Validated:
+    """Base of all configs: checks types and bounds of every field when it is made."""
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for item in dataclasses.fields(self):
+            value = _checked(getattr(self, item.name), hints[item.name], item.name)
+            _check_bounds(value, item)
+            object.__setattr__(self, item.name, value)
+
+
+def build(cls: type[T], data: Any, path: str = "") -> T:
+    """Builds a (nested) frozen dataclass from mappings, naming the path of whatever is wrong."""
+    fields = {item.name: item for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    here = path or "the top level"
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{here}: expected a mapping with {', '.join(fields)}, got {data!r}")
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for name, value in data.items():
+        below = f"{path}.{name}" if path else str(name)
+        if name not in fields:
+            raise ValueError(f"{below}: unknown field; allowed: {', '.join(fields)}")
+        kind = hints[name]
+        nested = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+        values[name] = build(kind, value, below) if nested else value
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise ValueError(f"{path}.{error}" if path else str(error)) from None
+
+
+def _checked(value: Any, kind: Any, path: str) -> Any:
+    """Returns the value in its declared type (lists become tuples) or raises ``ValueError``."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return _checked(value, next(a for a in arguments if a is not type(None)), path)
+    if origin is Literal:
+        if value in arguments:
+            return value
+    elif origin is tuple:
+        if isinstance(value, (list, tuple)):
+            return tuple(_checked(v, arguments[0], f"{path}[{i}]") for i, v in enumerate(value))
+    elif kind is float:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+    elif isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+        return value
+    raise ValueError(f"{path}: expected {_describe(kind)}, got {value!r}")
+
+
+def _check_bounds(value: Any, item: dataclasses.Field[Any]) -> None:
+    low, high = item.metadata.get("minimum"), item.metadata.get("maximum")
+    for number in value if isinstance(value, tuple) else (value,):
+        if not isinstance(number, (int, float)) or isinstance(number, bool):
+            continue
+        if (low is not None and not number >= low) or (high is not None and not number <= high):
+            allowed = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
+            raise ValueError(f"{item.name}: expected a number {allowed}, got {number!r}")
+
+
+def _describe(kind: Any) -> str:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, arguments))
+    if origin is tuple:
+        return f"a list ({_describe(arguments[0])} each)"
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    return names.get(kind, getattr(kind, "__name__", str(kind)))

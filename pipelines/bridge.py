@@ -1,0 +1,151 @@
+"""The bridge between a model's layers and its adapter: one attention backend, two custom ops.
+
+diffusers hands q, k and v to an attention backend but tells it neither layer nor step. So every
+patched module carries a *tag*, a small integer tensor with the numbers of its adapter and layer,
+which travels as the (otherwise unused) attention mask. A tensor rather than a Python number: under
+``torch.compile`` it is an input and not a guard, and one graph serves all blocks. The state sits
+behind the custom ops, outside the graph.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any, Protocol
+
+import torch
+from diffusers.models import attention_dispatch
+
+from chipsparse.mlp import Activation, MLPWeights
+
+BACKEND_NAME = "chipsparse"
+
+
+class LayerHost(Protocol):
+    """What the ops call: the adapter of a patched transformer."""
+
+    def attention(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float | None,
+    ) -> torch.Tensor:
+        """Self-attention in diffusers' layout, ``[B, N, H, D]``."""
+
+    def mlp(self, layer: int, hidden: torch.Tensor, weights: MLPWeights) -> torch.Tensor:
+        """Feed-forward layer for ``[B, N, C]``."""
+
+
+# Custom ops take tensors and numbers only, so an op finds its adapter by number. The map holds no
+# adapter alive and is empty unless something is patched.
+_hosts: weakref.WeakValueDictionary[int, LayerHost] = weakref.WeakValueDictionary()
+_numbers = itertools.count(1)
+
+
+def register_host(host: LayerHost) -> int:
+    """Gives an adapter the number under which the ops find it."""
+    number = next(_numbers)
+    _hosts[number] = host
+    return number
+
+
+def make_tag(host_number: int, layer: int) -> torch.Tensor:
+    """The tag of one layer: int64 ``[2]`` on the CPU."""
+    return torch.tensor([host_number, layer])
+
+
+def _find(tag: torch.Tensor) -> tuple[LayerHost, int]:
+    number, layer = tag.tolist()
+    return _hosts[number], layer
+
+
+@torch.library.custom_op("chipsparse::self_attention", mutates_args=())
+def self_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    tag: torch.Tensor,
+    scale: float | None,
+) -> torch.Tensor:
+    """Self-attention of the tagged layer; all tensors ``[B, N, H, D]``, the result contiguous."""
+    host, layer = _find(tag)
+    return host.attention(layer, query, key, value, scale).contiguous()
+
+
+@self_attention.register_fake
+def _(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    tag: torch.Tensor,
+    scale: float | None,
+) -> torch.Tensor:
+    return query.new_empty(query.shape)
+
+
+@torch.library.custom_op("chipsparse::feed_forward", mutates_args=())
+def feed_forward(
+    hidden: torch.Tensor,
+    up: torch.Tensor,
+    up_bias: torch.Tensor | None,
+    down: torch.Tensor,
+    down_bias: torch.Tensor | None,
+    tag: torch.Tensor,
+    activation: str,
+) -> torch.Tensor:
+    """Feed-forward layer of the tagged block; see `chipsparse.mlp.MLPWeights` for the shapes."""
+    host, layer = _find(tag)
+    kind: Activation = activation  # type: ignore[assignment]
+    return host.mlp(layer, hidden, MLPWeights(up, up_bias, down, down_bias, kind)).contiguous()
+
+
+@feed_forward.register_fake
+def _(
+    hidden: torch.Tensor,
+    up: torch.Tensor,
+    up_bias: torch.Tensor | None,
+    down: torch.Tensor,
+    down_bias: torch.Tensor | None,
+    tag: torch.Tensor,
+    activation: str,
+) -> torch.Tensor:
+    return hidden.new_empty((*hidden.shape[:-1], down.shape[0]))
+
+
+def attention_backend() -> Any:
+    """The member of diffusers' ``AttentionBackendName`` that leads to `self_attention`.
+
+    Added to the Enum on first use; diffusers looks backends up there and nowhere else.
+    """
+    names = attention_dispatch.AttentionBackendName
+    if BACKEND_NAME not in names._value2member_map_:
+        member = str.__new__(names, BACKEND_NAME)
+        member._name_, member._value_ = BACKEND_NAME.upper(), BACKEND_NAME
+        names._member_map_[member._name_] = member
+        names._member_names_.append(member._name_)
+        names._value2member_map_[BACKEND_NAME] = member
+        attention_dispatch._AttentionBackendRegistry.register(member)(_dispatched)
+    return names._value2member_map_[BACKEND_NAME]
+
+
+def _dispatched(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    _parallel_config: Any = None,
+) -> torch.Tensor:
+    """What diffusers calls for a patched attention module."""
+    if _parallel_config is not None:
+        raise ValueError("chipsparse does not run under context parallelism; call disable() first")
+    if attn_mask is None or attn_mask.dtype != torch.int64:  # not a tag: a call we did not mark
+        return attention_dispatch.dispatch_attention_fn(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+        )
+    return torch.ops.chipsparse.self_attention(query, key, value, attn_mask, scale)

@@ -1,0 +1,10 @@
+"""Which adapter serves which transformer class."""
+
+from __future__ import annotations
+
+from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.pipelines.wan import WanAdapter
+
+ADAPTERS: dict[str, type[ModelAdapter]] = {
+    adapter.transformer_class: adapter for adapter in (WanAdapter,)
+}

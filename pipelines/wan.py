@@ -1,0 +1,105 @@
+"""Wan 2.1 and 2.2 (``WanTransformer3DModel``), with one expert or two."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from diffusers.models.modeling_outputs import Transformer2DModelOutput
+
+from chipsparse.layout import ModelLayout
+from chipsparse.pipelines.adapter import TAG, ModelAdapter, is_claimed
+
+
+class WanAdapter(ModelAdapter):
+    """Self-attention (``attn1``) and feed-forward layers of every block; cross-attention is left.
+
+    The tokens are put in order behind the patch embedding and in raster order again before the
+    output norm; the rotary embeddings and the per-token timestep embeddings of Wan 2.2 TI2V follow.
+    None of these hooks is inside a transformer block.
+    """
+
+    transformer_class = "WanTransformer3DModel"
+
+    def self_attentions(self) -> list[Any]:
+        """``attn1`` of every block."""
+        return [block.attn1 for block in self._model.blocks]
+
+    def feed_forwards(self) -> list[Any]:
+        """``ffn`` of every block."""
+        return [block.ffn for block in self._model.blocks]
+
+    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
+        """Sizes for latents ``[B, C, F, H, W]``."""
+        config = self._model.config
+        batch, _, *sizes = arguments["hidden_states"].shape
+        frames, rows, columns = (
+            size // patch for size, patch in zip(sizes, config.patch_size, strict=True)
+        )
+        return ModelLayout(
+            layers=config.num_layers,
+            heads=config.num_attention_heads,
+            head_dim=config.attention_head_dim,
+            mlp_width=config.ffn_dim,
+            batch=batch,
+            grid=(frames, rows, columns),
+        )
+
+    @staticmethod
+    def tag_attention(
+        module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Passes the tag as the attention mask, which a Wan block never sets."""
+        if not is_claimed(module):
+            return None
+        names = ("hidden_states", "encoder_hidden_states", "attention_mask", "rotary_emb")
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        if arguments.get("attention_mask") is not None:
+            return None
+        return (), {**arguments, "attention_mask": getattr(module, TAG)}
+
+    def install_token_order(self) -> None:
+        """Hooks patch embedding, rotary embedding, timestep embedding and output norm."""
+        model, add = self._model, self._patches.add_hook
+        add(model.patch_embedding.register_forward_hook(self._order_latents))
+        add(model.rope.register_forward_hook(self._order_rotary))
+        add(model.condition_embedder.register_forward_hook(self._order_timesteps))
+        add(model.norm_out.register_forward_pre_hook(self._restore_order))
+
+    def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
+        """A tuple or a ``Transformer2DModelOutput``, as ``return_dict`` asks."""
+        if not arguments.get("return_dict", True):
+            return (output,)
+        return Transformer2DModelOutput(sample=output)
+
+    @property
+    def _model(self) -> Any:
+        return cast(Any, self.transformer)
+
+    def _order_latents(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        if self.session.token_order is None:
+            return output
+        order, _ = self.session.token_order
+        return output.flatten(2).index_select(2, order).view(output.shape)
+
+    def _order_rotary(
+        self, _module: Any, _args: Any, output: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        if self.session.token_order is None:
+            return output
+        order, _ = self.session.token_order
+        return tuple(part.index_select(1, order.to(part.device)) for part in output)
+
+    def _order_timesteps(self, _module: Any, _args: Any, output: tuple[Any, ...]) -> Any:
+        temb, projection, *rest = output
+        if self.session.token_order is None or projection.ndim == 2:
+            return output
+        order, _ = self.session.token_order
+        return (temb, projection.index_select(1, order.to(projection.device)), *rest)
+
+    def _restore_order(self, _module: Any, args: tuple[torch.Tensor, ...]) -> Any:
+        if self.session.token_order is None:
+            return None
+        _, inverse = self.session.token_order
+        hidden, *rest = args
+        return (hidden.index_select(1, inverse.to(hidden.device)), *rest)
