@@ -1,0 +1,232 @@
+"""One generation, watched: frames, action and time of each step, and memory."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.progress import StepDisplay
+from chipsparse.report import GenerationReport, StepRecord
+
+WARM_UP_DENSE_STEPS = 2
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One denoising step, all its guidance branches together.
+
+    Attributes:
+        step: from 0.
+        action: "dense", "refresh", "sparse" or "skip"; joined by "+" where branches differ.
+        seconds: from the end of the step before to the end of this one.
+        attention_kept: mean share of attention columns computed; None where nothing ran sparse.
+        mlp_kept: the same of MLP neurons.
+    """
+
+    step: int
+    action: str
+    seconds: float
+    attention_kept: float | None
+    mlp_kept: float | None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished generation.
+
+    Attributes:
+        frames: `[F, H, W, 3]` uint8.
+        steps: the denoising steps.
+        denoising_seconds: from just before the first transformer call to the end of the last step.
+        total_seconds: with text encoding and decoding.
+        peak_gpu_bytes: largest amount of memory allocated on the GPU; None on a CPU.
+        cache_bytes: largest size of the caches; 0 when dense.
+        backends: the kernel backend of each op.
+        fallbacks: one sentence for everything that ran dense although the profile asks otherwise.
+    """
+
+    frames: np.ndarray
+    steps: list[StepResult]
+    denoising_seconds: float
+    total_seconds: float
+    peak_gpu_bytes: int | None
+    cache_bytes: int
+    backends: dict[str, str]
+    fallbacks: list[str]
+
+
+def generate(
+    pipe: Any,
+    arguments: dict[str, Any],
+    *,
+    seed: int,
+    display: StepDisplay,
+    report: Callable[[], GenerationReport | None],
+) -> Generation:
+    """Runs the pipeline once.
+
+    Args:
+        pipe: a loaded diffusers pipeline, patched or not.
+        arguments: what to call it with, without generator, callback and output type.
+        seed: of the noise, drawn on the CPU so that it is the same on every device.
+        display: told of each finished step.
+        report: gives the report of the patched pipeline, None where it is not patched.
+    """
+    watch = _LoopWatch(pipe)
+    ends: list[float] = []
+
+    def on_step_end(_: Any, step: int, __: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        watch.wait()
+        ends.append(time.perf_counter())
+        display.done(step, _action_of(report(), step))
+        return tensors
+
+    if watch.on_cuda:
+        torch.cuda.reset_peak_memory_stats(watch.device)
+    start = time.perf_counter()
+    with watch:
+        result = pipe(
+            **arguments,
+            generator=torch.Generator("cpu").manual_seed(seed),
+            callback_on_step_end=on_step_end,
+            output_type="np",
+        )
+    watch.wait()
+    total_seconds = time.perf_counter() - start
+    if not ends or watch.loop_start is None:
+        raise RuntimeError(f"{type(pipe).__name__} made no denoising step")
+    made = report()
+    return Generation(
+        frames=_as_frames(result),
+        steps=_step_results(made, watch.loop_start, ends),
+        denoising_seconds=ends[-1] - watch.loop_start,
+        total_seconds=total_seconds,
+        peak_gpu_bytes=torch.cuda.max_memory_allocated(watch.device) if watch.on_cuda else None,
+        cache_bytes=made.cache_bytes if made else 0,
+        backends=dict(made.backends) if made else {},
+        fallbacks=list(made.fallbacks) if made else [],
+    )
+
+
+def warm_up(
+    pipe: Any,
+    arguments: dict[str, Any],
+    *,
+    seed: int,
+    report: Callable[[], GenerationReport | None],
+) -> None:
+    """Runs the first steps only, so that a timed run pays for no compilation and no allocation.
+
+    Stops after the first sparse step, or after two steps of a pipeline that is not patched.
+    """
+
+    def on_step_end(pipe: Any, step: int, _: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        made = report()
+        done = step + 1 >= WARM_UP_DENSE_STEPS if made is None else "sparse" in made.actions()
+        if done:
+            pipe._interrupt = True  # diffusers' own switch: the loop passes over what is left
+        return tensors
+
+    pipe(
+        **arguments,
+        generator=torch.Generator("cpu").manual_seed(seed),
+        callback_on_step_end=on_step_end,
+        output_type="latent",
+    )
+
+
+def peak_process_bytes() -> int | None:
+    """Largest resident size that this process ever had; None where the system cannot tell."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+class _LoopWatch:
+    """Notes when the first transformer call begins; leaves no hook behind."""
+
+    def __init__(self, pipe: Any) -> None:
+        self.loop_start: float | None = None
+        self._transformers = [
+            module
+            for name, module in pipe.components.items()
+            if name.startswith("transformer") and isinstance(module, torch.nn.Module)
+        ]
+        self._handles: list[Any] = []
+        self.device: torch.device = pipe._execution_device
+        self.on_cuda = self.device.type == "cuda"
+
+    def __enter__(self) -> _LoopWatch:
+        for module in self._transformers:
+            self._handles.append(module.register_forward_pre_hook(self._before_call))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _before_call(self, *_: Any) -> None:
+        if self.loop_start is None:
+            self.wait()
+            self.loop_start = time.perf_counter()
+
+    def wait(self) -> None:
+        """Waits for the device, so that the clock tells what was computed, not what was queued."""
+        if self.on_cuda:
+            torch.cuda.synchronize(self.device)
+
+
+def _records(report: GenerationReport, step: int) -> list[StepRecord]:
+    return [record for record in report.steps if record.step == step]
+
+
+def _action_of(report: GenerationReport | None, step: int) -> str:
+    if report is None:
+        return "dense"
+    return "+".join(dict.fromkeys(record.action.value for record in _records(report, step)))
+
+
+def _step_results(
+    report: GenerationReport | None, loop_start: float, ends: list[float]
+) -> list[StepResult]:
+    results = []
+    for step, (start, end) in enumerate(zip([loop_start, *ends], ends, strict=False)):
+        records = _records(report, step) if report else []
+        results.append(
+            StepResult(
+                step=step,
+                action=_action_of(report, step),
+                seconds=end - start,
+                attention_kept=_mean([record.attention_kept for record in records]),
+                mlp_kept=_mean([record.mlp_kept for record in records]),
+            )
+        )
+    return results
+
+
+def _as_frames(result: Any) -> np.ndarray:
+    """The first clip or image of a pipeline's output as `[F, H, W, 3]` uint8."""
+    output = result.frames if hasattr(result, "frames") else result.images
+    frames = np.asarray(output[0], dtype=np.float32)
+    if frames.ndim == 3:
+        frames = frames[None]
+    if not np.isfinite(frames).all():
+        raise UserError(
+            "the model produced values that are not finite; use --dtype float32 or bfloat16"
+        )
+    return np.rint(frames.clip(0, 1) * 255).astype(np.uint8)
+
+
+def _mean(values: list[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None

@@ -1,0 +1,172 @@
+"""`chipsparse generate`: a video from a prompt."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chipsparse.cli.errors import reported_errors
+
+VIDEO = "Video"
+MODEL = "Model"
+SPARSITY = "Sparsity"
+OUTPUT = "Output"
+
+EXAMPLE = 'Example: [bold]chipsparse generate "a red circle moves left" -o out.mp4 --compare[/bold]'
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to show, in words.", show_default=False)],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            help="File to write: .mp4, .gif, or .png (numbered files for several frames).",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Model folder in diffusers format, or a Hugging Face hub name.",
+            show_default="the bundled tiny model",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    device: Annotated[
+        str,
+        typer.Option(
+            help="cpu, cuda, cuda:N, or auto: a GPU if there is one.", rich_help_panel=MODEL
+        ),
+    ] = "auto",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="float32, bfloat16, float16, or auto: bfloat16 on a GPU, float32 on a CPU.",
+            rich_help_panel=MODEL,
+        ),
+    ] = "auto",
+    height: Annotated[
+        int | None,
+        typer.Option(
+            help="Height in pixels.", show_default="from the profile", rich_help_panel=VIDEO
+        ),
+    ] = None,
+    width: Annotated[
+        int | None,
+        typer.Option(
+            help="Width in pixels.", show_default="from the profile", rich_help_panel=VIDEO
+        ),
+    ] = None,
+    frames: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of frames.", show_default="from the profile", rich_help_panel=VIDEO
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of denoising steps.",
+            show_default="from the profile",
+            rich_help_panel=VIDEO,
+        ),
+    ] = None,
+    guidance_scale: Annotated[
+        float | None,
+        typer.Option(
+            help="How closely to follow the prompt; 1 turns guidance off.",
+            show_default="from the profile",
+            rich_help_panel=VIDEO,
+        ),
+    ] = None,
+    negative_prompt: Annotated[
+        str | None,
+        typer.Option(help="What not to show.", show_default="none", rich_help_panel=VIDEO),
+    ] = None,
+    seed: Annotated[
+        int,
+        typer.Option(
+            help="Seed of the noise; the same one gives the same video.", rich_help_panel=VIDEO
+        ),
+    ] = 0,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="Profile (YAML) that says what is computed when.",
+            show_default="the model's own",
+            rich_help_panel=SPARSITY,
+        ),
+    ] = None,
+    dense: Annotated[
+        bool,
+        typer.Option("--dense", help="Run the unpatched model.", rich_help_panel=SPARSITY),
+    ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="Also run the unpatched model with the same seed; report speed-up, PSNR and SSIM, "
+            "and write NAME-dense and, side by side, NAME-compare beside the output.",
+            rich_help_panel=SPARSITY,
+        ),
+    ] = False,
+    fps: Annotated[
+        int, typer.Option(help="Frames per second of the file.", rich_help_panel=OUTPUT)
+    ] = 16,
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print the summary as one JSON object.", rich_help_panel=OUTPUT
+        ),
+    ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug",
+            help="Show the traceback of an error, and the libraries' own messages.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
+) -> None:
+    """Make a video (or an image) from a prompt."""
+    with reported_errors(debug=debug):
+        # Imported here so that --help does not wait for torch and diffusers.
+        from rich.console import Console
+
+        from chipsparse.cli.job import run
+        from chipsparse.cli.settings import Options
+        from chipsparse.cli.summary import print_summary, to_json
+
+        options = Options(
+            prompt=prompt,
+            output=output,
+            model=model,
+            config=config,
+            steps=steps,
+            seed=seed,
+            height=height,
+            width=width,
+            frames=frames,
+            device=device,
+            dtype=dtype,
+            negative_prompt=negative_prompt,
+            guidance_scale=guidance_scale,
+            fps=fps,
+            dense=dense,
+            compare=compare,
+            json=json,
+            debug=debug,
+        )
+        with contextlib.redirect_stdout(sys.stderr):  # stdout carries the result and nothing else
+            outcome = run(options)
+        if json:
+            print(to_json(outcome))
+        else:
+            print_summary(outcome, Console())

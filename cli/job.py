@@ -1,0 +1,183 @@
+"""The work of `chipsparse generate`, from checked options to written files."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import chipsparse
+from chipsparse.cli import denoise, media, summary
+from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.model import (
+    ModelDescription,
+    choose_device,
+    choose_dtype,
+    describe_model,
+    is_local,
+    load_pipeline,
+    quiet_libraries,
+)
+from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.settings import GenerationSettings, Options, resolve_settings
+from chipsparse.profiles import (
+    MODEL_PROFILE_NAME,
+    GenerationDefaults,
+    Profile,
+    bundled_model,
+    find_profile,
+    load_profile,
+)
+from chipsparse.report import GenerationReport
+
+ReportSource = Callable[[], GenerationReport | None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that is settled before any weight is loaded."""
+
+    options: Options
+    device: torch.device
+    dtype: torch.dtype
+    model: ModelDescription
+    profile: Profile | None
+    settings: GenerationSettings
+
+    def call_arguments(self) -> dict[str, Any]:
+        """What the pipeline is called with, for sparse and dense alike."""
+        arguments = {"prompt": self.options.prompt, **self.settings.call_arguments()}
+        if self.options.negative_prompt is not None:
+            arguments["negative_prompt"] = self.options.negative_prompt
+        return arguments
+
+    def as_json(self) -> dict[str, Any]:
+        """The request part of `--json`."""
+        return {
+            "chipsparse": chipsparse.__version__,
+            "mode": self.options.mode,
+            "prompt": self.options.prompt,
+            "negative_prompt": self.options.negative_prompt,
+            "model": self.model.location,
+            "pipeline_class": self.model.pipeline_class.__name__,
+            "transformer_class": self.model.transformer_class,
+            "profile": None if self.profile is None else self.profile.source,
+            "device": str(self.device),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "seed": self.options.seed,
+            "fps": self.options.fps,
+            "settings": dataclasses.asdict(self.settings),
+        }
+
+
+def run(options: Options) -> summary.Outcome:
+    """Checks all that is cheap to check, then loads, generates and writes."""
+    options.check()
+    device = choose_device(options.device)
+    dtype = choose_dtype(options.dtype, device)
+    with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
+        model = _look_up(options.model or str(bundled_model()), display)
+        profile = _choose_profile(options, model)
+        defaults = GenerationDefaults() if profile is None else profile.generation
+        settings = resolve_settings(options, model, defaults)
+        job = Job(options, device, dtype, model, profile, settings)
+        with display.stage("loading the model"):
+            pipe = load_pipeline(model, device=device, dtype=dtype)
+        dense, sparse = _generate(job, pipe, display)
+        comparison = summary.compare(dense, sparse) if dense and sparse else None
+        clips = _clips(options.output, dense, sparse)
+        with display.stage(f"writing {options.output}"):
+            written = media.write_media(dict(clips.values()), fps=options.fps)
+    return summary.Outcome(
+        request=job.as_json(),
+        files={kind: written[path] for kind, (path, _) in clips.items()},
+        sparse=sparse,
+        dense=dense,
+        comparison=comparison,
+        peak_process_bytes=denoise.peak_process_bytes(),
+    )
+
+
+def _look_up(location: str, display: ProgressDisplay) -> ModelDescription:
+    if is_local(location):
+        return describe_model(location)
+    with display.stage(f"looking up {location} on the Hugging Face hub"):
+        return describe_model(location)
+
+
+def _choose_profile(options: Options, model: ModelDescription) -> Profile | None:
+    """The profile of `--config` or of the model; None only where `--dense` can do without."""
+    own = Path(model.location) / MODEL_PROFILE_NAME
+    try:
+        if options.config is None:
+            return find_profile(model.location, model.transformer_class)
+        profile = load_profile(options.config)
+    except ValueError as error:
+        if options.dense and options.config is None and not own.exists():
+            return None
+        raise UserError(str(error)) from error
+    if profile.model_class != model.transformer_class:
+        raise UserError(
+            f"--config {options.config} is for {profile.model_class}, but the model "
+            f"{model.location} has a {model.transformer_class}"
+        )
+    return profile
+
+
+def _generate(
+    job: Job, pipe: Any, display: ProgressDisplay
+) -> tuple[denoise.Generation | None, denoise.Generation | None]:
+    """The dense and the sparse generation, whichever the options ask for."""
+    arguments, seed = job.call_arguments(), job.options.seed
+
+    def make(name: str, report: ReportSource) -> denoise.Generation:
+        if job.options.compare:
+            with display.stage(f"{name} run: warming up"):
+                denoise.warm_up(pipe, arguments, seed=seed, report=report)
+        with display.denoising(f"{name} run", job.settings.num_inference_steps) as steps:
+            return denoise.generate(pipe, arguments, seed=seed, display=steps, report=report)
+
+    dense = sparse = None
+    if job.options.mode != "sparse":
+        dense = make("dense", lambda: None)
+    if job.options.mode != "dense":
+        assert job.profile is not None
+        with _patched(pipe, job.profile) as report:
+            sparse = make("sparse", report)
+    return dense, sparse
+
+
+@contextmanager
+def _patched(pipe: Any, profile: Profile) -> Iterator[ReportSource]:
+    """Patches the pipeline and gives a way to its report; restores it at the end."""
+    try:
+        handle = chipsparse.enable(pipe, profile.sparsity)
+    except ValueError as error:
+        raise UserError(first_line(error)) from error
+    with handle:
+        yield lambda: handle.report
+
+
+def _clips(
+    output: Path, dense: denoise.Generation | None, sparse: denoise.Generation | None
+) -> dict[str, tuple[Path, np.ndarray]]:
+    """What is to be written, by kind."""
+    made = sparse or dense
+    assert made is not None
+    clips = {"output": (output, made.frames)}
+    if dense is not None and sparse is not None:
+        joined = media.side_by_side(
+            dense.frames,
+            sparse.frames,
+            left_label=f"dense {summary.seconds_text(dense.denoising_seconds)}",
+            right_label=f"sparse {summary.seconds_text(sparse.denoising_seconds)}",
+        )
+        clips["dense"] = (media.beside(output, "dense"), dense.frames)
+        clips["compare"] = (media.beside(output, "compare"), joined)
+    return clips

@@ -1,0 +1,51 @@
+"""The `chipsparse` command: its global options and subcommands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from chipsparse import __version__
+from chipsparse.cli.generate import EXAMPLE, generate
+
+app = typer.Typer(
+    name="chipsparse",
+    help="Faster diffusion transformers, without training.\n\n"
+    "Diffusion models compute much the same at every denoising step. chipsparse computes a few "
+    "steps in full, and between them only what changes.",
+    epilog=EXAMPLE,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(epilog=EXAMPLE)(generate)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"chipsparse {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _global_options(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point of the `chipsparse` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""From options, profile and pipeline defaults to the settings of one generation, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.media import check_output
+from chipsparse.cli.model import ModelDescription
+from chipsparse.profiles import GenerationDefaults
+
+SIZE_MULTIPLE = 16  # what diffusers' pipelines ask of every height and width
+OPTION_OF = {
+    "height": "--height",
+    "width": "--width",
+    "num_frames": "--frames",
+    "num_inference_steps": "--steps",
+    "guidance_scale": "--guidance-scale",
+    "negative_prompt": "--negative-prompt",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user typed; None where an option was left out."""
+
+    prompt: str
+    output: Path
+    model: str | None
+    config: Path | None
+    steps: int | None
+    seed: int
+    height: int | None
+    width: int | None
+    frames: int | None
+    device: str
+    dtype: str
+    negative_prompt: str | None
+    guidance_scale: float | None
+    fps: int
+    dense: bool
+    compare: bool
+    json: bool
+    debug: bool
+
+    @property
+    def mode(self) -> Literal["dense", "sparse", "compare"]:
+        """Which videos are made: the dense one, the sparse one, or both."""
+        return "dense" if self.dense else "compare" if self.compare else "sparse"
+
+    def check(self) -> None:
+        """Raises `UserError` for what is wrong with any model and on any device."""
+        if self.dense and self.compare:
+            raise UserError(
+                "--dense and --compare exclude each other: --compare makes the dense video too"
+            )
+        for option, number in (
+            ("--steps", self.steps),
+            ("--height", self.height),
+            ("--width", self.width),
+            ("--frames", self.frames),
+            ("--fps", self.fps),
+        ):
+            if number is not None and number < 1:
+                raise UserError(f"{option} {number} is too small; it must be at least 1")
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"--seed {self.seed} is out of range; it must be from 0 to 2^63 - 1")
+        if self.guidance_scale is not None and not math.isfinite(self.guidance_scale):
+            raise UserError(f"--guidance-scale {self.guidance_scale} must be a finite number")
+        check_output(self.output, fps=self.fps)
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """Settings of one generation; None where the pipeline has no such argument or decides."""
+
+    height: int | None
+    width: int | None
+    num_frames: int | None
+    num_inference_steps: int
+    guidance_scale: float | None
+    max_sequence_length: int | None
+
+    def call_arguments(self) -> dict[str, Any]:
+        """The arguments to pass to the pipeline."""
+        return {name: v for name, v in dataclasses.asdict(self).items() if v is not None}
+
+
+def resolve_settings(
+    options: Options, model: ModelDescription, defaults: GenerationDefaults
+) -> GenerationSettings:
+    """Each value from the options, else the profile, else the pipeline's own default."""
+    asked = {
+        "height": options.height,
+        "width": options.width,
+        "num_frames": options.frames,
+        "num_inference_steps": options.steps,
+        "guidance_scale": options.guidance_scale,
+        "max_sequence_length": None,
+    }
+    for name, value in {**asked, "negative_prompt": options.negative_prompt}.items():
+        if value is not None and not model.accepts(name):
+            raise UserError(
+                f"{model.pipeline_class.__name__} has no {name}; leave {OPTION_OF[name]} out"
+            )
+    values: dict[str, Any] = {}
+    for name, value in asked.items():
+        candidates = (value, getattr(defaults, name), model.default(name))
+        chosen = next((candidate for candidate in candidates if candidate is not None), None)
+        values[name] = chosen if model.accepts(name) else None
+    if not isinstance(values["num_inference_steps"], int):
+        raise UserError(f"{model.pipeline_class.__name__} has no default for --steps; give --steps")
+    settings = GenerationSettings(**values)
+    check_sizes(settings, model)
+    return settings
+
+
+def check_sizes(settings: GenerationSettings, model: ModelDescription) -> None:
+    """Raises `UserError` for a size that the model cannot do, naming the nearest that it can."""
+    space, time = vae_factors(model.vae_config)
+    patch_time, patch_height, patch_width = patch_sizes(model.transformer_config)
+    longest = model.transformer_config.get("rope_max_seq_len")
+    for name, size, patch in (
+        ("height", settings.height, patch_height),
+        ("width", settings.width, patch_width),
+    ):
+        if size is None:
+            continue
+        multiple = math.lcm(SIZE_MULTIPLE, space * patch)
+        largest = longest * space * patch // multiple * multiple if longest else None
+        _check(OPTION_OF[name], size, multiple, 0, f"a multiple of {multiple}", largest)
+    if settings.num_frames is not None and time > 1:
+        largest = (longest * patch_time - 1) * time + 1 if longest else None
+        form = f"a multiple of {time} plus 1"
+        _check(OPTION_OF["num_frames"], settings.num_frames, time, 1, form, largest)
+
+
+def _check(
+    option: str, size: int, multiple: int, rest: int, form: str, largest: int | None
+) -> None:
+    if largest is not None and size > largest:
+        raise UserError(f"{option} {size} is too large for this model; the largest is {largest}")
+    if size >= 1 and size % multiple == rest % multiple:
+        return
+    smallest = rest or multiple
+    below = (size - rest) // multiple * multiple + rest
+    nearest = [n for n in (below, below + multiple) if n >= smallest]
+    choices = " or ".join(str(n) for n in nearest if largest is None or n <= largest)
+    raise UserError(
+        f"{option} {size} does not fit this model, which needs {form}; use {choices or smallest}"
+    )
+
+
+def vae_factors(config: dict[str, Any]) -> tuple[int, int]:
+    """By how much the VAE shrinks space and time."""
+    space = config.get("scale_factor_spatial") or config.get("spatial_compression_ratio")
+    time = config.get("scale_factor_temporal") or config.get("temporal_compression_ratio")
+    stages = config.get("temperal_downsample")
+    if space is None:
+        blocks = config.get("block_out_channels")
+        space = 2 ** len(stages) if stages else 2 ** (len(blocks) - 1) if blocks else 1
+    if time is None:
+        time = 2 ** sum(bool(stage) for stage in stages) if stages else 1
+    return int(space), int(time)
+
+
+def patch_sizes(config: dict[str, Any]) -> tuple[int, int, int]:
+    """The transformer's patch in time, height and width."""
+    patch = config.get("patch_size") or 1
+    if isinstance(patch, int):
+        return int(config.get("patch_size_t") or 1), patch, patch
+    if len(patch) == 2:
+        return 1, int(patch[0]), int(patch[1])
+    return int(patch[0]), int(patch[1]), int(patch[2])
