@@ -1,0 +1,1 @@
+"""Benchmarks: one runner (``python -m benchmarks``), one module per measured thing."""

@@ -1,0 +1,122 @@
+"""Paired generation: the same prompts and seeds, dense and sparse, as pixels."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import chipsparse
+from chipsparse.profiles import Profile, find_profile
+from chipsparse.report import GenerationReport
+
+
+@dataclass(frozen=True)
+class Clips:
+    """A batch of generated clips.
+
+    Attributes:
+        frames: float32 ``[B, F, H, W, C]`` in 0..1, on the CPU.
+        seconds: time of the denoising loop, from the first transformer call to the last step.
+        report: what the patched pipeline did, or None for a dense run.
+    """
+
+    frames: torch.Tensor
+    seconds: float
+    report: GenerationReport | None
+
+
+class Workload:
+    """A model, its profile and a list of prompts; seeds are the prompts' numbers."""
+
+    def __init__(
+        self, model: Path, prompts: list[str], device: torch.device, dtype: torch.dtype
+    ) -> None:
+        from diffusers import DiffusionPipeline
+
+        self.pipe: Any = DiffusionPipeline.from_pretrained(str(model), torch_dtype=dtype)
+        self.pipe.to(device)
+        self.pipe.set_progress_bar_config(disable=True)
+        self.device = device
+        self.prompts = prompts
+        self.profile: Profile = find_profile(model, type(self.pipe.transformer).__name__)
+
+    def settings(self, **changes: Any) -> dict[str, Any]:
+        """Arguments of the pipeline call: the profile's, with changes."""
+        return {k: v for k, v in vars(self.profile.generation).items() if v is not None} | changes
+
+    def generate(
+        self,
+        config: chipsparse.SparsityConfig | None,
+        *,
+        prompts: list[str] | None = None,
+        first_seed: int = 0,
+        **changes: Any,
+    ) -> Clips:
+        """Generates one clip per prompt in one batch; ``config`` None runs the stock pipeline."""
+        prompts = self.prompts if prompts is None else prompts
+        clock = _LoopClock(self.pipe, self.device)
+        arguments = self.settings(**changes) | {
+            "prompt": prompts,
+            "generator": [
+                torch.Generator().manual_seed(first_seed + i) for i in range(len(prompts))
+            ],
+            "output_type": "latent",
+            "callback_on_step_end": clock.step_ended,
+        }
+        handle = None if config is None else chipsparse.enable(self.pipe, config)
+        try:
+            latents = self.pipe(**arguments).frames
+        finally:
+            clock.remove()
+            if handle is not None:
+                handle.disable()
+        report = None if handle is None else handle.report
+        return Clips(self.decode(latents), clock.seconds, report)
+
+    @torch.no_grad()
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """Latents to frames, clip by clip, as the pipeline does."""
+        vae = self.pipe.vae
+        shape = (1, vae.config.z_dim, 1, 1, 1)
+        mean = torch.tensor(vae.config.latents_mean).view(shape).to(latents)
+        std = torch.tensor(vae.config.latents_std).view(shape).to(latents)
+        scaled = (latents * std + mean).to(vae.dtype)
+        clips = [
+            self.pipe.video_processor.postprocess_video(
+                vae.decode(clip[None], return_dict=False)[0], output_type="pt"
+            )[0]
+            for clip in scaled
+        ]
+        return torch.stack(clips).permute(0, 1, 3, 4, 2).float().cpu()
+
+
+class _LoopClock:
+    """Times the denoising loop alone: no text encoding, no decoding."""
+
+    def __init__(self, pipe: Any, device: torch.device) -> None:
+        self._device = device
+        self._start: float | None = None
+        self.seconds = 0.0
+        self._hook = pipe.transformer.register_forward_pre_hook(self._call_begins)
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def _call_begins(self, *_: Any) -> None:
+        if self._start is None:
+            self._start = self._now()
+
+    def step_ended(self, _pipe: Any, _step: int, _timestep: Any, tensors: Any) -> Any:
+        """Callback of the pipeline."""
+        assert self._start is not None
+        self.seconds = self._now() - self._start
+        return tensors
+
+    def remove(self) -> None:
+        self._hook.remove()

@@ -1,0 +1,53 @@
+"""Denoising loop of the profile against the stock pipeline: time and quality, paired by prompt."""
+
+from __future__ import annotations
+
+import statistics
+
+from benchmarks.clips import Workload
+from benchmarks.records import Record, environment
+from chipsparse.quality import psnr, ssim
+
+COLUMNS = {
+    "case": "",
+    "baseline_ms": ".0f",
+    "latency_ms": ".0f",
+    "speedup": ".2f",
+    "psnr": ".1f",
+    "ssim": ".3f",
+}
+
+
+def run(workload: Workload) -> list[Record]:
+    """One record per prompt and one with the medians; dense and sparse alternate."""
+    records = []
+    for seed, prompt in enumerate(workload.prompts):
+        dense = workload.generate(None, prompts=[prompt], first_seed=seed)
+        sparse = workload.generate(workload.profile.sparsity, prompts=[prompt], first_seed=seed)
+        assert sparse.report is not None
+        records.append(
+            {
+                "case": prompt,
+                "latency_ms": sparse.seconds * 1e3,
+                "baseline_ms": dense.seconds * 1e3,
+                "speedup": dense.seconds / sparse.seconds,
+                "psnr": psnr(dense.frames[0], sparse.frames[0]),
+                "ssim": ssim(dense.frames[0], sparse.frames[0]),
+                "schedule": dict(sparse.report.actions()),
+                "cache_bytes": sparse.report.cache_bytes,
+            }
+        )
+        print(f"{records[-1]['speedup']:.2f}x {records[-1]['psnr']:.1f} dB  {prompt}", flush=True)
+    numbers = ("latency_ms", "baseline_ms", "speedup", "psnr", "ssim")
+    medians: Record = {
+        name: statistics.median(record[name] for record in records) for name in numbers
+    }
+    records.append({"case": f"median of {len(records)} prompts", **medians})
+    common = {
+        "op": "end_to_end",
+        "model": type(workload.pipe).__name__,
+        "baseline": "stock pipeline",
+        "steps": workload.settings().get("num_inference_steps"),
+        **environment(workload.device),
+    }
+    return [record | common for record in records]

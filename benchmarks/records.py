@@ -1,0 +1,88 @@
+"""Result records: what every measurement writes, and the table it prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Record = dict[str, Any]
+
+
+def device_name(device: torch.device) -> str:
+    """The marketing name of a device, as results quote it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{_cpu_model()}, {cores} cores"
+
+
+def environment(device: torch.device) -> Record:
+    """The fields that every record carries."""
+    import diffusers
+
+    try:
+        import triton
+
+        triton_version = triton.__version__
+    except ImportError:
+        triton_version = None
+    return {
+        "device": device_name(device),
+        "torch": torch.__version__,
+        "triton": triton_version,
+        "diffusers": diffusers.__version__,
+        "commit": _commit(),
+    }
+
+
+def write(records: Sequence[Record], path: Path) -> None:
+    """Writes records as a JSON list; the file appears whole or not at all."""
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8"
+    ) as file:
+        json.dump(list(records), file, indent=1)
+        file.write("\n")
+    os.replace(file.name, path)
+
+
+def table(records: Sequence[Record], columns: dict[str, str]) -> str:
+    """A Markdown table; ``columns`` maps a record's field to a format such as ``.2f``."""
+    lines = ["| " + " | ".join(columns) + " |", "| " + " | ".join("---" for _ in columns) + " |"]
+    for record in records:
+        cells = []
+        for name, form in columns.items():
+            value = record.get(name)
+            cells.append("" if value is None else format(value, form))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]
+    return names[0] if names else platform.machine()
+
+
+def _commit() -> str | None:
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
