@@ -1,0 +1,188 @@
+"""What each action of self-attention computes and records, against float64 formulas."""
+
+import pytest
+import torch
+
+from chipsparse.attention import (
+    AttentionBudget,
+    dense_step,
+    refresh_step,
+    sparse_step,
+    static_columns,
+)
+from chipsparse.cache import AttentionCache
+from chipsparse.config import AttentionConfig
+from chipsparse.kernels.mask_packing import unpack_mask
+
+ROWS, TOKENS, KEEP, RANDOM = 16, 75, 20, 3
+BUDGET = AttentionBudget(KEEP, RANDOM, None, seed=5)
+CPU = torch.device("cpu")
+
+
+def inputs(seed=0, *, batch=2, heads=3, dim=32):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(batch, TOKENS, heads, dim, generator=generator).transpose(1, 2)
+        for _ in range(3)
+    ]
+
+
+def softmax_parts(query, key, value, mask=None):
+    """Output and log-sum-exp over the columns of a mask ``[B, H, N, N]``, in float64."""
+    scores = query.double() @ key.double().transpose(-1, -2) * query.shape[-1] ** -0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    lse = scores.logsumexp(-1)
+    return (scores - lse.unsqueeze(-1)).exp() @ value.double(), lse
+
+
+def row_mask(cache):
+    mask = unpack_mask(cache.columns, TOKENS)
+    return mask.repeat_interleave(ROWS, dim=2)[:, :, :TOKENS]
+
+
+def refreshed(rule, *, budget=BUDGET, reselect=True, seed=0, **config):
+    cache = AttentionCache()
+    settings = AttentionConfig(delta_rule=rule, **{"group_rows": ROWS, **config})
+    dense_step(cache, *inputs(seed), scale=None, backend=None)
+    output = refresh_step(
+        cache,
+        *inputs(seed),
+        config=settings,
+        budget=budget,
+        reselect=reselect,
+        scale=None,
+        backend=None,
+    )
+    return cache, settings, output
+
+
+def test_dense_records_the_softmax_constants():
+    cache = AttentionCache()
+    output = dense_step(cache, *inputs(), scale=None, backend=None)
+    expected, lse = softmax_parts(*inputs())
+    torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(cache.lse.double(), lse, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["merge", "difference", "kept_only", "reuse"])
+def test_refresh_returns_full_attention(rule):
+    _, _, output = refreshed(rule)
+    torch.testing.assert_close(output.double(), softmax_parts(*inputs())[0], atol=1e-5, rtol=1e-5)
+
+
+def test_refresh_keeps_the_columns_with_the_most_mass():
+    cache, _, _ = refreshed("merge", budget=AttentionBudget(KEEP, 0, None, seed=5))
+    query, key, _ = inputs()
+    scores = query.double() @ key.double().transpose(-1, -2) * query.shape[-1] ** -0.5
+    mass = scores.softmax(-1)
+    groups = torch.nn.functional.pad(mass, (0, 0, 0, -TOKENS % ROWS))
+    sums = groups.unflatten(2, (-1, ROWS)).sum(3)
+    mask = unpack_mask(cache.columns, TOKENS)
+    assert torch.equal(mask.sum(-1), torch.full(mask.shape[:-1], KEEP))
+    worst_kept = sums.masked_fill(~mask, float("inf")).amin(-1)
+    best_dropped = sums.masked_fill(mask, 0).amax(-1)
+    assert (worst_kept >= best_dropped - 1e-6).all()
+
+
+@pytest.mark.parametrize("rule", ["merge", "difference"])
+def test_nothing_changed_gives_back_the_dense_output(rule):
+    cache, config, output = refreshed(rule)
+    found = sparse_step(cache, *inputs(), config=config, scale=None, backend=None)
+    torch.testing.assert_close(found, output, atol=1e-5, rtol=1e-5)
+
+
+def test_sparse_follows_the_formulas_when_something_changed():
+    changed = [a + 0.1 * b for a, b in zip(inputs(), inputs(9), strict=True)]
+    for rule in ("merge", "difference", "kept_only", "reuse"):
+        cache, config, output = refreshed(rule)
+        found = sparse_step(cache, *changed, config=config, scale=None, backend=None).double()
+        if rule == "reuse":
+            assert torch.equal(found, output.double())
+            continue
+        mask = row_mask(cache)
+        dense, lse = softmax_parts(*inputs())
+        kept, kept_lse = softmax_parts(*inputs(), mask)
+        new, new_lse = softmax_parts(*changed, mask)
+        if rule == "kept_only":
+            expected = new
+        elif rule == "difference":
+            expected = dense - kept + new
+        else:
+            # Dropped columns keep the numerator and denominator that they had at the refresh.
+            share, new_share = (kept_lse - lse).exp(), (new_lse - lse).exp()
+            dropped = dense - share.unsqueeze(-1) * kept
+            total = (new_share + 1 - share).unsqueeze(-1)
+            expected = (new_share.unsqueeze(-1) * new + dropped) / total
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_merge_is_exact_while_only_the_kept_columns_change():
+    """The rule's own claim: it follows mass that moves between kept and dropped columns."""
+    query, key, value = inputs()
+    cache, config, _ = refreshed("merge", group_rows=TOKENS)
+    kept_by_all = unpack_mask(cache.columns, TOKENS)[:, :, 0]
+    moved = torch.where(kept_by_all.unsqueeze(-1), key + 0.5 * inputs(3)[1], key)
+    found = sparse_step(cache, query, moved, value, config=config, scale=None, backend=None)
+    expected, _ = softmax_parts(query, moved, value)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_keeping_the_columns_over_a_refresh():
+    cache, config, _ = refreshed("merge")
+    columns = cache.columns
+    for reselect in (False, True):
+        refresh_step(
+            cache,
+            *inputs(4),
+            config=config,
+            budget=BUDGET,
+            reselect=reselect,
+            scale=None,
+            backend=None,
+        )
+        assert (cache.columns is columns) == (not reselect)
+        found = sparse_step(cache, *inputs(4), config=config, scale=None, backend=None)
+        torch.testing.assert_close(
+            found.double(), softmax_parts(*inputs(4))[0], atol=1e-5, rtol=1e-5
+        )
+
+
+def test_random_columns_are_seeded_and_counted():
+    masks = [
+        unpack_mask(
+            refreshed("merge", selection="random", budget=AttentionBudget(KEEP, RANDOM, None, s))[
+                0
+            ].columns,
+            TOKENS,
+        )
+        for s in (1, 1, 2)
+    ]
+    assert torch.equal(masks[0], masks[1])
+    assert not torch.equal(masks[0], masks[2])
+    assert (masks[0].sum(-1) == KEEP + RANDOM).all()
+
+
+def test_static_columns():
+    config = AttentionConfig(group_rows=16, local_groups=1)
+    found = static_columns(75, config, text_tokens=5, device=CPU)
+    assert found.shape == (5, 75)
+    for group in range(5):
+        expected = [abs(column // 16 - group) <= 1 or column >= 70 for column in range(75)]
+        assert found[group].tolist() == expected
+    assert static_columns(75, AttentionConfig(), text_tokens=0, device=CPU) is None
+    text_only = static_columns(75, AttentionConfig(), text_tokens=5, device=CPU)
+    assert text_only.tolist() == [[column >= 70 for column in range(75)]]
+
+
+def test_static_columns_are_always_kept():
+    static = static_columns(
+        TOKENS,
+        AttentionConfig(group_rows=ROWS, local_groups=0),
+        text_tokens=2,
+        device=CPU,
+    )
+    cache, _, _ = refreshed("merge", budget=AttentionBudget(KEEP, 0, static, seed=1))
+    mask = unpack_mask(cache.columns, TOKENS)
+    assert mask[:, :, static].all()
+    assert (mask.sum(-1) == KEEP).all()

@@ -1,0 +1,63 @@
+"""Configs: what is accepted, what is refused and with which words."""
+
+import dataclasses
+
+import pytest
+
+from chipsparse import SparsityConfig
+
+
+def test_round_trip_through_mappings():
+    config = SparsityConfig().override(
+        {
+            "attention.keep_fraction": 0.25,
+            "schedule.actions": ["dense", "refresh", "sparse"],
+            "token_order.voxel": None,
+            "seed": 7,
+        }
+    )
+    assert config.attention.keep_fraction == 0.25
+    assert config.schedule.actions == ("dense", "refresh", "sparse")
+    assert config.token_order.voxel is None
+    assert SparsityConfig.from_mapping(dataclasses.asdict(config)) == config
+    assert config != SparsityConfig()
+
+
+def test_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SparsityConfig().seed = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("attention.keep_fraction", 1.5, "between 0 and 1, got 1.5"),
+        ("attention.keep_fraction", float("nan"), "between 0 and 1, got nan"),
+        ("attention.keep_fraction", "0.1", "expected a number, got '0.1'"),
+        ("attention.keep_fraction", True, "expected a number, got True"),
+        ("attention.group_rows", 0, "at least 1, got 0"),
+        ("attention.group_rows", 12.5, "expected a whole number, got 12.5"),
+        ("attention.enabled", 1, "expected true or false, got 1"),
+        ("attention.delta_rule", "add", "one of merge, difference, kept_only, reuse, got 'add'"),
+        ("schedule.skip_steps", [3, -1], "at least 0, got -1"),
+        ("schedule.actions", ["dense", "all"], "[1]: expected one of dense, refresh, sparse"),
+        ("token_order.voxel", [4, 4], "expected 3 whole numbers"),
+        ("backend", "cuda", "one of auto, reference, got 'cuda'"),
+        ("seed", None, "expected a whole number, got None"),
+    ],
+)
+def test_refuses_bad_values_by_path(path, value, said):
+    with pytest.raises(ValueError, match=path.replace(".", r"\.")) as error:
+        SparsityConfig().override({path: value})
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("path", ["keep", "attention.keep", "mlp.keep_fraction.x", "x.y"])
+def test_refuses_unknown_fields(path):
+    with pytest.raises(ValueError, match="unknown field; allowed: "):
+        SparsityConfig().override({path: 1})
+
+
+def test_refuses_a_number_where_fields_are_expected():
+    with pytest.raises(ValueError, match=r"mlp: expected a mapping with enabled, .* got 3"):
+        SparsityConfig.from_mapping({"mlp": 3})

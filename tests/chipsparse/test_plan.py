@@ -1,0 +1,66 @@
+"""The schedule: actions by period, by list, by layer."""
+
+import pytest
+
+from chipsparse import SparsityConfig
+from chipsparse.layout import ModelLayout
+from chipsparse.plan import Action, SparsityPlan
+
+LAYOUT = ModelLayout(layers=4, heads=2, head_dim=8, mlp_width=100, batch=1, grid=(3, 4, 5))
+LETTERS = {Action.DENSE: "D", Action.REFRESH: "R", Action.SPARSE: "S", Action.SKIP: "K"}
+
+
+def actions(steps=12, **schedule):
+    config = SparsityConfig().override({f"schedule.{k}": v for k, v in schedule.items()})
+    plan = SparsityPlan(config, LAYOUT, steps)
+    return "".join(LETTERS[plan.step_action(step)] for step in range(steps))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ({"refresh_every": 5}, "DRSSSSRSSSSR"),
+        ({"refresh_every": 4, "warmup_steps": 4}, "DDDRSSSRSSSR"),
+        ({"refresh_steps": [3, 7]}, "DRSRSSSRSSSS"),
+        ({"refresh_steps": []}, "DRSSSSSSSSSS"),
+        ({"refresh_every": 5, "skip_steps": [0, 1, 4, 6]}, "DRSSKSKSSSSR"),
+        ({"refresh_every": 5, "dense_steps": [6, 9]}, "DRSSSSDSSDSR"),
+        ({"actions": ["dense", "refresh", "sparse", "skip"]}, "DRSKKKKKKKKK"),
+    ],
+)
+def test_step_actions(schedule, expected):
+    assert actions(**schedule) == expected
+
+
+def test_first_layers_stay_dense_but_are_skipped_too():
+    config = SparsityConfig().override(
+        {"schedule.first_dense_layers": 2, "schedule.skip_steps": [5]}
+    )
+    plan = SparsityPlan(config, LAYOUT, 12)
+    assert [plan.action(layer, 3).value for layer in range(4)] == ["dense"] * 2 + ["sparse"] * 2
+    assert plan.action(0, 5) is Action.SKIP
+
+
+def test_all_dense_plans_are_recognized():
+    assert SparsityPlan(SparsityConfig.dense(), LAYOUT, 50).is_dense()
+    listed = SparsityConfig().override({"schedule.actions": ["dense"]})
+    assert SparsityPlan(listed, LAYOUT, None).is_dense()
+    assert not SparsityPlan(SparsityConfig(), LAYOUT, 50).is_dense()
+    assert SparsityPlan(SparsityConfig(), LAYOUT, 1).is_dense()
+
+
+def test_budgets_and_description():
+    config = SparsityConfig().override(
+        {
+            "attention.keep_fraction": 0.1,
+            "attention.random_fraction": 0.05,
+            "mlp.keep_fraction": 0.255,
+        }
+    )
+    plan = SparsityPlan(config, LAYOUT, 12)
+    assert plan.attention_keep_count() == 6
+    assert plan.attention_random_count() == 3
+    assert plan.mlp_keep_count() == 26
+    assert plan.describe() == "1 dense, 1 refresh, 9 sparse, 1 refresh"
+    assert plan == SparsityPlan(config, LAYOUT, 12)
+    assert plan != SparsityPlan(config, LAYOUT, 13)

@@ -1,0 +1,74 @@
+"""A tiny model folder, and ways to run the command on it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from chipsparse.cli.main import app
+from tests.tiny_models import PROMPT, tiny_wan_pipeline
+
+PROFILE = """\
+model_class: WanTransformer3DModel
+description: for tests
+generation:
+  height: 32
+  width: 48
+  num_frames: 5
+  num_inference_steps: 4
+  guidance_scale: 3.0
+  max_sequence_length: 16
+sparsity:
+  schedule: {warmup_steps: 2, refresh_every: 10}
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A finished command."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tiny_wan_pipeline().save_pretrained(folder)
+    (folder / "chipsparse.yaml").write_text(PROFILE)
+    return folder
+
+
+@pytest.fixture
+def broken_model(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the model folder for a test to break."""
+    return Path(shutil.copytree(model_folder, tmp_path_factory.mktemp("broken") / "tiny"))
+
+
+@pytest.fixture
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, empty; wide enough a terminal that no line of a table is folded."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+    return tmp_path
+
+
+@pytest.fixture
+def generate(model_folder: Path, workdir: Path):
+    """Runs `chipsparse generate` on the tiny model in this process."""
+
+    def run(*arguments: str, model: Path | str | None = model_folder) -> Ran:
+        given = ["generate", PROMPT, *arguments]
+        if model is not None:
+            given += ["--model", str(model)]
+        if "-o" not in arguments and "--output" not in arguments:
+            given += ["-o", "out.gif"]
+        result = CliRunner().invoke(app, given)
+        return Ran(result.exit_code, result.stdout, result.stderr)
+
+    return run

@@ -1,0 +1,280 @@
+"""Every mistake gives one sentence, exit code 2, no traceback and no file."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from chipsparse.cli import denoise, media
+from tests.tiny_models import PROMPT
+
+
+@pytest.fixture
+def fails(generate, workdir):
+    """Runs the command, checks how it fails, and returns the sentence."""
+
+    def run(*arguments, code=2, **options):
+        before = {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
+        ran = generate(*arguments, **options)
+        assert ran.exit_code == code, (ran.stdout, ran.stderr)
+        assert ran.stdout == ""
+        assert "Traceback" not in ran.stderr
+        line = ran.stderr.splitlines()[-1]
+        assert line.startswith("chipsparse: ")
+        assert {path: path.stat().st_mtime_ns for path in workdir.rglob("*")} == before
+        return line.removeprefix("chipsparse: ").removeprefix("error: ")
+
+    return run
+
+
+@pytest.fixture
+def fails_early(fails, monkeypatch):
+    """Like `fails`, and the model must not have been loaded."""
+
+    def must_not_load(*_, **__):
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr("chipsparse.cli.job.load_pipeline", must_not_load)
+    return fails
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["-o", "out.avi"], r"--output out.avi has the suffix .avi; use one of .mp4, .gif, .png"),
+        (["-o", "out"], r"--output out has no suffix; use one of .mp4, .gif, .png"),
+        (["-o", "no/out.mp4"], r"the folder no of --output no/out.mp4 does not exist; create it"),
+        (["--dense", "--compare"], r"--dense and --compare exclude each other"),
+        (["--steps", "0"], r"--steps 0 is too small; it must be at least 1"),
+        (["--frames", "-3"], r"--frames -3 is too small; it must be at least 1"),
+        (["--fps", "0"], r"--fps 0 is too small; it must be at least 1"),
+        (["--fps", "60"], r"--fps 60 is too fast for a GIF; use 50 or less, or .mp4"),
+        (["--seed", "-1"], r"--seed -1 is out of range; it must be from 0 to 2\^63 - 1"),
+        (["--guidance-scale", "nan"], r"--guidance-scale nan must be a finite number"),
+        (["--height", "40"], r"--height 40 does not fit .* a multiple of 16; use 32 or 48"),
+        (["--width", "5"], r"--width 5 does not fit .* a multiple of 16; use 16"),
+        (["--height", "1040"], r"--height 1040 is too large for this model; .* is 1024"),
+        (["--frames", "6"], r"--frames 6 does not fit .* a multiple of 4 plus 1; use 5 or 9"),
+        (["--frames", "260"], r"--frames 260 is too large for this model; .* is 253"),
+        (["--device", "tpu9"], r"--device tpu9 is no device; use auto, cpu, cuda or cuda:N"),
+        (["--device", "meta"], r"--device meta is not supported; use auto, cpu, cuda or cuda:N"),
+        (["--dtype", "int4"], r"--dtype int4 is not known; use one of auto, float32, bfloat16"),
+    ],
+)
+def test_bad_options(fails_early, arguments, sentence):
+    assert re.match(sentence, fails_early(*arguments))
+
+
+def test_output_is_a_folder(fails_early, workdir):
+    (workdir / "out.mp4").mkdir()
+    assert "out.mp4 is a folder; name a file in it" in fails_early("-o", "out.mp4")
+
+
+def test_output_folder_cannot_be_written_to(fails_early, workdir, monkeypatch):
+    (workdir / "locked").mkdir()
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    sentence = fails_early("-o", "locked/out.mp4")
+    assert "the folder locked of --output locked/out.mp4 cannot be written to" in sentence
+
+
+def test_cuda_without_a_gpu(fails_early, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    sentence = fails_early("--device", "cuda")
+    assert sentence.startswith("--device cuda needs a CUDA GPU")
+    assert sentence.endswith("use --device cpu")
+
+
+def test_no_ffmpeg(fails_early, monkeypatch):
+    def missing():
+        raise RuntimeError("No ffmpeg exe could be found")
+
+    monkeypatch.setattr("imageio_ffmpeg.get_ffmpeg_exe", missing)
+    assert "no ffmpeg was found" in fails_early("-o", "out.mp4")
+
+
+# Model folders
+
+
+def test_no_such_model(fails_early):
+    assert fails_early(model="/nowhere/at/all") == "the model folder /nowhere/at/all does not exist"
+
+
+def test_hub_name_without_network(fails_early, monkeypatch):
+    def offline(*_, **__):
+        raise ConnectionError("no route to host\nand a long explanation")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
+    assert fails_early(model="some-owner/some-model") == (
+        "some-owner/some-model is neither a folder here nor a model that could be fetched from "
+        "the Hugging Face hub: no route to host"
+    )
+
+
+def test_folder_without_model_index(fails_early, broken_model):
+    (broken_model / "model_index.json").unlink()
+    sentence = fails_early(model=broken_model)
+    assert sentence.endswith("is not a diffusers model folder: it has no model_index.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('{"_class_name": "Wan', "model_index.json is not valid JSON"),
+        ("[1, 2]", "model_index.json must hold a JSON object, not a list"),
+        ("{}", "does not name a pipeline"),
+        ('{"_class_name": "NoSuchPipeline"}', "needs the pipeline class NoSuchPipeline, which"),
+        ('{"_class_name": "WanTransformer3DModel"}', "needs the pipeline class WanTransformer3D"),
+        ('{"_class_name": "WanPipeline"}', "has no diffusion transformer"),
+    ],
+)
+def test_bad_model_index(fails_early, broken_model, text, sentence):
+    (broken_model / "model_index.json").write_text(text)
+    assert sentence in fails_early(model=broken_model)
+
+
+def change_index(folder, **entries):
+    path = folder / "model_index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
+def test_unknown_transformer_class(fails_early, broken_model):
+    change_index(broken_model, transformer=["diffusers", "NoSuchTransformer"])
+    assert "the class diffusers.NoSuchTransformer, which" in fails_early(model=broken_model)
+
+
+def test_transformer_class_without_profile(fails_early, broken_model):
+    change_index(broken_model, transformer=["diffusers", "AllegroTransformer3DModel"])
+    (broken_model / "chipsparse.yaml").unlink()
+    sentence = fails_early(model=broken_model)
+    assert "AllegroTransformer3DModel" in sentence
+    assert "WanTransformer3DModel" in sentence  # what is known
+
+
+def test_missing_component_folder(fails_early, broken_model):
+    (broken_model / "vae").rename(broken_model / "elsewhere")
+    sentence = fails_early(model=broken_model)
+    assert "is incomplete: model_index.json names vae, but there is no folder" in sentence
+
+
+def test_malformed_component_config(fails_early, broken_model):
+    (broken_model / "transformer" / "config.json").write_text("{,}")
+    assert "config.json is not valid JSON" in fails_early(model=broken_model)
+
+
+def test_missing_weights(fails, broken_model):
+    for file in (broken_model / "transformer").glob("*.safetensors"):
+        file.unlink()
+    assert "could not be loaded: " in fails(model=broken_model)
+
+
+# Profiles
+
+
+def test_no_such_profile(fails_early):
+    assert "no.yaml" in fails_early("--config", "no.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("sparsity: {attention: {keep_fraction: 2}}", "keep_fraction"),
+        ("sparsity: {attention: {keepfraction: 0.1}}", "keepfraction"),
+        ("{", "not valid YAML"),
+        ("model_class: FluxTransformer2DModel", "is for FluxTransformer2DModel, but the model"),
+    ],
+)
+def test_bad_profile(fails_early, workdir, text, sentence):
+    if not text.startswith("model_class"):
+        text = f"model_class: WanTransformer3DModel\n{text}"
+    (workdir / "bad.yaml").write_text(text)
+    found = fails_early("--config", "bad.yaml")
+    assert "bad.yaml" in found
+    assert sentence in found
+
+
+# Failures on the way
+
+
+def test_debug_shows_the_traceback(generate):
+    ran = generate("--steps", "0", "--debug")
+    assert ran.exit_code == 2
+    assert "Traceback" in ran.stderr
+    assert ran.stderr.splitlines()[-1].endswith("it must be at least 1")
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".gif", ".png"])
+def test_a_failure_while_writing_leaves_nothing(fails, workdir, monkeypatch, suffix):
+    write = media.WRITERS[suffix]
+
+    def breaks(path, frames, fps):
+        write(path, frames, fps)
+        if "compare" in path.name:
+            raise OSError("no space left on device")
+
+    (workdir / f"out-dense{suffix}").write_bytes(b"older")
+    monkeypatch.setitem(media.WRITERS, suffix, breaks)
+    sentence = fails("-o", f"out{suffix}", "--compare", "--frames", "1")
+    assert sentence.endswith("could not be written: no space left on device")
+    assert (workdir / f"out-dense{suffix}").read_bytes() == b"older"
+
+
+def test_ctrl_c_while_writing_leaves_nothing(fails, monkeypatch):
+    def interrupted(path, frames, fps):
+        path.write_bytes(b"half a file")
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(media.WRITERS, ".gif", interrupted)
+    assert fails(code=130) == "interrupted, nothing was written"
+
+
+def test_an_unexpected_error_is_one_line_and_another_code(fails, monkeypatch):
+    def breaks(*_, **__):
+        raise ZeroDivisionError("division by zero\nsecond line")
+
+    monkeypatch.setattr(denoise, "generate", breaks)
+    expected = "ZeroDivisionError: division by zero (--debug shows the traceback)"
+    assert fails(code=1) == expected
+
+
+def test_out_of_memory_says_what_helps(fails, monkeypatch):
+    import torch
+
+    def breaks(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+
+    monkeypatch.setattr(denoise, "generate", breaks)
+    assert fails(code=1).startswith("the GPU ran out of memory; ask for fewer --frames")
+
+
+def test_values_that_are_not_finite(fails, monkeypatch):
+    class Output:
+        frames = np.full((1, 1, 16, 16, 3), np.nan)
+
+    with pytest.raises(Exception, match="not finite; use --dtype float32"):
+        denoise._as_frames(Output())
+
+
+def test_ctrl_c_during_generation_leaves_nothing(model_folder, workdir):
+    program = [sys.executable, "-m", "chipsparse.cli.main", "generate", PROMPT]
+    running = subprocess.Popen(
+        [*program, "-o", "out.mp4", "--model", str(model_folder), "--steps", "400"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert running.stderr.readline() == "loading the model\n"
+        assert running.stderr.readline().startswith("sparse run: step 80 of 400 (sparse), ")
+        running.send_signal(signal.SIGINT)
+        stdout, stderr = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert running.returncode == 130, stderr
+    assert stdout == ""
+    assert stderr == "chipsparse: interrupted, nothing was written\n"
+    assert list(workdir.iterdir()) == []

@@ -1,0 +1,268 @@
+"""`chipsparse generate`: what it writes and what it tells."""
+
+import json
+import os
+import subprocess
+import sys
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+import torch
+from diffusers import WanPipeline
+from PIL import Image
+from typer.testing import CliRunner
+
+from chipsparse.cli import media
+from chipsparse.cli.main import app
+from tests.tiny_models import PROMPT
+
+FRAME_SHAPE = (32, 48, 3)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def read_gif(path):
+    with Image.open(path) as image:
+        for index in range(image.n_frames):
+            image.seek(index)
+            yield np.asarray(image.convert("RGB"))
+
+
+def test_mp4_has_the_frames_and_the_rate(generate, workdir):
+    ran = generate("-o", "out.mp4", "--fps", "8", "--frames", "9")
+    assert ran.exit_code == 0, ran.stderr
+    assert iio.imread("out.mp4").shape == (9, *FRAME_SHAPE)
+    properties = iio.immeta("out.mp4")
+    assert (properties["codec"], properties["fps"]) == ("h264", 8.0)
+    assert properties["pix_fmt"].startswith("yuv420p")
+    assert names(workdir) == ["out.mp4"]
+
+
+def test_gif_has_the_frames(generate, workdir):
+    assert generate("-o", "out.gif").exit_code == 0
+    assert [frame.shape for frame in read_gif("out.gif")] == [FRAME_SHAPE] * 5
+    assert names(workdir) == ["out.gif"]
+
+
+def test_several_frames_give_numbered_pngs(generate, workdir):
+    assert generate("-o", "out.png").exit_code == 0
+    assert names(workdir) == [f"out-00{index}.png" for index in range(5)]
+    assert {iio.imread(name).shape for name in names(workdir)} == {FRAME_SHAPE}
+
+
+def test_one_frame_gives_one_png(generate, workdir):
+    assert generate("-o", "out.png", "--frames", "1", "--height", "48").exit_code == 0
+    assert names(workdir) == ["out.png"]
+    assert iio.imread("out.png").shape == (48, 48, 3)
+
+
+def test_files_have_ordinary_permissions(generate, workdir):
+    assert generate("-o", "out.png", "--frames", "1").exit_code == 0
+    (workdir / "reference").touch()
+    assert os.stat("out.png").st_mode == os.stat("reference").st_mode
+
+
+def test_dense_is_what_the_pipeline_alone_makes(generate, model_folder):
+    ran = generate("-o", "out.png", "--dense", "--seed", "7", "--negative-prompt", "blue")
+    assert ran.exit_code == 0, ran.stderr
+    pipe = WanPipeline.from_pretrained(model_folder)
+    pipe.set_progress_bar_config(disable=True)
+    frames = pipe(
+        PROMPT,
+        negative_prompt="blue",
+        height=32,
+        width=48,
+        num_frames=5,
+        num_inference_steps=4,
+        guidance_scale=3.0,
+        max_sequence_length=16,
+        generator=torch.Generator("cpu").manual_seed(7),
+    ).frames[0]
+    written = np.stack([iio.imread(f"out-00{index}.png") for index in range(5)])
+    np.testing.assert_array_equal(written, np.rint(frames * 255).astype(np.uint8))
+
+
+def test_the_same_seed_gives_the_same_frames(generate):
+    for output, seed in (("a.png", "3"), ("b.png", "3"), ("c.png", "4")):
+        assert generate("-o", output, "--frames", "1", "--seed", seed).exit_code == 0
+    a, b, c = (iio.imread(f"{name}.png") for name in "abc")
+    np.testing.assert_array_equal(a, b)
+    assert (a != c).any()
+
+
+def test_table(generate):
+    ran = generate("-o", "out.png", "--steps", "5")
+    assert ran.exit_code == 0, ran.stderr
+    lines = [line.split() for line in ran.stdout.splitlines() if line.strip()]
+    counts = {line[0]: line[1] for line in lines if len(line) > 1}
+    assert (counts["dense"], counts["refresh"], counts["sparse"]) == ("1", "1", "3")
+    assert counts["all"] == "5"
+    assert ["written", "out-000.png", "to", "out-004.png"] in lines
+    assert "for 5 steps" in ran.stdout
+    assert "caches" in ran.stdout
+
+
+def test_progress_off_a_terminal_is_a_few_plain_lines_on_stderr(generate):
+    ran = generate("--steps", "40", "--frames", "1", "--dense")
+    lines = ran.stderr.splitlines()
+    assert lines[0] == "loading the model"
+    assert lines[-1] == "writing out.gif"
+    assert len(lines) == 7
+    assert lines[1].startswith("dense run: step 8 of 40 (dense), ")
+    assert "\x1b" not in ran.stderr
+
+
+def test_json_is_the_only_thing_on_stdout(generate):
+    ran = generate("--json", "--seed", "5")
+    assert ran.exit_code == 0, ran.stderr
+    content = json.loads(ran.stdout)
+    assert content["mode"] == "sparse"
+    assert (content["prompt"], content["seed"], content["fps"]) == (PROMPT, 5, 16)
+    assert (content["device"], content["dtype"]) == ("cpu", "float32")
+    assert content["transformer_class"] == "WanTransformer3DModel"
+    assert content["profile"].endswith("chipsparse.yaml")
+    assert content["settings"] == {
+        "height": 32,
+        "width": 48,
+        "num_frames": 5,
+        "num_inference_steps": 4,
+        "guidance_scale": 3.0,
+        "max_sequence_length": 16,
+    }
+    assert content["files"] == {"output": ["out.gif"]}
+    assert (content["dense"], content["comparison"]) == (None, None)
+    assert content["peak_process_bytes"] > 1e7
+    sparse = content["sparse"]
+    assert (sparse["frames"], sparse["height"], sparse["width"]) == (5, 32, 48)
+    actions = [step["action"] for step in sparse["steps"]]
+    assert actions == ["dense", "refresh", "sparse", "sparse"]
+    assert [step["step"] for step in sparse["steps"]] == [0, 1, 2, 3]
+    assert sparse["steps"][0]["attention_kept"] is None
+    assert 0 < sparse["steps"][2]["mlp_kept"] <= 1
+    assert sum(step["seconds"] for step in sparse["steps"]) == pytest.approx(
+        sparse["denoising_seconds"]
+    )
+    assert sparse["total_seconds"] > sparse["denoising_seconds"] > 0
+    assert sparse["peak_gpu_bytes"] is None
+    assert sparse["cache_bytes"] > 0
+    assert sparse["backends"]
+
+
+def test_compare_writes_three_clips_and_measures_them(generate, workdir):
+    ran = generate("-o", "out.png", "--compare", "--json")
+    assert ran.exit_code == 0, ran.stderr
+    content = json.loads(ran.stdout)
+    kinds = {kind: [file[:-8] for file in files] for kind, files in content["files"].items()}
+    assert kinds == {
+        "output": ["out"] * 5,
+        "dense": ["out-dense"] * 5,
+        "compare": ["out-compare"] * 5,
+    }
+    assert names(workdir) == sorted(file for files in content["files"].values() for file in files)
+    dense, sparse, joined = (
+        np.stack([iio.imread(file) for file in content["files"][kind]])
+        for kind in ("dense", "output", "compare")
+    )
+    strip = joined.shape[1] - 32
+    assert joined.shape[2] == 2 * 48 + media.GAP_PIXELS
+    np.testing.assert_array_equal(joined[:, strip:, :48], dense)
+    np.testing.assert_array_equal(joined[:, strip:, -48:], sparse)
+    assert joined[:, :strip].max() > 200  # the labels
+
+    comparison = content["comparison"]
+    error = np.mean((dense / 255.0 - sparse / 255.0) ** 2)
+    assert error > 0
+    assert comparison["psnr_db"] == pytest.approx(-10 * np.log10(error))
+    assert comparison["identical"] is False
+    assert 0 < comparison["ssim"] < 1
+    assert comparison["speedup"] == pytest.approx(
+        content["dense"]["denoising_seconds"] / content["sparse"]["denoising_seconds"]
+    )
+    assert {step["action"] for step in content["dense"]["steps"]} == {"dense"}
+
+
+def test_compare_gives_the_frames_of_separate_runs(generate):
+    assert generate("-o", "both.png", "--compare", "--frames", "1").exit_code == 0
+    assert generate("-o", "sparse.png", "--frames", "1").exit_code == 0
+    assert generate("-o", "dense.png", "--frames", "1", "--dense").exit_code == 0
+    np.testing.assert_array_equal(iio.imread("both.png"), iio.imread("sparse.png"))
+    np.testing.assert_array_equal(iio.imread("both-dense.png"), iio.imread("dense.png"))
+
+
+def test_compare_of_a_profile_that_is_always_dense_finds_no_difference(generate, tmp_path):
+    profile = tmp_path / "dense.yaml"
+    profile.write_text(
+        "model_class: WanTransformer3DModel\n"
+        "generation: {height: 32, width: 32, num_frames: 1, max_sequence_length: 16}\n"
+        "sparsity: {attention: {enabled: false}, mlp: {enabled: false}}\n"
+    )
+    ran = generate("--config", str(profile), "--compare", "--steps", "3", "--json")
+    assert ran.exit_code == 0, ran.stderr
+    comparison = json.loads(ran.stdout)["comparison"]
+    assert comparison["identical"] is True
+    assert comparison["psnr_db"] is None
+    ran = generate("--config", str(profile), "--compare", "--steps", "3")
+    assert "the same frames as dense" in ran.stdout
+
+
+def test_config_overrides_the_profile_of_the_model(generate, tmp_path):
+    profile = tmp_path / "mine.yaml"
+    profile.write_text(
+        "model_class: WanTransformer3DModel\n"
+        "generation: {height: 48, width: 32, num_frames: 1, num_inference_steps: 3}\n"
+        "sparsity: {schedule: {actions: [dense, refresh, skip]}}\n"
+    )
+    ran = generate("--config", str(profile), "--json", "--guidance-scale", "1")
+    assert ran.exit_code == 0, ran.stderr
+    content = json.loads(ran.stdout)
+    assert content["profile"] == str(profile)
+    assert content["settings"]["guidance_scale"] == 1.0
+    assert content["settings"]["max_sequence_length"] == 512  # the pipeline's own
+    steps = content["sparse"]["steps"]
+    assert [step["action"] for step in steps] == ["dense", "refresh", "skip"]
+
+
+def test_bfloat16(generate):
+    ran = generate("--dtype", "bfloat16", "--json")
+    assert ran.exit_code == 0, ran.stderr
+    assert json.loads(ran.stdout)["dtype"] == "bfloat16"
+
+
+def test_as_a_program(model_folder, workdir):
+    program = [sys.executable, "-m", "chipsparse.cli.main", "generate", PROMPT]
+    ran = subprocess.run(
+        [*program, "-o", "out.mp4", "--model", str(model_folder), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["files"] == {"output": ["out.mp4"]}
+    assert "Traceback" not in ran.stderr
+    assert len(ran.stderr.splitlines()) < 10
+    assert iio.imread("out.mp4").shape == (5, *FRAME_SHAPE)
+
+
+def test_help_and_version():
+    runner = CliRunner()
+    for arguments in (["--help"], ["generate", "--help"]):
+        result = runner.invoke(app, arguments, env={"COLUMNS": "80"})
+        assert result.exit_code == 0
+        assert max(len(line) for line in result.stdout.splitlines()) <= 80
+        assert "Example: chipsparse generate" in result.stdout
+    result = runner.invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.stdout.startswith("chipsparse 0.")
+
+
+def test_help_does_not_load_torch():
+    code = (
+        "import sys; from chipsparse.cli.main import app\n"
+        "try: app(['generate', '--help'])\n"
+        "except SystemExit: sys.exit('torch' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr

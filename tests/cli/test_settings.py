@@ -1,0 +1,89 @@
+"""Settings of other model families, from their classes alone."""
+
+import diffusers
+import pytest
+
+from chipsparse.cli import model as models
+from chipsparse.cli import settings
+from chipsparse.cli.errors import UserError
+from chipsparse.profiles import GenerationDefaults
+
+
+def options(**given):
+    names = settings.Options.__dataclass_fields__
+    values = dict.fromkeys(names) | {"seed": 0, "fps": 16, "dense": False, "compare": False}
+    return settings.Options(**(values | given))
+
+
+def description(pipeline, transformer_config, vae_config):
+    return models.ModelDescription(
+        location="",
+        pipeline_class=getattr(diffusers, pipeline),
+        transformer_class="",
+        transformer_config=transformer_config,
+        vae_config=vae_config,
+    )
+
+
+@pytest.fixture
+def flux():
+    vae = {"block_out_channels": [128, 256, 512, 512]}
+    return description("FluxPipeline", {"patch_size": 1}, vae)
+
+
+@pytest.fixture
+def hunyuan():
+    vae = {"spatial_compression_ratio": 8, "temporal_compression_ratio": 4}
+    transformer = {"patch_size": 2, "patch_size_t": 1}
+    return description("HunyuanVideoPipeline", transformer, vae)
+
+
+def test_option_then_profile_then_pipeline(hunyuan):
+    resolved = settings.resolve_settings(
+        options(height=64), hunyuan, GenerationDefaults(height=96, width=128)
+    )
+    assert (resolved.height, resolved.width, resolved.num_frames) == (64, 128, 129)
+    assert resolved.num_inference_steps == 50
+
+
+def test_an_image_pipeline_gets_no_frames(flux):
+    resolved = settings.resolve_settings(options(), flux, GenerationDefaults(num_frames=9))
+    assert "num_frames" not in resolved.call_arguments()
+    assert resolved.height is None  # the pipeline decides
+    with pytest.raises(UserError, match="FluxPipeline has no num_frames; leave --frames out"):
+        settings.resolve_settings(options(frames=9), flux, GenerationDefaults())
+
+
+def test_sizes_of_other_families(flux, hunyuan):
+    for model in (flux, hunyuan):
+        with pytest.raises(UserError, match=r"--width 100 .* multiple of 16; use 96 or 112"):
+            settings.resolve_settings(options(width=100), model, GenerationDefaults())
+    with pytest.raises(UserError, match=r"--frames 2 .* multiple of 4 plus 1; use 1 or 5"):
+        settings.resolve_settings(options(frames=2), hunyuan, GenerationDefaults())
+
+
+@pytest.mark.parametrize(
+    ("config", "factors"),
+    [
+        ({"scale_factor_spatial": 16, "scale_factor_temporal": 4}, (16, 4)),
+        ({"temperal_downsample": [False, True, True]}, (8, 4)),
+        ({"spatial_compression_ratio": 32, "temporal_compression_ratio": 8}, (32, 8)),
+        ({"block_out_channels": [1, 2, 3, 4]}, (8, 1)),
+        ({}, (1, 1)),
+    ],
+)
+def test_vae_factors(config, factors):
+    assert settings.vae_factors(config) == factors
+
+
+@pytest.mark.parametrize(
+    ("config", "patch"),
+    [
+        ({"patch_size": [1, 2, 2]}, (1, 2, 2)),
+        ({"patch_size": 2, "patch_size_t": 1}, (1, 2, 2)),
+        ({"patch_size": [2, 4]}, (1, 2, 4)),
+        ({}, (1, 1, 1)),
+    ],
+)
+def test_patch_sizes(config, patch):
+    assert settings.patch_sizes(config) == patch

@@ -1,0 +1,561 @@
+"""The Wan adapter on random-weight pipelines: exactness, isolation, restoring, odd shapes."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from diffusers.hooks import apply_group_offloading
+from diffusers.models.attention_dispatch import attention_backend
+
+import chipsparse
+from chipsparse import SparsityConfig
+from chipsparse.pipelines.adapter import ADAPTER, TAG
+from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
+
+STEPS = 7
+SPARSE = SparsityConfig().override(
+    {
+        "attention.keep_fraction": 0.25,
+        "attention.random_fraction": 0.05,
+        "attention.group_rows": 16,
+        "mlp.keep_fraction": 0.3,
+        "mlp.group_rows": 16,
+        "schedule.refresh_every": 4,
+        "token_order.voxel": [2, 2, 4],
+    }
+)
+EXACT = SPARSE.override(
+    {"attention.keep_fraction": 1.0, "attention.random_fraction": 0.0, "mlp.keep_fraction": 1.0}
+)
+
+
+def generate(pipe, prompt="a red circle moves left", *, seed=0, **kwargs):
+    batch = len(prompt) if isinstance(prompt, list) else 1
+    settings = {
+        "height": 64,
+        "width": 64,
+        "num_frames": 9,
+        "num_inference_steps": STEPS,
+        "guidance_scale": 4.0,
+        "max_sequence_length": 16,
+        **kwargs,
+    }
+    generators = [torch.Generator().manual_seed(seed + i) for i in range(batch)]
+    return pipe(prompt, generator=generators, output_type="latent", **settings).frames
+
+
+@pytest.fixture
+def pipe():
+    return tiny_wan_pipeline()
+
+
+@pytest.fixture(scope="module")
+def dense():
+    return generate(tiny_wan_pipeline())
+
+
+@pytest.fixture(scope="module")
+def sparse():
+    pipe = tiny_wan_pipeline()
+    with chipsparse.enable(pipe, SPARSE):
+        return generate(pipe)
+
+
+def actions(handle, branch="cond"):
+    return [record.action.value for record in handle.report.steps if record.branch == branch]
+
+
+# What is computed.
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SparsityConfig.dense(),
+        SPARSE.override({"schedule.actions": ["dense"]}),
+    ],
+)
+def test_an_all_dense_plan_is_bit_equal_to_the_unpatched_pipeline(pipe, dense, config):
+    with chipsparse.enable(pipe, config) as handle:
+        assert torch.equal(generate(pipe), dense)
+        assert actions(handle) == ["dense"] * STEPS
+        assert handle.report.cache_bytes == 0
+
+
+@pytest.mark.parametrize("rule", ["merge", "difference"])
+def test_keeping_everything_is_the_dense_result(pipe, dense, rule):
+    with chipsparse.enable(pipe, EXACT.override({"attention.delta_rule": rule})) as handle:
+        found = generate(pipe)
+    assert actions(handle).count("sparse") == 4
+    torch.testing.assert_close(found, dense, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("rule", ["merge", "difference", "kept_only", "reuse"])
+@pytest.mark.parametrize("part", ["attention", "mlp"])
+def test_every_rule_changes_the_result_a_little(pipe, dense, rule, part):
+    other = "mlp" if part == "attention" else "attention"
+    config = SPARSE.override({"attention.delta_rule": rule, f"{other}.enabled": False})
+    with chipsparse.enable(pipe, config):
+        found = generate(pipe)
+    error = ((found - dense).norm() / dense.norm()).item()
+    assert 0 < error < 0.3
+
+
+def test_the_report_says_what_was_done(pipe):
+    with chipsparse.enable(pipe, SPARSE.override({"schedule.skip_steps": [3]})) as handle:
+        generate(pipe)
+    expected = ["dense", "refresh", "sparse", "skip", "sparse", "refresh", "sparse"]
+    assert actions(handle) == actions(handle, "uncond") == expected
+    report = handle.report
+    assert report.actions() == {"dense": 1, "refresh": 2, "sparse": 3, "skip": 1}
+    assert report.fallbacks == []
+    assert report.cache_bytes > 0
+    for record in report.steps:
+        assert record.steps_total == STEPS
+        assert (record.seconds > 0) == (record.action.value != "skip")
+        if record.action.value == "sparse":
+            assert record.attention_kept == pytest.approx((12 + 2) / 48)
+            assert record.mlp_kept == pytest.approx(38 / 128)
+        else:
+            assert record.attention_kept is None
+    assert report.mean_seconds("sparse") > 0
+    assert report.mean_seconds("nothing") is None
+
+
+def test_a_skipped_step_reuses_the_last_output(pipe):
+    outputs = []
+    pipe.transformer.register_forward_hook(lambda *call: outputs.append(call[2][0].clone()))
+    config = SPARSE.override({"schedule.actions": ["dense", "refresh", "skip"]})
+    with chipsparse.enable(pipe, config):
+        generate(pipe, guidance_scale=1.0)
+    assert len(outputs) == 2  # the model itself ran twice
+    seen = []
+    step = pipe.scheduler.step
+    pipe.scheduler.step = lambda noise, *args, **kw: (
+        seen.append(noise.clone()),
+        step(noise, *args, **kw),
+    )[1]
+    with chipsparse.enable(pipe, config):
+        generate(pipe, guidance_scale=1.0)
+    assert all(torch.equal(noise, seen[1]) for noise in seen[2:])
+
+
+def test_first_layers_stay_dense(pipe):
+    config = SPARSE.override({"schedule.first_dense_layers": 3})
+    with chipsparse.enable(pipe, config) as handle:
+        found = generate(pipe)
+    assert {record.attention_kept for record in handle.report.steps} == {None}
+    # Only the token order differs from the unpatched run, so only rounding does.
+    torch.testing.assert_close(found, generate(pipe), atol=1e-4, rtol=1e-4)
+
+
+# Isolation: nothing of a call shows in another.
+
+
+def test_two_generations_are_bit_equal(pipe, sparse):
+    with chipsparse.enable(pipe, SPARSE):
+        assert torch.equal(generate(pipe), sparse)
+        assert torch.equal(generate(pipe), sparse)
+
+
+CHANGES = [
+    {"height": 96, "width": 48},
+    {"num_frames": 17},
+    {"num_inference_steps": STEPS + 3},
+    {"prompt": "a green square moves up"},
+    {"guidance_scale": 1.0},
+    {"prompt": ["a red circle", "a blue square moves right"]},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: ",".join(change))
+def test_other_settings_between_calls_leave_no_trace(pipe, sparse, change):
+    with chipsparse.enable(pipe, SPARSE):
+        changed = generate(pipe, **change)
+        assert torch.equal(generate(pipe), sparse)
+    fresh = tiny_wan_pipeline()
+    with chipsparse.enable(fresh, SPARSE):
+        assert torch.equal(generate(fresh, **change), changed)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("step", [0, 1, 3])
+@pytest.mark.parametrize("where", ["block", "callback"])
+def test_an_aborted_call_leaves_no_trace(pipe, sparse, error, step, where):
+    calls = []
+
+    def fail_in_block(*_):
+        calls.append(None)
+        if len(calls) == 2 * step + 2:  # in the uncond branch of that step
+            raise error("injected")
+
+    def fail_in_callback(_pipe, index, _t, tensors):
+        if index == step:
+            raise error("injected")
+        return tensors
+
+    with chipsparse.enable(pipe, SPARSE):
+        kwargs = {"callback_on_step_end": fail_in_callback} if where == "callback" else {}
+        hook = pipe.transformer.blocks[1].register_forward_hook(
+            fail_in_block if where == "block" else lambda *_: None
+        )
+        with pytest.raises(error, match="injected"):
+            generate(pipe, "a green square grows", **kwargs)
+        hook.remove()
+        assert torch.equal(generate(pipe), sparse)
+
+
+def test_an_exception_frees_the_caches(pipe):
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        (adapter,) = handle._adapters
+        pipe.transformer.blocks[2].register_forward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            generate(pipe)
+        assert adapter.session.cache_bytes() == 0
+
+
+def test_caches_are_freed_after_a_generation(pipe):
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        generate(pipe)
+        assert handle.report.cache_bytes > 0
+        assert handle._adapters[0].session.cache_bytes() == 0
+
+
+def run_branches(model, order, *, context=True):
+    """Calls a transformer over four steps; returns the outputs of each branch."""
+    generator = torch.Generator().manual_seed(1)
+    noise = [torch.randn(1, 4, 3, 8, 8, generator=generator) for _ in range(4)]
+    texts = {
+        "cond": torch.randn(1, 16, 32, generator=generator),
+        "uncond": torch.randn(1, 16, 32, generator=generator),
+    }
+    outputs = {branch: [] for branch in texts}
+    for step, latents in enumerate(noise):
+        for branch in order:
+            arguments = {
+                "hidden_states": latents,
+                "timestep": torch.tensor([900 - 100 * step]),
+                "encoder_hidden_states": texts[branch],
+                "return_dict": False,
+            }
+            with torch.no_grad(), model.cache_context(branch, step_index=step):
+                outputs[branch].append(model(**arguments)[0])
+    return {branch: torch.cat(values) for branch, values in outputs.items() if values}
+
+
+def test_branches_never_share_state():
+    alone, together = tiny_wan_pipeline(), tiny_wan_pipeline()
+    with chipsparse.enable(alone, SPARSE), chipsparse.enable(together, SPARSE):
+        both = run_branches(together.transformer, ["cond", "uncond"])
+        for branch in ("cond", "uncond"):
+            assert torch.equal(run_branches(alone.transformer, [branch])[branch], both[branch])
+
+
+def test_two_pipelines_do_not_know_of_each_other(sparse):
+    one, two = tiny_wan_pipeline(), tiny_wan_pipeline(seed=50)
+    with chipsparse.enable(two, EXACT):
+        expected = generate(two)
+        with chipsparse.enable(one, SPARSE):
+            assert torch.equal(generate(one), sparse)
+            assert torch.equal(generate(two), expected)
+
+            def run_the_other(_pipe, _index, _t, tensors):
+                assert torch.equal(generate(two), expected)
+                return tensors
+
+            assert torch.equal(generate(one, callback_on_step_end=run_the_other), sparse)
+
+
+def test_samples_of_a_batch_are_independent(pipe):
+    prompts = ["a red circle moves left", "a blue square moves up"]
+    # The seeds of random columns differ along the batch, so leave them out.
+    with chipsparse.enable(pipe, SPARSE.override({"attention.random_fraction": 0.0})):
+        together = generate(pipe, prompts)
+        for index, prompt in enumerate(prompts):
+            alone = generate(pipe, prompt, seed=index)
+            torch.testing.assert_close(alone[0], together[index], atol=1e-4, rtol=1e-4)
+
+
+# Restoring.
+
+
+def state_of(model):
+    return {
+        name: (
+            type(module),
+            set(vars(module)) - {"_diffusers_hook"},  # diffusers makes it in cache_context
+            len(module._forward_hooks),
+            len(module._forward_pre_hooks),
+            dict(vars(module.processor)) if hasattr(module, "processor") else None,
+        )
+        for name, module in model.named_modules()
+    }
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_disable_restores_the_model_bit_for_bit(pipe, dense, used):
+    before = state_of(pipe.transformer)
+    weights = {name: value.clone() for name, value in pipe.transformer.state_dict().items()}
+    handle = chipsparse.enable(pipe, SPARSE)
+    if used:
+        generate(pipe)
+    assert state_of(pipe.transformer) != before
+    handle.disable()
+    handle.disable()
+    assert state_of(pipe.transformer) == before
+    after = pipe.transformer.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in weights.items())
+    assert torch.equal(generate(pipe), dense)
+
+
+def test_a_failing_enable_leaves_the_pipeline_as_it_was(dense):
+    pipe = tiny_wan_pipeline(transformer_2=tiny_wan_transformer(seed=9), boundary_ratio=0.5)
+    del pipe.transformer_2.blocks[1].attn1.processor
+    before = state_of(pipe.transformer)
+    with pytest.raises(AttributeError):
+        chipsparse.enable(pipe, SPARSE)
+    assert state_of(pipe.transformer) == before
+    assert ADAPTER not in vars(pipe.transformer_2)
+
+
+def test_an_exception_in_the_with_block_restores(pipe):
+    before = state_of(pipe.transformer)
+    with pytest.raises(ZeroDivisionError), chipsparse.enable(pipe, SPARSE):
+        1 / 0  # noqa: B018
+    assert state_of(pipe.transformer) == before
+
+
+def test_nothing_keeps_a_dropped_pipeline_alive():
+    pipe = tiny_wan_pipeline()
+    chipsparse.enable(pipe, SPARSE)
+    generate(pipe, num_inference_steps=2)
+    transformer = weakref.ref(pipe.transformer)
+    del pipe
+    gc.collect()
+    assert transformer() is None
+
+
+def test_enabling_twice_is_refused(pipe):
+    with (
+        chipsparse.enable(pipe, SPARSE),
+        pytest.raises(ValueError, match="patched already; call disable"),
+    ):
+        chipsparse.enable(pipe, SPARSE)
+    chipsparse.enable(pipe, SPARSE).disable()
+
+
+def test_unsupported_pipelines_are_refused(pipe):
+    pipe.transformer = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"transformer is a Linear.*WanTransformer3DModel"):
+        chipsparse.enable(pipe, SPARSE)
+
+
+def test_a_transformer_compiled_as_a_whole_is_refused(pipe):
+    pipe.transformer = torch.compile(pipe.transformer, backend="eager")
+    with pytest.raises(ValueError, match="compile_repeated_blocks"):
+        chipsparse.enable(pipe, SPARSE)
+
+
+def test_saving_a_patched_pipeline_saves_the_stock_classes(pipe, tmp_path):
+    with chipsparse.enable(pipe, SPARSE):
+        pipe.save_pretrained(tmp_path)
+    loaded = type(pipe).from_pretrained(tmp_path)
+    assert type(loaded.transformer) is type(pipe.transformer)
+
+
+# Shapes.
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"num_frames": 1},
+        {"num_frames": 1, "height": 16, "width": 16},
+        {"num_frames": 5, "height": 48, "width": 112},
+        {"num_frames": 13, "height": 80, "width": 16},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("config", [EXACT, SPARSE], ids=["exact", "sparse"])
+def test_any_shape_that_the_pipeline_accepts(pipe, shape, config):
+    expected = generate(pipe, **shape)
+    with chipsparse.enable(pipe, config) as handle:
+        found = generate(pipe, **shape)
+    assert found.shape == expected.shape
+    assert "sparse" in actions(handle)
+    if config is EXACT:
+        torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
+    else:
+        assert (found - expected).norm() < 0.3 * expected.norm()
+
+
+def test_per_token_timesteps_of_wan_22_ti2v(dense):
+    pipe = tiny_wan_pipeline(expand_timesteps=True)
+    expected = generate(pipe)
+    torch.testing.assert_close(expected, dense, atol=1e-4, rtol=1e-4)
+    with chipsparse.enable(pipe, EXACT):
+        torch.testing.assert_close(generate(pipe), expected, atol=2e-4, rtol=2e-4)
+
+
+def test_per_token_timesteps_follow_the_token_order(pipe):
+    generator = torch.Generator().manual_seed(2)
+    arguments = {
+        "hidden_states": torch.randn(1, 4, 3, 8, 8, generator=generator),
+        "timestep": torch.randint(0, 1000, (1, 48), generator=generator),
+        "encoder_hidden_states": torch.randn(1, 16, 32, generator=generator),
+        "return_dict": False,
+    }
+    with torch.no_grad():
+        expected = pipe.transformer(**arguments)[0]
+        with chipsparse.enable(pipe, SPARSE), pipe.transformer.cache_context("cond", step_index=0):
+            found = pipe.transformer(**arguments)[0]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert not torch.equal(found, expected)  # the order did change
+
+
+def test_both_experts_have_their_own_state():
+    def two_experts():
+        return tiny_wan_pipeline(transformer_2=tiny_wan_transformer(seed=9), boundary_ratio=0.9)
+
+    plain, pipe = two_experts(), two_experts()
+    expected = generate(plain)
+    with chipsparse.enable(pipe, EXACT) as handle:
+        torch.testing.assert_close(generate(pipe), expected, atol=2e-4, rtol=2e-4)
+    # The second expert starts in the middle, with a dense and a refresh step of its own.
+    found = actions(handle)
+    assert len(found) == STEPS
+    first, second = (step for step, action in enumerate(found) if action == "dense")
+    assert first == 0
+    assert found[second + 1] == "refresh"
+    assert handle.report.actions().total() == STEPS
+
+
+# Living with what else diffusers does to a model.
+
+
+def test_group_offload_by_block(pipe, sparse):
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        apply_group_offloading(
+            pipe.transformer,
+            onload_device=torch.device("cpu"),
+            offload_device=torch.device("cpu"),
+            offload_type="block_level",
+            num_blocks_per_group=1,
+        )
+        assert torch.equal(generate(pipe), sparse)
+        assert handle.report.fallbacks == []
+
+
+def test_group_offload_by_leaf_runs_the_mlp_dense_and_says_so(pipe):
+    config = SPARSE.override({"mlp.enabled": False})
+    with chipsparse.enable(pipe, config):
+        attention_only = generate(pipe)
+    apply_group_offloading(
+        pipe.transformer,
+        onload_device=torch.device("cpu"),
+        offload_device=torch.device("cpu"),
+        offload_type="leaf_level",
+    )
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        assert torch.equal(generate(pipe), attention_only)
+        assert len(handle.report.fallbacks) == 3
+        assert "offloaded one by one" in handle.report.fallbacks[0]
+
+
+@pytest.mark.parametrize("enable_first", [True, False])
+def test_model_offload_hooks_may_come_and_go(pipe, sparse, dense, enable_first):
+    """What `enable_model_cpu_offload` does, with the CPU in the place of the accelerator."""
+    from accelerate import cpu_offload_with_hook
+    from accelerate.hooks import remove_hook_from_module
+
+    handle = chipsparse.enable(pipe, SPARSE) if enable_first else None
+    for _ in range(2):
+        cpu_offload_with_hook(pipe.transformer, torch.device("cpu"))
+        handle = handle or chipsparse.enable(pipe, SPARSE)
+        assert torch.equal(generate(pipe), sparse)
+        remove_hook_from_module(pipe.transformer, recurse=True)
+    cpu_offload_with_hook(pipe.transformer, torch.device("cpu"))
+    handle.disable()
+    assert torch.equal(generate(pipe), dense)
+    assert hasattr(pipe.transformer, "_hf_hook")
+
+
+def test_an_adapter_in_an_mlp_runs_dense_and_says_so(pipe):
+    class Adapted(torch.nn.Linear):
+        pass
+
+    pipe.transformer.blocks[1].ffn.net[2].__class__ = Adapted
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        generate(pipe)
+    assert handle.report.fallbacks == [
+        "MLP of layer 1 runs dense: its second linear is a Adapted (adapter or quantized)"
+    ]
+
+
+def test_the_attention_backend_may_change_while_enabled(pipe):
+    with attention_backend("native"):  # diffusers sets it globally, too: restore it
+        before = tiny_wan_pipeline()
+        before.transformer.set_attention_backend("_native_math")
+        with chipsparse.enable(before, SPARSE):
+            expected = generate(before)
+    with attention_backend("native"), chipsparse.enable(pipe, SPARSE):
+        pipe.transformer.set_attention_backend("_native_math")
+        assert torch.equal(generate(pipe), expected)
+    assert pipe.transformer.blocks[0].attn1.processor._attention_backend == "_native_math"
+
+
+def test_a_replaced_processor_runs_dense(pipe, dense):
+    config = SPARSE.override({"mlp.enabled": False, "token_order.voxel": None})
+    with chipsparse.enable(pipe, config):
+        processor = type(pipe.transformer.blocks[0].attn1.processor)
+        for block in pipe.transformer.blocks:
+            block.attn1.set_processor(processor())
+        assert torch.equal(generate(pipe), dense)
+
+
+def test_compiled_blocks_share_one_graph(pipe, sparse):
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    with chipsparse.enable(pipe, SPARSE):
+        pipe.transformer.compile_repeated_blocks(backend="eager", fullgraph=True)
+        torch.testing.assert_close(generate(pipe), sparse, atol=1e-5, rtol=1e-5)
+        assert counters["stats"]["unique_graphs"] == 1
+        assert not counters["graph_break"]
+    torch._dynamo.reset()
+
+
+def test_pipelines_that_name_no_step_or_branch(pipe, sparse, monkeypatch):
+    """As image-to-image pipelines: the position comes from the scheduler's timesteps."""
+    import contextlib
+
+    from diffusers.models.cache_utils import CacheMixin
+
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        monkeypatch.setattr(
+            type(pipe.transformer), "cache_context", lambda *_, **__: contextlib.nullcontext()
+        )
+        found = generate(pipe)
+    assert actions(handle, "call0") == actions(handle, "call1")
+    assert actions(handle, "call0").count("sparse") == 4
+    # Only the seeds of the random columns see the name of a branch.
+    assert (found - sparse).norm() < 0.3 * sparse.norm()
+    assert hasattr(CacheMixin, "cache_context")
+
+
+def test_recording_gradients_is_left_alone(pipe):
+    model = pipe.transformer
+    arguments = {
+        "hidden_states": torch.randn(1, 4, 3, 8, 8),
+        "timestep": torch.tensor([5]),
+        "encoder_hidden_states": torch.randn(1, 16, 32),
+    }
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        generate(pipe)
+        seen = len(handle.report.steps)
+        model(**arguments).sample.sum().backward()
+        assert len(handle.report.steps) == seen
+    assert model.blocks[0].attn1.to_q.weight.grad is not None
+    assert model.blocks[0].ffn.net[2].weight.grad is not None
+    assert not hasattr(model.blocks[0].attn1, TAG)

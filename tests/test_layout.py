@@ -1,0 +1,129 @@
+"""The dependency rule and the folder layout, read from the files themselves."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "chipsparse"
+FOLDERS = ("kernels", "pipelines", "cli")
+
+# Each layer may import itself and what stands left of it.
+LAYERS = ("kernels", "core", "pipelines", "api", "cli")
+
+
+def sources():
+    """Each source file with its import name, such as `chipsparse.cli.main`."""
+    for top in (*FOLDERS, "chipsparse"):
+        for file in sorted((ROOT / top).rglob("*.py")):
+            parts = file.relative_to(ROOT).with_suffix("").parts
+            if top == "chipsparse" and parts[1] in (*FOLDERS, "assets"):
+                continue
+            name = ".".join(parts if top == "chipsparse" else ("chipsparse", *parts))
+            yield file, name.removesuffix(".__init__")
+
+
+def layer_of(module):
+    parts = module.split(".")
+    if len(parts) > 1 and parts[1] in ("kernels", "pipelines", "cli", "api"):
+        return parts[1]
+    return "core"
+
+
+def imports(file, module):
+    """Each imported module with its line and whether the import is lazy (in a function)."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    lazy = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or is_type_checking(node)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno, id(node) in lazy
+        elif isinstance(node, ast.ImportFrom):
+            package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+            base = node.module or ""
+            if node.level:
+                kept = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*kept, base] if base else kept)
+            for alias in node.names:
+                # `from chipsparse import api` imports a module, `from chipsparse import enable` not
+                inner = f"{base}.{alias.name}"
+                yield inner if base == "chipsparse" else base, node.lineno, id(node) in lazy
+
+
+def is_type_checking(node):
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def violations(file, module):
+    own = LAYERS.index(layer_of(module))
+    for imported, line, lazy in imports(file, module):
+        top = imported.split(".")[0]
+        if top in FOLDERS:
+            yield f"{file.name}:{line}: import chipsparse.{imported}, not a bare {imported}"
+        if top != "chipsparse":
+            continue
+        layer = layer_of(imported)
+        if module == "chipsparse" and layer == "api" and lazy:
+            continue  # the package's front door
+        if layer == "core" and module.startswith("chipsparse.kernels"):
+            yield f"{file.name}:{line}: kernels must not import {imported}"
+        elif LAYERS.index(layer) > own:
+            yield f"{file.name}:{line}: {layer_of(module)} must not import {imported}"
+
+
+@pytest.mark.parametrize(("file", "module"), [pytest.param(*s, id=s[1]) for s in sources()])
+def test_imports_point_left(file, module):
+    assert list(violations(file, module)) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "message"),
+    [
+        ("chipsparse.plan", "import chipsparse.pipelines.wan", "core must not import"),
+        ("chipsparse.plan", "def f():\n    from chipsparse import api", "core must not import"),
+        ("chipsparse.kernels.op", "from chipsparse.config import X", "kernels must not import"),
+        ("chipsparse.pipelines.wan", "from ..api import enable", "pipelines must not import"),
+        ("chipsparse.api", "from chipsparse.cli.main import main", "api must not import"),
+        ("chipsparse", "from chipsparse.api import enable", "core must not import"),
+        ("chipsparse.cli.main", "import kernels.attention", "import chipsparse.kernels"),
+        ("chipsparse.cli.main", "from pipelines import wan", "import chipsparse.pipelines"),
+    ],
+)
+def test_the_rule_finds_what_breaks_it(tmp_path, module, source, message):
+    file = tmp_path / ("__init__.py" if module == "chipsparse" else "module.py")
+    file.write_text(source)
+    assert [found for found in violations(file, module) if message in found]
+
+
+def test_the_rule_lets_the_package_import_its_api_lazily(tmp_path):
+    file = tmp_path / "__init__.py"
+    file.write_text("def __getattr__(name):\n    from chipsparse import api\n")
+    assert list(violations(file, "chipsparse")) == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_folders_cannot_shadow_other_packages(folder):
+    """A folder with `__init__.py` would hide PyPI's `kernels` from programs run in this folder."""
+    assert (ROOT / folder).is_dir()
+    assert not (ROOT / folder / "__init__.py").exists()
+    assert not (ROOT / f"{folder}.py").exists()
+
+
+@pytest.mark.parametrize("folder", [*FOLDERS, "assets"])
+def test_links_are_relative(folder):
+    link = PACKAGE / folder
+    assert link.is_symlink()
+    assert link.readlink() == Path("..") / folder
+
+
+def test_only_pipelines_and_the_command_know_diffusers():
+    for file, module in sources():
+        if layer_of(module) in ("kernels", "core"):
+            found = [name for name, _, _ in imports(file, module) if name.startswith("diffusers")]
+            assert found == [], f"{module} imports {found}"
