@@ -6,8 +6,8 @@
 
 PYTHON ?= python3
 # An unconstrained torch may bring gigabytes of CUDA libraries that a machine without a GPU cannot
-# use. Any pip arguments do, for example
-#   make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+# use. Any pip arguments do: another version, a wheel, or a package index of your own, as in
+#   make demo TORCH="torch==2.13.0 --index-url URL"
 TORCH ?= torch==2.13.0
 
 VENV := .venv

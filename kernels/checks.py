@@ -11,7 +11,7 @@ FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # Tiles that stay in a core's cache make the references fastest on a CPU; on a GPU larger tiles
 # keep the number of launches down.
-CPU_TILE_BYTES = 4 << 20
+CPU_TILE_BYTES = 2 << 20
 DEFAULT_TRANSIENT_BYTES = 256 << 20
 
 

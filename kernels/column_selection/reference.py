@@ -74,16 +74,16 @@ def random_hashes(
     row = torch.arange(groups.start, groups.stop, dtype=torch.int64, device=device)[:, None]
     column = torch.arange(columns, dtype=torch.int64, device=device)
     state = torch.zeros((), dtype=torch.int64, device=device)
-    for part in (seed & LOW_32_BITS, seed >> 32 & LOW_32_BITS, batch, head, row, column):
-        state = _mix((state + 0x9E3779B9 ^ part) & LOW_32_BITS)
+    for part in (seed & LOW_32_BITS, (seed >> 32) & LOW_32_BITS, batch, head, row, column):
+        state = _mix(((state + 0x9E3779B9) ^ part) & LOW_32_BITS)
     return state
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
     """The 32-bit finalizer of MurmurHash3 (Appleby), a bijection; int64 below 2**32 in and out."""
-    x = ((x ^ x >> 16) * 0x85EBCA6B) & LOW_32_BITS
-    x = ((x ^ x >> 13) * 0xC2B2AE35) & LOW_32_BITS
-    return x ^ x >> 16
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & LOW_32_BITS
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & LOW_32_BITS
+    return x ^ (x >> 16)
 
 
 def _ordered_keys(sums: torch.Tensor) -> torch.Tensor:
@@ -93,4 +93,4 @@ def _ordered_keys(sums: torch.Tensor) -> torch.Tensor:
     backwards, so all but their sign are flipped.
     """
     bits = (sums + 0.0).view(torch.int32)  # adding 0 turns -0 into 0
-    return bits ^ (bits >> 31 & INT32_MAX)
+    return bits ^ ((bits >> 31) & INT32_MAX)

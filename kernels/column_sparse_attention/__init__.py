@@ -57,7 +57,7 @@ def column_sparse_attention(
     - ``merge``: ``(a A + residual) / (a + 1 - w)`` with ``a = exp(lse - lse_dense)``, where the
       refresh recorded ``lse_dense`` of all columns, ``w = exp(lse - lse_dense)`` and
       ``residual = o - w A``. It weighs kept and dropped columns by their softmax mass, is exact
-      when nothing changed, and safe for any ``lse``. Where ``1 - w`` is below the rounding of the
+      when nothing changed, and safe for any ``lse``. Where ``1 - w`` is within the rounding of the
       residual's dtype nothing was dropped, and the output is A.
 
     Args:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import torch
 
-from chipsparse.kernels.checks import compute_dtype, group_chunks, tile_bytes
+from chipsparse.kernels.checks import compute_dtype, ranges, tile_bytes
 from chipsparse.kernels.softmax import softmax_with_lse
+
+# A log-sum-exp of some tens is exact to that many units of its dtype, and so is the kept mass.
+LSE_ROUNDING = 64
 
 
 def column_sparse_attention(
@@ -27,41 +28,48 @@ def column_sparse_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the public function of the same name; all arguments are checked."""
     batch, heads, rows, head_dim = query.shape
-    capacity = indices.shape[3]
+    columns, capacity = key.shape[2], indices.shape[3]
     dtype, device = compute_dtype(query), query.device
-    output = torch.empty_like(query)
-    lse = torch.empty(batch, heads, rows, dtype=dtype, device=device)
+    flat_key, flat_value = key.flatten(0, 2), value.flatten(0, 2)
+    first_row = torch.arange(batch * heads, device=device).view(batch, heads, 1, 1) * columns
+    packed_rows = indices + first_row
     # Looking at the counts would make the host wait for a GPU; there the tail is always masked.
-    ragged = device.type != "cpu" or not bool((counts == capacity).all())
+    masked = device.type != "cpu" or not bool((counts == capacity).all())
     group_bytes = (group_rows + 2 * head_dim) * capacity * dtype.itemsize
     limit = tile_bytes(device, max_transient_bytes)
-    for b, h in product(range(batch), range(heads)):
-        for chunk in group_chunks(rows, group_rows, group_bytes, limit):
-            columns = indices[b, h, chunk.groups]
-            kept, kept_lse = _attend(
-                (query[b, h, chunk.rows].to(dtype) * scale).unflatten(0, chunk.shape),
-                _pack_rows(key[b, h], columns).to(dtype),
-                _pack_rows(value[b, h], columns).to(dtype),
-                counts[b, h, chunk.groups] if ragged else None,
+    full = rows // group_rows
+    output = torch.empty(batch, heads, rows, head_dim, dtype=dtype, device=device)
+    lse = torch.empty(batch, heads, rows, dtype=dtype, device=device)
+    # First all whole groups of all heads as one list of tiles, then the ragged last ones.
+    for groups, row_slice, size in (
+        (slice(0, full), slice(0, full * group_rows), group_rows),
+        (slice(full, full + 1), slice(full * group_rows, rows), rows % group_rows),
+    ):
+        if size == 0 or groups.stop == 0:
+            continue
+        tiles = query[:, :, row_slice].unflatten(2, (-1, size)).flatten(0, 2)
+        lists = packed_rows[:, :, groups].flatten(0, 2)
+        list_counts = counts[:, :, groups].flatten()
+        kept = torch.empty(tiles.shape, dtype=dtype, device=device)
+        kept_lse = torch.empty(tiles.shape[:2], dtype=dtype, device=device)
+        for first, last in ranges(len(tiles), group_bytes, limit):
+            kept[first:last], kept_lse[first:last] = _attend(
+                tiles[first:last].to(dtype) * scale,
+                _pack_rows(flat_key, lists[first:last]).to(dtype),
+                _pack_rows(flat_value, lists[first:last]).to(dtype),
+                list_counts[first:last] if masked else None,
             )
-            kept, kept_lse = kept.flatten(0, 1), kept_lse.flatten()
-            lse[b, h, chunk.rows] = kept_lse
-            if delta_rule == "difference":
-                assert residual is not None
-                kept = apply_difference(kept, residual[b, h, chunk.rows])
-            elif delta_rule == "merge":
-                assert residual is not None
-                assert lse_dense is not None
-                assert kept_mass is not None
-                kept = apply_merge(
-                    kept,
-                    kept_lse,
-                    residual[b, h, chunk.rows],
-                    lse_dense[b, h, chunk.rows],
-                    kept_mass[b, h, chunk.rows],
-                )
-            output[b, h, chunk.rows] = kept
-    return output, lse
+        output[:, :, row_slice] = kept.view(batch, heads, -1, head_dim)
+        lse[:, :, row_slice] = kept_lse.view(batch, heads, -1)
+    if delta_rule == "difference":
+        assert residual is not None
+        output = apply_difference(output, residual)
+    elif delta_rule == "merge":
+        assert residual is not None
+        assert lse_dense is not None
+        assert kept_mass is not None
+        output = apply_merge(output, lse, residual, lse_dense, kept_mass)
+    return output.to(query.dtype), lse
 
 
 def apply_difference(kept: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -88,8 +96,8 @@ def apply_merge(
 
     ``(a A + u) / (a + 1 - w)`` with ``a = exp(t)``, ``t = kept_lse - lse_dense``. Where ``t > 0``
     both parts are divided by ``a``, so no exponential exceeds 1, and the denominator is at least
-    ``1 - w``. Where that is within the rounding of the residual nothing was dropped: the result is
-    A, not the ratio of two rounding errors.
+    ``min(1, 1 - w)``. Where ``1 - w`` is within the rounding of the residual or of w nothing was
+    dropped: the result is A, not the ratio of two rounding errors.
 
     Args:
         kept: A, ``[..., D]`` float32.
@@ -103,12 +111,14 @@ def apply_merge(
     """
     shift = (kept_lse - lse_dense).unsqueeze(-1)
     dropped_mass = (1 - kept_mass.to(kept.dtype)).unsqueeze(-1)
-    nothing_dropped = dropped_mass <= torch.finfo(residual.dtype).eps
+    rounding = max(torch.finfo(residual.dtype).eps, LSE_ROUNDING * torch.finfo(kept.dtype).eps)
+    nothing_dropped = dropped_mass <= rounding
     kept_weight = shift.clamp(max=0).exp_()
     dropped_weight = (-shift).clamp_(max=0).exp_()
     total = kept_weight + dropped_weight * dropped_mass
-    merged = (kept_weight * kept).add_(dropped_weight * residual).div_(total)
-    return torch.where(nothing_dropped, kept, merged)
+    kept_share = torch.where(nothing_dropped, 1, kept_weight / total)
+    residual_share = torch.where(nothing_dropped, 0, dropped_weight / total)
+    return torch.addcmul(kept_share * kept, residual_share, residual.to(kept.dtype))
 
 
 def _pack_rows(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
@@ -135,12 +145,12 @@ def _attend(
     """
     if key.shape[1] == 0:
         return torch.zeros_like(query), query.new_full(query.shape[:2], -torch.inf)
-    scores = torch.bmm(query, key.mT)
     if counts is None:
-        weights, lse = softmax_with_lse(scores)
+        weights, lse = softmax_with_lse(torch.bmm(query, key.mT))
         return torch.bmm(weights, value), lse
     ignored = torch.arange(key.shape[1], device=key.device) >= counts[:, None]
-    weights, lse = softmax_with_lse(scores.masked_fill_(ignored[:, None], -torch.inf))
+    mask = torch.zeros_like(ignored, dtype=query.dtype).masked_fill_(ignored, -torch.inf)
+    weights, lse = softmax_with_lse(torch.baddbmm(mask[:, None], query, key.mT))
     empty = (counts == 0)[:, None]
-    weights.masked_fill_(empty[:, None], 0)
-    return torch.bmm(weights, value), lse.masked_fill_(empty, -torch.inf)
+    output = torch.bmm(weights, value).masked_fill_(empty[:, None], 0)
+    return output, lse.masked_fill_(empty, -torch.inf)

@@ -1,0 +1,145 @@
+"""Independent float64 formulas, inputs and tolerances for the tests of the operations.
+
+Nothing here uses the code under test: attention has the full score matrix and a full boolean mask,
+the MLP goes neuron by neuron.
+"""
+
+import pytest
+import torch
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+# Largest |error| / (1 + |expected|) per dtype of the inputs.
+TOLERANCE = {
+    torch.float64: 1e-12,
+    torch.float32: 1e-5,
+    torch.float16: 2e-3,
+    torch.bfloat16: 1.6e-2,
+}
+# A log-sum-exp is float32 for all of these; half precision inputs may be multiplied as such.
+LSE_TOLERANCE = {
+    torch.float64: 1e-12,
+    torch.float32: 1e-5,
+    torch.float16: 1e-4,
+    torch.bfloat16: 1e-4,
+}
+
+
+def assert_close(actual, expected, tolerance):
+    torch.testing.assert_close(
+        actual.double().cpu(), expected.double().cpu(), rtol=tolerance, atol=tolerance
+    )
+
+
+def backend_names(backends):
+    """Parameters for a test over all backends of an operation."""
+    return pytest.mark.parametrize("backend", [backend.name for backend in backends])
+
+
+def skip_unless_it_runs(backends, name, *tensors):
+    reason = next(b for b in backends if b.name == name).why_not(*tensors)
+    if reason is not None:
+        pytest.skip(f"{name}: {reason}")
+
+
+def attention_inputs(
+    batch, heads, rows, columns, head_dim, *, dtype, device, strided=False, seed=0
+):
+    """Random query, key and value; strided ones are views of ``[B, N, H, D]``."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def tensor(length):
+        data = torch.randn(batch, length, heads, head_dim, generator=generator)
+        data = data.to(device, dtype).transpose(1, 2)
+        return data if strided else data.contiguous()
+
+    return tensor(rows), tensor(columns), tensor(columns)
+
+
+def groups_of(rows, group_rows):
+    return (rows + group_rows - 1) // group_rows
+
+
+def random_mask(batch, heads, rows, columns, group_rows, *, device, seed=0):
+    """bool ``[B, H, G, M]`` of any counts; the first group keeps nothing, the last one all."""
+    generator = torch.Generator().manual_seed(seed)
+    groups = groups_of(rows, group_rows)
+    share = torch.rand(batch, heads, groups, 1, generator=generator)
+    mask = torch.rand(batch, heads, groups, columns, generator=generator) < share
+    mask[:, :, 0] = False
+    mask[:, :, -1] = True
+    return mask.to(device)
+
+
+def index_lists(mask):
+    """int32 indices ``[..., K]`` and counts ``[...]`` of a mask, row by row."""
+    rows = [row.nonzero().flatten().tolist() for row in mask.flatten(0, -2)]
+    longest = max(map(len, rows))
+    indices = torch.tensor([row + [0] * (longest - len(row)) for row in rows], dtype=torch.int32)
+    counts = torch.tensor([len(row) for row in rows], dtype=torch.int32)
+    shape = mask.shape[:-1]
+    return indices.view(*shape, longest).to(mask.device), counts.view(shape).to(mask.device)
+
+
+def scores_of(query, key, scale=None):
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return torch.einsum("bhnd,bhmd->bhnm", query.double(), key.double()) * scale
+
+
+def full_attention(query, key, value, scale=None):
+    scores = scores_of(query, key, scale)
+    lse = torch.logsumexp(scores, dim=-1)
+    return torch.exp(scores - lse[..., None]) @ value.double(), lse
+
+
+def masked_attention(query, key, value, mask, group_rows, scale=None):
+    """Attention of each row over the columns its group keeps; 0 and -inf where there are none."""
+    scores = scores_of(query, key, scale)
+    keep = mask.repeat_interleave(group_rows, dim=2)[:, :, : query.shape[2]]
+    scores = scores.masked_fill(~keep, -torch.inf)
+    lse = torch.logsumexp(scores, dim=-1)
+    weights = torch.where(keep, torch.exp(scores - lse[..., None]), 0.0)
+    return weights @ value.double(), lse
+
+
+def column_sums_of(query, key, lse_previous, group_rows):
+    weights = torch.exp(scores_of(query, key) - lse_previous.double()[..., None])
+    return torch.stack([part.sum(2) for part in weights.split(group_rows, dim=2)], dim=2)
+
+
+def activation_of(x, name):
+    if name == "silu":
+        return x / (1 + torch.exp(-x))
+    if name == "gelu":
+        return x * 0.5 * (1 + torch.erf(x / 2**0.5))
+    return 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+def neuron_activation(hidden, weight, bias, neuron, activation):
+    """One neuron on tokens ``[n, C]``: ``[n]``."""
+    before = hidden.double() @ weight[neuron].double()
+    if bias is not None:
+        before = before + bias[neuron].double()
+    return activation_of(before, activation)
+
+
+def mlp_inputs(batch, rows, channels, neurons, *, dtype, device, seed=0):
+    """Hidden ``[B, N, C]``, up weight ``[F, C]``, up bias ``[F]`` and down weight ``[C, F]``."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def tensor(*shape, scale=1.0):
+        return (torch.randn(shape, generator=generator) * scale).to(device, dtype)
+
+    return (
+        tensor(batch, rows, channels),
+        tensor(neurons, channels, scale=channels**-0.5),
+        tensor(neurons, scale=0.5),
+        tensor(channels, neurons, scale=neurons**-0.5),
+    )
+
+
+def random_neurons(batch, groups, capacity, neurons, *, device, seed=0):
+    """int32 ``[B, G, K]``, each list ascending and without repeats."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.rand(batch, groups, neurons, generator=generator)
+    return scores.argsort(-1)[..., :capacity].sort(-1).values.int().to(device)

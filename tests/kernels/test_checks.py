@@ -1,0 +1,32 @@
+import pytest
+import torch
+
+from chipsparse.kernels.checks import group_chunks, ranges, tile_bytes
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 100])
+@pytest.mark.parametrize("limit", [0, 10, 35, 1000])
+def test_ranges_cover_everything_once_within_the_limit(count, limit):
+    parts = list(ranges(count, 10, limit))
+    assert [i for first, last in parts for i in range(first, last)] == list(range(count))
+    assert all(0 < last - first <= max(1, limit // 10) for first, last in parts)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 7, 8, 41])
+@pytest.mark.parametrize("limit", [1, 25, 1000])
+def test_group_chunks_cover_all_rows_in_whole_groups(rows, limit):
+    chunks = list(group_chunks(rows, 4, 10, limit))
+    assert [row for c in chunks for row in range(c.rows.start, c.rows.stop)] == list(range(rows))
+    numbers = [group for c in chunks for group in range(c.groups.start, c.groups.stop)]
+    assert numbers == list(range((rows + 3) // 4))
+    for chunk in chunks:
+        assert chunk.rows.start == chunk.groups.start * 4
+        assert chunk.shape[0] == chunk.groups.stop - chunk.groups.start
+        assert chunk.shape[0] * chunk.shape[1] == chunk.rows.stop - chunk.rows.start
+        assert chunk.shape[0] <= max(1, limit // 10)
+
+
+def test_the_callers_limit_holds_on_every_device():
+    for name in ("cpu", "cuda"):
+        assert tile_bytes(torch.device(name), 1000) == 1000
+    assert tile_bytes(torch.device("cpu"), 1 << 40) < tile_bytes(torch.device("cuda"), 1 << 40)

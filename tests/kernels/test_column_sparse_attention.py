@@ -1,0 +1,351 @@
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from chipsparse.kernels.column_sparse_attention import BACKENDS, column_sparse_attention
+from chipsparse.kernels.column_sparse_attention.reference import apply_difference, apply_merge
+from tests.kernels.formulas import (
+    DTYPES,
+    LSE_TOLERANCE,
+    TOLERANCE,
+    assert_close,
+    attention_inputs,
+    backend_names,
+    full_attention,
+    groups_of,
+    index_lists,
+    masked_attention,
+    random_mask,
+    skip_unless_it_runs,
+)
+
+SHAPES = [(1, 1, 1, 1, 64), (2, 3, 7, 9, 64), (1, 2, 131, 333, 128), (2, 2, 1337, 131, 64)]
+
+
+def attend(inputs, mask, group_rows=128, **options):
+    return column_sparse_attention(*inputs, *index_lists(mask), group_rows=group_rows, **options)
+
+
+def refreshed(inputs, mask, group_rows, dtype):
+    """What a refresh records, from the formulas: output, residuals of both rules, lse, mass."""
+    output, lse = full_attention(*inputs)
+    kept, kept_lse = masked_attention(*inputs, mask, group_rows)
+    mass = torch.exp(kept_lse - lse)
+    return {
+        "output": output.to(dtype),
+        "difference": (output - kept).to(dtype),
+        "merge": (output - mass[..., None] * kept).to(dtype),
+        "lse_dense": lse.float(),
+        "kept_mass": mass.float(),
+    }
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("strided", [False, True])
+def test_matches_masked_attention(backend, shape, dtype, strided, device):
+    inputs = attention_inputs(*shape, dtype=dtype, device=device, strided=strided)
+    skip_unless_it_runs(BACKENDS, backend, *inputs)
+    mask = random_mask(*shape[:4], 128, device=device)
+    output, lse = attend(inputs, mask, backend=backend)
+    expected, expected_lse = masked_attention(*inputs, mask, 128)
+    assert output.dtype == dtype
+    assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert_close(output, expected, TOLERANCE[dtype])
+    assert_close(lse, expected_lse, LSE_TOLERANCE[dtype])
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("group_rows", [1, 13, 64, 128, 192, 500])
+def test_any_group_size_and_equal_counts(backend, group_rows, device):
+    inputs = attention_inputs(2, 2, 333, 131, 64, dtype=torch.float32, device=device)
+    skip_unless_it_runs(BACKENDS, backend, *inputs)
+    scores = torch.rand(2, 2, groups_of(333, group_rows), 131, device=device)
+    mask = scores >= scores.topk(17).values[..., -1:]
+    output, lse = attend(inputs, mask, group_rows, backend=backend)
+    expected, expected_lse = masked_attention(*inputs, mask, group_rows)
+    assert_close(output, expected, TOLERANCE[torch.float32])
+    assert_close(lse, expected_lse, LSE_TOLERANCE[torch.float32])
+
+
+@backend_names(BACKENDS)
+def test_everything_kept_is_full_attention(backend, device):
+    inputs = attention_inputs(1, 2, 333, 131, 64, dtype=torch.float32, device=device)
+    skip_unless_it_runs(BACKENDS, backend, *inputs)
+    mask = torch.ones(1, 2, 3, 131, dtype=torch.bool, device=device)
+    output, lse = attend(inputs, mask, scale=0.3, backend=backend)
+    expected, expected_lse = full_attention(*inputs, scale=0.3)
+    assert_close(output, expected, TOLERANCE[torch.float32])
+    assert_close(lse, expected_lse, LSE_TOLERANCE[torch.float32])
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("capacity", [0, 5])
+def test_nothing_kept_is_zero(backend, capacity, device):
+    inputs = attention_inputs(1, 2, 150, 40, 64, dtype=torch.float32, device=device)
+    skip_unless_it_runs(BACKENDS, backend, *inputs)
+    indices = torch.zeros(1, 2, 2, capacity, dtype=torch.int32, device=device)
+    counts = torch.zeros(1, 2, 2, dtype=torch.int32, device=device)
+    output, lse = column_sparse_attention(*inputs, indices, counts, backend=backend)
+    assert (output == 0).all()
+    assert (lse == -torch.inf).all()
+
+
+@backend_names(BACKENDS)
+def test_entries_past_the_count_and_the_order_of_columns_do_not_matter(backend, device):
+    inputs = attention_inputs(1, 1, 200, 90, 64, dtype=torch.float32, device=device)
+    skip_unless_it_runs(BACKENDS, backend, *inputs)
+    mask = random_mask(1, 1, 200, 90, 128, device=device)
+    mask[0, 0, 1, 50:] = False
+    indices, counts = index_lists(mask)
+    output, lse = column_sparse_attention(*inputs, indices, counts, backend=backend)
+    junk = torch.full_like(indices[..., :3], 89)
+    padded = torch.cat([indices, junk], dim=-1)
+    again, lse_again = column_sparse_attention(*inputs, padded, counts, backend=backend)
+    assert_close(again, output, 1e-6)
+    assert_close(lse_again, lse, 1e-6)
+    reversed_lists = indices.clone()
+    n = int(counts[0, 0, 1])
+    reversed_lists[0, 0, 1, :n] = indices[0, 0, 1, :n].flip(0)
+    shuffled, _ = column_sparse_attention(*inputs, reversed_lists, counts, backend=backend)
+    assert_close(shuffled, output, 1e-6)
+
+
+@backend_names(BACKENDS)
+def test_large_scores_do_not_overflow(backend, device):
+    query, key, value = attention_inputs(1, 1, 140, 40, 64, dtype=torch.float32, device=device)
+    skip_unless_it_runs(BACKENDS, backend, query, key, value)
+    mask = random_mask(1, 1, 140, 40, 70, device=device)
+    inputs = (query * 1000, key, value)
+    output, lse = attend(inputs, mask, 70, backend=backend)
+    expected, expected_lse = masked_attention(*inputs, mask, 70)
+    assert_close(output, expected, 1e-3)
+    assert_close(lse, expected_lse, 1e-5)
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("rule", ["merge", "difference"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("strided", [False, True])
+def test_rules_give_the_cached_output_back_when_nothing_changed(
+    backend, rule, dtype, strided, device
+):
+    inputs = attention_inputs(2, 2, 333, 131, 64, dtype=dtype, device=device, strided=strided)
+    skip_unless_it_runs(BACKENDS, backend, *inputs)
+    mask = random_mask(2, 2, 333, 131, 32, device=device)
+    cache = refreshed(inputs, mask, 32, dtype)
+    output, _ = attend(
+        inputs,
+        mask,
+        32,
+        delta_rule=rule,
+        residual=cache[rule],
+        lse_dense=cache["lse_dense"],
+        kept_mass=cache["kept_mass"],
+        backend=backend,
+    )
+    assert output.dtype == dtype
+    assert_close(output, cache["output"], TOLERANCE[dtype])
+    # Nothing is kept in the first group: the cached output itself.
+    assert torch.equal(output[:, :, :32], cache["output"][:, :, :32])
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("rule", ["merge", "difference"])
+def test_rules_match_their_formulas_when_everything_changed(backend, rule, device):
+    shape = (2, 2, 333, 131, 64)
+    before = attention_inputs(*shape, dtype=torch.float32, device=device, seed=0)
+    inputs = attention_inputs(*shape, dtype=torch.float32, device=device, seed=1)
+    skip_unless_it_runs(BACKENDS, backend, *inputs)
+    mask = random_mask(*shape[:4], 64, device=device)
+    mask[:, :, -1, ::3] = False
+    cache = refreshed(before, mask, 64, torch.float32)
+    output, lse = attend(
+        inputs,
+        mask,
+        64,
+        delta_rule=rule,
+        residual=cache[rule],
+        lse_dense=cache["lse_dense"],
+        kept_mass=cache["kept_mass"],
+        backend=backend,
+    )
+    kept, kept_lse = masked_attention(*inputs, mask, 64)
+    residual = cache[rule].double()
+    if rule == "difference":
+        expected = residual + kept
+    else:
+        a = torch.exp(kept_lse - cache["lse_dense"])[..., None]
+        expected = (a * kept + residual) / (a + 1 - cache["kept_mass"].double()[..., None])
+    assert_close(output, expected, TOLERANCE[torch.float32])
+    assert_close(lse, kept_lse, LSE_TOLERANCE[torch.float32])
+
+
+@backend_names(BACKENDS)
+def test_merge_is_exact_when_only_kept_columns_change(backend, device):
+    """Unlike the difference rule, which does not follow a shift of softmax mass."""
+    query, key, value = attention_inputs(1, 2, 256, 200, 64, dtype=torch.float32, device=device)
+    skip_unless_it_runs(BACKENDS, backend, query, key, value)
+    mask = torch.zeros(1, 2, 4, 200, dtype=torch.bool, device=device)
+    mask[..., 20:60] = True
+    cache = refreshed((query, key, value), mask, 64, torch.float32)
+    new_key, new_value = key.clone(), value.clone()
+    new_key[:, :, 20:60] = key[:, :, 20:60] * 3
+    new_value[:, :, 20:60] += 1
+    inputs = (query, new_key, new_value)
+    expected, _ = full_attention(*inputs)
+    merge, _ = attend(
+        inputs,
+        mask,
+        64,
+        delta_rule="merge",
+        residual=cache["merge"],
+        lse_dense=cache["lse_dense"],
+        kept_mass=cache["kept_mass"],
+        backend=backend,
+    )
+    difference, _ = attend(
+        inputs, mask, 64, delta_rule="difference", residual=cache["difference"], backend=backend
+    )
+    assert_close(merge, expected, TOLERANCE[torch.float32])
+    assert (difference.double() - expected).abs().max() > 0.1
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shift", [-1e5, -300.0, -90.0, 90.0, 300.0, 1e5])
+def test_merge_under_huge_shifts(backend, shift, dtype, device):
+    """Kept columns that take over leave A, those that vanish leave the dropped columns' output."""
+    inputs = attention_inputs(1, 2, 100, 90, 64, dtype=dtype, device=device)
+    skip_unless_it_runs(BACKENDS, backend, *inputs)
+    mask = torch.zeros(1, 2, 2, 90, dtype=torch.bool, device=device)
+    mask[:, :, 0, ::2] = True
+    mask[:, :, 1] = True
+    cache = refreshed(inputs, mask, 64, dtype)
+    kept, kept_lse = masked_attention(*inputs, mask, 64)
+    output, _ = attend(
+        inputs,
+        mask,
+        64,
+        delta_rule="merge",
+        residual=cache["merge"],
+        lse_dense=(kept_lse - shift).float(),
+        kept_mass=cache["kept_mass"],
+        backend=backend,
+    )
+    dropped, _ = masked_attention(*inputs, ~mask, 64)
+    expected = kept if shift > 0 else dropped
+    assert_close(output[:, :, :64], expected[:, :, :64], 4 * TOLERANCE[dtype])
+    assert_close(output[:, :, 64:], kept[:, :, 64:], TOLERANCE[dtype])  # nothing was dropped there
+
+
+def test_merge_formula_at_its_edges():
+    kept = torch.tensor([[1.0, 2.0]] * 6)
+    residual = torch.tensor([[0.3, -0.4]] * 6)
+    inf = torch.inf
+    kept_lse = torch.tensor([2.0, -inf, 5.0, 2.0, 1e4, 0.0])
+    lse_dense = torch.tensor([2.5, 1.0, 5.0, 2.0, 0.0, 1e4])
+    kept_mass = torch.tensor([0.4, 0.0, 1.0, 1.0000002, 1.0, 1.0])
+    result = apply_merge(kept, kept_lse, residual, lse_dense, kept_mass)
+    a = torch.exp(torch.tensor(-0.5))
+    assert_close(result[0], (a * kept[0] + residual[0]) / (a + 0.6), 1e-6)
+    assert torch.equal(result[1], residual[1])
+    # All mass was kept, if rounding says more than all: A, and no ratio of rounding errors.
+    assert torch.equal(result[2:], kept[2:])
+
+
+def test_difference_formula():
+    kept, residual = torch.randn(3, 4), torch.randn(3, 4)
+    assert torch.equal(apply_difference(kept, residual), residual + kept)
+    assert apply_difference(kept, residual.half()).dtype == torch.float32
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_repeats_bit_for_bit_and_spares_its_inputs(backend, dtype, device):
+    inputs = attention_inputs(2, 2, 333, 131, 64, dtype=dtype, device=device)
+    skip_unless_it_runs(BACKENDS, backend, *inputs)
+    mask = random_mask(2, 2, 333, 131, 128, device=device)
+    cache = refreshed(inputs, mask, 128, dtype)
+    tensors = {
+        "residual": cache["merge"],
+        "lse_dense": cache["lse_dense"],
+        "kept_mass": cache["kept_mass"],
+    }
+    copies = [t.clone() for t in (*inputs, *tensors.values())]
+    first = attend(inputs, mask, delta_rule="merge", **tensors, backend=backend)
+    second = attend(inputs, mask, delta_rule="merge", **tensors, backend=backend)
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(first[1], second[1])
+    after = (*inputs, *tensors.values())
+    assert all(torch.equal(a, b) for a, b in zip(after, copies, strict=True))
+
+
+class LargestResult(TorchDispatchMode):
+    nbytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result._base is None:
+            self.nbytes = max(self.nbytes, result.nbytes)
+        return result
+
+
+@pytest.mark.parametrize("groups_at_once", [1, 3])
+def test_transient_memory_stays_within_the_limit(groups_at_once):
+    inputs = attention_inputs(1, 1, 640, 2000, 16, dtype=torch.float32, device="cpu")
+    mask = torch.rand(1, 1, 10, 2000) < 0.5
+    indices, counts = index_lists(mask)
+    limit = groups_at_once * (64 + 2 * 16) * indices.shape[-1] * 4
+    options = {"group_rows": 64, "backend": "reference"}
+    with LargestResult() as largest:
+        small = column_sparse_attention(
+            *inputs, indices, counts, max_transient_bytes=limit, **options
+        )
+    assert 0 < largest.nbytes <= limit
+    large = column_sparse_attention(*inputs, indices, counts, **options)
+    for a, b in zip(small, large, strict=True):
+        assert_close(a, b, 1e-5)
+
+
+def mistaken(**changes):
+    query, key, value = attention_inputs(1, 2, 200, 50, 64, dtype=torch.float32, device="cpu")
+    arguments = {
+        "query": query,
+        "key": key,
+        "value": value,
+        "indices": torch.zeros(1, 2, 2, 5, dtype=torch.int32),
+        "counts": torch.zeros(1, 2, 2, dtype=torch.int32),
+    }
+    return {**arguments, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"indices": torch.zeros(1, 2, 2, 5)}, "indices must be torch.int32, got torch.float32"),
+        (
+            {"indices": torch.zeros(1, 2, 3, 5, dtype=torch.int32)},
+            r"indices must be \[1, 2, 2, 5\], got \[1, 2, 3, 5\]",
+        ),
+        ({"indices": torch.zeros(2, 5, dtype=torch.int32)}, r"\[B, H, G, K\], got \[2, 5\]"),
+        ({"counts": torch.zeros(1, 2, 2)}, "counts must be torch.int32"),
+        ({"counts": torch.zeros(1, 2, dtype=torch.int32)}, r"counts must be \[1, 2, 2\]"),
+        ({"group_rows": 100, "delta_rule": "mean"}, "got 'mean'"),
+        ({"delta_rule": "difference"}, "'difference' needs residual; residual is None"),
+        (
+            {"delta_rule": "merge", "residual": torch.zeros(1, 2, 200, 64)},
+            "'merge' needs residual, lse_dense, kept_mass; lse_dense is None",
+        ),
+        (
+            {"delta_rule": "difference", "residual": torch.zeros(1, 2, 200)},
+            r"residual must be \[1, 2, 200, 64\], got \[1, 2, 200\]",
+        ),
+        ({"group_rows": 0}, "group_rows must be at least 1, got 0"),
+        ({"backend": "gluon"}, "unknown backend 'gluon'; it has"),
+    ],
+)
+def test_mistakes_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        column_sparse_attention(**mistaken(**changes))

@@ -1,0 +1,96 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from chipsparse.kernels.dense_attention import BACKENDS, dense_attention, select
+from tests.kernels.formulas import (
+    DTYPES,
+    LSE_TOLERANCE,
+    TOLERANCE,
+    assert_close,
+    attention_inputs,
+    backend_names,
+    full_attention,
+    skip_unless_it_runs,
+)
+
+SHAPES = [(1, 1, 1, 1, 64), (2, 3, 7, 9, 64), (1, 2, 131, 333, 128), (1, 1, 1337, 1337, 64)]
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("strided", [False, True])
+def test_matches_the_formula(backend, shape, dtype, strided, device):
+    inputs = attention_inputs(*shape, dtype=dtype, device=device, strided=strided)
+    skip_unless_it_runs(BACKENDS, backend, *inputs)
+    output, lse = dense_attention(*inputs, backend=backend)
+    expected, expected_lse = full_attention(*inputs)
+    assert output.dtype == dtype
+    assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert lse.shape == shape[:3]
+    assert_close(output, expected, TOLERANCE[dtype])
+    assert_close(lse, expected_lse, LSE_TOLERANCE[dtype])
+
+
+@backend_names(BACKENDS)
+def test_scale(backend, device):
+    inputs = attention_inputs(1, 2, 33, 20, 64, dtype=torch.float32, device=device)
+    skip_unless_it_runs(BACKENDS, backend, *inputs)
+    output, lse = dense_attention(*inputs, scale=0.7, backend=backend)
+    expected, expected_lse = full_attention(*inputs, scale=0.7)
+    assert_close(output, expected, TOLERANCE[torch.float32])
+    assert_close(lse, expected_lse, LSE_TOLERANCE[torch.float32])
+
+
+@backend_names(BACKENDS)
+def test_large_scores_do_not_overflow(backend, device):
+    query, key, value = attention_inputs(1, 1, 17, 40, 64, dtype=torch.float32, device=device)
+    skip_unless_it_runs(BACKENDS, backend, query, key, value)
+    output, lse = dense_attention(query * 1000, key, value, backend=backend)
+    expected, expected_lse = full_attention(query * 1000, key, value)
+    assert_close(output, expected, 1e-3)
+    assert_close(lse, expected_lse, LSE_TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 4, 333, 333, 64), (2, 3, 131, 200, 128)])
+def test_library_is_bit_equal_to_pytorchs_attention_on_a_cpu(shape, dtype):
+    inputs = attention_inputs(*shape, dtype=dtype, device="cpu", strided=True)
+    output, _ = dense_attention(*inputs, backend="library")
+    assert torch.equal(output, F.scaled_dot_product_attention(*inputs))
+
+
+def test_library_is_preferred_and_the_reference_takes_over_with_a_reason():
+    query, key, value = attention_inputs(1, 1, 8, 8, 64, dtype=torch.float32, device="cpu")
+    assert select(query, key, value).backend.name == "library"
+    spread = torch.randn(1, 1, 8, 128)[..., ::2]
+    choice = select(spread, key, value)
+    assert choice.backend.name == "reference"
+    assert choice.skipped[0][0] == "library"
+    assert "not contiguous" in choice.skipped[0][1]
+    expected, _ = full_attention(spread, key, value)
+    assert_close(dense_attention(spread, key, value)[0], expected, TOLERANCE[torch.float32])
+    with pytest.raises(ValueError, match="'library' cannot run here: the head dimension"):
+        dense_attention(spread, key, value, backend="library")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"key": torch.zeros(1, 2, 9, 32)}, r"key must be \[1, 2, 9, 64\], got \[1, 2, 9, 32\]"),
+        ({"value": torch.zeros(1, 2, 8, 64)}, r"value must be \[1, 2, 9, 64\]"),
+        ({"key": torch.zeros(1, 2, 9, 64).half()}, "key must be torch.float32, got torch.float16"),
+        ({"query": torch.zeros(2, 7, 64)}, r"query must be a non-empty .* got \[2, 7, 64\]"),
+        ({"query": torch.zeros(1, 2, 0, 64)}, r"got \[1, 2, 0, 64\]"),
+        ({"query": torch.zeros(1, 2, 7, 64).int()}, "got torch.int32"),
+        ({"key": torch.zeros(1, 2, 0, 64)}, r"key must be a non-empty .* got \[1, 2, 0, 64\]"),
+        ({"key": torch.zeros(1, 2, 9, 64, device="meta")}, "key is on meta, query on cpu"),
+        ({"backend": "triton"}, "unknown backend 'triton'; it has library, reference"),
+    ],
+)
+def test_mistakes_are_named(change, message):
+    query, key, value = attention_inputs(1, 2, 7, 9, 64, dtype=torch.float32, device="cpu")
+    arguments = {"query": query, "key": key, "value": value, **change}
+    with pytest.raises(ValueError, match=message):
+        dense_attention(**arguments)
