@@ -9,9 +9,9 @@ import torch
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-# Tiles that stay in a core's cache make the references fastest on a CPU; on a GPU larger tiles
-# keep the number of launches down.
-CPU_TILE_BYTES = 2 << 20
+# Tiles within the last-level cache make the references fastest on a CPU; on a GPU larger tiles keep
+# the number of launches down.
+CPU_TILE_BYTES = 8 << 20
 DEFAULT_TRANSIENT_BYTES = 256 << 20
 
 

@@ -74,7 +74,8 @@ def column_sparse_attention(
         residual: ``[B, H, N, D]`` floating point, for either rule.
         lse_dense: ``[B, H, N]`` float32, for ``merge``.
         kept_mass: w, ``[B, H, N]`` float32, for ``merge``.
-        max_transient_bytes: bound of the tiles held at a time; one group of one head is the least.
+        max_transient_bytes: bound of the fp32 keys, values, scores and weights held at a time; one
+            group of one head is the least.
         backend: forces one (``reference``); None takes the first that can run.
 
     Returns:

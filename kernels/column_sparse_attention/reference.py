@@ -35,7 +35,7 @@ def column_sparse_attention(
     packed_rows = indices + first_row
     # Looking at the counts would make the host wait for a GPU; there the tail is always masked.
     masked = device.type != "cpu" or not bool((counts == capacity).all())
-    group_bytes = (group_rows + 2 * head_dim) * capacity * dtype.itemsize
+    group_bytes = 2 * (group_rows + head_dim) * capacity * dtype.itemsize
     limit = tile_bytes(device, max_transient_bytes)
     full = rows // group_rows
     output = torch.empty(batch, heads, rows, head_dim, dtype=dtype, device=device)

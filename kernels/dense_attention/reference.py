@@ -21,7 +21,7 @@ def dense_attention(
     dtype = compute_dtype(query)
     output = torch.empty_like(query)
     lse = torch.empty(batch, heads, rows, dtype=dtype, device=query.device)
-    row_bytes = batch * heads * key.shape[2] * dtype.itemsize
+    row_bytes = 2 * batch * heads * key.shape[2] * dtype.itemsize
     key, value = key.to(dtype), value.to(dtype)
     limit = tile_bytes(query.device, DEFAULT_TRANSIENT_BYTES)
     for first, last in ranges(rows, row_bytes, limit):

@@ -51,7 +51,8 @@ def dense_attention_column_sums(
             finite; NaN gives NaN sums.
         group_rows: R, query rows per group; the last of the G = ceil(N / R) groups may be ragged.
         scale: factor of the scores; None for ``D ** -0.5``.
-        max_transient_bytes: bound of the scores held at a time; one group of one head is the least.
+        max_transient_bytes: bound of the scores and weights held at a time, besides a copy of one
+            head's keys and values where they are not fp32; one group of one head is the least.
         backend: forces one (``reference``); None takes the first that can run.
 
     Returns:

@@ -30,7 +30,7 @@ def dense_attention_column_sums(
     output = torch.empty_like(query)
     lse = torch.empty(batch, heads, rows, dtype=dtype, device=device)
     column_sums = torch.empty(batch, heads, groups, columns, dtype=dtype, device=device)
-    group_bytes = group_rows * columns * dtype.itemsize
+    group_bytes = 2 * group_rows * columns * dtype.itemsize
     limit = tile_bytes(device, max_transient_bytes)
     for b, h in product(range(batch), range(heads)):
         key_tile, value_tile = key[b, h].to(dtype), value[b, h].to(dtype)

@@ -297,13 +297,13 @@ def test_transient_memory_stays_within_the_limit(groups_at_once):
     inputs = attention_inputs(1, 1, 640, 2000, 16, dtype=torch.float32, device="cpu")
     mask = torch.rand(1, 1, 10, 2000) < 0.5
     indices, counts = index_lists(mask)
-    limit = groups_at_once * (64 + 2 * 16) * indices.shape[-1] * 4
+    limit = groups_at_once * 2 * (64 + 16) * indices.shape[-1] * 4
     options = {"group_rows": 64, "backend": "reference"}
     with LargestResult() as largest:
         small = column_sparse_attention(
             *inputs, indices, counts, max_transient_bytes=limit, **options
         )
-    assert 0 < largest.nbytes <= limit
+    assert 0 < largest.nbytes <= groups_at_once * 64 * indices.shape[-1] * 4  # the scores
     large = column_sparse_attention(*inputs, indices, counts, **options)
     for a, b in zip(small, large, strict=True):
         assert_close(a, b, 1e-5)

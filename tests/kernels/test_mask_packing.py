@@ -1,6 +1,5 @@
 import pytest
 import torch
-from bitarray import bitarray
 
 from chipsparse.kernels.mask_packing import (
     INDEX_BACKENDS,
@@ -24,6 +23,8 @@ def some_mask(columns, device, rows=(2, 3, 5)):
 @backend_names(PACK_BACKENDS)
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_packs_like_bitarray(backend, columns, device):
+    from bitarray import bitarray
+
     mask = some_mask(columns, device)
     packed = pack_mask(mask, backend=backend)
     assert packed.dtype == torch.uint8
