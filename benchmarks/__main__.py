@@ -50,7 +50,7 @@ def contact_sheet(clips: Clips, *, frames: int = 8):
     from PIL import Image
 
     picked = torch.linspace(0, clips.frames.shape[1] - 1, frames).round().long()
-    rows = clips.frames[:, picked].permute(0, 2, 1, 3, 4).flatten(2, 3).flatten(0, 1)
+    rows = clips.frames.cpu()[:, picked].permute(0, 2, 1, 3, 4).flatten(2, 3).flatten(0, 1)
     return Image.fromarray((rows * 255).round().byte().numpy())
 
 

@@ -19,7 +19,7 @@ class Clips:
     """A batch of generated clips.
 
     Attributes:
-        frames: float32 ``[B, F, H, W, C]`` in 0..1, on the CPU.
+        frames: float32 ``[B, F, H, W, C]`` in 0..1, on the pipeline's device.
         seconds: time of the denoising loop, from the first transformer call to the last step.
         report: what the patched pipeline did, or None for a dense run.
     """
@@ -37,7 +37,7 @@ class Workload:
     ) -> None:
         from diffusers import DiffusionPipeline
 
-        self.pipe: Any = DiffusionPipeline.from_pretrained(str(model), torch_dtype=dtype)
+        self.pipe: Any = DiffusionPipeline.from_pretrained(str(model), dtype=dtype)
         self.pipe.to(device)
         self.pipe.set_progress_bar_config(disable=True)
         self.device = device
@@ -91,7 +91,7 @@ class Workload:
             )[0]
             for clip in scaled
         ]
-        return torch.stack(clips).permute(0, 1, 3, 4, 2).float().cpu()
+        return torch.stack(clips).permute(0, 1, 3, 4, 2).float()
 
 
 class _LoopClock:

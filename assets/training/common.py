@@ -1,0 +1,193 @@
+"""What both training scripts share: clips, the one-pass VAE, schedules, logs and pictures."""
+
+from __future__ import annotations
+
+import csv
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from captions import describe
+from diffusers import AutoencoderKLWan
+from diffusers.models.autoencoders.autoencoder_kl_wan import WanResample
+from PIL import Image, ImageDraw
+from scenes import sample_scene, stage
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+
+class Clips(Dataset):
+    """Endless clips, numbered: the staging arrays of clip `index` and its caption."""
+
+    def __init__(self, *, seed: int) -> None:
+        self.seed = seed
+
+    def __getitem__(self, index: int) -> tuple[dict[str, np.ndarray], str]:
+        rng = np.random.default_rng([self.seed, index])
+        scene = sample_scene(rng)
+        caption = describe(scene, rng)
+        return stage(scene, rng), caption
+
+
+def load_clips(
+    *, seed: int, first: int, batch: int, workers: int
+) -> Iterator[tuple[dict[str, Tensor], list[str]]]:
+    """Batches of `Clips` from clip `first` on, without end, drawn up by worker processes."""
+    return iter(
+        DataLoader(
+            Clips(seed=seed),
+            batch_size=batch,
+            sampler=range(first, 1 << 40),
+            num_workers=workers,
+            prefetch_factor=8 if workers else None,
+        )
+    )
+
+
+def to_device(staging: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Copies a batch of staging arrays."""
+    return {name: value.to(device, non_blocking=True) for name, value in staging.items()}
+
+
+def use_one_pass(vae: AutoencoderKLWan) -> None:
+    """Makes `vae.encoder` and `vae.decoder` take whole clips at once, without feature caches.
+
+    `AutoencoderKLWan.encode` and `.decode` walk a clip in chunks of frames, with caches that carry
+    each convolution's past. One causal pass over all frames gives the same numbers and is faster;
+    only the changes of frame rate, which the cached path alone performs, have to be added to it.
+    """
+    for module in vae.modules():
+        if isinstance(module, WanResample):
+            module.forward = types.MethodType(_resample, module)
+
+
+def _resample(
+    self: WanResample, x: Tensor, feat_cache: None = None, feat_idx: tuple[int, ...] = (0,)
+) -> Tensor:
+    """`WanResample.forward` over a whole clip (B, C, F, H, W); the first frame stands alone."""
+    if self.mode == "upsample3d" and x.shape[2] > 1:
+        later = self.time_conv(x[:, :, 1:]).unflatten(1, (2, -1))  # (B, 2, C, F - 1, H, W)
+        later = later.permute(0, 2, 3, 1, 4, 5).flatten(2, 3)
+        x = torch.cat([x[:, :, :1], later], dim=2)
+    frames = x.shape[2]
+    x = self.resample(x.permute(0, 2, 1, 3, 4).flatten(0, 1))
+    x = x.unflatten(0, (-1, frames)).permute(0, 2, 1, 3, 4)
+    if self.mode == "downsample3d" and frames > 1:
+        x = torch.cat([x[:, :, :1], self.time_conv(x)], dim=2)
+    return x
+
+
+def encode_moments(vae: AutoencoderKLWan, video: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and log variance (B, z, f, h, w) of a video's latents, after `use_one_pass`."""
+    mean, log_variance = vae.quant_conv(vae.encoder(video)).chunk(2, dim=1)
+    return mean, log_variance.clamp(-30.0, 20.0)
+
+
+def decode_latents(vae: AutoencoderKLWan, latents: Tensor) -> Tensor:
+    """Video (B, 3, F, H, W), not clamped, after `use_one_pass`."""
+    return vae.decoder(vae.post_quant_conv(latents))
+
+
+class Schedule:
+    """How far training is, by steps or by seconds (all runs together), and when to pause.
+
+    Args:
+        steps, seconds: training is over when either is reached
+        pause_after: seconds of this run after which to stop early
+        step, spent: where an earlier run stopped
+    """
+
+    def __init__(
+        self, *, steps: int, seconds: float, pause_after: float, step: int = 0, spent: float = 0.0
+    ) -> None:
+        self.steps, self.seconds, self.pause_after = steps, seconds, pause_after
+        self.step, self.before = step, spent
+        self.start = time.monotonic()
+
+    @property
+    def spent(self) -> float:
+        """Seconds of training, all runs together."""
+        return self.before + time.monotonic() - self.start
+
+    @property
+    def progress(self) -> float:
+        """Share of the training that is done, in [0, 1]."""
+        return min(1.0, max(self.step / self.steps, self.spent / self.seconds))
+
+    @property
+    def running(self) -> bool:
+        """Whether to take another step."""
+        return self.progress < 1.0 and time.monotonic() - self.start < self.pause_after
+
+    def rate(self, *, warmup: int, decay_from: float) -> float:
+        """Share of the peak learning rate: a warm-up, a plateau, then a line down to 1 %."""
+        down = (1.0 - self.progress) / (1.0 - decay_from)
+        return min(1.0, (self.step + 1) / warmup, max(0.01, down))
+
+
+def update_average(average: list[Tensor], values: list[Tensor], *, step: int, decay: float) -> None:
+    """Moves an exponential moving average; young averages move faster."""
+    decay = min(decay, (1 + step) / (10 + step))
+    torch._foreach_lerp_(average, values, 1.0 - decay)
+
+
+class Log:
+    """Rows of numbers in a CSV file, continued by later runs."""
+
+    def __init__(self, path: Path, *, fields: tuple[str, ...]) -> None:
+        self.path, self.fields = path, fields
+        if not path.exists():
+            path.write_text(",".join(fields) + "\n")
+
+    def add(self, **values: float) -> None:
+        """Appends a row and prints it."""
+        row = [f"{values[name]:.6g}" for name in self.fields]
+        with self.path.open("a") as file:
+            file.write(",".join(row) + "\n")
+        pairs = zip(self.fields, row, strict=True)
+        print(" ".join(f"{name} {value}" for name, value in pairs), flush=True)
+
+
+def contact_sheet(video: Tensor, captions: list[str], path: Path, *, every: int = 4) -> None:
+    """PNG with a row of frames (each `every`-th) per clip of `video` (B, 3, F, H, W) in [-1, 1]."""
+    frames = video[:, :, ::every].clamp(-1, 1).add(1).mul(127.5).byte().cpu()
+    clips, _, count, height, width = frames.shape
+    sheet = Image.new("RGB", (count * (width + 2), clips * (height + 14)))
+    pen = ImageDraw.Draw(sheet)
+    for row in range(clips):
+        top = row * (height + 14)
+        pen.text((2, top), captions[row], fill=(255, 255, 255))
+        for column in range(count):
+            image = Image.fromarray(frames[row, :, column].permute(1, 2, 0).numpy())
+            sheet.paste(image, (column * (width + 2), top + 13))
+    sheet.save(path, optimize=True)
+
+
+def loss_curve(log: Path, path: Path, *, field: str, title: str) -> None:
+    """PNG of one column of a `Log` against its "step" column, on a logarithmic axis."""
+    with log.open() as file:
+        rows = [(float(r["step"]), float(r[field])) for r in csv.DictReader(file)]
+    if not rows:
+        return
+    steps, values = np.array(rows).T
+    logs = np.log10(values)
+    low, high = logs.min(), np.quantile(logs, 0.99)
+    width, height, left, bottom, top = 800, 400, 60, 30, 30
+    image = Image.new("RGB", (width, height), (255, 255, 255))
+    pen = ImageDraw.Draw(image)
+    x = left + steps / steps.max() * (width - left - 15)
+    y = height - bottom - (logs - low) / max(high - low, 1e-9) * (height - bottom - top)
+    for tick in np.linspace(low, high, 5):
+        at = height - bottom - (tick - low) / max(high - low, 1e-9) * (height - bottom - top)
+        pen.line([(left, at), (width - 15, at)], fill=(225, 225, 225))
+        pen.text((5, at - 5), f"{10**tick:.3g}", fill=(0, 0, 0))
+    for tick in np.linspace(0, steps.max(), 5):
+        at = left + tick / steps.max() * (width - left - 15)
+        pen.text((at - 12, height - bottom + 8), f"{tick:.0f}", fill=(0, 0, 0))
+    pen.text((left, 8), f"{title}, against step", fill=(0, 0, 0))
+    points = [(float(a), float(np.clip(b, top, height))) for a, b in zip(x, y, strict=True)]
+    pen.line(points, fill=(30, 90, 200), width=2)
+    image.save(path, optimize=True)
