@@ -223,7 +223,7 @@ class ModelAdapter:
         )
         try:
             action = self.session.begin(context, self.layout(arguments), hidden.device)
-            self._check_feed_forwards()
+            self._check_layers()
             if action is Action.SKIP:
                 output = self.session.last_output().clone()
                 self.session.end(output)
@@ -291,14 +291,26 @@ class ModelAdapter:
         """Feed-forward layer of one block; see `Session.mlp`."""
         return self.session.mlp(layer, hidden, weights)
 
-    def _check_feed_forwards(self) -> None:
-        """Decides before each call which feed-forward layers can run as one op."""
-        wanted = self.session.caching and self.session.config.mlp.enabled
+    # What runs dense although the config asks otherwise.
+
+    def _check_layers(self) -> None:
+        """Decides before each call which layers can run sparse, and reports the others."""
+        config, caching = self.session.config, self.session.caching
+        dense: dict[tuple[str, str], list[int]] = {}
+        for layer, module in enumerate(self.self_attentions()):
+            if caching and config.attention.enabled and not is_claimed(module):
+                dense.setdefault(("attention", "its processor was replaced"), []).append(layer)
         for layer, module in enumerate(self.feed_forwards()):
-            activation, reason = readable_activation(module)
-            module.chipsparse_activation = activation if wanted else None
-            if wanted and reason is not None:
-                self.session.report.fall_back(f"MLP of layer {layer} runs dense: {reason}")
+            wanted = caching and config.mlp.enabled
+            activation, reason = readable_activation(module) if wanted else (None, None)
+            module.chipsparse_activation = activation
+            if reason is not None:
+                dense.setdefault(("MLP", reason), []).append(layer)
+        for (part, reason), layers in dense.items():
+            self.session.report.fall_back(
+                f"{part} runs dense in {len(layers)} of {len(self.feed_forwards())} layers "
+                f"(first: layer {layers[0]}): {reason}"
+            )
 
 
 def is_claimed(module: Any) -> bool:
@@ -318,7 +330,9 @@ def readable_activation(module: Any) -> tuple[str | None, str | None]:
         return None, f"its activation {type(first).__name__} is not supported"
     for name, linear in (("first", first.proj), ("second", last)):
         if type(linear) is not torch.nn.Linear:
-            return None, f"its {name} linear is a {type(linear).__name__} (adapter or quantized)"
+            return None, (
+                f"its {name} linear is of class {type(linear).__name__} (an adapter, or quantized)"
+            )
         registry = getattr(linear, "_diffusers_hook", None)
         if hasattr(linear, "_hf_hook") or (registry is not None and registry.hooks):
             return None, f"the weights of its {name} linear are offloaded one by one"

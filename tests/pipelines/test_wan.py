@@ -459,8 +459,10 @@ def test_group_offload_by_leaf_runs_the_mlp_dense_and_says_so(pipe):
     )
     with chipsparse.enable(pipe, SPARSE) as handle:
         assert torch.equal(generate(pipe), attention_only)
-        assert len(handle.report.fallbacks) == 3
-        assert "offloaded one by one" in handle.report.fallbacks[0]
+        assert handle.report.fallbacks == [
+            "MLP runs dense in 3 of 3 layers (first: layer 0): "
+            "the weights of its first linear are offloaded one by one"
+        ]
 
 
 @pytest.mark.parametrize("enable_first", [True, False])
@@ -489,7 +491,8 @@ def test_an_adapter_in_an_mlp_runs_dense_and_says_so(pipe):
     with chipsparse.enable(pipe, SPARSE) as handle:
         generate(pipe)
     assert handle.report.fallbacks == [
-        "MLP of layer 1 runs dense: its second linear is a Adapted (adapter or quantized)"
+        "MLP runs dense in 1 of 3 layers (first: layer 1): "
+        "its second linear is of class Adapted (an adapter, or quantized)"
     ]
 
 
@@ -507,11 +510,14 @@ def test_the_attention_backend_may_change_while_enabled(pipe):
 
 def test_a_replaced_processor_runs_dense(pipe, dense):
     config = SPARSE.override({"mlp.enabled": False, "token_order.voxel": None})
-    with chipsparse.enable(pipe, config):
+    with chipsparse.enable(pipe, config) as handle:
         processor = type(pipe.transformer.blocks[0].attn1.processor)
         for block in pipe.transformer.blocks:
             block.attn1.set_processor(processor())
         assert torch.equal(generate(pipe), dense)
+        assert handle.report.fallbacks == [
+            "attention runs dense in 3 of 3 layers (first: layer 0): its processor was replaced"
+        ]
 
 
 def test_compiled_blocks_share_one_graph(pipe, sparse):
