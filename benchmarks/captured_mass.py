@@ -59,7 +59,9 @@ def run(workload: Workload, *, steps: int, every: int) -> list[Record]:
     """One dense generation, probed every few steps; one record per layer and probed step."""
     pipe: Any = workload.pipe
     probed = frozenset(range(0, steps, every)) | {steps - 1}
-    config = workload.profile.sparsity.override({"mlp.enabled": False})
+    config = workload.profile.sparsity.override(
+        {"mlp.enabled": False, "schedule.actions": ["dense", "sparse"]}
+    )
     probe = MassProbe(config, probed)
     adapter = ADAPTERS[type(pipe.transformer).__name__](
         pipe.transformer, probe, PositionTracker(), lambda: pipe.scheduler.timesteps

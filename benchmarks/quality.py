@@ -58,7 +58,10 @@ def cases(base: SparsityConfig) -> dict[str, SparsityConfig]:
         **attention,
     }
     rows["control: MLP only"] = {"attention.enabled": False}
-    rows["control: token order alone, all layers dense"] = {"schedule.first_dense_layers": 10_000}
+    rows["control: token order alone, all layers dense"] = {
+        "schedule.first_dense_layers": 10_000,
+        "schedule.skip_steps": [],
+    }
     rows["control: dense again"] = {"attention.enabled": False, **attention}
     return {"profile": base} | {name: base.override(change) for name, change in rows.items()}
 

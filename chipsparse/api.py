@@ -77,6 +77,8 @@ def enable(pipe: Any, config: SparsityConfig | Profile | str | Path | None = Non
                 lambda: getattr(getattr(pipe, "scheduler", None), "timesteps", None),
             )
             handle._adapters.append(adapter)
+        for adapter in handle._adapters:
+            adapter.other_experts = [other for other in handle._adapters if other is not adapter]
     except BaseException:
         handle.disable()
         raise
@@ -87,11 +89,11 @@ def find_transformers(pipe: Any) -> list[torch.nn.Module]:
     """The transformers of a pipeline that can be patched.
 
     Raises:
-        ValueError: if there is none, or one is patched or compiled as a whole already.
+        ValueError: if there is none, or one is patched, compiled as a whole or parallel already.
     """
     components: dict[str, Any] = getattr(pipe, "components", {})
     for name, component in components.items():
-        if hasattr(component, "_orig_mod"):
+        if type(getattr(component, "_orig_mod", None)).__name__ in ADAPTERS:
             raise ValueError(
                 f"{name} is compiled as a whole; enable chipsparse first and compile its blocks "
                 f"with pipe.{name}.compile_repeated_blocks()"
@@ -109,6 +111,11 @@ def find_transformers(pipe: Any) -> list[torch.nn.Module]:
             f"({had or 'it has none'}); supported classes: {', '.join(ADAPTERS)}"
         )
     for item in found:
+        if getattr(item, "_parallel_config", None) is not None:
+            raise ValueError(
+                f"this {type(item).__name__} runs under context parallelism, which chipsparse does "
+                "not support yet; enable chipsparse on a pipeline without it"
+            )
         if ADAPTER in vars(item):
             raise ValueError(
                 f"this {type(item).__name__} is patched already; call disable() on its handle first"
@@ -121,9 +128,13 @@ def _resolve(
 ) -> SparsityConfig:
     if isinstance(config, SparsityConfig):
         return config
-    if isinstance(config, Profile):
-        return config.sparsity
     if config is not None:
-        return load_profile(config).sparsity
+        profile = config if isinstance(config, Profile) else load_profile(config)
+        if profile.model_class not in ("", transformer_class):
+            raise ValueError(
+                f"{profile.source} is a profile for {profile.model_class}, but the pipeline has a "
+                f"{transformer_class}"
+            )
+        return profile.sparsity
     folder = getattr(getattr(pipe, "config", None), "_name_or_path", None)
     return find_profile(folder, transformer_class).sparsity

@@ -15,6 +15,7 @@ class StepTimer:
     """Wall time of one transformer call: device events on CUDA, the host clock elsewhere."""
 
     def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
+        self._device = device
         self._clock = clock
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         self._seconds = 0.0
@@ -23,13 +24,13 @@ class StepTimer:
                 torch.cuda.Event(enable_timing=True),
                 torch.cuda.Event(enable_timing=True),
             )
-            self._events[0].record()
+            self._events[0].record(torch.cuda.current_stream(device))
         self._start = clock()
 
     def stop(self) -> None:
         """Marks the end of the call; does not wait for the device."""
         if self._events is not None:
-            self._events[1].record()
+            self._events[1].record(torch.cuda.current_stream(self._device))
         self._seconds = self._clock() - self._start
 
     def seconds(self) -> float:

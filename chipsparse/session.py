@@ -153,11 +153,17 @@ class Session:
         cache = self._cache(layer).attention
         if "dense_attention" not in self.report.backends:
             self.report.backends |= attention.backend_names(query, key, value, self._backend)
-        if record.action is Action.DENSE:
+        action = record.action
+        # A layer that was passed over (by a block cache, say) lacks what others have by now.
+        if cache.lse is None:
+            action = Action.DENSE
+        elif action is Action.SPARSE and cache.columns is None and cache.residual is None:
+            action = Action.REFRESH
+        if action is Action.DENSE:
             return attention.dense_step(
                 cache, query, key, value, scale=scale, backend=self._backend
             )
-        if record.action is Action.SPARSE:
+        if action is Action.SPARSE:
             record.attention_fractions.append(cache.kept_fraction)
             return attention.sparse_step(
                 cache, query, key, value, config=config, scale=scale, backend=self._backend
@@ -193,7 +199,7 @@ class Session:
         cache = self._cache(layer).mlp
         if "sparse_mlp_up" not in self.report.backends:
             self.report.backends |= mlp.backend_names(hidden, weights, self._backend)
-        if record.action is not Action.SPARSE:
+        if record.action is not Action.SPARSE or cache.activation is None:
             return mlp.dense_step(cache, hidden, weights, config=config)
         keep_count = plan.mlp_keep_count()
         record.mlp_fractions.append(keep_count / plan.layout.mlp_width)

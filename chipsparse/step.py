@@ -42,6 +42,7 @@ class PositionTracker:
     def __init__(self) -> None:
         self._generation = -1
         self._start(None, None)  # generation 0: nothing was called yet
+        self._finished = True
 
     def locate(
         self,
@@ -68,7 +69,7 @@ class PositionTracker:
         """
         if steps is None and schedule is not None:
             steps = len(schedule)
-        if self._generation == 0 or schedule is not self._schedule or steps != self._steps:
+        if self._finished or schedule is not self._schedule or steps != self._steps:
             self._start(schedule, steps)
         step = self._step_of(timestep) if step_index is None else step_index
         if branch is None:
@@ -81,10 +82,11 @@ class PositionTracker:
 
     def finish(self) -> None:
         """Ends the generation: the next call starts another one, whatever its position."""
-        self._start(None, None)
+        self._finished = True
 
     def _start(self, schedule: Any, steps: int | None) -> None:
         self._generation += 1
+        self._finished = False
         self._schedule, self._steps = schedule, steps
         values = schedule.tolist() if hasattr(schedule, "tolist") else schedule
         self._values: list[float] = [] if values is None else list(values)

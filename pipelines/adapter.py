@@ -93,12 +93,13 @@ class PatchedTransformer:
 
     def set_attention_backend(self, backend: Any) -> None:
         """Changes the backend under ours: the one that dense attention without records uses."""
-        adapter = self.chipsparse_adapter
-        adapter.release_attention()
-        try:
+        with self.chipsparse_adapter.attention_released():
             super().set_attention_backend(backend)  # type: ignore[misc]
-        finally:
-            adapter.claim_attention()
+
+    def reset_attention_backend(self) -> None:
+        """As `set_attention_backend`, back to the default."""
+        with self.chipsparse_adapter.attention_released():
+            super().reset_attention_backend()  # type: ignore[misc]
 
 
 class PatchedFeedForward:
@@ -147,6 +148,7 @@ class ModelAdapter:
         self.transformer = transformer
         self.session = session
         self.named_position: dict[str, Any] = {}
+        self.other_experts: list[ModelAdapter] = []
         self._tracker = tracker
         self._schedule = schedule
         self._patches = Patches()
@@ -221,6 +223,8 @@ class ModelAdapter:
             timestep=lambda: float(torch.as_tensor(timestep).max()),
             schedule=self._schedule(),
         )
+        for expert in self.other_experts:  # done with for this generation: free its caches
+            expert.session.reset()
         try:
             action = self.session.begin(context, self.layout(arguments), hidden.device)
             self._check_layers()
@@ -260,6 +264,15 @@ class ModelAdapter:
         """Gives the self-attention modules their own backends back."""
         self._attention_patches.undo()
 
+    @contextlib.contextmanager
+    def attention_released(self) -> Iterator[None]:
+        """Gives the self-attention modules back for a while."""
+        self.release_attention()
+        try:
+            yield
+        finally:
+            self.claim_attention()
+
     def attention(
         self,
         layer: int,
@@ -297,10 +310,11 @@ class ModelAdapter:
         """Decides before each call which layers can run sparse, and reports the others."""
         config, caching = self.session.config, self.session.caching
         dense: dict[tuple[str, str], list[int]] = {}
-        for layer, module in enumerate(self.self_attentions()):
+        attentions, feed_forwards = self.self_attentions(), self.feed_forwards()
+        for layer, module in enumerate(attentions):
             if caching and config.attention.enabled and not is_claimed(module):
                 dense.setdefault(("attention", "its processor was replaced"), []).append(layer)
-        for layer, module in enumerate(self.feed_forwards()):
+        for layer, module in enumerate(feed_forwards):
             wanted = caching and config.mlp.enabled
             activation, reason = readable_activation(module) if wanted else (None, None)
             module.chipsparse_activation = activation
@@ -308,7 +322,7 @@ class ModelAdapter:
                 dense.setdefault(("MLP", reason), []).append(layer)
         for (part, reason), layers in dense.items():
             self.session.report.fall_back(
-                f"{part} runs dense in {len(layers)} of {len(self.feed_forwards())} layers "
+                f"{part} runs dense in {len(layers)} of {len(attentions)} layers "
                 f"(first: layer {layers[0]}): {reason}"
             )
 
@@ -329,11 +343,13 @@ def readable_activation(module: Any) -> tuple[str | None, str | None]:
     if type(first).__name__ != "GELU" or first.approximate not in names or len(module.net) != 3:
         return None, f"its activation {type(first).__name__} is not supported"
     for name, linear in (("first", first.proj), ("second", last)):
+        if type(linear.weight) is not torch.nn.Parameter or not linear.weight.is_floating_point():
+            return None, f"the weight of its {name} linear is a {type(linear.weight).__name__}"
         if type(linear) is not torch.nn.Linear:
             return None, (
                 f"its {name} linear is of class {type(linear).__name__} (an adapter, or quantized)"
             )
         registry = getattr(linear, "_diffusers_hook", None)
         if hasattr(linear, "_hf_hook") or (registry is not None and registry.hooks):
-            return None, f"the weights of its {name} linear are offloaded one by one"
+            return None, f"its {name} linear has hooks of its own (offloading or casting)"
     return names[first.approximate], None

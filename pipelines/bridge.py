@@ -20,6 +20,9 @@ from chipsparse.mlp import Activation, MLPWeights
 
 BACKEND_NAME = "chipsparse"
 
+# What the ops do differs from step to step, so a CUDA graph must not record them.
+STATEFUL = (torch.Tag.cudagraph_unsafe,)
+
 
 class LayerHost(Protocol):
     """What the ops call: the adapter of a patched transformer."""
@@ -61,7 +64,7 @@ def _find(tag: torch.Tensor) -> tuple[LayerHost, int]:
     return _hosts[number], layer
 
 
-@torch.library.custom_op("chipsparse::self_attention", mutates_args=())
+@torch.library.custom_op("chipsparse::self_attention", mutates_args=(), tags=STATEFUL)
 def self_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -85,7 +88,7 @@ def _(
     return query.new_empty(query.shape)
 
 
-@torch.library.custom_op("chipsparse::feed_forward", mutates_args=())
+@torch.library.custom_op("chipsparse::feed_forward", mutates_args=(), tags=STATEFUL)
 def feed_forward(
     hidden: torch.Tensor,
     up: torch.Tensor,

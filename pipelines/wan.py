@@ -80,7 +80,7 @@ class WanAdapter(ModelAdapter):
         if self.session.token_order is None:
             return output
         order, _ = self.session.token_order
-        return output.flatten(2).index_select(2, order).view(output.shape)
+        return output.flatten(2).index_select(2, order.to(output.device)).view(output.shape)
 
     def _order_rotary(
         self, _module: Any, _args: Any, output: tuple[torch.Tensor, torch.Tensor]

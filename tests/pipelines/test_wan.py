@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from diffusers.hooks import apply_group_offloading
+from diffusers.hooks import FirstBlockCacheConfig, apply_group_offloading
 from diffusers.models.attention_dispatch import attention_backend
 
 import chipsparse
@@ -222,7 +222,7 @@ def test_caches_are_freed_after_a_generation(pipe):
         assert handle._adapters[0].session.cache_bytes() == 0
 
 
-def run_branches(model, order, *, context=True):
+def run_branches(model, order):
     """Calls a transformer over four steps; returns the outputs of each branch."""
     generator = torch.Generator().manual_seed(1)
     noise = [torch.randn(1, 4, 3, 8, 8, generator=generator) for _ in range(4)]
@@ -461,7 +461,7 @@ def test_group_offload_by_leaf_runs_the_mlp_dense_and_says_so(pipe):
         assert torch.equal(generate(pipe), attention_only)
         assert handle.report.fallbacks == [
             "MLP runs dense in 3 of 3 layers (first: layer 0): "
-            "the weights of its first linear are offloaded one by one"
+            "its first linear has hooks of its own (offloading or casting)"
         ]
 
 
@@ -508,6 +508,83 @@ def test_the_attention_backend_may_change_while_enabled(pipe):
     assert pipe.transformer.blocks[0].attn1.processor._attention_backend == "_native_math"
 
 
+def test_the_attention_backend_may_be_reset_while_enabled(pipe, sparse):
+    with attention_backend("native"), chipsparse.enable(pipe, SPARSE) as handle:
+        pipe.transformer.set_attention_backend("_native_math")
+        pipe.transformer.reset_attention_backend()
+        with attention_backend("native"):
+            assert torch.equal(generate(pipe), sparse)
+        assert handle.report.fallbacks == []
+    assert pipe.transformer.blocks[0].attn1.processor._attention_backend is None
+
+
+def test_a_block_cache_of_diffusers_on_top(pipe, dense):
+    """It skips blocks at steps that it chooses: layers then miss what their branch has recorded."""
+    pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.3))
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        found = generate(pipe)
+        assert torch.equal(generate(pipe), found)
+    assert "sparse" in actions(handle)
+    assert (found - dense).norm() < 0.3 * dense.norm()
+
+
+def test_a_layer_that_missed_its_refresh_makes_up_for_it(pipe, dense):
+    """As `EXACT` keeps everything, so must a layer that was passed over at the refresh."""
+    with chipsparse.enable(pipe, EXACT) as handle:
+        session = handle._adapters[0].session
+
+        def forget(_pipe, step, _t, tensors):
+            if step == 1:
+                for cache in session._caches.values():
+                    cache.attention.columns = cache.attention.residual = None
+                    cache.mlp.activation = None
+            return tensors
+
+        found = generate(pipe, callback_on_step_end=forget)
+    torch.testing.assert_close(found, dense, atol=2e-4, rtol=2e-4)
+
+
+def test_the_first_experts_caches_are_freed_when_the_second_takes_over():
+    pipe = tiny_wan_pipeline(transformer_2=tiny_wan_transformer(seed=9), boundary_ratio=0.9)
+    held = []
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        sessions = [adapter.session for adapter in handle._adapters]
+
+        def look(_pipe, _step, _t, tensors):
+            held.append([session.cache_bytes() > 0 for session in sessions])
+            return tensors
+
+        generate(pipe, callback_on_step_end=look)
+    assert held[1] == [True, False]
+    assert held[-1] == [False, True]
+
+
+def test_a_weight_that_is_no_plain_parameter_runs_dense_and_says_so(pipe):
+    class Packed(torch.nn.Parameter):
+        pass
+
+    linear = pipe.transformer.blocks[0].ffn.net[2]
+    linear.weight = Packed(linear.weight.data)
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        generate(pipe)
+    assert handle.report.fallbacks == [
+        "MLP runs dense in 1 of 3 layers (first: layer 0): "
+        "the weight of its second linear is a Packed"
+    ]
+
+
+def test_a_profile_for_another_model_is_refused(pipe, tmp_path):
+    path = tmp_path / "other.yaml"
+    path.write_text("model_class: FluxTransformer2DModel\n")
+    with pytest.raises(ValueError, match="profile for FluxTransformer2DModel, but the pipeline"):
+        chipsparse.enable(pipe, path)
+
+
+def test_other_compiled_components_are_no_obstacle(pipe):
+    pipe.vae = torch.compile(pipe.vae, backend="eager")
+    chipsparse.enable(pipe, SPARSE).disable()
+
+
 def test_a_replaced_processor_runs_dense(pipe, dense):
     config = SPARSE.override({"mlp.enabled": False, "token_order.voxel": None})
     with chipsparse.enable(pipe, config) as handle:
@@ -536,8 +613,6 @@ def test_pipelines_that_name_no_step_or_branch(pipe, sparse, monkeypatch):
     """As image-to-image pipelines: the position comes from the scheduler's timesteps."""
     import contextlib
 
-    from diffusers.models.cache_utils import CacheMixin
-
     with chipsparse.enable(pipe, SPARSE) as handle:
         monkeypatch.setattr(
             type(pipe.transformer), "cache_context", lambda *_, **__: contextlib.nullcontext()
@@ -547,7 +622,6 @@ def test_pipelines_that_name_no_step_or_branch(pipe, sparse, monkeypatch):
     assert actions(handle, "call0").count("sparse") == 4
     # Only the seeds of the random columns see the name of a branch.
     assert (found - sparse).norm() < 0.3 * sparse.norm()
-    assert hasattr(CacheMixin, "cache_context")
 
 
 def test_recording_gradients_is_left_alone(pipe):
