@@ -44,11 +44,15 @@ def environment(device: torch.device) -> Record:
 
 
 def write(records: Sequence[Record], path: Path) -> None:
-    """Writes records as a JSON list; the file appears whole or not at all."""
+    """Writes records as a JSON list, infinity (the PSNR of equal clips) as null.
+
+    The file appears whole or not at all.
+    """
+    finite = json.loads(json.dumps(list(records)), parse_constant=lambda _: None)
     with tempfile.NamedTemporaryFile(
         "w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8"
     ) as file:
-        json.dump(list(records), file, indent=1)
+        json.dump(finite, file, indent=1, allow_nan=False)
         file.write("\n")
     os.replace(file.name, path)
 
