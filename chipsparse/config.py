@@ -80,6 +80,12 @@ class ScheduleConfig(Validated):
     refresh_steps: tuple[int, ...] | None = option(
         None, "refresh exactly at these steps (from 0) instead of periodically", minimum=0
     )
+    final_dense_steps: int = option(
+        0,
+        "last steps computed in full, where the number of steps is known: they remove what the "
+        "sparse ones left",
+        minimum=0,
+    )
     dense_steps: tuple[int, ...] = option(
         (), "steps (from 0) computed in full without a refresh", minimum=0
     )

@@ -48,6 +48,8 @@ class SparsityPlan:
             return Action(schedule.actions[min(step, len(schedule.actions) - 1)])
         if step < schedule.warmup_steps - 1 or step in schedule.dense_steps:
             return Action.DENSE
+        if self.steps is not None and step >= self.steps - schedule.final_dense_steps:
+            return Action.DENSE
         since_warmup = step - (schedule.warmup_steps - 1)
         if since_warmup == 0:
             return Action.REFRESH

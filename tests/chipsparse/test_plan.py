@@ -25,6 +25,8 @@ def actions(steps=12, **schedule):
         ({"refresh_steps": []}, "DRSSSSSSSSSS"),
         ({"refresh_every": 5, "skip_steps": [0, 1, 4, 6]}, "DRSSKSKSSSSR"),
         ({"refresh_every": 5, "dense_steps": [6, 9]}, "DRSSSSDSSDSR"),
+        ({"refresh_every": 5, "final_dense_steps": 3, "skip_steps": [8, 10]}, "DRSSSSRSKDDD"),
+        ({"final_dense_steps": 20}, "DDDDDDDDDDDD"),
         ({"actions": ["dense", "refresh", "sparse", "skip"]}, "DRSKKKKKKKKK"),
     ],
 )
