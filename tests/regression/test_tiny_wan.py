@@ -52,7 +52,12 @@ def test_a_short_run_stays_close_to_dense(workload):
     """Quick: few steps, few frames; finds a broken delta rule, not a small loss of quality."""
     changes = {"num_frames": 9, "num_inference_steps": 12}
     config = workload.profile.sparsity.override(
-        {"schedule.refresh_steps": [6], "schedule.skip_steps": [], "schedule.warmup_steps": 4}
+        {
+            "schedule.warmup_steps": 4,
+            "schedule.refresh_steps": [6],
+            "schedule.skip_steps": [],
+            "schedule.final_dense_steps": 0,
+        }
     )
     dense = workload.generate(None, **changes)
     sparse = workload.generate(config, **changes)
