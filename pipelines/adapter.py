@@ -229,7 +229,7 @@ class ModelAdapter:
             action = self.session.begin(context, self.layout(arguments), hidden.device)
             self._check_layers()
             if action is Action.SKIP:
-                output = self.session.last_output().clone()
+                output = self.session.last_output()  # end() keeps a copy of its own
                 self.session.end(output)
                 return self.wrap_output(output, arguments)
             result = forward(*args, **kwargs)
