@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import captured_mass, end_to_end, quality
 from benchmarks.clips import Clips, Workload
-from benchmarks.records import table, write
+from benchmarks.records import Record, table, write
 from chipsparse.profiles import ASSETS, bundled_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -29,9 +29,14 @@ def main() -> None:
     args = parser.parse_args()
 
     prompts = args.prompts.read_text(encoding="utf-8").splitlines()[: args.count]
+
+    def save(records: list[Record]) -> None:
+        if args.json is not None:
+            write(records, args.json)
+
     workload = Workload(args.model, prompts, torch.device(args.device), DTYPES[args.dtype])
     if args.op == "quality":
-        records, dense = quality.run(workload, only=args.case)
+        records, dense = quality.run(workload, only=args.case, save=save)
         columns = quality.COLUMNS
         if args.sheet is not None:
             contact_sheet(dense).save(args.sheet)
@@ -40,8 +45,7 @@ def main() -> None:
     else:
         steps = workload.settings().get("num_inference_steps", 50)
         records, columns = captured_mass.run(workload, steps=steps, every=12), captured_mass.COLUMNS
-    if args.json is not None:
-        write(records, args.json)
+    save(records)
     print(table(records, columns))
 
 

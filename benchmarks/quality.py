@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.clips import Clips, Workload
@@ -18,7 +19,6 @@ COLUMNS = {
     "ssim_median": ".3f",
     "attention_kept": ".1%",
     "mlp_kept": ".0%",
-    "seconds": ".1f",
 }
 
 
@@ -87,20 +87,24 @@ def measure(workload: Workload, dense: Clips, name: str, config: SparsityConfig)
         "attention_kept": statistics.mean(attention) if attention else None,
         "mlp_kept": statistics.mean(mlp) if mlp else None,
         "actions": dict(clips.report.actions()),
-        "seconds": clips.seconds,
-        "dense_seconds": dense.seconds,
         "prompts": len(pairs),
         **environment(workload.device),
     }
 
 
-def run(workload: Workload, *, only: str | None = None) -> tuple[list[Record], Clips]:
-    """All cases whose name contains ``only``; returns the records and the dense clips."""
+def run(
+    workload: Workload, *, only: str | None = None, save: Callable[[list[Record]], None]
+) -> tuple[list[Record], Clips]:
+    """All cases whose name contains ``only``; returns the records and the dense clips.
+
+    ``save`` gets all records so far after each case: a run cut short keeps what it measured.
+    """
     dense = workload.generate(None)
-    records = []
+    records: list[Record] = []
     for name, config in cases(workload.profile.sparsity).items():
         if only is None or only in name:
             records.append(measure(workload, dense, name, config))
+            save(records)
             last = records[-1]
             print(
                 f"{name:60s} {last['psnr_median']:6.2f} dB  {last['ssim_median']:.4f}", flush=True
