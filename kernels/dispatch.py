@@ -6,6 +6,7 @@ operation many times on tensors of one kind asks its ``select`` once and reports
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +22,13 @@ class Backend:
         name: how a caller forces it.
         launch: computes the operation from checked arguments.
         why_not: given the operation's tensors, the reason it cannot run on them, or None.
+        why_not_unasked: likewise, the reason it is not chosen although it could run.
     """
 
     name: str
     launch: Callable[..., Any]
     why_not: Callable[..., str | None]
+    why_not_unasked: Callable[..., str | None] = lambda *_: None
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,15 @@ class Choice:
 
 def runs_anywhere(*tensors: torch.Tensor) -> None:
     """The ``why_not`` of the references, which take whatever the operation accepts."""
+
+
+def imported(module: str, name: str) -> Callable[..., Any]:
+    """The function of that name, its module imported at the first call: Triton may be missing."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return getattr(importlib.import_module(module), name)(*args, **kwargs)
+
+    return call
 
 
 def choose(
@@ -59,7 +71,7 @@ def choose(
         return Choice(named[force], ())
     skipped: list[tuple[str, str]] = []
     for backend in backends:
-        reason = backend.why_not(*tensors)
+        reason = backend.why_not(*tensors) or backend.why_not_unasked(*tensors)
         if reason is None:
             return Choice(backend, tuple(skipped))
         skipped.append((backend.name, reason))

@@ -1,0 +1,69 @@
+"""What the Triton and Gluon kernels need of a machine; facts about the device they launch on."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+
+import torch
+
+HALF_PRECISION = (torch.float16, torch.bfloat16)
+
+
+def why_not_triton(*tensors: torch.Tensor) -> str | None:
+    """Why plain Triton kernels cannot run on tensors of this device, or None."""
+    device = tensors[0].device
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if device.type == "cpu":
+        return None if interpreting() else "CPU tensors need Triton's interpreter"
+    if device.type != "cuda":
+        return f"no Triton kernels for {device.type} tensors"
+    if torch.version.hip is None and compute_capability(device) < (8, 0):
+        major, minor = compute_capability(device)
+        return f"compute capability {major}.{minor} is below 8.0 (Ampere)"
+    return None
+
+
+def why_not_unasked(*tensors: torch.Tensor) -> str | None:
+    """The interpreter shows that a kernel is right, on any machine and slowly: only when forced."""
+    if tensors[0].device.type == "cpu":
+        return "Triton's interpreter runs only when it is asked for"
+    return None
+
+
+def why_not_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
+    """`why_not_triton`, and what the attention kernels need of dtypes, head sizes and strides."""
+    if (reason := why_not_triton(query)) is not None:
+        return reason
+    if query.dtype not in HALF_PRECISION:
+        return f"needs fp16 or bf16, got {query.dtype}"
+    if query.shape[-1] not in (64, 128):
+        return f"needs head size 64 or 128, got {query.shape[-1]}"
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.stride(-1) != 1 or any(stride % 8 for stride in tensor.stride()[:-1]):
+            return f"rows of {name} are not contiguous or not aligned to 16 bytes"
+        if tensor.data_ptr() % 16:
+            return f"{name} does not start at a multiple of 16 bytes"
+    return None
+
+
+def interpreting() -> bool:
+    """Whether Triton was told (TRITON_INTERPRET=1) to run its kernels on the CPU."""
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
+
+
+@functools.cache
+def compute_capability(device: torch.device) -> tuple[int, int]:
+    """Major and minor compute capability of a CUDA device."""
+    return torch.cuda.get_device_capability(device)
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """Streaming multiprocessors of a CUDA device; 1 elsewhere."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
