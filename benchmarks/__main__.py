@@ -1,55 +1,112 @@
-"""``python -m benchmarks --op quality``: runs one benchmark, prints and writes its records."""
+"""``python -m benchmarks --op quality``: runs benchmarks, prints and writes their records.
+
+Kernel operations take ``--op`` and ``--case`` as comma-separated names, as in ``--op
+column_sparse_attention,column_selection --case hunyuan_32k,flux_1280x768``.
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from benchmarks import captured_mass, end_to_end, quality
+from benchmarks import (
+    attention_curve,
+    attention_kernels,
+    captured_mass,
+    end_to_end,
+    quality,
+)
+from benchmarks.attention_ops import OPS
 from benchmarks.clips import Clips, Workload
-from benchmarks.records import Record, table, write
+from benchmarks.records import table
+from benchmarks.run import Run
 from chipsparse.profiles import ASSETS, bundled_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+COLUMNS = {
+    "quality": quality.COLUMNS,
+    "end_to_end": end_to_end.COLUMNS,
+    "captured_mass": captured_mass.COLUMNS,
+    "attention_curve": attention_kernels.COLUMNS,
+    **dict.fromkeys(OPS, attention_kernels.COLUMNS),
+}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs what the arguments ask for; returns 1 where any of it failed."""
+    args = parse(arguments)
+    device = torch.device(args.device)
+    run = Run(args.json)
+    ops = args.op.split(",")
+    kernels = [op for op in ops if op in OPS]
+    if kernels:
+        attention_kernels.run(kernels, args, device, DTYPES[args.dtype or "bfloat16"], run)
+    if "attention_curve" in ops:
+        attention_curve.run(args, device, DTYPES[args.dtype or "bfloat16"], run)
+        if args.figure is not None:
+            with run.attempt("figure"):  # Pillow may be missing where only kernels are measured
+                from benchmarks import curve_figure
+
+                curve_figure.draw(run.records).save(args.figure)
+    pipeline_ops = [op for op in ops if op in ("quality", "end_to_end", "captured_mass")]
+    if pipeline_ops:
+        prompts = args.prompts.read_text(encoding="utf-8").splitlines()[: args.count]
+        workload = Workload(args.model, prompts, device, DTYPES[args.dtype or "float32"])
+        for op in pipeline_ops:
+            with run.attempt(op):
+                run_pipeline(op, workload, args, run)
+    for columns in {id(COLUMNS[op]): COLUMNS[op] for op in ops}.values():
+        shown = [record for record in run.records if COLUMNS[record["op"]] is columns]
+        print(table(shown, columns))
+    if run.failed:
+        print("FAILED: " + "; ".join(run.failed))
+    return 1 if run.failed else 0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--op", choices=("quality", "end_to_end", "captured_mass"), required=True)
-    parser.add_argument("--case", help="only the cases whose name contains this (quality)")
-    parser.add_argument("--model", type=Path, default=bundled_model())
-    parser.add_argument("--prompts", type=Path, default=ASSETS / "prompts" / "shapes.txt")
-    parser.add_argument("--count", type=int, default=16, help="how many prompts")
+    parser.add_argument("--op", required=True, help=f"comma-separated: {', '.join(COLUMNS)}")
+    parser.add_argument(
+        "--case", help="only these kernel cases, or the quality cases whose name contains this"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="default: bfloat16 for kernels, float32 for pipelines"
+    )
     parser.add_argument("--json", type=Path, help="write the records here")
-    parser.add_argument("--sheet", type=Path, help="write a contact sheet of dense clips (quality)")
-    args = parser.parse_args()
+    parser.add_argument("--figure", type=Path, help="write a PNG of the curves (attention_curve)")
+    attention_kernels.add_arguments(parser)
+    group = parser.add_argument_group("pipelines")
+    group.add_argument("--model", type=Path, default=bundled_model())
+    group.add_argument("--prompts", type=Path, default=ASSETS / "prompts" / "shapes.txt")
+    group.add_argument("--count", type=int, default=16, help="how many prompts")
+    group.add_argument("--sheet", type=Path, help="write a contact sheet of dense clips (quality)")
+    args = parser.parse_args(arguments)
+    for op in args.op.split(","):
+        if op not in COLUMNS:
+            parser.error(f"unknown op {op!r}; there are {', '.join(COLUMNS)}")
+    return args
 
-    prompts = args.prompts.read_text(encoding="utf-8").splitlines()[: args.count]
 
-    def save(records: list[Record]) -> None:
-        if args.json is not None:
-            write(records, args.json)
-
-    workload = Workload(args.model, prompts, torch.device(args.device), DTYPES[args.dtype])
-    if args.op == "quality":
-        records, dense = quality.run(workload, only=args.case, save=save)
-        columns = quality.COLUMNS
+def run_pipeline(op: str, workload: Workload, args: argparse.Namespace, run: Run) -> None:
+    if op == "quality":
+        records, dense = quality.run(workload, only=args.case, save=run.save)
         if args.sheet is not None:
             contact_sheet(dense).save(args.sheet)
-    elif args.op == "end_to_end":
-        records, columns = end_to_end.run(workload), end_to_end.COLUMNS
+    elif op == "end_to_end":
+        records = end_to_end.run(workload)
     else:
         steps = workload.settings().get("num_inference_steps", 50)
-        records, columns = captured_mass.run(workload, steps=steps, every=12), captured_mass.COLUMNS
-    save(records)
-    print(table(records, columns))
+        records = captured_mass.run(workload, steps=steps, every=12)
+    run.add(*records)
 
 
-def contact_sheet(clips: Clips, *, frames: int = 8):
+def contact_sheet(clips: Clips, *, frames: int = 8) -> Any:
     """One row per clip, evenly spaced frames from left to right."""
     from PIL import Image
 
@@ -59,4 +116,4 @@ def contact_sheet(clips: Clips, *, frames: int = 8):
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

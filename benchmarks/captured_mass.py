@@ -13,7 +13,6 @@ from benchmarks.records import Record, environment
 from chipsparse.config import SparsityConfig
 from chipsparse.kernels.dense_attention import dense_attention
 from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
-from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.report import GenerationReport
 from chipsparse.session import Session
 from chipsparse.step import PositionTracker
@@ -57,6 +56,8 @@ class MassProbe(Session):
 
 def run(workload: Workload, *, steps: int, every: int) -> list[Record]:
     """One dense generation, probed every few steps; one record per layer and probed step."""
+    from chipsparse.pipelines.registry import ADAPTERS  # needs diffusers
+
     pipe: Any = workload.pipe
     probed = frozenset(range(0, steps, every)) | {steps - 1}
     config = workload.profile.sparsity.override(

@@ -22,7 +22,7 @@ def run(workload: Workload) -> list[Record]:
     """One record per prompt and one with the medians; which of the two goes first alternates."""
     workload.generate(None, prompts=workload.prompts[:1], num_inference_steps=2)  # warm up
     configs = {"dense": None, "sparse": workload.profile.sparsity}
-    records = []
+    records: list[Record] = []
     for seed, prompt in enumerate(workload.prompts):
         order = list(configs) if seed % 2 == 0 else list(reversed(configs))
         clips = {

@@ -8,6 +8,7 @@ import platform
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +26,12 @@ def device_name(device: torch.device) -> str:
 
 
 def environment(device: torch.device) -> Record:
-    """The fields that every record carries."""
-    import diffusers
-
-    try:
-        import triton
-
-        triton_version = triton.__version__
-    except ImportError:
-        triton_version = None
+    """The fields that every record carries; the version of what is not installed is None."""
     return {
         "device": device_name(device),
         "torch": torch.__version__,
-        "triton": triton_version,
-        "diffusers": diffusers.__version__,
+        "triton": _version("triton"),
+        "diffusers": _version("diffusers"),
         "commit": _commit(),
     }
 
@@ -67,6 +60,13 @@ def table(records: Sequence[Record], columns: dict[str, str]) -> str:
             cells.append("" if value is None else format(value, form))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _cpu_model() -> str:

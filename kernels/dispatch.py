@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 
 @dataclass(frozen=True)
 class Backend:
@@ -21,7 +19,7 @@ class Backend:
     Attributes:
         name: how a caller forces it.
         launch: computes the operation from checked arguments.
-        why_not: given the operation's tensors, the reason it cannot run on them, or None.
+        why_not: given the operation's tensors (and what else decides), why it cannot run, or None.
         why_not_unasked: likewise, the reason it is not chosen although it could run.
     """
 
@@ -39,7 +37,7 @@ class Choice:
     skipped: tuple[tuple[str, str], ...]
 
 
-def runs_anywhere(*tensors: torch.Tensor) -> None:
+def runs_anywhere(*_: object) -> None:
     """The ``why_not`` of the references, which take whatever the operation accepts."""
 
 
@@ -53,9 +51,9 @@ def imported(module: str, name: str) -> Callable[..., Any]:
 
 
 def choose(
-    op: str, backends: Sequence[Backend], *tensors: torch.Tensor, force: str | None = None
+    op: str, backends: Sequence[Backend], *arguments: Any, force: str | None = None
 ) -> Choice:
-    """Returns the first backend that can run on the tensors, or exactly the forced one.
+    """Returns the first backend that can run on the arguments, or exactly the forced one.
 
     Raises:
         ValueError: the forced backend is unknown or cannot run, or none can.
@@ -65,13 +63,13 @@ def choose(
         if force not in named:
             allowed = ", ".join(named)
             raise ValueError(f"{op}: unknown backend {force!r}; it has {allowed}")
-        reason = named[force].why_not(*tensors)
+        reason = named[force].why_not(*arguments)
         if reason is not None:
             raise ValueError(f"{op}: backend {force!r} cannot run here: {reason}")
         return Choice(named[force], ())
     skipped: list[tuple[str, str]] = []
     for backend in backends:
-        reason = backend.why_not(*tensors) or backend.why_not_unasked(*tensors)
+        reason = backend.why_not(*arguments) or backend.why_not_unasked(*arguments)
         if reason is None:
             return Choice(backend, tuple(skipped))
         skipped.append((backend.name, reason))

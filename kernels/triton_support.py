@@ -10,9 +10,9 @@ import torch
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 
-def why_not_triton(*tensors: torch.Tensor) -> str | None:
-    """Why plain Triton kernels cannot run on tensors of this device, or None."""
-    device = tensors[0].device
+def why_not_triton(tensor: torch.Tensor, *_: object) -> str | None:
+    """Why plain Triton kernels cannot run on the device of a tensor, or None."""
+    device = tensor.device
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if device.type == "cpu":
@@ -25,14 +25,16 @@ def why_not_triton(*tensors: torch.Tensor) -> str | None:
     return None
 
 
-def why_not_unasked(*tensors: torch.Tensor) -> str | None:
+def why_not_unasked(tensor: torch.Tensor, *_: object) -> str | None:
     """The interpreter shows that a kernel is right, on any machine and slowly: only when forced."""
-    if tensors[0].device.type == "cpu":
+    if tensor.device.type == "cpu":
         return "Triton's interpreter runs only when it is asked for"
     return None
 
 
-def why_not_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
+def why_not_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object
+) -> str | None:
     """`why_not_triton`, and what the attention kernels need of dtypes, head sizes and strides."""
     if (reason := why_not_triton(query)) is not None:
         return reason
@@ -45,6 +47,17 @@ def why_not_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tenso
             return f"rows of {name} are not contiguous or not aligned to 16 bytes"
         if tensor.data_ptr() % 16:
             return f"{name} does not start at a multiple of 16 bytes"
+    return None
+
+
+def why_not_gluon_sm90(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
+    """`why_not_attention`, and what the Gluon kernels for Hopper need besides."""
+    if query.device.type == "cpu":
+        return "written for Hopper GPUs; the interpreter does not run Gluon"
+    if (reason := why_not_attention(query, key, value)) is not None:
+        return reason
+    if torch.version.hip is not None or compute_capability(query.device)[0] != 9:
+        return "written for Hopper GPUs (compute capability 9.0)"
     return None
 
 

@@ -6,9 +6,26 @@ import torch
 
 from chipsparse.kernels.checks import check_dtype, check_floating
 from chipsparse.kernels.column_selection import reference
-from chipsparse.kernels.dispatch import Backend, Choice, choose, runs_anywhere
+from chipsparse.kernels.dispatch import Backend, Choice, choose, imported, runs_anywhere
+from chipsparse.kernels.triton_support import why_not_triton, why_not_unasked
 
-BACKENDS = (Backend("reference", reference.column_selection, runs_anywhere),)
+
+def why_not_keys(column_sums: torch.Tensor) -> str | None:
+    """What the Triton kernel needs besides `why_not_triton`."""
+    if column_sums.dtype == torch.float64:
+        return "needs fp16, bf16 or fp32, got torch.float64"
+    return why_not_triton(column_sums)
+
+
+BACKENDS = (
+    Backend(
+        "triton",
+        imported("chipsparse.kernels.column_selection.triton_kernel", "column_selection"),
+        why_not_keys,
+        why_not_unasked,
+    ),
+    Backend("reference", reference.column_selection, runs_anywhere),
+)
 
 
 def select(column_sums: torch.Tensor, *, force: str | None = None) -> Choice:
@@ -28,22 +45,26 @@ def column_selection(
     """Chooses the key columns of each query group, as packed bits.
 
     Static columns are always kept and count within ``keep_count``; the highest column sums fill
-    what they leave. Then ``random_count`` of the remaining columns are drawn, by a hash of the
-    seed, the position of the row and the column: the same on every device, and without the global
-    random state. With ``keep_count=0`` only the random columns are kept (the control of a
-    benchmark).
+    what they leave. Then one column that is not kept yet is drawn from each of ``random_count``
+    strata, ranges of consecutive columns of about equal width, by a hash of the seed, the position
+    of the row and the stratum: the same on every device, and without the global random state. A
+    stratum whose columns are all kept gives none. With ``keep_count=0`` only the random columns are
+    kept (the control of a benchmark).
 
     Equal sums go to the lower column, +inf is the largest sum, and a row with a NaN keeps every
-    column, since its sums say nothing.
+    column, since its sums say nothing. The Triton kernel is exact for fp16 and bf16 sums; of fp32
+    sums it compares the upper 16 bits, so that the count is exact, and nearly equal sums count as
+    equal ones.
 
     Args:
         column_sums: ``[B, H, G, M]`` fp16, bf16 or fp32 scores; they may be negative.
         keep_count: columns kept by score, static ones included; more than M means M.
         static_columns: bool, broadcastable to ``[B, H, G, M]``, or None. Where a row has more than
             ``keep_count`` of them, all of them are kept and none by score.
-        random_count: further columns drawn at random, at most those left.
+        random_count: number of strata, at most M: that many further columns, or fewer where whole
+            strata are kept.
         seed: seed of the random columns, any integer.
-        backend: forces one (``reference``: the exact choice); None takes the first that can run.
+        backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
         uint8 ``[B, H, G, ceil(M / 8)]``, packed as by `mask_packing.pack_mask`.

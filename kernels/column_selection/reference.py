@@ -1,18 +1,21 @@
-"""Definition of `column_selection`: an exact top-k, and columns drawn by a hash."""
+"""Definition of `column_selection`: an exact top-k, and one column of each stratum by a hash."""
 
 from __future__ import annotations
 
 from itertools import product
+from typing import TypeVar
 
 import torch
 
 from chipsparse.kernels.checks import DEFAULT_TRANSIENT_BYTES, ranges
 from chipsparse.kernels.mask_packing.reference import pack_mask
 
-# What a row holds per column while it is chosen: keys, top-k values, hashes and masks.
+# What a row holds per column while it is chosen: keys and top-k values, then distances and masks.
 TRANSIENT_BYTES_PER_COLUMN = 32
 INT32_MAX = 2**31 - 1
 LOW_32_BITS = 2**32 - 1
+
+Integers = TypeVar("Integers", int, torch.Tensor)
 
 
 def column_selection(
@@ -39,10 +42,8 @@ def column_selection(
             mask = largest(keys, keep_count)
             if static is not None:
                 mask |= static
-            if random_count > 0:
-                hashes = random_hashes(seed, b, h, range(first, last), columns, keys.device)
-                drawn = largest(hashes.masked_fill_(mask, -1), random_count)
-                mask |= drawn
+            if random_count > 0 and columns > 0:
+                mask |= drawn_columns(mask, random_count, seed, b, h, range(first, last))
             mask |= sums.isnan().any(-1, keepdim=True)
             packed[b, h, first:last] = pack_mask(mask)
     return packed
@@ -67,20 +68,63 @@ def largest(keys: torch.Tensor, count: int) -> torch.Tensor:
     return above | (equal & (equal.cumsum(-1, dtype=torch.int32) <= still_free))
 
 
-def random_hashes(
-    seed: int, batch: int, head: int, groups: range, columns: int, device: torch.device
+def drawn_columns(
+    kept: torch.Tensor, random_count: int, seed: int, batch: int, head: int, groups: range
 ) -> torch.Tensor:
-    """Pseudo-random integers below 2**32 from the position alone: int64 ``[groups, columns]``."""
-    row = torch.arange(groups.start, groups.stop, dtype=torch.int64, device=device)[:, None]
+    """Draws a column that is not kept in each of ``random_count`` strata of about equal width.
+
+    Stratum i of r is the columns from floor(i M / r) to floor((i + 1) M / r). A hash of the seed,
+    the position of the row and i gives a column of it; the first one from there, in a circle
+    within the stratum, that is not kept is drawn.
+
+    Args:
+        kept: bool ``[groups, M]``, with at least one column.
+        random_count: at most M takes effect.
+        seed: any integer.
+        batch: position of the rows.
+        head: position of the rows.
+        groups: positions of the rows.
+
+    Returns:
+        bool ``[groups, M]``, without those kept.
+    """
+    columns, device = kept.shape[-1], kept.device
+    strata = min(random_count, columns)
+    edges = torch.arange(strata + 1, dtype=torch.int64, device=device) * columns // strata
+    widths = edges.diff()
+    hashes = random_hashes(seed, batch, head, groups, strata, device)
+    stratum = torch.arange(strata, device=device).repeat_interleave(widths, output_size=columns)
+    first = (edges[:-1] + hashes % widths)[:, stratum]
     column = torch.arange(columns, dtype=torch.int64, device=device)
-    state = torch.zeros((), dtype=torch.int64, device=device)
-    for part in (seed & LOW_32_BITS, (seed >> 32) & LOW_32_BITS, batch, head, row, column):
+    distance = (column - first) % widths[stratum]
+    distance.masked_fill_(kept, columns)
+    nearest = torch.full_like(hashes, columns)
+    nearest.scatter_reduce_(-1, stratum.expand_as(distance), distance, "amin")
+    return (distance == nearest[:, stratum]) & ~kept
+
+
+def random_hashes(
+    seed: int, batch: int, head: int, groups: range, strata: int, device: torch.device
+) -> torch.Tensor:
+    """Pseudo-random integers below 2**32 from the position alone: int64 ``[groups, strata]``."""
+    row = torch.arange(groups.start, groups.stop, dtype=torch.int64, device=device)[:, None]
+    stratum = torch.arange(strata, dtype=torch.int64, device=device)
+    state = torch.full((), position_state(seed, batch, head), dtype=torch.int64, device=device)
+    for part in (row, stratum):
         state = _mix(((state + 0x9E3779B9) ^ part) & LOW_32_BITS)
     return state
 
 
-def _mix(x: torch.Tensor) -> torch.Tensor:
-    """The 32-bit finalizer of MurmurHash3 (Appleby), a bijection; int64 below 2**32 in and out."""
+def position_state(seed: int, *position: int) -> int:
+    """State of the hash after both halves of the seed and the first parts of a position."""
+    state = 0
+    for part in (seed & LOW_32_BITS, (seed >> 32) & LOW_32_BITS, *position):
+        state = _mix(((state + 0x9E3779B9) ^ part) & LOW_32_BITS)
+    return state
+
+
+def _mix(x: Integers) -> Integers:
+    """The 32-bit finalizer of MurmurHash3 (Appleby), a bijection; below 2**32 in and out."""
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & LOW_32_BITS
     x = ((x ^ (x >> 13)) * 0xC2B2AE35) & LOW_32_BITS
     return x ^ (x >> 16)

@@ -16,16 +16,54 @@ from chipsparse.kernels.checks import (
     group_count,
 )
 from chipsparse.kernels.column_sparse_attention import reference
-from chipsparse.kernels.dispatch import Backend, Choice, choose, runs_anywhere
+from chipsparse.kernels.dispatch import Backend, Choice, choose, imported, runs_anywhere
+from chipsparse.kernels.triton_support import (
+    why_not_attention,
+    why_not_gluon_sm90,
+    why_not_unasked,
+)
 
-BACKENDS = (Backend("reference", reference.column_sparse_attention, runs_anywhere),)
+
+def _why_not_gluon(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, group_rows: int = 128
+) -> str | None:
+    if (reason := why_not_gluon_sm90(query, key, value)) is not None:
+        return reason
+    if group_rows % 64:
+        return f"needs groups of a multiple of 64 rows, got {group_rows}"
+    return None
+
+
+BACKENDS = (
+    Backend(
+        "gluon",
+        imported(
+            "chipsparse.kernels.column_sparse_attention.gluon_sm90", "column_sparse_attention"
+        ),
+        _why_not_gluon,
+    ),
+    Backend(
+        "triton",
+        imported(
+            "chipsparse.kernels.column_sparse_attention.triton_kernel", "column_sparse_attention"
+        ),
+        why_not_attention,
+        why_not_unasked,
+    ),
+    Backend("reference", reference.column_sparse_attention, runs_anywhere),
+)
 
 
 def select(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, force: str | None = None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    group_rows: int = 128,
+    force: str | None = None,
 ) -> Choice:
     """The backend that `column_sparse_attention` would use for these tensors."""
-    return choose("column_sparse_attention", BACKENDS, query, key, value, force=force)
+    return choose("column_sparse_attention", BACKENDS, query, key, value, group_rows, force=force)
 
 
 def column_sparse_attention(
@@ -74,9 +112,9 @@ def column_sparse_attention(
         residual: ``[B, H, N, D]`` floating point, for either rule.
         lse_dense: ``[B, H, N]`` float32, for ``merge``.
         kept_mass: w, ``[B, H, N]`` float32, for ``merge``.
-        max_transient_bytes: bound of the fp32 keys, values, scores and weights held at a time; one
-            group of one head is the least.
-        backend: forces one (``reference``); None takes the first that can run.
+        max_transient_bytes: bound of the fp32 keys, values, scores and weights that ``reference``
+            holds at a time; one group of one head is the least. The kernels hold none.
+        backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
         The output ``[B, H, N, D]`` in query's dtype, and the natural log-sum-exp of the kept
@@ -110,7 +148,7 @@ def column_sparse_attention(
             )
         check_floating(op, **{name: tensor})
         check_shape(op, name, tensor, tuple(query.shape[: 4 if name == "residual" else 3]))
-    return select(query, key, value, force=backend).backend.launch(
+    return select(query, key, value, group_rows=group_rows, force=backend).backend.launch(
         query,
         key,
         value,

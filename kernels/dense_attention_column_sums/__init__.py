@@ -12,16 +12,58 @@ from chipsparse.kernels.checks import (
     compute_dtype,
 )
 from chipsparse.kernels.dense_attention_column_sums import reference
-from chipsparse.kernels.dispatch import Backend, Choice, choose, runs_anywhere
+from chipsparse.kernels.dispatch import Backend, Choice, choose, imported, runs_anywhere
+from chipsparse.kernels.triton_support import (
+    why_not_attention,
+    why_not_gluon_sm90,
+    why_not_unasked,
+)
 
-BACKENDS = (Backend("reference", reference.dense_attention_column_sums, runs_anywhere),)
+
+def _why_not_gluon(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, group_rows: int = 128
+) -> str | None:
+    if (reason := why_not_gluon_sm90(query, key, value)) is not None:
+        return reason
+    if group_rows % 64:
+        return f"needs groups of a multiple of 64 rows, got {group_rows}"
+    return None
+
+
+BACKENDS = (
+    Backend(
+        "gluon",
+        imported(
+            "chipsparse.kernels.dense_attention_column_sums.gluon_sm90",
+            "dense_attention_column_sums",
+        ),
+        _why_not_gluon,
+    ),
+    Backend(
+        "triton",
+        imported(
+            "chipsparse.kernels.dense_attention_column_sums.triton_kernel",
+            "dense_attention_column_sums",
+        ),
+        why_not_attention,
+        why_not_unasked,
+    ),
+    Backend("reference", reference.dense_attention_column_sums, runs_anywhere),
+)
 
 
 def select(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, force: str | None = None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    group_rows: int = 128,
+    force: str | None = None,
 ) -> Choice:
     """The backend that `dense_attention_column_sums` would use for these tensors."""
-    return choose("dense_attention_column_sums", BACKENDS, query, key, value, force=force)
+    return choose(
+        "dense_attention_column_sums", BACKENDS, query, key, value, group_rows, force=force
+    )
 
 
 def dense_attention_column_sums(
@@ -47,17 +89,21 @@ def dense_attention_column_sums(
         key: ``[B, H, M, D]``, dtype and device of query.
         value: ``[B, H, M, D]``, likewise.
         lse_previous: ``[B, H, N]`` natural log-sum-exp per row. Where it lies more than 80 below
-            the row's log-sum-exp now, the row counts as if it lay 80 below, so that sums stay
-            finite; NaN gives NaN sums.
+            the row's log-sum-exp now, weights are limited, and only finite sums are promised: a
+            kernel limits them by the largest score that it has seen, tile by tile. NaN gives NaN
+            sums in its group alone.
         group_rows: R, query rows per group; the last of the G = ceil(N / R) groups may be ragged.
         scale: factor of the scores; None for ``D ** -0.5``.
-        max_transient_bytes: bound of the scores and weights held at a time, besides a copy of one
-            head's keys and values where they are not fp32; one group of one head is the least.
-        backend: forces one (``reference``); None takes the first that can run.
+        max_transient_bytes: bound of what is held at a time; one group of one head is the least.
+            ``reference`` holds scores and weights, besides a copy of one head's keys and values
+            where they are not fp32; ``triton`` holds fp32 sums per block of rows where a group has
+            more than 128.
+        backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
-        The output ``[B, H, N, D]`` in query's dtype, the log-sum-exp ``[B, H, N]`` and the column
-        sums ``[B, H, G, M]``, both float32 (float64 for float64 inputs).
+        The output ``[B, H, N, D]`` in query's dtype, the log-sum-exp ``[B, H, N]`` in float32
+        (float64 for float64 inputs) and the column sums ``[B, H, G, M]`` in query's dtype, but in
+        bf16 for fp16 inputs, whose range is too small: columns are only ranked by them.
 
     Raises:
         ValueError: shapes, dtypes or devices do not fit, or the forced backend cannot run.
@@ -67,7 +113,7 @@ def dense_attention_column_sums(
     check_group_rows(op, group_rows)
     check_shape(op, "lse_previous", lse_previous, tuple(query.shape[:3]))
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    choice = select(query, key, value, force=backend)
+    choice = select(query, key, value, group_rows=group_rows, force=backend)
     return choice.backend.launch(
         query,
         key,

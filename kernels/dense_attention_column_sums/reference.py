@@ -29,7 +29,9 @@ def dense_attention_column_sums(
     dtype, device = compute_dtype(query), query.device
     output = torch.empty_like(query)
     lse = torch.empty(batch, heads, rows, dtype=dtype, device=device)
-    column_sums = torch.empty(batch, heads, groups, columns, dtype=dtype, device=device)
+    column_sums = torch.empty(
+        batch, heads, groups, columns, dtype=column_sums_dtype(query), device=device
+    )
     group_bytes = 2 * group_rows * columns * dtype.itemsize
     limit = tile_bytes(device, max_transient_bytes)
     for b, h in product(range(batch), range(heads)):
@@ -46,3 +48,8 @@ def dense_attention_column_sums(
             sums = torch.bmm(factor.unsqueeze(1), weights.unflatten(0, chunk.shape))
             column_sums[b, h, chunk.groups] = sums.squeeze(1)
     return output, lse, column_sums
+
+
+def column_sums_dtype(query: torch.Tensor) -> torch.dtype:
+    """bf16 for half precision, to halve what selection reads; else the dtype of the query."""
+    return query.dtype if query.dtype.itemsize > 2 else torch.bfloat16

@@ -5,12 +5,28 @@ from __future__ import annotations
 import torch
 
 from chipsparse.kernels.checks import check_dtype
-from chipsparse.kernels.dispatch import Backend, Choice, choose, runs_anywhere
+from chipsparse.kernels.dispatch import Backend, Choice, choose, imported, runs_anywhere
 from chipsparse.kernels.mask_packing import reference
+from chipsparse.kernels.triton_support import why_not_triton, why_not_unasked
 
-PACK_BACKENDS = (Backend("reference", reference.pack_mask, runs_anywhere),)
-UNPACK_BACKENDS = (Backend("reference", reference.unpack_mask, runs_anywhere),)
-INDEX_BACKENDS = (Backend("reference", reference.packed_to_indices, runs_anywhere),)
+
+def _triton(function: str) -> Backend:
+    launch = imported("chipsparse.kernels.mask_packing.triton_kernel", function)
+    return Backend("triton", launch, why_not_triton, why_not_unasked)
+
+
+PACK_BACKENDS = (
+    _triton("pack_mask"),
+    Backend("reference", reference.pack_mask, runs_anywhere),
+)
+UNPACK_BACKENDS = (
+    _triton("unpack_mask"),
+    Backend("reference", reference.unpack_mask, runs_anywhere),
+)
+INDEX_BACKENDS = (
+    _triton("packed_to_indices"),
+    Backend("reference", reference.packed_to_indices, runs_anywhere),
+)
 
 
 def select(packed: torch.Tensor, *, force: str | None = None) -> Choice:
@@ -25,7 +41,7 @@ def pack_mask(mask: torch.Tensor, *, backend: str | None = None) -> torch.Tensor
 
     Args:
         mask: bool ``[..., M]``.
-        backend: forces one (``reference``); None takes the first that can run.
+        backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
         uint8 ``[..., ceil(M / 8)]``.
@@ -44,7 +60,7 @@ def unpack_mask(packed: torch.Tensor, columns: int, *, backend: str | None = Non
     Args:
         packed: uint8 ``[..., ceil(columns / 8)]``.
         columns: M; bits past it are ignored.
-        backend: forces one (``reference``); None takes the first that can run.
+        backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
         bool ``[..., columns]``.
@@ -67,24 +83,29 @@ def packed_to_indices(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Lists the set columns of each row in ascending order.
 
-    The result is the same on every run. Sizes are read back from the device, so the host waits for
-    it.
+    The result is the same on every run. Without a capacity the largest count is read back, so the
+    host waits for the device; with one, a GPU is never waited for.
 
     Args:
         packed: uint8 ``[..., ceil(columns / 8)]``.
         columns: M; bits past it are ignored.
-        capacity: K, length of the lists; None for the largest count.
-        backend: forces one (``reference``); None takes the first that can run.
+        capacity: K, length of the lists; None for the largest count. On a GPU the caller
+            guarantees that no row keeps more: further columns are cut off, and the counts with
+            them.
+        backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
         indices, int32 ``[..., K]``, and counts, int32 ``[...]``. Entries past a row's count are 0,
         a valid address.
 
     Raises:
-        ValueError: the tensor is not packed bits of that many columns, a count exceeds
-            ``capacity``, or the forced backend cannot run.
+        ValueError: the tensor is not packed bits of that many columns, the capacity is negative,
+            the reference on a CPU finds more columns than ``capacity``, or the forced backend
+            cannot run.
     """
     _check_packed("packed_to_indices", packed, columns)
+    if capacity is not None and capacity < 0:
+        raise ValueError(f"packed_to_indices: capacity must not be negative, got {capacity}")
     choice = select(packed, force=backend)
     return choice.backend.launch(packed, columns, capacity=capacity)
 

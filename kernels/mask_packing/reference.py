@@ -7,8 +7,8 @@ import torch.nn.functional as F
 
 from chipsparse.kernels.checks import DEFAULT_TRANSIENT_BYTES, ranges
 
-# What the compaction holds per column of a row: the bit, its place, and at most two indices.
-TRANSIENT_BYTES_PER_COLUMN = 1 + 4 + 16
+# What the compaction holds per column of a row: the bit and its inverse, places and entries.
+TRANSIENT_BYTES_PER_COLUMN = 2 + 16 + 4
 
 
 def pack_mask(mask: torch.Tensor) -> torch.Tensor:
@@ -34,21 +34,35 @@ def packed_to_indices(
     counts = torch.zeros(rows, dtype=torch.int32, device=device)
     for first, last in chunks:
         counts[first:last] = unpack_mask(packed[first:last], columns).sum(-1)
-    largest = int(counts.max()) if rows else 0
-    if capacity is None:
-        capacity = largest
-    elif largest > capacity:
-        raise ValueError(
-            f"packed_to_indices: a row keeps {largest} columns, the capacity is {capacity}"
-        )
+    if capacity is None or device.type == "cpu":
+        largest = int(counts.max()) if rows else 0
+        if capacity is None:
+            capacity = largest
+        elif largest > capacity:
+            raise ValueError(
+                f"packed_to_indices: a row keeps {largest} columns, the capacity is {capacity}"
+            )
     indices = torch.zeros(rows, capacity, dtype=torch.int32, device=device)
     for first, last in chunks:
         mask = unpack_mask(packed[first:last], columns)
-        # A prefix sum over the bits of a row gives every kept column its place in the list.
-        places = mask.cumsum(-1, dtype=torch.int32)
-        row, column = mask.nonzero(as_tuple=True)
-        indices[first:last][row, places[row, column] - 1] = column.int()
-    return indices.view(*shape, capacity), counts.view(shape)
+        if device.type == "cpu":
+            # A prefix sum over the bits of a row gives every kept column its place in the list.
+            places = mask.cumsum(-1, dtype=torch.int32)
+            row, column = mask.nonzero(as_tuple=True)
+            indices[first:last][row, places[row, column] - 1] = column.int()
+        else:
+            indices[first:last] = _lists_without_waiting(mask, capacity)
+    return indices.view(*shape, capacity), counts.clamp_(max=capacity).view(shape)
+
+
+def _lists_without_waiting(mask: torch.Tensor, capacity: int) -> torch.Tensor:
+    """int32 ``[rows, capacity]``, cut off there; ``nonzero`` would wait for the device."""
+    rows, columns = mask.shape
+    # What has no place in the list goes to one place more, which is dropped.
+    places = (mask.cumsum(-1) - 1).masked_fill_(~mask, capacity).clamp_(max=capacity)
+    column = torch.arange(columns, dtype=torch.int32, device=mask.device)
+    lists = torch.zeros(rows, capacity + 1, dtype=torch.int32, device=mask.device)
+    return lists.scatter_(-1, places, column.expand_as(mask))[:, :capacity]
 
 
 def _bit_values(device: torch.device) -> torch.Tensor:

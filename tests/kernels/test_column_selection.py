@@ -3,9 +3,11 @@ import torch
 
 from chipsparse.kernels.column_selection import BACKENDS, column_selection, reference
 from chipsparse.kernels.mask_packing import unpack_mask
-from tests.kernels.formulas import backend_names
+from tests.kernels.formulas import backend_names, skip_unless_it_runs
 
 INF, NAN = float("inf"), float("nan")
+# The Triton kernel tells sums apart by 16 bits.
+EXACT_DTYPES = {"triton": torch.bfloat16, "reference": torch.float32}
 
 
 def select(sums, **options):
@@ -15,11 +17,10 @@ def select(sums, **options):
     return unpack_mask(packed, sums.shape[-1])
 
 
-def kept(row, **options):
+def kept(row, *, dtype=torch.float32, device="cpu", **options):
     """The columns kept of one row of scores."""
-    return (
-        select(torch.tensor(row)[None, None, None], **options)[0, 0, 0].nonzero().flatten().tolist()
-    )
+    sums = torch.tensor(row, dtype=dtype, device=device)[None, None, None]
+    return select(sums, **options)[0, 0, 0].nonzero().flatten().tolist()
 
 
 def by_sorting(row, keep_count, static=()):
@@ -30,63 +31,106 @@ def by_sorting(row, keep_count, static=()):
 
 
 @backend_names(BACKENDS)
-@pytest.mark.parametrize("columns", [1, 7, 131, 1337])
+@pytest.mark.parametrize("columns", [1, 7, 128, 131, 1337])
 @pytest.mark.parametrize("keep_fraction", [0.0, 0.1, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("negative", [False, True])
 def test_keeps_the_highest_sums(backend, columns, keep_fraction, negative, device):
     generator = torch.Generator().manual_seed(columns)
-    sums = torch.randn(2, 2, 3, columns, generator=generator)
+    sums = torch.randn(2, 1, 2, columns, generator=generator)
     sums = (sums * 4).round() if negative else sums.exp()  # rounding makes many ties
-    static = torch.rand(3, columns, generator=generator) < 0.05
+    sums = sums.to(device, EXACT_DTYPES[backend])
+    skip_unless_it_runs(BACKENDS, backend, sums)
+    static = torch.rand(2, columns, generator=generator) < 0.05
     keep_count = int(columns * keep_fraction)
-    mask = select(
-        sums.to(device), keep_count=keep_count, static_columns=static.to(device), backend=backend
-    )
-    for b, h, g in [(0, 0, 0), (0, 1, 2), (1, 1, 1)]:
-        columns_kept = mask[b, h, g].nonzero().flatten().tolist()
+    mask = select(sums, keep_count=keep_count, static_columns=static.to(device), backend=backend)
+    for b, g in [(0, 0), (0, 1), (1, 1)]:
+        columns_kept = mask[b, 0, g].nonzero().flatten().tolist()
         statics = static[g].nonzero().flatten().tolist()
-        assert columns_kept == by_sorting(sums[b, h, g].tolist(), keep_count, statics)
+        assert columns_kept == by_sorting(sums[b, 0, g].tolist(), keep_count, statics)
 
 
+@backend_names(BACKENDS)
 @pytest.mark.parametrize(
     ("row", "keep_count", "expected"),
     [
         ([1.0, 1.0, 1.0, 1.0], 2, [0, 1]),
         ([1.0, 3.0, 2.0, 3.0, 2.0], 3, [1, 2, 3]),
         ([5.0, INF, 3e38, INF], 3, [1, 2, 3]),
-        ([5.0, INF, 3.4028234663852886e38], 1, [1]),
-        ([-1.0, -INF, -2.0, -1e-45], 3, [0, 2, 3]),
+        ([5.0, INF, 3.38e38], 1, [1]),
+        ([-1.0, -INF, -2.0, -1e-40], 3, [0, 2, 3]),
+        ([-INF, -INF, -INF], 2, [0, 1]),
         ([-0.0, 0.0, -0.0], 2, [0, 1]),
-        ([0.0, 1e-45, 0.0], 1, [1]),
+        ([-1.0, 0.0, -0.0, 1.0], 2, [1, 3]),
+        ([0.0, 1e-40, 0.0], 1, [1]),
         ([1.0, NAN, 3.0], 1, [0, 1, 2]),
+        ([1.0, -NAN, 3.0], 1, [0, 1, 2]),
         ([NAN, NAN], 0, [0, 1]),
         ([1.0, 2.0], 0, []),
         ([1.0, 2.0], 99, [0, 1]),
+        ([7.0] * 100, 37, list(range(37))),
+        ([-7.0] * 96, 96, list(range(96))),
+        ([7.0] * 96, 0, []),
     ],
 )
-def test_special_rows(row, keep_count, expected):
-    assert kept(row, keep_count=keep_count) == expected
+def test_special_rows(backend, row, keep_count, expected, device):
+    dtype = EXACT_DTYPES[backend]
+    skip_unless_it_runs(BACKENDS, backend, torch.empty(1, dtype=dtype, device=device))
+    options = {"keep_count": keep_count, "backend": backend, "device": device}
+    assert kept(row, dtype=dtype, **options) == expected
 
 
-def test_nan_keeps_everything_in_its_own_row_only():
-    sums = torch.rand(2, 1, 3, 20)
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_nan_and_infinity_of_other_dtypes(backend, dtype, device):
+    sums = torch.rand(1, 1, 4, 24, dtype=dtype)
+    sums[0, 0, 0, 20], sums[0, 0, 1, 3], sums[0, 0, 2, 9] = NAN, INF, -INF
+    sums = sums.to(device)
+    skip_unless_it_runs(BACKENDS, backend, sums)
+    mask = select(sums, keep_count=23, backend=backend)[0, 0]
+    assert mask.sum(-1).tolist() == [24, 23, 23, 23]
+    assert mask[1, 3]
+    assert not mask[2, 9]
+
+
+@backend_names(BACKENDS)
+def test_nan_keeps_everything_in_its_own_row_only(backend, device):
+    sums = torch.rand(2, 1, 3, 20, device=device)
     sums[0, 0, 1, 5] = NAN
-    assert select(sums, keep_count=4).sum(-1).flatten().tolist() == [4, 20, 4, 4, 4, 4]
+    skip_unless_it_runs(BACKENDS, backend, sums)
+    mask = select(sums, keep_count=4, backend=backend)
+    assert mask.sum(-1).flatten().tolist() == [4, 20, 4, 4, 4, 4]
 
 
-def test_static_columns_beyond_the_budget_are_all_kept_and_nothing_else():
-    static = torch.tensor([True, False, True, False, True])
+@backend_names(BACKENDS)
+def test_static_columns_beyond_the_budget_are_all_kept_and_nothing_else(backend, device):
+    static = torch.tensor([True, False, True, False, True], device=device)
+    skip_unless_it_runs(BACKENDS, backend, static)
     row = [0.0, INF, 0.0, 9.0, 0.0]
+    options = {"static_columns": static, "backend": backend, "device": device}
     for keep_count in (0, 1, 3):
-        assert kept(row, keep_count=keep_count, static_columns=static) == [0, 2, 4]
-    assert kept(row, keep_count=4, static_columns=static) == [0, 1, 2, 4]
+        assert kept(row, keep_count=keep_count, **options) == [0, 2, 4]
+    assert kept(row, keep_count=4, **options) == [0, 1, 2, 4]
+    assert kept(row, keep_count=5, **options) == [0, 1, 2, 3, 4]
 
 
-def test_static_columns_broadcast_over_batch_heads_and_groups():
-    sums = torch.rand(2, 3, 4, 9)
-    for shape in [(9,), (4, 9), (3, 1, 9), (2, 1, 1, 9)]:
-        mask = select(sums, keep_count=0, static_columns=torch.ones(shape, dtype=torch.bool))
-        assert mask.all()
+@backend_names(BACKENDS)
+def test_static_columns_broadcast_over_batch_heads_and_groups(backend, device):
+    sums = torch.rand(2, 3, 4, 9, device=device)
+    skip_unless_it_runs(BACKENDS, backend, sums)
+    generator = torch.Generator().manual_seed(0)
+    for shape in [(9,), (4, 9), (3, 1, 9), (2, 1, 1, 9), (2, 3, 4, 9), (4, 1)]:
+        static = (torch.rand(shape, generator=generator) < 0.5).to(device)
+        mask = select(sums, keep_count=0, static_columns=static, backend=backend)
+        assert torch.equal(mask, static.expand_as(sums))
+
+
+@backend_names(BACKENDS)
+def test_no_rows_and_no_columns(backend, device):
+    sums = torch.rand(2, 0, 4, 9, device=device)
+    skip_unless_it_runs(BACKENDS, backend, sums)
+    options = {"keep_count": 2, "random_count": 3, "backend": backend}
+    assert column_selection(sums, **options).shape == (2, 0, 4, 2)
+    assert column_selection(sums.new_zeros(1, 2, 3, 0), **options).shape == (1, 2, 3, 0)
 
 
 def murmur(x):
@@ -95,22 +139,59 @@ def murmur(x):
     return x ^ x >> 16
 
 
-def drawn_in_plain_python(seed, batch, head, group, columns, count):
+def drawn_in_plain_python(seed, batch, head, group, columns, count, kept=()):
     state = 0
     for part in (seed % 2**32, (seed >> 32) % 2**32, batch, head, group):
         state = murmur((state + 0x9E3779B9) % 2**32 ^ part)
-    hashes = [murmur((state + 0x9E3779B9) % 2**32 ^ column) for column in range(columns)]
-    return sorted(sorted(range(columns), key=lambda column: -hashes[column])[:count])
+    drawn = []
+    for i in range(count):
+        first, end = i * columns // count, (i + 1) * columns // count
+        start = murmur((state + 0x9E3779B9) % 2**32 ^ i) % (end - first)
+        circle = [first + (start + step) % (end - first) for step in range(end - first)]
+        drawn += [column for column in circle if column not in kept][:1]
+    return sorted(drawn)
 
 
 @backend_names(BACKENDS)
 @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1, 2**40 + 3, -5])
 def test_random_columns_follow_from_seed_and_position(backend, seed, device):
-    sums = torch.zeros(2, 3, 4, 131, device=device)
+    sums = torch.zeros(2, 2, 3, 131, device=device)
+    skip_unless_it_runs(BACKENDS, backend, sums)
     mask = select(sums, keep_count=0, random_count=17, seed=seed, backend=backend)
-    for b, h, g in [(0, 0, 0), (0, 0, 1), (0, 2, 0), (1, 0, 0), (1, 2, 3)]:
+    for b, h, g in [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 1, 2)]:
         expected = drawn_in_plain_python(seed, b, h, g, 131, 17)
         assert mask[b, h, g].nonzero().flatten().tolist() == expected
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("columns", [1, 9, 130, 256])
+@pytest.mark.parametrize("random_count", [1, 3, 13, 40, 130, 1000])
+@pytest.mark.parametrize("keep_fraction", [0.2, 0.9])
+def test_random_columns_are_the_next_free_of_each_stratum(
+    backend, columns, random_count, keep_fraction, device
+):
+    # Long runs of kept columns, which a draw has to pass, and whole strata of them.
+    sums = (torch.arange(columns, device=device) // 11 * 7919 % 97).float().expand(1, 1, 2, -1)
+    skip_unless_it_runs(BACKENDS, backend, sums)
+    options = {"keep_count": int(columns * keep_fraction), "seed": 6, "backend": backend}
+    scored = select(sums, **options)
+    both = select(sums, random_count=random_count, **options)
+    for g in range(2):
+        before = scored[0, 0, g].nonzero().flatten().tolist()
+        count = min(random_count, columns)
+        drawn = drawn_in_plain_python(6, 0, 0, g, columns, count, before)
+        assert both[0, 0, g].nonzero().flatten().tolist() == sorted({*before, *drawn})
+
+
+@pytest.mark.parametrize("columns", [1000, 119_056])
+def test_a_wide_row_is_drawn_from_in_every_stratum(columns):
+    for count in (10, 999):
+        mask = select(torch.zeros(1, 1, 1, columns), keep_count=0, random_count=count)[0, 0, 0]
+        edges = [i * columns // count for i in range(count + 1)]
+        places = mask.nonzero().flatten().tolist()
+        pairs = zip(places, edges, edges[1:], strict=False)
+        assert len(places) == count
+        assert all(first <= place < end for place, first, end in pairs)
 
 
 def test_random_columns_ignore_the_global_random_state_and_spare_it():
@@ -127,11 +208,11 @@ def test_random_columns_ignore_the_global_random_state_and_spare_it():
 def test_random_columns_are_spread_evenly():
     mask = select(torch.zeros(1, 20, 50, 256), keep_count=0, random_count=64)
     share = mask.double().mean((0, 1, 2))
-    assert (mask.sum(-1) == 64).all()
+    assert (mask.unflatten(-1, (64, 4)).sum(-1) == 1).all()
     # 1000 rows: a standard deviation of 0.0137 about 0.25.
     assert share.min() > 0.25 - 5 * 0.0137
     assert share.max() < 0.25 + 5 * 0.0137
-    together = (mask[..., 0] & mask[..., 1]).double().mean()
+    together = (mask[..., 0] & mask[..., 4]).double().mean()
     assert abs(together - 0.0625) < 5 * 0.0077
 
 
@@ -140,11 +221,11 @@ def test_random_columns_come_on_top_of_the_chosen_ones():
     static = torch.zeros(64, dtype=torch.bool)
     static[[3, 60]] = True
     scored = select(sums, keep_count=10, static_columns=static)
-    both = select(sums, keep_count=10, static_columns=static, random_count=5)
+    both = select(sums, keep_count=10, static_columns=static, random_count=3)
     assert (scored.sum(-1) == 10).all()
-    assert (both.sum(-1) == 15).all()
+    assert (both.sum(-1) == 13).all()  # no 21 columns of a stratum are kept
     assert (both | scored).equal(both)
-    for random_count in (54, 55, 1000):
+    for random_count in (64, 65, 1000):
         assert select(sums, keep_count=10, random_count=random_count).all()
 
 
@@ -158,12 +239,71 @@ def test_small_chunks_change_nothing(monkeypatch):
 
 @backend_names(BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_sums(backend, dtype, device):
-    sums = torch.rand(1, 1, 2, 77, device=device).to(dtype)
-    mask = select(sums, keep_count=9, backend=backend)
-    for g in range(2):
-        columns = mask[0, 0, g].nonzero().flatten().tolist()
-        assert columns == by_sorting(sums[0, 0, g].tolist(), 9)
+def test_half_precision_sums_are_exact(backend, dtype, device):
+    generator = torch.Generator().manual_seed(0)
+    sums = torch.randn(1, 2, 2, 9000, generator=generator).mul(2).exp().to(device, dtype)
+    skip_unless_it_runs(BACKENDS, backend, sums)
+    mask = select(sums, keep_count=630, backend=backend)
+    for h, g in [(0, 0), (0, 1), (1, 1)]:
+        columns = mask[0, h, g].nonzero().flatten().tolist()
+        assert columns == by_sorting(sums[0, h, g].tolist(), 630)
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("keep_count", [20, 630])
+def test_recall_of_heavy_tailed_sums(backend, keep_count, device):
+    generator = torch.Generator().manual_seed(1)
+    sums = torch.randn(1, 1, 2, 9001, generator=generator).mul(2).exp().to(device)
+    skip_unless_it_runs(BACKENDS, backend, sums)
+    mask = select(sums, keep_count=keep_count, backend=backend)
+    best = select(sums, keep_count=keep_count, backend="reference")
+    assert (mask.sum(-1) == keep_count).all()
+    assert (mask & best).sum() >= 0.98 * best.sum()
+
+
+@backend_names(BACKENDS)
+def test_sums_that_mislead_the_sample(backend, device):
+    # Columns in the middle of the gaps between the sampled ones are the highest, or the lowest.
+    for sign in (1, -1):
+        sums = torch.rand(1, 1, 2, 40_000).add(1)
+        sums[..., 16::40] *= 1000.0**sign
+        sums = sums.to(device, torch.bfloat16)
+        skip_unless_it_runs(BACKENDS, backend, sums)
+        options = {"keep_count": 900, "random_count": 50}
+        chosen = column_selection(sums, backend=backend, **options)
+        assert torch.equal(chosen, column_selection(sums, backend="reference", **options))
+
+
+@backend_names(BACKENDS)
+def test_views_that_are_not_contiguous(backend, device):
+    sums = torch.rand(2, 3, 40, 5, device=device).to(torch.bfloat16).mT
+    static = (torch.rand(40, 5, device=device) < 0.1).T
+    skip_unless_it_runs(BACKENDS, backend, sums)
+    options = {"keep_count": 9, "random_count": 2, "backend": backend}
+    expected = column_selection(
+        sums.contiguous(), static_columns=static.contiguous(), **{**options, "backend": "reference"}
+    )
+    assert torch.equal(column_selection(sums, static_columns=static, **options), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_large_sums_on_a_gpu_equal_the_reference():
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    sums = torch.empty(1, 8, 1200, 119_056 * 2, dtype=torch.bfloat16, device="cuda")  # 2.3e9
+    sums.normal_(generator=generator).mul_(2).exp_()
+    static = torch.rand(1200, 119_056 * 2, generator=generator, device="cuda") < 0.01
+    options = {"keep_count": 16_667, "random_count": 2381, "seed": 3}
+    chosen = column_selection(sums, static_columns=static, backend="triton", **options)
+    again = column_selection(sums, static_columns=static, backend="triton", **options)
+    assert torch.equal(chosen, again)
+    expected = column_selection(
+        sums[:, -1:, -8:], static_columns=static[-8:], keep_count=16_667, backend="reference"
+    )
+    scored = column_selection(sums, static_columns=static, keep_count=16_667, backend="triton")
+    assert torch.equal(scored[:, -1:, -8:], expected)
+    drawn = unpack_mask(chosen ^ scored, 119_056 * 2)
+    assert (drawn.sum(-1) == 2381).all()
 
 
 def test_inputs_stay_as_they_were():
@@ -187,7 +327,7 @@ def test_inputs_stay_as_they_were():
         ),
         ({"column_sums": torch.rand(3, 9)}, r"must be \[B, H, G, M\], got \[3, 9\]"),
         ({"column_sums": torch.ones(1, 2, 3, 9, dtype=torch.int32)}, "got torch.int32"),
-        ({"backend": "fast"}, "unknown backend 'fast'; it has reference"),
+        ({"backend": "fast"}, "unknown backend 'fast'; it has triton, reference"),
     ],
 )
 def test_mistakes_are_named(options, message):

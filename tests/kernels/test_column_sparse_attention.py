@@ -14,11 +14,13 @@ from tests.kernels.formulas import (
     full_attention,
     groups_of,
     index_lists,
+    kernel_names,
     masked_attention,
     random_mask,
     skip_unless_it_runs,
 )
 
+HALF = [torch.bfloat16, torch.float16]
 SHAPES = [(1, 1, 1, 1, 64), (2, 3, 7, 9, 64), (1, 2, 131, 333, 128), (2, 2, 1337, 131, 64)]
 
 
@@ -56,34 +58,175 @@ def test_matches_masked_attention(backend, shape, dtype, strided, device):
     assert_close(lse, expected_lse, LSE_TOLERANCE[dtype])
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @backend_names(BACKENDS)
-@pytest.mark.parametrize("group_rows", [1, 13, 64, 128, 192, 500])
-def test_any_group_size_and_equal_counts(backend, group_rows, device):
-    inputs = attention_inputs(2, 2, 333, 131, 64, dtype=torch.float32, device=device)
-    skip_unless_it_runs(BACKENDS, backend, *inputs)
-    scores = torch.rand(2, 2, groups_of(333, group_rows), 131, device=device)
-    mask = scores >= scores.topk(17).values[..., -1:]
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("group_rows", [128, 192])
+def test_odd_case(backend, group_rows, head_dim, dtype):
+    shape = (2, 3, 1337, 1337, head_dim)
+    inputs = attention_inputs(*shape, dtype=dtype, device="cuda", strided=True)
+    skip_unless_it_runs(BACKENDS, backend, *inputs, group_rows)
+    mask = random_mask(*shape[:4], group_rows, device="cuda")
     output, lse = attend(inputs, mask, group_rows, backend=backend)
     expected, expected_lse = masked_attention(*inputs, mask, group_rows)
-    assert_close(output, expected, TOLERANCE[torch.float32])
-    assert_close(lse, expected_lse, LSE_TOLERANCE[torch.float32])
+    assert_close(output, expected, TOLERANCE[dtype])
+    assert_close(lse, expected_lse, LSE_TOLERANCE[dtype])
 
 
 @backend_names(BACKENDS)
-def test_everything_kept_is_full_attention(backend, device):
-    inputs = attention_inputs(1, 2, 333, 131, 64, dtype=torch.float32, device=device)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("group_rows", "rows"),
+    [(1, 5), (13, 40), (33, 70), (64, 131), (128, 300), (192, 300), (256, 300), (500, 333)],
+)
+def test_any_group_size_and_equal_counts(backend, group_rows, rows, dtype, device):
+    inputs = attention_inputs(2, 1, rows, 131, 64, dtype=dtype, device=device)
+    skip_unless_it_runs(BACKENDS, backend, *inputs, group_rows)
+    scores = torch.rand(2, 1, groups_of(rows, group_rows), 131, device=device)
+    mask = scores >= scores.topk(67).values[..., -1:]
+    output, lse = attend(inputs, mask, group_rows, backend=backend)
+    expected, expected_lse = masked_attention(*inputs, mask, group_rows)
+    assert_close(output, expected, TOLERANCE[dtype])
+    assert_close(lse, expected_lse, LSE_TOLERANCE[dtype])
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 64, 65, 128, 129, 199])
+def test_any_count_in_shuffled_lists(backend, count, dtype, device):
+    """Counts around the edges of tiles, lists in any order, read from a wider tensor."""
+    inputs = attention_inputs(1, 1, 20, 200, 64, dtype=dtype, device=device)
+    skip_unless_it_runs(BACKENDS, backend, *inputs, 16)
+    generator = torch.Generator().manual_seed(count)
+    last = torch.tensor([199])  # the last row of all comes first
+    lists = [torch.cat([last, torch.randperm(199, generator=generator)]) for _ in range(2)]
+    wide = torch.stack(lists).view(1, 1, 2, 200)
+    mask = torch.zeros(1, 1, 2, 200, dtype=torch.bool).scatter_(-1, wide[..., :count], True)
+    counts = torch.full((1, 1, 2), count, dtype=torch.int32, device=device)
+    wide = wide.int().to(device)
+    output, lse = column_sparse_attention(
+        *inputs, wide[..., : count + 1], counts, group_rows=16, backend=backend
+    )
+    expected, expected_lse = masked_attention(*inputs, mask.to(device), 16)
+    assert_close(output, expected, TOLERANCE[dtype])
+    assert_close(lse, expected_lse, LSE_TOLERANCE[dtype])
+
+
+@kernel_names(BACKENDS)
+@pytest.mark.parametrize("dtype", HALF)
+def test_only_listed_rows_are_used(backend, dtype, device):
+    """NaN in all other rows, row 0 among them, does not reach the result; nothing listed is 0."""
+    query, key, value = attention_inputs(1, 2, 300, 200, 64, dtype=dtype, device=device)
+    skip_unless_it_runs(BACKENDS, backend, query, key, value)
+    mask = torch.zeros(1, 2, 3, 200, dtype=torch.bool, device=device)
+    mask[:, 0, 1, 7:20] = True
+    mask[:, 0, 2, 40:170] = True
+    mask[:, 1, :2, 1] = True
+    expected, expected_lse = masked_attention(query, key, value, mask, 128)
+    for tensor in (key, value):
+        tensor.masked_fill_(~mask.any(2)[..., None], torch.nan)
+    output, lse = attend((query, key, value), mask, backend=backend)
+    assert_close(output, expected, TOLERANCE[dtype])
+    assert_close(lse, expected_lse, LSE_TOLERANCE[dtype])
+    assert (output[:, 0, :128] == 0).all()
+    assert (lse[:, 0, :128] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_all_configs_of_triton(head_dim, device):
+    kernel = pytest.importorskip("chipsparse.kernels.column_sparse_attention.triton_kernel")
+    inputs = attention_inputs(1, 1, 300, 300, head_dim, dtype=torch.bfloat16, device=device)
+    skip_unless_it_runs(BACKENDS, "triton", *inputs)
+    mask = random_mask(1, 1, 300, 300, 256, device=device)
+    cache = refreshed(inputs, mask, 256, torch.float32)
+    launch = next(b for b in BACKENDS if b.name == "triton").launch
+    for config in kernel.CONFIGS:
+        output, _ = launch(
+            *inputs,
+            *index_lists(mask),
+            group_rows=256,
+            scale=head_dim**-0.5,
+            delta_rule="merge",
+            residual=cache["merge"].mT.contiguous().mT,  # any strides
+            lse_dense=cache["lse_dense"],
+            kept_mass=cache["kept_mass"],
+            max_transient_bytes=0,
+            config=config,
+        )
+        assert_close(output, cache["output"], TOLERANCE[torch.bfloat16])
+
+
+@backend_names(BACKENDS)
+def test_output_of_a_kernel_is_laid_out_like_the_query(backend, device):
+    inputs = attention_inputs(2, 3, 20, 30, 64, dtype=torch.float16, device=device, strided=True)
+    skip_unless_it_runs(BACKENDS, backend, *inputs)
+    mask = random_mask(2, 3, 20, 30, 128, device=device)
+    for scale in (-0.2, 0.0):
+        output, lse = attend(inputs, mask, scale=scale, backend=backend)
+        expected, expected_lse = masked_attention(*inputs, mask, 128, scale)
+        assert_close(output, expected, TOLERANCE[torch.float16])
+        assert_close(lse, expected_lse, LSE_TOLERANCE[torch.float16])
+    if backend != "reference":
+        assert output.stride() == inputs[0].stride()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@kernel_names(BACKENDS)
+def test_rows_beyond_32_bit_offsets(backend):
+    """Keys of two heads in 4.3 GB, NaN (see conftest.py) but for the first and last rows."""
+    columns = 2**24 + 100
+    storage = torch.empty(1, columns, 2, 64, dtype=torch.bfloat16, device="cuda")
+    used = torch.cat([torch.arange(100), torch.arange(columns - 100, columns)]).cuda()
+    query, few, _ = attention_inputs(1, 2, 300, 200, 64, dtype=torch.bfloat16, device="cuda")
+    storage[:, used] = few.transpose(1, 2)
+    far = storage.transpose(1, 2)
+    skip_unless_it_runs(BACKENDS, backend, query, far, far)
+    mask = random_mask(1, 2, 300, 200, 128, device="cuda")
+    indices, counts = index_lists(mask)
+    output, _ = column_sparse_attention(
+        query, far, far, used[indices.long()].int(), counts, backend=backend
+    )
+    expected, _ = masked_attention(query, few, few, mask, 128)
+    assert_close(output, expected, TOLERANCE[torch.bfloat16])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@kernel_names(BACKENDS)
+def test_lists_beyond_32_bit_offsets(backend):
+    """2,060 lists of 2^20 entries are 8.6 GB."""
+    groups = 2060
+    inputs = attention_inputs(1, 1, groups, 200, 64, dtype=torch.bfloat16, device="cuda")
+    skip_unless_it_runs(BACKENDS, backend, *inputs, 1)
+    mask = torch.rand(1, 1, groups, 200, device="cuda") < 0.5
+    few, counts = index_lists(mask)
+    indices = torch.zeros(1, 1, groups, 2**20, dtype=torch.int32, device="cuda")
+    indices[..., : few.shape[-1]] = few
+    output, _ = column_sparse_attention(*inputs, indices, counts, group_rows=1, backend=backend)
+    expected, _ = masked_attention(*inputs, mask, 1)
+    assert_close(output, expected, TOLERANCE[torch.bfloat16])
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_everything_kept_is_full_attention(backend, dtype, device):
+    inputs = attention_inputs(1, 2, 333, 131, 64, dtype=dtype, device=device)
     skip_unless_it_runs(BACKENDS, backend, *inputs)
     mask = torch.ones(1, 2, 3, 131, dtype=torch.bool, device=device)
     output, lse = attend(inputs, mask, scale=0.3, backend=backend)
     expected, expected_lse = full_attention(*inputs, scale=0.3)
-    assert_close(output, expected, TOLERANCE[torch.float32])
-    assert_close(lse, expected_lse, LSE_TOLERANCE[torch.float32])
+    assert_close(output, expected, TOLERANCE[dtype])
+    assert_close(lse, expected_lse, LSE_TOLERANCE[dtype])
 
 
 @backend_names(BACKENDS)
 @pytest.mark.parametrize("capacity", [0, 5])
-def test_nothing_kept_is_zero(backend, capacity, device):
-    inputs = attention_inputs(1, 2, 150, 40, 64, dtype=torch.float32, device=device)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_nothing_kept_is_zero(backend, capacity, dtype, device):
+    inputs = attention_inputs(1, 2, 150, 40, 64, dtype=dtype, device=device)
     skip_unless_it_runs(BACKENDS, backend, *inputs)
     indices = torch.zeros(1, 2, 2, capacity, dtype=torch.int32, device=device)
     counts = torch.zeros(1, 2, 2, dtype=torch.int32, device=device)
@@ -115,7 +258,7 @@ def test_entries_past_the_count_and_the_order_of_columns_do_not_matter(backend, 
 @backend_names(BACKENDS)
 def test_large_scores_do_not_overflow(backend, device):
     query, key, value = attention_inputs(1, 1, 140, 40, 64, dtype=torch.float32, device=device)
-    skip_unless_it_runs(BACKENDS, backend, query, key, value)
+    skip_unless_it_runs(BACKENDS, backend, query, key, value, 70)
     mask = random_mask(1, 1, 140, 40, 70, device=device)
     inputs = (query * 1000, key, value)
     output, lse = attend(inputs, mask, 70, backend=backend)
@@ -132,7 +275,7 @@ def test_rules_give_the_cached_output_back_when_nothing_changed(
     backend, rule, dtype, strided, device
 ):
     inputs = attention_inputs(2, 2, 333, 131, 64, dtype=dtype, device=device, strided=strided)
-    skip_unless_it_runs(BACKENDS, backend, *inputs)
+    skip_unless_it_runs(BACKENDS, backend, *inputs, 32)
     mask = random_mask(2, 2, 333, 131, 32, device=device)
     cache = refreshed(inputs, mask, 32, dtype)
     output, _ = attend(
@@ -153,10 +296,11 @@ def test_rules_give_the_cached_output_back_when_nothing_changed(
 
 @backend_names(BACKENDS)
 @pytest.mark.parametrize("rule", ["merge", "difference"])
-def test_rules_match_their_formulas_when_everything_changed(backend, rule, device):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rules_match_their_formulas_when_everything_changed(backend, rule, dtype, device):
     shape = (2, 2, 333, 131, 64)
-    before = attention_inputs(*shape, dtype=torch.float32, device=device, seed=0)
-    inputs = attention_inputs(*shape, dtype=torch.float32, device=device, seed=1)
+    before = attention_inputs(*shape, dtype=dtype, device=device, seed=0)
+    inputs = attention_inputs(*shape, dtype=dtype, device=device, seed=1)
     skip_unless_it_runs(BACKENDS, backend, *inputs)
     mask = random_mask(*shape[:4], 64, device=device)
     mask[:, :, -1, ::3] = False
@@ -178,8 +322,8 @@ def test_rules_match_their_formulas_when_everything_changed(backend, rule, devic
     else:
         a = torch.exp(kept_lse - cache["lse_dense"])[..., None]
         expected = (a * kept + residual) / (a + 1 - cache["kept_mass"].double()[..., None])
-    assert_close(output, expected, TOLERANCE[torch.float32])
-    assert_close(lse, kept_lse, LSE_TOLERANCE[torch.float32])
+    assert_close(output, expected, TOLERANCE[dtype])
+    assert_close(lse, kept_lse, LSE_TOLERANCE[dtype])
 
 
 @backend_names(BACKENDS)

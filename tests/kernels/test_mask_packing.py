@@ -10,7 +10,12 @@ from chipsparse.kernels.mask_packing import (
     reference,
     unpack_mask,
 )
-from tests.kernels.formulas import backend_names, index_lists, random_mask
+from tests.kernels.formulas import (
+    backend_names,
+    index_lists,
+    random_mask,
+    skip_unless_it_runs,
+)
 
 WIDTHS = [0, 1, 7, 8, 9, 131, 2304]
 
@@ -26,6 +31,7 @@ def test_packs_like_bitarray(backend, columns, device):
     from bitarray import bitarray
 
     mask = some_mask(columns, device)
+    skip_unless_it_runs(PACK_BACKENDS, backend, mask)
     packed = pack_mask(mask, backend=backend)
     assert packed.dtype == torch.uint8
     assert packed.shape == (2, 3, 5, -(-columns // 8))
@@ -38,6 +44,7 @@ def test_bit_order_and_padding(backend, device):
     mask = torch.zeros(2, 11, dtype=torch.bool, device=device)
     mask[0, [0, 3, 9]] = True
     mask[1] = True
+    skip_unless_it_runs(PACK_BACKENDS, backend, mask)
     assert pack_mask(mask, backend=backend).tolist() == [[0b1001, 0b10], [0xFF, 0b111]]
 
 
@@ -45,20 +52,45 @@ def test_bit_order_and_padding(backend, device):
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_unpack_inverts_pack(backend, columns, device):
     mask = some_mask(columns, device)
+    skip_unless_it_runs(UNPACK_BACKENDS, backend, mask)
     restored = unpack_mask(pack_mask(mask), columns, backend=backend)
     assert restored.dtype == torch.bool
     assert torch.equal(restored, mask)
 
 
-def test_packs_views_that_are_not_contiguous(device):
+@backend_names(PACK_BACKENDS)
+def test_views_that_are_not_contiguous(backend, device):
     mask = some_mask(64, device, rows=(20,)).T
-    assert torch.equal(unpack_mask(pack_mask(mask), 20), mask)
+    skip_unless_it_runs(PACK_BACKENDS, backend, mask)
+    packed = pack_mask(mask, backend=backend)
+    assert torch.equal(unpack_mask(packed, 20, backend=backend), mask)
+    view = packed.T.contiguous().T
+    assert not view.is_contiguous()
+    assert torch.equal(unpack_mask(view, 20, backend=backend), mask)
+    indices, counts = packed_to_indices(view, 20, backend=backend)
+    assert torch.equal(indices, index_lists(mask)[0])
+    assert torch.equal(counts, index_lists(mask)[1])
+
+
+@backend_names(INDEX_BACKENDS)
+def test_rows_start_at_any_byte(backend, device):
+    mask = some_mask(4 * 8 + 7, device, rows=(9,))
+    skip_unless_it_runs(INDEX_BACKENDS, backend, mask)
+    packed = pack_mask(mask)
+    expected, expected_counts = index_lists(mask)
+    for lead in range(4):
+        buffer = torch.full((lead + packed.numel() + 5,), 0xFF, dtype=torch.uint8, device=device)
+        view = buffer[lead : lead + packed.numel()].view_as(packed).copy_(packed)
+        indices, counts = packed_to_indices(view, mask.shape[-1], backend=backend)
+        assert torch.equal(indices, expected)
+        assert torch.equal(counts, expected_counts)
 
 
 @backend_names(INDEX_BACKENDS)
 @pytest.mark.parametrize("columns", WIDTHS[1:])
 def test_indices_of_every_row_ascend(backend, columns, device):
-    mask = random_mask(2, 3, 40, columns, 8, device=device)
+    mask = random_mask(1, 2, 40, columns, 8, device=device)
+    skip_unless_it_runs(INDEX_BACKENDS, backend, mask)
     indices, counts = packed_to_indices(pack_mask(mask), columns, backend=backend)
     expected, expected_counts = index_lists(mask)
     assert indices.dtype == counts.dtype == torch.int32
@@ -69,6 +101,7 @@ def test_indices_of_every_row_ascend(backend, columns, device):
 @backend_names(INDEX_BACKENDS)
 def test_padding_bits_are_ignored(backend, device):
     packed = torch.full((3, 2), 0xFF, dtype=torch.uint8, device=device)
+    skip_unless_it_runs(INDEX_BACKENDS, backend, packed)
     indices, counts = packed_to_indices(packed, 11, backend=backend)
     assert indices.tolist() == [list(range(11))] * 3
     assert counts.tolist() == [11] * 3
@@ -79,18 +112,79 @@ def test_padding_bits_are_ignored(backend, device):
 def test_capacity(backend, device):
     mask = torch.zeros(2, 20, dtype=torch.bool, device=device)
     mask[1, [4, 19]] = True
+    skip_unless_it_runs(INDEX_BACKENDS, backend, mask)
     packed = pack_mask(mask)
     indices, counts = packed_to_indices(packed, 20, capacity=3, backend=backend)
     assert indices.tolist() == [[0, 0, 0], [4, 19, 0]]
     assert counts.tolist() == [0, 2]
     assert packed_to_indices(packed, 20, capacity=2, backend=backend)[0].shape == (2, 2)
+
+
+def test_the_reference_on_a_cpu_names_a_row_over_the_capacity():
+    packed = pack_mask(torch.tensor([[False, True, True]]))
     with pytest.raises(ValueError, match="a row keeps 2 columns, the capacity is 1"):
-        packed_to_indices(packed, 20, capacity=1, backend=backend)
+        packed_to_indices(packed, 3, capacity=1, backend="reference")
+
+
+@backend_names(INDEX_BACKENDS)
+@pytest.mark.parametrize("capacity", [0, 1, 10, 40])
+def test_columns_over_the_capacity_are_cut_off(backend, capacity, device):
+    if backend == "reference" and device.type == "cpu":
+        pytest.skip("the reference raises on a CPU")
+    mask = random_mask(1, 2, 5, 131, 1, device=device)
+    skip_unless_it_runs(INDEX_BACKENDS, backend, mask)
+    indices, counts = packed_to_indices(pack_mask(mask), 131, capacity=capacity, backend=backend)
+    expected, expected_counts = index_lists(mask)
+    assert torch.equal(indices, expected[..., :capacity])
+    assert torch.equal(counts, expected_counts.clamp(max=capacity))
+
+
+@pytest.mark.parametrize("capacity", [0, 10, 131, 140])
+def test_lists_without_waiting_are_the_same(capacity):
+    mask = random_mask(1, 2, 5, 131, 1, device="cpu")
+    lists = torch.nn.functional.pad(index_lists(mask)[0], (0, 9))[..., :capacity]
+    assert torch.equal(
+        reference._lists_without_waiting(mask.flatten(0, 2), capacity), lists.flatten(0, 2)
+    )
+
+
+@backend_names(INDEX_BACKENDS)
+def test_the_same_lists_on_every_run(backend, device):
+    mask = some_mask(1337, device, rows=(3,))
+    skip_unless_it_runs(INDEX_BACKENDS, backend, mask)
+    packed = pack_mask(mask)
+    first, again = (packed_to_indices(packed, 1337, backend=backend) for _ in range(2))
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[1], again[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@backend_names(PACK_BACKENDS)
+def test_offsets_past_32_bits(backend):
+    rows, columns, capacity = 40_000, 60_000, 18_000  # entries 2.9 GB, bits of the mask 2.4e9
+    some = torch.rand(4, columns, device="cuda") < 0.25
+    packed = pack_mask(some, backend=backend).repeat(rows // 4, 1)
+    if backend == "reference":
+        pytest.skip("the reference has no offsets of its own")
+    indices, counts = packed_to_indices(packed, columns, capacity=capacity, backend=backend)
+    expected, expected_counts = index_lists(some)
+    assert torch.equal(counts.view(-1, 4), expected_counts.expand(rows // 4, 4))
+    longest = expected.shape[-1]
+    for first in range(0, rows, 4000):
+        chunk = indices[first : first + 4000].view(-1, 4, capacity)
+        assert (chunk[..., :longest] == expected).all()
+        assert (chunk[..., longest:] == 0).all()
+    del indices, chunk
+    mask = unpack_mask(packed, columns, backend=backend)
+    assert (mask[-4:] == some).all()
+    assert torch.equal(pack_mask(mask, backend=backend), packed)
 
 
 @backend_names(INDEX_BACKENDS)
 def test_nothing_kept_and_no_rows(backend, device):
     empty = torch.zeros(2, 3, 2, dtype=torch.uint8, device=device)
+    skip_unless_it_runs(INDEX_BACKENDS, backend, empty)
     indices, counts = packed_to_indices(empty, 16, backend=backend)
     assert indices.shape == (2, 3, 0)
     assert counts.tolist() == [[0] * 3] * 2
@@ -98,6 +192,11 @@ def test_nothing_kept_and_no_rows(backend, device):
     assert (indices.shape, counts.shape) == ((0, 3, 0), (0, 3))
     indices, counts = packed_to_indices(empty[0, 0] + 2, 16, backend=backend)
     assert (indices.tolist(), counts.item()) == ([1, 9], 2)
+    indices, counts = packed_to_indices(empty[..., :0], 0, capacity=3, backend=backend)
+    assert indices.eq(0).all()
+    assert (indices.shape, counts.tolist()) == ((2, 3, 3), [[0] * 3] * 2)
+    assert unpack_mask(empty[:0], 16, backend=backend).shape == (0, 3, 16)
+    assert pack_mask(empty[:0].bool(), backend=backend).shape == (0, 3, 1)
 
 
 def test_small_chunks_change_nothing(monkeypatch, device):
@@ -113,6 +212,8 @@ def test_mistakes_are_named():
     packed = torch.zeros(4, 3, dtype=torch.uint8)
     with pytest.raises(ValueError, match=r"25 columns take 4 bytes a row, packed is \[4, 3\]"):
         packed_to_indices(packed, 25)
+    with pytest.raises(ValueError, match="capacity must not be negative, got -1"):
+        packed_to_indices(packed, 24, capacity=-1)
     with pytest.raises(ValueError, match="16 columns take 2 bytes a row"):
         unpack_mask(packed, 16)
     with pytest.raises(ValueError, match=r"mask must be torch\.bool, got torch.uint8"):

@@ -1,0 +1,148 @@
+"""Compares a kernel's result with the fp32 references on sampled query groups of the same case.
+
+A whole reference would take minutes at the large cases. Five groups, spread over the heads, with
+the first and the last (ragged) one among them, find a wrong tile, stride or tail.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from chipsparse.kernels.checks import group_count
+
+# Largest ||actual - expected|| / ||expected|| of a group's output, per dtype of the inputs.
+OUTPUT_LIMIT = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-4}
+# Largest difference of a log-sum-exp.
+LSE_LIMIT = 2e-3
+# Likewise of column sums, which half precision inputs give in half precision.
+SUMS_LIMIT = 2e-2
+# A selection may be approximate: how far its counts may be off, and what it may miss.
+COUNT_LIMIT, MISSED_LIMIT = 0.01, 0.02
+
+Errors = dict[str, float]
+
+
+class WrongResultError(Exception):
+    """A result is too far from the reference for its time to mean anything."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One query group of one head, as slices that keep every dimension."""
+
+    batch: slice
+    head: slice
+    group: slice
+    rows: slice
+
+    @property
+    def head_of(self) -> tuple[slice, slice]:
+        """Index of the head in ``[B, H, ...]``."""
+        return self.batch, self.head
+
+    @property
+    def rows_of(self) -> tuple[slice, slice, slice]:
+        """Index of the group's rows in ``[B, H, N, ...]``."""
+        return self.batch, self.head, self.rows
+
+    @property
+    def group_of(self) -> tuple[slice, slice, slice]:
+        """Index of the group in ``[B, H, G, ...]``."""
+        return self.batch, self.head, self.group
+
+    def in_heads_from(self, first: int) -> Sample:
+        """The same group, counted from the first of all heads where this one was from another."""
+        head = slice(self.head.start + first, self.head.stop + first)
+        return replace(self, head=head)
+
+    def __str__(self) -> str:
+        return f"batch {self.batch.start}, head {self.head.start}, group {self.group.start}"
+
+
+def samples(
+    batch: int, heads: int, tokens: int, group_rows: int, *, seed: int = 0
+) -> Iterator[Sample]:
+    """The first group of the first head, the last one of the last, three between."""
+    groups = group_count(tokens, group_rows)
+    drawn = random.Random(seed).choices(range(groups), k=3)
+    picked = [0, *drawn, groups - 1]
+    for i, group in enumerate(picked):
+        b = i * (batch - 1) // (len(picked) - 1)
+        h = i * (heads - 1) // (len(picked) - 1)
+        yield Sample(
+            slice(b, b + 1),
+            slice(h, h + 1),
+            slice(group, group + 1),
+            slice(group * group_rows, min(tokens, (group + 1) * group_rows)),
+        )
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """``||actual - expected|| / ||expected||`` in float32."""
+    difference = actual.float() - expected.float()
+    return (difference.norm() / expected.float().norm()).item()
+
+
+def require(what: str, error: float, limit: float, where: object) -> float:
+    """Returns the error; raises `WrongResultError` where it is NaN or above the limit."""
+    if not error <= limit:
+        raise WrongResultError(f"{what} {error:.2e} exceeds {limit:.0e} at {where}; not timed")
+    return error
+
+
+def check_finite(output: torch.Tensor) -> None:
+    """Raises `WrongResultError` where the whole output has a NaN or an infinity."""
+    if not bool(output.isfinite().all()):
+        raise WrongResultError("the output is not finite everywhere; not timed")
+
+
+def check_attention(
+    output: torch.Tensor,
+    lse: torch.Tensor,
+    expected: torch.Tensor,
+    expected_lse: torch.Tensor,
+    where: object,
+) -> Errors:
+    """Checks a group's output and log-sum-exp.
+
+    Raises:
+        WrongResultError: one of them is beyond its limit.
+    """
+    output_error = relative_error(output, expected)
+    lse_error = (lse.float() - expected_lse).abs().max().item()
+    return {
+        "rel_error": require("relative error", output_error, OUTPUT_LIMIT[output.dtype], where),
+        "lse_error": require("lse error", lse_error, LSE_LIMIT, where),
+    }
+
+
+def check_selection(
+    mask: torch.Tensor, column_sums: torch.Tensor, keep_count: int, where: object
+) -> Errors:
+    """Checks how many columns a row keeps, and how many of the largest are among them.
+
+    Sums in half precision have many ties: any column as large as the smallest that an exact top-k
+    keeps is as good as it. ``rel_error`` is the missed share, one minus the recall.
+
+    Raises:
+        WrongResultError: one of them is beyond its limit.
+    """
+    threshold = column_sums.topk(keep_count, dim=-1).values[..., -1:]
+    found = (mask & (column_sums >= threshold)).sum().item()
+    missed = max(0.0, 1 - found / keep_count)
+    off = abs(mask.sum().item() - keep_count)
+    # One column more or less is rounding, whatever share it is.
+    count_error = 0.0 if off <= 1 else off / keep_count
+    return {
+        "rel_error": require("missed share", missed, MISSED_LIMIT, where),
+        "count_error": require("count error", count_error, COUNT_LIMIT, where),
+    }
+
+
+def worst(errors: list[Errors]) -> Errors:
+    """The largest of each kind."""
+    return {name: max(each[name] for each in errors) for name in errors[0]}

@@ -1,0 +1,102 @@
+"""How long a call takes: CUDA events on a GPU, the wall clock elsewhere.
+
+Calls repeat on the same tensors, baselines and candidates alike, so what fits in the last-level
+cache stays in it. The tensors of all named cases but `odd` exceed the 50 to 60 MB of today's
+largest GPU caches, so nothing is rotated; a smaller shape measures a warm cache, as a layer that
+has just written its inputs finds it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import torch
+
+REPEATS = 10
+LONG_MS, LONG_REPEATS = 100.0, 3
+# Below this a launch from Python may take as long as the kernel.
+SHORT_MS = 1.0
+# Long enough for the clocks of a GPU to rise, and for a replay to hide its own start.
+WARM_UP_MS, REPLAY_MS = 50.0, 2.0
+MOST_LAUNCHES = 100
+
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The median time of one call, and how it was taken: events, graph or clock."""
+
+    latency_ms: float
+    method: str
+
+
+def time_call(call: Call, device: torch.device) -> Timing:
+    """Times a call by the median of at least 10, of 3 where it takes more than 100 ms.
+
+    On CUDA a call under 1 ms is timed as replays of a graph of several launches, since otherwise
+    the launch would be timed. Where it cannot be captured (the host waits for the device in it),
+    that wait is part of it, and events time it.
+    """
+    call()  # compiles, tunes, allocates
+    if device.type != "cuda":
+        return Timing(_median(lambda: _clock_ms(call), first_ms=_clock_ms(call)), "clock")
+    with torch.cuda.device(device):
+        first_ms = _events_ms(call, 1)[0]
+        warm_up = min(MOST_LAUNCHES, ceil(WARM_UP_MS / max(first_ms, 1e-3)))
+        estimate_ms = statistics.median(_events_ms(call, warm_up))
+        if estimate_ms < SHORT_MS:
+            launches = min(MOST_LAUNCHES, ceil(REPLAY_MS / max(estimate_ms, 1e-3)))
+            graph = _captured(call, launches)
+            if graph is not None:
+                _events_ms(graph.replay, 2)
+                replays = _events_ms(graph.replay, REPEATS)
+                return Timing(statistics.median(replays) / launches, "graph")
+        times = _events_ms(call, LONG_REPEATS if estimate_ms > LONG_MS else REPEATS)
+        return Timing(statistics.median(times), "events")
+
+
+def _median(measure: Callable[[], float], *, first_ms: float) -> float:
+    repeats = LONG_REPEATS if first_ms > LONG_MS else REPEATS
+    return statistics.median(measure() for _ in range(repeats))
+
+
+def _clock_ms(call: Call) -> float:
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1e3
+
+
+def _events_ms(call: Call, repeats: int) -> list[float]:
+    """One time per call. The host runs ahead, so that launches do not leave gaps."""
+    events = [
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        for _ in range(repeats)
+    ]
+    for start, end in events:
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) for start, end in events]
+
+
+def _captured(call: Call, launches: int) -> torch.cuda.CUDAGraph | None:
+    """A graph of several calls, or None where the call cannot be captured."""
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph):
+            for _ in range(launches):
+                call()
+    except RuntimeError as error:
+        print(f"not captured, timed by events: {str(error).splitlines()[0]}", flush=True)
+        torch.cuda.set_stream(stream)  # a capture that fails leaves its own stream current
+        torch.cuda.synchronize()
+        return None
+    return graph

@@ -1,0 +1,481 @@
+"""`column_sparse_attention` for Hopper: gathered tiles, warp-specialized, persistent.
+
+One block per multiprocessor walks over work items of 64, 128 or 192 query rows of one group. A
+producer warpgroup gathers the kept key and value rows with 16-byte `cp.async` into swizzled tiles
+in shared memory and runs ahead into the next item; each consumer warpgroup owns 64 query rows and
+computes the softmax of one tile under the value product of the tile before. That split, explicit
+stages and the overlap between items are what it adds to `triton_kernel.py`; the same tests hold
+both to the reference.
+
+The tile that the count leaves partly filled comes first: it is the only one that needs a mask.
+"""
+
+# Gluon reads the annotations of a kernel in its own way.
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from chipsparse.kernels import triton_support
+from chipsparse.kernels.column_sparse_attention.reference import LSE_ROUNDING
+from chipsparse.kernels.gluon_compat import async_load, mbarrier_arrive_on_copies, partition_barrier
+
+LOG2_E = gl.constexpr(1.4426950408889634)
+LN_2 = gl.constexpr(0.6931471805599453)
+RULES = {None: 0, "difference": 1, "merge": 2}
+DIFFERENCE = gl.constexpr(RULES["difference"])
+MERGE = gl.constexpr(RULES["merge"])
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a block is built.
+
+    Attributes:
+        consumers: warpgroups of 64 query rows.
+        tile: kept columns per tile.
+        stages: tiles of keys, and of values, in flight.
+        consumer_registers: per thread.
+        producer_registers: per thread.
+        producer_warps: warps that gather.
+        blocks_per_sm: resident blocks that shared memory and registers allow.
+    """
+
+    consumers: int
+    tile: int
+    stages: int
+    consumer_registers: int
+    producer_registers: int
+    producer_warps: int
+    blocks_per_sm: int
+
+
+# By head size and query rows per block; benchmarks/notes/column_sparse_attention.md has the log.
+CONFIGS = {
+    (128, 64): Config(1, 64, 2, 168, 80, 4, 2),
+    (128, 128): Config(2, 128, 2, 200, 56, 8, 1),
+    (128, 192): Config(3, 64, 3, 152, 56, 4, 1),
+    (64, 64): Config(1, 128, 3, 168, 80, 4, 2),
+    (64, 128): Config(2, 128, 4, 208, 88, 4, 1),
+    (64, 192): Config(3, 64, 8, 152, 56, 4, 1),
+}
+
+
+@gluon.jit
+def _locate(
+    item, blocks, H, BLOCKS_PER_GROUP: gl.constexpr, ROWS: gl.constexpr, GROUP_ROWS: gl.constexpr
+):
+    """Batch, head and first query row of a work item."""
+    bh = item // blocks
+    block = item % blocks
+    group = block // BLOCKS_PER_GROUP
+    row0 = group * GROUP_ROWS + (block % BLOCKS_PER_GROUP) * ROWS
+    return bh // H, bh % H, row0
+
+
+@gluon.jit
+def _offset(b, h, stride_b, stride_h):
+    """Where a head starts, in elements: may pass 32 bits."""
+    return b.to(gl.int64) * stride_b + h.to(gl.int64) * stride_h
+
+
+@gluon.jit
+def _list(item, items, blocks, counts_ptr, BLOCKS_PER_GROUP: gl.constexpr):
+    """Number and length of an item's list, asked for before it is needed; none past the last."""
+    number = (item // blocks) * (blocks // BLOCKS_PER_GROUP) + (item % blocks) // BLOCKS_PER_GROUP
+    return number, gl.load(counts_ptr + number, mask=item < items, other=0)
+
+
+@gluon.jit
+def _tiles(count, TILE: gl.constexpr):
+    """Number of tiles, at least one, and how many entries the first of them holds."""
+    tiles = gl.maximum((count + TILE - 1) // TILE, 1)
+    return tiles, count - (tiles - 1) * TILE
+
+
+@gluon.jit
+def _columns(list_ptr, rows, wanted):
+    """The first ``wanted`` entries of a list; the rest of the tile repeats its first entry."""
+    # So no row is ever read that the list does not name; for an empty list row 0, unused.
+    return gl.load(
+        list_ptr + gl.where(rows < wanted, rows, 0), mask=(rows >= 0) & (wanted > 0), other=0
+    )
+
+
+@gluon.jit
+def _rows(head_ptr, columns, stride_n, channels):
+    """Addresses of the rows in 16-byte pieces, each in registers of its own.
+
+    Left alone, the compiler computes every address just before its copy and into the same two
+    registers, so that a warp never has more than one copy under way. The empty assembly pins them.
+    """
+    bytes_per_row = 2 * stride_n
+    address = (head_ptr + channels).to(gl.int64)[None, :] + (
+        columns.to(gl.int64) * bytes_per_row.to(gl.int64)
+    )[:, None]
+    address = gl.inline_asm_elementwise(
+        "mov.b64 $0, $1;", "=l,l", [address], dtype=gl.int64, is_pure=False, pack=1
+    )
+    pointer = address.to(head_ptr.dtype, bitcast=True)
+    return gl.max_contiguous(gl.multiple_of(pointer, [1, 16]), [1, 8])
+
+
+@gluon.jit
+def _produce(
+    pointers, smem, strides, sizes, capacity,
+    CONSUMERS: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr,
+    BLOCKS_PER_GROUP: gl.constexpr, GROUP_ROWS: gl.constexpr,
+    WARPS: gl.constexpr,
+):  # fmt: skip
+    """Gathers the query rows, then the key and value tiles of every item."""
+    q_ptr, k_ptr, v_ptr, indices_ptr, counts_ptr = pointers
+    q_smem, k_smem, v_smem, full_q, empty_q, full_k, empty_k, full_v, empty_v = smem
+    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn = strides[:6]
+    stride_vb, stride_vh, stride_vn = strides[6:]
+    items, blocks, H, N = sizes
+    # A row is read by D / 8 neighbouring threads, 16 bytes each.
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [WARPS, 1], [1, 0])
+    rows = gl.arange(0, TILE, gl.SliceLayout(1, layout))
+    q_rows = gl.arange(0, 64, gl.SliceLayout(1, layout))
+    channels = gl.arange(0, D, gl.SliceLayout(0, layout))
+    filled = 0
+    turn = 0
+    pid, step = gl.program_id(0), gl.num_programs(0)
+    number, count = _list(pid, items, blocks, counts_ptr, BLOCKS_PER_GROUP)
+    next_number, next_count = _list(pid + step, items, blocks, counts_ptr, BLOCKS_PER_GROUP)
+    _, first = _tiles(count, TILE)
+    columns = _columns(indices_ptr + number.to(gl.int64) * capacity, rows, first)
+    # One item past the last, with an empty list: what the consumers multiply ahead of need.
+    for item in range(pid, items + step, step):
+        b, h, row0 = _locate(
+            gl.minimum(item, items - 1), blocks, H, BLOCKS_PER_GROUP, 64 * CONSUMERS, GROUP_ROWS
+        )
+        tiles, first = _tiles(count, TILE)
+        _, next_first = _tiles(next_count, TILE)
+        after_number, after_count = _list(
+            item + 2 * step, items, blocks, counts_ptr, BLOCKS_PER_GROUP
+        )
+
+        mbarrier.wait(empty_q.index(turn & 1), ((turn >> 1) & 1) ^ 1)
+        q_head = q_ptr + _offset(b, h, stride_qb, stride_qh)
+        for w in gl.static_range(CONSUMERS):
+            # Rows past the end read the last row; their results are not stored.
+            row = gl.minimum(row0 + w * 64 + q_rows, N - 1).to(gl.int64)
+            async_load(
+                q_smem.index((turn & 1) * CONSUMERS + w),
+                q_head + (row * stride_qn)[:, None] + channels[None, :],
+            )
+        mbarrier_arrive_on_copies(full_q.index(turn & 1), increment_count=False)
+        turn += 1
+
+        k_head = k_ptr + _offset(b, h, stride_kb, stride_kh)
+        v_head = v_ptr + _offset(b, h, stride_vb, stride_vh)
+        position = number.to(gl.int64) * capacity + first
+        for t in range(tiles):
+            stage = filled % STAGES
+            free = ((filled // STAGES) & 1) ^ 1
+            k_rows = _rows(k_head, columns, stride_kn, channels)
+            mbarrier.wait(empty_k.index(stage), free)
+            async_load(k_smem.index(stage), k_rows)
+            mbarrier_arrive_on_copies(full_k.index(stage), increment_count=False)
+            v_rows = _rows(v_head, columns, stride_vn, channels)
+            # The next tile's columns, or the next item's, arrive while this one waits for room.
+            last = t == tiles - 1
+            start = gl.where(last, next_number.to(gl.int64) * capacity, position)
+            columns = _columns(indices_ptr + start, rows, gl.where(last, next_first, TILE))
+            position += TILE
+            mbarrier.wait(empty_v.index(stage), free)
+            async_load(v_smem.index(stage), v_rows)
+            mbarrier_arrive_on_copies(full_v.index(stage), increment_count=False)
+            filled += 1
+        number, count = next_number, next_count
+        next_number, next_count = after_number, after_count
+
+
+@gluon.jit
+def _consume(
+    pointers, smem, strides, sizes, scale_log2, rounding,
+    CONSUMERS: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr,
+    BLOCKS_PER_GROUP: gl.constexpr, GROUP_ROWS: gl.constexpr, RULE: gl.constexpr, WG: gl.constexpr,
+):  # fmt: skip
+    """Attention of 64 query rows over the tiles, and the delta rule."""
+    o_ptr, lse_ptr, residual_ptr, lse_dense_ptr, mass_ptr, counts_ptr = pointers
+    q_smem, k_smem, v_smem, full_q, empty_q, full_k, empty_k, full_v, empty_v = smem
+    stride_ob, stride_oh, stride_on, stride_rb, stride_rh, stride_rn = strides
+    items, blocks, H, N = sizes
+    dtype: gl.constexpr = q_smem.dtype
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
+    o_rows: gl.constexpr = gl.SliceLayout(1, o_layout)
+    in_tile = gl.arange(0, TILE, gl.SliceLayout(0, s_layout))
+    local_rows = gl.arange(0, 64, o_rows)
+    channels = gl.arange(0, D, gl.SliceLayout(0, o_layout))
+    used = 0
+    turn = 0
+    _, next_count = _list(gl.program_id(0), items, blocks, counts_ptr, BLOCKS_PER_GROUP)
+    s = gl.full([64, TILE], 0.0, gl.float32, s_layout)
+    mbarrier.wait(full_q.index(0), 0)
+    mbarrier.wait(full_k.index(0), 0)
+    k_tile = k_smem.index(0).permute((1, 0))
+    s_token = warpgroup_mma(q_smem.index(WG), k_tile, s, use_acc=False, is_async=True)
+    s = warpgroup_mma_wait(0, deps=[s_token])
+    mbarrier.arrive(empty_k.index(0), count=1)
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        b, h, row0 = _locate(item, blocks, H, BLOCKS_PER_GROUP, 64 * CONSUMERS, GROUP_ROWS)
+        tiles, first = _tiles(next_count, TILE)
+        _, next_count = _list(
+            item + gl.num_programs(0), items, blocks, counts_ptr, BLOCKS_PER_GROUP
+        )
+        q = q_smem.index((turn & 1) * CONSUMERS + WG)
+
+        o = gl.full([64, D], 0.0, gl.float32, o_layout)
+        s = gl.where((in_tile < first)[None, :], s, float("-inf"))
+        m = gl.max(s, 1) * scale_log2
+        # Without an entry the maximum is -inf, and -inf - -inf would be NaN.
+        p = gl.exp2(s * scale_log2 - gl.where(m == float("-inf"), 0.0, m)[:, None])
+        total = gl.sum(p, 1)
+        p_half = gl.convert_layout(p.to(dtype), p_layout)
+        for _ in range(tiles - 1):
+            stage = used % STAGES
+            phase = (used // STAGES) & 1
+            used += 1
+            next_stage = used % STAGES
+            mbarrier.wait(full_k.index(next_stage), (used // STAGES) & 1)
+            k_tile = k_smem.index(next_stage).permute((1, 0))
+            s_token = warpgroup_mma(q, k_tile, s, use_acc=False, is_async=True)
+            mbarrier.wait(full_v.index(stage), phase)
+            o_token = warpgroup_mma(p_half, v_smem.index(stage), o, is_async=True)
+            s = warpgroup_mma_wait(1, deps=[s_token])
+            mbarrier.arrive(empty_k.index(next_stage), count=1)
+            m_new = gl.maximum(m, gl.max(s, 1) * scale_log2)
+            shrink = gl.exp2(m - m_new)
+            p = gl.exp2(s * scale_log2 - m_new[:, None])
+            total = total * shrink + gl.sum(p, 1)
+            m = m_new
+            o = warpgroup_mma_wait(0, deps=[o_token])
+            mbarrier.arrive(empty_v.index(stage), count=1)
+            p_half = gl.convert_layout(p.to(dtype), p_layout)
+            o = o * gl.convert_layout(shrink, o_rows)[:, None]
+        mbarrier.arrive(empty_q.index(turn & 1), count=1)
+        stage = used % STAGES
+        mbarrier.wait(full_v.index(stage), (used // STAGES) & 1)
+        o_token = warpgroup_mma(p_half, v_smem.index(stage), o, is_async=True)
+        # The first scores of the next item are computed under this one's epilogue.
+        used += 1
+        turn += 1
+        next_stage = used % STAGES
+        mbarrier.wait(full_q.index(turn & 1), (turn >> 1) & 1)
+        mbarrier.wait(full_k.index(next_stage), (used // STAGES) & 1)
+        q = q_smem.index((turn & 1) * CONSUMERS + WG)
+        k_tile = k_smem.index(next_stage).permute((1, 0))
+        s_token = warpgroup_mma(q, k_tile, s, use_acc=False, is_async=True)
+        total = gl.convert_layout(total, o_rows)
+        lse = (gl.convert_layout(m, o_rows) + gl.log2(total)) * LN_2
+        row = row0 + WG * 64 + local_rows
+        inside = row < N
+        constants = (b * H + h).to(gl.int64) * N + row
+        kept_share = gl.full([64], 1.0, gl.float32, o_rows)
+        residual_share = gl.full([64], 1.0, gl.float32, o_rows)
+        if RULE == MERGE:
+            shift = (lse - gl.load(lse_dense_ptr + constants, mask=inside, other=0.0)) * LOG2_E
+            dropped = 1.0 - gl.load(mass_ptr + constants, mask=inside, other=0.0)
+            kept_share = gl.exp2(gl.minimum(shift, 0.0))
+            residual_share = gl.exp2(gl.minimum(-shift, 0.0))
+            both = kept_share + residual_share * dropped
+            kept_share = gl.where(dropped <= rounding, 1.0, kept_share / both)
+            residual_share = gl.where(dropped <= rounding, 0.0, residual_share / both)
+        kept_share = gl.where(total > 0.0, kept_share / total, 0.0)
+        o = warpgroup_mma_wait(1, deps=[o_token])
+        mbarrier.arrive(empty_v.index(stage), count=1)
+        # An empty list multiplied one row of garbage by zero; NaN survives that.
+        o = gl.where((total > 0.0)[:, None], o * kept_share[:, None], 0.0)
+        if RULE != 0:
+            residual_head = residual_ptr + _offset(b, h, stride_rb, stride_rh)
+            cached = gl.load(
+                residual_head + (row.to(gl.int64) * stride_rn)[:, None] + channels[None, :],
+                mask=inside[:, None],
+                other=0.0,
+            ).to(gl.float32)
+            o += cached * residual_share[:, None]
+        gl.store(lse_ptr + constants, lse, mask=inside)
+        o_head = o_ptr + _offset(b, h, stride_ob, stride_oh)
+        gl.store(
+            o_head + (row.to(gl.int64) * stride_on)[:, None] + channels[None, :],
+            o.to(dtype),
+            mask=inside[:, None],
+        )
+        s = warpgroup_mma_wait(0, deps=[s_token])
+        mbarrier.arrive(empty_k.index(next_stage), count=1)
+
+
+@gluon.jit
+def _kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, indices_ptr, counts_ptr,
+    residual_ptr, lse_dense_ptr, mass_ptr,
+    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
+    stride_rb, stride_rh, stride_rn,
+    items, blocks, H, N, capacity, scale_log2, rounding,
+    CONSUMERS: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    PRODUCER_WARPS: gl.constexpr, D: gl.constexpr,
+    BLOCKS_PER_GROUP: gl.constexpr, GROUP_ROWS: gl.constexpr, RULE: gl.constexpr,
+    num_warps: gl.constexpr,
+):  # fmt: skip
+    dtype: gl.constexpr = q_ptr.dtype.element_ty
+    tile_layout: gl.constexpr = gl.NVMMASharedLayout(
+        swizzle_byte_width=128, element_bitwidth=16, rank=2
+    )
+    barrier_layout: gl.constexpr = mbarrier.MBarrierLayout()
+    q_smem = gl.allocate_shared_memory(dtype, [2 * CONSUMERS, 64, D], tile_layout)
+    k_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE, D], tile_layout)
+    v_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE, D], tile_layout)
+    full_q = gl.allocate_shared_memory(gl.int64, [2, 1], barrier_layout)
+    empty_q = gl.allocate_shared_memory(gl.int64, [2, 1], barrier_layout)
+    full_k = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
+    empty_k = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
+    full_v = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
+    empty_v = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
+    # A tile is full once the copies of all producer threads have landed.
+    for i in gl.static_range(2):
+        mbarrier.init(full_q.index(i), count=32 * PRODUCER_WARPS)
+        mbarrier.init(empty_q.index(i), count=CONSUMERS)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full_k.index(i), count=32 * PRODUCER_WARPS)
+        mbarrier.init(full_v.index(i), count=32 * PRODUCER_WARPS)
+        mbarrier.init(empty_k.index(i), count=CONSUMERS)
+        mbarrier.init(empty_v.index(i), count=CONSUMERS)
+    partition_barrier()
+    smem = (q_smem, k_smem, v_smem, full_q, empty_q, full_k, empty_k, full_v, empty_v)
+    results = (o_ptr, lse_ptr, residual_ptr, lse_dense_ptr, mass_ptr, counts_ptr)
+    result_strides = (stride_ob, stride_oh, stride_on, stride_rb, stride_rh, stride_rn)
+    inputs = (q_ptr, k_ptr, v_ptr, indices_ptr, counts_ptr)
+    input_strides = (
+        stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
+        stride_vb, stride_vh, stride_vn,
+    )  # fmt: skip
+    sizes = (items, blocks, H, N)
+    # Constants survive only inside these literals, so each partition spells them out.
+    # fmt: off
+    if CONSUMERS == 1:
+        gl.warp_specialize(
+            [
+                (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
+                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS, RULE, 0)),
+                (_produce, (inputs, smem, input_strides, sizes, capacity,
+                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS,
+                            PRODUCER_WARPS)),
+            ],
+            [PRODUCER_WARPS], [PRODUCER_REGISTERS],
+        )
+    elif CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
+                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS, RULE, 0)),
+                (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
+                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS, RULE, 1)),
+                (_produce, (inputs, smem, input_strides, sizes, capacity,
+                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS,
+                            PRODUCER_WARPS)),
+            ],
+            [4, PRODUCER_WARPS], [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
+                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS, RULE, 0)),
+                (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
+                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS, RULE, 1)),
+                (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
+                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS, RULE, 2)),
+                (_produce, (inputs, smem, input_strides, sizes, capacity,
+                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS,
+                            PRODUCER_WARPS)),
+            ],
+            [4, 4, PRODUCER_WARPS], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+        )
+    # fmt: on
+
+
+def column_sparse_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    indices: torch.Tensor,
+    counts: torch.Tensor,
+    *,
+    group_rows: int,
+    scale: float,
+    delta_rule: str | None,
+    residual: torch.Tensor | None,
+    lse_dense: torch.Tensor | None,
+    kept_mass: torch.Tensor | None,
+    max_transient_bytes: int = 0,
+    config: Config | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See the public function of the same name; all arguments are checked."""
+    batch, heads, rows, head_dim = query.shape
+    device = query.device
+    if config is None:
+        block_rows = next(r for r in (192, 128, 64) if group_rows % r == 0)
+        config = CONFIGS[head_dim, block_rows]
+    block_rows = 64 * config.consumers
+    blocks_per_group = group_rows // block_rows
+    groups = counts.shape[2]
+    blocks = groups * blocks_per_group
+    items = batch * heads * blocks
+    output = torch.empty_like(query)
+    lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=device)
+    residual = output if residual is None else residual
+    rounding = max(torch.finfo(residual.dtype).eps, LSE_ROUNDING * torch.finfo(torch.float32).eps)
+    sms = triton_support.multiprocessors(device)
+    with torch.cuda.device(device):
+        _kernel[(min(items, sms * config.blocks_per_sm),)](
+            query,
+            key,
+            value,
+            output,
+            lse,
+            indices.contiguous(),
+            counts.contiguous(),
+            residual,
+            lse if lse_dense is None else lse_dense.contiguous(),
+            lse if kept_mass is None else kept_mass.contiguous(),
+            *query.stride()[:3],
+            *key.stride()[:3],
+            *value.stride()[:3],
+            *output.stride()[:3],
+            *residual.stride()[:3],
+            items,
+            blocks,
+            heads,
+            rows,
+            indices.shape[3],
+            scale * LOG2_E.value,
+            rounding,
+            CONSUMERS=config.consumers,
+            TILE=config.tile,
+            STAGES=config.stages,
+            CONSUMER_REGISTERS=config.consumer_registers,
+            PRODUCER_REGISTERS=config.producer_registers,
+            PRODUCER_WARPS=config.producer_warps,
+            D=head_dim,
+            BLOCKS_PER_GROUP=blocks_per_group,
+            GROUP_ROWS=group_rows,
+            RULE=RULES[delta_rule],
+            num_warps=4,
+            maxnreg=128 if config.blocks_per_sm == 2 else None,
+        )
+    return output, lse

@@ -1,0 +1,319 @@
+"""`column_sparse_attention` in plain Triton: every GPU from Ampere on, and Triton's interpreter.
+
+One program attends from a block of rows of one group to the group's list of columns. Key and value
+rows are gathered straight into tiles; nothing is packed in global memory. The scores of a tile live
+only in registers, so no memory is needed besides the results.
+"""
+
+# Triton reads the annotations of a kernel in its own way.
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.column_sparse_attention.reference import LSE_ROUNDING
+from chipsparse.kernels.triton_support import compute_capability
+
+LOG2_E = math.log2(math.e)
+LN_2 = tl.constexpr(math.log(2.0))
+
+# BLOCK_M is the largest block of rows; smaller groups take smaller blocks. PREFETCH reads the
+# columns of a tile one iteration early, so that the gather of its rows waits for no other load;
+# without it, Triton's pipeline spends one of its stages on that wait.
+CONFIGS: dict[str, dict[str, Any]] = {
+    name: {"BLOCK_M": m, "BLOCK_N": n, "num_warps": warps, "STAGES": stages, "PREFETCH": prefetch}
+    for name, m, n, warps, stages, prefetch in (
+        ("m128n64w4s3", 128, 64, 4, 3, False),
+        ("m128n64w4s2p", 128, 64, 4, 2, True),
+        ("m128n32w4s3p", 128, 32, 4, 3, True),
+        ("m128n64w8s3p", 128, 64, 8, 3, True),
+        ("m128n128w8s2p", 128, 128, 8, 2, True),
+        ("m256n32w8s3p", 256, 32, 8, 3, True),
+        ("m64n64w4s2p", 64, 64, 4, 2, True),
+    )
+}
+
+
+def column_sparse_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    indices: torch.Tensor,
+    counts: torch.Tensor,
+    *,
+    group_rows: int,
+    scale: float,
+    delta_rule: str | None,
+    residual: torch.Tensor | None,
+    lse_dense: torch.Tensor | None,
+    kept_mass: torch.Tensor | None,
+    max_transient_bytes: int,
+    config: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See the public function of the same name; ``config`` names one of `CONFIGS`."""
+    del max_transient_bytes  # nothing is held
+    if scale < 0:  # the largest score is the largest product only for a positive scale
+        query, scale = -query, -scale
+    batch, heads, rows, head_dim = query.shape
+    options = dict(CONFIGS[config or default_config(query)])
+    block_rows = row_block(group_rows, options.pop("BLOCK_M"))
+    groups = group_count(rows, group_rows)
+    blocks = triton.cdiv(group_rows, block_rows)
+    # Laid out like the query, so that a view of [B, N, H, D] gives one: no copy follows.
+    output = torch.empty_like(query)
+    lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=query.device)
+    # The kernel never reads the tensors of a rule that is not asked for.
+    residual = query if residual is None else residual
+    float32_eps = torch.finfo(torch.float32).eps
+    rounding = max(torch.finfo(residual.dtype).eps, LSE_ROUNDING * float32_eps)
+    lse_dense = lse if lse_dense is None else lse_dense.contiguous()
+    kept_mass = lse if kept_mass is None else kept_mass.contiguous()
+    # Consecutive programs share a head, and blocks of a group are neighbours: both reuse the cache.
+    with torch.cuda.device_of(query):
+        _kernel[(groups * blocks, batch * heads)](
+            query,
+            key,
+            value,
+            indices,
+            counts.contiguous(),
+            output,
+            lse,
+            residual,
+            lse_dense,
+            kept_mass,
+            *query.stride()[:3],
+            *key.stride()[:3],
+            *value.stride()[:3],
+            *indices.stride(),
+            *output.stride()[:3],
+            *residual.stride(),
+            heads,
+            rows,
+            groups,
+            group_rows,
+            blocks,
+            scale * LOG2_E,
+            rounding,
+            HEAD_DIM=head_dim,
+            RULE=delta_rule or "none",
+            WIDE_OFFSETS=max(largest_offset(key), largest_offset(value)) >= 2**31,
+            WIDE_PRODUCTS=query.device.type == "cpu",
+            BLOCK_M=block_rows,
+            **options,
+        )
+    return output, lse
+
+
+def default_config(query: torch.Tensor) -> str:
+    """The entry of `CONFIGS` for this device and head size."""
+    if torch.version.hip is not None:
+        return "m64n64w4s2p"  # within 64 KiB of shared memory
+    if query.shape[-1] == 64:
+        return "m128n64w4s2p"
+    if query.device.type == "cuda" and compute_capability(query.device)[0] == 9:
+        return "m128n32w4s3p"
+    return "m128n64w8s3p"  # within 99 KiB without Hopper's query tile
+
+
+def row_block(group_rows: int, largest: int) -> int:
+    """Rows of a program: a power of two, of those that waste least of a group the largest."""
+    sizes = [size for size in (16, 32, 64, 128, 256) if size <= largest]
+    return min(sizes, key=lambda size: (triton.cdiv(group_rows, size) * size, -size))
+
+
+def largest_offset(tensor: torch.Tensor) -> int:
+    """No element of a head of ``[B, H, M, D]`` is further from its first, in elements."""
+    return tensor.shape[2] * tensor.stride(2) + tensor.shape[3]
+
+
+@triton.jit
+def _dot(a, b, sums, WIDE_PRODUCTS: tl.constexpr):
+    # Triton's interpreter multiplies the bits of bf16 numbers as if they were integers.
+    if WIDE_PRODUCTS:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, sums)
+
+
+@triton.jit
+def _row_offsets(columns, stride, dims, WIDE_OFFSETS: tl.constexpr):
+    if WIDE_OFFSETS:
+        columns = columns.to(tl.int64)
+    return columns[:, None] * stride + dims[None, :]
+
+
+@triton.jit
+def _kernel(
+    query_ptr,  # [B, H, N, D]
+    key_ptr,  # [B, H, M, D]
+    value_ptr,  # [B, H, M, D]
+    indices_ptr,  # [B, H, G, K]
+    counts_ptr,  # [B, H, G], contiguous
+    output_ptr,  # [B, H, N, D]
+    lse_ptr,  # [B, H, N], contiguous, as the tensors of the rules
+    residual_ptr,  # [B, H, N, D]
+    lse_dense_ptr,
+    kept_mass_ptr,
+    query_stride_b,
+    query_stride_h,
+    query_stride_n,
+    key_stride_b,
+    key_stride_h,
+    key_stride_m,
+    value_stride_b,
+    value_stride_h,
+    value_stride_m,
+    indices_stride_b,
+    indices_stride_h,
+    indices_stride_g,
+    indices_stride_k,
+    output_stride_b,
+    output_stride_h,
+    output_stride_n,
+    residual_stride_b,
+    residual_stride_h,
+    residual_stride_n,
+    residual_stride_d,
+    heads,
+    rows,
+    groups,
+    group_rows,
+    blocks,  # of rows, per group
+    scale,  # of the scores in units of ln 2
+    rounding,  # up to here, a dropped mass is none
+    HEAD_DIM: tl.constexpr,
+    RULE: tl.constexpr,
+    WIDE_OFFSETS: tl.constexpr,
+    WIDE_PRODUCTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    PREFETCH: tl.constexpr,
+):
+    group = tl.program_id(0) // blocks
+    block = tl.program_id(0) % blocks
+    head = tl.program_id(1)
+    b = (head // heads).to(tl.int64)
+    h = (head % heads).to(tl.int64)
+    query_ptr += b * query_stride_b + h * query_stride_h
+    key_ptr += b * key_stride_b + h * key_stride_h
+    value_ptr += b * value_stride_b + h * value_stride_h
+    indices_ptr += b * indices_stride_b + h * indices_stride_h
+    indices_ptr += group.to(tl.int64) * indices_stride_g
+    count = tl.load(counts_ptr + head.to(tl.int64) * groups + group)
+
+    in_group = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = group * group_rows + in_group
+    row_exists = (in_group < group_rows) & (row < rows)
+    dims = tl.arange(0, HEAD_DIM)
+    entries = tl.arange(0, BLOCK_N)
+    query = tl.load(
+        query_ptr + row[:, None].to(tl.int64) * query_stride_n + dims[None, :],
+        mask=row_exists[:, None],
+        other=0.0,
+    )
+
+    # The loop takes the tiles before the last, which are full: their scores need no mask. It runs
+    # at least once, as ptxas makes matrix products wait for each other where sums may skip the
+    # loop; with no full tile it attends to row 0, and that is dropped. The last tile stands after
+    # the loop, not before it, as Triton would keep its shared memory through the loop.
+    full = tl.maximum(count - 1, 0) // BLOCK_N * BLOCK_N
+    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    kept = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
+    if PREFETCH:
+        next_columns = tl.load(
+            indices_ptr + entries * indices_stride_k, mask=entries < full, other=0
+        )
+    for first in tl.range(0, tl.maximum(full, BLOCK_N), BLOCK_N, num_stages=STAGES):
+        if PREFETCH:
+            columns = next_columns
+            following = tl.minimum(first + BLOCK_N, full - BLOCK_N) + entries
+            next_columns = tl.load(
+                indices_ptr + following * indices_stride_k, mask=entries < full, other=0
+            )
+        else:
+            columns = tl.load(
+                indices_ptr + (first + entries) * indices_stride_k, mask=entries < full, other=0
+            )
+        key = tl.load(key_ptr + _row_offsets(columns, key_stride_m, dims, WIDE_OFFSETS))
+        value = tl.load(value_ptr + _row_offsets(columns, value_stride_m, dims, WIDE_OFFSETS))
+        scores = _dot(query, key.T, None, WIDE_PRODUCTS)
+        new_largest = tl.maximum(largest, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - new_largest[:, None])
+        correction = tl.exp2(largest - new_largest)
+        total = total * correction + tl.sum(weights, 1)
+        kept = kept * correction[:, None]
+        kept = _dot(weights.to(value.dtype), value, kept, WIDE_PRODUCTS)
+        largest = new_largest
+
+    largest = tl.where(full > 0, largest, float("-inf"))
+    total = tl.where(full > 0, total, 0.0)
+    kept = tl.where(full > 0, kept, 0.0)
+
+    # The last tile may be partial, or empty: entries past the count read nothing.
+    counted = full + entries < count
+    columns = tl.load(indices_ptr + (full + entries) * indices_stride_k, mask=counted, other=0)
+    offsets = _row_offsets(columns, key_stride_m, dims, WIDE_OFFSETS)
+    key = tl.load(key_ptr + offsets, mask=counted[:, None], other=0.0)
+    offsets = _row_offsets(columns, value_stride_m, dims, WIDE_OFFSETS)
+    value = tl.load(value_ptr + offsets, mask=counted[:, None], other=0.0)
+    scores = _dot(query, key.T, None, WIDE_PRODUCTS) * scale
+    scores = tl.where(counted[None, :], scores, float("-inf"))
+    nothing = count == 0
+    new_largest = tl.where(nothing, 0.0, tl.maximum(largest, tl.max(scores, 1)))
+    weights = tl.exp2(scores - new_largest[:, None])
+    correction = tl.exp2(largest - new_largest)
+    total = tl.where(nothing, 1.0, total * correction + tl.sum(weights, 1))
+    kept = kept * correction[:, None]
+    kept = _dot(weights.to(value.dtype), value, kept, WIDE_PRODUCTS)
+
+    kept = kept / total[:, None]
+    lse = (new_largest + tl.log2(total)) * LN_2
+    lse = tl.where(nothing, float("-inf"), lse)
+    per_row = head.to(tl.int64) * rows + row
+    tl.store(lse_ptr + per_row, lse, mask=row_exists)
+
+    if RULE != "none":
+        residual_ptr += b * residual_stride_b + h * residual_stride_h
+        residual = tl.load(
+            residual_ptr
+            + row[:, None].to(tl.int64) * residual_stride_n
+            + dims[None, :] * residual_stride_d,
+            mask=row_exists[:, None],
+            other=0.0,
+        ).to(tl.float32)
+        if RULE == "difference":
+            kept += residual
+        else:
+            lse_dense = tl.load(lse_dense_ptr + per_row, mask=row_exists, other=0.0)
+            kept_mass = tl.load(kept_mass_ptr + per_row, mask=row_exists, other=0.0)
+            kept = _merge(kept, lse, residual, lse_dense, kept_mass, rounding)
+
+    output_ptr += b * output_stride_b + h * output_stride_h
+    tl.store(
+        output_ptr + row[:, None].to(tl.int64) * output_stride_n + dims[None, :],
+        kept.to(output_ptr.dtype.element_ty),
+        mask=row_exists[:, None],
+    )
+
+
+@triton.jit
+def _merge(kept, lse, residual, lse_dense, kept_mass, rounding):
+    """`reference.apply_merge`, line by line."""
+    shift = lse - lse_dense.to(tl.float32)
+    dropped_mass = 1.0 - kept_mass.to(tl.float32)
+    nothing_dropped = dropped_mass <= rounding
+    # Not tl.minimum, which hides NaN.
+    kept_weight = tl.exp(tl.where(shift > 0, 0.0, shift))
+    dropped_weight = tl.exp(tl.where(shift < 0, 0.0, -shift))
+    sum_of_weights = kept_weight + dropped_weight * dropped_mass
+    kept_share = tl.where(nothing_dropped, 1.0, kept_weight / sum_of_weights)
+    residual_share = tl.where(nothing_dropped, 0.0, dropped_weight / sum_of_weights)
+    return kept * kept_share[:, None] + residual * residual_share[:, None]

@@ -1,0 +1,396 @@
+"""`dense_attention_column_sums` for Hopper: TMA tiles, warp-specialized, persistent.
+
+Of each block, two consumer warpgroups own 64 query rows each and compute the softmax of one tile
+under the value product of the tile before; one warp loads the tiles and one finishes the column
+sums. A weight for the sums is p · exp2(m - lse_previous), with the p that is there for the output
+and its running row maximum m: one packed multiply per pair of scores, no second exponential.
+Within a warp the rows are summed by turning lanes into registers once (four wide stores and loads
+that need no barrier), across the eight warps by the warp that writes the result. Every sum has a
+fixed order, so results repeat bit for bit, and nothing of it feeds back into the output.
+
+The last tile of keys, which may be ragged, comes first: it is the only one that needs a mask.
+"""
+
+# Gluon reads the annotations of a kernel in its own way.
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from chipsparse.kernels import triton_support
+from chipsparse.kernels.dense_attention_column_sums.reference import LARGEST_EXPONENT
+from chipsparse.kernels.gluon_compat import partition_barrier, tma_load
+
+LOG2_E = 1.4426950408889634
+LOG2_E_ = gl.constexpr(LOG2_E)
+LN_2 = gl.constexpr(0.6931471805599453)
+LARGEST_EXPONENT_LOG2 = gl.constexpr(LARGEST_EXPONENT * LOG2_E)
+BLOCK_ROWS = 128
+TILE = 128
+# Tiles of keys, and of values, in flight, by head size.
+STAGES = {128: 2, 64: 4}
+SUM_STAGES = gl.constexpr(2)
+CONSUMER_REGISTERS, HELPER_REGISTERS = 224, 24
+
+
+@gluon.jit
+def _locate(item, blocks, H):
+    """Batch, head and row block of a work item."""
+    bh = item // blocks
+    return bh // H, bh % H, item % blocks
+
+
+@gluon.jit
+def _column(t, tiles, TILE: gl.constexpr):
+    """First key of the t-th tile that is computed: the last tile, then the others in order."""
+    return gl.where(t == 0, tiles - 1, t - 1) * TILE
+
+
+@gluon.jit
+def _load(descriptors, smem, sizes, TILE: gl.constexpr, STAGES: gl.constexpr):
+    """Loads the query rows, then every tile of keys and values."""
+    q_desc, k_desc, v_desc = descriptors
+    q_smem, k_smem, v_smem, _, full_q, empty_q, full_k, empty_k, full_v, empty_v, _, _ = smem
+    items, blocks, H, _, M = sizes
+    tiles = (M + TILE - 1) // TILE
+    filled = 0
+    turn = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        b, h, block = _locate(item, blocks, H)
+        side = turn & 1
+        mbarrier.wait(empty_q.index(side), ((turn >> 1) & 1) ^ 1)
+        mbarrier.expect(full_q.index(side), 2 * q_desc.block_type.nbytes)
+        for w in gl.static_range(2):
+            tma_load(
+                q_desc,
+                [b, h, block * 128 + w * 64, 0],
+                full_q.index(side),
+                q_smem.index(2 * side + w),
+            )
+        turn += 1
+        for t in range(tiles):
+            stage = filled % STAGES
+            free = ((filled // STAGES) & 1) ^ 1
+            column = _column(t, tiles, TILE)
+            mbarrier.wait(empty_k.index(stage), free)
+            mbarrier.expect(full_k.index(stage), k_desc.block_type.nbytes)
+            tma_load(k_desc, [b, h, column, 0], full_k.index(stage), k_smem.index(stage))
+            mbarrier.wait(empty_v.index(stage), free)
+            mbarrier.expect(full_v.index(stage), v_desc.block_type.nbytes)
+            tma_load(v_desc, [b, h, column, 0], full_v.index(stage), v_smem.index(stage))
+            filled += 1
+
+
+@gluon.jit
+def _sum_rows(p, factor, sums_smem, TILE: gl.constexpr, WG: gl.constexpr):
+    """Sums the weighted rows of each warp and leaves one row of sums per warp in shared memory."""
+    # Row 16 w + 8 r + l of a warpgroup lies in warp w, register r and lane group l.
+    weights = (p.to(gl.bfloat16) * factor.to(gl.bfloat16)[:, None]).reshape([4, 2, 8, TILE])
+    weights = gl.sum(weights, 1)
+    turned: gl.constexpr = gl.DistributedLinearLayout(
+        reg_bases=[[0, 0, 1], [0, 1, 0], [0, 2, 0], [0, 4, 0], [0, 0, 64]],
+        lane_bases=[[0, 0, 2], [0, 0, 4], [0, 0, 8], [0, 0, 16], [0, 0, 32]],
+        warp_bases=[[1, 0, 0], [2, 0, 0]],
+        block_bases=[],
+        shape=[4, 8, TILE],
+    )
+    sums = gl.sum(gl.convert_layout(weights, turned).to(gl.float32), 1)
+    sums_smem.slice(WG * 4, 4, dim=0).store(sums)
+
+
+@gluon.jit
+def _attend(
+    pointers, smem, strides, sizes, scale_log2,
+    TILE: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr, SUMS: gl.constexpr, WG: gl.constexpr,
+):  # fmt: skip
+    """Attention of 64 query rows over all tiles, and their part of the column sums."""
+    o_ptr, lse_ptr, previous_ptr = pointers
+    stride_ob, stride_oh, stride_on = strides
+    q_smem, k_smem, v_smem, sums_smem = smem[:4]
+    full_q, empty_q, full_k, empty_k, full_v, empty_v, full_s, empty_s = smem[4:]
+    items, blocks, H, N, M = sizes
+    dtype: gl.constexpr = q_smem.dtype
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
+    s_rows: gl.constexpr = gl.SliceLayout(1, s_layout)
+    o_rows: gl.constexpr = gl.SliceLayout(1, o_layout)
+    in_tile = gl.arange(0, TILE, gl.SliceLayout(0, s_layout))
+    channels = gl.arange(0, D, gl.SliceLayout(0, o_layout))
+    tiles = (M + TILE - 1) // TILE
+    used = 0
+    summed = 0
+    turn = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        b, h, block = _locate(item, blocks, H)
+        row0 = block * 128 + WG * 64
+        constants = (b * H + h).to(gl.int64) * N + row0
+        s_row = row0 + gl.arange(0, 64, s_rows)
+        # Rows past the end get factors of exp2(-inf) = 0.
+        previous = gl.load(
+            previous_ptr + constants + gl.arange(0, 64, s_rows), mask=s_row < N, other=float("inf")
+        )
+        previous = previous * LOG2_E_
+        s = gl.full([64, TILE], 0.0, gl.float32, s_layout)
+        o = gl.full([64, D], 0.0, gl.float32, o_layout)
+        q = q_smem.index(2 * (turn & 1) + WG).reshape([64, D])
+        mbarrier.wait(full_q.index(turn & 1), (turn >> 1) & 1)
+        stage = used % STAGES
+        mbarrier.wait(full_k.index(stage), (used // STAGES) & 1)
+        k_tile = k_smem.index(stage).reshape([TILE, D]).permute((1, 0))
+        s_token = warpgroup_mma(q, k_tile, s, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, deps=[s_token])
+        mbarrier.arrive(empty_k.index(stage), count=1)
+        s = gl.where((in_tile < M - (tiles - 1) * TILE)[None, :], s, float("-inf"))
+        m = gl.max(s, 1) * scale_log2
+        p = gl.exp2(s * scale_log2 - m[:, None])
+        total = gl.sum(p, 1)
+        p_half = gl.convert_layout(p.to(dtype), p_layout)
+        if SUMS:
+            mbarrier.wait(empty_s.index(summed % 2), ((summed // 2) & 1) ^ 1)
+            factor = _factor(m, previous)
+            _sum_rows(p, factor, sums_smem.index(summed % 2), TILE, WG)
+            mbarrier.arrive(full_s.index(summed % 2), count=1)
+            summed += 1
+        for _ in range(tiles - 1):
+            stage = used % STAGES
+            phase = (used // STAGES) & 1
+            used += 1
+            next_stage = used % STAGES
+            mbarrier.wait(full_k.index(next_stage), (used // STAGES) & 1)
+            k_tile = k_smem.index(next_stage).reshape([TILE, D]).permute((1, 0))
+            s_token = warpgroup_mma(q, k_tile, s, use_acc=False, is_async=True)
+            mbarrier.wait(full_v.index(stage), phase)
+            v_tile = v_smem.index(stage).reshape([TILE, D])
+            o_token = warpgroup_mma(p_half, v_tile, o, is_async=True)
+            s = warpgroup_mma_wait(1, deps=[s_token])
+            mbarrier.arrive(empty_k.index(next_stage), count=1)
+            m_new = gl.maximum(m, gl.max(s, 1) * scale_log2)
+            shrink = gl.exp2(m - m_new)
+            p = gl.exp2(s * scale_log2 - m_new[:, None])
+            total = total * shrink + gl.sum(p, 1)
+            m = m_new
+            if SUMS:
+                mbarrier.wait(empty_s.index(summed % 2), ((summed // 2) & 1) ^ 1)
+                factor = _factor(m, previous)
+                _sum_rows(p, factor, sums_smem.index(summed % 2), TILE, WG)
+                mbarrier.arrive(full_s.index(summed % 2), count=1)
+                summed += 1
+            o = warpgroup_mma_wait(0, deps=[o_token])
+            mbarrier.arrive(empty_v.index(stage), count=1)
+            p_half = gl.convert_layout(p.to(dtype), p_layout)
+            o = o * gl.convert_layout(shrink, o_rows)[:, None]
+        mbarrier.arrive(empty_q.index(turn & 1), count=1)
+        stage = used % STAGES
+        mbarrier.wait(full_v.index(stage), (used // STAGES) & 1)
+        o_token = warpgroup_mma(p_half, v_smem.index(stage).reshape([TILE, D]), o, is_async=True)
+        used += 1
+        turn += 1
+        gl.store(
+            lse_ptr + constants + gl.arange(0, 64, s_rows),
+            (m + gl.log2(total)) * LN_2,
+            mask=s_row < N,
+        )
+        total = gl.convert_layout(total, o_rows)
+        row = row0 + gl.arange(0, 64, o_rows)
+        o_head = o_ptr + b.to(gl.int64) * stride_ob + h.to(gl.int64) * stride_oh
+        o = warpgroup_mma_wait(0, deps=[o_token])
+        mbarrier.arrive(empty_v.index(stage), count=1)
+        gl.store(
+            o_head + (row.to(gl.int64) * stride_on)[:, None] + channels[None, :],
+            (o / total[:, None]).to(dtype),
+            mask=(row < N)[:, None],
+        )
+
+
+@gluon.jit
+def _factor(m, previous):
+    """What turns weights under the running maximum into weights under the previous constants.
+
+    The limit keeps the sums finite; NaN stays NaN.
+    """
+    shift = m - previous
+    return gl.exp2(gl.where(shift > LARGEST_EXPONENT_LOG2, LARGEST_EXPONENT_LOG2, shift))
+
+
+@gluon.jit
+def _write_sums(
+    sums_ptr, smem, sizes, groups, stride_g, TILE: gl.constexpr, GROUP_ROWS: gl.constexpr
+):
+    """Adds the sums of the warps of a group and writes one row per group and tile."""
+    sums_smem, full_s, empty_s = smem
+    items, blocks, H, _, M = sizes
+    layout: gl.constexpr = gl.BlockedLayout([8, TILE // 32], [1, 32], [1, 1], [1, 0])
+    in_tile = gl.arange(0, TILE, gl.SliceLayout(0, layout))
+    tiles = (M + TILE - 1) // TILE
+    taken = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        b, h, block = _locate(item, blocks, H)
+        first_group = block * (128 // GROUP_ROWS)
+        head = sums_ptr + (b * H + h).to(gl.int64) * groups * stride_g
+        for t in range(tiles):
+            mbarrier.wait(full_s.index(taken % 2), (taken // 2) & 1)
+            sums = sums_smem.index(taken % 2).load(layout)
+            mbarrier.arrive(empty_s.index(taken % 2), count=1)
+            taken += 1
+            column = _column(t, tiles, TILE) + in_tile
+            if GROUP_ROWS == 64:
+                halves = sums.reshape([2, 4, TILE])
+                halves = gl.sum(halves, 1)
+                group = first_group + gl.arange(0, 2, gl.SliceLayout(1, halves.type.layout))
+                column = _column(t, tiles, TILE) + gl.arange(
+                    0, TILE, gl.SliceLayout(0, halves.type.layout)
+                )
+                rows = group.to(gl.int64) * stride_g
+                mask = (group < groups)[:, None] & (column < M)[None, :]
+                gl.store(head + rows[:, None] + column[None, :], halves.to(gl.bfloat16), mask=mask)
+            else:
+                total = gl.sum(sums, 0)
+                row = first_group.to(gl.int64) * stride_g
+                gl.store(head + row + column, total.to(gl.bfloat16), mask=column < M)
+
+
+@gluon.jit
+def _kernel(
+    q_desc, k_desc, v_desc, o_ptr, lse_ptr, previous_ptr, sums_ptr,
+    stride_ob, stride_oh, stride_on, items, blocks, H, N, M, groups, stride_g, scale_log2,
+    TILE: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr, GROUP_ROWS: gl.constexpr,
+    SUMS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, HELPER_REGISTERS: gl.constexpr,
+    num_warps: gl.constexpr,
+):  # fmt: skip
+    dtype: gl.constexpr = q_desc.dtype
+    barrier_layout: gl.constexpr = mbarrier.MBarrierLayout()
+    q_smem = gl.allocate_shared_memory(dtype, [4, 1, 1, 64, D], q_desc.layout)
+    k_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, TILE, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, TILE, D], v_desc.layout)
+    rows_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    sums_smem = gl.allocate_shared_memory(gl.float32, [2, 8, TILE], rows_layout)
+    full_q = gl.allocate_shared_memory(gl.int64, [2, 1], barrier_layout)
+    empty_q = gl.allocate_shared_memory(gl.int64, [2, 1], barrier_layout)
+    full_k = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
+    empty_k = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
+    full_v = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
+    empty_v = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
+    full_s = gl.allocate_shared_memory(gl.int64, [2, 1], barrier_layout)
+    empty_s = gl.allocate_shared_memory(gl.int64, [2, 1], barrier_layout)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full_k.index(i), count=1)
+        mbarrier.init(full_v.index(i), count=1)
+        mbarrier.init(empty_k.index(i), count=2)
+        mbarrier.init(empty_v.index(i), count=2)
+    for i in gl.static_range(2):
+        mbarrier.init(full_q.index(i), count=1)
+        mbarrier.init(empty_q.index(i), count=2)
+        mbarrier.init(full_s.index(i), count=2)
+        mbarrier.init(empty_s.index(i), count=1)
+    partition_barrier()
+    descriptors = (q_desc, k_desc, v_desc)
+    results = (o_ptr, lse_ptr, previous_ptr)
+    strides = (stride_ob, stride_oh, stride_on)
+    sizes = (items, blocks, H, N, M)
+    smem = (
+        q_smem, k_smem, v_smem, sums_smem,
+        full_q, empty_q, full_k, empty_k, full_v, empty_v, full_s, empty_s,
+    )  # fmt: skip
+    # Constants survive only inside these literals, so each partition spells them out.
+    gl.warp_specialize(
+        [
+            (_attend, (results, smem, strides, sizes, scale_log2, TILE, STAGES, D, SUMS, 0)),
+            (_attend, (results, smem, strides, sizes, scale_log2, TILE, STAGES, D, SUMS, 1)),
+            (_load, (descriptors, smem, sizes, TILE, STAGES)),
+            (
+                _write_sums,
+                (
+                    sums_ptr,
+                    (sums_smem, full_s, empty_s),
+                    (items if SUMS else 0, blocks, H, N, M),
+                    groups,
+                    stride_g,
+                    TILE,
+                    GROUP_ROWS,
+                ),
+            ),
+        ],
+        [4, 1, 1],
+        [CONSUMER_REGISTERS, HELPER_REGISTERS, HELPER_REGISTERS],
+    )
+
+
+def dense_attention_column_sums(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lse_previous: torch.Tensor,
+    *,
+    group_rows: int,
+    scale: float,
+    max_transient_bytes: int = 0,
+    with_column_sums: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """See the public function of the same name; all arguments are checked.
+
+    Groups of more than 128 rows are summed in parts of 64 or 128 rows, which are added afterwards.
+    Without column sums the third result is None and the others are the same bit for bit.
+    """
+    batch, heads, rows, head_dim = query.shape
+    columns = key.shape[2]
+    device = query.device
+    part_rows = BLOCK_ROWS if group_rows % BLOCK_ROWS == 0 else 64
+    parts_per_group = group_rows // part_rows
+    groups = -(-rows // group_rows)
+    parts = groups * parts_per_group
+    output = torch.empty_like(query)
+    lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=device)
+    sums = None
+    if with_column_sums:
+        shape = (batch, heads, parts, columns)
+        sums = torch.empty(shape, dtype=torch.bfloat16, device=device)
+    blocks = -(-(parts * part_rows if with_column_sums else rows) // BLOCK_ROWS)
+    items = batch * heads * blocks
+    grid = (min(items, triton_support.multiprocessors(device)),)
+    with torch.cuda.device(device):
+        _kernel[grid](
+            _descriptor(query, 64),
+            _descriptor(key, TILE),
+            _descriptor(value, TILE),
+            output,
+            lse,
+            lse_previous.contiguous(),
+            sums if sums is not None else lse,
+            *output.stride()[:3],
+            items,
+            blocks,
+            heads,
+            rows,
+            columns,
+            parts,
+            columns,
+            scale * LOG2_E,
+            TILE=TILE,
+            STAGES=STAGES[head_dim],
+            D=head_dim,
+            GROUP_ROWS=part_rows,
+            SUMS=with_column_sums,
+            CONSUMER_REGISTERS=CONSUMER_REGISTERS,
+            HELPER_REGISTERS=HELPER_REGISTERS,
+            num_warps=4,
+        )
+    if sums is not None and parts_per_group > 1:
+        sums = sums.unflatten(2, (groups, parts_per_group)).sum(3)
+    return output, lse, sums
+
+
+def _descriptor(tensor: torch.Tensor, block_rows: int) -> TensorDescriptor:
+    """What the copy engine needs to load rows of one head; rows past the end arrive as zeros."""
+    dtype = gl.bfloat16 if tensor.dtype == torch.bfloat16 else gl.float16
+    block = [1, 1, block_rows, tensor.shape[-1]]
+    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
+    return TensorDescriptor.from_tensor(tensor, block, layout)

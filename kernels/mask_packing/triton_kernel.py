@@ -1,0 +1,208 @@
+"""Bit packing and index lists in Triton.
+
+The lists are compacted by a prefix sum over set bits, so every entry has one writer and the result
+is the same on every run. Rows of bits are read as aligned 32-bit words wherever they start: the
+word at either end of a row may hold bits of its neighbours, which are cut off.
+"""
+
+# mypy: allow-untyped-defs
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+PACK_BYTES = 512
+PACK_WARPS = 4
+COUNT_WORDS = 512
+COUNT_WARPS = 4
+# One warp a row: its sums and prefix sums are shuffles, and rows need no barrier.
+LIST_WORDS = 128
+LIST_WARPS = 1
+
+
+@triton.jit
+def _pack_kernel(mask_ptr, packed_ptr, row_bytes, columns, EVEN: tl.constexpr, BYTES: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    byte = tl.program_id(1) * BYTES + tl.arange(0, BYTES)
+    bit = tl.arange(0, 8)
+    column = byte[:, None] * 8 + bit[None, :]
+    if EVEN:  # rows of whole bytes: a thread loads the 8 bools of a byte at once
+        offset = row * row_bytes * 8 + column
+        inside = (byte < row_bytes)[:, None]
+    else:
+        offset = row * columns + column
+        inside = column < columns
+    kept = tl.load(mask_ptr + offset, mask=inside, other=0) != 0
+    packed = tl.sum(tl.where(kept, 1 << bit[None, :], 0), axis=1)
+    tl.store(packed_ptr + row * row_bytes + byte, packed.to(tl.uint8), mask=byte < row_bytes)
+
+
+@triton.jit
+def _unpack_kernel(
+    packed_ptr, mask_ptr, row_bytes, columns, EVEN: tl.constexpr, BYTES: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    byte = tl.program_id(1) * BYTES + tl.arange(0, BYTES)
+    bit = tl.arange(0, 8)
+    packed = tl.load(packed_ptr + row * row_bytes + byte, mask=byte < row_bytes, other=0)
+    kept = (packed.to(tl.int32)[:, None] >> bit[None, :]) & 1
+    column = byte[:, None] * 8 + bit[None, :]
+    if EVEN:
+        offset = row * row_bytes * 8 + column
+        inside = (byte < row_bytes)[:, None]
+    else:
+        offset = row * columns + column
+        inside = column < columns
+    tl.store(mask_ptr + offset, kept.to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def _load_words(packed_ptr, row, row_bytes, columns, word):
+    """32-bit words of a row, and the columns of their lowest bits; bits of other rows are 0."""
+    start = row.to(tl.int64) * row_bytes
+    lead = (start & 3).to(tl.int32) * 8  # bits of the row before, in the first word
+    column = word * 32 - lead
+    words_ptr = packed_ptr.to(tl.pointer_type(tl.uint32), bitcast=True) + (start >> 2)
+    bits = tl.load(words_ptr + word, mask=column < columns, other=0)
+    before = tl.where(word == 0, lead, 0).to(tl.uint32)
+    after = tl.minimum(tl.maximum(column + 32 - columns, 0), 31).to(tl.uint32)
+    bits = (bits >> before) << before
+    return (bits << after) >> after, column
+
+
+@triton.jit
+def _popcount(bits):
+    """Set bits of 32-bit words; LLVM knows this pattern as one instruction."""
+    bits = bits - ((bits >> 1) & 0x55555555)
+    bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
+    bits = (bits + (bits >> 4)) & 0x0F0F0F0F
+    return ((bits * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["row_bytes"])
+def _count_kernel(packed_ptr, counts_ptr, row_bytes, columns, WORDS: tl.constexpr):
+    row = tl.program_id(0)
+    counts = tl.zeros([WORDS], tl.int32)
+    for first in range(0, row_bytes + 3, WORDS * 4):  # 3: bytes of the row before in the first word
+        word = first // 4 + tl.arange(0, WORDS)
+        bits, _ = _load_words(packed_ptr, row, row_bytes, columns, word)
+        counts += _popcount(bits)
+    tl.store(counts_ptr + row, tl.sum(counts, axis=0))
+
+
+# Unspecialized row_bytes: no alignment is known, so a thread holds every 32nd word instead of
+# neighbouring ones, and the stores of a warp fall together.
+@triton.jit(do_not_specialize=["row_bytes", "capacity"])
+def _list_kernel(
+    packed_ptr, indices_ptr, counts_ptr, row_bytes, columns, capacity, WORDS: tl.constexpr
+):
+    row = tl.program_id(0)
+    list_ptr = indices_ptr + row.to(tl.int64) * capacity
+    found = 0
+    for first in range(0, row_bytes + 3, WORDS * 4):
+        word = first // 4 + tl.arange(0, WORDS)
+        bits, column = _load_words(packed_ptr, row, row_bytes, columns, word)
+        count = _popcount(bits)
+        upto = tl.cumsum(count, axis=0)
+        place = found + upto - count
+        for _ in range(tl.max(count, axis=0)):
+            others = bits & (bits - 1)
+            lowest = (bits ^ others).to(tl.float32).to(tl.int32, bitcast=True)
+            index = column + (lowest >> 23) - 127  # the exponent of a power of two
+            tl.store(list_ptr + place, index, mask=(bits != 0) & (place < capacity))
+            bits = others
+            place += 1
+        found += tl.sum(count, axis=0)
+    found = tl.minimum(found, capacity)
+    tl.store(counts_ptr + row, found)
+    for first in range(found, capacity, WORDS):
+        place = first + tl.arange(0, WORDS)
+        tl.store(list_ptr + place, tl.zeros([WORDS], tl.int32), mask=place < capacity)
+
+
+def pack_mask(mask: torch.Tensor) -> torch.Tensor:
+    """See `chipsparse.kernels.mask_packing.pack_mask`."""
+    shape, columns = mask.shape[:-1], mask.shape[-1]
+    row_bytes = -(-columns // 8)
+    packed = torch.empty(*shape, row_bytes, dtype=torch.uint8, device=mask.device)
+    if packed.numel():
+        grid = (shape.numel(), triton.cdiv(row_bytes, PACK_BYTES))
+        with torch.cuda.device_of(mask):
+            _pack_kernel[grid](
+                mask.contiguous().view(torch.uint8),
+                packed,
+                row_bytes,
+                columns,
+                EVEN=columns % 8 == 0,
+                BYTES=PACK_BYTES,
+                num_warps=PACK_WARPS,
+            )
+    return packed
+
+
+def unpack_mask(packed: torch.Tensor, columns: int) -> torch.Tensor:
+    """See `chipsparse.kernels.mask_packing.unpack_mask`."""
+    shape, row_bytes = packed.shape[:-1], packed.shape[-1]
+    mask = torch.empty(*shape, columns, dtype=torch.bool, device=packed.device)
+    if mask.numel():
+        grid = (shape.numel(), triton.cdiv(row_bytes, PACK_BYTES))
+        with torch.cuda.device_of(packed):
+            _unpack_kernel[grid](
+                packed.contiguous(),
+                mask.view(torch.uint8),
+                row_bytes,
+                columns,
+                EVEN=columns % 8 == 0,
+                BYTES=PACK_BYTES,
+                num_warps=PACK_WARPS,
+            )
+    return mask
+
+
+def packed_counts(packed: torch.Tensor, columns: int) -> torch.Tensor:
+    """Set columns of each row of packed bits: int32 ``[...]``, without waiting for the device."""
+    shape, row_bytes = packed.shape[:-1], packed.shape[-1]
+    packed = _word_aligned(packed)
+    counts = torch.zeros(shape, dtype=torch.int32, device=packed.device)
+    if packed.numel():
+        with torch.cuda.device_of(packed):
+            _count_kernel[(shape.numel(),)](
+                packed, counts, row_bytes, columns, WORDS=COUNT_WORDS, num_warps=COUNT_WARPS
+            )
+    return counts
+
+
+def packed_to_indices(
+    packed: torch.Tensor, columns: int, *, capacity: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `chipsparse.kernels.mask_packing.packed_to_indices`."""
+    shape, row_bytes = packed.shape[:-1], packed.shape[-1]
+    packed = _word_aligned(packed)
+    if capacity is None:
+        capacity = int(packed_counts(packed, columns).max()) if shape.numel() else 0
+    indices = torch.empty(*shape, capacity, dtype=torch.int32, device=packed.device)
+    counts = torch.empty(shape, dtype=torch.int32, device=packed.device)
+    if shape.numel():
+        with torch.cuda.device_of(packed):
+            _list_kernel[(shape.numel(),)](
+                packed,
+                indices,
+                counts,
+                row_bytes,
+                columns,
+                capacity,
+                WORDS=LIST_WORDS,
+                num_warps=LIST_WARPS,
+            )
+    return indices, counts
+
+
+def _word_aligned(packed: torch.Tensor) -> torch.Tensor:
+    """Contiguous bits that start at a whole word.
+
+    The last word may reach up to 3 bytes past the tensor: allocations are multiples of 16 bytes.
+    """
+    packed = packed.contiguous()
+    return packed.clone() if packed.data_ptr() % 4 else packed
