@@ -61,6 +61,12 @@ def why_not_gluon_sm90(query: torch.Tensor, key: torch.Tensor, value: torch.Tens
     return None
 
 
+def with_positive_scale(query: torch.Tensor, scale: float) -> tuple[torch.Tensor, float]:
+    """The same scores with a scale above 0: the kernels take the maximum before they scale."""
+    smallest = 1e-30  # for a scale of 0: every weight is 1 all the same
+    return (-query if scale < 0 else query), max(abs(scale), smallest)
+
+
 def interpreting() -> bool:
     """Whether Triton was told (TRITON_INTERPRET=1) to run its kernels on the CPU."""
     from triton import knobs

@@ -62,7 +62,7 @@ class Config:
 # By head size and query rows per block; benchmarks/notes/column_sparse_attention.md has the log.
 CONFIGS = {
     (128, 64): Config(1, 64, 2, 168, 80, 4, 2),
-    (128, 128): Config(2, 128, 2, 200, 56, 8, 1),
+    (128, 128): Config(2, 128, 2, 208, 88, 4, 1),
     (128, 192): Config(3, 64, 3, 152, 56, 4, 1),
     (64, 64): Config(1, 128, 3, 168, 80, 4, 2),
     (64, 128): Config(2, 128, 4, 208, 88, 4, 1),
@@ -112,28 +112,10 @@ def _columns(list_ptr, rows, wanted):
 
 
 @gluon.jit
-def _rows(head_ptr, columns, stride_n, channels):
-    """Addresses of the rows in 16-byte pieces, each in registers of its own.
-
-    Left alone, the compiler computes every address just before its copy and into the same two
-    registers, so that a warp never has more than one copy under way. The empty assembly pins them.
-    """
-    bytes_per_row = 2 * stride_n
-    address = (head_ptr + channels).to(gl.int64)[None, :] + (
-        columns.to(gl.int64) * bytes_per_row.to(gl.int64)
-    )[:, None]
-    address = gl.inline_asm_elementwise(
-        "mov.b64 $0, $1;", "=l,l", [address], dtype=gl.int64, is_pure=False, pack=1
-    )
-    pointer = address.to(head_ptr.dtype, bitcast=True)
-    return gl.max_contiguous(gl.multiple_of(pointer, [1, 16]), [1, 8])
-
-
-@gluon.jit
 def _produce(
     pointers, smem, strides, sizes, capacity,
     CONSUMERS: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr,
-    BLOCKS_PER_GROUP: gl.constexpr, GROUP_ROWS: gl.constexpr,
+    BLOCKS_PER_GROUP: gl.constexpr, GROUP_ROWS: gl.constexpr, WIDE_ROWS: gl.constexpr,
     WARPS: gl.constexpr,
 ):  # fmt: skip
     """Gathers the query rows, then the key and value tiles of every item."""
@@ -183,18 +165,22 @@ def _produce(
         for t in range(tiles):
             stage = filled % STAGES
             free = ((filled // STAGES) & 1) ^ 1
-            k_rows = _rows(k_head, columns, stride_kn, channels)
-            mbarrier.wait(empty_k.index(stage), free)
-            async_load(k_smem.index(stage), k_rows)
-            mbarrier_arrive_on_copies(full_k.index(stage), increment_count=False)
-            v_rows = _rows(v_head, columns, stride_vn, channels)
+            if WIDE_ROWS:
+                k_offsets = (columns.to(gl.int64) * stride_kn)[:, None] + channels[None, :]
+                v_offsets = (columns.to(gl.int64) * stride_vn)[:, None] + channels[None, :]
+            else:
+                k_offsets = (columns * stride_kn)[:, None] + channels[None, :]
+                v_offsets = (columns * stride_vn)[:, None] + channels[None, :]
             # The next tile's columns, or the next item's, arrive while this one waits for room.
             last = t == tiles - 1
             start = gl.where(last, next_number.to(gl.int64) * capacity, position)
             columns = _columns(indices_ptr + start, rows, gl.where(last, next_first, TILE))
             position += TILE
+            mbarrier.wait(empty_k.index(stage), free)
+            async_load(k_smem.index(stage), k_head + k_offsets)
+            mbarrier_arrive_on_copies(full_k.index(stage), increment_count=False)
             mbarrier.wait(empty_v.index(stage), free)
-            async_load(v_smem.index(stage), v_rows)
+            async_load(v_smem.index(stage), v_head + v_offsets)
             mbarrier_arrive_on_copies(full_v.index(stage), increment_count=False)
             filled += 1
         number, count = next_number, next_count
@@ -330,7 +316,7 @@ def _kernel(
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
     PRODUCER_WARPS: gl.constexpr, D: gl.constexpr,
     BLOCKS_PER_GROUP: gl.constexpr, GROUP_ROWS: gl.constexpr, RULE: gl.constexpr,
-    num_warps: gl.constexpr,
+    WIDE_ROWS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     tile_layout: gl.constexpr = gl.NVMMASharedLayout(
@@ -373,7 +359,7 @@ def _kernel(
                 (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
                             CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS, RULE, 0)),
                 (_produce, (inputs, smem, input_strides, sizes, capacity,
-                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS,
+                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS, WIDE_ROWS,
                             PRODUCER_WARPS)),
             ],
             [PRODUCER_WARPS], [PRODUCER_REGISTERS],
@@ -386,7 +372,7 @@ def _kernel(
                 (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
                             CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS, RULE, 1)),
                 (_produce, (inputs, smem, input_strides, sizes, capacity,
-                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS,
+                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS, WIDE_ROWS,
                             PRODUCER_WARPS)),
             ],
             [4, PRODUCER_WARPS], [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
@@ -401,7 +387,7 @@ def _kernel(
                 (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
                             CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS, RULE, 2)),
                 (_produce, (inputs, smem, input_strides, sizes, capacity,
-                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS,
+                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS, WIDE_ROWS,
                             PRODUCER_WARPS)),
             ],
             [4, 4, PRODUCER_WARPS], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
@@ -428,6 +414,7 @@ def column_sparse_attention(
     """See the public function of the same name; all arguments are checked."""
     batch, heads, rows, head_dim = query.shape
     device = query.device
+    query, scale = triton_support.with_positive_scale(query, scale)
     if config is None:
         block_rows = next(r for r in (192, 128, 64) if group_rows % r == 0)
         config = CONFIGS[head_dim, block_rows]
@@ -440,6 +427,7 @@ def column_sparse_attention(
     lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=device)
     residual = output if residual is None else residual
     rounding = max(torch.finfo(residual.dtype).eps, LSE_ROUNDING * torch.finfo(torch.float32).eps)
+    furthest_row = (key.shape[2] - 1) * max(key.stride(2), value.stride(2)) + head_dim
     sms = triton_support.multiprocessors(device)
     with torch.cuda.device(device):
         _kernel[(min(items, sms * config.blocks_per_sm),)](
@@ -475,6 +463,7 @@ def column_sparse_attention(
             BLOCKS_PER_GROUP=blocks_per_group,
             GROUP_ROWS=group_rows,
             RULE=RULES[delta_rule],
+            WIDE_ROWS=furthest_row >= 2**31,
             num_warps=4,
             maxnreg=128 if config.blocks_per_sm == 2 else None,
         )

@@ -343,6 +343,7 @@ def dense_attention_column_sums(
     batch, heads, rows, head_dim = query.shape
     columns = key.shape[2]
     device = query.device
+    query, scale = triton_support.with_positive_scale(query, scale)
     part_rows = BLOCK_ROWS if group_rows % BLOCK_ROWS == 0 else 64
     parts_per_group = group_rows // part_rows
     groups = -(-rows // group_rows)

@@ -487,7 +487,7 @@ def mistaken(**changes):
             r"residual must be \[1, 2, 200, 64\], got \[1, 2, 200\]",
         ),
         ({"group_rows": 0}, "group_rows must be at least 1, got 0"),
-        ({"backend": "gluon"}, "unknown backend 'gluon'; it has"),
+        ({"backend": "fast"}, "unknown backend 'fast'; it has"),
     ],
 )
 def test_mistakes_are_named(changes, message):
