@@ -57,6 +57,13 @@ def cases(base: SparsityConfig) -> dict[str, SparsityConfig]:
         "token_order.voxel": None,
         **attention,
     }
+    for group_rows in (64, 192, 256):
+        rows[f"merge, keep 10%, attention, groups of {group_rows} rows"] = {
+            "attention.delta_rule": "merge",
+            "attention.keep_fraction": 0.1,
+            "attention.group_rows": group_rows,
+            **attention,
+        }
     rows["control: MLP only"] = {"attention.enabled": False}
     rows["control: token order alone, all layers dense"] = {"schedule.first_dense_layers": 10_000}
     rows["control: dense again"] = {"attention.enabled": False, **attention}
