@@ -12,19 +12,19 @@ import torch
 
 from chipsparse.cache import AttentionCache
 from chipsparse.config import AttentionConfig
-from chipsparse.kernels import (
-    column_sparse_attention as column_sparse_attention_op,
-)
-from chipsparse.kernels import (
-    dense_attention as dense_attention_op,
-)
-from chipsparse.kernels import (
-    dense_attention_column_sums as dense_attention_column_sums_op,
-)
+from chipsparse.kernels import column_selection as column_selection_op
+from chipsparse.kernels import column_sparse_attention as column_sparse_attention_op
+from chipsparse.kernels import dense_attention as dense_attention_op
+from chipsparse.kernels import dense_attention_column_sums as dense_attention_column_sums_op
+from chipsparse.kernels import mask_packing as mask_packing_op
+from chipsparse.kernels.checks import group_count, ranges
 from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import column_sparse_attention
 from chipsparse.kernels.dense_attention import dense_attention
+from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
+from chipsparse.kernels.dense_attention_column_sums.reference import column_sums_dtype
+from chipsparse.kernels.dispatch import Choice
 from chipsparse.kernels.mask_packing import packed_to_indices
 
 
@@ -36,13 +36,26 @@ class AttentionBudget:
         keep_count: columns kept by score, static ones included.
         random_count: further random columns.
         static_columns: bool ``[G, N]`` of columns that are always kept, or None.
-        seed: seed of the random columns.
+        seed: seed of the random columns, below 2**32.
+        static_count: the most static columns that a group may have.
     """
 
     keep_count: int
     random_count: int
     static_columns: torch.Tensor | None
     seed: int
+    static_count: int = 0
+
+    def counts(self, config: AttentionConfig) -> tuple[int, int]:
+        """Columns by score and at random; the control of random columns has all of them so."""
+        if config.selection == "random":
+            return 0, self.keep_count + self.random_count
+        return self.keep_count, self.random_count
+
+    def most_columns(self, config: AttentionConfig) -> int:
+        """What no list exceeds, unless column sums are NaN: their rows keep every column."""
+        by_score, random = self.counts(config)
+        return max(by_score, self.static_count) + random
 
 
 def static_columns(
@@ -63,14 +76,34 @@ def static_columns(
     return static
 
 
-def backend_names(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, backend: str | None
-) -> dict[str, str]:
-    """The backend that each operation on these tensors runs on."""
-    ops = (dense_attention_op, dense_attention_column_sums_op, column_sparse_attention_op)
+def static_count(tokens: int, config: AttentionConfig, *, text_tokens: int) -> int:
+    """Upper bound of the `static_columns` of a group, known without asking a device."""
+    window = 0 if config.local_groups is None else 2 * config.local_groups + 1
+    return min(tokens, text_tokens + window * config.group_rows)
+
+
+def backend_choices(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    group_rows: int,
+    backend: str | None,
+) -> dict[str, Choice]:
+    """The backend that each operation on these tensors runs on, and why not on others."""
+    # What decides about column sums and packed bits is their dtype and device alone.
+    sums = query.new_empty(0, dtype=column_sums_dtype(query))
+    packed = query.new_empty(0, dtype=torch.uint8)
     return {
-        op.__name__.rpartition(".")[2]: op.select(query, key, value, force=backend).backend.name
-        for op in ops
+        "dense_attention": dense_attention_op.select(query, key, value, force=backend),
+        "dense_attention_column_sums": dense_attention_column_sums_op.select(
+            query, key, value, group_rows=group_rows, force=backend
+        ),
+        "column_selection": column_selection_op.select(sums, force=backend),
+        "packed_to_indices": mask_packing_op.select(packed, force=backend),
+        "column_sparse_attention": column_sparse_attention_op.select(
+            query, key, value, group_rows=group_rows, force=backend
+        ),
     }
 
 
@@ -82,9 +115,12 @@ def dense_step(
     *,
     scale: float | None,
     backend: str | None,
+    kernels: FastestKernel | None = None,
 ) -> torch.Tensor:
     """Full attention; records the softmax constants. All tensors are ``[B, H, N, D]``."""
-    output, cache.lse = dense_attention(query, key, value, scale=scale, backend=backend)
+    output, cache.lse = dense_attention(
+        query, key, value, scale=scale, kernels=kernels, backend=backend
+    )
     return output
 
 
@@ -99,32 +135,32 @@ def refresh_step(
     reselect: bool,
     scale: float | None,
     backend: str | None,
+    kernels: FastestKernel | None = None,
 ) -> torch.Tensor:
-    """Full attention with column sums; chooses the columns and fills the residual cache.
+    """Full attention; chooses the columns by their sums and fills the residual cache.
 
     The column sums are weighed with the softmax constants of the previous dense step
-    (``cache.lse``), which must be there.
+    (``cache.lse``), which must be there. Where columns are chosen, the host waits once for the
+    length of the longest list (``cache.capacity``).
     """
     assert cache.lse is not None
     if config.delta_rule == "reuse":
-        output = dense_step(cache, query, key, value, scale=scale, backend=backend)
+        output = dense_step(cache, query, key, value, scale=scale, backend=backend, kernels=kernels)
         cache.residual = output.clone()
         return output
-    output, lse, column_sums = dense_attention_column_sums(
-        query, key, value, cache.lse, group_rows=config.group_rows, scale=scale, backend=backend
-    )
-    cache.lse = lse
     if reselect or cache.columns is None:
-        random_only = config.selection == "random"
-        cache.columns = column_selection(
-            column_sums,
-            keep_count=0 if random_only else budget.keep_count,
-            random_count=budget.random_count + (budget.keep_count if random_only else 0),
-            static_columns=budget.static_columns,
-            seed=budget.seed,
-            backend=backend,
+        output = _choose_columns(
+            cache, query, key, value, config=config, budget=budget, scale=scale, backend=backend
         )
-    indices, counts = packed_to_indices(cache.columns, key.shape[2], backend=backend)
+        cache.capacity = None
+    else:
+        output = dense_step(cache, query, key, value, scale=scale, backend=backend, kernels=kernels)
+    assert cache.columns is not None
+    assert cache.lse is not None
+    indices, counts = packed_to_indices(
+        cache.columns, key.shape[2], capacity=cache.capacity, backend=backend
+    )
+    cache.capacity = indices.shape[-1]
     cache.kept_fraction = counts.float().mean() / key.shape[2]
     if config.delta_rule == "kept_only":
         return output
@@ -141,10 +177,66 @@ def refresh_step(
     if config.delta_rule == "difference":
         cache.residual = output - kept
     else:
-        cache.lse_dense = lse
-        cache.kept_mass = torch.exp(kept_lse - lse)
+        cache.lse_dense = cache.lse
+        cache.kept_mass = torch.exp(kept_lse - cache.lse)
         weighted = cache.kept_mass.unsqueeze(-1) * kept.float()
         cache.residual = (output.float() - weighted).to(output.dtype)
+    return output
+
+
+def _choose_columns(
+    cache: AttentionCache,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    config: AttentionConfig,
+    budget: AttentionBudget,
+    scale: float | None,
+    backend: str | None,
+) -> torch.Tensor:
+    """Full attention with column sums; records the softmax constants and the columns chosen.
+
+    Goes over as many heads at a time as ``config.column_sums_bytes`` allows for their column sums.
+    """
+    assert cache.lse is not None
+    batch, heads, tokens, _ = query.shape
+    groups, columns = group_count(tokens, config.group_rows), key.shape[2]
+    head_bytes = batch * groups * columns * column_sums_dtype(query).itemsize
+    chunks = list(ranges(heads, head_bytes, config.column_sums_bytes))
+    keep_count, random_count = budget.counts(config)
+
+    def attend(first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        assert cache.lse is not None
+        output, lse, column_sums = dense_attention_column_sums(
+            query[:, first:last],
+            key[:, first:last],
+            value[:, first:last],
+            cache.lse[:, first:last],
+            group_rows=config.group_rows,
+            scale=scale,
+            backend=backend,
+        )
+        chosen = column_selection(
+            column_sums,
+            keep_count=keep_count,
+            random_count=random_count,
+            static_columns=budget.static_columns,
+            # The random columns see the number of a head within its chunk alone.
+            seed=budget.seed + (first << 32),
+            backend=backend,
+        )
+        return output, lse, chosen
+
+    if len(chunks) == 1:
+        output, cache.lse, cache.columns = attend(0, heads)
+        return output
+    output, lse = torch.empty_like(query), torch.empty_like(cache.lse)
+    packed = query.new_empty((batch, heads, groups, -(-columns // 8)), dtype=torch.uint8)
+    for first, last in chunks:
+        part = slice(first, last)
+        output[:, part], lse[:, part], packed[:, part] = attend(first, last)
+    cache.lse, cache.columns = lse, packed
     return output
 
 
@@ -158,12 +250,18 @@ def sparse_step(
     scale: float | None,
     backend: str | None,
 ) -> torch.Tensor:
-    """Attention over the kept columns only, combined with the residual cache."""
+    """Attention over the kept columns only, combined with the residual cache.
+
+    The host does not wait for a GPU: the length of the lists is known from the refresh.
+    """
     if config.delta_rule == "reuse":
         assert cache.residual is not None
         return cache.residual.clone()
     assert cache.columns is not None
-    indices, counts = packed_to_indices(cache.columns, key.shape[2], backend=backend)
+    assert cache.capacity is not None
+    indices, counts = packed_to_indices(
+        cache.columns, key.shape[2], capacity=cache.capacity, backend=backend
+    )
     output, _ = column_sparse_attention(
         query,
         key,

@@ -15,6 +15,8 @@ class AttentionCache:
     Attributes:
         lse: softmax constants of the last dense or refresh step, float32 ``[B, H, N]``.
         columns: packed bits of the kept columns, uint8 ``[B, H, G, ceil(N / 8)]``.
+        capacity: most columns that any query group keeps, read back from the device at the refresh
+            so that no sparse step need wait for it; None before the columns are chosen.
         kept_fraction: mean share of the columns that is kept, as a number or 0-d tensor.
         residual: what the delta rule adds to the kept columns, ``[B, H, N, D]``.
         lse_dense: (merge) softmax constants of the refresh, float32 ``[B, H, N]``.
@@ -23,6 +25,7 @@ class AttentionCache:
 
     lse: torch.Tensor | None = None
     columns: torch.Tensor | None = None
+    capacity: int | None = None
     kept_fraction: torch.Tensor | float = 0.0
     residual: torch.Tensor | None = None
     lse_dense: torch.Tensor | None = None

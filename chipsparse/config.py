@@ -51,6 +51,13 @@ class AttentionConfig(Validated):
         "column_sums", "columns with the largest attention mass, or random ones (a control)"
     )
     group_rows: int = option(128, "query rows that share one column list", minimum=1)
+    column_sums_bytes: int = option(
+        2 << 30,
+        "bytes of column sums that a refresh may hold at a time; where those of all heads take "
+        "more, it goes over as many heads at once as fit, one at least, and the random columns "
+        "depend on how many",
+        minimum=1,
+    )
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from chipsparse.config import MLPConfig
 from chipsparse.kernels import neuron_selection as neuron_selection_op
 from chipsparse.kernels import sparse_mlp_down as sparse_mlp_down_op
 from chipsparse.kernels import sparse_mlp_up as sparse_mlp_up_op
+from chipsparse.kernels.dispatch import Choice
 from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
@@ -39,14 +40,15 @@ class MLPWeights:
     activation: Activation
 
 
-def backend_names(hidden: torch.Tensor, weights: MLPWeights, backend: str | None) -> dict[str, str]:
-    """The backend that each operation on these tensors runs on."""
-    choices = {
+def backend_choices(
+    hidden: torch.Tensor, weights: MLPWeights, backend: str | None
+) -> dict[str, Choice]:
+    """The backend that each operation on these tensors runs on, and why not on others."""
+    return {
         "neuron_selection": neuron_selection_op.select(hidden, weights.up, force=backend),
         "sparse_mlp_up": sparse_mlp_up_op.select(hidden, weights.up, force=backend),
         "sparse_mlp_down": sparse_mlp_down_op.select(hidden, weights.down, force=backend),
     }
-    return {op: choice.backend.name for op, choice in choices.items()}
 
 
 def dense_step(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
+from chipsparse.kernels.dispatch import Choice
 from chipsparse.plan import Action
 
 
@@ -84,8 +85,9 @@ class GenerationReport:
     Attributes:
         generation: its number, from 1.
         steps: one record per transformer call, in order.
-        fallbacks: one sentence for everything that runs dense although the config asks otherwise.
+        fallbacks: one sentence for everything that runs dense, or denser than the config asks.
         backends: the kernel backend that each op ran on.
+        passed_over: for each op the faster backends that did not run, with the reason.
         cache_bytes: the largest size that the caches had, in bytes.
     """
 
@@ -93,13 +95,15 @@ class GenerationReport:
     steps: list[StepRecord] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     backends: dict[str, str] = field(default_factory=dict)
+    passed_over: dict[str, dict[str, str]] = field(default_factory=dict)
     cache_bytes: int = 0
 
     def begin(self, generation: int, record: StepRecord) -> None:
         """Adds a record; the first one of another generation clears what was there."""
         if generation != self.generation:
             self.generation = generation
-            self.steps, self.fallbacks, self.backends = [], [], {}
+            self.steps, self.fallbacks = [], []
+            self.backends, self.passed_over = {}, {}
             self.cache_bytes = 0
         self.steps.append(record)
 
@@ -107,6 +111,21 @@ class GenerationReport:
         """Notes once that something runs dense, and why."""
         if sentence not in self.fallbacks:
             self.fallbacks.append(sentence)
+
+    def run_on(self, choices: Mapping[str, Choice]) -> None:
+        """Notes the backend of each op, and why the ones before it were passed over."""
+        for op, choice in choices.items():
+            self.backends[op] = choice.backend.name
+            self.passed_over[op] = dict(choice.skipped)
+
+    def backend_reasons(self) -> list[str]:
+        """Why backends were passed over, one line for all ops with the same reasons."""
+        ops: dict[str, list[str]] = {}
+        for op, reasons in self.passed_over.items():
+            text = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+            if text:
+                ops.setdefault(text, []).append(op)
+        return [f"{', '.join(names)} not on {text}" for text, names in ops.items()]
 
     def actions(self) -> Counter[str]:
         """How many denoising steps took each action (each step counted once, not per branch)."""

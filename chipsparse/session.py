@@ -11,6 +11,7 @@ import torch
 from chipsparse import attention, mlp
 from chipsparse.cache import LayerCache
 from chipsparse.config import SparsityConfig
+from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layout import ModelLayout
 from chipsparse.mlp import MLPWeights
 from chipsparse.plan import Action, SparsityPlan
@@ -33,6 +34,8 @@ class Session:
     def __init__(self, config: SparsityConfig, report: GenerationReport) -> None:
         self.config = config
         self.report = report
+        # Facts about the device, not about a generation: a second one runs on the same kernels.
+        self._kernels = FastestKernel()
         self.reset()
 
     def reset(self) -> None:
@@ -45,6 +48,7 @@ class Session:
         self._last_output: dict[str, torch.Tensor] = {}
         self._order: tuple[torch.Tensor, torch.Tensor] | None = None
         self._static_columns: torch.Tensor | None = None
+        self._overfull_layers: set[int] = set()
         self._context: StepContext | None = None
         self._record: StepRecord | None = None
 
@@ -152,7 +156,11 @@ class Session:
         plan, context, record = self._open_call()
         cache = self._cache(layer).attention
         if "dense_attention" not in self.report.backends:
-            self.report.backends |= attention.backend_names(query, key, value, self._backend)
+            self.report.run_on(
+                attention.backend_choices(
+                    query, key, value, group_rows=config.group_rows, backend=self._backend
+                )
+            )
         action = record.action
         # A layer that was passed over (by a block cache, say) lacks what others have by now.
         if cache.lse is None:
@@ -161,7 +169,13 @@ class Session:
             action = Action.REFRESH
         if action is Action.DENSE:
             return attention.dense_step(
-                cache, query, key, value, scale=scale, backend=self._backend
+                cache,
+                query,
+                key,
+                value,
+                scale=scale,
+                backend=self._backend,
+                kernels=self._kernels,
             )
         if action is Action.SPARSE:
             record.attention_fractions.append(cache.kept_fraction)
@@ -177,8 +191,11 @@ class Session:
             random_count=plan.attention_random_count(),
             static_columns=self._static_columns,
             seed=zlib.crc32(f"{self.config.seed} {context.branch} {context.step} {layer}".encode()),
+            static_count=attention.static_count(
+                key.shape[2], config, text_tokens=plan.layout.text_tokens
+            ),
         )
-        return attention.refresh_step(
+        output = attention.refresh_step(
             cache,
             query,
             key,
@@ -188,6 +205,21 @@ class Session:
             reselect=self.config.schedule.reselect,
             scale=scale,
             backend=self._backend,
+            kernels=self._kernels,
+        )
+        self._check_capacity(layer, cache.capacity, budget.most_columns(config))
+        return output
+
+    def _check_capacity(self, layer: int, longest: int | None, most_columns: int) -> None:
+        """Reports, once per layer, a list of columns that is longer than any choice makes it."""
+        if longest is None or longest <= most_columns or layer in self._overfull_layers:
+            return
+        self._overfull_layers.add(layer)
+        _, context, _ = self._open_call()
+        self.report.fall_back(
+            f"attention of layer {layer} keeps up to {longest} columns from step {context.step} "
+            f"on instead of {most_columns} at most: column sums were NaN, and their query groups "
+            "keep every column"
         )
 
     def mlp(self, layer: int, hidden: torch.Tensor, weights: MLPWeights) -> torch.Tensor:
@@ -198,7 +230,7 @@ class Session:
         plan, _, record = self._open_call()
         cache = self._cache(layer).mlp
         if "sparse_mlp_up" not in self.report.backends:
-            self.report.backends |= mlp.backend_names(hidden, weights, self._backend)
+            self.report.run_on(mlp.backend_choices(hidden, weights, self._backend))
         if record.action is not Action.SPARSE or cache.activation is None:
             return mlp.dense_step(cache, hidden, weights, config=config)
         keep_count = plan.mlp_keep_count()

@@ -58,7 +58,9 @@ def why_not_gluon_sm90(query: torch.Tensor, key: torch.Tensor, value: torch.Tens
         return reason
     if torch.version.hip is not None or compute_capability(query.device)[0] != 9:
         return "written for Hopper GPUs (compute capability 9.0)"
-    return None
+    from chipsparse.kernels import gluon_compat  # here, because Triton may be missing
+
+    return gluon_compat.why_not_compilable()
 
 
 def with_positive_scale(query: torch.Tensor, scale: float) -> tuple[torch.Tensor, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from chipsparse.kernels import ops
 from chipsparse.kernels.checks import check_dtype, check_floating
 from chipsparse.kernels.column_selection import reference
 from chipsparse.kernels.dispatch import Backend, Choice, choose, imported, runs_anywhere
@@ -51,9 +52,11 @@ def column_selection(
     stratum whose columns are all kept gives none. With ``keep_count=0`` only the random columns are
     kept (the control of a benchmark).
 
-    Equal sums go to the lower column, +inf is the largest sum, and a row with a NaN keeps every
-    column, since its sums say nothing. The Triton kernel is exact for fp16 and bf16 sums; of fp32
-    sums it compares the upper 16 bits, so that the count is exact, and nearly equal sums count as
+    The count is exact, +inf is the largest sum, and a row with a NaN keeps every column, since its
+    sums say nothing. The reference keeps the very highest sums, and the lower column of equal ones.
+    The Triton kernel does the same for rows of up to 4096 columns. In longer rows at most 1 of 50
+    kept columns may stand for one with a higher sum, and which of equal sums are kept is always the
+    same, but not by column. Of fp32 sums it compares the upper 16 bits: nearly equal sums count as
     equal ones.
 
     Args:
@@ -63,7 +66,7 @@ def column_selection(
             ``keep_count`` of them, all of them are kept and none by score.
         random_count: number of strata, at most M: that many further columns, or fewer where whole
             strata are kept.
-        seed: seed of the random columns, any integer.
+        seed: seed of the random columns, any integer; its lower 64 bits count.
         backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
@@ -73,6 +76,11 @@ def column_selection(
         ValueError: a negative count, shapes or dtypes that do not fit, or the forced backend
             cannot run.
     """
+    if torch.compiler.is_compiling():
+        seed = (seed + 2**63) % 2**64 - 2**63  # the bits that count, as an op takes them
+        return ops.column_selection(
+            column_sums, static_columns, keep_count, random_count, seed, backend
+        )
     op = "column_selection"
     check_floating(op, column_sums=column_sums)
     if column_sums.dim() != 4:

@@ -1,10 +1,12 @@
-"""Column selection in Triton: the exact top-k of each row from two passes over it.
+"""Column selection in Triton: two passes over each row, one of them from the cache.
 
-Sums become 16-bit keys in the same order (exact for fp16 and bf16, the upper half of fp32). A
-sample of the row brackets the key of rank ``keep_count``; the first pass builds the histogram of
-the keys inside the bracket and counts those above it, which gives the exact threshold; the second
-pass, by then from the cache, writes the bits. A rank outside of the bracket costs more first
-passes, and no exactness. Atomics only add and count integers, so their order does not show.
+Sums are told apart by 16-bit keys in the same order (exact for fp16 and bf16, the upper half of
+fp32). A sample of the row says where the key of rank ``keep_count`` must be; the first pass counts
+the sums at and above four keys around it, and again closer by where that was not near enough; the
+second pass writes the bits of all sums above the nearest of those keys, and of as many between it
+and the next one as are left to keep. Long rows stop at keys within 1/LOOSENESS of the count.
+
+Where the kernel's own PTX runs, two 16-bit sums are compared and counted by one instruction each.
 
 A second kernel draws the random columns from the bits, one stratum a lane.
 """
@@ -19,16 +21,18 @@ import triton.language as tl
 
 from chipsparse.kernels.column_selection.reference import position_state
 from chipsparse.kernels.mask_packing.triton_kernel import pack_mask, packed_counts
-from chipsparse.kernels.triton_support import HALF_PRECISION, multiprocessors
+from chipsparse.kernels.triton_support import HALF_PRECISION, compute_capability, multiprocessors
 
 # Few rows at a time, so that the second pass finds its row in the level 2 cache.
 PROGRAMS_PER_MULTIPROCESSOR = 2
 SELECT_WARPS = 16
-# So that as many programs fit; without spills where a thread loads the sums of a whole byte.
-OCCUPANCY = {} if torch.version.hip else {"maxnreg": 64}
+# So that as many programs fit, without spills.
+OCCUPANCY = {"maxnreg": 64}
 TILE_BYTES = 1024
-SAMPLE_BYTES = 1024
-BINS = 256
+SAMPLE_BYTES = 2048
+# At most this part of the kept columns is exchanged for ones that come next; 0 for exact rows.
+LOOSENESS = 50
+PACKED_COMPARES = True
 
 STRATA = 512
 DRAW_WARPS = 4
@@ -40,62 +44,173 @@ BYTE_COLUMNS = 8
 EXCLUDED = tl.constexpr(-0x80000000)
 
 
-@triton.jit
-def _load_keys(
-    sums_ptr, static_ptr, byte, row_bytes, columns, lowest, EVEN: tl.constexpr, STATIC: tl.constexpr
-):
-    """Keys of the columns of some bytes, int32 ``[bytes, 8]``; also their bits without the sign.
+def _count_ptx(dtype: str, keys: int, static: bool) -> str:
+    """Adds to packed counts, a pair of columns each, the sums at or above some keys.
 
-    The key proper is the upper half. Static columns have the key EXCLUDED; those past the row are
-    -inf, behind all others. If keys are only compared with ``lowest`` and above, and that is
-    positive, then the bits are good enough: those of negative numbers are negative integers.
+    Operands: the counts, the 8 sums of a byte as 4 pairs, the keys as pairs of numbers, the counts
+    before and the bits of the static columns, which turn into NaN and so are not counted.
     """
-    column = byte[:, None] * 8 + tl.arange(0, 8)[None, :]
-    # Rows of whole bytes: the mask is known to be the same for 8 columns, one wide load.
-    inside = (byte < row_bytes)[:, None] if EVEN else column < columns
-    sums = tl.load(sums_ptr + column, mask=inside, other=-float("inf"))
+    add = "add.rn.bf16x2" if dtype == "bf16x2" else "add.f16x2"
+    ptx = "{ .reg .b32 pair, one;"
+    ptx += "".join(f" mov.b32 ${i}, ${2 * keys + 4 + i};" for i in range(keys))
+    for j in range(4):
+        ptx += f" mov.b32 pair, ${keys + j};"
+        if static:
+            bits = (1 << (15 - 2 * j)) + (1 << (30 - 2 * j))  # to the signs of both halves
+            ptx += f" mul.lo.u32 one, ${3 * keys + 4}, {bits}; prmt.b32 one, one, 0, 0xBB99;"
+            ptx += " or.b32 pair, pair, one;"
+        for i in range(keys):
+            ptx += f" set.ge.{dtype}.{dtype} one, pair, ${keys + 4 + i}; {add} ${i}, ${i}, one;"
+    return ptx + " }"
+
+
+def _constraints(outputs: int, inputs: int) -> str:
+    return ",".join(["=&r"] * outputs + ["r"] * inputs)
+
+
+def _bits_ptx(dtype: str) -> str:
+    """Bits of the columns of a byte at or above two keys; largest numbers so far, or NaN.
+
+    A bit is a power of two that is added to 128 or 1024, so that it lands in the lowest bits.
+    """
+    powers = {"bf16x2": (0x3F80, 0x4080, 0x4180, 0x4280), "f16x2": (0x3C00, 0x4400, 0x4C00, 0x5400)}
+    first = 0x4300 if dtype == "bf16x2" else 0x6400
+    ptx = f"{{ .reg .b32 one, odd, power; mov.b32 $0, {first * 0x10001};"
+    ptx += f" mov.b32 $1, {first * 0x10001}; mov.b32 $2, $9;"
+    for j in range(4):
+        ptx += f" mov.b32 power, {powers[dtype][j] * 0x10001};"
+        for i in range(2):
+            ptx += f" set.ge.{dtype}.{dtype} one, ${3 + j}, ${7 + i};"
+            ptx += f" fma.rn.{dtype} ${i}, one, power, ${i};"
+        ptx += f" max.NaN.{dtype} $2, $2, ${3 + j};"
+    for i in range(2):
+        ptx += f" shr.u32 odd, ${i}, 15; and.b32 odd, odd, 0xFE;"
+        ptx += f" and.b32 ${i}, ${i}, 0x7F; or.b32 ${i}, ${i}, odd;"
+    return ptx + " }"
+
+
+_COUNT_BF16 = tl.constexpr(_count_ptx("bf16x2", 4, False))
+_COUNT_FP16 = tl.constexpr(_count_ptx("f16x2", 4, False))
+_COUNT_STATIC_BF16 = tl.constexpr(_count_ptx("bf16x2", 4, True))
+_COUNT_STATIC_FP16 = tl.constexpr(_count_ptx("f16x2", 4, True))
+_SAMPLE_BF16 = tl.constexpr(_count_ptx("bf16x2", 1, True))
+_SAMPLE_FP16 = tl.constexpr(_count_ptx("f16x2", 1, True))
+_BITS_BF16 = tl.constexpr(_bits_ptx("bf16x2"))
+_BITS_FP16 = tl.constexpr(_bits_ptx("f16x2"))
+_COUNT_REGISTERS = tl.constexpr(_constraints(4, 12))
+_COUNT_STATIC_REGISTERS = tl.constexpr(_constraints(4, 13))
+_SAMPLE_REGISTERS = tl.constexpr(_constraints(1, 7))
+_BITS_REGISTERS = tl.constexpr(_constraints(3, 7))
+# The lowest bits of a byte, at most so many, and how many may follow.
+_LOWEST_BITS = tl.constexpr(
+    """{
+    .reg .pred p;
+    .reg .b32 power;
+    mov.b32 $0, $2;
+    popc.b32 $1, $2;
+    sub.s32 $1, $3, $1;
+    setp.ge.s32 p, $1, 0;
+    @p bra DONE;
+    MORE:
+    bfind.u32 power, $0;
+    shl.b32 power, 1, power;
+    xor.b32 $0, $0, power;
+    add.s32 $1, $1, 1;
+    setp.lt.s32 p, $1, 0;
+    @p bra MORE;
+    DONE:
+    }"""
+)
+
+
+@triton.jit
+def _load_pairs(row_ptr, byte, row_bytes, other, EVICTION: tl.constexpr):
+    """The 8 sums of some bytes as 4 tensors of pairs of 16 bits."""
+    pairs_ptr = row_ptr.to(tl.pointer_type(tl.int32), bitcast=True)
+    pairs = tl.load(
+        pairs_ptr + (byte[:, None] * 4 + tl.arange(0, 4)[None, :]),
+        mask=(byte < row_bytes)[:, None],
+        other=other,
+        eviction_policy=EVICTION,
+    )
+    even, odd = tl.split(tl.reshape(pairs, [byte.shape[0], 2, 2]))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _number_pair(key):
+    """Two numbers with a key, as 32 bits."""
+    return tl.where(key < 0, 0x8000 - key, key) * 0x10001
+
+
+@triton.jit
+def _whole(count, Number: tl.constexpr):
+    """Sums of both halves of packed counts, int32."""
+    low = (count & 0xFFFF).to(tl.int16).to(Number, bitcast=True).to(tl.float32)
+    high = (count >> 16).to(tl.int16).to(Number, bitcast=True).to(tl.float32)
+    return (low + high).to(tl.int32)
+
+
+@triton.jit
+def _load_keys(sums_ptr, static_ptr, byte, row_bytes, columns, STATIC: tl.constexpr):
+    """Keys of the columns of some bytes in the upper halves of int32 ``[bytes, 8]``.
+
+    Static columns and those past the row have the key EXCLUDED. Also the bits without the sign.
+    """
+    bit = tl.arange(0, 8)[None, :]
+    column = byte[:, None] * 8 + bit
+    sums = tl.load(sums_ptr + column, mask=column < columns, other=0.0)
     if sums.dtype == tl.float32:
         key = sums.to(tl.int32, bitcast=True)
     else:
         key = sums.to(tl.int16, bitcast=True).to(tl.int32) << 16
+    sign = key >> 31
     magnitude = key & 0x7FFFFFFF
-    if lowest <= 0:
-        sign = key >> 31
-        key = (magnitude ^ sign) - sign  # -0 and 0 are both 0
+    key = (magnitude ^ sign) - sign  # -0 and 0 are both 0
     if STATIC:
         static = tl.load(static_ptr + byte, mask=byte < row_bytes, other=0).to(tl.int32)
-        is_static = (static[:, None] >> tl.arange(0, 8)[None, :]) & 1
-        key = tl.where(is_static != 0, EXCLUDED, key)
-    return key, magnitude
+        key = tl.where(((static[:, None] >> bit) & 1) != 0, EXCLUDED, key)
+    return tl.where(column < columns, key, EXCLUDED), magnitude
 
 
 @triton.jit
-def _bracket(key, low_rank, high_rank):
-    """Upper halves of the keys of two ranks in the sample, by bisection; ranks are below 2**15."""
-    low, high = -0x8000, -0x8000
-    step = 0x8000
-    while step > 0:
-        # Both counts in one sum.
-        above = tl.where(key >= (low + step) << 16, 1, 0)
-        above += tl.where(key >= (high + step) << 16, 0x10000, 0)
-        counts = tl.sum(tl.sum(above, axis=1), axis=0)
-        low += tl.where((counts & 0xFFFF) >= low_rank, step, 0)
-        high += tl.where((counts >> 16) >= high_rank, step, 0)
-        step = step >> 1
-    return low, high
+def _bytes_at_least(keys, key):
+    """How many keys of each byte are at or above one."""
+    # Every key is at or above one that its 16 bits cannot hold; the excluded ones are not.
+    return tl.sum(tl.where(keys >= key << 16, 1, 0), axis=1)
 
 
 @triton.jit
-def _count_keys(bins_ptr, key, first_key, last_key, shift):
-    inside = (key >= first_key) & (key <= last_key)
-    tl.atomic_add(bins_ptr + (key >> (16 + shift)), 1, mask=inside, sem="relaxed")
-
-
-@triton.jit
-def _popcount8(bits):
-    bits = bits - ((bits >> 1) & 0x55)
-    bits = (bits & 0x33) + ((bits >> 2) & 0x33)
-    return (bits + (bits >> 4)) & 0xF
+def _sample_count(x0, x1, x2, x3, static, key, PACKED: tl.constexpr, Number: tl.constexpr):
+    """How many sums of the sample are at or above a key."""
+    if PACKED:
+        number = tl.zeros_like(x0) + _number_pair(key)
+        # Counts from 128 or 1024 on are in the lowest bits: both halves are summed as they are.
+        first = tl.zeros_like(x0) + (0x43004300 if Number == tl.bfloat16 else 0x64006400)
+        if Number == tl.bfloat16:
+            count = tl.inline_asm_elementwise(
+                _SAMPLE_BF16,
+                _SAMPLE_REGISTERS,
+                [x0, x1, x2, x3, number, first, static],
+                dtype=tl.int32,
+                is_pure=True,
+                pack=1,
+            )
+        else:
+            count = tl.inline_asm_elementwise(
+                _SAMPLE_FP16,
+                _SAMPLE_REGISTERS,
+                [x0, x1, x2, x3, number, first, static],
+                dtype=tl.int32,
+                is_pure=True,
+                pack=1,
+            )
+        counts = tl.sum(count - first, axis=0)
+        return (counts & 0xFFFF) + (counts >> 16)
+    else:
+        return tl.sum(_bytes_at_least(x0, key), axis=0)
 
 
 # Sizes stay unspecialized: none of the arithmetic gains by it, and one compiled kernel serves all.
@@ -107,6 +222,7 @@ def _popcount8(bits):
         "columns",
         "row_bytes",
         "keep_count",
+        "loose",
         "static_stride_b",
         "static_stride_h",
         "static_stride_g",
@@ -117,29 +233,32 @@ def _select_kernel(
     static_ptr,
     static_counts_ptr,
     packed_ptr,
-    histograms_ptr,
     rows,
     heads,
     groups,
     columns,
     row_bytes,
     keep_count,
+    loose,
     static_stride_b,
     static_stride_h,
     static_stride_g,
-    NAN_LIMIT: tl.constexpr,
+    INFINITY: tl.constexpr,
     EVEN: tl.constexpr,
     STATIC: tl.constexpr,
+    PACKED: tl.constexpr,
     BYTES: tl.constexpr,
     SAMPLE: tl.constexpr,
-    BINS: tl.constexpr,
 ):
     """Packed bits of the static columns and the highest sums; each program takes several rows."""
-    bit = tl.arange(0, 8)[None, :]
-    bins = tl.arange(0, BINS)
-    histogram_ptr = histograms_ptr + tl.program_id(0) * BINS
-    for first_row in range(0, rows - tl.program_id(0), tl.num_programs(0)):
-        row = tl.program_id(0) + first_row
+    Number: tl.constexpr = sums_ptr.dtype.element_ty
+    NEAR: tl.constexpr = 128 if Number == tl.float16 else 16  # keys: about an eighth of a number
+    block = tl.arange(0, BYTES)
+    program_rows = tl.cdiv(rows, tl.num_programs(0))
+    first_row = tl.program_id(0) * program_rows
+    middle = 0
+    for next_row in range(0, tl.minimum(program_rows, rows - first_row)):
+        row = first_row + next_row
         if EVEN:
             row_ptr = sums_ptr + row.to(tl.int64) * row_bytes * 8
         else:
@@ -159,115 +278,248 @@ def _select_kernel(
             wanted -= static_count
             candidates -= static_count
 
-        # The threshold is in [low, high): at least `wanted` keys are >= low, `above` are >= high.
-        low = -0x8000
-        high = 0x8000
+        # At least `wanted` sums are at or above `low`, and fewer (`above`) at or above `high`; the
+        # same for each byte of the tiles. Both ends to begin with are no keys of numbers.
+        low = -INFINITY - 1
+        high = INFINITY + 1
+        at_low = columns + 0
         above = 0
-        start = low
-        stop = high
+        lows = tl.zeros([BYTES], tl.int32)
+        highs = tl.zeros([BYTES], tl.int32)
+        base = 0
+        step = 1
+        spare = 0
         if wanted >= candidates:
-            high = low + 1  # the threshold is below all keys
+            low = -INFINITY - 1
+            high = -INFINITY
         elif wanted <= 0:
-            low = high - 1
+            low = INFINITY
         else:
-            every = tl.maximum(row_bytes // SAMPLE, 1)
-            sampled = tl.minimum(row_bytes, SAMPLE) * 8
-            key, _ = _load_keys(
-                row_ptr,
-                static_row_ptr,
-                tl.arange(0, SAMPLE) * every,
-                row_bytes,
-                columns,
-                low,
-                EVEN,
-                STATIC,
-            )
-            rank = sampled.to(tl.float32) * wanted.to(tl.float32) / columns.to(tl.float32)
-            # Three standard deviations, of neighbouring sums that come in pairs.
-            margin = 3.0 * tl.sqrt(2.0 * rank) + 1.0
-            start, stop = _bracket(
-                key, (rank + margin).to(tl.int32), tl.maximum(rank - margin, 0.0).to(tl.int32)
-            )
-            stop += 1
-
-        while high - low > 1:
-            shift = tl.where(stop - start <= BINS, 0, 8)
-            start = (start >> shift) << shift  # whole bins, at multiples of their width
-            stop = ((stop + (1 << shift) - 1) >> shift) << shift
-            bins_ptr = histogram_ptr - (start >> shift)
-            tl.debug_barrier()
-            tl.store(histogram_ptr + bins, tl.zeros([BINS], tl.int32))
-            tl.debug_barrier()
-            first_key = start << 16
-            last_key = ((stop - 1) << 16) | 0xFFFF
-            overs = tl.zeros([BYTES], tl.int32)
-            for first in range(0, row_bytes, BYTES):
-                byte = first + tl.arange(0, BYTES)
-                key, _ = _load_keys(
-                    row_ptr, static_row_ptr, byte, row_bytes, columns, start, EVEN, STATIC
-                )
-                overs += tl.sum(tl.where(key > last_key, 1, 0), axis=1)
-                if EVEN:  # a thread has all columns of a byte: each of them in its turn, in place
-                    for j in tl.static_range(8):
-                        key_j = tl.sum(tl.where(bit == j, key, 0), axis=1)
-                        _count_keys(bins_ptr, key_j, first_key, last_key, shift)
-                else:
-                    _count_keys(bins_ptr, key, first_key, last_key, shift)
-            tl.debug_barrier()
-            over = tl.sum(overs, axis=0)
-            histogram = tl.load(histogram_ptr + bins, cache_modifier=".cg")
-            inside = tl.sum(histogram, axis=0)
-            if over >= wanted:
-                low = stop
-            elif over + inside < wanted:
-                high = start
-                above = over + inside
+            if loose > 0:
+                spare = wanted // loose
+            sample = tl.arange(0, SAMPLE) * tl.maximum(row_bytes // SAMPLE, 1)
+            static = tl.zeros([SAMPLE], tl.int32)
+            if PACKED:
+                x0, x1, x2, x3 = _load_pairs(row_ptr, sample, row_bytes, -1, "")
+                if STATIC:
+                    static = tl.load(static_row_ptr + sample, mask=sample < row_bytes, other=0).to(
+                        tl.int32
+                    )
             else:
-                below = tl.cumsum(histogram, axis=0) - histogram
-                reached = over + inside - below  # keys in this bin or a higher one
-                chosen = tl.sum(tl.where(reached >= wanted, 1, 0), axis=0) - 1
-                above = over + inside - tl.sum(tl.where(bins <= chosen, histogram, 0), axis=0)
-                low = start + (chosen << shift)
-                high = low + (1 << shift)
-            start = low
-            stop = high
-
-        # Keys above the threshold, and the first of those equal to it.
-        first_key = low << 16
-        last_key = first_key | 0xFFFF
-        equal_wanted = wanted - above
-        equal_found = 0
-        magnitudes = tl.zeros([BYTES], tl.int32)
-        for first in range(0, row_bytes, BYTES):
-            byte = first + tl.arange(0, BYTES)
-            key, magnitude = _load_keys(
-                row_ptr, static_row_ptr, byte, row_bytes, columns, low, EVEN, STATIC
+                x0, _ = _load_keys(row_ptr, static_row_ptr, sample, row_bytes, columns, STATIC)
+                x1, x2, x3 = x0, x0, x0
+            sampled = (tl.minimum(row_bytes, SAMPLE) * 8).to(tl.float32)
+            rank = (sampled * wanted.to(tl.float32) / columns.to(tl.float32)).to(tl.int32) + 1
+            # Near the key of the row before, or anywhere: the result is the same.
+            left = tl.maximum(middle - 4 * NEAR, -INFINITY)
+            right = tl.minimum(middle + 4 * NEAR, INFINITY)
+            left_count = _sample_count(x0, x1, x2, x3, static, left, PACKED, Number)
+            right_count = _sample_count(x0, x1, x2, x3, static, right, PACKED, Number)
+            if left_count < rank:
+                right = left
+                left = -INFINITY - 1
+            elif right_count >= rank:
+                left = right
+                right = INFINITY + 1
+            while right - left > 1:
+                key = (left + right) >> 1
+                count = _sample_count(x0, x1, x2, x3, static, key, PACKED, Number)
+                left = tl.where(count >= rank, key, left)
+                right = tl.where(count >= rank, right, key)
+            middle = tl.maximum(left, -INFINITY)
+            # The keys to count at are so far apart that 4 % of the wanted sums are between them.
+            left_count = _sample_count(
+                x0, x1, x2, x3, static, tl.maximum(middle - NEAR, -INFINITY), PACKED, Number
             )
-            magnitudes = tl.maximum(magnitudes, tl.max(magnitude, axis=1))
-            kept = tl.sum(tl.where(key > last_key, 1 << bit, 0), axis=1)
-            if equal_found < equal_wanted:
-                equal = tl.sum(tl.where(key >= first_key, 1 << bit, 0), axis=1) - kept
-                counts = _popcount8(equal)
-                count = tl.sum(counts, axis=0)
-                if equal_found + count > equal_wanted:
-                    rank = equal_found + tl.cumsum(counts, axis=0) - counts
-                    for j in tl.static_range(8):
-                        is_equal = (equal >> j) & 1
-                        kept += tl.where(rank < equal_wanted, is_equal << j, 0)
-                        rank += is_equal
-                else:
-                    kept += equal
-                equal_found += count
+            right_count = _sample_count(
+                x0, x1, x2, x3, static, tl.minimum(middle + NEAR, INFINITY), PACKED, Number
+            )
+            density = tl.maximum(left_count - right_count, 1).to(tl.float32) / (2 * NEAR)
+            step = tl.minimum(0.04 * rank.to(tl.float32) / density + 0.5, 8.0 * NEAR).to(tl.int32)
+            step = tl.maximum(step, 1)
+            base = middle - (3 * step - 1) // 2
+
+        while (high - low > 1) & (tl.minimum(wanted - above, at_low - wanted) > spare):
+            least = tl.maximum(low, -INFINITY)
+            key0 = tl.minimum(tl.maximum(base, least), high)
+            key1 = tl.minimum(tl.maximum(base + step, least), high)
+            key2 = tl.minimum(tl.maximum(base + 2 * step, least), high)
+            key3 = tl.minimum(tl.maximum(base + 3 * step, least), high)
+            c0 = tl.zeros([BYTES], tl.int32)
+            c1 = tl.zeros([BYTES], tl.int32)
+            c2 = tl.zeros([BYTES], tl.int32)
+            c3 = tl.zeros([BYTES], tl.int32)
+            if PACKED:
+                number0 = tl.zeros([BYTES], tl.int32) + _number_pair(key0)
+                number1 = tl.zeros([BYTES], tl.int32) + _number_pair(key1)
+                number2 = tl.zeros([BYTES], tl.int32) + _number_pair(key2)
+                number3 = tl.zeros([BYTES], tl.int32) + _number_pair(key3)
+                # 64 tiles: a bf16 counts to 256.
+                for part in range(0, row_bytes, BYTES * 64):
+                    p0 = tl.zeros([BYTES], tl.int32)
+                    p1 = tl.zeros([BYTES], tl.int32)
+                    p2 = tl.zeros([BYTES], tl.int32)
+                    p3 = tl.zeros([BYTES], tl.int32)
+                    for first in range(part, tl.minimum(part + BYTES * 64, row_bytes), BYTES):
+                        x0, x1, x2, x3 = _load_pairs(
+                            row_ptr, first + block, row_bytes, -1, "evict_last"
+                        )
+                        if STATIC:
+                            static = tl.load(
+                                static_row_ptr + first + block,
+                                mask=first + block < row_bytes,
+                                other=0,
+                            ).to(tl.int32)
+                            p0, p1, p2, p3 = tl.inline_asm_elementwise(
+                                _COUNT_STATIC_BF16 if Number == tl.bfloat16 else _COUNT_STATIC_FP16,
+                                _COUNT_STATIC_REGISTERS,
+                                [
+                                    x0,
+                                    x1,
+                                    x2,
+                                    x3,
+                                    number0,
+                                    number1,
+                                    number2,
+                                    number3,
+                                    p0,
+                                    p1,
+                                    p2,
+                                    p3,
+                                    static,
+                                ],
+                                dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+                                is_pure=True,
+                                pack=1,
+                            )
+                        else:
+                            p0, p1, p2, p3 = tl.inline_asm_elementwise(
+                                _COUNT_BF16 if Number == tl.bfloat16 else _COUNT_FP16,
+                                _COUNT_REGISTERS,
+                                [
+                                    x0,
+                                    x1,
+                                    x2,
+                                    x3,
+                                    number0,
+                                    number1,
+                                    number2,
+                                    number3,
+                                    p0,
+                                    p1,
+                                    p2,
+                                    p3,
+                                ],
+                                dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+                                is_pure=True,
+                                pack=1,
+                            )
+                    c0 += _whole(p0, Number)
+                    c1 += _whole(p1, Number)
+                    c2 += _whole(p2, Number)
+                    c3 += _whole(p3, Number)
+            else:
+                for first in range(0, row_bytes, BYTES):
+                    keys, _ = _load_keys(
+                        row_ptr, static_row_ptr, first + block, row_bytes, columns, STATIC
+                    )
+                    c0 += _bytes_at_least(keys, key0)
+                    c1 += _bytes_at_least(keys, key1)
+                    c2 += _bytes_at_least(keys, key2)
+                    c3 += _bytes_at_least(keys, key3)
+            count0 = tl.sum(c0, axis=0)
+            count1 = tl.sum(c1, axis=0)
+            count2 = tl.sum(c2, axis=0)
+            count3 = tl.sum(c3, axis=0)
+            no_low = low < -INFINITY
+            no_high = high > INFINITY
+            if count3 >= wanted:
+                low = key3
+                at_low = count3
+                lows = c3
+                step = step * 2
+                base = low + step
+                if no_high == 0:
+                    step = (high - low + 4) // 5
+                    base = low + step
+            elif count0 < wanted:
+                high = key0
+                above = count0
+                highs = c0
+                step = step * 2
+                base = high - 4 * step
+                if no_low == 0:
+                    step = (high - low + 4) // 5
+                    base = low + step
+            else:
+                low = tl.where(count2 >= wanted, key2, tl.where(count1 >= wanted, key1, key0))
+                at_low = tl.where(
+                    count2 >= wanted, count2, tl.where(count1 >= wanted, count1, count0)
+                )
+                lows = tl.where(count2 >= wanted, c2, tl.where(count1 >= wanted, c1, c0))
+                high = tl.where(count1 < wanted, key1, tl.where(count2 < wanted, key2, key3))
+                above = tl.where(count1 < wanted, count1, tl.where(count2 < wanted, count2, count3))
+                highs = tl.where(count1 < wanted, c1, tl.where(count2 < wanted, c2, c3))
+                step = (high - low + 4) // 5
+                base = low + step
+
+        # How many sums between the two keys each byte of the tiles keeps.
+        between = lows - highs
+        left_over = wanted - above - (tl.cumsum(between, axis=0) - between)
+        left_over = tl.minimum(tl.maximum(left_over, 0), between)
+        low = tl.maximum(low, -INFINITY)
+        largest = tl.zeros([BYTES], tl.int32)
+        if PACKED:
+            number0 = tl.zeros([BYTES], tl.int32) + _number_pair(high)
+            number1 = tl.zeros([BYTES], tl.int32) + _number_pair(low)
+        for first in range(0, row_bytes, BYTES):
+            byte = first + block
+            static = tl.zeros([BYTES], tl.int32)
             if STATIC:
-                kept |= tl.load(static_row_ptr + byte, mask=byte < row_bytes, other=0).to(tl.int32)
-            if not EVEN:
-                kept = tl.where(byte == columns // 8, kept & ((1 << columns % 8) - 1), kept)
+                static = tl.load(static_row_ptr + byte, mask=byte < row_bytes, other=0)
+                static = static.to(tl.int32)
+            if PACKED:
+                x0, x1, x2, x3 = _load_pairs(row_ptr, byte, row_bytes, 0, "evict_first")
+                kept, maybe, largest = tl.inline_asm_elementwise(
+                    _BITS_BF16 if Number == tl.bfloat16 else _BITS_FP16,
+                    _BITS_REGISTERS,
+                    [x0, x1, x2, x3, number0, number1, largest],
+                    dtype=(tl.int32, tl.int32, tl.int32),
+                    is_pure=True,
+                    pack=1,
+                )
+                maybe = tl.where(left_over > 0, maybe & ~(kept | static), 0)
+                maybe, left_over = tl.inline_asm_elementwise(
+                    _LOWEST_BITS,
+                    "=&r,=&r,r,r",
+                    [maybe, left_over],
+                    dtype=(tl.int32, tl.int32),
+                    is_pure=True,
+                    pack=1,
+                )
+                kept |= maybe
+            else:
+                bit = tl.arange(0, 8)[None, :]
+                keys, magnitude = _load_keys(
+                    row_ptr, static_row_ptr, byte, row_bytes, columns, STATIC
+                )
+                kept = tl.sum(tl.where(keys >= high << 16, 1 << bit, 0), axis=1)
+                maybe = tl.sum(tl.where(keys >= low << 16, 1 << bit, 0), axis=1) & ~kept
+                for j in tl.static_range(8):
+                    taken = tl.where(left_over > 0, (maybe >> j) & 1, 0)
+                    kept |= taken << j
+                    left_over -= taken
+                largest |= tl.max((magnitude > INFINITY << 16).to(tl.int32), axis=1)
+            kept |= static
             tl.store(bits_ptr + byte, kept.to(tl.uint8), mask=byte < row_bytes)
 
-        if tl.max(magnitudes, axis=0) > NAN_LIMIT:  # NaN: the sums of this row say nothing
+        if PACKED:
+            is_nan = (largest & 0x7FFF) > INFINITY
+            largest = (is_nan | (((largest >> 16) & 0x7FFF) > INFINITY)).to(tl.int32)
+        if tl.max(largest, axis=0) > 0:  # NaN: the sums of this row say nothing
             tl.debug_barrier()
             for first in range(0, row_bytes, BYTES):
-                byte = first + tl.arange(0, BYTES)
+                byte = first + block
                 kept = tl.full([BYTES], 0xFF, tl.int32)
                 if not EVEN:
                     kept = tl.where(byte == columns // 8, (1 << columns % 8) - 1, kept)
@@ -369,6 +621,7 @@ def column_selection(
     seed: int,
 ) -> torch.Tensor:
     """See `chipsparse.kernels.column_selection.column_selection`; fp32 sums count by 16 bits."""
+    infinity = 0x7C00 if column_sums.dtype == torch.float16 else 0x7F80
     batch, heads, groups, columns = column_sums.shape
     rows, row_bytes, device = batch * heads * groups, -(-columns // 8), column_sums.device
     packed = torch.empty(batch, heads, groups, row_bytes, dtype=torch.uint8, device=device)
@@ -379,30 +632,38 @@ def column_selection(
     else:
         static, static_counts, static_strides = _packed_static(static_columns)
     programs = min(rows, multiprocessors(device) * PROGRAMS_PER_MULTIPROCESSOR)
-    histograms = torch.empty(programs, BINS, dtype=torch.int32, device=device)
     whole_bytes = columns % 8 == 0
+    tile_bytes = TILE_BYTES if whole_bytes else TILE_BYTES // 2
+    packed_compares = (
+        PACKED_COMPARES
+        and whole_bytes
+        and column_sums.dtype in HALF_PRECISION
+        and column_sums.is_cuda
+        and torch.version.hip is None
+        and compute_capability(device) >= (9, 0)
+    )
     with torch.cuda.device_of(column_sums):
         _select_kernel[(programs,)](
             column_sums.contiguous(),
             static,
             static_counts,
             packed,
-            histograms,
             rows,
             heads,
             groups,
             columns,
             row_bytes,
             min(keep_count, columns),
+            LOOSENESS if row_bytes > tile_bytes else 0,  # rows of one tile are exact
             *static_strides,
-            NAN_LIMIT=_infinity_bits(column_sums.dtype),
+            INFINITY=infinity,
             EVEN=whole_bytes,
             STATIC=static_columns is not None,
-            BYTES=TILE_BYTES if whole_bytes else TILE_BYTES // 2,
+            PACKED=packed_compares,
+            BYTES=tile_bytes,
             SAMPLE=SAMPLE_BYTES,
-            BINS=BINS,
             num_warps=SELECT_WARPS,
-            **(OCCUPANCY if whole_bytes and column_sums.dtype in HALF_PRECISION else {}),
+            **(OCCUPANCY if packed_compares else {}),
         )
         strata = min(random_count, columns)
         if strata > 0:
@@ -437,8 +698,3 @@ def _packed_static(static: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tu
         1 if groups > 1 else 0,
     )
     return packed, packed_counts(packed, static.shape[-1]), strides
-
-
-def _infinity_bits(dtype: torch.dtype) -> int:
-    """The bits of +inf, the largest number that is not NaN, at the top of 32 bits."""
-    return 0x7C000000 if dtype == torch.float16 else 0x7F800000

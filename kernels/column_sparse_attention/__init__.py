@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Literal
 
 import torch
 
+from chipsparse.kernels import ops
 from chipsparse.kernels.checks import (
     DEFAULT_TRANSIENT_BYTES,
     check_attention_inputs,
@@ -80,6 +82,7 @@ def column_sparse_attention(
     lse_dense: torch.Tensor | None = None,
     kept_mass: torch.Tensor | None = None,
     max_transient_bytes: int = DEFAULT_TRANSIENT_BYTES,
+    check_indices: bool = False,
     backend: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Softmax attention over the kept columns, with tile packing, and the delta rule after it.
@@ -114,6 +117,8 @@ def column_sparse_attention(
         kept_mass: w, ``[B, H, N]`` float32, for ``merge``.
         max_transient_bytes: bound of the fp32 keys, values, scores and weights that ``reference``
             holds at a time; one group of one head is the least. The kernels hold none.
+        check_indices: for debugging, checks the values of indices and counts on the device before
+            the launch, which makes the host wait for it.
         backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
@@ -122,9 +127,27 @@ def column_sparse_attention(
 
     Raises:
         ValueError: shapes, dtypes or devices do not fit, the rule is unknown or lacks a tensor, or
-            the forced backend cannot run. The values of indices and counts are not checked: that
-            would make the host wait for the device.
+            the forced backend cannot run; with ``check_indices`` also where a count is not within
+            [0, K], an entry that counts not within [0, M), or a list repeats a column. Without it
+            no values are looked at: that would make the host wait for the device.
     """
+    if torch.compiler.is_compiling():
+        return ops.column_sparse_attention(
+            query,
+            key,
+            value,
+            indices,
+            counts,
+            group_rows,
+            scale,
+            delta_rule,
+            residual,
+            lse_dense,
+            kept_mass,
+            max_transient_bytes,
+            check_indices,
+            backend,
+        )
     op = "column_sparse_attention"
     check_attention_inputs(op, query, key, value)
     check_group_rows(op, group_rows)
@@ -148,7 +171,10 @@ def column_sparse_attention(
             )
         check_floating(op, **{name: tensor})
         check_shape(op, name, tensor, tuple(query.shape[: 4 if name == "residual" else 3]))
-    return select(query, key, value, group_rows=group_rows, force=backend).backend.launch(
+    choice = select(query, key, value, group_rows=group_rows, force=backend)
+    if check_indices:
+        _check_lists(op, indices, counts, key.shape[2])
+    return choice.backend.launch(
         query,
         key,
         value,
@@ -162,3 +188,41 @@ def column_sparse_attention(
         kept_mass=kept_mass,
         max_transient_bytes=max_transient_bytes,
     )
+
+
+def _check_lists(op: str, indices: torch.Tensor, counts: torch.Tensor, columns: int) -> None:
+    """Raises ``ValueError`` for the first list that names no set of columns, one head at a time."""
+    batch, heads, _, capacity = indices.shape
+    place = torch.arange(capacity, device=indices.device)
+    for b, h in product(range(batch), range(heads)):
+        lists, list_counts = indices[b, h], counts[b, h]
+        where = _first(((list_counts < 0) | (list_counts > capacity)).unsqueeze(-1))
+        if where is not None:
+            group, _ = where
+            raise ValueError(
+                f"{op}: counts[{b}, {h}, {group}] is {int(list_counts[group])}, "
+                f"not within [0, {capacity}]"
+            )
+        counting = place < list_counts.unsqueeze(-1)
+        where = _first(counting & ((lists < 0) | (lists >= columns)))
+        if where is not None:
+            group, entry = where
+            raise ValueError(
+                f"{op}: indices[{b}, {h}, {group}, {entry}] is {int(lists[group, entry])}, "
+                f"not within [0, {columns})"
+            )
+        in_order = lists.masked_fill(~counting, -1).sort(-1).values
+        repeats = (in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] >= 0)
+        where = _first(repeats)
+        if where is not None:
+            group, entry = where
+            raise ValueError(
+                f"{op}: the list indices[{b}, {h}, {group}] repeats column "
+                f"{int(in_order[group, entry])}"
+            )
+
+
+def _first(mask: torch.Tensor) -> tuple[int, int] | None:
+    """The first place of a true entry of ``[rows, columns]``, or None; the host waits for it."""
+    places = mask.nonzero()
+    return tuple(places[0].tolist()) if len(places) else None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from chipsparse.kernels import ops
 from chipsparse.kernels.checks import check_attention_inputs
 from chipsparse.kernels.dense_attention import library, reference
+from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.kernels.dispatch import Backend, Choice, choose, runs_anywhere
 
 BACKENDS = (
@@ -27,6 +29,7 @@ def dense_attention(
     value: torch.Tensor,
     *,
     scale: float | None = None,
+    kernels: FastestKernel | None = None,
     backend: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Softmax attention of every query row over every key, without mask or dropout.
@@ -40,6 +43,9 @@ def dense_attention(
         key: ``[B, H, M, D]``, dtype and device of query.
         value: ``[B, H, M, D]``, likewise.
         scale: factor of the scores; None for ``D ** -0.5``.
+        kernels: measures which library kernel is fastest for tensors of this kind, once, with the
+            host waiting, and remembers it; None takes the first that can run, as does compiled
+            code.
         backend: forces ``library`` (cuDNN, flash or memory-efficient attention; flash on a CPU) or
             ``reference``; None takes the first that can run.
 
@@ -50,6 +56,9 @@ def dense_attention(
     Raises:
         ValueError: shapes, dtypes or devices do not fit, or the forced backend cannot run.
     """
+    if torch.compiler.is_compiling():
+        return ops.dense_attention(query, key, value, scale, backend)
     check_attention_inputs("dense_attention", query, key, value)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return select(query, key, value, force=backend).backend.launch(query, key, value, scale=scale)
+    choice = select(query, key, value, force=backend)
+    return choice.backend.launch(query, key, value, scale=scale, kernels=kernels)

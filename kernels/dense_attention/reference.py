@@ -14,9 +14,17 @@ from chipsparse.kernels.softmax import softmax_with_lse
 
 
 def dense_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scale: float,
+    kernels: object = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `chipsparse.kernels.dense_attention.dense_attention`; all arguments are checked."""
+    """See `chipsparse.kernels.dense_attention.dense_attention`; all arguments are checked.
+
+    There is one reference, so ``kernels`` has nothing to choose from.
+    """
     batch, heads, rows, _ = query.shape
     dtype = compute_dtype(query)
     output = torch.empty_like(query)

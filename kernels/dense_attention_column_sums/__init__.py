@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from chipsparse.kernels import ops
 from chipsparse.kernels.checks import (
     DEFAULT_TRANSIENT_BYTES,
     check_attention_inputs,
@@ -108,6 +109,10 @@ def dense_attention_column_sums(
     Raises:
         ValueError: shapes, dtypes or devices do not fit, or the forced backend cannot run.
     """
+    if torch.compiler.is_compiling():
+        return ops.dense_attention_column_sums(
+            query, key, value, lse_previous, group_rows, scale, max_transient_bytes, backend
+        )
     op = "dense_attention_column_sums"
     check_attention_inputs(op, query, key, value)
     check_group_rows(op, group_rows)

@@ -21,6 +21,7 @@ import triton.language as tl
 
 from chipsparse.kernels.checks import group_count, ranges
 from chipsparse.kernels.dense_attention_column_sums.reference import LARGEST_EXPONENT
+from chipsparse.kernels.triton_support import compute_capability
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 LN_2 = tl.constexpr(math.log(2.0))
@@ -121,6 +122,8 @@ def default_config(query: torch.Tensor) -> str:
     """The entry of `CONFIGS` for this device and head size."""
     if torch.version.hip is not None:
         return "m64n64w4s2"  # within 64 KiB of shared memory
+    if query.device.type == "cuda" and compute_capability(query.device)[0] == 9:
+        return "m128n32w4s3"
     return "m128n64w8s3"  # within 99 KiB without Hopper's query tile
 
 

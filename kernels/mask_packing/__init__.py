@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from chipsparse.kernels import ops
 from chipsparse.kernels.checks import check_dtype
 from chipsparse.kernels.dispatch import Backend, Choice, choose, imported, runs_anywhere
 from chipsparse.kernels.mask_packing import reference
@@ -49,6 +50,8 @@ def pack_mask(mask: torch.Tensor, *, backend: str | None = None) -> torch.Tensor
     Raises:
         ValueError: the mask is not bool or has no dimension, or the forced backend cannot run.
     """
+    if torch.compiler.is_compiling():
+        return ops.pack_mask(mask, backend)
     check_dtype("pack_mask", "mask", mask, torch.bool)
     _check_dimensions("pack_mask", "mask", mask)
     return choose("pack_mask", PACK_BACKENDS, mask, force=backend).backend.launch(mask)
@@ -69,6 +72,8 @@ def unpack_mask(packed: torch.Tensor, columns: int, *, backend: str | None = Non
         ValueError: the tensor is not packed bits of that many columns, or the forced backend
             cannot run.
     """
+    if torch.compiler.is_compiling():
+        return ops.unpack_mask(packed, columns, backend)
     _check_packed("unpack_mask", packed, columns)
     choice = choose("unpack_mask", UNPACK_BACKENDS, packed, force=backend)
     return choice.backend.launch(packed, columns)
@@ -89,9 +94,9 @@ def packed_to_indices(
     Args:
         packed: uint8 ``[..., ceil(columns / 8)]``.
         columns: M; bits past it are ignored.
-        capacity: K, length of the lists; None for the largest count. On a GPU the caller
-            guarantees that no row keeps more: further columns are cut off, and the counts with
-            them.
+        capacity: K, length of the lists; None for the largest count, but not in compiled code. On
+            a GPU the caller guarantees that no row keeps more: further columns are cut off, and the
+            counts with them.
         backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
@@ -99,10 +104,14 @@ def packed_to_indices(
         a valid address.
 
     Raises:
-        ValueError: the tensor is not packed bits of that many columns, the capacity is negative,
-            the reference on a CPU finds more columns than ``capacity``, or the forced backend
-            cannot run.
+        ValueError: the tensor is not packed bits of that many columns, the capacity is negative
+            (or None in compiled code), the reference on a CPU finds more columns than ``capacity``,
+            or the forced backend cannot run.
     """
+    if torch.compiler.is_compiling():
+        if capacity is None:
+            raise ValueError("packed_to_indices: compiled code must give a capacity, got None")
+        return ops.packed_to_indices(packed, columns, capacity, backend)
     _check_packed("packed_to_indices", packed, columns)
     if capacity is not None and capacity < 0:
         raise ValueError(f"packed_to_indices: capacity must not be negative, got {capacity}")

@@ -17,9 +17,8 @@ PACK_BYTES = 512
 PACK_WARPS = 4
 COUNT_WORDS = 512
 COUNT_WARPS = 4
-# One warp a row: its sums and prefix sums are shuffles, and rows need no barrier.
-LIST_WORDS = 128
-LIST_WARPS = 1
+# Through shared memory where the kernel's own PTX runs: on CUDA devices.
+LIST_STAGED = True
 
 
 @triton.jit
@@ -92,34 +91,139 @@ def _count_kernel(packed_ptr, counts_ptr, row_bytes, columns, WORDS: tl.constexp
     tl.store(counts_ptr + row, tl.sum(counts, axis=0))
 
 
-# Unspecialized row_bytes: no alignment is known, so a thread holds every 32nd word instead of
-# neighbouring ones, and the stores of a warp fall together.
+# A warp writes the entries of 128 words to shared memory (as 16 bits, counted from the first column
+# of the tile) and stores them from there, 32 neighbours at a time: straight from the words, each
+# store would reach 10 sectors. Triton has no scatter into shared memory. A lane takes the bits of
+# its four words from the highest down. Operands: the end of the lane's entries, how many entries of
+# the tile fit, where the lane stores its first one, the first column of the tile, the words.
+_STORE_ENTRIES = tl.constexpr(
+    """{
+    .shared .align 4 .b16 entries[4096];
+    .reg .pred p;
+    .reg .b32 bits, at, end, bit, power, word, lane;
+    .reg .b16 entry;
+    .reg .b64 out;
+    mov.u32 lane, %laneid;
+    mov.b32 at, entries;
+    shl.b32 end, $1, 1;
+    add.u32 at, at, end;
+    """
+    + "".join(
+        f"""
+    shl.b32 word, lane, 7;
+    add.u32 word, word, {32 * k};
+    mov.b32 bits, ${5 + k};
+    setp.eq.u32 p, bits, 0;
+    @p bra SCATTERED{k};
+    SCATTER{k}:
+    bfind.u32 bit, bits;
+    shl.b32 power, 1, bit;
+    xor.b32 bits, bits, power;
+    add.u32 bit, bit, word;
+    sub.u32 at, at, 2;
+    cvt.u16.u32 entry, bit;
+    st.shared.b16 [at], entry;
+    setp.ne.u32 p, bits, 0;
+    @p bra SCATTER{k};
+    SCATTERED{k}:
+    """
+        for k in (3, 2, 1, 0)
+    )
+    + """
+    bar.warp.sync 0xffffffff;
+    shl.b32 bit, lane, 1;
+    mov.b32 at, entries;
+    add.u32 at, at, bit;
+    mov.b32 end, $2;
+    mov.b64 out, $3;
+    setp.ge.s32 p, lane, end;
+    @p bra COPIED;
+    COPY:
+    ld.shared.b16 entry, [at];
+    cvt.u32.u16 bit, entry;
+    add.u32 bit, bit, $4;
+    st.global.b32 [out], bit;
+    add.u32 at, at, 64;
+    add.u64 out, out, 128;
+    add.s32 lane, lane, 32;
+    setp.lt.s32 p, lane, end;
+    @p bra COPY;
+    COPIED:
+    bar.warp.sync 0xffffffff;
+    mov.b32 $0, 0;
+    }"""
+)
+
+
+@triton.jit
+def _store_scattered(list_ptr, bits, column, place, capacity):
+    """Stores the columns of the set bits of some words, from ``place`` on, and moves it past."""
+    for _ in range(tl.max(_popcount(bits), axis=0)):
+        others = bits & (bits - 1)
+        lowest = (bits ^ others).to(tl.float32).to(tl.int32, bitcast=True)
+        index = column + (lowest >> 23) - 127  # the exponent of a power of two
+        tl.store(list_ptr + place, index, mask=(bits != 0) & (place < capacity))
+        place += tl.where(bits != 0, 1, 0)
+        bits = others
+    return place
+
+
 @triton.jit(do_not_specialize=["row_bytes", "capacity"])
 def _list_kernel(
-    packed_ptr, indices_ptr, counts_ptr, row_bytes, columns, capacity, WORDS: tl.constexpr
+    packed_ptr, indices_ptr, counts_ptr, row_bytes, columns, capacity, STAGED: tl.constexpr
 ):
     row = tl.program_id(0)
     list_ptr = indices_ptr + row.to(tl.int64) * capacity
+    lane = tl.arange(0, 32)
     found = 0
-    for first in range(0, row_bytes + 3, WORDS * 4):
-        word = first // 4 + tl.arange(0, WORDS)
-        bits, column = _load_words(packed_ptr, row, row_bytes, columns, word)
-        count = _popcount(bits)
+    word = lane * 4
+    next0, column = _load_words(packed_ptr, row, row_bytes, columns, word)
+    next1, _ = _load_words(packed_ptr, row, row_bytes, columns, word + 1)
+    next2, _ = _load_words(packed_ptr, row, row_bytes, columns, word + 2)
+    next3, _ = _load_words(packed_ptr, row, row_bytes, columns, word + 3)
+    first_column = tl.min(column, axis=0)
+    for first in range(0, row_bytes + 3, 512):
+        bits0, bits1, bits2, bits3 = next0, next1, next2, next3
+        # One tile ahead, so that a warp does not wait for what it has just asked for.
+        word = first // 4 + 128 + lane * 4
+        next0, _ = _load_words(packed_ptr, row, row_bytes, columns, word)
+        next1, _ = _load_words(packed_ptr, row, row_bytes, columns, word + 1)
+        next2, _ = _load_words(packed_ptr, row, row_bytes, columns, word + 2)
+        next3, _ = _load_words(packed_ptr, row, row_bytes, columns, word + 3)
+        count = _popcount(bits0) + _popcount(bits1) + _popcount(bits2) + _popcount(bits3)
         upto = tl.cumsum(count, axis=0)
-        place = found + upto - count
-        for _ in range(tl.max(count, axis=0)):
-            others = bits & (bits - 1)
-            lowest = (bits ^ others).to(tl.float32).to(tl.int32, bitcast=True)
-            index = column + (lowest >> 23) - 127  # the exponent of a power of two
-            tl.store(list_ptr + place, index, mask=(bits != 0) & (place < capacity))
-            bits = others
-            place += 1
-        found += tl.sum(count, axis=0)
+        total = tl.sum(count, axis=0)
+        tile_column = first_column + first * 8
+        if STAGED:
+            tl.inline_asm_elementwise(
+                _STORE_ENTRIES,
+                "=r,r,r,l,r,r,r,r,r,~{memory}",
+                [
+                    upto,
+                    tl.minimum(total, capacity - found),
+                    (list_ptr + found + lane).to(tl.int64),
+                    tile_column,
+                    bits0,
+                    bits1,
+                    bits2,
+                    bits3,
+                ],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+        else:
+            column = tile_column + lane * 128
+            place = found + upto - count
+            place = _store_scattered(list_ptr, bits0, column, place, capacity)
+            place = _store_scattered(list_ptr, bits1, column + 32, place, capacity)
+            place = _store_scattered(list_ptr, bits2, column + 64, place, capacity)
+            _store_scattered(list_ptr, bits3, column + 96, place, capacity)
+        found += total
     found = tl.minimum(found, capacity)
     tl.store(counts_ptr + row, found)
-    for first in range(found, capacity, WORDS):
-        place = first + tl.arange(0, WORDS)
-        tl.store(list_ptr + place, tl.zeros([WORDS], tl.int32), mask=place < capacity)
+    for first in range(found, capacity, 32):
+        tl.store(list_ptr + first + lane, tl.zeros([32], tl.int32), mask=first + lane < capacity)
 
 
 def pack_mask(mask: torch.Tensor) -> torch.Tensor:
@@ -193,8 +297,8 @@ def packed_to_indices(
                 row_bytes,
                 columns,
                 capacity,
-                WORDS=LIST_WORDS,
-                num_warps=LIST_WARPS,
+                STAGED=LIST_STAGED and packed.is_cuda and torch.version.hip is None,
+                num_warps=1,  # sums and prefix sums are shuffles, and rows need no barrier
             )
     return indices, counts
 

@@ -3,12 +3,15 @@
 import pytest
 import torch
 
+from chipsparse import attention
 from chipsparse.attention import (
     AttentionBudget,
+    backend_choices,
     dense_step,
     refresh_step,
     sparse_step,
     static_columns,
+    static_count,
 )
 from chipsparse.cache import AttentionCache
 from chipsparse.config import AttentionConfig
@@ -186,3 +189,115 @@ def test_static_columns_are_always_kept():
     mask = unpack_mask(cache.columns, TOKENS)
     assert mask[:, :, static].all()
     assert (mask.sum(-1) == KEEP).all()
+
+
+@pytest.mark.parametrize("rule", ["merge", "difference", "kept_only"])
+def test_sparse_steps_know_the_length_of_the_lists(rule, monkeypatch):
+    cache, config, _ = refreshed(rule)
+    assert cache.capacity == int(unpack_mask(cache.columns, TOKENS).sum(-1).max()) == KEEP + RANDOM
+    asked = watch(monkeypatch, "packed_to_indices", lambda _, kwargs: kwargs["capacity"])
+    sparse_step(cache, *inputs(), config=config, scale=None, backend=None)
+    refresh = {"config": config, "budget": BUDGET, "scale": None, "backend": None}
+    refresh_step(cache, *inputs(), reselect=False, **refresh)
+    refresh_step(cache, *inputs(), reselect=True, **refresh)
+    # Only a new choice of columns makes the host wait.
+    assert asked == [KEEP + RANDOM, KEEP + RANDOM, None]
+
+
+def test_keeping_the_columns_needs_no_column_sums(monkeypatch):
+    cache, config, _ = refreshed("merge")
+    monkeypatch.delattr(attention, "dense_attention_column_sums")
+    output = refresh_step(
+        cache,
+        *inputs(4),
+        config=config,
+        budget=BUDGET,
+        reselect=False,
+        scale=None,
+        backend=None,
+    )
+    torch.testing.assert_close(output.double(), softmax_parts(*inputs(4))[0], atol=1e-5, rtol=1e-5)
+
+
+HEAD_BYTES = 2 * 5 * TOKENS * 4  # batch, groups, columns, fp32
+
+
+@pytest.mark.parametrize("limit", [1, HEAD_BYTES, 2 * HEAD_BYTES, 3 * HEAD_BYTES])
+def test_column_sums_of_a_few_heads_at_a_time(limit, monkeypatch):
+    budget = AttentionBudget(KEEP, 0, torch.eye(5, TOKENS, dtype=torch.bool), seed=5)
+    expected, _, output = refreshed("merge", budget=budget)
+    held = watch(
+        monkeypatch, "column_selection", lambda args, _: args[0].numel() * args[0].itemsize
+    )
+    found, _, found_output = refreshed("merge", budget=budget, column_sums_bytes=limit)
+    assert sum(held) == 3 * HEAD_BYTES
+    assert max(held) <= max(limit, HEAD_BYTES)  # one head is the least
+    assert torch.equal(found_output, output)
+    assert found_output.stride() == output.stride()
+    for name in ("lse", "columns", "residual", "lse_dense", "kept_mass", "capacity"):
+        one, other = getattr(found, name), getattr(expected, name)
+        assert torch.equal(torch.as_tensor(one), torch.as_tensor(other)), name
+
+
+def test_random_columns_of_heads_in_chunks():
+    """As the config says: they depend on the chunks, no two heads share them, all are counted."""
+    masks = [
+        unpack_mask(refreshed("merge", column_sums_bytes=limit)[0].columns, TOKENS)
+        for limit in (2 << 30, 1, 1)
+    ]
+    assert (masks[1].sum(-1) == KEEP + RANDOM).all()
+    assert torch.equal(masks[1], masks[2])
+    assert torch.equal(masks[0][:, 0], masks[1][:, 0])
+    assert not torch.equal(masks[0], masks[1])
+    budget = AttentionBudget(0, RANDOM, None, seed=5)
+    alone = unpack_mask(refreshed("merge", column_sums_bytes=1, budget=budget)[0].columns, TOKENS)
+    assert len({tuple(row) for row in alone[0].flatten(1).int().tolist()}) == 3
+
+
+@pytest.mark.parametrize("selection", ["column_sums", "random"])
+@pytest.mark.parametrize("keep", [4, 20])
+@pytest.mark.parametrize("local_groups", [None, 0, 1])
+def test_lists_exceed_their_budget_only_for_nan(selection, keep, local_groups):
+    config = AttentionConfig(
+        group_rows=ROWS, local_groups=local_groups, selection=selection, delta_rule="kept_only"
+    )
+    text = 0 if local_groups is None else 2
+    static = static_columns(TOKENS, config, text_tokens=text, device=CPU)
+    count = static_count(TOKENS, config, text_tokens=text)
+    assert count >= (0 if static is None else static.sum(-1).max())
+    budget = AttentionBudget(keep, RANDOM, static, seed=1, static_count=count)
+    cache = AttentionCache()
+    dense_step(cache, *inputs(), scale=None, backend=None)
+    step = {"config": config, "budget": budget, "reselect": True, "scale": None, "backend": None}
+    refresh_step(cache, *inputs(), **step)
+    assert cache.capacity <= budget.most_columns(config) < TOKENS
+    cache.lse[0, 1, 20] = torch.nan
+    refresh_step(cache, *inputs(), **step)
+    assert cache.capacity == TOKENS > budget.most_columns(config)
+
+
+def test_backends_are_chosen_for_the_group_size():
+    query = torch.zeros(1, 1, 8, 64)
+    choices = backend_choices(query, query, query, group_rows=100, backend=None)
+    assert {op: choice.backend.name for op, choice in choices.items()} == {
+        "dense_attention": "library",
+        "dense_attention_column_sums": "reference",
+        "column_selection": "reference",
+        "packed_to_indices": "reference",
+        "column_sparse_attention": "reference",
+    }
+    assert [name for name, _ in choices["column_sparse_attention"].skipped] == ["gluon", "triton"]
+    forced = backend_choices(query, query, query, group_rows=100, backend="reference")
+    assert {choice.backend.name for choice in forced.values()} == {"reference"}
+
+
+def watch(monkeypatch, name, look):
+    """Notes what `look` sees in the arguments of each call of an op by `chipsparse.attention`."""
+    seen, op = [], getattr(attention, name)
+
+    def watched(*args, **kwargs):
+        seen.append(look(args, kwargs))
+        return op(*args, **kwargs)
+
+    monkeypatch.setattr(attention, name, watched)
+    return seen

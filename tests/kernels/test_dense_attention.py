@@ -2,7 +2,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from chipsparse.kernels.dense_attention import BACKENDS, dense_attention, select
+from chipsparse.kernels.dense_attention import BACKENDS, dense_attention, library, select
+from chipsparse.kernels.dense_attention.measure import FastestKernel
 from tests.kernels.formulas import (
     DTYPES,
     LSE_TOLERANCE,
@@ -94,3 +95,104 @@ def test_mistakes_are_named(change, message):
     arguments = {"query": query, "key": key, "value": value, **change}
     with pytest.raises(ValueError, match=message):
         dense_attention(**arguments)
+
+
+class FakeTimer:
+    """Tells the times that it was given, in order, and counts what it measured."""
+
+    def __init__(self, *times):
+        self.times = list(times)
+
+    def __call__(self, run, device):
+        run()
+        return self.times.pop(0)
+
+
+def kernels_named(*names):
+    calls = []
+    return {name: lambda name=name: calls.append(name) for name in names}, calls
+
+
+@pytest.mark.parametrize(
+    ("times", "fastest"),
+    [((3.0, 2.0, 1.0), "c"), ((3.0, 1.0, 2.0), "b"), ((1.0, 1.0, 1.0), "a"), ((2, 1, 1), "b")],
+)
+def test_the_fastest_kernel_is_picked_and_remembered(times, fastest):
+    kernels = FastestKernel(FakeTimer(*times))
+    runs, calls = kernels_named("a", "b", "c")
+    x = torch.zeros(2, 3)
+    assert [kernels.pick(runs, x) for _ in range(3)] == [fastest] * 3
+    assert calls == ["a", "b", "c"]
+    assert list(kernels.times.values()) == [dict(zip("abc", times, strict=True))]
+
+
+def test_a_kernel_alone_is_not_measured():
+    kernels = FastestKernel(FakeTimer())
+    runs, calls = kernels_named("a")
+    assert kernels.pick(runs, torch.zeros(2)) == "a"
+    assert calls == []
+    assert kernels.times == {}
+
+
+def test_every_kind_of_tensors_is_measured_once():
+    timer = FakeTimer(2, 1, 1, 2, 2, 1, 1, 2)
+    kernels = FastestKernel(timer)
+    runs, _ = kernels_named("a", "b")
+    x = torch.zeros(4, 4)
+    kinds = [(x, "b"), (x[:2], "a"), (x.half(), "b"), (x.T, "a")]  # a shape, a dtype, strides
+    for _ in range(2):
+        for tensor, fastest in kinds:
+            assert kernels.pick(runs, tensor) == fastest
+    assert timer.times == []
+    assert len(kernels.times) == 4
+    assert FastestKernel().times == {}  # nothing is shared
+
+
+def test_nothing_is_measured_where_the_host_must_not_wait(monkeypatch):
+    kernels = FastestKernel(FakeTimer(2, 1))
+    runs, calls = kernels_named("a", "b")
+    x = torch.zeros(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.compiler, "is_compiling", lambda: True)
+        assert kernels.pick(runs, x) == "a"
+    assert calls == []
+    assert kernels.pick(runs, x) == "b"
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.compiler, "is_compiling", lambda: True)
+        assert kernels.pick(runs, x) == "b"
+
+
+@pytest.mark.parametrize(("times", "expected"), [((2, 1), 1.0), ((1, 2), 0.0)])
+def test_the_library_runs_the_fastest_kernel(times, expected, monkeypatch):
+    query, key, value = attention_inputs(1, 2, 7, 9, 64, dtype=torch.float32, device="cpu")
+
+    def fake(number):
+        return lambda query, *_: (torch.full_like(query, number), query.new_zeros(1, 2, 32, 1))
+
+    monkeypatch.setattr(library, "usable_kernels", lambda *_: ("zeros", "ones"))
+    monkeypatch.setattr(library, "KERNELS", {"zeros": fake(0.0), "ones": fake(1.0)})
+    kernels = FastestKernel(FakeTimer(*times))
+    for _ in range(2):
+        output, lse = dense_attention(query, key, value, kernels=kernels)
+        assert (output == expected).all()
+        assert lse.shape == (1, 2, 7)
+    assert (dense_attention(query, key, value)[0] == 0).all()  # unmeasured: the first
+    reference, _ = dense_attention(query, key, value, kernels=kernels, backend="reference")
+    assert_close(reference, full_attention(query, key, value)[0], TOLERANCE[torch.float32])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_kernels_are_measured_on_the_device():
+    kernels = FastestKernel()
+    inputs = attention_inputs(1, 2, 333, 333, 64, dtype=torch.bfloat16, device="cuda", strided=True)
+    usable = library.usable_kernels(*inputs)
+    expected, expected_lse = full_attention(*inputs)
+    for _ in range(2):
+        output, lse = dense_attention(*inputs, kernels=kernels)
+        assert_close(output, expected, TOLERANCE[torch.bfloat16])
+        assert_close(lse, expected_lse, LSE_TOLERANCE[torch.bfloat16])
+    assert len(usable) > 1
+    (times,) = kernels.times.values()
+    assert tuple(times) == usable
+    assert min(times.values()) > 0

@@ -1,0 +1,79 @@
+"""Which of several library kernels is fastest, measured once per kind of tensors."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Hashable, Mapping
+
+import torch
+
+WARM_UPS = 2
+RUNS = 3
+
+Run = Callable[[], object]
+
+
+def cuda_milliseconds(run: Run, device: torch.device) -> float:
+    """Median time of a launch on the device's current stream, by events; the host waits for it."""
+    with torch.cuda.device(device):
+        for _ in range(WARM_UPS):
+            run()
+        times = []
+        for _ in range(RUNS):
+            start = torch.cuda.Event(enable_timing=True)
+            end = torch.cuda.Event(enable_timing=True)
+            start.record()
+            run()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+class FastestKernel:
+    """Measures kernels on the tensors themselves and remembers the times of every kind of them.
+
+    Tensors are of one kind if devices, dtypes, shapes and strides are the same. Whoever runs many
+    steps owns one (`chipsparse.session.Session` does), so that all of them use the same kernel: two
+    kernels differ in rounding, and near ties may be decided otherwise by another instance.
+
+    Args:
+        milliseconds: measures a launch on a device.
+
+    Attributes:
+        times: milliseconds of each kernel, by kind of tensors.
+    """
+
+    def __init__(
+        self, milliseconds: Callable[[Run, torch.device], float] = cuda_milliseconds
+    ) -> None:
+        self.times: dict[Hashable, dict[str, float]] = {}
+        self._milliseconds = milliseconds
+
+    def pick(self, kernels: Mapping[str, Run], *tensors: torch.Tensor) -> str:
+        """The name of the fastest kernel for these tensors; the first one of equally fast ones.
+
+        Args:
+            kernels: launches by name, at least one, in order of preference.
+            tensors: what they are launched on.
+
+        Returns:
+            The name. Where nothing was measured yet and nothing may be, as a CUDA graph is being
+            captured or torch is compiling, the first one.
+        """
+        device = tensors[0].device
+        kind = tuple((t.device, t.dtype, tuple(t.shape), t.stride()) for t in tensors)
+        if kind not in self.times:
+            if len(kernels) == 1 or _must_not_wait(device):
+                return next(iter(kernels))
+            self.times[kind] = {
+                name: self._milliseconds(run, device) for name, run in kernels.items()
+            }
+        times = self.times[kind]
+        return min(kernels, key=lambda name: times.get(name, float("inf")))
+
+
+def _must_not_wait(device: torch.device) -> bool:
+    if torch.compiler.is_compiling():
+        return True
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

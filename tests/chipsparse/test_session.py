@@ -1,0 +1,92 @@
+"""What a session tells of its layers, without a model around it."""
+
+import pytest
+import torch
+
+from chipsparse import SparsityConfig
+from chipsparse.layout import ModelLayout
+from chipsparse.report import GenerationReport
+from chipsparse.session import Session
+from chipsparse.step import StepContext
+
+LAYOUT = ModelLayout(layers=2, heads=2, head_dim=8, mlp_width=16, batch=1, grid=(3, 4, 5))
+CONFIG = SparsityConfig().override(
+    {
+        "attention.keep_fraction": 0.2,
+        "attention.group_rows": 16,
+        "token_order.voxel": None,
+        "schedule.actions": ["dense", "refresh", "sparse", "refresh", "sparse"],
+    }
+)
+CPU = torch.device("cpu")
+
+
+def run(session, *, generation=1, branches=("cond", "uncond"), spoil=lambda step, layer: False):
+    """A generation of five steps; returns all outputs. Spoiled refreshes meet NaN constants."""
+    outputs = []
+    for step in range(5):
+        for branch in branches:
+            session.begin(StepContext(generation, step, branch, 5), LAYOUT, CPU)
+            for layer in range(LAYOUT.layers):
+                generator = torch.Generator().manual_seed(10 * step + layer)
+                query, key, value = torch.randn(3, 1, 2, 60, 8, generator=generator)
+                if spoil(step, layer):
+                    session._caches[branch, layer].attention.lse[0, 0, 3] = torch.nan
+                outputs.append(
+                    session.attention(
+                        layer, query, key, value, scale=None, unpatched=lambda: pytest.fail("dense")
+                    )
+                )
+            session.end(query)
+    return outputs
+
+
+def test_reports_each_op_with_its_backend_and_the_reasons():
+    report = GenerationReport()
+    run(Session(CONFIG, report))
+    assert report.fallbacks == []
+    assert report.backends["dense_attention"] == "library"
+    assert report.backends["column_sparse_attention"] == "reference"
+    assert report.passed_over["dense_attention"] == {}
+    assert list(report.passed_over["column_sparse_attention"]) == ["gluon", "triton"]
+    gluon = report.passed_over["column_sparse_attention"]["gluon"]
+    assert report.backend_reasons()[0].startswith(
+        f"dense_attention_column_sums, column_sparse_attention not on gluon: {gluon}; triton: "
+    )
+
+
+def test_a_new_generation_forgets_the_backends_of_the_last():
+    report = GenerationReport()
+    session = Session(CONFIG, report)
+    run(session)
+    session.begin(StepContext(2, 0, "cond", 5), LAYOUT, CPU)
+    assert (report.backends, report.passed_over, report.backend_reasons()) == ({}, {}, [])
+
+
+def test_column_sums_of_nan_are_reported_once_per_layer():
+    report = GenerationReport()
+    outputs = run(Session(CONFIG, report), spoil=lambda step, layer: step in (1, 3) and layer == 1)
+    assert report.fallbacks == [
+        "attention of layer 1 keeps up to 60 columns from step 1 on instead of 12 at most: "
+        "column sums were NaN, and their query groups keep every column"
+    ]
+    assert all(output.isfinite().all() for output in outputs)
+
+
+def test_a_second_generation_reports_nan_again():
+    report = GenerationReport()
+    session = Session(CONFIG, report)
+    for generation in (1, 2):
+        run(session, generation=generation, spoil=lambda step, layer: step == 1)
+        assert len(report.fallbacks) == 2
+
+
+@pytest.mark.parametrize("rule", ["merge", "difference", "kept_only", "reuse"])
+def test_a_second_generation_gives_the_same(rule):
+    session = Session(CONFIG.override({"attention.delta_rule": rule}), GenerationReport())
+    first, second = run(session), run(session, generation=2)
+    assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
+    capacities = {cache.attention.capacity for cache in session._caches.values()}
+    assert capacities == ({None} if rule == "reuse" else {12})
+    session.reset()
+    assert not session._caches

@@ -1,0 +1,120 @@
+"""The kernels compiled for GPUs that need not be there: what fits, and what spills where.
+
+They are compiled in other processes, which have no TRITON_INTERPRET to replace them.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.compile_report import SHARED_BYTES, Instruction, hot_loops, instructions
+
+ROOT = Path(__file__).parents[2]
+
+
+def compiled(path, *options):
+    """The reports of `benchmarks.compile_report`."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.compile_report", "--json", str(path), *options],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    if done.returncode == 2:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr[-4000:]
+    reports = json.loads(path.read_text(encoding="utf-8"))
+    assert reports
+    return {
+        f"{each['operation']} {each['backend']} sm_{each['capability']} {each['variant']}": each
+        for each in reports
+    }
+
+
+@pytest.fixture(scope="module")
+def defaults(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("report") / "defaults.json", "--default")
+
+
+def spills_in_hot_loops(reports):
+    """Stores and loads of the kernels that have any."""
+    found = {name: (each["hot_stores"], each["hot_loads"]) for name, each in reports.items()}
+    return {name: spills for name, spills in found.items() if any(spills)}
+
+
+def test_no_default_kernel_spills_in_a_hot_loop(defaults):
+    assert spills_in_hot_loops(defaults) == {}
+
+
+def check_what_they_use(reports):
+    for name, each in reports.items():
+        assert each["shared_bytes"] <= SHARED_BYTES, name
+        if "attention" in each["operation"]:
+            products = "HGMMA" if each["capability"] == 90 else "HMMA"
+            assert each["counts"][products] > 0, name
+            assert each["hot_loops"] > 0, name  # or spills would be looked for nowhere
+        if each["backend"] == "gluon_sm90":
+            sparse = each["operation"] == "column_sparse_attention"
+            assert each["counts"]["LDGSTS" if sparse else "UTMALDG"] > 0, name
+            assert each["hot_loops"] >= 2, name  # one that copies and one that multiplies
+
+
+def test_default_kernels_use_what_the_gpu_has(defaults):
+    check_what_they_use(defaults)
+    backends = {(each["operation"], each["backend"]) for each in defaults.values()}
+    for operation in ("column_sparse_attention", "dense_attention_column_sums"):
+        assert {(operation, "gluon_sm90"), (operation, "triton")} <= backends
+
+
+@pytest.mark.slow
+def test_all_kernels_compile_and_none_spills_in_a_hot_loop(tmp_path):
+    reports = compiled(tmp_path / "all.json")
+    check_what_they_use(reports)
+    assert spills_in_hot_loops(reports) == {}
+
+
+CODE = """
+        /*0000*/                   MOV R1, c[0x0][0x28] ;    /* 0x0000000000000000 */
+        /*0010*/                   STL [R1], R0 ;            /* 0x0000000000000000 */
+        /*0020*/                   SYNCS.PHASECHK R2 ;       /* 0x0000000000000000 */
+        /*0030*/              @!P0 BRA 0xa0 ;                /* 0x0000000000000000 */
+        /*0040*/                   HGMMA.64x128x16.F32 R24 ; /* 0x0000000000000000 */
+        /*0050*/                   LDL R2, [R1] ;            /* 0x0000000000000000 */
+        /*0060*/               @P1 BRA 0x20 ;                /* 0x0000000000000000 */
+        /*0070*/                   LDL.LU R3, [R1+0x10] ;    /* 0x0000000000000000 */
+        /*0080*/           @P2 BRA.U 0x10 ;                  /* 0x0000000000000000 */
+        /*0090*/                   EXIT ;                    /* 0x0000000000000000 */
+        /*00a0*/                   NANOSLEEP 0x1 ;           /* 0x0000000000000000 */
+        /*00b0*/              @!P0 BRA 0xa0 ;                /* 0x0000000000000000 */
+        /*00c0*/                   BRA 0x40 ;                /* 0x0000000000000000 */
+        /*00d0*/                   BRA 0xd0;                 /* 0x0000000000000000 */
+"""
+
+
+def test_instructions_of_the_listing():
+    code = instructions(CODE)
+    assert len(code) == 14
+    assert code[2] == Instruction(0x20, "SYNCS", None, False)
+    assert code[3] == Instruction(0x30, "BRA", 0xA0, True)
+    assert code[12] == Instruction(0xC0, "BRA", 0x40, False)
+
+
+def test_hot_loop_is_the_innermost_that_multiplies():
+    """The wait stands behind the code: its way back into the loop is no loop of its own."""
+    loops = hot_loops(instructions(CODE))
+    assert [[each.address for each in loop] for loop in loops] == [
+        [0x20, 0x30, 0x40, 0x50, 0x60, 0xA0, 0xB0, 0xC0]
+    ]
+
+
+def test_without_matrix_products_loops_that_load_are_hot():
+    code = instructions(CODE.replace("HGMMA.64x128x16.F32 R24", "LDG.E R24, [R2.64]"))
+    assert [len(loop) for loop in hot_loops(code)] == [8]
+    assert hot_loops(instructions(CODE.replace("HGMMA.64x128x16.F32", "FADD"))) == []
