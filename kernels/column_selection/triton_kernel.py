@@ -339,7 +339,12 @@ def _select_kernel(
             step = tl.maximum(step, 1)
             base = middle - (3 * step - 1) // 2
 
-        while (high - low > 1) & (tl.minimum(wanted - above, at_low - wanted) > spare):
+        # Both ends have to be keys that were counted at, or nothing is known of what lies between.
+        while (high - low > 1) & (
+            (low < -INFINITY)
+            | (high > INFINITY)
+            | (tl.minimum(wanted - above, at_low - wanted) > spare)
+        ):
             least = tl.maximum(low, -INFINITY)
             key0 = tl.minimum(tl.maximum(base, least), high)
             key1 = tl.minimum(tl.maximum(base + step, least), high)

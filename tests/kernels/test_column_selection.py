@@ -338,6 +338,23 @@ def test_large_sums_on_a_gpu_equal_the_reference():
     assert (drawn.sum(-1) == 2381).all()
 
 
+@backend_names(BACKENDS)
+def test_a_misleading_sample_costs_neither_columns_nor_the_largest_sums(backend, device):
+    """Every other byte of columns, which a sample takes, lies a little beside the rest."""
+    columns, keep = 40_008, 2800
+    generator = torch.Generator().manual_seed(0)
+    sums = torch.randn(1, 1, 8, columns, generator=generator).mul_(1.5).exp_()
+    beside = torch.tensor([0.5, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 2.0])[:, None]
+    sampled = torch.arange(columns) // 8 % 2 == 0
+    sums = torch.where(sampled, sums * beside, sums).to(device, torch.bfloat16)
+    skip_unless_it_runs(BACKENDS, backend, sums)
+    packed = column_selection(sums, keep_count=keep, backend=backend)
+    mask = unpack_mask(packed, columns)
+    assert (mask.sum(-1) == keep).all()
+    top = sums.topk(keep // 2, dim=-1).indices
+    assert mask.gather(-1, top).all()
+
+
 def test_inputs_stay_as_they_were():
     sums = torch.rand(1, 1, 2, 40)
     static = torch.rand(2, 40) < 0.2
