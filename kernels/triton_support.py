@@ -50,7 +50,9 @@ def why_not_attention(
     return None
 
 
-def why_not_gluon_sm90(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
+def why_not_gluon_sm90(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, group_rows: int = 128
+) -> str | None:
     """`why_not_attention`, and what the Gluon kernels for Hopper need besides."""
     if query.device.type == "cpu":
         return "written for Hopper GPUs; the interpreter does not run Gluon"
@@ -58,6 +60,8 @@ def why_not_gluon_sm90(query: torch.Tensor, key: torch.Tensor, value: torch.Tens
         return reason
     if torch.version.hip is not None or compute_capability(query.device)[0] != 9:
         return "written for Hopper GPUs (compute capability 9.0)"
+    if group_rows % 64:
+        return f"needs groups of a multiple of 64 rows, got {group_rows}"
     from chipsparse.kernels import gluon_compat  # here, because Triton may be missing
 
     return gluon_compat.why_not_compilable()

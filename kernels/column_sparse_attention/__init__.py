@@ -25,24 +25,13 @@ from chipsparse.kernels.triton_support import (
     why_not_unasked,
 )
 
-
-def _why_not_gluon(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, group_rows: int = 128
-) -> str | None:
-    if (reason := why_not_gluon_sm90(query, key, value)) is not None:
-        return reason
-    if group_rows % 64:
-        return f"needs groups of a multiple of 64 rows, got {group_rows}"
-    return None
-
-
 BACKENDS = (
     Backend(
         "gluon",
         imported(
             "chipsparse.kernels.column_sparse_attention.gluon_sm90", "column_sparse_attention"
         ),
-        _why_not_gluon,
+        why_not_gluon_sm90,
     ),
     Backend(
         "triton",

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from chipsparse.kernels.checks import group_count
 from chipsparse.kernels.column_sparse_attention.reference import LSE_ROUNDING
+from chipsparse.kernels.triton_blocks import dot, row_block
 
 LOG2_E = math.log2(math.e)
 LN_2 = tl.constexpr(math.log(2.0))
@@ -118,24 +119,9 @@ def default_config(query: torch.Tensor) -> str:
     return "m128n64w8s3p"  # the fastest at 118k tokens; within 99 KiB without Hopper's query tile
 
 
-def row_block(group_rows: int, largest: int) -> int:
-    """Rows of a program: a power of two, of those that waste least of a group the largest."""
-    sizes = [size for size in (16, 32, 64, 128, 256) if size <= largest]
-    return min(sizes, key=lambda size: (triton.cdiv(group_rows, size) * size, -size))
-
-
 def largest_offset(tensor: torch.Tensor) -> int:
     """No element of a head of ``[B, H, M, D]`` is further from its first, in elements."""
     return tensor.shape[2] * tensor.stride(2) + tensor.shape[3]
-
-
-@triton.jit
-def _dot(a, b, sums, WIDE_PRODUCTS: tl.constexpr):
-    # Triton's interpreter multiplies the bits of bf16 numbers as if they were integers.
-    if WIDE_PRODUCTS:
-        a = a.to(tl.float32)
-        b = b.to(tl.float32)
-    return tl.dot(a, b, sums)
 
 
 @triton.jit
@@ -241,13 +227,13 @@ def _kernel(
             )
         key = tl.load(key_ptr + _row_offsets(columns, key_stride_m, dims, WIDE_OFFSETS))
         value = tl.load(value_ptr + _row_offsets(columns, value_stride_m, dims, WIDE_OFFSETS))
-        scores = _dot(query, key.T, None, WIDE_PRODUCTS)
+        scores = dot(query, key.T, None, WIDE_PRODUCTS)
         new_largest = tl.maximum(largest, tl.max(scores, 1) * scale)
         weights = tl.exp2(scores * scale - new_largest[:, None])
         correction = tl.exp2(largest - new_largest)
         total = total * correction + tl.sum(weights, 1)
         kept = kept * correction[:, None]
-        kept = _dot(weights.to(value.dtype), value, kept, WIDE_PRODUCTS)
+        kept = dot(weights.to(value.dtype), value, kept, WIDE_PRODUCTS)
         largest = new_largest
 
     largest = tl.where(full > 0, largest, float("-inf"))
@@ -261,7 +247,7 @@ def _kernel(
     key = tl.load(key_ptr + offsets, mask=counted[:, None], other=0.0)
     offsets = _row_offsets(columns, value_stride_m, dims, WIDE_OFFSETS)
     value = tl.load(value_ptr + offsets, mask=counted[:, None], other=0.0)
-    scores = _dot(query, key.T, None, WIDE_PRODUCTS) * scale
+    scores = dot(query, key.T, None, WIDE_PRODUCTS) * scale
     scores = tl.where(counted[None, :], scores, float("-inf"))
     nothing = count == 0
     new_largest = tl.where(nothing, 0.0, tl.maximum(largest, tl.max(scores, 1)))
@@ -269,7 +255,7 @@ def _kernel(
     correction = tl.exp2(largest - new_largest)
     total = tl.where(nothing, 1.0, total * correction + tl.sum(weights, 1))
     kept = kept * correction[:, None]
-    kept = _dot(weights.to(value.dtype), value, kept, WIDE_PRODUCTS)
+    kept = dot(weights.to(value.dtype), value, kept, WIDE_PRODUCTS)
 
     kept = kept / total[:, None]
     lse = (new_largest + tl.log2(total)) * LN_2

@@ -21,6 +21,7 @@ import triton.language as tl
 
 from chipsparse.kernels.checks import group_count, ranges
 from chipsparse.kernels.dense_attention_column_sums.reference import LARGEST_EXPONENT
+from chipsparse.kernels.triton_blocks import dot, row_block
 from chipsparse.kernels.triton_support import compute_capability
 
 LOG2_E = tl.constexpr(math.log2(math.e))
@@ -127,21 +128,6 @@ def default_config(query: torch.Tensor) -> str:
     return "m128n64w8s3"  # within 99 KiB without Hopper's query tile
 
 
-def row_block(group_rows: int, largest: int) -> int:
-    """Rows of a program: a power of two, of those that waste least of a group the largest."""
-    sizes = [size for size in (16, 32, 64, 128) if size <= largest]
-    return min(sizes, key=lambda size: (triton.cdiv(group_rows, size) * size, -size))
-
-
-@triton.jit
-def _dot(a, b, sums, WIDE_PRODUCTS: tl.constexpr):
-    # Triton's interpreter multiplies the bits of bf16 numbers as if they were integers.
-    if WIDE_PRODUCTS:
-        a = a.to(tl.float32)
-        b = b.to(tl.float32)
-    return tl.dot(a, b, sums)
-
-
 @triton.jit
 def _column_sums(weights, largest, lse_previous):
     shift = largest - lse_previous
@@ -224,13 +210,13 @@ def _kernel(
     for first in tl.range(0, tl.maximum(full, BLOCK_N), BLOCK_N, num_stages=STAGES):
         key = tl.load(key_tile_ptr + tl.cast(first, tl.int64) * key_stride_m)
         value = tl.load(value_tile_ptr + tl.cast(first, tl.int64) * value_stride_m)
-        scores = _dot(query, key.T, None, WIDE_PRODUCTS)
+        scores = dot(query, key.T, None, WIDE_PRODUCTS)
         new_largest = tl.maximum(largest, tl.max(scores, 1) * scale)
         weights = tl.exp2(scores * scale - new_largest[:, None])
         correction = tl.exp2(largest - new_largest)
         total = total * correction + tl.sum(weights, 1)
         out = out * correction[:, None]
-        out = _dot(weights.to(value.dtype), value, out, WIDE_PRODUCTS)
+        out = dot(weights.to(value.dtype), value, out, WIDE_PRODUCTS)
         largest = new_largest
         if WITH_COLUMN_SUMS:
             sums = _column_sums(weights, largest, lse_previous)
@@ -247,14 +233,14 @@ def _kernel(
     key = tl.load(key_ptr + offsets, mask=column_exists[:, None], other=0.0)
     offsets = column[:, None].to(tl.int64) * value_stride_m + dims[None, :]
     value = tl.load(value_ptr + offsets, mask=column_exists[:, None], other=0.0)
-    scores = _dot(query, key.T, None, WIDE_PRODUCTS) * scale
+    scores = dot(query, key.T, None, WIDE_PRODUCTS) * scale
     scores = tl.where(column_exists[None, :], scores, float("-inf"))
     new_largest = tl.maximum(largest, tl.max(scores, 1))
     weights = tl.exp2(scores - new_largest[:, None])
     correction = tl.exp2(largest - new_largest)
     total = total * correction + tl.sum(weights, 1)
     out = out * correction[:, None]
-    out = _dot(weights.to(value.dtype), value, out, WIDE_PRODUCTS)
+    out = dot(weights.to(value.dtype), value, out, WIDE_PRODUCTS)
     if WITH_COLUMN_SUMS:
         sums = _column_sums(weights, new_largest, lse_previous)
         sums = sums.to(column_sums_ptr.dtype.element_ty)
