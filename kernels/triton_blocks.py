@@ -8,10 +8,15 @@ import triton
 import triton.language as tl
 
 
+# What a block costs whatever its rows, in rows: gathering its keys and values. On an H200 a block of
+# 64 rows takes 0.8 of the time of one of 128.
+FIXED_COST_ROWS = 240
+
+
 def row_block(group_rows: int, largest: int) -> int:
-    """Rows of a program: a power of two, of those that waste least of a group the largest."""
+    """Rows of a program: the power of two with which a group takes least time."""
     sizes = [size for size in (16, 32, 64, 128, 256) if size <= largest]
-    return min(sizes, key=lambda size: (triton.cdiv(group_rows, size) * size, -size))
+    return min(sizes, key=lambda size: triton.cdiv(group_rows, size) * (size + FIXED_COST_ROWS))
 
 
 @triton.jit
