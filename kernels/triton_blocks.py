@@ -7,9 +7,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-# What a block costs whatever its rows, in rows: gathering its keys and values. On an H200 a block of
-# 64 rows takes 0.8 of the time of one of 128.
+# What a block costs whatever its rows, in rows: gathering its keys and values. On an H200 a block
+# of 64 rows takes 0.8 of the time of one of 128.
 FIXED_COST_ROWS = 240
 
 

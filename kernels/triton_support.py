@@ -13,7 +13,7 @@ HALF_PRECISION = (torch.float16, torch.bfloat16)
 def why_not_triton(tensor: torch.Tensor, *_: object) -> str | None:
     """Why plain Triton kernels cannot run on the device of a tensor, or None."""
     device = tensor.device
-    if importlib.util.find_spec("triton") is None:
+    if not triton_installed():
         return "Triton is not installed"
     if device.type == "cpu":
         return None if interpreting() else "CPU tensors need Triton's interpreter"
@@ -78,6 +78,12 @@ def interpreting() -> bool:
     from triton import knobs
 
     return bool(knobs.runtime.interpret)
+
+
+@functools.cache
+def triton_installed() -> bool:
+    """Whether Triton can be imported; looked up once, since that takes longer than a launch."""
+    return importlib.util.find_spec("triton") is not None
 
 
 @functools.cache
