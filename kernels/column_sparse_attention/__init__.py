@@ -108,7 +108,8 @@ def column_sparse_attention(
             holds at a time; one group of one head is the least. The kernels hold none.
         check_indices: for debugging, checks the values of indices and counts on the device before
             the launch, which makes the host wait for it.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run.
+        backend: forces one (``gluon``, ``triton``, ``reference``); None takes the first that can
+            run.
 
     Returns:
         The output ``[B, H, N, D]`` in query's dtype, and the natural log-sum-exp of the kept

@@ -26,13 +26,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from chipsparse.kernels import triton_support
-from chipsparse.kernels.column_sparse_attention.reference import LSE_ROUNDING
+from chipsparse.kernels.column_sparse_attention.reference import merge_rounding
 from chipsparse.kernels.gluon_compat import async_load, mbarrier_arrive_on_copies, partition_barrier
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
 RULES = {None: 0, "difference": 1, "merge": 2}
-DIFFERENCE = gl.constexpr(RULES["difference"])
 MERGE = gl.constexpr(RULES["merge"])
 
 
@@ -426,7 +425,6 @@ def column_sparse_attention(
     output = torch.empty_like(query)
     lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=device)
     residual = output if residual is None else residual
-    rounding = max(torch.finfo(residual.dtype).eps, LSE_ROUNDING * torch.finfo(torch.float32).eps)
     furthest_row = (key.shape[2] - 1) * max(key.stride(2), value.stride(2)) + head_dim
     sms = triton_support.multiprocessors(device)
     with torch.cuda.device(device):
@@ -452,7 +450,7 @@ def column_sparse_attention(
             rows,
             indices.shape[3],
             scale * LOG2_E.value,
-            rounding,
+            merge_rounding(residual.dtype, torch.float32),
             CONSUMERS=config.consumers,
             TILE=config.tile,
             STAGES=config.stages,

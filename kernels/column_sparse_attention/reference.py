@@ -111,14 +111,18 @@ def apply_merge(
     """
     shift = (kept_lse - lse_dense).unsqueeze(-1)
     dropped_mass = (1 - kept_mass.to(kept.dtype)).unsqueeze(-1)
-    rounding = max(torch.finfo(residual.dtype).eps, LSE_ROUNDING * torch.finfo(kept.dtype).eps)
-    nothing_dropped = dropped_mass <= rounding
+    nothing_dropped = dropped_mass <= merge_rounding(residual.dtype, kept.dtype)
     kept_weight = shift.clamp(max=0).exp_()
     dropped_weight = (-shift).clamp_(max=0).exp_()
     total = kept_weight + dropped_weight * dropped_mass
     kept_share = torch.where(nothing_dropped, 1, kept_weight / total)
     residual_share = torch.where(nothing_dropped, 0, dropped_weight / total)
     return torch.addcmul(kept_share * kept, residual_share, residual.to(kept.dtype))
+
+
+def merge_rounding(residual: torch.dtype, computed: torch.dtype) -> float:
+    """Up to here a dropped mass is a rounding error: of the residual, or of a mass so computed."""
+    return max(torch.finfo(residual).eps, LSE_ROUNDING * torch.finfo(computed).eps)
 
 
 def _pack_rows(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

@@ -17,8 +17,9 @@ import triton
 import triton.language as tl
 
 from chipsparse.kernels.checks import group_count
-from chipsparse.kernels.column_sparse_attention.reference import LSE_ROUNDING
+from chipsparse.kernels.column_sparse_attention.reference import merge_rounding
 from chipsparse.kernels.triton_blocks import dot, row_block
+from chipsparse.kernels.triton_support import with_positive_scale
 
 LOG2_E = math.log2(math.e)
 LN_2 = tl.constexpr(math.log(2.0))
@@ -58,8 +59,7 @@ def column_sparse_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the public function of the same name; ``config`` names one of `CONFIGS`."""
     del max_transient_bytes  # nothing is held
-    if scale < 0:  # the largest score is the largest product only for a positive scale
-        query, scale = -query, -scale
+    query, scale = with_positive_scale(query, scale)
     batch, heads, rows, head_dim = query.shape
     options = dict(CONFIGS[config or default_config(query)])
     block_rows = row_block(group_rows, options.pop("BLOCK_M"))
@@ -70,8 +70,6 @@ def column_sparse_attention(
     lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=query.device)
     # The kernel never reads the tensors of a rule that is not asked for.
     residual = query if residual is None else residual
-    float32_eps = torch.finfo(torch.float32).eps
-    rounding = max(torch.finfo(residual.dtype).eps, LSE_ROUNDING * float32_eps)
     lse_dense = lse if lse_dense is None else lse_dense.contiguous()
     kept_mass = lse if kept_mass is None else kept_mass.contiguous()
     # Consecutive programs share a head, and blocks of a group are neighbours: both reuse the cache.
@@ -99,7 +97,7 @@ def column_sparse_attention(
             group_rows,
             blocks,
             scale * LOG2_E,
-            rounding,
+            merge_rounding(residual.dtype, torch.float32),
             HEAD_DIM=head_dim,
             RULE=delta_rule or "none",
             WIDE_OFFSETS=max(largest_offset(key), largest_offset(value)) >= 2**31,

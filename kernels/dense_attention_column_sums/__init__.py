@@ -87,8 +87,10 @@ def dense_attention_column_sums(
         max_transient_bytes: bound of what is held at a time; one group of one head is the least.
             ``reference`` holds scores and weights, besides a copy of one head's keys and values
             where they are not fp32; ``triton`` holds fp32 sums per block of rows where a group has
-            more than 128.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run.
+            more than 128; ``gluon`` is not bound by it and then holds the sums of every 64 or 128
+            rows.
+        backend: forces one (``gluon``, ``triton``, ``reference``); None takes the first that can
+            run.
 
     Returns:
         The output ``[B, H, N, D]`` in query's dtype, the log-sum-exp ``[B, H, N]`` in float32

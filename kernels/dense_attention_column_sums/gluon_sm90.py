@@ -26,18 +26,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from chipsparse.kernels import triton_support
+from chipsparse.kernels.checks import group_count
 from chipsparse.kernels.dense_attention_column_sums.reference import LARGEST_EXPONENT
 from chipsparse.kernels.gluon_compat import partition_barrier, tma_load
 
-LOG2_E = 1.4426950408889634
-LOG2_E_ = gl.constexpr(LOG2_E)
+LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
-LARGEST_EXPONENT_LOG2 = gl.constexpr(LARGEST_EXPONENT * LOG2_E)
+LARGEST_EXPONENT_LOG2 = gl.constexpr(LARGEST_EXPONENT * LOG2_E.value)
 BLOCK_ROWS = 128
 TILE = 128
 # Tiles of keys, and of values, in flight, by head size.
 STAGES = {128: 2, 64: 4}
-SUM_STAGES = gl.constexpr(2)
 CONSUMER_REGISTERS, HELPER_REGISTERS = 224, 24
 
 
@@ -138,7 +137,7 @@ def _attend(
         previous = gl.load(
             previous_ptr + constants + gl.arange(0, 64, s_rows), mask=s_row < N, other=float("inf")
         )
-        previous = previous * LOG2_E_
+        previous = previous * LOG2_E
         s = gl.full([64, TILE], 0.0, gl.float32, s_layout)
         o = gl.full([64, D], 0.0, gl.float32, o_layout)
         q = q_smem.index(2 * (turn & 1) + WG).reshape([64, D])
@@ -346,7 +345,7 @@ def dense_attention_column_sums(
     query, scale = triton_support.with_positive_scale(query, scale)
     part_rows = BLOCK_ROWS if group_rows % BLOCK_ROWS == 0 else 64
     parts_per_group = group_rows // part_rows
-    groups = -(-rows // group_rows)
+    groups = group_count(rows, group_rows)
     parts = groups * parts_per_group
     output = torch.empty_like(query)
     lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=device)
@@ -354,7 +353,7 @@ def dense_attention_column_sums(
     if with_column_sums:
         shape = (batch, heads, parts, columns)
         sums = torch.empty(shape, dtype=torch.bfloat16, device=device)
-    blocks = -(-(parts * part_rows if with_column_sums else rows) // BLOCK_ROWS)
+    blocks = group_count(parts * part_rows if with_column_sums else rows, BLOCK_ROWS)
     items = batch * heads * blocks
     grid = (min(items, triton_support.multiprocessors(device)),)
     with torch.cuda.device(device):
@@ -374,7 +373,7 @@ def dense_attention_column_sums(
             columns,
             parts,
             columns,
-            scale * LOG2_E,
+            scale * LOG2_E.value,
             TILE=TILE,
             STAGES=STAGES[head_dim],
             D=head_dim,

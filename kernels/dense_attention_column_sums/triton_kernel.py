@@ -22,7 +22,7 @@ import triton.language as tl
 from chipsparse.kernels.checks import group_count, ranges
 from chipsparse.kernels.dense_attention_column_sums.reference import LARGEST_EXPONENT
 from chipsparse.kernels.triton_blocks import dot, row_block
-from chipsparse.kernels.triton_support import compute_capability
+from chipsparse.kernels.triton_support import compute_capability, with_positive_scale
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 LN_2 = tl.constexpr(math.log(2.0))
@@ -59,8 +59,7 @@ def dense_attention_column_sums(
     many groups are done at a time as ``max_transient_bytes`` has room for. Without
     ``with_column_sums`` the kernel is plain attention, to show that the rest stays the same.
     """
-    if scale < 0:  # the largest score is the largest product only for a positive scale
-        query, scale = -query, -scale
+    query, scale = with_positive_scale(query, scale)
     batch, heads, rows, head_dim = query.shape
     columns, device = key.shape[2], query.device
     options = dict(CONFIGS[config or default_config(query)])
