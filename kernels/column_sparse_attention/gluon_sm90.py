@@ -424,7 +424,11 @@ def column_sparse_attention(
     items = batch * heads * blocks
     output = torch.empty_like(query)
     lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=device)
-    residual = output if residual is None else residual
+    # The kernel reads rows of the residual as they lie, and row constants in float32.
+    if residual is None:
+        residual = output
+    elif residual.stride(-1) != 1:
+        residual = residual.contiguous()
     furthest_row = (key.shape[2] - 1) * max(key.stride(2), value.stride(2)) + head_dim
     sms = triton_support.multiprocessors(device)
     with torch.cuda.device(device):
@@ -437,8 +441,8 @@ def column_sparse_attention(
             indices.contiguous(),
             counts.contiguous(),
             residual,
-            lse if lse_dense is None else lse_dense.contiguous(),
-            lse if kept_mass is None else kept_mass.contiguous(),
+            lse if lse_dense is None else lse_dense.float().contiguous(),
+            lse if kept_mass is None else kept_mass.float().contiguous(),
             *query.stride()[:3],
             *key.stride()[:3],
             *value.stride()[:3],

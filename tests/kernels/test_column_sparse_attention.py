@@ -296,6 +296,27 @@ def test_rules_give_the_cached_output_back_when_nothing_changed(
 
 @backend_names(BACKENDS)
 @pytest.mark.parametrize("rule", ["merge", "difference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_cache_may_have_any_strides_and_floating_dtype(backend, rule, dtype, device):
+    inputs = attention_inputs(1, 2, 150, 90, 64, dtype=dtype, device=device)
+    skip_unless_it_runs(BACKENDS, backend, *inputs, 64)
+    mask = random_mask(1, 2, 150, 90, 64, device=device)
+    cache = refreshed(inputs, mask, 64, dtype)
+    output, _ = attend(
+        inputs,
+        mask,
+        64,
+        delta_rule=rule,
+        residual=cache[rule].mT.contiguous().mT,
+        lse_dense=cache["lse_dense"].double().mT.contiguous().mT,
+        kept_mass=cache["kept_mass"].double(),
+        backend=backend,
+    )
+    assert_close(output, cache["output"], TOLERANCE[dtype])
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("rule", ["merge", "difference"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_rules_match_their_formulas_when_everything_changed(backend, rule, dtype, device):
     shape = (2, 2, 333, 131, 64)
