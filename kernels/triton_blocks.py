@@ -14,7 +14,7 @@ FIXED_COST_ROWS = 240
 
 def row_block(group_rows: int, largest: int) -> int:
     """Rows of a program: the power of two with which a group takes least time."""
-    sizes = [size for size in (16, 32, 64, 128, 256) if size <= largest]
+    sizes = [size for size in (16, 32, 64, 128) if size <= largest]
     return min(sizes, key=lambda size: triton.cdiv(group_rows, size) * (size + FIXED_COST_ROWS))
 
 

@@ -33,9 +33,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     name: {"BLOCK_M": m, "BLOCK_N": n, "num_warps": warps, "STAGES": stages}
     for name, m, n, warps, stages in (
         ("m128n64w8s3", 128, 64, 8, 3),
-        ("m128n128w8s2", 128, 128, 8, 2),
         ("m128n32w4s3", 128, 32, 4, 3),
-        ("m128n64w4s2", 128, 64, 4, 2),
         ("m64n64w4s2", 64, 64, 4, 2),
     )
 }
