@@ -7,7 +7,15 @@ solid, and the background's kind and colour. "a red circle moves left over a blu
 from __future__ import annotations
 
 import numpy as np
-from scenes import BACKGROUND_COLOURS, DIRECTIONS, OBJECT_COLOURS, SHAPES, Object, Scene
+from scenes import (
+    BACKGROUND_COLOURS,
+    DIRECTIONS,
+    MAX_OBJECTS,
+    OBJECT_COLOURS,
+    SHAPES,
+    Object,
+    Scene,
+)
 
 SIZE_WORDS = {"small": ("small", "little"), "medium": ("",), "large": ("large", "big")}
 FILL_PHRASES = {
@@ -48,11 +56,33 @@ JOINS = (" and ", " and ", " , while ")
 
 def describe(scene: Scene, rng: np.random.Generator) -> str:
     """One caption of a scene, lower case."""
-    objects = _pick(JOINS, rng).join(_object(obj, rng) for obj in scene.objects)
+    return tidy(" ".join(words for words, _ in _say(scene, rng)))
+
+
+def describe_with_owners(scene: Scene, rng: np.random.Generator) -> tuple[str, list[int | None]]:
+    """As `describe`, and for each word or mark of the caption what it is about.
+
+    That is the number of an object, `MAX_OBJECTS` for the background, or None for words between.
+    """
+    said = _say(scene, rng)
+    owners = [owner for words, owner in said for _ in words.split()]
+    return tidy(" ".join(words for words, _ in said)), owners
+
+
+def _say(scene: Scene, rng: np.random.Generator) -> list[tuple[str, int | None]]:
+    """The caption in pieces, each with its owner."""
+    join = _pick(JOINS, rng)
+    things = [_object(obj, rng) for obj in scene.objects]
     background = _pick(BACKGROUND_PHRASES[scene.background], rng)
     background = background.format(colour=scene.background_colour)
-    caption = _pick(SCENE_PHRASES, rng).format(objects=objects, background=background)
-    return tidy(caption)
+    objects: list[tuple[str, int | None]] = []
+    for i, thing in enumerate(things):
+        objects += [(thing, i), (join, None)]
+    pieces = {"{objects}": objects[:-1], "{background}": [(background, MAX_OBJECTS)]}
+    said: list[tuple[str, int | None]] = []
+    for word in _pick(SCENE_PHRASES, rng).split():
+        said += pieces.get(word, [(word, None)])
+    return said
 
 
 def tidy(caption: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import time
 import types
 from collections.abc import Iterator
@@ -10,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from captions import describe
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanResample
 from PIL import Image, ImageDraw
-from scenes import sample_scene, stage
+from scenes import PAIRS, sample_scene, stage
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -22,23 +24,23 @@ from torch.utils.data import DataLoader, Dataset
 class Clips(Dataset):
     """Endless clips, numbered: the staging arrays of clip `index` and its caption."""
 
-    def __init__(self, *, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, *, seed: int, pairs: float) -> None:
+        self.seed, self.pairs = seed, pairs
 
     def __getitem__(self, index: int) -> tuple[dict[str, np.ndarray], str]:
         rng = np.random.default_rng([self.seed, index])
-        scene = sample_scene(rng)
+        scene = sample_scene(rng, pairs=self.pairs)
         caption = describe(scene, rng)
         return stage(scene, rng), caption
 
 
 def load_clips(
-    *, seed: int, first: int, batch: int, workers: int
+    *, seed: int, first: int, batch: int, workers: int, pairs: float = PAIRS
 ) -> Iterator[tuple[dict[str, Tensor], list[str]]]:
     """Batches of `Clips` from clip `first` on, without end, drawn up by worker processes."""
     return iter(
         DataLoader(
-            Clips(seed=seed),
+            Clips(seed=seed, pairs=pairs),
             batch_size=batch,
             sampler=range(first, 1 << 40),
             num_workers=workers,
@@ -91,6 +93,43 @@ def decode_latents(vae: AutoencoderKLWan, latents: Tensor) -> Tensor:
     return vae.decoder(vae.post_quant_conv(latents))
 
 
+class Ranks:
+    """The processes that train together, one per GPU (torchrun starts them), or this one alone."""
+
+    def __init__(self) -> None:
+        self.rank, self.count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        self.device = torch.device("cpu")
+        if torch.cuda.is_available():
+            self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+            torch.cuda.set_device(self.device)
+        if self.count > 1:
+            cuda = self.device.type == "cuda"
+            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+
+    def average_gradients(self, params: list[Tensor]) -> None:
+        """Gives every rank the mean of all ranks' gradients."""
+        if self.count == 1:
+            return
+        grads = [p.grad for p in params if p.grad is not None]
+        flat = torch.cat([g.flatten() for g in grads])
+        dist.all_reduce(flat)
+        parts = flat.div_(self.count).split([g.numel() for g in grads])
+        torch._foreach_copy_(grads, [p.view_as(g) for p, g in zip(parts, grads, strict=True)])
+
+    def close(self) -> None:
+        """Ends the cooperation."""
+        if self.count > 1:
+            dist.destroy_process_group()
+
+    def agree(self, seconds: float) -> float:
+        """The first rank's number, on every rank."""
+        if self.count == 1:
+            return seconds
+        number = torch.tensor([seconds], dtype=torch.float64)
+        dist.broadcast(number, src=0)
+        return number.item()
+
+
 class Schedule:
     """How far training is, by steps or by seconds (all runs together), and when to pause.
 
@@ -98,19 +137,35 @@ class Schedule:
         steps, seconds: training is over when either is reached
         pause_after: seconds of this run after which to stop early
         step, spent: where an earlier run stopped
+        ranks: whose clocks agree, or None for this process alone
     """
 
     def __init__(
-        self, *, steps: int, seconds: float, pause_after: float, step: int = 0, spent: float = 0.0
+        self,
+        *,
+        steps: int,
+        seconds: float,
+        pause_after: float,
+        step: int = 0,
+        spent: float = 0.0,
+        ranks: Ranks | None = None,
     ) -> None:
         self.steps, self.seconds, self.pause_after = steps, seconds, pause_after
-        self.step, self.before = step, spent
+        self.step, self.before, self.ranks = step, spent, ranks
         self.start = time.monotonic()
+        self.elapsed = 0.0
+
+    def advance(self) -> None:
+        """Counts a step and looks at the clock."""
+        self.step += 1
+        self.elapsed = time.monotonic() - self.start
+        if self.ranks is not None:
+            self.elapsed = self.ranks.agree(self.elapsed)
 
     @property
     def spent(self) -> float:
         """Seconds of training, all runs together."""
-        return self.before + time.monotonic() - self.start
+        return self.before + self.elapsed
 
     @property
     def progress(self) -> float:
@@ -120,7 +175,7 @@ class Schedule:
     @property
     def running(self) -> bool:
         """Whether to take another step."""
-        return self.progress < 1.0 and time.monotonic() - self.start < self.pause_after
+        return self.progress < 1.0 and self.elapsed < self.pause_after
 
     def rate(self, *, warmup: int, decay_from: float) -> float:
         """Share of the peak learning rate: a warm-up, a plateau, then a line down to 1 %."""

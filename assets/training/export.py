@@ -8,6 +8,7 @@ The model card and profile in OUT stay as they are; the model folders are replac
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 from pathlib import Path
 
@@ -48,6 +49,10 @@ def main() -> None:
         # transformers 5 writes a class name of its own; 4 and 5 both know this one
         text = (fresh / name).read_text()
         (fresh / name).write_text(text.replace("TokenizersBackend", "PreTrainedTokenizerFast"))
+    for file in fresh.rglob("config.json"):  # where the weights lay is nobody's business
+        config = json.loads(file.read_text())
+        config.pop("_name_or_path", None)
+        file.write_text(json.dumps(config, indent=2) + "\n")
     for file in fresh.rglob("*.safetensors"):
         file.chmod(0o644)
     for name in KEPT:

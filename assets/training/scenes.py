@@ -17,6 +17,7 @@ import numpy as np
 SIZE = 128
 FRAMES = 33
 MAX_OBJECTS = 2
+PAIRS = 0.35  # share of scenes that show two objects
 
 SHAPES = ("circle", "square", "triangle", "star", "ring", "diamond", "cross", "heart")
 FILLS = ("solid", "striped", "dotted", "checkered")
@@ -83,11 +84,11 @@ class Scene:
     background_colour: str
 
 
-def sample_scene(rng: np.random.Generator) -> Scene:
-    """Draws a scene; about a third show two objects. No object has the background's colour."""
+def sample_scene(rng: np.random.Generator, *, pairs: float = PAIRS) -> Scene:
+    """Draws a scene; a share of `pairs` show two objects. None has the background's colour."""
     background_colour = str(rng.choice(list(BACKGROUND_COLOURS)))
     colours = [c for c in OBJECT_COLOURS if c != background_colour]
-    count = 2 if rng.random() < 0.35 else 1
+    count = 2 if rng.random() < pairs else 1
     chosen = rng.choice(len(colours), size=count, replace=False)
     objects = tuple(_sample_object(rng, colour=colours[i]) for i in chosen)
     return Scene(objects, str(rng.choice(BACKGROUNDS)), background_colour)

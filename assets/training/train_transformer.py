@@ -3,6 +3,8 @@
     python train_transformer.py --vae runs/vae/vae --out runs/transformer [--resume]
         [--start FOLDER] [--seconds 1620] [--pause-after 540]
 
+With `torchrun --nproc-per-node 2 -- train_transformer.py ...` two GPUs train on clips of their own.
+
 Clips are drawn and encoded while training goes on and kept in a pool of latents in GPU memory. A
 step takes a batch from the pool: x_t = (1 - sigma) x_0 + sigma noise, at timestep 1000 sigma, is to
 give noise - x_0. One batch in sixteen consists of single frames.
@@ -25,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from common import (
     Log,
+    Ranks,
     Schedule,
     contact_sheet,
     encode_moments,
@@ -37,6 +40,7 @@ from common import (
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from drawing import draw
 from muon import Muon
+from scenes import PAIRS
 from text import (
     TEXT_DIM,
     embed,
@@ -242,8 +246,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--seconds", type=float, default=1620.0, help="all runs together")
     parser.add_argument("--pause-after", type=float, default=math.inf, help="seconds of this run")
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=64, help="clips per step and GPU")
     parser.add_argument("--fresh", type=int, default=16, help="new clips per step")
+    parser.add_argument("--pairs", type=float, default=PAIRS, help="share with two objects")
     parser.add_argument("--pool", type=int, default=65_536, help="clips kept at most")
     parser.add_argument("--first-clips", type=int, default=8_192, help="clips to begin with")
     parser.add_argument("--lr", type=float, default=1e-3)
@@ -258,7 +263,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    ranks = Ranks()
+    device = ranks.device
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     args.out.mkdir(parents=True, exist_ok=True)
 
@@ -280,12 +286,13 @@ def main() -> None:
         load_parts(model, args.start)
         average.load_state_dict(model.state_dict())
 
-    torch.manual_seed(step)
-    random.seed(step)
+    torch.manual_seed(step + (ranks.rank << 32))
+    random.seed(step)  # the ranks take the same text lengths
     encoder = Encoder(args.vae, device, compile_=not args.no_compile)
     pool = Pool(capacity=args.pool, encoder=encoder, tokenizer=tokenizer)
     clips = load_clips(
-        seed=args.seed,
+        seed=args.seed + 1000 * ranks.rank,
+        pairs=args.pairs,
         first=step * args.fresh + (args.first_clips if step else 0),
         batch=args.fresh,
         workers=args.workers,
@@ -295,13 +302,14 @@ def main() -> None:
     if not args.no_compile:
         model.transformer.compile_repeated_blocks()
 
-    log = Log(args.out / "log.csv", fields=("step", "seconds", "lr", "loss"))
+    log = Log(args.out / f"log{ranks.rank or ''}.csv", fields=("step", "seconds", "lr", "loss"))
     schedule = Schedule(
         steps=args.steps,
         seconds=args.seconds,
         pause_after=args.pause_after,
         step=step,
         spent=spent,
+        ranks=ranks,
     )
     params, averages = list(model.parameters()), list(average.parameters())
     recent = []
@@ -314,6 +322,7 @@ def main() -> None:
         with torch.autocast(device.type, torch.bfloat16):
             loss = flow_loss(model, latents, ids, text_length=length)
         loss.backward()
+        ranks.average_gradients(params)
         torch.nn.utils.clip_grad_norm_(params, 1.0)
         rate = args.lr * schedule.rate(warmup=200, decay_from=args.decay_from)
         for optimizer in both:
@@ -324,7 +333,7 @@ def main() -> None:
         update_average(averages, [p.detach() for p in params], step=schedule.step, decay=args.ema)
         if latents.shape[2] > 1:  # single frames have another loss
             recent.append(loss.detach())
-        schedule.step += 1
+        schedule.advance()
         if schedule.step % 100 == 0:
             log.add(
                 step=schedule.step,
@@ -334,8 +343,12 @@ def main() -> None:
             )
             recent = []
 
+    ranks.close()
+    if ranks.rank > 0:  # all ranks hold the same weights
+        return
     step, spent = schedule.step, schedule.spent
-    print(f"{step} steps, {spent:.0f} s, {step * args.batch} clips", flush=True)
+    clips_seen = step * args.batch * ranks.count
+    print(f"{step} steps, {spent:.0f} s, {clips_seen} clips", flush=True)
     torch.save(
         {
             "model": model.state_dict(),

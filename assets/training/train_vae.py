@@ -217,7 +217,7 @@ def main() -> None:
             optimizer.step()
         vae.zero_grad()
         update_average(averages, [p.detach() for p in params], step=schedule.step, decay=0.998)
-        schedule.step += 1
+        schedule.advance()
         if schedule.step % 100 == 0:
             log.add(
                 step=schedule.step,
