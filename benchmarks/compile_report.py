@@ -16,8 +16,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
@@ -48,6 +49,18 @@ TRITON_TYPES = {
     "strata|seed_state|turns|loose": "i32",
     "scale|rounding": "fp32",
 }
+
+# As for all sizes of the MLPs in the named cases, whose groups have 128 rows.
+MLP_TYPES = {
+    "(hidden|weight|gate|bias|gate_bias|cache|delta|addend|result|parts|up)_ptr": "*{half}:16",
+    "means_ptr": "*fp32:16",
+    "(cache|addend)_stride_c": "i32:1",
+    "(hidden|weight|gate|cache|delta|addend)_stride_[bnfk]|stride_[bf]": "i32:16",
+    "indices_stride_[bg]": "i32:16",
+    "rows|channels|neurons|capacity|group_rows": "i32:16",
+    "all_groups|keep": "i32",
+} | TRITON_TYPES
+TOP_TYPES = {"cache_ptr": "*fp32:16", "cache_stride_g": "i32:16", "cache_stride_f": "i32:1"}
 
 
 @dataclass(frozen=True)
@@ -91,7 +104,7 @@ class Report:
 
 def cases() -> list[Case]:
     """Every kernel in all configurations that the launchers choose from."""
-    return [*_gluon(), *_triton_attention(), *_selection(), *_packing()]
+    return [*_gluon(), *_triton_attention(), *_selection(), *_packing(), *_mlp()]
 
 
 def _gluon() -> Iterator[Case]:
@@ -247,15 +260,173 @@ def _pack(kernel: str, even: bool) -> Any:
     return _triton(module, f"_{kernel}_kernel", sizes[kernel])
 
 
+def _mlp() -> Iterator[Case]:
+    up, down, selection = map(_mlp_module, ("sparse_mlp_up", "sparse_mlp_down", "neuron_selection"))
+    for capability in (90, 80):
+        with _pretended(up, capability), _pretended(down, capability):
+            defaults = {gated: up.default_config(_OnGpu, gated=gated) for gated in (False, True)}
+            down_default = down.default_config(_OnGpu)
+        for name, config in up.CONFIGS.items():
+            for gated in (False, True):
+                if not _sums_fit(config, 1 + gated, capability):
+                    continue
+                yield Case(
+                    "sparse_mlp_up",
+                    "triton",
+                    f"{name}{' gated' * gated} bf16",
+                    name == defaults[gated],
+                    partial(_mlp_up, name, gated, capability),
+                    capability,
+                )
+        for name, config in down.CONFIGS.items():
+            if not _sums_fit(config, 1, capability):
+                continue
+            yield Case(
+                "sparse_mlp_down",
+                "triton",
+                f"{name} bf16",
+                name == down_default,
+                partial(_mlp_down, name, capability),
+                capability,
+            )
+        for name in selection.PRODUCT_CONFIGS:
+            for gated in (False, True):
+                yield Case(
+                    "neuron_selection",
+                    "triton",
+                    f"product {name}{' gated' * gated} bf16",
+                    name in map(selection.default_product_config, (32, 256)),
+                    partial(_mean_product, name, gated, capability),
+                    capability,
+                )
+    yield Case("sparse_mlp_up", "triton", "activate bf16", True, _mlp_activate)
+    yield Case("neuron_selection", "triton", "means bf16", True, _means)
+    for block, warps in selection.TOP_WARPS:
+        yield Case(
+            "neuron_selection",
+            "triton",
+            f"top {block}",
+            block <= 16384,
+            partial(_top, block, warps),
+        )
+
+
+def _sums_fit(config: Mapping[str, int], products: int, capability: int) -> bool:
+    """Whether a configuration is meant for that: Ampere keeps factors in registers as well."""
+    sums = products * config["BLOCK_M"] * config["BLOCK_N"] // (32 * config["num_warps"])
+    return sums <= config.get("maxnreg", 256) // (2 if capability >= 90 else 4)
+
+
+class _OnGpu:
+    """A tensor of a device that is not there, as a choice of a configuration looks at it."""
+
+    device = None
+
+
+def _mlp_module(operation: str) -> Any:
+    return import_module(f"chipsparse.kernels.{operation}.triton_kernel")
+
+
+@contextmanager
+def _pretended(module: Any, capability: int) -> Iterator[None]:
+    real = module.has_large_shared_memory
+    module.has_large_shared_memory = lambda _: capability >= 90
+    try:
+        yield
+    finally:
+        module.has_large_shared_memory = real
+
+
+def _mlp_up(name: str, gated: bool, capability: int) -> Any:
+    module = _mlp_module("sparse_mlp_up")
+    constants = {
+        "ACTIVATION": "silu" if gated else "gelu-tanh",
+        "GATED": gated,
+        "BIAS": True,
+        "GATE_BIAS": gated,
+        "COUNTS": False,
+        "EVEN_ROWS": True,
+        "EVEN_CHANNELS": True,
+        "WIDE_PRODUCTS": False,
+        **module.CONFIGS[name],
+    }
+    return _triton(module, "_kernel", constants, capability, types=MLP_TYPES)
+
+
+def _mlp_activate() -> Any:
+    module = _mlp_module("sparse_mlp_up")
+    constants = {
+        "ACTIVATION": "gelu-tanh",
+        "GATED": False,
+        "BIAS": True,
+        "GATE_BIAS": False,
+        "TOKENS": module.ACTIVATE_TOKENS,
+        "NEURONS": module.ACTIVATE_NEURONS,
+        "num_warps": module.ACTIVATE_WARPS,
+    }
+    return _triton(module, "_activate_kernel", constants, types=MLP_TYPES)
+
+
+def _mlp_down(name: str, capability: int) -> Any:
+    module = _mlp_module("sparse_mlp_down")
+    constants = {
+        "ADDEND": True,
+        "COUNTS": False,
+        "EVEN_ROWS": True,
+        "EVEN_CHANNELS": True,
+        "EVEN_NEURONS": True,
+        "WIDE_OFFSETS": False,
+        "WIDE_PRODUCTS": False,
+        **module.CONFIGS[name],
+    }
+    return _triton(module, "_kernel", constants, capability, types=MLP_TYPES)
+
+
+def _means() -> Any:
+    module = _mlp_module("neuron_selection")
+    constants = {
+        "CHANNELS": module.MEAN_CHANNELS,
+        "ROWS": module.MEAN_ROWS,
+        "num_warps": module.MEAN_WARPS,
+    }
+    return _triton(module, "_means_kernel", constants, types=MLP_TYPES)
+
+
+def _mean_product(name: str, gated: bool, capability: int) -> Any:
+    module = _mlp_module("neuron_selection")
+    constants = {
+        "ACTIVATION": "silu" if gated else "none",
+        "GATED": gated,
+        "BIAS": True,
+        "GATE_BIAS": gated,
+        "EVEN_CHANNELS": True,
+        "WIDE_PRODUCTS": False,
+        **module.PRODUCT_CONFIGS[name],
+    }
+    return _triton(module, "_product_kernel", constants, capability, types=MLP_TYPES)
+
+
+def _top(block: int, warps: int) -> Any:
+    module = _mlp_module("neuron_selection")
+    constants = {"BLOCK": block, "num_warps": warps}
+    return _triton(module, "_top_kernel", constants, types=TOP_TYPES | MLP_TYPES)
+
+
 def _triton(
-    module: Any, name: str, constants: dict[str, Any], capability: int = 90, *, half: str = "bf16"
+    module: Any,
+    name: str,
+    constants: dict[str, Any],
+    capability: int = 90,
+    *,
+    half: str = "bf16",
+    types: Mapping[str, str] = TRITON_TYPES,
 ) -> Any:
     from chipsparse.kernels.gluon_compat import compile_kernel
 
     options = {key: constants.get(key) for key in ("num_warps", "maxnreg")}
     return compile_kernel(
         getattr(module, name),
-        TRITON_TYPES,
+        types,
         constants,
         options=options,
         half=half,

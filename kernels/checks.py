@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+ACTIVATIONS = ("gelu-tanh", "gelu", "silu")
 
 # Tiles within the last-level cache make the references fastest on a CPU; on a GPU larger tiles keep
 # the number of launches down.
@@ -91,6 +92,29 @@ def check_shape(op: str, name: str, tensor: torch.Tensor, shape: tuple[int, ...]
     """Raises ``ValueError`` where a tensor is not of this shape."""
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{op}: {name} must be {list(shape)}, got {list(tensor.shape)}")
+
+
+def check_activation(op: str, activation: str | None) -> None:
+    """Raises ``ValueError`` unless the activation function is known."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"{op}: activation must be gelu-tanh, gelu or silu, got {activation!r}")
+
+
+def check_gate(
+    op: str,
+    weight: torch.Tensor,
+    gate_weight: torch.Tensor | None,
+    gate_bias: torch.Tensor | None,
+) -> None:
+    """Raises ``ValueError`` where the gate of an MLP does not fit its other weight ``[F, C]``."""
+    if gate_weight is None:
+        if gate_bias is not None:
+            raise ValueError(f"{op}: gate_bias needs gate_weight, which is None")
+        return
+    check_dtype(op, "gate_weight", gate_weight, weight.dtype)
+    check_shape(op, "gate_weight", gate_weight, tuple(weight.shape))
+    if gate_bias is not None:
+        check_shape(op, "gate_bias", gate_bias, (weight.shape[0],))
 
 
 def check_attention_inputs(

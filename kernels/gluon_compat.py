@@ -31,6 +31,18 @@ try:
 
     # The barrier among the warps of one partition: renamed in 3.7.
     partition_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+
+    @gluon.jit
+    def prefetch_l2(pointers):  # type: ignore[no-untyped-def]
+        """Asks for the cache lines of a tensor of pointers; Gluon has no name of its own for it."""
+        gl.inline_asm_elementwise(
+            "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+            "=r,l",
+            [pointers.to(gl.uint64, bitcast=True)],
+            dtype=gl.uint32,
+            is_pure=False,
+            pack=1,
+        )
 except (ImportError, AttributeError) as error:
     _missing = str(error)  # kernels cannot be imported either; `why_not_compilable` says so
 
@@ -43,6 +55,7 @@ __all__ = [
     "gluon",
     "mbarrier_arrive_on_copies",
     "partition_barrier",
+    "prefetch_l2",
     "tma_load",
     "why_not_compilable",
 ]

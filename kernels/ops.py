@@ -4,7 +4,8 @@ While torch traces, a public function hands its arguments to its op here and not
 graph holds one node for it. The op calls the public function again when the graph runs: the checks
 are made then, and raise ``ValueError`` from there. The fakes only tell dtypes, shapes and strides.
 An op must keep to the strides that its fake promised; those of an attention output are the query's,
-as most kernels write them, and all other tensors are contiguous.
+as most kernels write them, the activations of an MLP are laid out as their backend wants them, and
+all other tensors are contiguous.
 """
 
 from __future__ import annotations
@@ -13,6 +14,11 @@ import torch
 from torch import Tensor
 
 from chipsparse.kernels.checks import compute_dtype, group_count
+from chipsparse.kernels.token_layout import (
+    empty_laid_out_as,
+    empty_token_contiguous,
+    is_token_contiguous,
+)
 
 # The operations import this module, so it imports them where it calls them.
 
@@ -185,6 +191,212 @@ def _(packed: Tensor, columns: int, capacity: int, backend: str | None) -> tuple
     shape = packed.shape[:-1]
     indices = packed.new_empty((*shape, capacity), dtype=torch.int32)
     return indices, packed.new_empty(shape, dtype=torch.int32)
+
+
+@torch.library.custom_op("chipsparse::neuron_selection", mutates_args=("mean_cache",))
+def neuron_selection(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mean_cache: Tensor,
+    keep_count: int,
+    gate_weight: Tensor | None,
+    gate_bias: Tensor | None,
+    activation: str | None,
+    group_rows: int,
+    backend: str | None,
+) -> Tensor:
+    """See `chipsparse.kernels.neuron_selection.neuron_selection`."""
+    from chipsparse.kernels.neuron_selection import neuron_selection
+
+    return neuron_selection(
+        hidden,
+        weight,
+        bias,
+        mean_cache,
+        keep_count=keep_count,
+        gate_weight=gate_weight,
+        gate_bias=gate_bias,
+        activation=activation,  # type: ignore[arg-type]
+        group_rows=group_rows,
+        backend=backend,
+    ).contiguous()
+
+
+@neuron_selection.register_fake
+def _(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mean_cache: Tensor,
+    keep_count: int,
+    *_: object,
+) -> Tensor:
+    kept = torch.sym_min(keep_count, weight.shape[0])
+    return hidden.new_empty((*mean_cache.shape[:2], kept), dtype=torch.int32)
+
+
+@torch.library.custom_op("chipsparse::mean_preactivations", mutates_args=())
+def mean_preactivations(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gate_weight: Tensor | None,
+    gate_bias: Tensor | None,
+    activation: str | None,
+    group_rows: int,
+    backend: str | None,
+) -> Tensor:
+    """See `chipsparse.kernels.neuron_selection.mean_preactivations`."""
+    from chipsparse.kernels.neuron_selection import mean_preactivations
+
+    return mean_preactivations(
+        hidden,
+        weight,
+        bias,
+        gate_weight=gate_weight,
+        gate_bias=gate_bias,
+        activation=activation,  # type: ignore[arg-type]
+        group_rows=group_rows,
+        backend=backend,
+    ).contiguous()
+
+
+@mean_preactivations.register_fake
+def _(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gate_weight: Tensor | None,
+    gate_bias: Tensor | None,
+    activation: str | None,
+    group_rows: int,
+    backend: str | None,
+) -> Tensor:
+    shape = (hidden.shape[0], group_count(hidden.shape[1], group_rows), weight.shape[0])
+    return hidden.new_empty(shape, dtype=compute_dtype(hidden))
+
+
+@torch.library.custom_op("chipsparse::sparse_mlp_up", mutates_args=("activation_cache",))
+def sparse_mlp_up(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    neuron_indices: Tensor,
+    activation_cache: Tensor,
+    counts: Tensor | None,
+    activation: str,
+    gate_weight: Tensor | None,
+    gate_bias: Tensor | None,
+    group_rows: int,
+    backend: str | None,
+) -> Tensor:
+    """See `chipsparse.kernels.sparse_mlp_up.sparse_mlp_up`."""
+    from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
+
+    return sparse_mlp_up(
+        hidden,
+        weight,
+        bias,
+        neuron_indices,
+        activation_cache,
+        counts=counts,
+        activation=activation,  # type: ignore[arg-type]
+        gate_weight=gate_weight,
+        gate_bias=gate_bias,
+        group_rows=group_rows,
+        backend=backend,
+    )
+
+
+@sparse_mlp_up.register_fake
+def _(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    neuron_indices: Tensor,
+    activation_cache: Tensor,
+    *_: object,
+) -> Tensor:
+    return empty_laid_out_as(activation_cache, neuron_indices.shape[2], dtype=hidden.dtype)
+
+
+@torch.library.custom_op("chipsparse::dense_activation", mutates_args=())
+def dense_activation(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    gate_weight: Tensor | None,
+    gate_bias: Tensor | None,
+    group_rows: int,
+    backend: str | None,
+) -> Tensor:
+    """See `chipsparse.kernels.sparse_mlp_up.dense_activation`."""
+    from chipsparse.kernels.sparse_mlp_up import dense_activation
+
+    result = dense_activation(
+        hidden,
+        weight,
+        bias,
+        activation=activation,  # type: ignore[arg-type]
+        gate_weight=gate_weight,
+        gate_bias=gate_bias,
+        group_rows=group_rows,
+        backend=backend,
+    )
+    return result if is_token_contiguous(result) else result.contiguous()
+
+
+@dense_activation.register_fake
+def _(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    gate_weight: Tensor | None,
+    gate_bias: Tensor | None,
+    group_rows: int,
+    backend: str | None,
+) -> Tensor:
+    from chipsparse.kernels.sparse_mlp_up import select
+
+    batch, rows, neurons = *hidden.shape[:2], weight.shape[0]
+    choice = select(hidden, weight, gate_weight=gate_weight, group_rows=group_rows, force=backend)
+    if choice.backend.name == "reference":
+        return hidden.new_empty(batch, rows, neurons)
+    return empty_token_contiguous(hidden, batch, rows, neurons)
+
+
+@torch.library.custom_op("chipsparse::sparse_mlp_down", mutates_args=("output_cache",))
+def sparse_mlp_down(
+    delta: Tensor,
+    weight: Tensor,
+    neuron_indices: Tensor,
+    output_cache: Tensor,
+    addend: Tensor | None,
+    counts: Tensor | None,
+    group_rows: int,
+    backend: str | None,
+) -> Tensor:
+    """See `chipsparse.kernels.sparse_mlp_down.sparse_mlp_down`."""
+    from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
+
+    return sparse_mlp_down(
+        delta,
+        weight,
+        neuron_indices,
+        output_cache,
+        addend=addend,
+        counts=counts,
+        group_rows=group_rows,
+        backend=backend,
+    )
+
+
+@sparse_mlp_down.register_fake
+def _(delta: Tensor, weight: Tensor, *_: object) -> Tensor:
+    return delta.new_empty((*delta.shape[:2], weight.shape[0]))
 
 
 def _with_strides_of(query: Tensor, output: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import importlib.util
 import torch
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
+NOT_ON_CPU = "written for Hopper GPUs; the interpreter does not run Gluon"
 
 
 def why_not_triton(tensor: torch.Tensor, *_: object) -> str | None:
@@ -55,16 +56,41 @@ def why_not_gluon_sm90(
 ) -> str | None:
     """`why_not_attention`, and what the Gluon kernels for Hopper need besides."""
     if query.device.type == "cpu":
-        return "written for Hopper GPUs; the interpreter does not run Gluon"
+        return NOT_ON_CPU
     if (reason := why_not_attention(query, key, value)) is not None:
         return reason
-    if torch.version.hip is not None or compute_capability(query.device)[0] != 9:
-        return "written for Hopper GPUs (compute capability 9.0)"
     if group_rows % 64:
         return f"needs groups of a multiple of 64 rows, got {group_rows}"
+    return why_not_hopper(query)
+
+
+def why_not_hopper(tensor: torch.Tensor) -> str | None:
+    """Why Gluon kernels cannot run on the device of a tensor with the installed Triton, or None."""
+    if tensor.device.type == "cpu":
+        return NOT_ON_CPU
+    if torch.version.hip is not None or compute_capability(tensor.device)[0] != 9:
+        return "written for Hopper GPUs (compute capability 9.0)"
     from chipsparse.kernels import gluon_compat  # here, because Triton may be missing
 
     return gluon_compat.why_not_compilable()
+
+
+def why_not_mlp(
+    hidden: torch.Tensor, weight: torch.Tensor, gate_weight: torch.Tensor | None = None
+) -> str | None:
+    """`why_not_triton`, and what the kernels of an MLP's first layer need of its tensors."""
+    if (reason := why_not_triton(hidden)) is not None:
+        return reason
+    if hidden.dtype not in HALF_PRECISION:
+        return f"needs fp16 or bf16, got {hidden.dtype}"
+    if hidden.shape[-1] % 8:
+        return f"needs a multiple of 8 channels, got {hidden.shape[-1]}"
+    for name, tensor in (("hidden", hidden), ("weight", weight), ("gate_weight", gate_weight)):
+        if tensor is None:
+            continue
+        if tensor.stride(-1) != 1 or any(stride % 8 for stride in tensor.stride()[:-1]):
+            return f"rows of {name} are not contiguous or not aligned to 16 bytes"
+    return None
 
 
 def with_positive_scale(query: torch.Tensor, scale: float) -> tuple[torch.Tensor, float]:
@@ -90,6 +116,13 @@ def triton_installed() -> bool:
 def compute_capability(device: torch.device) -> tuple[int, int]:
     """Major and minor compute capability of a CUDA device."""
     return torch.cuda.get_device_capability(device)
+
+
+def has_large_shared_memory(device: torch.device) -> bool:
+    """Whether a block may have 227 KiB: data-center Hopper and Blackwell; others have 99 or 163."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return compute_capability(device)[0] in (9, 10)
 
 
 @functools.cache

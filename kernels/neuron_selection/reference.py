@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from chipsparse.kernels.checks import compute_dtype
+from chipsparse.kernels.sparse_mlp_up.reference import activate
 
 
 def neuron_selection(
@@ -15,10 +16,21 @@ def neuron_selection(
     mean_cache: torch.Tensor,
     *,
     keep_count: int,
+    gate_weight: torch.Tensor | None,
+    gate_bias: torch.Tensor | None,
+    activation: str | None,
     group_rows: int,
 ) -> torch.Tensor:
     """See the public function of the same name; all arguments are checked."""
-    means = mean_preactivations(hidden, weight, bias, group_rows=group_rows).to(mean_cache.dtype)
+    means = mean_preactivations(
+        hidden,
+        weight,
+        bias,
+        gate_weight=gate_weight,
+        gate_bias=gate_bias,
+        activation=activation,
+        group_rows=group_rows,
+    ).to(mean_cache.dtype)
     scores = (means - mean_cache).abs_()
     # A stable sort puts NaN first and, among equal scores, the lower neuron.
     order = scores.argsort(dim=-1, descending=True, stable=True)
@@ -28,11 +40,26 @@ def neuron_selection(
 
 
 def mean_preactivations(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, group_rows: int
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    gate_weight: torch.Tensor | None,
+    gate_bias: torch.Tensor | None,
+    activation: str | None,
+    group_rows: int,
 ) -> torch.Tensor:
     """See `chipsparse.kernels.neuron_selection.mean_preactivations`."""
-    dtype = compute_dtype(hidden)
     means = group_means(hidden, group_rows=group_rows)
+    up = _linear(means, weight, bias)
+    if gate_weight is None:
+        return up
+    assert activation is not None
+    return activate(_linear(means, gate_weight, gate_bias), activation) * up
+
+
+def _linear(means: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    dtype = means.dtype
     return F.linear(means, weight.to(dtype), None if bias is None else bias.to(dtype))
 
 

@@ -18,6 +18,7 @@ def sparse_mlp_down(
     neuron_indices: torch.Tensor,
     output_cache: torch.Tensor,
     *,
+    addend: torch.Tensor | None,
     counts: torch.Tensor | None,
     group_rows: int,
 ) -> torch.Tensor:
@@ -25,7 +26,8 @@ def sparse_mlp_down(
     batch, rows, capacity = delta.shape
     channels = weight.shape[0]
     dtype = compute_dtype(delta)
-    # Whole rows are packed much faster than columns, which is worth a transposed copy per call.
+    # Whole rows are packed much faster than columns, which is worth a transposed copy per call
+    # where the weight is not stored that way.
     neuron_rows = weight.t().contiguous()
     group_bytes = (capacity + 2 * group_rows) * channels * dtype.itemsize
     limit = tile_bytes(delta.device, DEFAULT_TRANSIENT_BYTES)
@@ -41,4 +43,5 @@ def sparse_mlp_down(
             cached = output_cache[b, chunk.rows].unflatten(0, chunk.shape)
             weight_tile = weight_tile.unflatten(0, neurons.shape)
             cached.copy_(torch.baddbmm(cached.to(dtype), change, weight_tile))
-    return output_cache
+    result = output_cache if addend is None else output_cache.to(dtype) + addend.to(dtype)
+    return torch.empty(result.shape, dtype=delta.dtype, device=delta.device).copy_(result)

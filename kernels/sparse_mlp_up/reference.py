@@ -1,4 +1,4 @@
-"""Definition of `sparse_mlp_up`: a few token groups at a time."""
+"""Definition of `sparse_mlp_up` and `dense_activation`: a few token groups at a time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from chipsparse.kernels.checks import (
     group_chunks,
     tile_bytes,
 )
+from chipsparse.kernels.token_layout import empty_laid_out_as
 
 
 def sparse_mlp_up(
@@ -22,13 +23,15 @@ def sparse_mlp_up(
     *,
     counts: torch.Tensor | None,
     activation: str,
+    gate_weight: torch.Tensor | None,
+    gate_bias: torch.Tensor | None,
     group_rows: int,
 ) -> torch.Tensor:
     """See the public function of the same name; all arguments are checked."""
     batch, rows, channels = hidden.shape
     capacity = neuron_indices.shape[2]
     dtype = compute_dtype(hidden)
-    delta = hidden.new_empty(batch, rows, capacity)
+    delta = empty_laid_out_as(activation_cache, capacity, dtype=hidden.dtype)
     if capacity == 0:
         return delta
     group_bytes = (channels + 3 * group_rows) * capacity * dtype.itemsize
@@ -42,11 +45,13 @@ def sparse_mlp_up(
                 valid = entry < counts[b, chunk.groups, None]
                 neurons = torch.where(valid, neurons, neurons[:, :1])
                 valid = valid[:, None]
-            weight_tile = _pack_rows(weight, neurons).to(dtype)
-            new = hidden[b, chunk.rows].to(dtype).unflatten(0, chunk.shape) @ weight_tile.mT
-            if bias is not None:
-                new += _pack_rows(bias, neurons)[:, None]
-            new = activate(new, activation).to(activation_cache.dtype)
+            tokens = hidden[b, chunk.rows].to(dtype).unflatten(0, chunk.shape)
+            new = _linear(tokens, weight, bias, neurons)
+            if gate_weight is None:
+                new = activate(new, activation)
+            else:
+                new *= activate(_linear(tokens, gate_weight, gate_bias, neurons), activation)
+            new = new.to(activation_cache.dtype)
             cached = activation_cache[b, chunk.rows].unflatten(0, chunk.shape)
             places = neurons[:, None].expand(new.shape)
             old = cached.gather(2, places)
@@ -63,9 +68,35 @@ def sparse_mlp_up(
     return delta
 
 
+def _linear(
+    tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, neurons: torch.Tensor
+) -> torch.Tensor:
+    """Tokens ``[G, R, C]`` on the neurons ``[G, K]`` of each group: ``[G, R, K]``."""
+    result = tokens @ _pack_rows(weight, neurons).to(tokens.dtype).mT
+    if bias is not None:
+        result += _pack_rows(bias, neurons)[:, None]
+    return result
+
+
 def _pack_rows(rows: torch.Tensor, neurons: torch.Tensor) -> torch.Tensor:
     """Packs the rows ``[F, ...]`` that lists ``[G, K]`` name into tiles ``[G, K, ...]``."""
     return rows.index_select(0, neurons.flatten()).unflatten(0, neurons.shape)
+
+
+def dense_activation(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    activation: str,
+    gate_weight: torch.Tensor | None,
+    gate_bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """See the public function of the same name; the arithmetic of the layer in a model."""
+    up = F.linear(hidden, weight, bias)
+    if gate_weight is None:
+        return activate(up, activation)
+    return activate(F.linear(hidden, gate_weight, gate_bias), activation) * up
 
 
 def activate(hidden: torch.Tensor, activation: str) -> torch.Tensor:

@@ -38,6 +38,14 @@ def assert_close(actual, expected, tolerance):
     )
 
 
+def assert_rounded(actual, exact):
+    """Equal to ``exact`` but for one rounding; Triton's interpreter truncates to bf16."""
+    exact = exact.to(actual.device, torch.float64)
+    torch.testing.assert_close(
+        actual.double(), exact, rtol=torch.finfo(actual.dtype).eps, atol=0, equal_nan=True
+    )
+
+
 def backend_names(backends):
     """Parameters for a test over all backends of an operation."""
     return pytest.mark.parametrize("backend", [backend.name for backend in backends])
@@ -127,12 +135,16 @@ def activation_of(x, name):
     return 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
 
 
-def neuron_activation(hidden, weight, bias, neuron, activation):
-    """One neuron on tokens ``[n, C]``: ``[n]``."""
-    before = hidden.double() @ weight[neuron].double()
-    if bias is not None:
-        before = before + bias[neuron].double()
-    return activation_of(before, activation)
+def neuron_activation(hidden, weight, bias, neuron, activation, gate=None):
+    """One neuron on tokens ``[n, C]``: ``[n]``; gate is the weight and bias of a gated MLP."""
+
+    def linear(weight, bias):
+        result = hidden.double() @ weight[neuron].double()
+        return result if bias is None else result + bias[neuron].double()
+
+    if gate is not None:
+        return activation_of(linear(*gate), activation) * linear(weight, bias)
+    return activation_of(linear(weight, bias), activation)
 
 
 def mlp_inputs(batch, rows, channels, neurons, *, dtype, device, seed=0):
@@ -148,6 +160,21 @@ def mlp_inputs(batch, rows, channels, neurons, *, dtype, device, seed=0):
         tensor(neurons, scale=0.5),
         tensor(channels, neurons, scale=neurons**-0.5),
     )
+
+
+def gate_inputs(channels, neurons, *, dtype, device, seed=1):
+    """Weight ``[F, C]`` and bias ``[F]`` of a gate."""
+    _, weight, bias, _ = mlp_inputs(1, 1, channels, neurons, dtype=dtype, device=device, seed=seed)
+    return weight, bias
+
+
+def token_contiguous(tensor):
+    """A copy of ``[B, N, F]`` in the layout that kernels want, the padding of its storage NaN."""
+    batch, rows, neurons = tensor.shape
+    storage = tensor.new_full((batch, neurons, (rows + 7) // 8 * 8), torch.nan)
+    copy = storage[:, :, :rows].mT
+    copy.copy_(tensor)
+    return copy
 
 
 def random_neurons(batch, groups, capacity, neurons, *, device, seed=0):

@@ -5,6 +5,7 @@ They are compiled in other processes, which have no TRITON_INTERPRET to replace 
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,7 +57,7 @@ def test_no_default_kernel_spills_in_a_hot_loop(defaults):
 def check_what_they_use(reports):
     for name, each in reports.items():
         assert each["shared_bytes"] <= SHARED_BYTES, name
-        if "attention" in each["operation"]:
+        if "attention" in each["operation"] or re.search(r"k\d+w\d+", each["variant"]):
             products = "HGMMA" if each["capability"] == 90 else "HMMA"
             assert each["counts"][products] > 0, name
             assert each["hot_loops"] > 0, name  # or spills would be looked for nowhere
@@ -71,6 +72,11 @@ def test_default_kernels_use_what_the_gpu_has(defaults):
     backends = {(each["operation"], each["backend"]) for each in defaults.values()}
     for operation in ("column_sparse_attention", "dense_attention_column_sums"):
         assert {(operation, "gluon_sm90"), (operation, "triton")} <= backends
+    for operation in ("sparse_mlp_up", "sparse_mlp_down", "neuron_selection"):
+        assert (operation, "triton") in backends
+    for name, each in defaults.items():
+        if each["capability"] == 80:
+            assert each["shared_bytes"] <= 99 << 10, name  # also of the smaller cards
 
 
 @pytest.mark.slow

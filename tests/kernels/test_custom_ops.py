@@ -6,13 +6,26 @@ import pytest
 import torch
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import column_sparse_attention
 from chipsparse.kernels.dense_attention import dense_attention
 from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
 from chipsparse.kernels.mask_packing import pack_mask, packed_to_indices, unpack_mask
-from tests.kernels.formulas import attention_inputs, groups_of, index_lists, random_mask
+from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
+from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
+from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
+from tests.kernels.formulas import (
+    attention_inputs,
+    gate_inputs,
+    groups_of,
+    index_lists,
+    mlp_inputs,
+    random_mask,
+    random_neurons,
+    token_contiguous,
+)
 
 ROWS, GROUP_ROWS, HEADS, HEAD_DIM = 40, 16, 2, 8
 MEBIBYTE = 1 << 20
@@ -75,9 +88,36 @@ def op_calls():
         yield f"{columns}", "packed_to_indices", (packed, columns, columns, None)
 
 
+def mlp_op_calls():
+    """Likewise the ops of the MLP, with and without a gate, on caches of either layout."""
+    hidden, weight, bias, down = mlp_inputs(2, ROWS, 24, 18, dtype=torch.float32, device="cpu")
+    lists = random_neurons(2, 3, 7, 18, device="cpu")
+    counts = torch.tensor([[7, 0, 3], [2, 7, 1]], dtype=torch.int32)
+    cache = torch.randn(2, ROWS, 18)
+    delta, output = torch.randn(2, ROWS, 7), torch.randn(2, ROWS, 24)
+    up = (hidden, weight, bias, lists)
+    for gate in (None, weight):
+        name = "plain" if gate is None else "gated"
+        activation = ("silu", gate, None, GROUP_ROWS, None)
+        yield name, "dense_activation", (hidden, weight, bias, *activation)
+        yield name, "sparse_mlp_up", (*up, cache.clone(), counts, *activation)
+        yield f"{name}-turned", "sparse_mlp_up", (*up, token_contiguous(cache), None, *activation)
+        means = (gate, None, "silu", GROUP_ROWS, None)
+        yield name, "mean_preactivations", (hidden, weight, None, *means)
+        selected = (hidden, weight, bias, torch.randn(2, 3, 18))
+        yield name, "neuron_selection", (*selected, 5, *means)
+        yield f"{name}-all", "neuron_selection", (*selected, 50, *means)
+    for addend in (None, output.bfloat16()):
+        arguments = (delta, down, lists, output.clone(), addend, counts, GROUP_ROWS, None)
+        yield f"{'plain' if addend is None else 'addend'}", "sparse_mlp_down", arguments
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [pytest.param(op, arguments, id=f"{op}-{name}") for name, op, arguments in op_calls()],
+    [
+        pytest.param(op, arguments, id=f"{op}-{name}")
+        for name, op, arguments in (*op_calls(), *mlp_op_calls())
+    ],
 )
 def test_fakes_and_schemas_tell_the_truth(name, arguments):
     op = getattr(torch.ops.chipsparse, name).default
@@ -163,6 +203,60 @@ def test_all_ops_compile_into_one_graph(backend):
         arguments = (query, key, value, lse, static, 9, seed + (1 << 32))
         for found, expected in zip(together(*arguments), refresh(*arguments), strict=True):
             torch.testing.assert_close(found, expected)
+
+
+def mlp_steps(hidden, weights, gate, turned):
+    """A dense and two sparse steps of an MLP, as a model would run them."""
+    up, bias, down = weights
+    options = {"activation": "silu", "group_rows": GROUP_ROWS, "gate_weight": gate}
+    activation = dense_activation(hidden, up, bias, **options)
+    if turned:
+        activation = token_contiguous(activation)
+    output = torch.nn.functional.linear(activation, down)
+    means = mean_preactivations(hidden, up, bias, **options)
+    results = [output.clone()]
+    for _ in range(2):
+        hidden = hidden * 1.5 + 0.1
+        neurons = neuron_selection(hidden, up, bias, means, keep_count=7, **options)
+        delta = sparse_mlp_up(hidden, up, bias, neurons, activation, **options)
+        results.append(
+            sparse_mlp_down(delta, down, neurons, output, addend=hidden, group_rows=GROUP_ROWS)
+        )
+    return results, activation, output, means, delta
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("gated", [False, True])
+def test_mlp_ops_compile_into_one_graph(gated, backend):
+    counter = CompileCounterWithBackend(backend)
+    together = torch.compile(mlp_steps, fullgraph=True, backend=counter)
+    for turned, rows in ((False, 40), (True, 40), (True, 75), (True, 131)):
+        hidden, up, bias, down = mlp_inputs(2, rows, 24, 18, dtype=torch.float32, device="cpu")
+        gate = gate_inputs(24, 18, dtype=torch.float32, device="cpu")[0] if gated else None
+        arguments = (hidden, (up, bias, down), gate, turned)
+        found, expected = together(*arguments), mlp_steps(*arguments)
+        torch.testing.assert_close(found, expected)
+        assert found[-1].stride() == expected[-1].stride()
+    ops = [str(node.target) for node in counter.graphs[0].graph.nodes]
+    for name, times in (("sparse_mlp_up", 2), ("sparse_mlp_down", 2), ("neuron_selection", 2)):
+        assert sum(name in op for op in ops) == times
+
+
+@pytest.mark.parametrize(
+    ("rows", "backend", "strides"),
+    [
+        (40, "reference", (720, 18, 1)),
+        (40, "triton", (720, 1, 40)),
+        (43, "triton", (864, 1, 48)),
+    ],
+)
+def test_the_fake_dense_activation_knows_the_layout(rows, backend, strides, monkeypatch):
+    monkeypatch.setattr("chipsparse.kernels.triton_support.interpreting", lambda: True)
+    with FakeTensorMode():
+        hidden, weight = torch.empty(1, rows, 24).half(), torch.empty(18, 24).half()
+        arguments = (hidden, weight, None, "gelu", None, None, GROUP_ROWS, backend)
+        assert torch.ops.chipsparse.dense_activation(*arguments).stride() == strides
 
 
 def test_seeds_of_any_size_compile():

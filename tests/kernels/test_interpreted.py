@@ -18,6 +18,9 @@ OPERATIONS = [
     "dense_attention_column_sums",
     "column_selection",
     "column_sparse_attention",
+    "neuron_selection",
+    "sparse_mlp_down",
+    "sparse_mlp_up",
     "mask_packing",
 ]
 

@@ -6,35 +6,81 @@ from chipsparse.kernels.neuron_selection import (
     group_means,
     mean_preactivations,
     neuron_selection,
+    select,
 )
 from tests.kernels.formulas import (
     DTYPES,
+    activation_of,
     assert_close,
     backend_names,
+    gate_inputs,
     groups_of,
     mlp_inputs,
     skip_unless_it_runs,
 )
 
 
-def means_of(hidden, weight, bias, group_rows):
-    """Means of the pre-activations themselves, in float64."""
-    before = hidden.double() @ weight.double().T
-    if bias is not None:
-        before = before + bias.double()
-    return torch.stack([part.mean(1) for part in before.split(group_rows, dim=1)], dim=1)
+def tolerance_of(dtype, backend):
+    """A kernel's means have 16 bits for bf16, one bit less each half under the interpreter."""
+    if dtype == torch.bfloat16 and backend != "reference":
+        return 4e-5
+    return 1e-12 if dtype == torch.float64 else 1e-5
 
 
+def means_of(hidden, weight, bias, group_rows, gate=None, activation=None):
+    """Means of the pre-activations themselves, in float64; of a gated MLP, their product."""
+
+    def linear(weight, bias):
+        before = hidden.double() @ weight.double().T
+        if bias is not None:
+            before = before + bias.double()
+        return torch.stack([part.mean(1) for part in before.split(group_rows, dim=1)], dim=1)
+
+    if gate is None:
+        return linear(weight, bias)
+    return activation_of(linear(*gate), activation) * linear(weight, bias)
+
+
+@backend_names(BACKENDS)
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("rows", [1, 7, 128, 131, 1337])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_mean_preactivations(rows, dtype, with_bias, device):
+def test_mean_preactivations(backend, with_bias, rows, dtype, device):
     hidden, weight, bias, _ = mlp_inputs(2, rows, 24, 50, dtype=dtype, device=device)
+    skip_unless_it_runs(BACKENDS, backend, hidden, weight)
     bias = bias if with_bias else None
-    means = mean_preactivations(hidden, weight, bias)
+    means = mean_preactivations(hidden, weight, bias, backend=backend)
     assert means.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
-    assert_close(means, means_of(hidden, weight, bias, 128), tolerance)
+    expected = means_of(hidden, weight, bias, 128)
+    assert_close(means, expected, tolerance_of(dtype, backend))
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("activation", ["gelu-tanh", "gelu", "silu"])
+def test_gated_means(backend, activation, dtype, device):
+    hidden, weight, bias, _ = mlp_inputs(2, 333, 24, 50, dtype=dtype, device=device)
+    gate = gate_inputs(24, 50, dtype=dtype, device=device)
+    skip_unless_it_runs(BACKENDS, backend, hidden, weight, None, gate[0])
+    options = {"gate_weight": gate[0], "gate_bias": gate[1], "activation": activation}
+    means = mean_preactivations(hidden, weight, bias, **options, backend=backend)
+    expected = means_of(hidden, weight, bias, 128, gate, activation)
+    assert_close(means, expected, tolerance_of(dtype, backend))
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("group_rows", "channels", "neurons"), [(3, 200, 300), (13, 72, 8)])
+def test_means_of_many_groups(backend, group_rows, channels, neurons, dtype, device):
+    """More groups, channels and neurons than a tile; views of larger tensors."""
+    hidden, weight, bias, _ = mlp_inputs(
+        2, 220, channels + 8, neurons + 1, dtype=dtype, device=device
+    )
+    hidden, weight, bias = hidden[..., 8:], weight[1:, 8:], bias[1:]
+    skip_unless_it_runs(BACKENDS, backend, hidden, weight)
+    means = mean_preactivations(hidden, weight, bias, group_rows=group_rows, backend=backend)
+    expected = means_of(hidden, weight, bias, group_rows)
+    assert_close(means, expected, tolerance_of(dtype, backend))
 
 
 @pytest.mark.parametrize("group_rows", [1, 13, 64, 500])
@@ -50,17 +96,10 @@ def test_group_means_of_half_precision_do_not_overflow():
     assert group_means(hidden).tolist() == [[[60000.0] * 2] * 3]
 
 
-@backend_names(BACKENDS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("group_rows", [64, 128])
-@pytest.mark.parametrize("keep_count", [1, 17, 50, 99])
-def test_keeps_the_neurons_that_moved_most(backend, keep_count, group_rows, dtype, device):
-    hidden, weight, bias, _ = mlp_inputs(2, 333, 24, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight)
-    groups = groups_of(333, group_rows)
-    old = torch.randn(2, groups, 50, device=device)
-    cache = old.clone()
-    neurons = neuron_selection(
+def check_selection(backend, hidden, weight, bias, old, keep_count, group_rows, **gate):
+    """The highest scores are chosen, ascending, and their means alone are stored."""
+    cache, neurons = old.clone(), weight.shape[0]
+    found = neuron_selection(
         hidden,
         weight,
         bias,
@@ -68,26 +107,73 @@ def test_keeps_the_neurons_that_moved_most(backend, keep_count, group_rows, dtyp
         keep_count=keep_count,
         group_rows=group_rows,
         backend=backend,
+        **gate,
     )
-    means = means_of(hidden, weight, bias, group_rows)
+    gate_pair = (gate["gate_weight"], gate["gate_bias"]) if gate else None
+    means = means_of(hidden, weight, bias, group_rows, gate_pair, gate.get("activation"))
     scores = (means - old.double()).abs()
-    assert neurons.dtype == torch.int32
-    assert neurons.shape == (2, groups, min(keep_count, 50))
-    chosen = torch.zeros_like(old, dtype=torch.bool).scatter_(-1, neurons.long(), True)
-    assert (neurons.diff(dim=-1) > 0).all()
+    assert found.dtype == torch.int32
+    assert found.shape == (*old.shape[:2], min(keep_count, neurons))
+    chosen = torch.zeros_like(old, dtype=torch.bool).scatter_(-1, found.long(), True)
+    assert (found.diff(dim=-1) > 0).all()
     lowest_chosen = scores.masked_fill(~chosen, torch.inf).amin(-1)
     highest_other = scores.masked_fill(chosen, -torch.inf).amax(-1)
-    assert (lowest_chosen >= highest_other - 1e-5).all()
+    tolerance = tolerance_of(hidden.dtype, backend)
+    assert (lowest_chosen >= highest_other - tolerance).all()
     # Chosen entries have the new mean, all others are bit for bit the old one.
-    assert_close(cache[chosen], means[chosen], 1e-5)
+    assert_close(cache[chosen], means[chosen], tolerance)
     assert torch.equal(cache[~chosen], old[~chosen])
 
 
 @backend_names(BACKENDS)
-def test_ties_nan_and_repeats(backend, device):
-    hidden, weight, bias, _ = mlp_inputs(1, 20, 24, 50, dtype=torch.float32, device=device)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group_rows", [64, 128])
+@pytest.mark.parametrize("keep_count", [1, 17, 50, 99])
+def test_keeps_the_neurons_that_moved_most(backend, keep_count, group_rows, dtype, device):
+    hidden, weight, bias, _ = mlp_inputs(2, 333, 24, 50, dtype=dtype, device=device)
     skip_unless_it_runs(BACKENDS, backend, hidden, weight)
-    exact = mean_preactivations(hidden, weight, bias)
+    old = torch.randn(2, groups_of(333, group_rows), 50, device=device)
+    check_selection(backend, hidden, weight, bias, old, keep_count, group_rows)
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["gelu-tanh", "gelu", "silu"])
+def test_gated_selection(backend, activation, dtype, device):
+    hidden, weight, bias, _ = mlp_inputs(2, 333, 24, 50, dtype=dtype, device=device)
+    gate_weight, gate_bias = gate_inputs(24, 50, dtype=dtype, device=device)
+    skip_unless_it_runs(BACKENDS, backend, hidden, weight, None, gate_weight)
+    old = torch.randn(2, 3, 50, device=device)
+    gate = {"gate_weight": gate_weight, "gate_bias": gate_bias, "activation": activation}
+    check_selection(backend, hidden, weight, bias, old, 17, 128, **gate)
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("keep_count", [1, 300, 1023, 1024])
+def test_scores_of_any_size(backend, keep_count, scale, dtype, device):
+    """Exact: the scores are known to the last bit, as the means are zero."""
+    _, weight, _, _ = mlp_inputs(1, 1, 8, 1024, dtype=dtype, device=device)
+    hidden = torch.zeros(1, 9, 8, dtype=dtype, device=device)
+    skip_unless_it_runs(BACKENDS, backend, hidden, weight)
+    # Few values, so that many are equal; then all different ones.
+    for spread in (20, 1 << 20):
+        old = torch.randint(-spread, spread, (1, 3, 1024), device=device) * scale / spread
+        expected = old.abs().argsort(dim=-1, descending=True, stable=True)[..., :keep_count]
+        cache = old.clone()
+        options = {"keep_count": keep_count, "group_rows": 3, "backend": backend}
+        found = neuron_selection(hidden, weight, None, cache, **options)
+        assert torch.equal(found.long(), expected.sort(-1).values)
+        assert torch.equal(cache, old.scatter(-1, expected, 0.0))
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ties_nan_and_repeats(backend, dtype, device):
+    hidden, weight, bias, _ = mlp_inputs(1, 20, 24, 50, dtype=dtype, device=device)
+    skip_unless_it_runs(BACKENDS, backend, hidden, weight)
+    exact = mean_preactivations(hidden, weight, bias, backend=backend)
 
     def choose(cache, keep_count):
         options = {"keep_count": keep_count, "backend": backend}
@@ -106,6 +192,24 @@ def test_ties_nan_and_repeats(backend, device):
     choose(cache, 2)
     assert torch.equal(cache, exact)
     assert choose(cache, 2) == [[[0, 1]]]
+    worst = exact.clone()
+    worst[0, 0, 7:] = torch.inf
+    worst[0, 0, 9] = torch.nan
+    worst[0, 0, 48] = -torch.nan
+    assert choose(worst.clone(), 1) == [[[9]]]
+    assert choose(worst.clone(), 4) == [[[7, 8, 9, 48]]]
+    assert choose(torch.full_like(exact, torch.nan), 3) == [[[0, 1, 2]]]
+
+
+@backend_names(BACKENDS)
+def test_infinite_tokens(backend, device):
+    """A token at infinity makes the score of its neurons infinite, as it does in the reference."""
+    weight = torch.eye(8, device=device).bfloat16()
+    hidden = torch.zeros(1, 4, 8, device=device).bfloat16()
+    skip_unless_it_runs(BACKENDS, backend, hidden, weight)
+    hidden[0, 1, 3] = torch.inf
+    means = mean_preactivations(hidden, weight, None, backend=backend)
+    assert means[0, 0, 3] == torch.inf
 
 
 def test_mistakes_are_named():
@@ -125,7 +229,27 @@ def test_mistakes_are_named():
         ({"mean_cache": torch.zeros(1, 3, 50)}, r"mean_cache must be \[1, 2, 50\]"),
         ({"mean_cache": torch.zeros(1, 2, 50).half()}, "got torch.float16"),
         ({"group_rows": 0}, "group_rows must be at least 1, got 0"),
+        ({"gate_weight": weight[:3]}, r"gate_weight must be \[50, 24\], got \[3, 24\]"),
+        ({"gate_weight": weight}, "activation must be gelu-tanh, gelu or silu, got None"),
+        ({"gate_bias": bias}, "gate_bias needs gate_weight, which is None"),
         ({"backend": "fast"}, "unknown backend 'fast'"),
     ]:
         with pytest.raises(ValueError, match=message):
             neuron_selection(**{**good, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"hidden": torch.zeros(1, 20, 24)}, "needs fp16 or bf16, got torch.float32"),
+        ({"weight": torch.zeros(24, 50).half().T}, "rows of weight are not contiguous"),
+        ({"weight": torch.zeros(1, 24).half().expand(65537, 24)}, "at most 65536 neurons"),
+        ({"mean_cache": torch.zeros(1, 1, 50).double()}, "mean_cache of torch.float32"),
+    ],
+)
+def test_kernels_say_why_not(change, reason, monkeypatch):
+    monkeypatch.setattr("chipsparse.kernels.triton_support.interpreting", lambda: True)
+    good = {"hidden": torch.zeros(1, 20, 24).half(), "weight": torch.zeros(50, 24).half()}
+    assert select(**good, force="triton").backend.name == "triton"
+    with pytest.raises(ValueError, match=f"backend 'triton' cannot run here: .*{reason}"):
+        select(**{**good, **change}, force="triton")

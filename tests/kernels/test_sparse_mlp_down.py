@@ -1,18 +1,20 @@
 import pytest
 import torch
-import torch.nn.functional as F
 
-from chipsparse.kernels.sparse_mlp_down import BACKENDS, sparse_mlp_down
-from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
+from chipsparse.kernels.sparse_mlp_down import BACKENDS, select, sparse_mlp_down
+from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
 from tests.kernels.formulas import (
     DTYPES,
     TOLERANCE,
     assert_close,
+    assert_rounded,
     backend_names,
+    gate_inputs,
     groups_of,
     mlp_inputs,
     random_neurons,
     skip_unless_it_runs,
+    token_contiguous,
 )
 
 
@@ -29,65 +31,172 @@ def added(delta, weight, neurons, counts, group_rows):
     return result
 
 
+def down_inputs(batch, rows, capacity, channels, neurons, *, dtype, device, seed=0):
+    """Token-contiguous delta, weight with contiguous channels, and the cached output."""
+    generator = torch.Generator().manual_seed(seed)
+    delta = torch.randn(batch, rows, capacity, generator=generator).to(device, dtype)
+    weight = torch.randn(neurons, channels, generator=generator) * neurons**-0.5
+    cache = torch.randn(batch, rows, channels, generator=generator).to(device, dtype)
+    return token_contiguous(delta), weight.to(device, dtype).T, cache
+
+
 @backend_names(BACKENDS)
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("rows", [1, 7, 131, 333])
 def test_matches_the_layer_neuron_by_neuron(backend, rows, dtype, device):
-    _, _, _, weight = mlp_inputs(2, rows, 24, 50, dtype=dtype, device=device)
-    delta = torch.randn(2, rows, 17, device=device).to(dtype)
+    delta, weight, old = down_inputs(2, rows, 17, 24, 50, dtype=dtype, device=device)
     skip_unless_it_runs(BACKENDS, backend, delta, weight)
     neurons = random_neurons(2, groups_of(rows, 128), 17, 50, device=device)
-    old = torch.randn(2, rows, 24, device=device).to(dtype)
     cache = old.clone()
     result = sparse_mlp_down(delta, weight, neurons, cache, backend=backend)
-    assert result is cache
     expected = old.double().cpu() + added(delta, weight, neurons, None, 128)
     assert_close(cache, expected, TOLERANCE[dtype])
+    assert result.dtype == dtype
+    assert result.is_contiguous()
+    assert result.data_ptr() != cache.data_ptr()
+    assert torch.equal(result, cache)
 
 
 @backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group_rows", [1, 13, 64, 500])
-def test_counts_and_group_sizes(backend, group_rows, device):
-    _, _, _, weight = mlp_inputs(2, 70, 24, 50, dtype=torch.float32, device=device)
-    delta = torch.randn(2, 70, 9, device=device)
+def test_counts_and_group_sizes(backend, group_rows, dtype, device):
+    delta, weight, old = down_inputs(2, 70, 9, 24, 50, dtype=dtype, device=device)
     skip_unless_it_runs(BACKENDS, backend, delta, weight)
     groups = groups_of(70, group_rows)
     neurons = random_neurons(2, groups, 9, 50, device=device)
     counts = torch.arange(2 * groups, device=device).view(2, groups).int() % 10
-    old = torch.randn(2, 70, 24, device=device)
     cache, before = old.clone(), delta.clone()
-    sparse_mlp_down(
+    result = sparse_mlp_down(
         delta, weight, neurons, cache, counts=counts, group_rows=group_rows, backend=backend
     )
     expected = old.double().cpu() + added(delta, weight, neurons, counts, group_rows)
-    assert_close(cache, expected, 1e-5)
+    assert_close(cache, expected, TOLERANCE[dtype])
+    assert torch.equal(result, cache)
     assert torch.equal(delta, before)
     empty_rows = slice(0, min(group_rows, 70))  # the first group's count is 0
     assert torch.equal(cache[0, empty_rows], old[0, empty_rows])
 
 
 @backend_names(BACKENDS)
-def test_no_neurons_change_nothing(backend, device):
-    cache = torch.randn(1, 131, 24, device=device)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels", [8, 136, 520])
+def test_more_than_a_tile_of_everything(backend, channels, dtype, device):
+    delta, weight, old = down_inputs(1, 300, 200, channels, 210, dtype=dtype, device=device)
+    skip_unless_it_runs(BACKENDS, backend, delta, weight)
+    neurons = random_neurons(1, 3, 200, 210, device=device)
+    counts = torch.tensor([[200, 64, 3]], dtype=torch.int32, device=device)
+    cache = old.clone()
+    result = sparse_mlp_down(delta, weight, neurons, cache, counts=counts, backend=backend)
+    expected = old.double().cpu() + added(delta, weight, neurons, counts, 128)
+    assert_close(cache, expected, TOLERANCE[dtype])
+    assert torch.equal(result, cache)
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_past_the_count_is_ignored(backend, dtype, device):
+    """Also where it is NaN, and so is the neuron that fills the lists."""
+    delta, weight, old = down_inputs(2, 70, 9, 24, 50, dtype=dtype, device=device)
+    skip_unless_it_runs(BACKENDS, backend, delta, weight)
+    neurons = random_neurons(2, 1, 9, 49, device=device) + 1
+    counts = torch.tensor([[5], [9]], dtype=torch.int32, device=device)
+    expected = sparse_mlp_down(delta, weight, neurons, old.clone(), counts=counts, backend=backend)
+    neurons[0, :, 5:] = 0
+    delta[0, :, 5:] = torch.nan
+    found = sparse_mlp_down(delta, weight, neurons, old.clone(), counts=counts, backend=backend)
+    assert torch.equal(found, expected)
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("addend_dtype", [torch.bfloat16, torch.float32])
+def test_addend_goes_to_the_result_alone(backend, addend_dtype, dtype, device):
+    delta, weight, old = down_inputs(2, 131, 17, 24, 50, dtype=dtype, device=device)
+    skip_unless_it_runs(BACKENDS, backend, delta, weight)
+    neurons = random_neurons(2, 2, 17, 50, device=device)
+    plain, with_addend = old.clone(), old.clone()
+    sparse_mlp_down(delta, weight, neurons, plain, backend=backend)
+    addend = torch.randn(2, 131, 24, device=device).to(addend_dtype)
+    for strided in (addend, addend.mT.contiguous().mT, addend[:1].expand(2, 131, 24)):
+        with_addend.copy_(old)
+        result = sparse_mlp_down(
+            delta, weight, neurons, with_addend, addend=strided, backend=backend
+        )
+        assert torch.equal(with_addend, plain)
+        assert result.dtype == dtype
+        assert_rounded(result, plain.float() + strided.float())
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cache_in_single_precision(backend, dtype, device):
+    delta, weight, old = down_inputs(1, 131, 17, 24, 50, dtype=dtype, device=device)
+    skip_unless_it_runs(BACKENDS, backend, delta, weight)
+    neurons = random_neurons(1, 2, 17, 50, device=device)
+    cache = old.to(torch.float32, copy=True)
+    result = sparse_mlp_down(delta, weight, neurons, cache, backend=backend)
+    assert_close(cache, old.double().cpu() + added(delta, weight, neurons, None, 128), 1e-5)
+    assert_rounded(result, cache)
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_strides_do_not_matter(backend, dtype, device):
+    """Delta and caches of any strides; the reference takes any weight as well."""
+    delta, weight, old = down_inputs(2, 131, 17, 24, 50, dtype=dtype, device=device)
+    skip_unless_it_runs(BACKENDS, backend, delta, weight)
+    neurons = random_neurons(2, 2, 17, 50, device=device)
+    expected = sparse_mlp_down(delta, weight, neurons, old.clone(), backend=backend)
+    whole = torch.zeros(2, 140, 40, dtype=dtype, device=device)
+    for cache in (whole[:, 3:134, 8:32], whole.mT[:, :24, :131].mT, whole[:, 5:136, 1:25]):
+        cache.copy_(old)
+        result = sparse_mlp_down(delta.contiguous(), weight, neurons, cache, backend=backend)
+        assert torch.equal(result, expected)
+        assert torch.equal(cache, expected)
+        cache.zero_()
+        assert (whole == 0).all()
+    if backend == "reference":
+        result = sparse_mlp_down(delta, weight.contiguous(), neurons, old.clone(), backend=backend)
+        assert torch.equal(result, expected)
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_neurons_change_nothing(backend, dtype, device):
+    delta, weight, cache = down_inputs(1, 131, 0, 24, 50, dtype=dtype, device=device)
     before = cache.clone()
-    delta = torch.zeros(1, 131, 0, device=device)
-    weight = torch.randn(24, 50, device=device)
     skip_unless_it_runs(BACKENDS, backend, delta, weight)
     neurons = torch.zeros(1, 2, 0, dtype=torch.int32, device=device)
-    sparse_mlp_down(delta, weight, neurons, cache, backend=backend)
+    result = sparse_mlp_down(delta, weight, neurons, cache, backend=backend)
     assert torch.equal(cache, before)
+    assert torch.equal(result, before)
+    result = sparse_mlp_down(delta, weight, neurons, cache, addend=before, backend=backend)
+    assert_rounded(result, before.double() + before.double())
 
 
-def test_up_then_down_on_all_neurons_is_the_dense_layer(device):
-    hidden, up, bias, down = mlp_inputs(2, 333, 24, 50, dtype=torch.float32, device=device)
-    earlier = hidden + torch.randn_like(hidden)
-    activation = F.gelu(F.linear(earlier, up, bias), approximate="tanh")
-    output = F.linear(activation, down)
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gated", [False, True])
+def test_up_then_down_on_all_neurons_is_the_dense_layer(backend, gated, dtype, device):
+    """Step after step, on other tokens each time."""
+    hidden, up, bias, down = mlp_inputs(2, 333, 24, 50, dtype=dtype, device=device)
+    down = down.T.contiguous().T
+    skip_unless_it_runs(BACKENDS, backend, hidden, down)
+    gate_weight, gate_bias = gate_inputs(24, 50, dtype=dtype, device=device)
+    options = {"activation": "gelu-tanh", "backend": backend}
+    if gated:
+        options |= {"gate_weight": gate_weight, "gate_bias": gate_bias}
+    activation = dense_activation(hidden, up, bias, **options)
+    output = activation @ down.T
     everything = torch.arange(50, dtype=torch.int32, device=device).expand(2, 3, 50)
-    delta = sparse_mlp_up(hidden, up, bias, everything, activation, activation="gelu-tanh")
-    sparse_mlp_down(delta, down, everything, output)
-    expected = F.linear(F.gelu(F.linear(hidden, up, bias), approximate="tanh"), down)
-    assert_close(output, expected, 1e-5)
+    for seed in (2, 3, 4):
+        hidden, *_ = mlp_inputs(2, 333, 24, 50, dtype=dtype, device=device, seed=seed)
+        delta = sparse_mlp_up(hidden, up, bias, everything, activation, **options)
+        result = sparse_mlp_down(delta, down, everything, output, backend=backend)
+        dense = dense_activation(hidden, up, bias, **options).double() @ down.double().T
+        # Each step rounds the output once more.
+        assert_close(result, dense, 4 * TOLERANCE[dtype])
 
 
 def test_mistakes_are_named():
@@ -104,9 +213,28 @@ def test_mistakes_are_named():
         ({"delta": torch.zeros(1, 200, 21)}, r"neuron_indices must be \[1, 2, 21\]"),
         ({"output_cache": torch.zeros(1, 200, 25)}, r"output_cache must be \[1, 200, 24\]"),
         ({"output_cache": torch.zeros(1, 200, 24).int()}, "got torch.int32"),
+        ({"addend": torch.zeros(200, 24)}, r"addend must be \[1, 200, 24\], got \[200, 24\]"),
+        ({"addend": torch.zeros(1, 200, 24).int()}, "addend must be a floating point tensor"),
         ({"counts": torch.zeros(1, 3, dtype=torch.int32)}, r"counts must be \[1, 2\]"),
         ({"group_rows": -1}, "group_rows must be at least 1, got -1"),
         ({"backend": "fast"}, "unknown backend 'fast'"),
     ]:
         with pytest.raises(ValueError, match=message):
             sparse_mlp_down(**{**good, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"delta": torch.zeros(1, 20, 9)}, "needs fp16 or bf16, got torch.float32"),
+        ({"weight": torch.zeros(50, 20).half().T}, "needs a multiple of 8 channels, got 20"),
+        ({"weight": torch.zeros(24, 50).half()}, r"channels are contiguous.*strides \(50, 1\)"),
+        ({"weight": torch.zeros(50, 25).half().T[1:]}, r"strides \(1, 25\)"),
+    ],
+)
+def test_kernels_say_why_not(change, reason, monkeypatch):
+    monkeypatch.setattr("chipsparse.kernels.triton_support.interpreting", lambda: True)
+    good = {"delta": torch.zeros(1, 20, 9).half(), "weight": torch.zeros(50, 24).half().T}
+    assert select(**good, force="triton").backend.name == "triton"
+    with pytest.raises(ValueError, match=f"backend 'triton' cannot run here: .*{reason}"):
+        select(**{**good, **change}, force="triton")

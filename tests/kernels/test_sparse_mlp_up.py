@@ -1,23 +1,35 @@
 import pytest
 import torch
 
-from chipsparse.kernels.sparse_mlp_up import BACKENDS, sparse_mlp_up
+from chipsparse.kernels.sparse_mlp_up import BACKENDS, dense_activation, select, sparse_mlp_up
+from chipsparse.kernels.token_layout import is_token_contiguous
 from tests.kernels.formulas import (
     DTYPES,
     TOLERANCE,
+    activation_of,
     assert_close,
+    assert_rounded,
     backend_names,
+    gate_inputs,
     groups_of,
     mlp_inputs,
     neuron_activation,
     random_neurons,
     skip_unless_it_runs,
+    token_contiguous,
 )
 
 ACTIVATIONS = ["gelu-tanh", "gelu", "silu"]
+HALVES = [torch.bfloat16, torch.float16]
 
 
-def check(hidden, weight, bias, neurons, counts, old, cache, delta, activation, group_rows):
+def random_cache(batch, rows, neurons, *, dtype, device, seed=2):
+    generator = torch.Generator().manual_seed(seed)
+    cache = torch.randn(batch, rows, neurons, generator=generator)
+    return token_contiguous(cache.to(device, dtype))
+
+
+def check(hidden, weight, bias, neurons, counts, old, cache, delta, activation, group_rows, gate):
     """Every listed entry has its new value and change, every other is bit for bit the old one."""
     tolerance = TOLERANCE[hidden.dtype]
     untouched = torch.ones_like(cache, dtype=torch.bool)
@@ -25,14 +37,53 @@ def check(hidden, weight, bias, neurons, counts, old, cache, delta, activation, 
         for g in range(neurons.shape[1]):
             rows = slice(g * group_rows, min((g + 1) * group_rows, hidden.shape[1]))
             count = neurons.shape[2] if counts is None else int(counts[b, g])
-            for place, neuron in enumerate(neurons[b, g, :count].tolist()):
-                new = neuron_activation(hidden[b, rows], weight, bias, neuron, activation)
-                assert_close(cache[b, rows, neuron], new, tolerance)
-                change = cache[b, rows, neuron].double() - old[b, rows, neuron].double()
-                assert_close(delta[b, rows, place], change, tolerance)
-                untouched[b, rows, neuron] = False
+            listed = neurons[b, g, :count].tolist()
+            new = [
+                neuron_activation(hidden[b, rows], weight, bias, neuron, activation, gate)
+                for neuron in listed
+            ]
+            if listed:
+                assert_close(cache[b, rows][:, listed], torch.stack(new, 1), tolerance)
+            change = cache[b, rows][:, listed].double() - old[b, rows][:, listed].double()
+            assert_rounded(delta[b, rows, :count], change)
+            untouched[b, rows, listed] = False
             assert (delta[b, rows, count:] == 0).all()
     assert torch.equal(cache[untouched], old[untouched])
+
+
+def run_and_check(
+    backend,
+    hidden,
+    weight,
+    bias,
+    neurons,
+    cache,
+    *,
+    counts=None,
+    activation="gelu-tanh",
+    group_rows=128,
+    gate=None,
+):
+    old = cache.clone()
+    gate_weight, gate_bias = (None, None) if gate is None else gate
+    delta = sparse_mlp_up(
+        hidden,
+        weight,
+        bias,
+        neurons,
+        cache,
+        counts=counts,
+        activation=activation,
+        gate_weight=gate_weight,
+        gate_bias=gate_bias,
+        group_rows=group_rows,
+        backend=backend,
+    )
+    assert delta.dtype == hidden.dtype
+    assert delta.shape == (*hidden.shape[:2], neurons.shape[2])
+    assert is_token_contiguous(delta) == is_token_contiguous(cache)
+    check(hidden, weight, bias, neurons, counts, old, cache, delta, activation, group_rows, gate)
+    return delta
 
 
 @backend_names(BACKENDS)
@@ -41,24 +92,36 @@ def check(hidden, weight, bias, neurons, counts, old, cache, delta, activation, 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_matches_the_layer_neuron_by_neuron(backend, rows, dtype, activation, device):
     hidden, weight, bias, _ = mlp_inputs(2, rows, 24, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight)
+    cache = random_cache(2, rows, 50, dtype=dtype, device=device)
+    skip_unless_it_runs(BACKENDS, backend, hidden, weight, cache)
     neurons = random_neurons(2, groups_of(rows, 128), 17, 50, device=device)
-    old = torch.randn(2, rows, 50, device=device).to(dtype)
-    cache = old.clone()
-    delta = sparse_mlp_up(
-        hidden, weight, bias, neurons, cache, activation=activation, backend=backend
-    )
-    assert delta.dtype == dtype
-    assert delta.shape == (2, rows, 17)
-    check(hidden, weight, bias, neurons, None, old, cache, delta, activation, 128)
+    run_and_check(backend, hidden, weight, bias, neurons, cache, activation=activation)
 
 
 @backend_names(BACKENDS)
-@pytest.mark.parametrize("group_rows", [1, 13, 64, 500])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_counts_and_group_sizes(backend, group_rows, with_bias, device):
-    hidden, weight, bias, _ = mlp_inputs(2, 70, 24, 50, dtype=torch.float32, device=device)
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight)
+def test_gated(backend, with_bias, activation, dtype, device):
+    hidden, weight, bias, _ = mlp_inputs(2, 131, 24, 50, dtype=dtype, device=device)
+    gate_weight, gate_bias = gate_inputs(24, 50, dtype=dtype, device=device)
+    cache = random_cache(2, 131, 50, dtype=dtype, device=device)
+    skip_unless_it_runs(BACKENDS, backend, hidden, weight, cache, gate_weight)
+    neurons = random_neurons(2, 2, 17, 50, device=device)
+    gate = (gate_weight, gate_bias if with_bias else None)
+    bias = bias if with_bias else None
+    run_and_check(backend, hidden, weight, bias, neurons, cache, activation=activation, gate=gate)
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group_rows", [1, 13, 64, 500])
+@pytest.mark.parametrize("gated", [False, True])
+def test_counts_and_group_sizes(backend, gated, group_rows, dtype, device):
+    hidden, weight, bias, _ = mlp_inputs(2, 70, 24, 50, dtype=dtype, device=device)
+    cache = random_cache(2, 70, 50, dtype=dtype, device=device)
+    gate = gate_inputs(24, 50, dtype=dtype, device=device) if gated else None
+    skip_unless_it_runs(BACKENDS, backend, hidden, weight, cache)
     groups = groups_of(70, group_rows)
     neurons = random_neurons(2, groups, 9, 50, device=device)
     counts = torch.arange(2 * groups, device=device).view(2, groups).int() % 10
@@ -66,34 +129,80 @@ def test_counts_and_group_sizes(backend, group_rows, with_bias, device):
     past = torch.arange(9, device=device) >= counts[..., None]
     neurons = neurons.masked_fill(past, 0)
     neurons[0, -1, 0] = 0
-    old = torch.randn(2, 70, 50, device=device)
-    cache = old.clone()
-    used_bias = bias if with_bias else None
-    delta = sparse_mlp_up(
+    run_and_check(
+        backend,
         hidden,
         weight,
-        used_bias,
+        None if gated else bias,
         neurons,
         cache,
         counts=counts,
         activation="gelu",
         group_rows=group_rows,
-        backend=backend,
+        gate=gate,
     )
-    check(hidden, weight, used_bias, neurons, counts, old, cache, delta, "gelu", group_rows)
 
 
 @backend_names(BACKENDS)
-def test_all_neurons_and_none(backend, device):
-    hidden, weight, bias, _ = mlp_inputs(1, 131, 24, 50, dtype=torch.float32, device=device)
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight)
-    old = torch.randn(1, 131, 50, device=device)
-    cache = old.clone()
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels", [8, 72, 160])
+def test_more_neurons_than_a_tile_and_odd_channels(backend, channels, dtype, device):
+    """Several tiles of neurons and of channels, some of them partial or past the count."""
+    hidden, weight, bias, _ = mlp_inputs(1, 300, channels, 350, dtype=dtype, device=device)
+    cache = random_cache(1, 300, 350, dtype=dtype, device=device)
+    skip_unless_it_runs(BACKENDS, backend, hidden, weight, cache)
+    neurons = random_neurons(1, 3, 333, 350, device=device)
+    counts = torch.tensor([[333, 256, 3]], dtype=torch.int32, device=device)
+    run_and_check(backend, hidden, weight, bias, neurons, cache, counts=counts)
+
+
+@backend_names(BACKENDS)
+def test_views_of_larger_tensors(backend, device):
+    """Channels, neurons and tokens cut out of larger tensors; what is around them stays."""
+    hidden, weight, bias, _ = mlp_inputs(2, 140, 48, 70, dtype=torch.bfloat16, device=device)
+    hidden, weight, bias = hidden[:, 4:137, 8:32], weight[16:66, 16:40], bias[16:66]
+    whole = random_cache(2, 160, 60, dtype=torch.bfloat16, device=device)
+    before = whole.clone()
+    cache = whole[:, 16:149, 5:55]
+    skip_unless_it_runs(BACKENDS, backend, hidden, weight, cache)
+    neurons = random_neurons(2, 2, 17, 50, device=device)
+    run_and_check(backend, hidden, weight, bias, neurons, cache)
+    cache.copy_(before[:, 16:149, 5:55])
+    assert torch.equal(whole, before)
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cache_in_single_precision(backend, dtype, device):
+    hidden, weight, bias, _ = mlp_inputs(1, 131, 24, 50, dtype=dtype, device=device)
+    cache = random_cache(1, 131, 50, dtype=torch.float32, device=device)
+    skip_unless_it_runs(BACKENDS, backend, hidden, weight, cache)
+    neurons = random_neurons(1, 2, 17, 50, device=device)
+    run_and_check(backend, hidden, weight, bias, neurons, cache)
+
+
+def test_reference_takes_any_strides(device):
+    hidden, weight, bias, _ = mlp_inputs(2, 131, 24, 50, dtype=torch.bfloat16, device=device)
+    neurons = random_neurons(2, 2, 17, 50, device=device)
+    caches = [random_cache(2, 131, 50, dtype=torch.bfloat16, device=device)]
+    caches += [caches[0].contiguous(), caches[0].permute(1, 2, 0).contiguous().permute(2, 0, 1)]
+    deltas = [
+        run_and_check("reference", hidden, weight, bias, neurons, cache, activation="silu")
+        for cache in caches
+    ]
+    for cache, delta in zip(caches[1:], deltas[1:], strict=True):
+        assert torch.equal(cache, caches[0])
+        assert torch.equal(delta, deltas[0])
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_neurons_and_none(backend, dtype, device):
+    hidden, weight, bias, _ = mlp_inputs(1, 131, 24, 50, dtype=dtype, device=device)
+    cache = random_cache(1, 131, 50, dtype=dtype, device=device)
+    skip_unless_it_runs(BACKENDS, backend, hidden, weight, cache)
     everything = torch.arange(50, dtype=torch.int32, device=device).expand(1, 2, 50)
-    delta = sparse_mlp_up(
-        hidden, weight, bias, everything, cache, activation="silu", backend=backend
-    )
-    check(hidden, weight, bias, everything, None, old, cache, delta, "silu", 128)
+    run_and_check(backend, hidden, weight, bias, everything, cache, activation="silu")
     before = cache.clone()
     nothing = everything[..., :0]
     delta = sparse_mlp_up(hidden, weight, bias, nothing, cache, activation="silu", backend=backend)
@@ -103,24 +212,94 @@ def test_all_neurons_and_none(backend, device):
 
 @backend_names(BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_changes_add_up_to_the_cache_without_drift(backend, dtype, device):
+@pytest.mark.parametrize("gated", [False, True])
+def test_changes_add_up_to_the_cache_without_drift(backend, gated, dtype, device):
     """Repeating a step changes nothing more, bit for bit, also in half precision."""
     hidden, weight, bias, _ = mlp_inputs(1, 200, 24, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight)
+    cache = random_cache(1, 200, 50, dtype=dtype, device=device)
+    skip_unless_it_runs(BACKENDS, backend, hidden, weight, cache)
+    gate_weight = gate_inputs(24, 50, dtype=dtype, device=device)[0] if gated else None
     neurons = random_neurons(1, 2, 20, 50, device=device)
-    cache = torch.randn(1, 200, 50, device=device).to(dtype)
     arguments = (hidden, weight, bias, neurons, cache)
-    first = sparse_mlp_up(*arguments, activation="gelu-tanh", backend=backend)
+    options = {"activation": "gelu-tanh", "gate_weight": gate_weight, "backend": backend}
+    first = sparse_mlp_up(*arguments, **options)
     once = cache.clone()
-    second = sparse_mlp_up(*arguments, activation="gelu-tanh", backend=backend)
+    second = sparse_mlp_up(*arguments, **options)
     assert (first != 0).any()
     assert (second == 0).all()
     assert torch.equal(cache, once)
 
 
-def test_mistakes_are_named():
-    hidden, weight, bias, _ = mlp_inputs(1, 200, 24, 50, dtype=torch.float32, device="cpu")
+@backend_names(BACKENDS)
+def test_poisoned_entries_stay_and_recover(backend, device):
+    """NaN in the cache shows in the change of the listed entries alone, and once."""
+    hidden, weight, bias, _ = mlp_inputs(1, 131, 24, 50, dtype=torch.bfloat16, device=device)
+    cache = token_contiguous(torch.full((1, 131, 50), torch.nan, device=device).bfloat16())
+    skip_unless_it_runs(BACKENDS, backend, hidden, weight, cache)
+    neurons = random_neurons(1, 2, 20, 50, device=device)
+    arguments = (hidden, weight, bias, neurons, cache)
+    assert sparse_mlp_up(*arguments, activation="gelu", backend=backend).isnan().all()
+    assert int((~cache.isnan()).sum()) == 131 * 20
+    assert (sparse_mlp_up(*arguments, activation="gelu", backend=backend) == 0).all()
+
+
+# dense_activation
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("gated", [False, True])
+def test_dense_activation(backend, gated, activation, dtype, device):
+    hidden, weight, bias, _ = mlp_inputs(2, 133, 24, 50, dtype=dtype, device=device)
+    skip_unless_it_runs(BACKENDS, backend, hidden, weight)
+    gate_weight, gate_bias = gate_inputs(24, 50, dtype=dtype, device=device)
+    gate = {"gate_weight": gate_weight, "gate_bias": gate_bias} if gated else {}
+    found = dense_activation(hidden, weight, bias, activation=activation, **gate, backend=backend)
+    up = hidden.double() @ weight.double().mT + bias.double()
+    expected = activation_of(up, activation)
+    if gated:
+        before = hidden.double() @ gate_weight.double().mT + gate_bias.double()
+        expected = activation_of(before, activation) * up
+    assert found.dtype == dtype
+    # A kernel's product is rounded before the bias is added to it, and each factor of a gate.
+    assert_close(found, expected, TOLERANCE[dtype])
+    assert is_token_contiguous(found) == (backend != "reference")
+    assert backend != "reference" or found.is_contiguous()
+    assert not found.requires_grad
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("rows", [1, 133, 1040])
+def test_a_sparse_step_takes_up_where_the_dense_one_left(backend, rows, dtype, device):
+    """The same tokens change roundings alone; 100 % kept of others is a dense step on those."""
+    hidden, weight, bias, _ = mlp_inputs(1, rows, 24, 50, dtype=dtype, device=device)
+    skip_unless_it_runs(BACKENDS, backend, hidden, weight)
+    options = {"activation": "gelu-tanh", "backend": backend}
+    cache = dense_activation(hidden, weight, bias, **options)
+    everything = torch.arange(50, dtype=torch.int32, device=device)
+    everything = everything.expand(1, groups_of(rows, 128), 50)
+    before = cache.clone()
+    sparse_mlp_up(hidden, weight, bias, everything, cache, **options)
+    assert_close(cache, before, TOLERANCE[dtype])
+    moved, *_ = mlp_inputs(1, rows, 24, 50, dtype=dtype, device=device, seed=3)
+    sparse_mlp_up(moved, weight, bias, everything, cache, **options)
+    assert_close(cache, dense_activation(moved, weight, bias, **options), TOLERANCE[dtype])
+
+
+@backend_names(BACKENDS)
+def test_dense_activation_without_bias(backend, device):
+    hidden, weight, _, _ = mlp_inputs(1, 20, 24, 50, dtype=torch.float16, device=device)
+    skip_unless_it_runs(BACKENDS, backend, hidden, weight)
+    found = dense_activation(hidden, weight, None, activation="silu", backend=backend)
+    expected = activation_of(hidden.double() @ weight.double().mT, "silu")
+    assert_close(found, expected, TOLERANCE[torch.float16])
+
+
+def mistakes():
     neurons = random_neurons(1, 2, 20, 50, device="cpu")
+    hidden, weight, bias, _ = mlp_inputs(1, 200, 24, 50, dtype=torch.float32, device="cpu")
     good = {
         "hidden": hidden,
         "weight": weight,
@@ -129,7 +308,8 @@ def test_mistakes_are_named():
         "activation_cache": torch.zeros(1, 200, 50),
         "activation": "gelu",
     }
-    for change, message in [
+    gate = {"gate_weight": weight}
+    return good, [
         ({"activation": "relu"}, "got 'relu'"),
         ({"hidden": hidden[0]}, r"hidden must be \[B, N, C\], got \[200, 24\]"),
         ({"weight": weight.T}, r"weight must be \[24, 24\], got \[24, 50\]"),
@@ -139,7 +319,54 @@ def test_mistakes_are_named():
         ({"group_rows": 64}, r"neuron_indices must be \[1, 4, 20\], got \[1, 2, 20\]"),
         ({"activation_cache": torch.zeros(1, 200, 51)}, r"activation_cache must be \[1, 200, 50\]"),
         ({"counts": torch.zeros(1, 3, dtype=torch.int32)}, r"counts must be \[1, 2\]"),
+        ({"gate_weight": weight[:3]}, r"gate_weight must be \[50, 24\], got \[3, 24\]"),
+        ({"gate_weight": weight.half()}, "gate_weight must be torch.float32, got torch.float16"),
+        ({**gate, "gate_bias": bias[:3]}, r"gate_bias must be \[50\], got \[3\]"),
+        ({"gate_bias": bias}, "gate_bias needs gate_weight, which is None"),
         ({"backend": "fast"}, "unknown backend 'fast'"),
-    ]:
-        with pytest.raises(ValueError, match=message):
+    ]
+
+
+def test_mistakes_are_named():
+    good, changes = mistakes()
+    for change, message in changes:
+        with pytest.raises(ValueError, match=f"sparse_mlp_up: .*{message}"):
             sparse_mlp_up(**{**good, **change})
+
+
+def test_mistakes_of_the_dense_layer_are_named():
+    good, changes = mistakes()
+    used = {"hidden", "weight", "bias", "activation"}
+    good = {name: good[name] for name in used}
+    for change, message in changes:
+        if change.keys() <= used | {"gate_weight", "gate_bias"}:
+            with pytest.raises(ValueError, match=f"dense_activation: .*{message}"):
+                dense_activation(**{**good, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"hidden": torch.zeros(1, 20, 24)}, "needs fp16 or bf16, got torch.float32"),
+        ({"hidden": torch.zeros(1, 20, 20).half()}, "needs a multiple of 8 channels, got 20"),
+        ({"hidden": torch.zeros(1, 20, 25).half()[..., 1:]}, "rows of hidden are not contiguous"),
+        ({"weight": torch.zeros(24, 50).half().T}, "rows of weight are not contiguous"),
+        ({"gate_weight": torch.zeros(24, 50).half().T}, "rows of gate_weight are not contiguous"),
+        (
+            {"activation_cache": torch.zeros(1, 20, 50).half()},
+            r"tokens are contiguous.*strides \(1000, 50, 1\)",
+        ),
+        ({"activation_cache": torch.zeros(1, 50, 20).half().mT}, r"strides \(1000, 1, 20\)"),
+        ({"activation_cache": torch.zeros(1, 20, 50).double()}, "fp16, bf16 or fp32"),
+    ],
+)
+def test_kernels_say_why_not(change, reason, monkeypatch):
+    monkeypatch.setattr("chipsparse.kernels.triton_support.interpreting", lambda: True)
+    good = {
+        "hidden": torch.zeros(1, 20, 24).half(),
+        "weight": torch.zeros(50, 24).half(),
+        "activation_cache": torch.zeros(1, 50, 24).half().mT[:, :20],
+    }
+    assert select(**good, force="triton").backend.name == "triton"
+    with pytest.raises(ValueError, match=f"backend 'triton' cannot run here: .*{reason}"):
+        select(**{**good, **change}, force="triton")

@@ -1,0 +1,385 @@
+"""`neuron_selection` in Triton, by three launches: group means, a thin product, an exact top-k.
+
+The means are split into two numbers of hidden's dtype, whose sum has twice its bits, so that matrix
+units compute the mean pre-activations; both meet the same tile of weights, which is read once. The
+top-k has all scores of a group in the registers of one program and counts them at thresholds until
+one parts the highest from the others; scores compare as their bits do, since none is negative.
+"""
+
+# Triton reads the annotations of a kernel in its own way.
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.sparse_mlp_up.triton_kernel import activate
+from chipsparse.kernels.triton_blocks import dot
+
+MEAN_CHANNELS, MEAN_ROWS, MEAN_WARPS = 64, 64, 4
+
+# Tiles of the thin product: BLOCK_F neurons, up to BLOCK_M groups, BLOCK_K channels.
+PRODUCT_CONFIGS: dict[str, dict[str, int]] = {
+    name: {"BLOCK_F": f, "BLOCK_M": m, "BLOCK_K": k, "num_warps": warps, "STAGES": stages}
+    for name, f, m, k, warps, stages in (
+        ("f64m32k64w4s4", 64, 32, 64, 4, 4),
+        ("f64m32k128w4s3", 64, 32, 128, 4, 3),
+        ("f64m32k64w4s6", 64, 32, 64, 4, 6),
+        ("f32m32k128w4s4", 32, 32, 128, 4, 4),
+        ("f64m64k64w4s3", 64, 64, 64, 4, 3),
+        ("f128m64k64w8s3", 128, 64, 64, 8, 3),
+    )
+}
+
+# Scores of one program, and its warps, smallest first.
+TOP_WARPS = ((2048, 4), (8192, 8), (16384, 16), (65536, 32))
+
+NAN = tl.constexpr(0x7FC00000)  # the bits of every score that is not a number: the highest
+
+
+def default_product_config(groups: int) -> str:
+    """The entry of `PRODUCT_CONFIGS` for so many groups of all batches."""
+    return "f64m32k64w4s4" if groups <= 32 else "f64m64k64w4s3"
+
+
+def mean_preactivations(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    gate_weight: torch.Tensor | None,
+    gate_bias: torch.Tensor | None,
+    activation: str | None,
+    group_rows: int,
+    config: str | None = None,
+) -> torch.Tensor:
+    """See the public function of the same name; ``config`` names one of `PRODUCT_CONFIGS`."""
+    batch, rows, channels = hidden.shape
+    neurons, groups = weight.shape[0], group_count(rows, group_rows)
+    all_groups = batch * groups
+    result = torch.empty(batch, groups, neurons, dtype=torch.float32, device=hidden.device)
+    if result.numel() == 0:
+        return result
+    parts = torch.empty(2, all_groups, channels, dtype=hidden.dtype, device=hidden.device)
+    options = dict(PRODUCT_CONFIGS[config or default_product_config(all_groups)])
+    options["BLOCK_M"] = min(options["BLOCK_M"], max(16, triton.next_power_of_2(all_groups)))
+    gated = gate_weight is not None
+    gate_weight = weight if gate_weight is None else gate_weight  # never read where there is none
+    grid = (
+        triton.cdiv(all_groups, options["BLOCK_M"]),
+        triton.cdiv(neurons, options["BLOCK_F"]),
+    )
+    with torch.cuda.device_of(hidden):
+        _means_kernel[(triton.cdiv(channels, MEAN_CHANNELS), groups, batch)](
+            hidden,
+            parts,
+            *hidden.stride()[:2],
+            rows,
+            channels,
+            all_groups,
+            group_rows,
+            CHANNELS=MEAN_CHANNELS,
+            ROWS=min(MEAN_ROWS, triton.next_power_of_2(group_rows)),
+            num_warps=MEAN_WARPS,
+        )
+        _product_kernel[grid](
+            parts,
+            weight,
+            gate_weight,
+            weight if bias is None else bias.contiguous(),
+            weight if gate_bias is None else gate_bias.contiguous(),
+            result,
+            weight.stride(0),
+            gate_weight.stride(0),
+            all_groups,
+            neurons,
+            channels,
+            ACTIVATION=activation or "none",
+            GATED=gated,
+            BIAS=bias is not None,
+            GATE_BIAS=gate_bias is not None,
+            EVEN_CHANNELS=channels % options["BLOCK_K"] == 0,
+            WIDE_PRODUCTS=hidden.device.type == "cpu",
+            **options,
+        )
+    return result
+
+
+def neuron_selection(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    mean_cache: torch.Tensor,
+    *,
+    keep_count: int,
+    gate_weight: torch.Tensor | None,
+    gate_bias: torch.Tensor | None,
+    activation: str | None,
+    group_rows: int,
+    config: str | None = None,
+) -> torch.Tensor:
+    """See the public function of the same name; ``config`` names one of `PRODUCT_CONFIGS`."""
+    batch, groups, neurons = mean_cache.shape
+    keep = min(keep_count, neurons)
+    if batch * groups * keep == 0:
+        return torch.empty(batch, groups, keep, dtype=torch.int32, device=hidden.device)
+    means = mean_preactivations(
+        hidden,
+        weight,
+        bias,
+        gate_weight=gate_weight,
+        gate_bias=gate_bias,
+        activation=activation,
+        group_rows=group_rows,
+        config=config,
+    )
+    return highest_changes(means, mean_cache, keep)
+
+
+def highest_changes(
+    means: torch.Tensor, mean_cache: torch.Tensor, keep: int, *, warps: int | None = None
+) -> torch.Tensor:
+    """The neurons of the ``keep`` highest ``|means - mean_cache|``, whose means are then cached.
+
+    Args:
+        means: float32 ``[B, G, F]``, contiguous.
+        mean_cache: float32 ``[B, G, F]``, MUTATED.
+        keep: from 1 to F.
+        warps: of a program; None for those in `TOP_WARPS`.
+
+    Returns:
+        int32 ``[B, G, keep]``, ascending.
+    """
+    batch, groups, neurons = means.shape
+    indices = torch.empty(batch, groups, keep, dtype=torch.int32, device=means.device)
+    block = max(16, triton.next_power_of_2(neurons))
+    if warps is None:
+        warps = next(warps for most, warps in TOP_WARPS if block <= most)
+    with torch.cuda.device_of(means):
+        _top_kernel[(groups, batch)](
+            means,
+            mean_cache,
+            indices,
+            *mean_cache.stride(),
+            groups,
+            neurons,
+            keep,
+            BLOCK=block,
+            num_warps=warps,
+        )
+    return indices
+
+
+@triton.jit(do_not_specialize=["rows", "channels", "all_groups", "group_rows"])
+def _means_kernel(
+    hidden_ptr,  # [B, N, C]
+    parts_ptr,  # [2, B * G, C], contiguous
+    hidden_stride_b,
+    hidden_stride_n,
+    rows,
+    channels,
+    all_groups,
+    group_rows,
+    CHANNELS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Means of a group in fp32, as the sum of two numbers of hidden's dtype."""
+    group = tl.program_id(1)
+    b = tl.program_id(2).to(tl.int64)
+    channels = channels // 8 * 8  # tells Triton what is checked: rows have whole 16 bytes
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    row = tl.arange(0, ROWS)
+    count = tl.minimum(group_rows, rows - group * group_rows)
+    hidden_ptr += b * hidden_stride_b + (group * group_rows).to(tl.int64) * hidden_stride_n
+    total = tl.zeros([ROWS, CHANNELS], tl.float32)
+    for first in range(0, count, ROWS):
+        offsets = (first + row)[:, None].to(tl.int64) * hidden_stride_n + channel[None, :]
+        mask = (first + row < count)[:, None] & (channel < channels)[None, :]
+        total += tl.load(hidden_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    mean = tl.sum(total, axis=0) / count.to(tl.float32)
+    high = mean.to(parts_ptr.dtype.element_ty)
+    rest = mean - high.to(tl.float32)
+    # Infinity has no rest, and infinity less itself is none.
+    rest = tl.where(tl.abs(mean) < float("inf"), rest, 0.0)
+    place = ((b * tl.num_programs(1) + group) * channels) + channel
+    tl.store(parts_ptr + place, high, mask=channel < channels)
+    parts_ptr += all_groups.to(tl.int64) * channels
+    tl.store(parts_ptr + place, rest.to(parts_ptr.dtype.element_ty), mask=channel < channels)
+
+
+@triton.jit(do_not_specialize=["all_groups", "channels"])
+def _product_kernel(
+    parts_ptr,  # [2, B * G, C], contiguous
+    weight_ptr,  # [F, C], as the gate's
+    gate_ptr,
+    bias_ptr,  # [F], as the gate's
+    gate_bias_ptr,
+    means_ptr,  # [B * G, F], contiguous
+    weight_stride_f,
+    gate_stride_f,
+    all_groups,
+    neurons,
+    channels,
+    ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATE_BIAS: tl.constexpr,
+    EVEN_CHANNELS: tl.constexpr,
+    WIDE_PRODUCTS: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The layer on the mean tokens of some groups, for a tile of neurons.
+
+    Programs of the same neurons are neighbours, so that their weights come from memory once.
+    """
+    channels = channels // 8 * 8
+    group = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    neuron = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
+    k = tl.arange(0, BLOCK_K)
+    # Groups and neurons past the end read the last one: what comes of them is not stored.
+    high_ptrs = tl.minimum(group, all_groups - 1).to(tl.int64)[:, None] * channels + k[None, :]
+    high_ptrs = parts_ptr + high_ptrs
+    rest_ptrs = high_ptrs + all_groups.to(tl.int64) * channels
+    row = tl.minimum(neuron, neurons - 1).to(tl.int64)[:, None]
+    weight_ptrs = weight_ptr + row * weight_stride_f + k[None, :]
+    gate_ptrs = gate_ptr + row * gate_stride_f + k[None, :]
+    up = tl.zeros([BLOCK_F, BLOCK_M], tl.float32)
+    gate = tl.zeros([BLOCK_F, BLOCK_M], tl.float32)
+    for first in tl.range(0, tl.maximum(channels, BLOCK_K), BLOCK_K, num_stages=STAGES):
+        if EVEN_CHANNELS:
+            high = tl.load(high_ptrs)
+            rest = tl.load(rest_ptrs)
+            weight = tl.load(weight_ptrs)
+        else:
+            inside = (first + k < channels)[None, :]
+            high = tl.load(high_ptrs, mask=inside, other=0.0)
+            rest = tl.load(rest_ptrs, mask=inside, other=0.0)
+            weight = tl.load(weight_ptrs, mask=inside, other=0.0)
+        up = dot(weight, high.T, up, WIDE_PRODUCTS)
+        up = dot(weight, rest.T, up, WIDE_PRODUCTS)
+        if GATED:
+            if EVEN_CHANNELS:
+                weight = tl.load(gate_ptrs)
+            else:
+                weight = tl.load(gate_ptrs, mask=(first + k < channels)[None, :], other=0.0)
+            gate = dot(weight, high.T, gate, WIDE_PRODUCTS)
+            gate = dot(weight, rest.T, gate, WIDE_PRODUCTS)
+            gate_ptrs += BLOCK_K
+        high_ptrs += BLOCK_K
+        rest_ptrs += BLOCK_K
+        weight_ptrs += BLOCK_K
+
+    exists = neuron < neurons
+    if BIAS:
+        up += tl.load(bias_ptr + neuron, mask=exists, other=0.0).to(tl.float32)[:, None]
+    if GATED:
+        if GATE_BIAS:
+            gate += tl.load(gate_bias_ptr + neuron, mask=exists, other=0.0).to(tl.float32)[:, None]
+        up = activate(gate, ACTIVATION) * up
+    means_ptrs = means_ptr + group[None, :].to(tl.int64) * neurons + neuron[:, None]
+    tl.store(means_ptrs, up, mask=exists[:, None] & (group < all_groups)[None, :])
+
+
+@triton.jit
+def _counts_at(bits, lower, upper):
+    """How many scores are at or above two thresholds; one sum counts both if it can."""
+    at_lower = (bits >= lower).to(tl.int32)
+    at_upper = (bits >= upper).to(tl.int32)
+    if bits.shape[0] > 32768:
+        return tl.sum(at_lower, axis=0), tl.sum(at_upper, axis=0)
+    else:
+        counts = tl.sum(at_lower + (at_upper << 16), axis=0)
+        return counts & 0xFFFF, (counts >> 16) & 0xFFFF
+
+
+@triton.jit(do_not_specialize=["groups", "keep"])
+def _top_kernel(
+    means_ptr,  # [B, G, F], contiguous
+    cache_ptr,  # [B, G, F]
+    indices_ptr,  # [B, G, K], contiguous
+    cache_stride_b,
+    cache_stride_g,
+    cache_stride_f,
+    groups,
+    neurons,
+    keep,
+    BLOCK: tl.constexpr,
+):
+    """Neurons of the highest scores, ascending; of equal ones the lower neurons."""
+    group = tl.program_id(0)
+    b = tl.program_id(1).to(tl.int64)
+    neuron = tl.arange(0, BLOCK)
+    exists = neuron < neurons
+    row = b * groups + group
+    means_ptrs = means_ptr + row * neurons + neuron
+    cache_ptr += b * cache_stride_b + group.to(tl.int64) * cache_stride_g
+    mean = tl.load(means_ptrs, mask=exists, other=0.0)
+    cache_ptrs = cache_ptr + neuron * cache_stride_f
+    score = tl.abs(mean - tl.load(cache_ptrs, mask=exists, other=0.0))
+    bits = tl.where(score == score, score.to(tl.int32, bitcast=True), NAN)
+    bits = tl.where(exists, bits, -1)
+
+    # `at_low` scores are at or above the bits `low`, at least `keep`; fewer (`above`) are at or
+    # above `high`. Two thresholds are counted at a time: to begin with an octave below and above
+    # the mean score; then where, on a straight line through the counts, a few more and a few less
+    # than `keep` would be; and every fourth time at thirds of the bits, which always comes to an
+    # end. For 12,288 normal, log-normal or Cauchy numbers that takes six to eleven turns.
+    low = 0
+    high = tl.max(bits, axis=0) + 1
+    at_low = neurons + 0
+    above = 0
+    average = tl.sum(tl.where(exists, score, 0.0), axis=0) / neurons.to(tl.float32)
+    lower = (0.5 * average).to(tl.int32, bitcast=True)
+    upper = (2.0 * average).to(tl.int32, bitcast=True)
+    turn = 0
+    while (high - low > 1) & (at_low != keep):
+        # Within the range, also where the mean is not a number or the line leaves it.
+        lower = tl.minimum(tl.maximum(lower, low + 1), high - 1)
+        upper = tl.minimum(tl.maximum(upper, lower), high - 1)
+        at_lower, at_upper = _counts_at(bits, lower, upper)
+        # The highest threshold with enough scores, and the lowest one with too few.
+        new_low = tl.where(at_upper >= keep, upper, tl.where(at_lower >= keep, lower, low))
+        new_at_low = tl.where(at_upper >= keep, at_upper, at_lower)
+        at_low = tl.where(at_lower >= keep, new_at_low, at_low)
+        new_high = tl.where(at_lower < keep, lower, tl.where(at_upper < keep, upper, high))
+        new_above = tl.where(at_lower < keep, at_lower, at_upper)
+        above = tl.where(at_upper < keep, new_above, above)
+        low = new_low
+        high = new_high
+
+        turn += 1
+        between = (at_low - above).to(tl.float32)
+        share = (at_low - keep).to(tl.float32) / between
+        margin = 1 / 16 + 0.5 / between
+        width = (high - low).to(tl.float32)
+        by_thirds = turn % 4 == 0
+        lower_share = tl.where(by_thirds, 1 / 3, tl.maximum(share - margin, 0.0))
+        upper_share = tl.where(by_thirds, 2 / 3, tl.minimum(share + margin, 1.0))
+        lower = low + (width * lower_share).to(tl.int32)
+        upper = low + (width * upper_share).to(tl.int32)
+
+    # Either `low` parts the scores, or it is the lowest score to keep, and equal ones compete.
+    parted = at_low == keep
+    sure = bits >= tl.where(parted, low, high)
+    equal = bits == low
+    left_over = tl.where(parted, 0, keep - above)
+    # Both are counted by one scan, in the halves of a number.
+    if BLOCK > 32768:
+        counts = tl.cumsum(sure.to(tl.int64) + (equal.to(tl.int64) << 32), axis=0)
+        equals_so_far = (counts >> 32).to(tl.int32)
+        place = counts.to(tl.int32)
+    else:
+        counts = tl.cumsum(sure.to(tl.int32) + (equal.to(tl.int32) << 16), axis=0)
+        equals_so_far = (counts >> 16) & 0xFFFF
+        place = counts & 0xFFFF
+    kept = sure | (equal & (equals_so_far <= left_over))
+    place += tl.minimum(equals_so_far, left_over) - 1
+    tl.store(indices_ptr + row * keep + place, neuron, mask=kept)
+    if BLOCK > 16384:
+        mean = tl.load(means_ptrs, mask=kept, other=0.0)  # rather than hold it all the time
+    tl.store(cache_ptrs, mean, mask=kept)

@@ -1,0 +1,372 @@
+"""`sparse_mlp_down` for Hopper: gathered weight rows, warp-specialized, persistent.
+
+A work item is one token group and a tile of 256 output channels; it sums over the group's list of
+neurons. The producer warps gather the neurons' rows of the transposed weight with 16-byte
+`cp.async`, beside TMA loads of the changes, and run ahead into the next item; two consumer
+warpgroups own 64 tokens each and add the sums to the cached output, 64 channels at a time.
+
+Items of the same channels run side by side over all groups, which share weight rows.
+"""
+
+# Gluon reads the annotations of a kernel in its own way.
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from chipsparse.kernels import triton_support
+from chipsparse.kernels.gluon_compat import (
+    async_load,
+    mbarrier_arrive_on_copies,
+    partition_barrier,
+    prefetch_l2,
+    tma_load,
+)
+from chipsparse.kernels.token_layout import empty_token_contiguous, is_token_contiguous
+
+LISTS_PER_CHUNK = 32
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a block is built.
+
+    Attributes:
+        tile: output channels per work item; the layouts are written for 256.
+        depth: neurons per stage.
+        stages: of changes and weight rows, in flight.
+        producer_warps: warps that gather.
+        consumer_registers: per thread.
+        producer_registers: per thread.
+    """
+
+    tile: int = 256
+    depth: int = 64
+    stages: int = 4
+    producer_warps: int = 4
+    consumer_registers: int = 216
+    producer_registers: int = 80
+
+
+@gluon.jit
+def _item(item, tiles, sizes, counts_ptr, HAS_COUNTS: gl.constexpr, CHUNK: gl.constexpr):
+    """Batch, group and tile of channels of a work item, and the length of its list."""
+    list_count, groups, capacity = sizes
+    # All tiles of a few lists before the next lists: their changes stay in the L2 cache.
+    chunk = item // (CHUNK * tiles)
+    in_chunk = gl.minimum(list_count - chunk * CHUNK, CHUNK)
+    item -= chunk * CHUNK * tiles
+    number = chunk * CHUNK + item % in_chunk
+    count = capacity
+    if HAS_COUNTS:
+        count = gl.load(counts_ptr + number)
+    return number // groups, number % groups, item // in_chunk, count
+
+
+@gluon.jit
+def _produce(
+    delta_desc, pointers, smem, sizes,
+    TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
+    HAS_COUNTS: gl.constexpr, EVEN_CHANNELS: gl.constexpr, WIDE_ROWS: gl.constexpr,
+    CHUNK: gl.constexpr,
+):  # fmt: skip
+    """Loads the changes and gathers the weight rows of every item."""
+    w_ptr, indices_ptr, counts_ptr, cache_ptr = pointers
+    d_smem, w_smem, full, empty = smem
+    items, tiles, list_sizes, rows, channels8, stride_w8, stride_cb, stride_cn8 = sizes
+    _, groups, capacity = list_sizes
+    # A row is read by the 32 threads of a warp, 16 bytes each.
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [WARPS, 1], [1, 0])
+    entry = gl.arange(0, DEPTH, gl.SliceLayout(1, layout))
+    channel = gl.arange(0, TILE, gl.SliceLayout(0, layout))
+    lines: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [WARPS, 1], [1, 0])
+    line_row = gl.arange(0, 128, gl.SliceLayout(1, lines))
+    line = gl.arange(0, TILE // 64, gl.SliceLayout(0, lines)) * 64
+    filled = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        batch, group, tile, count = _item(item, tiles, list_sizes, counts_ptr, HAS_COUNTS, CHUNK)
+        # What the epilogue reads: all cache lines of the cached output's tile.
+        row = gl.minimum(group * 128 + line_row, rows - 1).to(gl.int64) * (stride_cn8 * 8)
+        column = gl.minimum(tile * TILE + line, channels8 * 8 - 1)
+        cached = cache_ptr + batch.to(gl.int64) * stride_cb
+        prefetch_l2(cached + row[:, None] + column[None, :])
+        list_ptr = indices_ptr + (batch * groups + group).to(gl.int64) * capacity
+        weights = w_ptr + tile * TILE
+        inside = (tile * TILE + channel < channels8 * 8)[None, :]
+        # The stage that the count leaves partly filled comes first: it alone needs a mask. Its
+        # other rows are zeros, so what the changes hold there must only be finite.
+        stages = (count + DEPTH - 1) // DEPTH
+        first = count - (stages - 1) * DEPTH
+        neurons = gl.load(list_ptr + entry, mask=entry < first, other=0)
+        position = 0
+        for i in range(stages):
+            stage = filled % STAGES
+            if WIDE_ROWS:
+                offsets = (neurons.to(gl.int64) * (stride_w8 * 8))[:, None] + channel[None, :]
+            else:
+                offsets = (neurons * (stride_w8 * 8))[:, None] + channel[None, :]
+            # The next rows' numbers arrive while this stage waits for room.
+            if i + 1 < stages:
+                neurons = gl.load(list_ptr + first + i * DEPTH + entry)
+            mbarrier.wait(empty.index(stage), ((filled // STAGES) & 1) ^ 1)
+            mbarrier.expect(full.index(stage), 2 * delta_desc.block_type.nbytes)
+            for half in gl.static_range(2):
+                tma_load(
+                    delta_desc,
+                    [batch, position, group * 128 + 64 * half],
+                    full.index(stage),
+                    d_smem.index(2 * stage + half),
+                )
+            if i == 0:
+                async_load(
+                    w_smem.index(stage), weights + offsets, mask=inside & (entry < first)[:, None]
+                )
+                position = first
+            else:
+                if EVEN_CHANNELS:
+                    async_load(w_smem.index(stage), weights + offsets)
+                else:
+                    async_load(w_smem.index(stage), weights + offsets, mask=inside)
+                position += DEPTH
+            mbarrier_arrive_on_copies(full.index(stage), increment_count=False)
+            filled += 1
+
+
+@gluon.jit
+def _old(first, cache, row, ends, LAYOUT: gl.constexpr):
+    """Cached output of 64 tokens and 64 channels, where it lies, and which of it there is."""
+    rows, channels, stride_cn8, _ = ends
+    channel = first + gl.arange(0, 64, gl.SliceLayout(0, LAYOUT))
+    inside = (row < rows)[:, None] & (channel < channels)[None, :]
+    cached = cache + (row.to(gl.int64) * (stride_cn8 * 8))[:, None] + channel[None, :]
+    return gl.load(cached, mask=inside, other=0.0), cached, inside
+
+
+@gluon.jit
+def _finish(x, old, first, addend, out, row, ends, HAS_ADDEND: gl.constexpr, LAYOUT: gl.constexpr):
+    """Adds the sums of 64 tokens and 64 channels to the cached output, and stores the result."""
+    old, cached, inside = old
+    _, channels, _, stride_an8 = ends
+    total = (gl.convert_layout(x, LAYOUT) + old.to(gl.float32)).to(old.dtype)
+    gl.store(cached, total, mask=inside)
+    channel = first + gl.arange(0, 64, gl.SliceLayout(0, LAYOUT))
+    row = row.to(gl.int64)[:, None]
+    result = total.to(gl.float32)
+    if HAS_ADDEND:
+        added = gl.load(addend + row * (stride_an8 * 8) + channel[None, :], mask=inside, other=0.0)
+        result = result + added.to(gl.float32)
+    gl.store(out + row * channels + channel[None, :], result.to(out.dtype.element_ty), mask=inside)
+
+
+@gluon.jit
+def _consume(
+    pointers, smem, sizes, counts_ptr,
+    TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, HAS_COUNTS: gl.constexpr,
+    HAS_ADDEND: gl.constexpr, CHUNK: gl.constexpr, WG: gl.constexpr,
+):  # fmt: skip
+    """Sums of 64 tokens and a tile of channels over the group's neurons."""
+    cache_ptr, addend_ptr, out_ptr = pointers
+    d_smem, w_smem, full, empty = smem
+    items, tiles, list_sizes, rows, channels8, stride_cb, stride_cn8, stride_ab, stride_an8 = sizes
+    ends = (rows, channels8 * 8, stride_cn8, stride_an8)
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
+    # Eight neighbouring channels of a token per thread, 64 of four tokens per warp.
+    lines: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    used = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        batch, group, tile, count = _item(item, tiles, list_sizes, counts_ptr, HAS_COUNTS, CHUNK)
+        first = tile * TILE
+        cache = cache_ptr + batch.to(gl.int64) * stride_cb
+        addend = addend_ptr + batch.to(gl.int64) * stride_ab
+        out = out_ptr + batch.to(gl.int64) * rows * (channels8 * 8)
+        row = group * 128 + WG * 64 + gl.arange(0, 64, gl.SliceLayout(1, lines))
+        sums = gl.full([64, TILE], 0.0, gl.float32, layout)
+        if count > 0:
+            stage = used % STAGES
+            mbarrier.wait(full.index(stage), (used // STAGES) & 1)
+            token = warpgroup_mma(
+                d_smem.index(2 * stage + WG).reshape([DEPTH, 64]).permute((1, 0)),
+                w_smem.index(stage),
+                sums,
+                use_acc=False,
+                is_async=True,
+            )
+            used += 1
+            for _ in range(DEPTH, count, DEPTH):
+                before = stage
+                stage = used % STAGES
+                mbarrier.wait(full.index(stage), (used // STAGES) & 1)
+                token = warpgroup_mma(
+                    d_smem.index(2 * stage + WG).reshape([DEPTH, 64]).permute((1, 0)),
+                    w_smem.index(stage),
+                    token,
+                    is_async=True,
+                )
+                token = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[token]))
+                mbarrier.arrive(empty.index(before), count=1)
+                used += 1
+            sums = warpgroup_mma_wait(0, deps=[token])
+            mbarrier.arrive(empty.index(stage), count=1)
+        old = _old(first, cache, row, ends, lines)
+        after = _old(first + 64, cache, row, ends, lines)
+        half0, half1 = sums.reshape([64, 2, 128]).permute([0, 2, 1]).split()
+        x0, x1 = half0.reshape([64, 2, 64]).permute([0, 2, 1]).split()
+        x2, x3 = half1.reshape([64, 2, 64]).permute([0, 2, 1]).split()
+        _finish(x0, old, first, addend, out, row, ends, HAS_ADDEND, lines)
+        old = _old(first + 128, cache, row, ends, lines)
+        _finish(x1, after, first + 64, addend, out, row, ends, HAS_ADDEND, lines)
+        after = _old(first + 192, cache, row, ends, lines)
+        _finish(x2, old, first + 128, addend, out, row, ends, HAS_ADDEND, lines)
+        _finish(x3, after, first + 192, addend, out, row, ends, HAS_ADDEND, lines)
+
+
+@gluon.jit
+def _kernel(
+    delta_desc, w_ptr, indices_ptr, counts_ptr, cache_ptr, addend_ptr, out_ptr,
+    items, tiles, list_count, groups, rows, channels8, capacity, stride_w8,
+    stride_cb, stride_cn8, stride_ab, stride_an8,
+    TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, PRODUCER_WARPS: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    HAS_COUNTS: gl.constexpr, HAS_ADDEND: gl.constexpr, EVEN_CHANNELS: gl.constexpr,
+    WIDE_ROWS: gl.constexpr, CHUNK: gl.constexpr, num_warps: gl.constexpr,
+):  # fmt: skip
+    dtype: gl.constexpr = w_ptr.dtype.element_ty
+    w_layout: gl.constexpr = gl.NVMMASharedLayout(
+        swizzle_byte_width=128, element_bitwidth=16, rank=2
+    )
+    barrier_layout: gl.constexpr = mbarrier.MBarrierLayout()
+    d_smem = gl.allocate_shared_memory(dtype, [2 * STAGES, 1, DEPTH, 64], delta_desc.layout)
+    w_smem = gl.allocate_shared_memory(dtype, [STAGES, DEPTH, TILE], w_layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
+    for i in gl.static_range(STAGES):
+        # The copies of all producer threads, and the one that asks for the changes.
+        mbarrier.init(full.index(i), count=32 * PRODUCER_WARPS + 1)
+        mbarrier.init(empty.index(i), count=2)
+    partition_barrier()
+    smem = (d_smem, w_smem, full, empty)
+    results = (cache_ptr, addend_ptr, out_ptr)
+    list_sizes = (list_count, groups, capacity)
+    sizes = (
+        items, tiles, list_sizes, rows, channels8, stride_cb, stride_cn8, stride_ab, stride_an8,
+    )  # fmt: skip
+    inputs = (w_ptr, indices_ptr, counts_ptr, cache_ptr)
+    input_sizes = (items, tiles, list_sizes, rows, channels8, stride_w8, stride_cb, stride_cn8)
+    # Constants survive only inside these literals, so each partition spells them out.
+    # fmt: off
+    gl.warp_specialize(
+        [
+            (_consume, (results, smem, sizes, counts_ptr, TILE, DEPTH, STAGES, HAS_COUNTS,
+                        HAS_ADDEND, CHUNK, 0)),
+            (_consume, (results, smem, sizes, counts_ptr, TILE, DEPTH, STAGES, HAS_COUNTS,
+                        HAS_ADDEND, CHUNK, 1)),
+            (_produce, (delta_desc, inputs, smem, input_sizes, TILE, DEPTH, STAGES,
+                        PRODUCER_WARPS, HAS_COUNTS, EVEN_CHANNELS, WIDE_ROWS, CHUNK)),
+        ],
+        [4, PRODUCER_WARPS], [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+    )
+    # fmt: on
+
+
+def sparse_mlp_down(
+    delta: torch.Tensor,
+    weight: torch.Tensor,
+    neuron_indices: torch.Tensor,
+    output_cache: torch.Tensor,
+    *,
+    addend: torch.Tensor | None,
+    counts: torch.Tensor | None,
+    group_rows: int,
+    config: Config | None = None,
+) -> torch.Tensor:
+    """See the public function of the same name; all arguments are checked."""
+    config = config or Config()
+    batch, rows, capacity = delta.shape
+    channels = weight.shape[0]
+    groups = neuron_indices.shape[1]
+    output = torch.empty(batch, rows, channels, dtype=delta.dtype, device=delta.device)
+    if output.numel() == 0:
+        return output
+    if capacity == 0:
+        total = output_cache.float() if addend is None else output_cache.float() + addend.float()
+        return output.copy_(total)
+    if counts is not None:  # the products with what lies past a count are 0, unless that is NaN
+        past = torch.arange(capacity, device=delta.device) >= counts[:, :, None]
+        past = past.repeat_interleave(group_rows, 1)[:, :rows]
+        delta = empty_token_contiguous(delta, batch, rows, capacity).copy_(
+            delta.masked_fill(past, 0.0)
+        )
+    elif not is_token_contiguous(delta) or delta.data_ptr() % 16 or delta.stride(0) % 8:
+        delta = empty_token_contiguous(delta, batch, rows, capacity).copy_(delta)
+    cache = output_cache if _rows_are_aligned(output_cache) else _aligned_copy(output_cache)
+    added = cache if addend is None else addend
+    if not _rows_are_aligned(added):
+        added = _aligned_copy(added)
+    # All tokens of the storage, up to a multiple of 8.
+    shape = (batch, capacity, -(-rows // 8) * 8)
+    strides = (delta.stride(0), delta.stride(2), 1)
+    changes = delta.as_strided(shape, strides)
+    block = [1, config.depth, 64]
+    layout = gl.NVMMASharedLayout.get_default_for(
+        block, {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[delta.dtype]
+    )
+    tiles = -(-channels // config.tile)
+    items = batch * groups * tiles
+    sms = triton_support.multiprocessors(delta.device)
+    with torch.cuda.device(delta.device):
+        _kernel[(min(items, sms),)](
+            TensorDescriptor.from_tensor(changes, block, layout),
+            weight,
+            neuron_indices.contiguous(),
+            neuron_indices if counts is None else counts.contiguous(),
+            cache,
+            added,
+            output,
+            items,
+            tiles,
+            batch * groups,
+            groups,
+            rows,
+            channels // 8,
+            capacity,
+            weight.stride(1) // 8,
+            cache.stride(0),
+            cache.stride(1) // 8,
+            added.stride(0),
+            added.stride(1) // 8,
+            TILE=config.tile,
+            DEPTH=config.depth,
+            STAGES=config.stages,
+            PRODUCER_WARPS=config.producer_warps,
+            CONSUMER_REGISTERS=config.consumer_registers,
+            PRODUCER_REGISTERS=config.producer_registers,
+            HAS_COUNTS=counts is not None,
+            HAS_ADDEND=addend is not None,
+            EVEN_CHANNELS=channels % config.tile == 0,
+            WIDE_ROWS=weight.shape[1] * weight.stride(1) >= 2**31,
+            CHUNK=LISTS_PER_CHUNK,
+            num_warps=4,
+        )
+    if cache is not output_cache:
+        output_cache.copy_(cache)
+    return output
+
+
+def _aligned_copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _rows_are_aligned(tensor: torch.Tensor) -> bool:
+    """Whether 16 bytes of a ``[B, N, C]`` can be read at each eighth channel."""
+    return tensor.stride(2) == 1 and tensor.stride(1) % 8 == 0 and tensor.data_ptr() % 16 == 0

@@ -1,0 +1,224 @@
+"""`sparse_mlp_down` in plain Triton: every GPU from Ampere on, and Triton's interpreter.
+
+One program computes a block of rows of one group for a tile of channels. Changes are read neuron by
+neuron, and the weights of the listed neurons gathered, as rows of contiguous channels. What the
+cache holds is read once, after the products.
+"""
+
+# Triton reads the annotations of a kernel in its own way.
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.token_layout import empty_token_contiguous, is_token_contiguous
+from chipsparse.kernels.triton_blocks import dot, row_block
+from chipsparse.kernels.triton_support import has_large_shared_memory
+
+# BLOCK_M is the largest block of token rows (smaller groups take smaller ones), BLOCK_N of
+# channels, BLOCK_K of neurons. TOGETHER is how many row blocks run one tile of channels before the
+# next tile: their lists are sorted, so they gather nearly the same weights at about the same time.
+CONFIGS: dict[str, dict[str, int]] = {
+    name: {
+        "BLOCK_M": 128,
+        "BLOCK_N": n,
+        "BLOCK_K": k,
+        "num_warps": warps,
+        "STAGES": stages,
+        "TOGETHER": together,
+        **({} if registers is None else {"maxnreg": registers}),
+    }
+    for name, n, k, warps, stages, together, registers in (
+        ("n256k64w8s3", 256, 64, 8, 3, 32, None),
+        ("n256k64w8s4", 256, 64, 8, 4, 32, None),
+        ("n256k64w8s4g8", 256, 64, 8, 4, 8, None),
+        ("n128k64w8s3r", 128, 64, 8, 3, 32, 128),
+        ("n128k64w4s3", 128, 64, 4, 3, 32, None),
+        ("n128k64w8s4", 128, 64, 8, 4, 32, None),
+        ("n128k32w8s4", 128, 32, 8, 4, 32, None),
+    )
+}
+
+
+def default_config(delta: torch.Tensor) -> str:
+    """The entry of `CONFIGS` for this device."""
+    return "n256k64w8s3" if has_large_shared_memory(delta.device) else "n128k32w8s4"
+
+
+def sparse_mlp_down(
+    delta: torch.Tensor,
+    weight: torch.Tensor,
+    neuron_indices: torch.Tensor,
+    output_cache: torch.Tensor,
+    *,
+    addend: torch.Tensor | None,
+    counts: torch.Tensor | None,
+    group_rows: int,
+    config: str | None = None,
+) -> torch.Tensor:
+    """See the public function of the same name; ``config`` names one of `CONFIGS`."""
+    batch, rows, capacity = delta.shape
+    channels = weight.shape[0]
+    result = torch.empty(batch, rows, channels, dtype=delta.dtype, device=delta.device)
+    if result.numel() == 0:
+        return result
+    if not is_token_contiguous(delta):
+        delta = empty_token_contiguous(delta, batch, rows, capacity).copy_(delta)
+    options = dict(CONFIGS[config or default_config(delta)])
+    block_rows = row_block(group_rows, options.pop("BLOCK_M"))
+    groups, blocks = group_count(rows, group_rows), triton.cdiv(group_rows, block_rows)
+    tiles = triton.cdiv(channels, options["BLOCK_N"])
+    # The kernel never reads the tensors that are not there.
+    added = result if addend is None else addend
+    with torch.cuda.device_of(delta):
+        _kernel[(groups * blocks * tiles, batch)](
+            delta,
+            weight,
+            neuron_indices,
+            neuron_indices if counts is None else counts.contiguous(),
+            output_cache,
+            added,
+            result,
+            delta.stride(0),
+            delta.stride(2),
+            weight.stride(1),
+            *neuron_indices.stride(),
+            *output_cache.stride(),
+            *added.stride(),
+            rows,
+            channels,
+            capacity,
+            groups,
+            group_rows,
+            blocks,
+            ADDEND=addend is not None,
+            COUNTS=counts is not None,
+            EVEN_ROWS=rows % 8 == 0,
+            EVEN_CHANNELS=channels % options["BLOCK_N"] == 0,
+            EVEN_NEURONS=counts is None and capacity > 0 and capacity % options["BLOCK_K"] == 0,
+            WIDE_OFFSETS=weight.shape[1] * weight.stride(1) >= 2**31,
+            WIDE_PRODUCTS=delta.device.type == "cpu",
+            BLOCK_M=block_rows,
+            **options,
+        )
+    return result
+
+
+# What does not decide about alignment stays unspecialized: one compiled kernel serves many shapes.
+@triton.jit(do_not_specialize=["rows", "channels", "capacity", "groups", "blocks"])
+def _kernel(
+    delta_ptr,  # [B, N, K], tokens contiguous
+    weight_ptr,  # [C, F], channels contiguous
+    indices_ptr,  # [B, G, K]
+    counts_ptr,  # [B, G], contiguous
+    cache_ptr,  # [B, N, C]
+    addend_ptr,  # [B, N, C]
+    result_ptr,  # [B, N, C], contiguous
+    delta_stride_b,
+    delta_stride_k,
+    weight_stride_f,
+    indices_stride_b,
+    indices_stride_g,
+    indices_stride_k,
+    cache_stride_b,
+    cache_stride_n,
+    cache_stride_c,
+    addend_stride_b,
+    addend_stride_n,
+    addend_stride_c,
+    rows,
+    channels,
+    capacity,
+    groups,
+    group_rows,
+    blocks,  # of rows, per group
+    ADDEND: tl.constexpr,
+    COUNTS: tl.constexpr,
+    EVEN_ROWS: tl.constexpr,
+    EVEN_CHANNELS: tl.constexpr,
+    EVEN_NEURONS: tl.constexpr,
+    WIDE_OFFSETS: tl.constexpr,
+    WIDE_PRODUCTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    TOGETHER: tl.constexpr,
+):
+    # Channel tile by channel tile, and in each of them row block by row block.
+    program = tl.program_id(0)
+    tiles = tl.cdiv(channels, BLOCK_N)
+    first_unit = program // (TOGETHER * tiles) * TOGETHER
+    units = tl.minimum(groups * blocks - first_unit, TOGETHER)
+    unit = first_unit + program % (TOGETHER * tiles) % units
+    tile = program % (TOGETHER * tiles) // units
+    group = unit // blocks
+    block = unit % blocks
+    b = tl.program_id(1).to(tl.int64)
+    # Tells Triton what is checked: rows of channels and of tokens start at whole 16 bytes.
+    channels = channels // 8 * 8
+    delta_stride_k = delta_stride_k // 8 * 8
+    if EVEN_ROWS:
+        rows = rows // 8 * 8
+
+    count = capacity
+    if COUNTS:
+        count = tl.load(counts_ptr + b * groups + group)
+    indices_ptr += b * indices_stride_b + group.to(tl.int64) * indices_stride_g
+    in_group = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = group * group_rows + in_group
+    row_exists = (in_group < group_rows) & (row < rows)
+    channel = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    entry = tl.arange(0, BLOCK_K)
+
+    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    delta_ptrs = delta_ptr + b * delta_stride_b
+    delta_ptrs += entry[:, None].to(tl.int64) * delta_stride_k + row[None, :]
+    # The neurons of a tile are read one iteration early, so that the gather of their weights waits
+    # for no other load. At least one iteration, of zeros if need be: where sums may skip the loop,
+    # ptxas makes matrix products wait for each other.
+    next_neurons = tl.load(indices_ptr + entry * indices_stride_k, mask=entry < count, other=0)
+    for first in tl.range(0, tl.maximum(count, BLOCK_K), BLOCK_K, num_stages=STAGES):
+        neurons = next_neurons
+        following = first + BLOCK_K + entry
+        next_neurons = tl.load(
+            indices_ptr + following * indices_stride_k, mask=following < count, other=0
+        )
+        if WIDE_OFFSETS:
+            neurons = neurons.to(tl.int64)
+        weight_ptrs = weight_ptr + (neurons[:, None] * weight_stride_f + channel[None, :])
+        if EVEN_NEURONS:
+            delta = tl.load(delta_ptrs, mask=row_exists[None, :], other=0.0)
+            if EVEN_CHANNELS:
+                weight = tl.load(weight_ptrs)
+            else:
+                weight = tl.load(weight_ptrs, mask=(channel < channels)[None, :], other=0.0)
+        else:
+            listed = (first + entry < count)[:, None]
+            delta = tl.load(delta_ptrs, mask=listed & row_exists[None, :], other=0.0)
+            if EVEN_CHANNELS:
+                weight = tl.load(weight_ptrs, mask=listed, other=0.0)
+            else:
+                inside = listed & (channel < channels)[None, :]
+                weight = tl.load(weight_ptrs, mask=inside, other=0.0)
+        sums = dot(delta.T, weight, sums, WIDE_PRODUCTS)
+        delta_ptrs += BLOCK_K * delta_stride_k
+
+    mask = row_exists[:, None] & (channel < channels)[None, :]
+    cache_ptrs = cache_ptr + b * cache_stride_b + row[:, None].to(tl.int64) * cache_stride_n
+    cache_ptrs += channel[None, :].to(tl.int64) * cache_stride_c
+    sums += tl.load(cache_ptrs, mask=mask, other=0.0).to(tl.float32)
+    stored = sums.to(cache_ptr.dtype.element_ty)
+    tl.debug_barrier()  # no thread overwrites what another one has yet to read
+    tl.store(cache_ptrs, stored, mask=mask)
+    result = stored.to(tl.float32)
+    if ADDEND:
+        addend_ptrs = addend_ptr + b * addend_stride_b
+        addend_ptrs += row[:, None].to(tl.int64) * addend_stride_n
+        addend_ptrs += channel[None, :].to(tl.int64) * addend_stride_c
+        result += tl.load(addend_ptrs, mask=mask, other=0.0).to(tl.float32)
+    result_ptrs = result_ptr + (b * rows + row[:, None]) * channels + channel[None, :]
+    tl.store(result_ptrs, result.to(result_ptr.dtype.element_ty), mask=mask)

@@ -1,0 +1,474 @@
+"""`sparse_mlp_up` for Hopper: gathered weight rows, warp-specialized, persistent.
+
+A work item is one token group and a tile of 256 neurons of its list. The producer warps gather the
+neurons' weight rows with 16-byte `cp.async` into swizzled tiles, beside TMA loads of the tokens,
+and run ahead into the next item; two consumer warpgroups own 64 tokens each. Their epilogue turns
+the activations to the caches' layout, tokens contiguous, 64 neurons at a time, so that old values,
+new values and changes move 16 bytes at once.
+
+Items of the same tile number run side by side over all groups: neighbouring groups list much the
+same neurons, and read their weight rows from the second-level cache.
+"""
+
+# Gluon reads the annotations of a kernel in its own way.
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from chipsparse.kernels import triton_support
+from chipsparse.kernels.gluon_compat import (
+    async_load,
+    mbarrier_arrive_on_copies,
+    partition_barrier,
+    prefetch_l2,
+    tma_load,
+)
+from chipsparse.kernels.token_layout import empty_token_contiguous
+
+LISTS_PER_CHUNK = 32
+HALVES = True
+LOG2_E = gl.constexpr(1.4426950408889634)
+ACTIVATIONS = {"gelu-tanh": 0, "gelu": 1, "silu": 2}
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a block is built.
+
+    Attributes:
+        tile: neurons per work item; the epilogue is written for 256.
+        depth: channels per stage.
+        stages: of tokens and weight rows, in flight.
+        producer_warps: warps that gather.
+        consumer_registers: per thread.
+        producer_registers: per thread.
+        lag: stages by which the second consumer warpgroup trails the first.
+    """
+
+    tile: int = 256
+    depth: int = 64
+    stages: int = 4
+    producer_warps: int = 4
+    consumer_registers: int = 216
+    producer_registers: int = 80
+    lag: int = 1
+
+
+@gluon.jit
+def _sigmoid(x_log2):
+    """1 / (1 + 2 ** -x_log2), with the hardware's reciprocal (1 ulp)."""
+    return gl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;",
+        "=f,f",
+        [1.0 + gl.exp2(-x_log2)],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _activate(x, ACTIVATION: gl.constexpr):
+    if ACTIVATION == 0:  # 0.5 (1 + tanh(u)) is the sigmoid of 2 u
+        y = x * _sigmoid(x * (2.302208198 + 0.1029432397 * (x * x)))
+    elif ACTIVATION == 1:
+        y = 0.5 * x * (1.0 + gl.erf(x * 0.7071067811865476))
+    else:
+        y = x * _sigmoid(x * LOG2_E)
+    return y
+
+
+@gluon.jit
+def _item(
+    item, tiles, sizes, counts_ptr, TILE: gl.constexpr, HAS_COUNTS: gl.constexpr,
+    CHUNK: gl.constexpr,
+):  # fmt: skip
+    """Of a work item: batch, group, first entry of the list, whether it is half a tile, count."""
+    list_count, groups, capacity, whole = sizes
+    # The last round of items goes out in halves, so that all multiprocessors share it.
+    half = item >= whole
+    side = gl.where(half, (item - whole) & 1, 0)
+    item = gl.where(half, whole + ((item - whole) >> 1), item)
+    # All tiles of a few lists before the next lists: their tokens stay in the L2 cache.
+    chunk = item // (CHUNK * tiles)
+    in_chunk = gl.minimum(list_count - chunk * CHUNK, CHUNK)
+    item -= chunk * CHUNK * tiles
+    number = chunk * CHUNK + item % in_chunk
+    first = item // in_chunk * TILE + side * (TILE // 2)
+    count = capacity
+    if HAS_COUNTS:
+        count = gl.load(counts_ptr + number)
+    return number // groups, number % groups, first, half, count
+
+
+@gluon.jit
+def _gather(
+    x_desc, w_ptr, list_ptr, first, count, row, channels, stride_w8, cached, stride_cf8,
+    smem, filled,
+    ROWS: gl.constexpr, TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr,
+    WARPS: gl.constexpr, EVEN_CHANNELS: gl.constexpr, WIDE_ROWS: gl.constexpr,
+):  # fmt: skip
+    """Loads 128 tokens and gathers the weight rows of ROWS neurons, all channels."""
+    x_smem, w_smem, full, empty = smem
+    # A row's part is read by DEPTH / 8 neighbouring threads, 16 bytes each.
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DEPTH, DEPTH // 8], [WARPS, 1], [1, 0])
+    entry = first + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    channel = gl.arange(0, DEPTH, gl.SliceLayout(0, layout))
+    # Entries past the end repeat the first one; what they give is not stored.
+    neurons = gl.load(list_ptr + gl.where(entry < count, entry, first))
+    # What the epilogue reads: both cache lines of each neuron's 128 tokens.
+    lines: gl.constexpr = gl.BlockedLayout([1, 1], [16, 2], [WARPS, 1], [1, 0])
+    line_entry = first + gl.arange(0, ROWS, gl.SliceLayout(1, lines))
+    old = gl.load(list_ptr + gl.where(line_entry < count, line_entry, first)).to(gl.int64)
+    line = gl.arange(0, 2, gl.SliceLayout(0, lines)) * 64
+    prefetch_l2(cached + (old * (stride_cf8 * 8))[:, None] + line[None, :])
+    if WIDE_ROWS:
+        weights = w_ptr + (neurons.to(gl.int64) * (stride_w8 * 8))[:, None] + channel[None, :]
+    else:
+        weights = w_ptr + (neurons * (stride_w8 * 8))[:, None] + channel[None, :]
+    for c in range(0, channels, DEPTH):
+        stage = filled % STAGES
+        mbarrier.wait(empty.index(stage), ((filled // STAGES) & 1) ^ 1)
+        mbarrier.expect(full.index(stage), 2 * x_desc.block_type.nbytes)
+        tma_load(x_desc, [row, c], full.index(stage), x_smem.index(2 * stage))
+        tma_load(x_desc, [row + 64, c], full.index(stage), x_smem.index(2 * stage + 1))
+        w_tile = w_smem.index(stage)
+        if ROWS < TILE:
+            w_tile = w_tile.slice(0, ROWS, dim=0)
+        if EVEN_CHANNELS:
+            async_load(w_tile, weights + c)
+        else:
+            async_load(w_tile, weights + c, mask=(c + channel < channels)[None, :])
+        mbarrier_arrive_on_copies(full.index(stage), increment_count=False)
+        filled += 1
+    return filled
+
+
+@gluon.jit
+def _produce(
+    x_desc, pointers, smem, sizes,
+    TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
+    HAS_COUNTS: gl.constexpr, EVEN_CHANNELS: gl.constexpr, WIDE_ROWS: gl.constexpr,
+    CHUNK: gl.constexpr,
+):  # fmt: skip
+    """Loads the tokens and gathers the weight rows of every item."""
+    w_ptr, indices_ptr, counts_ptr, cache_ptr = pointers
+    items, tiles, list_sizes, rows, channels8, stride_w8, stride_cb, stride_cf8 = sizes
+    _, groups, capacity, _ = list_sizes
+    filled = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        batch, group, first, half, count = _item(
+            item, tiles, list_sizes, counts_ptr, TILE, HAS_COUNTS, CHUNK
+        )
+        if first < count:
+            list_ptr = indices_ptr + (batch * groups + group).to(gl.int64) * capacity
+            row = batch * rows + group * 128
+            cached = cache_ptr + batch.to(gl.int64) * stride_cb + group * 128
+            if half:
+                filled = _gather(
+                    x_desc, w_ptr, list_ptr, first, count, row, channels8 * 8, stride_w8, cached,
+                    stride_cf8, smem, filled, TILE // 2, TILE, DEPTH, STAGES, WARPS,
+                    EVEN_CHANNELS, WIDE_ROWS,
+                )  # fmt: skip
+            else:
+                filled = _gather(
+                    x_desc, w_ptr, list_ptr, first, count, row, channels8 * 8, stride_w8, cached,
+                    stride_cf8, smem, filled, TILE, TILE, DEPTH, STAGES, WARPS,
+                    EVEN_CHANNELS, WIDE_ROWS,
+                )  # fmt: skip
+
+
+@gluon.jit
+def _listed(first, list_ptr, count, TURNED: gl.constexpr):
+    """Numbers of 64 neurons of the list, in the two layouts that the epilogue needs."""
+    entry = first + gl.arange(0, 64, gl.SliceLayout(0, TURNED))
+    neurons = gl.load(list_ptr + entry, mask=entry < count, other=0)
+    entry = first + gl.arange(0, 64, gl.BlockedLayout([1], [32], [4], [0]))
+    return neurons, gl.load(list_ptr + entry, mask=entry < count, other=0)
+
+
+@gluon.jit
+def _biases(bias_ptr, neurons, HAS_BIAS: gl.constexpr):
+    bias = gl.full([64], 0.0, gl.float32, neurons.type.layout)
+    if HAS_BIAS:
+        bias = gl.load(bias_ptr + neurons).to(gl.float32)
+    return bias
+
+
+@gluon.jit
+def _old(neurons, first, cache, token, sizes, count, TURNED: gl.constexpr):
+    """Cached activations of 64 tokens and 64 neurons, where they lie, and which to store."""
+    _, _, rows, stride_cf8 = sizes
+    entry = first + gl.arange(0, 64, gl.SliceLayout(0, TURNED))
+    stored = (token < rows)[:, None] & (entry < count)[None, :]
+    cached = cache + token[:, None] + (neurons.to(gl.int64) * (stride_cf8 * 8))[None, :]
+    return gl.load(cached, mask=stored, other=0.0), cached, stored
+
+
+@gluon.jit
+def _finish(
+    x, bias, old, first, delta, token, sizes, count, ACTIVATION: gl.constexpr, TURNED: gl.constexpr
+):
+    """Stores the activations of 64 tokens and 64 neurons, and their change."""
+    old, cached, stored = old
+    capacity, padded8, _, _ = sizes
+    x = x + gl.convert_layout(bias, gl.SliceLayout(0, x.type.layout))[None, :]
+    new = gl.convert_layout(_activate(x, ACTIVATION).to(old.dtype), TURNED)
+    gl.store(cached, new, mask=stored)
+    entry = first + gl.arange(0, 64, gl.SliceLayout(0, TURNED))
+    change = gl.where((entry < count)[None, :], new.to(gl.float32) - old.to(gl.float32), 0.0)
+    gl.store(
+        delta + token[:, None] + (entry.to(gl.int64) * (padded8 * 8))[None, :],
+        change.to(delta.dtype.element_ty),
+        mask=(token < padded8 * 8)[:, None] & (entry < capacity)[None, :],
+    )
+
+
+@gluon.jit
+def _multiply(smem, stage, sums, use_acc, ROWS: gl.constexpr, TILE: gl.constexpr, WG: gl.constexpr):
+    """Begins to add the products of a stage's 64 tokens and ROWS weight rows."""
+    x_smem, w_smem, _, _ = smem
+    w_tile = w_smem.index(stage)
+    if ROWS < TILE:
+        w_tile = w_tile.slice(0, ROWS, dim=0)
+    return warpgroup_mma(
+        x_smem.index(2 * stage + WG), w_tile.permute((1, 0)), sums, use_acc=use_acc, is_async=True
+    )
+
+
+@gluon.jit
+def _halves(x):
+    """The left and the right half of the columns."""
+    rows: gl.constexpr = x.shape[0]
+    columns: gl.constexpr = x.shape[1]
+    return x.reshape([rows, 2, columns // 2]).permute([0, 2, 1]).split()
+
+
+@gluon.jit
+def _compute(
+    smem, used, first, count, list_ptr, bias_ptr, cache, delta, row, ends, channels,
+    ROWS: gl.constexpr, TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr,
+    HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr, TURNED: gl.constexpr, WG: gl.constexpr,
+):  # fmt: skip
+    """Computes and stores 64 tokens and ROWS neurons, 128 or 256 of them."""
+    full, empty = smem[2], smem[3]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    neurons0, line0 = _listed(first, list_ptr, count, TURNED)
+    neurons1, line1 = _listed(first + 64, list_ptr, count, TURNED)
+    if ROWS == 256:
+        neurons2, line2 = _listed(first + 128, list_ptr, count, TURNED)
+        neurons3, line3 = _listed(first + 192, list_ptr, count, TURNED)
+    stage = used % STAGES
+    mbarrier.wait(full.index(stage), (used // STAGES) & 1)
+    zero = gl.full([64, ROWS], 0.0, gl.float32, layout)
+    token = _multiply(smem, stage, zero, False, ROWS, TILE, WG)
+    used += 1
+    # The numbers of the neurons arrive under the first product.
+    bias0 = _biases(bias_ptr, line0, HAS_BIAS)
+    bias1 = _biases(bias_ptr, line1, HAS_BIAS)
+    if ROWS == 256:
+        bias2 = _biases(bias_ptr, line2, HAS_BIAS)
+        bias3 = _biases(bias_ptr, line3, HAS_BIAS)
+    for _ in range(DEPTH, channels, DEPTH):
+        before = stage
+        stage = used % STAGES
+        mbarrier.wait(full.index(stage), (used // STAGES) & 1)
+        token = _multiply(smem, stage, token, True, ROWS, TILE, WG)
+        token = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[token]))
+        mbarrier.arrive(empty.index(before), count=1)
+        used += 1
+    # Old values are asked for 64 neurons ahead.
+    old = _old(neurons0, first, cache, row, ends, count, TURNED)
+    sums = warpgroup_mma_wait(0, deps=[token])
+    mbarrier.arrive(empty.index(stage), count=1)
+    left, right = _halves(sums)
+    after = _old(neurons1, first + 64, cache, row, ends, count, TURNED)
+    if ROWS == 128:
+        _finish(left, bias0, old, first, delta, row, ends, count, ACTIVATION, TURNED)
+        _finish(right, bias1, after, first + 64, delta, row, ends, count, ACTIVATION, TURNED)
+    else:
+        x0, x1 = _halves(left)
+        x2, x3 = _halves(right)
+        _finish(x0, bias0, old, first, delta, row, ends, count, ACTIVATION, TURNED)
+        old = _old(neurons2, first + 128, cache, row, ends, count, TURNED)
+        _finish(x1, bias1, after, first + 64, delta, row, ends, count, ACTIVATION, TURNED)
+        after = _old(neurons3, first + 192, cache, row, ends, count, TURNED)
+        _finish(x2, bias2, old, first + 128, delta, row, ends, count, ACTIVATION, TURNED)
+        _finish(x3, bias3, after, first + 192, delta, row, ends, count, ACTIVATION, TURNED)
+    return used
+
+
+@gluon.jit
+def _consume(
+    pointers, smem, sizes, counts_ptr,
+    TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, HAS_COUNTS: gl.constexpr,
+    HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr, EVEN_ROWS: gl.constexpr,
+    CHUNK: gl.constexpr, LAG: gl.constexpr, WG: gl.constexpr,
+):  # fmt: skip
+    """Activations of 64 tokens of every item, and all that is stored of them."""
+    bias_ptr, indices_ptr, cache_ptr, delta_ptr = pointers
+    items, tiles, list_sizes, channels8, rows, padded8, stride_cb, stride_cf8 = sizes
+    _, groups, capacity, _ = list_sizes
+    if EVEN_ROWS:  # tells Triton that eight tokens are there or not together
+        rows = padded8 * 8
+    ends = (capacity, padded8, rows, stride_cf8)
+    # Eight neighbouring tokens of a neuron per thread, 64 of four neurons per warp.
+    turned: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
+    used = 0
+    if WG * LAG > 0:
+        # One warpgroup trails the other, so that one's epilogue runs under the other's products.
+        mbarrier.wait(smem[2].index(LAG), 0)
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        batch, group, first, half, count = _item(
+            item, tiles, list_sizes, counts_ptr, TILE, HAS_COUNTS, CHUNK
+        )
+        if first < count:
+            list_ptr = indices_ptr + (batch * groups + group).to(gl.int64) * capacity
+            cache = cache_ptr + batch.to(gl.int64) * stride_cb
+            delta = delta_ptr + batch.to(gl.int64) * capacity * (padded8 * 8)
+            row = group * 128 + WG * 64 + gl.arange(0, 64, gl.SliceLayout(1, turned))
+            if half:
+                used = _compute(
+                    smem, used, first, count, list_ptr, bias_ptr, cache, delta, row, ends,
+                    channels8 * 8, TILE // 2, TILE, DEPTH, STAGES, HAS_BIAS, ACTIVATION, turned, WG,
+                )  # fmt: skip
+            else:
+                used = _compute(
+                    smem, used, first, count, list_ptr, bias_ptr, cache, delta, row, ends,
+                    channels8 * 8, TILE, TILE, DEPTH, STAGES, HAS_BIAS, ACTIVATION, turned, WG,
+                )  # fmt: skip
+
+
+@gluon.jit
+def _kernel(
+    x_desc, w_ptr, bias_ptr, indices_ptr, counts_ptr, cache_ptr, delta_ptr,
+    items, whole, tiles, list_count, groups, rows, channels8, capacity, padded8,
+    stride_w8, stride_cb, stride_cf8,
+    TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, PRODUCER_WARPS: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    HAS_COUNTS: gl.constexpr, HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr,
+    EVEN_CHANNELS: gl.constexpr, EVEN_ROWS: gl.constexpr, WIDE_ROWS: gl.constexpr,
+    CHUNK: gl.constexpr, LAG: gl.constexpr, num_warps: gl.constexpr,
+):  # fmt: skip
+    dtype: gl.constexpr = w_ptr.dtype.element_ty
+    w_layout: gl.constexpr = gl.NVMMASharedLayout(
+        swizzle_byte_width=2 * DEPTH, element_bitwidth=16, rank=2
+    )
+    barrier_layout: gl.constexpr = mbarrier.MBarrierLayout()
+    x_smem = gl.allocate_shared_memory(dtype, [2 * STAGES, 64, DEPTH], x_desc.layout)
+    w_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE, DEPTH], w_layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
+    for i in gl.static_range(STAGES):
+        # The copies of all producer threads, and the one that asks for the tokens.
+        mbarrier.init(full.index(i), count=32 * PRODUCER_WARPS + 1)
+        mbarrier.init(empty.index(i), count=2)
+    partition_barrier()
+    smem = (x_smem, w_smem, full, empty)
+    results = (bias_ptr, indices_ptr, cache_ptr, delta_ptr)
+    list_sizes = (list_count, groups, capacity, whole)
+    sizes = (items, tiles, list_sizes, channels8, rows, padded8, stride_cb, stride_cf8)
+    inputs = (w_ptr, indices_ptr, counts_ptr, cache_ptr)
+    input_sizes = (items, tiles, list_sizes, rows, channels8, stride_w8, stride_cb, stride_cf8)
+    # Constants survive only inside these literals, so each partition spells them out.
+    # fmt: off
+    gl.warp_specialize(
+        [
+            (_consume, (results, smem, sizes, counts_ptr, TILE, DEPTH, STAGES, HAS_COUNTS,
+                        HAS_BIAS, ACTIVATION, EVEN_ROWS, CHUNK, LAG, 0)),
+            (_consume, (results, smem, sizes, counts_ptr, TILE, DEPTH, STAGES, HAS_COUNTS,
+                        HAS_BIAS, ACTIVATION, EVEN_ROWS, CHUNK, LAG, 1)),
+            (_produce, (x_desc, inputs, smem, input_sizes, TILE, DEPTH, STAGES, PRODUCER_WARPS,
+                        HAS_COUNTS, EVEN_CHANNELS, WIDE_ROWS, CHUNK)),
+        ],
+        [4, PRODUCER_WARPS], [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+    )
+    # fmt: on
+
+
+def sparse_mlp_up(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    neuron_indices: torch.Tensor,
+    activation_cache: torch.Tensor,
+    *,
+    counts: torch.Tensor | None,
+    activation: str,
+    gate_weight: torch.Tensor | None = None,
+    gate_bias: torch.Tensor | None = None,
+    group_rows: int,
+    config: Config | None = None,
+) -> torch.Tensor:
+    """See the public function of the same name; all arguments are checked."""
+    config = config or Config()
+    batch, rows, channels = hidden.shape
+    groups, capacity = neuron_indices.shape[1:]
+    delta = empty_token_contiguous(hidden, batch, rows, capacity)
+    if counts is not None:
+        delta.zero_()  # tiles of neurons past a count are passed over
+    if delta.numel() == 0:
+        return delta
+    # A view: the rows of all batches lie at one distance.
+    tokens = hidden.as_strided((batch * rows, channels), (hidden.stride(1), 1))
+    block = [64, config.depth]
+    layout = gl.NVMMASharedLayout.get_default_for(
+        block, {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[hidden.dtype]
+    )
+    tiles = -(-capacity // config.tile)
+    sms = triton_support.multiprocessors(hidden.device)
+    total = batch * groups * tiles
+    whole = total // sms * sms
+    if not HALVES or 2 * (total - whole) > sms:  # halves would take two rounds more
+        whole = total
+    items = whole + 2 * (total - whole)
+    with torch.cuda.device(hidden.device):
+        _kernel[(min(items, sms),)](
+            TensorDescriptor.from_tensor(tokens, block, layout),
+            weight,
+            weight if bias is None else bias,
+            neuron_indices.contiguous(),
+            neuron_indices if counts is None else counts.contiguous(),
+            activation_cache,
+            delta,
+            items,
+            whole,
+            tiles,
+            batch * groups,
+            groups,
+            rows,
+            channels // 8,
+            capacity,
+            delta.stride(2) // 8,
+            weight.stride(0) // 8,
+            activation_cache.stride(0),
+            activation_cache.stride(2) // 8,
+            TILE=config.tile,
+            DEPTH=config.depth,
+            STAGES=config.stages,
+            PRODUCER_WARPS=config.producer_warps,
+            CONSUMER_REGISTERS=config.consumer_registers,
+            PRODUCER_REGISTERS=config.producer_registers,
+            HAS_COUNTS=counts is not None,
+            HAS_BIAS=bias is not None,
+            ACTIVATION=ACTIVATIONS[activation],
+            EVEN_CHANNELS=channels % config.depth == 0,
+            EVEN_ROWS=rows % 8 == 0,
+            WIDE_ROWS=weight.shape[0] * weight.stride(0) >= 2**31,
+            CHUNK=LISTS_PER_CHUNK,
+            LAG=config.lag,
+            num_warps=4,
+        )
+    return delta

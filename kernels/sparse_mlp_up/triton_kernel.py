@@ -1,0 +1,367 @@
+"""`sparse_mlp_up` in plain Triton: every GPU from Ampere on, and Triton's interpreter.
+
+One program computes a tile of listed neurons for a block of rows of one group. The weight rows of
+the tile are gathered straight from the layer's weight. In the cache the tokens of a neuron are
+contiguous, so the tile meets it with neurons as its rows: the product is taken that way, or turned.
+"""
+
+# Triton reads the annotations of a kernel in its own way.
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.token_layout import empty_token_contiguous
+from chipsparse.kernels.triton_blocks import dot, row_block
+from chipsparse.kernels.triton_support import has_large_shared_memory
+
+# BLOCK_M is the largest block of token rows (smaller groups take smaller ones), BLOCK_N of neurons,
+# BLOCK_K of channels. TOGETHER is how many row blocks run one tile of neurons before the next tile:
+# their lists are sorted, so they gather nearly the same weight rows, from the level 2 cache. TURNED
+# products have tokens as their rows.
+CONFIGS: dict[str, dict[str, int]] = {
+    name: {
+        "BLOCK_M": 128,
+        "BLOCK_N": n,
+        "BLOCK_K": k,
+        "num_warps": warps,
+        "STAGES": stages,
+        "TOGETHER": 32,
+        "TURNED": turned,
+        **({} if registers is None else {"maxnreg": registers}),
+    }
+    for name, n, k, warps, stages, turned, registers in (
+        ("n256k64w8s3t", 256, 64, 8, 3, True, None),
+        ("n256k64w8s4t", 256, 64, 8, 4, True, None),
+        ("n256k64w8s3", 256, 64, 8, 3, False, None),
+        ("n256k64w8s4", 256, 64, 8, 4, False, None),
+        ("n128k64w8s3r", 128, 64, 8, 3, False, 128),
+        ("n128k64w4s3", 128, 64, 4, 3, False, None),
+        ("n128k64w8s4", 128, 64, 8, 4, False, None),
+        ("n128k64w8s4t", 128, 64, 8, 4, True, None),
+        ("n128k32w8s4", 128, 32, 8, 4, False, None),
+        ("n64k64w8s3", 64, 64, 8, 3, False, None),
+        ("n64k32w8s4", 64, 32, 8, 4, False, None),
+    )
+}
+# Tokens and neurons of a program that only applies the activation function.
+ACTIVATE_TOKENS, ACTIVATE_NEURONS, ACTIVATE_WARPS = 512, 4, 4
+
+
+def default_config(hidden: torch.Tensor, *, gated: bool) -> str:
+    """The entry of `CONFIGS` for this device; a gate has a second tile of weights and sums."""
+    if has_large_shared_memory(hidden.device):
+        return "n128k64w8s4" if gated else "n256k64w8s3t"
+    return "n64k32w8s4" if gated else "n128k32w8s4"
+
+
+def sparse_mlp_up(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    neuron_indices: torch.Tensor,
+    activation_cache: torch.Tensor,
+    *,
+    counts: torch.Tensor | None,
+    activation: str,
+    gate_weight: torch.Tensor | None,
+    gate_bias: torch.Tensor | None,
+    group_rows: int,
+    config: str | None = None,
+) -> torch.Tensor:
+    """See the public function of the same name; ``config`` names one of `CONFIGS`."""
+    batch, rows, channels = hidden.shape
+    capacity = neuron_indices.shape[2]
+    delta = empty_token_contiguous(hidden, batch, rows, capacity)
+    if delta.numel() == 0:
+        return delta
+    gated = gate_weight is not None
+    options = dict(CONFIGS[config or default_config(hidden, gated=gated)])
+    block_rows = row_block(group_rows, options.pop("BLOCK_M"))
+    groups, blocks = group_count(rows, group_rows), triton.cdiv(group_rows, block_rows)
+    tiles = triton.cdiv(capacity, options["BLOCK_N"])
+    # The kernel never reads the tensors that are not there.
+    gate_weight = weight if gate_weight is None else gate_weight
+    with torch.cuda.device_of(hidden):
+        _kernel[(groups * blocks * tiles, batch)](
+            hidden,
+            weight,
+            gate_weight,
+            weight if bias is None else bias.contiguous(),
+            weight if gate_bias is None else gate_bias.contiguous(),
+            neuron_indices,
+            neuron_indices if counts is None else counts.contiguous(),
+            activation_cache,
+            delta,
+            *hidden.stride()[:2],
+            weight.stride(0),
+            gate_weight.stride(0),
+            *neuron_indices.stride(),
+            activation_cache.stride(0),
+            activation_cache.stride(2),
+            delta.stride(0),
+            delta.stride(2),
+            rows,
+            channels,
+            capacity,
+            groups,
+            group_rows,
+            blocks,
+            ACTIVATION=activation,
+            GATED=gated,
+            BIAS=bias is not None,
+            GATE_BIAS=gate_bias is not None,
+            COUNTS=counts is not None,
+            EVEN_ROWS=rows % 8 == 0,
+            EVEN_CHANNELS=channels % options["BLOCK_K"] == 0,
+            WIDE_PRODUCTS=hidden.device.type == "cpu",
+            BLOCK_M=block_rows,
+            **options,
+        )
+    return delta
+
+
+@triton.jit
+def activate(x, ACTIVATION: tl.constexpr):
+    """`reference.activate` for fp32."""
+    if ACTIVATION == "silu":
+        return x / (1.0 + tl.exp(-x))
+    elif ACTIVATION == "gelu":
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    else:
+        # tanh by way of the logistic function: (1 + tanh(y)) / 2 = 1 / (1 + exp(-2 y))
+        inner = 1.5957691216057308 * (x + 0.044715 * x * x * x)
+        return x / (1.0 + tl.exp(-inner))
+
+
+@triton.jit
+def _product(weight, hidden, sums, TURNED: tl.constexpr, WIDE_PRODUCTS: tl.constexpr):
+    """Adds ``weight @ hidden.T``, or its transpose."""
+    if TURNED:
+        return dot(hidden, weight.T, sums, WIDE_PRODUCTS)
+    else:
+        return dot(weight, hidden.T, sums, WIDE_PRODUCTS)
+
+
+# What does not decide about alignment stays unspecialized: one compiled kernel serves many shapes.
+@triton.jit(do_not_specialize=["rows", "channels", "capacity", "groups", "blocks"])
+def _kernel(
+    hidden_ptr,  # [B, N, C]
+    weight_ptr,  # [F, C], as the gate's
+    gate_ptr,
+    bias_ptr,  # [F], as the gate's
+    gate_bias_ptr,
+    indices_ptr,  # [B, G, K]
+    counts_ptr,  # [B, G], contiguous
+    cache_ptr,  # [B, N, F], tokens contiguous
+    delta_ptr,  # [B, N, K], likewise
+    hidden_stride_b,
+    hidden_stride_n,
+    weight_stride_f,
+    gate_stride_f,
+    indices_stride_b,
+    indices_stride_g,
+    indices_stride_k,
+    cache_stride_b,
+    cache_stride_f,
+    delta_stride_b,
+    delta_stride_k,
+    rows,
+    channels,
+    capacity,
+    groups,
+    group_rows,
+    blocks,  # of rows, per group
+    ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATE_BIAS: tl.constexpr,
+    COUNTS: tl.constexpr,
+    EVEN_ROWS: tl.constexpr,
+    EVEN_CHANNELS: tl.constexpr,
+    WIDE_PRODUCTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    TURNED: tl.constexpr,
+):
+    # Neuron tile by neuron tile, and in each of them row block by row block.
+    program = tl.program_id(0)
+    tiles = tl.cdiv(capacity, BLOCK_N)
+    first_unit = program // (TOGETHER * tiles) * TOGETHER
+    units = tl.minimum(groups * blocks - first_unit, TOGETHER)
+    unit = first_unit + program % (TOGETHER * tiles) % units
+    tile = program % (TOGETHER * tiles) // units
+    group = unit // blocks
+    block = unit % blocks
+    b = tl.program_id(1).to(tl.int64)
+    # Tells Triton what is checked: rows of channels and of tokens start at whole 16 bytes.
+    channels = channels // 8 * 8
+    cache_stride_f = cache_stride_f // 8 * 8
+    delta_stride_k = delta_stride_k // 8 * 8
+    if EVEN_ROWS:
+        rows = rows // 8 * 8
+
+    count = capacity
+    if COUNTS:
+        count = tl.load(counts_ptr + b * groups + group)
+    in_group = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = group * group_rows + in_group
+    row_exists = (in_group < group_rows) & (row < rows)
+    entry = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    delta_ptrs = delta_ptr + b * delta_stride_b + entry[:, None].to(tl.int64) * delta_stride_k
+    delta_ptrs += row[None, :]
+    in_delta = (entry < capacity)[:, None] & row_exists[None, :]
+    if COUNTS:  # noqa: SIM102, as only this one is known when the kernel is compiled
+        if tile * BLOCK_N >= count:
+            nothing = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+            tl.store(delta_ptrs, nothing.to(delta_ptr.dtype.element_ty), mask=in_delta)
+            return
+
+    indices_ptr += b * indices_stride_b + group.to(tl.int64) * indices_stride_g
+    listed = entry < count
+    neuron = tl.load(indices_ptr + entry * indices_stride_k, mask=listed, other=0).to(tl.int64)
+
+    # Rows past the end read the last one: what comes of them is not stored.
+    k = tl.arange(0, BLOCK_K)
+    hidden_row = tl.minimum(row, rows - 1).to(tl.int64)
+    hidden_ptrs = hidden_ptr + b * hidden_stride_b + hidden_row[:, None] * hidden_stride_n
+    hidden_ptrs += k[None, :]
+    weight_ptrs = weight_ptr + neuron[:, None] * weight_stride_f + k[None, :]
+    gate_ptrs = gate_ptr + neuron[:, None] * gate_stride_f + k[None, :]
+    if TURNED:
+        up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    else:
+        up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    gate = up
+    # At least once: where sums may skip the loop, ptxas makes matrix products wait for each other.
+    for first in tl.range(0, tl.maximum(channels, BLOCK_K), BLOCK_K, num_stages=STAGES):
+        if EVEN_CHANNELS:
+            hidden = tl.load(hidden_ptrs)
+            weight = tl.load(weight_ptrs)
+        else:
+            inside = (first + k < channels)[None, :]
+            hidden = tl.load(hidden_ptrs, mask=inside, other=0.0)
+            weight = tl.load(weight_ptrs, mask=inside, other=0.0)
+        up = _product(weight, hidden, up, TURNED, WIDE_PRODUCTS)
+        if GATED:
+            if EVEN_CHANNELS:
+                weight = tl.load(gate_ptrs)
+            else:
+                weight = tl.load(gate_ptrs, mask=(first + k < channels)[None, :], other=0.0)
+            gate = _product(weight, hidden, gate, TURNED, WIDE_PRODUCTS)
+            gate_ptrs += BLOCK_K
+        hidden_ptrs += BLOCK_K
+        weight_ptrs += BLOCK_K
+
+    if TURNED:
+        up = up.T
+        gate = gate.T
+    if BIAS:
+        up += tl.load(bias_ptr + neuron).to(tl.float32)[:, None]
+    if GATED:
+        if GATE_BIAS:
+            gate += tl.load(gate_bias_ptr + neuron).to(tl.float32)[:, None]
+        new = activate(gate, ACTIVATION) * up
+    else:
+        new = activate(up, ACTIVATION)
+    new = new.to(cache_ptr.dtype.element_ty)
+    cache_ptrs = cache_ptr + b * cache_stride_b + neuron[:, None] * cache_stride_f + row[None, :]
+    in_cache = listed[:, None] & row_exists[None, :]
+    old = tl.load(cache_ptrs, mask=in_cache, other=0.0)
+    tl.debug_barrier()  # no thread overwrites what another one has yet to read
+    tl.store(cache_ptrs, new, mask=in_cache)
+    change = tl.where(listed[:, None], new.to(tl.float32) - old.to(tl.float32), 0.0)
+    tl.store(delta_ptrs, change.to(delta_ptr.dtype.element_ty), mask=in_delta)
+
+
+@torch.no_grad()
+def dense_activation(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    activation: str,
+    gate_weight: torch.Tensor | None,
+    gate_bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """See the public function of the same name: library products, then one kernel in place."""
+    batch, neurons = hidden.shape[0], weight.shape[0]
+    up = _products(hidden, weight)
+    if up.numel() == 0:
+        return up
+    gate = up if gate_weight is None else _products(hidden, gate_weight)
+    grid = (
+        triton.cdiv(up.stride(2), ACTIVATE_TOKENS),
+        triton.cdiv(neurons, ACTIVATE_NEURONS),
+        batch,
+    )
+    with torch.cuda.device_of(hidden):
+        _activate_kernel[grid](
+            up,
+            gate,
+            weight if bias is None else bias.contiguous(),
+            weight if gate_bias is None else gate_bias.contiguous(),
+            up.stride(0),
+            up.stride(2),
+            neurons,
+            ACTIVATION=activation,
+            GATED=gate_weight is not None,
+            BIAS=bias is not None,
+            GATE_BIAS=gate_bias is not None,
+            TOKENS=ACTIVATE_TOKENS,
+            NEURONS=ACTIVATE_NEURONS,
+            num_warps=ACTIVATE_WARPS,
+        )
+    return up
+
+
+def _products(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``hidden @ weight.T`` ``[B, N, F]`` with contiguous tokens."""
+    batch, rows, _ = hidden.shape
+    result = empty_token_contiguous(hidden, batch, rows, weight.shape[0])
+    for b in range(batch):
+        torch.mm(weight, hidden[b].t(), out=result[b].t())
+    return result
+
+
+@triton.jit(do_not_specialize=["stride_f", "neurons"])
+def _activate_kernel(
+    up_ptr,  # [B, F, N'], contiguous, as the gate's
+    gate_ptr,
+    bias_ptr,
+    gate_bias_ptr,
+    stride_b,
+    stride_f,  # N', a multiple of 8; what pads the tokens is activated as well
+    neurons,
+    ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATE_BIAS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    NEURONS: tl.constexpr,
+):
+    """Bias, activation function and gate, in place of ``up``."""
+    stride_f = stride_f // 8 * 8
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    neuron = tl.program_id(1) * NEURONS + tl.arange(0, NEURONS)
+    mask = (neuron < neurons)[:, None] & (token < stride_f)[None, :]
+    offsets = tl.program_id(2).to(tl.int64) * stride_b
+    offsets += neuron[:, None].to(tl.int64) * stride_f + token[None, :]
+    up = tl.load(up_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    if BIAS:
+        up += tl.load(bias_ptr + neuron, mask=neuron < neurons, other=0.0).to(tl.float32)[:, None]
+    if GATED:
+        gate = tl.load(gate_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        if GATE_BIAS:
+            bias = tl.load(gate_bias_ptr + neuron, mask=neuron < neurons, other=0.0)
+            gate += bias.to(tl.float32)[:, None]
+        up = activate(gate, ACTIVATION) * up
+    else:
+        up = activate(up, ACTIVATION)
+    tl.store(up_ptr + offsets, up.to(up_ptr.dtype.element_ty), mask=mask)

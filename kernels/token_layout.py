@@ -1,0 +1,42 @@
+"""Activations of an MLP with the tokens of one neuron side by side, as its GPU kernels want them.
+
+A kernel reads and writes a few neurons of many tokens. Where the tokens of a neuron are contiguous,
+it moves whole cache lines; in the usual layout it would move two bytes of each. Such a tensor is a
+view ``[B, N, F]`` of storage ``[B, F, N']`` with N' = N rounded up to a multiple of 8, so that each
+neuron starts at a multiple of 16 bytes.
+"""
+
+from __future__ import annotations
+
+import torch
+
+ALIGNMENT = 8  # elements of two bytes in 16 bytes
+
+
+def empty_token_contiguous(
+    like: torch.Tensor, batch: int, rows: int, columns: int, *, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """An uninitialized ``[batch, rows, columns]`` whose rows (tokens) are contiguous."""
+    padded = (rows + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    storage = like.new_empty(batch, columns, padded, dtype=like.dtype if dtype is None else dtype)
+    return storage[:, :, :rows].transpose(1, 2)
+
+
+def is_token_contiguous(tensor: torch.Tensor) -> bool:
+    """Whether a ``[B, N, F]`` is laid out as by `empty_token_contiguous`, or at least as well."""
+    return tensor.stride(1) == 1 and tensor.stride(2) % ALIGNMENT == 0
+
+
+def rows_are_evenly_spaced(tensor: torch.Tensor) -> bool:
+    """Whether the rows of a ``[B, N, C]`` lie at one distance from each other, over all batches."""
+    return tensor.stride(0) == tensor.shape[1] * tensor.stride(1)
+
+
+def empty_laid_out_as(
+    cache: torch.Tensor, columns: int, *, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """An uninitialized ``[B, N, columns]``, token-contiguous where ``cache`` ``[B, N, F]`` is."""
+    batch, rows, _ = cache.shape
+    if is_token_contiguous(cache):
+        return empty_token_contiguous(cache, batch, rows, columns, dtype=dtype)
+    return cache.new_empty(batch, rows, columns, dtype=cache.dtype if dtype is None else dtype)
