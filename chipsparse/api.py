@@ -74,7 +74,7 @@ def enable(pipe: Any, config: SparsityConfig | Profile | str | Path | None = Non
                 transformer,
                 Session(resolved, report),
                 tracker,
-                lambda: getattr(getattr(pipe, "scheduler", None), "timesteps", None),
+                lambda: getattr(pipe, "scheduler", None),
             )
             handle._adapters.append(adapter)
         for adapter in handle._adapters:

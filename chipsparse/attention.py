@@ -59,9 +59,21 @@ class AttentionBudget:
 
 
 def static_columns(
-    tokens: int, config: AttentionConfig, *, text_tokens: int, device: torch.device
+    tokens: int,
+    config: AttentionConfig,
+    *,
+    text_tokens: int,
+    text_first: bool = False,
+    device: torch.device,
 ) -> torch.Tensor | None:
-    """Columns kept whatever their score: text tokens (last in the sequence) and the local window.
+    """Columns kept whatever their score: text tokens and the local window.
+
+    Args:
+        tokens: length of the sequence, text included.
+        config: has the local window.
+        text_tokens: text tokens of the sequence.
+        text_first: whether they are the first or the last ones.
+        device: of the result.
 
     Returns:
         bool ``[G, N]``, or None where there are none.
@@ -70,7 +82,8 @@ def static_columns(
         return None
     column = torch.arange(tokens, device=device)
     group = torch.arange(0, tokens, config.group_rows, device=device)[:, None] // config.group_rows
-    static = (column >= tokens - text_tokens).expand(group.shape[0], tokens).clone()
+    text = column < text_tokens if text_first else column >= tokens - text_tokens
+    static = text.expand(group.shape[0], tokens).clone()
     if config.local_groups is not None:
         static |= (column // config.group_rows - group).abs() <= config.local_groups
     return static

@@ -110,11 +110,12 @@ class ScheduleConfig(Validated):
 
 @dataclass(frozen=True)
 class TokenOrderConfig(Validated):
-    """How video tokens are ordered so that a query group is compact in space and time."""
+    """How video and image tokens are ordered so that a query group is compact."""
 
     voxel: tuple[int, ...] | None = option(
         (4, 4, 8),
-        "frames, rows and columns of the token voxels that are made contiguous; null: raster order",
+        "frames, rows and columns of the token voxels that are made contiguous (an image has one "
+        "frame); null: raster order",
         minimum=1,
     )
 
@@ -138,7 +139,7 @@ class SparsityConfig(Validated):
     attention: AttentionConfig = option(AttentionConfig(), "self-attention")
     mlp: MLPConfig = option(MLPConfig(), "feed-forward layers")
     schedule: ScheduleConfig = option(ScheduleConfig(), "denoising steps")
-    token_order: TokenOrderConfig = option(TokenOrderConfig(), "order of the video tokens")
+    token_order: TokenOrderConfig = option(TokenOrderConfig(), "order of the video or image tokens")
     seed: int = option(0, "seed of the random columns", minimum=0)
     backend: BackendName = option("auto", "auto: the fastest kernels that can run; or reference")
 

@@ -5,35 +5,73 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+Grid = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """Layers of one build, which follow each other in the model.
+
+    Attributes:
+        name: what the model calls them, such as "double" and "single".
+        layers: how many there are.
+        mlp_width: neurons of their feed-forward layer.
+    """
+
+    name: str
+    layers: int
+    mlp_width: int
+
 
 @dataclass(frozen=True)
 class ModelLayout:
     """Sizes that the plan and the session need.
 
+    Layers are numbered in the order of ``kinds``: all of the first kind, then all of the next.
+
     Attributes:
-        layers: number of transformer blocks with self-attention.
+        kinds: the transformer blocks with self-attention.
         heads: attention heads per layer.
         head_dim: channels per head.
-        mlp_width: neurons of a feed-forward layer.
         batch: samples in one call.
-        grid: video tokens as (frames, rows, columns) after patchification.
-        text_tokens: text tokens in the same sequence as the video tokens (joint attention).
+        grids: the video or image tokens as (frames, rows, columns) after patchification; a model
+            that sees several pictures in one sequence has one grid for each, in this order.
+        text_tokens: text tokens in the same sequence as the others (joint attention).
+        text_first: whether the text tokens stand before the others, or behind them.
     """
 
-    layers: int
+    kinds: tuple[LayerKind, ...]
     heads: int
     head_dim: int
-    mlp_width: int
     batch: int
-    grid: tuple[int, int, int]
+    grids: tuple[Grid, ...]
     text_tokens: int = 0
+    text_first: bool = False
 
     @property
-    def video_tokens(self) -> int:
-        """Video tokens per sample."""
-        return math.prod(self.grid)
+    def layers(self) -> int:
+        """Layers of all kinds."""
+        return sum(kind.layers for kind in self.kinds)
+
+    def kind(self, layer: int) -> LayerKind:
+        """The kind of a layer.
+
+        Raises:
+            ValueError: if there is no such layer.
+        """
+        first = 0
+        for kind in self.kinds:
+            if first <= layer < first + kind.layers:
+                return kind
+            first += kind.layers
+        raise ValueError(f"layer: must be from 0 to {self.layers - 1}, got {layer}")
+
+    @property
+    def grid_tokens(self) -> int:
+        """Video or image tokens per sample."""
+        return sum(math.prod(grid) for grid in self.grids)
 
     @property
     def tokens(self) -> int:
         """Tokens per sample in self-attention."""
-        return self.video_tokens + self.text_tokens
+        return self.grid_tokens + self.text_tokens

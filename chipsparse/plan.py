@@ -84,9 +84,9 @@ class SparsityPlan:
         """Further key columns that each query group keeps at random."""
         return _count(self.config.attention.random_fraction, self.layout.tokens)
 
-    def mlp_keep_count(self) -> int:
-        """Neurons that each token group recomputes on a sparse step."""
-        return _count(self.config.mlp.keep_fraction, self.layout.mlp_width)
+    def mlp_keep_count(self, layer: int) -> int:
+        """Neurons of a layer that each token group recomputes on a sparse step."""
+        return _count(self.config.mlp.keep_fraction, self.layout.kind(layer).mlp_width)
 
     def describe(self) -> str:
         """One line: the run-length coded actions, as in ``1 dense, 1 refresh, 9 sparse, ...``."""

@@ -27,7 +27,16 @@ class GenerationDefaults(Validated):
     width: int | None = option(None, "width in pixels", minimum=1)
     num_frames: int | None = option(None, "frames of the video", minimum=1)
     num_inference_steps: int | None = option(None, "denoising steps", minimum=1)
-    guidance_scale: float | None = option(None, "classifier-free guidance", minimum=0.0)
+    guidance_scale: float | None = option(
+        None,
+        "classifier-free guidance, or the strength that a guidance-distilled model is told",
+        minimum=0.0,
+    )
+    true_cfg_scale: float | None = option(
+        None,
+        "classifier-free guidance of pipelines that give guidance_scale another meaning (FLUX)",
+        minimum=0.0,
+    )
     max_sequence_length: int | None = option(None, "text tokens, padding included", minimum=1)
 
 

@@ -17,7 +17,7 @@ from chipsparse.mlp import MLPWeights
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report import GenerationReport, StepRecord, StepTimer
 from chipsparse.step import StepContext
-from chipsparse.token_order import inverse_order, voxel_order
+from chipsparse.token_order import grids_order, inverse_order
 
 
 class Session:
@@ -76,7 +76,7 @@ class Session:
             self._generation, self._plan = context.generation, plan
             self._caching = not plan.is_dense()
             if self._caching and self.config.token_order.voxel is not None:
-                order = voxel_order(layout.grid, self.config.token_order.voxel).to(device)
+                order = grids_order(layout.grids, self.config.token_order.voxel).to(device)
                 self._order = (order, inverse_order(order))
         action = self._possible(plan.step_action(context.step), context.branch)
         self._context = context
@@ -127,7 +127,7 @@ class Session:
 
     @property
     def token_order(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The order of the video tokens and its inverse (int64 ``[N]``), or None: unchanged."""
+        """Order of the video or image tokens and its inverse (int64 ``[N]``); None: unchanged."""
         return self._order if self.caching else None
 
     def attention(
@@ -184,7 +184,11 @@ class Session:
             )
         if self._static_columns is None:
             self._static_columns = attention.static_columns(
-                key.shape[2], config, text_tokens=plan.layout.text_tokens, device=key.device
+                key.shape[2],
+                config,
+                text_tokens=plan.layout.text_tokens,
+                text_first=plan.layout.text_first,
+                device=key.device,
             )
         budget = attention.AttentionBudget(
             keep_count=plan.attention_keep_count(),
@@ -222,21 +226,47 @@ class Session:
             "keep every column"
         )
 
-    def mlp(self, layer: int, hidden: torch.Tensor, weights: MLPWeights) -> torch.Tensor:
-        """The feed-forward layer of one block, for hidden ``[B, N, C]``."""
+    def mlp(
+        self,
+        layer: int,
+        hidden: torch.Tensor,
+        weights: MLPWeights,
+        *,
+        addend: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The feed-forward layer of one block, plus what is to be added to it.
+
+        Args:
+            layer: number of the transformer block, from 0.
+            hidden: ``[B, N, C]``, as are addend and the result.
+            weights: read in place and never kept.
+            addend: another summand of the result, which changes with every step and is not cached.
+        """
         config = self.config.mlp
         if not self.caching or not config.enabled or self._stays_dense(layer):
-            return mlp.dense_step(None, hidden, weights, config=config)
+            return mlp.dense_step(
+                None, hidden, weights, config=config, backend=self._backend, addend=addend
+            )
         plan, _, record = self._open_call()
         cache = self._cache(layer).mlp
-        if "sparse_mlp_up" not in self.report.backends:
-            self.report.run_on(mlp.backend_choices(hidden, weights, self._backend))
         if record.action is not Action.SPARSE or cache.activation is None:
-            return mlp.dense_step(cache, hidden, weights, config=config)
-        keep_count = plan.mlp_keep_count()
-        record.mlp_fractions.append(keep_count / plan.layout.mlp_width)
+            return mlp.dense_step(
+                cache, hidden, weights, config=config, backend=self._backend, addend=addend
+            )
+        if "sparse_mlp_up" not in self.report.backends:
+            self.report.run_on(
+                mlp.backend_choices(cache, hidden, weights, config=config, backend=self._backend)
+            )
+        keep_count = plan.mlp_keep_count(layer)
+        record.mlp_fractions.append(keep_count / weights.up.shape[0])
         return mlp.sparse_step(
-            cache, hidden, weights, config=config, keep_count=keep_count, backend=self._backend
+            cache,
+            hidden,
+            weights,
+            config=config,
+            keep_count=keep_count,
+            backend=self._backend,
+            addend=addend,
         )
 
     def _cache(self, layer: int) -> LayerCache:

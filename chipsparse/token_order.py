@@ -1,4 +1,4 @@
-"""Token order: video tokens regrouped into voxels, so that query groups are compact.
+"""Token order: video or image tokens regrouped into voxels, so that query groups are compact.
 
 A group of consecutive rows in raster order is a thin line of the picture; its tokens attend to
 different places. A voxel (a few frames, rows and columns) attends to much the same columns, so one
@@ -7,7 +7,19 @@ column list serves all its rows.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
+
+
+def grids_order(grids: Sequence[tuple[int, int, int]], voxel: tuple[int, ...]) -> torch.Tensor:
+    """The `voxel_order` of several grids, one behind the other; int64 ``[N]`` over all tokens."""
+    orders, first = [], 0
+    for grid in grids:
+        orders.append(first + voxel_order(grid, voxel))
+        first += math.prod(grid)
+    return torch.cat(orders)
 
 
 def voxel_order(grid: tuple[int, int, int], voxel: tuple[int, ...]) -> torch.Tensor:

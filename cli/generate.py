@@ -1,4 +1,4 @@
-"""`chipsparse generate`: a video from a prompt."""
+"""`chipsparse generate`: a video or an image from a prompt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from chipsparse.cli.errors import reported_errors
 
-VIDEO = "Video"
+PICTURE = "Picture"
 MODEL = "Model"
 SPARSITY = "Sparsity"
 OUTPUT = "Output"
@@ -26,7 +26,8 @@ def generate(
         typer.Option(
             "--output",
             "-o",
-            help="File to write: .mp4, .gif, or .png (numbered files for several frames).",
+            help="File to write: .mp4, .gif, or .png (numbered files for several frames). "
+            "Models of images write .png.",
             show_default=False,
             rich_help_panel=OUTPUT,
         ),
@@ -55,19 +56,21 @@ def generate(
     height: Annotated[
         int | None,
         typer.Option(
-            help="Height in pixels.", show_default="from the profile", rich_help_panel=VIDEO
+            help="Height in pixels.", show_default="from the profile", rich_help_panel=PICTURE
         ),
     ] = None,
     width: Annotated[
         int | None,
         typer.Option(
-            help="Width in pixels.", show_default="from the profile", rich_help_panel=VIDEO
+            help="Width in pixels.", show_default="from the profile", rich_help_panel=PICTURE
         ),
     ] = None,
     frames: Annotated[
         int | None,
         typer.Option(
-            help="Number of frames.", show_default="from the profile", rich_help_panel=VIDEO
+            help="Number of frames; models of images have none.",
+            show_default="from the profile",
+            rich_help_panel=PICTURE,
         ),
     ] = None,
     steps: Annotated[
@@ -75,7 +78,7 @@ def generate(
         typer.Option(
             help="Number of denoising steps.",
             show_default="from the profile",
-            rich_help_panel=VIDEO,
+            rich_help_panel=PICTURE,
         ),
     ] = None,
     guidance_scale: Annotated[
@@ -83,17 +86,17 @@ def generate(
         typer.Option(
             help="How closely to follow the prompt; 1 turns guidance off.",
             show_default="from the profile",
-            rich_help_panel=VIDEO,
+            rich_help_panel=PICTURE,
         ),
     ] = None,
     negative_prompt: Annotated[
         str | None,
-        typer.Option(help="What not to show.", show_default="none", rich_help_panel=VIDEO),
+        typer.Option(help="What not to show.", show_default="none", rich_help_panel=PICTURE),
     ] = None,
     seed: Annotated[
         int,
         typer.Option(
-            help="Seed of the noise; the same one gives the same video.", rich_help_panel=VIDEO
+            help="Seed of the noise; the same one gives the same result.", rich_help_panel=PICTURE
         ),
     ] = 0,
     config: Annotated[
@@ -118,7 +121,7 @@ def generate(
         ),
     ] = False,
     fps: Annotated[
-        int, typer.Option(help="Frames per second of the file.", rich_help_panel=OUTPUT)
+        int, typer.Option(help="Frames per second of a video.", rich_help_panel=OUTPUT)
     ] = 16,
     json: Annotated[
         bool,
@@ -135,7 +138,7 @@ def generate(
         ),
     ] = False,
 ) -> None:
-    """Make a video (or an image) from a prompt."""
+    """Make a video or an image from a prompt."""
     with reported_errors(debug=debug):
         # Imported here so that --help does not wait for torch and diffusers.
         from rich.console import Console

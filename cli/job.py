@@ -15,6 +15,7 @@ import torch
 import chipsparse
 from chipsparse.cli import denoise, media, summary
 from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.media import check_kind
 from chipsparse.cli.model import (
     ModelDescription,
     choose_device,
@@ -55,6 +56,8 @@ class Job:
         arguments = {"prompt": self.options.prompt, **self.settings.call_arguments()}
         if self.options.negative_prompt is not None:
             arguments["negative_prompt"] = self.options.negative_prompt
+        elif (self.settings.true_cfg_scale or 0) > 1:
+            arguments["negative_prompt"] = ""  # without one, such a pipeline leaves guidance out
         return arguments
 
     def as_json(self) -> dict[str, Any]:
@@ -86,6 +89,7 @@ def run(options: Options) -> summary.Outcome:
         profile = _choose_profile(options, model)
         defaults = GenerationDefaults() if profile is None else profile.generation
         settings = resolve_settings(options, model, defaults)
+        check_kind(options.output, video=model.accepts("num_frames"))
         job = Job(options, device, dtype, model, profile, settings)
         with display.stage("loading the model"):
             pipe = load_pipeline(model, device=device, dtype=dtype)

@@ -39,6 +39,12 @@ def check_output(path: Path, *, fps: int) -> None:
         _check_ffmpeg()
 
 
+def check_kind(path: Path, *, video: bool) -> None:
+    """Raises `UserError` where a model of images is to write a video."""
+    if not video and path.suffix.lower() != ".png":
+        raise UserError(f"this model makes images, not videos; use {path.with_suffix('.png')}")
+
+
 def write_media(clips: Mapping[Path, np.ndarray], *, fps: int) -> dict[Path, list[Path]]:
     """Writes each clip to its path and returns the files of each; all paths share one folder.
 

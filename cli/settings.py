@@ -83,6 +83,7 @@ class GenerationSettings:
     num_frames: int | None
     num_inference_steps: int
     guidance_scale: float | None
+    true_cfg_scale: float | None
     max_sequence_length: int | None
 
     def call_arguments(self) -> dict[str, Any]:
@@ -100,8 +101,13 @@ def resolve_settings(
         "num_frames": options.frames,
         "num_inference_steps": options.steps,
         "guidance_scale": options.guidance_scale,
+        "true_cfg_scale": None,
         "max_sequence_length": None,
     }
+    told = model.transformer_config.get("guidance_embeds", True)
+    if model.accepts("true_cfg_scale") and not told:
+        # A model that cannot be told a guidance scale: what is asked for is the classifier-free.
+        asked |= {"guidance_scale": None, "true_cfg_scale": options.guidance_scale}
     for name, value in {**asked, "negative_prompt": options.negative_prompt}.items():
         if value is not None and not model.accepts(name):
             raise UserError(
@@ -115,6 +121,11 @@ def resolve_settings(
     if not isinstance(values["num_inference_steps"], int):
         raise UserError(f"{model.pipeline_class.__name__} has no default for --steps; give --steps")
     settings = GenerationSettings(**values)
+    if options.negative_prompt is not None and (settings.true_cfg_scale or 2) <= 1:
+        raise UserError(
+            "--negative-prompt has no effect without classifier-free guidance; "
+            + ("set generation.true_cfg_scale in a profile" if told else "raise --guidance-scale")
+        )
     check_sizes(settings, model)
     return settings
 
@@ -123,6 +134,8 @@ def check_sizes(settings: GenerationSettings, model: ModelDescription) -> None:
     """Raises `UserError` for a size that the model cannot do, naming the nearest that it can."""
     space, time = vae_factors(model.vae_config)
     patch_time, patch_height, patch_width = patch_sizes(model.transformer_config)
+    if packs_latents(model):
+        patch_height, patch_width = 2 * patch_height, 2 * patch_width
     longest = model.transformer_config.get("rope_max_seq_len")
     for name, size, patch in (
         ("height", settings.height, patch_height),
@@ -176,3 +189,10 @@ def patch_sizes(config: dict[str, Any]) -> tuple[int, int, int]:
     if len(patch) == 2:
         return 1, int(patch[0]), int(patch[1])
     return int(patch[0]), int(patch[1]), int(patch[2])
+
+
+def packs_latents(model: ModelDescription) -> bool:
+    """Whether the pipeline joins 2x2 latents to a token before the transformer, as FLUX does."""
+    channels = model.vae_config.get("latent_channels", 0)
+    single = model.transformer_config.get("patch_size") == 1
+    return bool(single and channels and model.transformer_config.get("in_channels") == 4 * channels)

@@ -1,7 +1,7 @@
-"""The part of patching that all models share: position, tags, feed-forward layers, restoring.
+"""The part of patching that all models share: position, tags, attention, restoring.
 
 A model's adapter names its modules and reads its sizes; everything that is changed on the model is
-changed here, through `Patches`, which takes all of it back.
+changed through `Patches`, which takes all of it back.
 
 The transformer gets another class at run time, a subclass of its own that wraps ``__call__``.
 Unlike a diffusers hook, which replaces the instance's ``forward``, this survives hooks that come
@@ -12,6 +12,7 @@ generation and restores the ``forward`` of an earlier time.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -26,44 +27,18 @@ from chipsparse.pipelines.bridge import (
     make_tag,
     register_host,
 )
+from chipsparse.pipelines.feed_forward import (
+    FeedForwardSite,
+    Form,
+    has_contiguous_channels,
+    make_channels_contiguous,
+)
+from chipsparse.pipelines.patches import TAG, Patches
 from chipsparse.plan import Action
 from chipsparse.session import Session
 from chipsparse.step import PositionTracker
 
-TAG = "chipsparse_tag"
 ADAPTER = "chipsparse_adapter"
-
-
-class Patches:
-    """A list of undo steps, taken in reverse."""
-
-    def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
-        self._subclasses: dict[tuple[type, type], type] = {}
-
-    def undo(self) -> None:
-        """Takes every change back; a second call does nothing."""
-        while self._undo:
-            self._undo.pop()()
-
-    def set_attribute(self, target: Any, name: str, value: Any) -> None:
-        """Sets an instance attribute."""
-        had, old = name in vars(target), vars(target).get(name)
-        setattr(target, name, value)
-        self._undo.append(lambda: setattr(target, name, old) if had else delattr(target, name))
-
-    def set_class(self, target: Any, mixin: type) -> None:
-        """Gives an object a subclass of its class with ``mixin`` in front, under the same name."""
-        base = type(target)
-        if (mixin, base) not in self._subclasses:  # one class for all layers: one compiled graph
-            names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
-            self._subclasses[mixin, base] = type(base.__name__, (mixin, base), names)
-        target.__class__ = self._subclasses[mixin, base]
-        self._undo.append(lambda: setattr(target, "__class__", base))
-
-    def add_hook(self, handle: Any) -> None:
-        """Takes over a handle that PyTorch returned for a hook."""
-        self._undo.append(handle.remove)
 
 
 class PatchedTransformer:
@@ -102,30 +77,6 @@ class PatchedTransformer:
             super().reset_attention_backend()  # type: ignore[misc]
 
 
-class PatchedFeedForward:
-    """Mixin of a patched ``FeedForward``: runs as one op where its weights can be read."""
-
-    net: Any
-    chipsparse_tag: torch.Tensor
-    chipsparse_activation: str | None
-
-    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Feed-forward for ``[B, N, C]``."""
-        if self.chipsparse_activation is None or torch.is_grad_enabled():
-            output: torch.Tensor = super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
-            return output
-        up, down = self.net[0].proj, self.net[2]
-        return torch.ops.chipsparse.feed_forward(
-            hidden_states,
-            up.weight,
-            up.bias,
-            down.weight,
-            down.bias,
-            self.chipsparse_tag,
-            self.chipsparse_activation,
-        )
-
-
 class ModelAdapter:
     """Patches one transformer and serves its layers; `remove` restores it bit for bit.
 
@@ -133,7 +84,7 @@ class ModelAdapter:
         transformer: the model, of the class that `transformer_class` names.
         session: the state of this transformer.
         tracker: follows the position over all transformers of the pipeline.
-        schedule: returns the scheduler's timesteps.
+        scheduler: returns the pipeline's scheduler, or None.
     """
 
     transformer_class: ClassVar[str]
@@ -143,17 +94,18 @@ class ModelAdapter:
         transformer: torch.nn.Module,
         session: Session,
         tracker: PositionTracker,
-        schedule: Callable[[], Any],
+        scheduler: Callable[[], Any],
     ) -> None:
         self.transformer = transformer
         self.session = session
         self.named_position: dict[str, Any] = {}
         self.other_experts: list[ModelAdapter] = []
         self._tracker = tracker
-        self._schedule = schedule
+        self._scheduler = scheduler
         self._patches = Patches()
         self._attention_patches = Patches()
         self._unpatched_backends: list[Any] = []
+        self._argument_names = list(inspect.signature(type(transformer).forward).parameters)[1:]
         number = register_host(self)
         try:
             self._patches.set_attribute(transformer, ADAPTER, self)
@@ -162,10 +114,9 @@ class ModelAdapter:
                 self._patches.set_attribute(module, TAG, make_tag(number, layer))
                 hook = module.register_forward_pre_hook(self.tag_attention, with_kwargs=True)
                 self._patches.add_hook(hook)
-            for layer, module in enumerate(self.feed_forwards()):
-                self._patches.set_attribute(module, TAG, make_tag(number, layer))
-                self._patches.set_attribute(module, "chipsparse_activation", None)
-                self._patches.set_class(module, PatchedFeedForward)
+            self._feed_forwards = self.feed_forwards()
+            for layer, site in enumerate(self._feed_forwards):
+                site.patch(self._patches, make_tag(number, layer))
             self.claim_attention()
             self.install_token_order()
         except BaseException:
@@ -184,8 +135,8 @@ class ModelAdapter:
         """The self-attention modules, in layer order; each has a ``processor`` that dispatches."""
         raise NotImplementedError
 
-    def feed_forwards(self) -> list[Any]:
-        """The diffusers ``FeedForward`` modules, in layer order."""
+    def feed_forwards(self) -> list[FeedForwardSite]:
+        """The feed-forward layers, in layer order."""
         raise NotImplementedError
 
     def layout(self, arguments: dict[str, Any]) -> ModelLayout:
@@ -203,6 +154,21 @@ class ModelAdapter:
         """Forward pre-hook of a self-attention module: passes its tag as the attention mask."""
         raise NotImplementedError
 
+    def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
+        """The scheduler's own value of the timestep that the transformer is called with.
+
+        Only asked for where the scheduler does not tell its step; may wait for the device.
+        """
+        return float(torch.as_tensor(timestep).max())
+
+    def remarks(self, arguments: dict[str, Any]) -> list[str]:
+        """What else the report should say about a call with these arguments."""
+        return []
+
+    def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
+        """Why no attention of a call with these arguments can run sparse, or None."""
+        return None
+
     # One transformer call.
 
     @torch.compiler.disable(recursive=False)
@@ -213,26 +179,32 @@ class ModelAdapter:
         """
         if torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        names = ("hidden_states", "timestep", "encoder_hidden_states")
-        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
         hidden, timestep = arguments["hidden_states"], arguments["timestep"]
+        scheduler = self._scheduler()
+        schedule = getattr(scheduler, "timesteps", None)
+        step = self.named_position.get("step_index")
         context = self._tracker.locate(
             branch=self.named_position.get("name"),
-            step_index=self.named_position.get("step_index"),
+            step_index=scheduler_step(scheduler) if step is None else step,
             steps=self.named_position.get("num_inference_steps"),
-            timestep=lambda: float(torch.as_tensor(timestep).max()),
-            schedule=self._schedule(),
+            timestep=lambda: self.scheduled_timestep(timestep, schedule),
+            schedule=schedule,
         )
         for expert in self.other_experts:  # done with for this generation: free its caches
             expert.session.reset()
         try:
             action = self.session.begin(context, self.layout(arguments), hidden.device)
-            self._check_layers()
+            for remark in self.remarks(arguments):
+                self.session.report.fall_back(remark)
+            self._check_attention()
+            self._check_feed_forwards(hidden)
             if action is Action.SKIP:
                 output = self.session.last_output()  # end() keeps a copy of its own
                 self.session.end(output)
                 return self.wrap_output(output, arguments)
-            result = forward(*args, **kwargs)
+            with self._dense_attention(arguments):
+                result = forward(*args, **kwargs)
             self.session.end(result[0])
             return result
         except BaseException:
@@ -300,29 +272,70 @@ class ModelAdapter:
 
     # Feed-forward layers.
 
-    def mlp(self, layer: int, hidden: torch.Tensor, weights: MLPWeights) -> torch.Tensor:
+    def mlp(
+        self,
+        layer: int,
+        hidden: torch.Tensor,
+        weights: MLPWeights,
+        addend: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Feed-forward layer of one block; see `Session.mlp`."""
-        return self.session.mlp(layer, hidden, weights)
+        return self.session.mlp(layer, hidden, weights, addend=addend)
 
     # What runs dense although the config asks otherwise.
 
-    def _check_layers(self) -> None:
-        """Decides before each call which layers can run sparse, and reports the others."""
-        config, caching = self.session.config, self.session.caching
-        dense: dict[tuple[str, str], list[int]] = {}
-        attentions, feed_forwards = self.self_attentions(), self.feed_forwards()
-        for layer, module in enumerate(attentions):
-            if caching and config.attention.enabled and not is_claimed(module):
-                dense.setdefault(("attention", "its processor was replaced"), []).append(layer)
-        for layer, module in enumerate(feed_forwards):
-            wanted = caching and config.mlp.enabled
-            activation, reason = readable_activation(module) if wanted else (None, None)
-            module.chipsparse_activation = activation
-            if reason is not None:
-                dense.setdefault(("MLP", reason), []).append(layer)
-        for (part, reason), layers in dense.items():
+    def _check_attention(self) -> None:
+        """Reports the layers whose attention does not lead here any more."""
+        if not (self.session.caching and self.session.config.attention.enabled):
+            return
+        modules = self.self_attentions()
+        lost = [layer for layer, module in enumerate(modules) if not is_claimed(module)]
+        self._report("attention", {"its processor was replaced": lost} if lost else {})
+
+    @contextlib.contextmanager
+    def _dense_attention(self, arguments: dict[str, Any]) -> Iterator[None]:
+        """Gives the attention back for a call in which none of it can run sparse, and says so."""
+        reason = self.why_attention_is_dense(arguments)
+        if reason is None or not (self.session.caching and self.session.config.attention.enabled):
+            yield
+            return
+        self.session.report.fall_back(f"attention runs dense: {reason}")
+        with self.attention_released():
+            yield
+
+    def _check_feed_forwards(self, hidden: torch.Tensor) -> None:
+        """Decides before each call which feed-forward layers run sparse; reports the others."""
+        wanted = self.session.caching and self.session.config.mlp.enabled
+        dense: dict[str, list[int]] = {}
+        for layer, site in enumerate(self._feed_forwards):
+            form = self._readable_form(site, hidden) if wanted else None
+            if isinstance(form, str):
+                dense.setdefault(form, []).append(layer)
+            site.run_as(form if isinstance(form, Form) else None)
+        self._report("MLP", dense)
+
+    def _readable_form(self, site: FeedForwardSite, hidden: torch.Tensor) -> Form | str:
+        """What a layer computes, its second weight laid out for the kernels, or why it is dense."""
+        form = site.form()
+        if isinstance(form, str) or not self._wants_contiguous_channels(hidden):
+            return form
+        linear = site.second_linear()
+        if has_contiguous_channels(linear):
+            return form
+        if site.keeps_its_layout():
+            return "its weights are offloaded in groups, so they cannot be laid out for the kernels"
+        make_channels_contiguous(linear, self._patches)
+        return form
+
+    def _wants_contiguous_channels(self, hidden: torch.Tensor) -> bool:
+        """Whether the kernels that run on this device want second weights of another layout."""
+        kernels = self.session.config.backend != "reference"
+        return kernels and hidden.is_cuda and hidden.dtype in (torch.float16, torch.bfloat16)
+
+    def _report(self, part: str, dense: dict[str, list[int]]) -> None:
+        for reason, layers in dense.items():
             self.session.report.fall_back(
-                f"{part} runs dense in {len(layers)} of {len(attentions)} layers "
+                f"{part} runs dense in {len(layers)} of {len(self.self_attentions())} layers "
                 f"(first: layer {layers[0]}): {reason}"
             )
 
@@ -336,20 +349,32 @@ def is_claimed(module: Any) -> bool:
     return backend == BACKEND_NAME and not torch.is_grad_enabled()
 
 
-def readable_activation(module: Any) -> tuple[str | None, str | None]:
-    """The activation of a diffusers ``FeedForward``, or the reason why it cannot run sparse."""
-    first, *_, last = module.net
-    names = {"tanh": "gelu-tanh", "none": "gelu"}
-    if type(first).__name__ != "GELU" or first.approximate not in names or len(module.net) != 3:
-        return None, f"its activation {type(first).__name__} is not supported"
-    for name, linear in (("first", first.proj), ("second", last)):
-        if type(linear.weight) is not torch.nn.Parameter or not linear.weight.is_floating_point():
-            return None, f"the weight of its {name} linear is a {type(linear.weight).__name__}"
-        if type(linear) is not torch.nn.Linear:
-            return None, (
-                f"its {name} linear is of class {type(linear).__name__} (an adapter, or quantized)"
-            )
-        registry = getattr(linear, "_diffusers_hook", None)
-        if hasattr(linear, "_hf_hook") or (registry is not None and registry.hooks):
-            return None, f"its {name} linear has hooks of its own (offloading or casting)"
-    return names[first.approximate], None
+def tagged(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments of an attention module with its tag as the mask; None where they stay.
+
+    Args:
+        module: the attention module.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
+        names: what the positional ones are called; ``attention_mask`` is among them.
+    """
+    if not is_claimed(module):
+        return None
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    if arguments.get("attention_mask") is not None:
+        return None
+    return (), {**arguments, "attention_mask": getattr(module, TAG)}
+
+
+def scheduler_step(scheduler: Any) -> int | None:
+    """The step that a scheduler says is next, or None where it does not say.
+
+    It knows after its first step, and before it where the pipeline told it where to begin.
+    """
+    for name in ("step_index", "begin_index"):
+        step = getattr(scheduler, name, None)
+        if isinstance(step, int):
+            return step if 0 <= step < len(scheduler.timesteps) else None
+    return None

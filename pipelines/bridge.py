@@ -1,4 +1,4 @@
-"""The bridge between a model's layers and its adapter: one attention backend, two custom ops.
+"""The bridge between a model's layers and its adapter: one attention backend, three custom ops.
 
 diffusers hands q, k and v to an attention backend but tells it neither layer nor step. So every
 patched module carries a *tag*, a small integer tensor with the numbers of its adapter and layer,
@@ -14,9 +14,10 @@ import weakref
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from diffusers.models import attention_dispatch
 
-from chipsparse.mlp import Activation, MLPWeights
+from chipsparse.mlp import MLPWeights
 
 BACKEND_NAME = "chipsparse"
 
@@ -37,8 +38,14 @@ class LayerHost(Protocol):
     ) -> torch.Tensor:
         """Self-attention in diffusers' layout, ``[B, N, H, D]``."""
 
-    def mlp(self, layer: int, hidden: torch.Tensor, weights: MLPWeights) -> torch.Tensor:
-        """Feed-forward layer for ``[B, N, C]``."""
+    def mlp(
+        self,
+        layer: int,
+        hidden: torch.Tensor,
+        weights: MLPWeights,
+        addend: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Feed-forward layer for ``[B, N, C]``, plus an addend of that shape."""
 
 
 # Custom ops take tensors and numbers only, so an op finds its adapter by number. The map holds no
@@ -97,11 +104,12 @@ def feed_forward(
     down_bias: torch.Tensor | None,
     tag: torch.Tensor,
     activation: str,
+    gate: str,
 ) -> torch.Tensor:
-    """Feed-forward layer of the tagged block; see `chipsparse.mlp.MLPWeights` for the shapes."""
+    """Feed-forward layer of the tagged block; see `MLPWeights.from_linears` for the weights."""
     host, layer = _find(tag)
-    kind: Activation = activation  # type: ignore[assignment]
-    return host.mlp(layer, hidden, MLPWeights(up, up_bias, down, down_bias, kind)).contiguous()
+    weights = MLPWeights.from_linears(up, up_bias, down, down_bias, activation, gate)
+    return host.mlp(layer, hidden, weights).contiguous()
 
 
 @feed_forward.register_fake
@@ -113,8 +121,54 @@ def _(
     down_bias: torch.Tensor | None,
     tag: torch.Tensor,
     activation: str,
+    gate: str,
 ) -> torch.Tensor:
     return hidden.new_empty((*hidden.shape[:-1], down.shape[0]))
+
+
+@torch.library.custom_op("chipsparse::parallel_feed_forward", mutates_args=(), tags=STATEFUL)
+def parallel_feed_forward(
+    joined: torch.Tensor,
+    up: torch.Tensor,
+    up_bias: torch.Tensor | None,
+    out: torch.Tensor,
+    out_bias: torch.Tensor | None,
+    tag: torch.Tensor,
+    activation: str,
+) -> torch.Tensor:
+    """Feed-forward layer beside the attention of the tagged block, and their common projection.
+
+    Args:
+        joined: attention output ``[B, N, A]`` and the layer's input ``[B, N, C]``, side by side.
+        up: ``[F, C]`` of the first linear.
+        up_bias: ``[F]`` or None.
+        out: ``[C, A + F]`` of the projection: the attention's columns, then the neurons'.
+        out_bias: ``[C]`` or None.
+        tag: which layer.
+        activation: its activation function.
+
+    Returns:
+        ``[B, N, C]``.
+    """
+    host, layer = _find(tag)
+    attention, hidden = joined.split([joined.shape[-1] - up.shape[1], up.shape[1]], dim=-1)
+    width = attention.shape[-1]
+    projected = F.linear(attention, out[:, :width], out_bias)
+    weights = MLPWeights.from_linears(up, up_bias, out[:, width:], None, activation)
+    return host.mlp(layer, hidden, weights, projected).contiguous()
+
+
+@parallel_feed_forward.register_fake
+def _(
+    joined: torch.Tensor,
+    up: torch.Tensor,
+    up_bias: torch.Tensor | None,
+    out: torch.Tensor,
+    out_bias: torch.Tensor | None,
+    tag: torch.Tensor,
+    activation: str,
+) -> torch.Tensor:
+    return joined.new_empty((*joined.shape[:-1], out.shape[0]))
 
 
 def attention_backend() -> Any:

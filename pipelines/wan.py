@@ -7,8 +7,11 @@ from typing import Any, cast
 import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
-from chipsparse.layout import ModelLayout
-from chipsparse.pipelines.adapter import TAG, ModelAdapter, is_claimed
+from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.pipelines.adapter import ModelAdapter, tagged
+from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
+
+ATTENTION_ARGUMENTS = ("hidden_states", "encoder_hidden_states", "attention_mask", "rotary_emb")
 
 
 class WanAdapter(ModelAdapter):
@@ -25,9 +28,9 @@ class WanAdapter(ModelAdapter):
         """``attn1`` of every block."""
         return [block.attn1 for block in self._model.blocks]
 
-    def feed_forwards(self) -> list[Any]:
+    def feed_forwards(self) -> list[FeedForwardSite]:
         """``ffn`` of every block."""
-        return [block.ffn for block in self._model.blocks]
+        return [FeedForwardModule(block, "ffn") for block in self._model.blocks]
 
     def layout(self, arguments: dict[str, Any]) -> ModelLayout:
         """Sizes for latents ``[B, C, F, H, W]``."""
@@ -37,12 +40,11 @@ class WanAdapter(ModelAdapter):
             size // patch for size, patch in zip(sizes, config.patch_size, strict=True)
         )
         return ModelLayout(
-            layers=config.num_layers,
+            kinds=(LayerKind("block", config.num_layers, config.ffn_dim),),
             heads=config.num_attention_heads,
             head_dim=config.attention_head_dim,
-            mlp_width=config.ffn_dim,
             batch=batch,
-            grid=(frames, rows, columns),
+            grids=((frames, rows, columns),),
         )
 
     @staticmethod
@@ -50,13 +52,7 @@ class WanAdapter(ModelAdapter):
         module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Passes the tag as the attention mask, which a Wan block never sets."""
-        if not is_claimed(module):
-            return None
-        names = ("hidden_states", "encoder_hidden_states", "attention_mask", "rotary_emb")
-        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-        if arguments.get("attention_mask") is not None:
-            return None
-        return (), {**arguments, "attention_mask": getattr(module, TAG)}
+        return tagged(module, args, kwargs, ATTENTION_ARGUMENTS)
 
     def install_token_order(self) -> None:
         """Hooks patch embedding, rotary embedding, timestep embedding and output norm."""

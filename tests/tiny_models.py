@@ -12,13 +12,26 @@ from typing import Any
 
 import torch
 from diffusers import (
+    AutoencoderKL,
     AutoencoderKLWan,
+    ChromaPipeline,
+    ChromaTransformer2DModel,
     FlowMatchEulerDiscreteScheduler,
+    FluxPipeline,
+    FluxTransformer2DModel,
     WanPipeline,
     WanTransformer3DModel,
 )
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5EncoderModel,
+    UMT5Config,
+    UMT5EncoderModel,
+)
 
 WORDS = """
 a an the red green blue yellow white black circle square triangle moves left right up down over on
@@ -42,6 +55,19 @@ TRANSFORMER_CONFIG: dict[str, Any] = {
     "cross_attn_norm": True,
     "qk_norm": "rms_norm_across_heads",
     "rope_max_seq_len": 64,
+}
+
+FLUX_CONFIG: dict[str, Any] = {
+    "patch_size": 1,
+    "in_channels": 4 * LATENT_CHANNELS,
+    "num_layers": 2,
+    "num_single_layers": 3,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": TEXT_DIM,
+    "pooled_projection_dim": TEXT_DIM,
+    "guidance_embeds": False,
+    "axes_dims_rope": (4, 6, 6),
 }
 
 
@@ -100,7 +126,7 @@ def tiny_text_encoder(*, seed: int = 1) -> UMT5EncoderModel:
         return UMT5EncoderModel(config).eval()
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
+def tiny_tokenizer(**options: Any) -> PreTrainedTokenizerFast:
     """One token per word; ends each prompt as T5 does."""
     vocabulary = {word: index for index, word in enumerate([*SPECIAL_TOKENS, *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -109,8 +135,127 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
         single="$A </s>", special_tokens=[("</s>", vocabulary["</s>"])]
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        **options,
     )
+
+
+def tiny_flux_transformer(*, seed: int = 0, **overrides: Any) -> FluxTransformer2DModel:
+    """A FLUX.1 transformer; `overrides` replace entries of its config, e.g. `guidance_embeds`."""
+    with _seeded(seed):
+        return _with_strong_blocks(FluxTransformer2DModel(**{**FLUX_CONFIG, **overrides})).eval()
+
+
+def tiny_flux_components(*, seed: int = 0, **overrides: Any) -> dict[str, Any]:
+    """What all FLUX pipelines are made of; `overrides` replace or add components."""
+    return {
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
+        "text_encoder": tiny_clip_encoder(seed=seed + 1),
+        "tokenizer": tiny_tokenizer(model_max_length=77),
+        "text_encoder_2": tiny_t5_encoder(seed=seed + 2),
+        "tokenizer_2": tiny_tokenizer(),
+        "vae": tiny_image_vae(seed=seed + 3),
+        "transformer": tiny_flux_transformer(seed=seed),
+        **overrides,
+    }
+
+
+def tiny_flux_pipeline(
+    pipeline_class: type = FluxPipeline, *, seed: int = 0, **overrides: Any
+) -> Any:
+    """A FLUX.1 pipeline of this class; `overrides` replace or add components."""
+    pipe = pipeline_class(**tiny_flux_components(seed=seed, **overrides))
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def tiny_chroma_pipeline(*, seed: int = 0) -> ChromaPipeline:
+    """A Chroma pipeline; like the real one it masks the padding of its prompt."""
+    left_out = ("pooled_projection_dim", "guidance_embeds")
+    config = {name: value for name, value in FLUX_CONFIG.items() if name not in left_out}
+    with _seeded(seed):
+        transformer = ChromaTransformer2DModel(
+            **config,
+            approximator_num_channels=16,
+            approximator_hidden_dim=32,
+            approximator_layers=1,
+        ).eval()
+        _with_strong_blocks(transformer)
+    pipe = ChromaPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        vae=tiny_image_vae(seed=seed + 3),
+        text_encoder=tiny_t5_encoder(seed=seed + 2),
+        tokenizer=tiny_tokenizer(),
+        transformer=transformer,
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def tiny_image_vae(*, seed: int = 3) -> AutoencoderKL:
+    """An image VAE that shrinks by 2."""
+    with _seeded(seed):
+        return AutoencoderKL(
+            block_out_channels=(8, 8),
+            down_block_types=("DownEncoderBlock2D",) * 2,
+            up_block_types=("UpDecoderBlock2D",) * 2,
+            layers_per_block=1,
+            norm_num_groups=4,
+            latent_channels=LATENT_CHANNELS,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
+            scaling_factor=0.5,
+            shift_factor=0.1,
+        ).eval()
+
+
+def tiny_clip_encoder(*, seed: int = 1) -> CLIPTextModel:
+    """A CLIP text encoder of one layer whose vocabulary is that of `tiny_tokenizer`."""
+    config = CLIPTextConfig(
+        vocab_size=len(SPECIAL_TOKENS) + len(WORDS),
+        hidden_size=TEXT_DIM,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=77,
+        projection_dim=TEXT_DIM,
+        pad_token_id=0,
+        bos_token_id=2,
+        eos_token_id=1,
+    )
+    with _seeded(seed):
+        return CLIPTextModel(config).eval()
+
+
+def tiny_t5_encoder(*, seed: int = 2) -> T5EncoderModel:
+    """A T5 encoder of one layer whose vocabulary is that of `tiny_tokenizer`."""
+    config = T5Config(
+        vocab_size=len(SPECIAL_TOKENS) + len(WORDS),
+        d_model=TEXT_DIM,
+        d_kv=16,
+        d_ff=64,
+        num_layers=1,
+        num_heads=2,
+        pad_token_id=0,
+        eos_token_id=1,
+        decoder_start_token_id=0,
+    )
+    with _seeded(seed):
+        return T5EncoderModel(config).eval()
+
+
+def _with_strong_blocks(transformer: Any) -> Any:
+    """Enlarges the block outputs, which at their first values hardly change the result."""
+    with torch.no_grad():
+        for block in [*transformer.transformer_blocks, *transformer.single_transformer_blocks]:
+            outputs = [block.proj_out] if hasattr(block, "proj_out") else [block.attn.to_out[0]]
+            outputs += [block.ff.net[2]] if hasattr(block, "ff") else []
+            for linear in outputs:
+                linear.weight.mul_(8)
+    return transformer
 
 
 @contextmanager

@@ -176,6 +176,10 @@ def test_static_columns():
     assert static_columns(75, AttentionConfig(), text_tokens=0, device=CPU) is None
     text_only = static_columns(75, AttentionConfig(), text_tokens=5, device=CPU)
     assert text_only.tolist() == [[column >= 70 for column in range(75)]]
+    text_first = static_columns(75, config, text_tokens=5, text_first=True, device=CPU)
+    for group in range(5):
+        expected = [abs(column // 16 - group) <= 1 or column < 5 for column in range(75)]
+        assert text_first[group].tolist() == expected
 
 
 def test_static_columns_are_always_kept():

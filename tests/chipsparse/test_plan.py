@@ -3,10 +3,16 @@
 import pytest
 
 from chipsparse import SparsityConfig
-from chipsparse.layout import ModelLayout
+from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import Action, SparsityPlan
 
-LAYOUT = ModelLayout(layers=4, heads=2, head_dim=8, mlp_width=100, batch=1, grid=(3, 4, 5))
+LAYOUT = ModelLayout(
+    kinds=(LayerKind("block", layers=4, mlp_width=100),),
+    heads=2,
+    head_dim=8,
+    batch=1,
+    grids=((3, 4, 5),),
+)
 LETTERS = {Action.DENSE: "D", Action.REFRESH: "R", Action.SPARSE: "S", Action.SKIP: "K"}
 
 
@@ -62,7 +68,7 @@ def test_budgets_and_description():
     plan = SparsityPlan(config, LAYOUT, 12)
     assert plan.attention_keep_count() == 6
     assert plan.attention_random_count() == 3
-    assert plan.mlp_keep_count() == 26
+    assert plan.mlp_keep_count(0) == 26
     assert plan.describe() == "1 dense, 1 refresh, 9 sparse, 1 refresh"
     assert plan == SparsityPlan(config, LAYOUT, 12)
     assert plan != SparsityPlan(config, LAYOUT, 13)

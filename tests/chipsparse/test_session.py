@@ -4,12 +4,18 @@ import pytest
 import torch
 
 from chipsparse import SparsityConfig
-from chipsparse.layout import ModelLayout
+from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.report import GenerationReport
 from chipsparse.session import Session
 from chipsparse.step import StepContext
 
-LAYOUT = ModelLayout(layers=2, heads=2, head_dim=8, mlp_width=16, batch=1, grid=(3, 4, 5))
+LAYOUT = ModelLayout(
+    kinds=(LayerKind("block", layers=2, mlp_width=16),),
+    heads=2,
+    head_dim=8,
+    batch=1,
+    grids=((3, 4, 5),),
+)
 CONFIG = SparsityConfig().override(
     {
         "attention.keep_fraction": 0.2,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from chipsparse.token_order import inverse_order, voxel_order
+from chipsparse.token_order import grids_order, inverse_order, voxel_order
 
 
 @pytest.mark.parametrize("grid", [(1, 1, 1), (1, 7, 5), (9, 16, 16), (3, 5, 17), (4, 4, 8)])
@@ -33,3 +33,12 @@ def test_ragged_grids_keep_voxels_together():
 def test_a_voxel_of_one_token_and_one_of_everything_are_raster_order():
     for voxel in ((1, 1, 1), (9, 9, 9)):
         assert torch.equal(voxel_order((3, 4, 5), voxel), torch.arange(60))
+
+
+def test_several_grids_follow_each_other():
+    grids = [(1, 4, 6), (1, 3, 5), (2, 2, 2)]
+    order = grids_order(grids, (1, 2, 2))
+    assert torch.equal(order.sort().values, torch.arange(24 + 15 + 8))
+    assert torch.equal(order[:24], voxel_order((1, 4, 6), (1, 2, 2)))
+    assert torch.equal(order[24:39], 24 + voxel_order((1, 3, 5), (1, 2, 2)))
+    assert torch.equal(grids_order([(2, 2, 2)], (1, 1, 2)), voxel_order((2, 2, 2), (1, 1, 2)))

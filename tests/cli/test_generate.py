@@ -130,6 +130,7 @@ def test_json_is_the_only_thing_on_stdout(generate):
         "num_frames": 5,
         "num_inference_steps": 4,
         "guidance_scale": 3.0,
+        "true_cfg_scale": None,
         "max_sequence_length": 16,
     }
     assert content["files"] == {"output": ["out.gif"]}

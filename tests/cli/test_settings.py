@@ -1,5 +1,7 @@
 """Settings of other model families, from their classes alone."""
 
+import dataclasses
+
 import diffusers
 import pytest
 
@@ -52,6 +54,38 @@ def test_an_image_pipeline_gets_no_frames(flux):
     assert resolved.height is None  # the pipeline decides
     with pytest.raises(UserError, match="FluxPipeline has no num_frames; leave --frames out"):
         settings.resolve_settings(options(frames=9), flux, GenerationDefaults())
+
+
+def test_guidance_of_a_model_that_cannot_be_told_a_scale(flux):
+    told = dataclasses.replace(flux, transformer_config={"guidance_embeds": True})
+    free = dataclasses.replace(flux, transformer_config={"guidance_embeds": False})
+    defaults = GenerationDefaults(true_cfg_scale=4.0)
+    for model, scale, expected in [
+        (told, None, (3.5, 4.0)),
+        (told, 2.0, (2.0, 4.0)),
+        (free, None, (3.5, 4.0)),
+        (free, 2.0, (3.5, 2.0)),
+    ]:
+        found = settings.resolve_settings(options(guidance_scale=scale), model, defaults)
+        assert (found.guidance_scale, found.true_cfg_scale) == expected
+    nothing = GenerationDefaults()
+    with pytest.raises(UserError, match=r"no effect .* set generation\.true_cfg_scale"):
+        settings.resolve_settings(options(negative_prompt="fog"), told, nothing)
+    with pytest.raises(UserError, match=r"no effect .* raise --guidance-scale"):
+        settings.resolve_settings(options(negative_prompt="fog"), free, nothing)
+    settings.resolve_settings(options(negative_prompt="fog"), told, defaults)
+
+
+def test_packed_latents_count_twice(flux):
+    packed = dataclasses.replace(
+        flux,
+        transformer_config={"patch_size": 1, "in_channels": 64},
+        vae_config={"latent_channels": 16, "block_out_channels": [1] * 5},
+    )
+    with pytest.raises(UserError, match=r"--width 48 .* multiple of 32; use 32 or 64"):
+        settings.resolve_settings(options(width=48), packed, GenerationDefaults())
+    plain = dataclasses.replace(packed, transformer_config={"patch_size": 1, "in_channels": 16})
+    settings.resolve_settings(options(width=48), plain, GenerationDefaults())
 
 
 def test_sizes_of_other_families(flux, hunyuan):

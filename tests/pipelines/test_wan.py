@@ -10,7 +10,9 @@ from diffusers.models.attention_dispatch import attention_backend
 
 import chipsparse
 from chipsparse import SparsityConfig
-from chipsparse.pipelines.adapter import ADAPTER, TAG
+from chipsparse.pipelines.adapter import ADAPTER
+from chipsparse.pipelines.patches import TAG
+from tests.pipelines.model_state import actions, state_of
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
 
 STEPS = 7
@@ -60,10 +62,6 @@ def sparse():
     pipe = tiny_wan_pipeline()
     with chipsparse.enable(pipe, SPARSE):
         return generate(pipe)
-
-
-def actions(handle, branch="cond"):
-    return [record.action.value for record in handle.report.steps if record.branch == branch]
 
 
 # What is computed.
@@ -278,19 +276,6 @@ def test_samples_of_a_batch_are_independent(pipe):
 
 
 # Restoring.
-
-
-def state_of(model):
-    return {
-        name: (
-            type(module),
-            set(vars(module)) - {"_diffusers_hook"},  # diffusers makes it in cache_context
-            len(module._forward_hooks),
-            len(module._forward_pre_hooks),
-            dict(vars(module.processor)) if hasattr(module, "processor") else None,
-        )
-        for name, module in model.named_modules()
-    }
 
 
 @pytest.mark.parametrize("used", [False, True])

@@ -1,0 +1,347 @@
+"""The feed-forward layers of diffusers models: which of them can run sparse, and how.
+
+A layer runs sparse as one custom op that reads the live weights of its linears. Where something
+else is in charge of a linear (an active adapter, a quantizer, an offloading hook), the modules
+stay as diffusers made them and run dense. This is decided anew before every call, because adapters
+and hooks come and go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from chipsparse.kernels.checks import FLOATING
+from chipsparse.mlp import Activation, Gate
+from chipsparse.pipelines.patches import TAG, Patches, stock_class
+
+GROUP_OFFLOADING = "group_offloading"  # what diffusers calls its hook
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a feed-forward layer computes between its linears.
+
+    Attributes:
+        activation: its activation function.
+        gate: which half of the first linear is the gate.
+    """
+
+    activation: Activation
+    gate: Gate = "none"
+
+
+class FeedForwardSite(Protocol):
+    """A place in a model where a feed-forward layer is."""
+
+    def patch(self, patches: Patches, tag: torch.Tensor) -> None:
+        """Prepares the modules; they compute as before until `run_as`."""
+
+    def form(self) -> Form | str:
+        """What the layer computes, or the reason why it cannot run sparse now."""
+
+    def run_as(self, form: Form | None) -> None:
+        """Runs the layer as one op from now on, or as diffusers made it."""
+
+    def second_linear(self) -> torch.nn.Linear:
+        """The linear that holds the second weight."""
+
+    def keeps_its_layout(self) -> bool:
+        """Whether the storage of the weights is not ours to change."""
+
+
+class PatchedFeedForward:
+    """Mixin of a patched feed-forward module: runs as one op where its weights can be read."""
+
+    chipsparse_tag: torch.Tensor
+    chipsparse_activation: str | None
+    chipsparse_gate: str
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Feed-forward for ``[B, N, C]``."""
+        if self.chipsparse_activation is None or torch.is_grad_enabled():
+            output: torch.Tensor = super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
+            return output
+        up, down = linears(self)
+        return torch.ops.chipsparse.feed_forward(
+            hidden_states,
+            up.weight,
+            up.bias,
+            down.weight,
+            down.bias,
+            self.chipsparse_tag,
+            self.chipsparse_activation,
+            self.chipsparse_gate,
+        )
+
+
+class FeedForwardModule:
+    """A module with two linears: diffusers' ``FeedForward``, or the one of FLUX.2.
+
+    Args:
+        block: the transformer block that it belongs to.
+        name: its name in the block.
+    """
+
+    def __init__(self, block: Any, name: str) -> None:
+        self._block = block
+        self._name = name
+        self._module = getattr(block, name)
+
+    def patch(self, patches: Patches, tag: torch.Tensor) -> None:
+        """See `FeedForwardSite`."""
+        patches.set_attribute(self._module, TAG, tag)
+        patches.set_attribute(self._module, "chipsparse_activation", None)
+        patches.set_attribute(self._module, "chipsparse_gate", "none")
+        patches.set_class(self._module, PatchedFeedForward)
+
+    def form(self) -> Form | str:
+        """See `FeedForwardSite`."""
+        if getattr(self._block, self._name) is not self._module:
+            return "its module was replaced"
+        found = feed_forward_form(self._module)
+        if isinstance(found, str):
+            return found
+        up, down = linears(self._module)
+        return why_unreadable("first", up) or why_unreadable("second", down) or found
+
+    def run_as(self, form: Form | None) -> None:
+        """See `FeedForwardSite`."""
+        self._module.chipsparse_activation = None if form is None else form.activation
+        self._module.chipsparse_gate = "none" if form is None else form.gate
+
+    def second_linear(self) -> torch.nn.Linear:
+        """See `FeedForwardSite`."""
+        return without_adapters(linears(self._module)[1])
+
+    def keeps_its_layout(self) -> bool:
+        """See `FeedForwardSite`."""
+        return is_group_offloaded(self._block) or is_group_offloaded(self._module)
+
+
+class PatchedPassing:
+    """Mixin of a module that passes its input on, because a later one does its work."""
+
+    chipsparse_activation: str | None
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The input itself, ``[B, N, C]``."""
+        if self.chipsparse_activation is None or torch.is_grad_enabled():
+            output: torch.Tensor = super().forward(hidden_states)  # type: ignore[misc]
+            return output
+        return hidden_states
+
+
+class PatchedParallelProjection:
+    """Mixin of a patched ``proj_out``: the feed-forward layer, and the projection, as one op."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    chipsparse_tag: torch.Tensor
+    chipsparse_activation: str | None
+    chipsparse_up: torch.nn.Linear
+
+    def forward(self, joined: torch.Tensor) -> torch.Tensor:
+        """``[B, N, C]`` from the attention output and the layer's input ``[B, N, A + C]``."""
+        if self.chipsparse_activation is None or torch.is_grad_enabled():
+            output: torch.Tensor = super().forward(joined)  # type: ignore[misc]
+            return output
+        return torch.ops.chipsparse.parallel_feed_forward(
+            joined,
+            self.chipsparse_up.weight,
+            self.chipsparse_up.bias,
+            self.weight,
+            self.bias,
+            self.chipsparse_tag,
+            self.chipsparse_activation,
+        )
+
+
+class ParallelFeedForward:
+    """The feed-forward layer of a FLUX single block, which runs beside the attention.
+
+    The block joins ``act_mlp(proj_mlp(x))`` to the attention output and gives both to one linear,
+    ``proj_out``. To run the layer as one op, the first two pass x on, so that the block joins x
+    itself to the attention output; ``proj_out`` takes them apart and computes the rest.
+
+    Args:
+        block: the single block.
+    """
+
+    names: ClassVar[tuple[str, ...]] = ("proj_mlp", "act_mlp", "proj_out")
+
+    def __init__(self, block: Any) -> None:
+        self._block = block
+        self._modules = [without_adapters(getattr(block, name)) for name in self.names]
+
+    def patch(self, patches: Patches, tag: torch.Tensor) -> None:
+        """See `FeedForwardSite`."""
+        up, activation, out = self._modules
+        for module in self._modules:
+            patches.set_attribute(module, "chipsparse_activation", None)
+        patches.set_attribute(out, TAG, tag)
+        patches.set_reference(out, "chipsparse_up", up)
+        patches.set_class(up, PatchedPassing)
+        patches.set_class(activation, PatchedPassing)
+        patches.set_class(out, PatchedParallelProjection)
+
+    def form(self) -> Form | str:
+        """See `FeedForwardSite`."""
+        for name, module in zip(self.names, self._modules, strict=True):
+            if without_adapters(getattr(self._block, name)) is not module:
+                return f"its {name} was replaced"
+        activation = activation_of(self._modules[1])
+        if activation is None:
+            return f"its activation {stock_class(self._modules[1]).__name__} is not supported"
+        return (
+            why_hooked("activation", self._modules[1])
+            or why_unreadable("first", self._block.proj_mlp)
+            or why_unreadable("second", self._block.proj_out)
+            or Form(activation)
+        )
+
+    def run_as(self, form: Form | None) -> None:
+        """See `FeedForwardSite`."""
+        for module in self._modules:
+            module.chipsparse_activation = None if form is None else form.activation
+
+    def second_linear(self) -> torch.nn.Linear:
+        """See `FeedForwardSite`."""
+        linear: torch.nn.Linear = self._modules[2]
+        return linear
+
+    def keeps_its_layout(self) -> bool:
+        """See `FeedForwardSite`."""
+        return is_group_offloaded(self._block)
+
+
+# What a module computes.
+
+
+def linears(module: Any) -> tuple[Any, Any]:
+    """Both linears of a feed-forward module; an adapter around one is part of it."""
+    if hasattr(module, "net"):
+        return module.net[0].proj, module.net[2]
+    return module.linear_in, module.linear_out
+
+
+def feed_forward_form(module: Any) -> Form | str:
+    """What a feed-forward module computes between its linears, or why that is not supported."""
+    if stock_class(module).__name__ == "Flux2FeedForward":
+        first = module.act_fn
+        supported = type(first).__name__ == "Flux2SwiGLU"
+        form = Form("silu", "first") if supported else None
+    else:
+        first = module.net[0]
+        form = _first_layer_form(first) if len(module.net) == 3 else None
+    if form is None:
+        return f"its activation {type(first).__name__} is not supported"
+    return why_hooked("activation", first) or form
+
+
+def _first_layer_form(first: Any) -> Form | None:
+    """What diffusers' module of a first linear and its activation computes."""
+    name = type(first).__name__
+    if name == "GELU":
+        activation = _gelu(first.approximate)
+        return None if activation is None else Form(activation)
+    if name == "GEGLU":
+        return Form("gelu", "second")
+    if name in ("SwiGLU", "LinearActivation"):
+        activation = activation_of(first.activation)
+        if activation is None:
+            return None
+        return Form(activation, "second" if name == "SwiGLU" else "none")
+    return None
+
+
+def activation_of(module: Any) -> Activation | None:
+    """The activation function that a module of PyTorch applies, None where we have no kernel."""
+    if stock_class(module) is torch.nn.SiLU:
+        return "silu"
+    return _gelu(module.approximate) if stock_class(module) is torch.nn.GELU else None
+
+
+def _gelu(approximate: str) -> Activation | None:
+    names: dict[str, Activation] = {"tanh": "gelu-tanh", "none": "gelu"}
+    return names.get(approximate)
+
+
+# Whether a linear's weight is what the linear computes with.
+
+
+def without_adapters(module: Any) -> Any:
+    """The module inside PEFT's adapter layers, or the module itself."""
+    while hasattr(module, "base_layer"):
+        module = module.base_layer
+    return module
+
+
+def why_unreadable(name: str, linear: Any) -> str | None:
+    """Why a linear computes something else than its plain weight says, or None."""
+    while hasattr(linear, "base_layer"):
+        if not hasattr(linear, "adapter_layer_names"):  # not one of PEFT's: nothing known about it
+            break
+        if linear.merged and linear.disable_adapters:
+            return f"its {name} linear has a fused adapter that was disabled"
+        active = [] if linear.merged or linear.disable_adapters else _adapters(linear)
+        if active:
+            return f"its {name} linear has an active adapter that is not fused: {active[0]}"
+        if reason := why_hooked(f"{name} linear", linear):
+            return reason
+        linear = linear.base_layer
+    if hasattr(linear, "base_layer") or not hasattr(linear, "weight"):
+        return f"its {name} linear is of class {type(linear).__name__} (an adapter, or quantized)"
+    if type(linear.weight) is not torch.nn.Parameter:
+        return f"the weight of its {name} linear is a {type(linear.weight).__name__}"
+    if linear.weight.dtype not in FLOATING:
+        return f"the weight of its {name} linear is of type {linear.weight.dtype}"
+    if stock_class(linear) is not torch.nn.Linear:
+        return f"its {name} linear is of class {type(linear).__name__} (an adapter, or quantized)"
+    return why_hooked(f"{name} linear", linear)
+
+
+def _adapters(layer: Any) -> list[str]:
+    """The active adapters of a PEFT layer that this layer has weights of."""
+    own = {key for name in layer.adapter_layer_names for key in getattr(layer, name, {})}
+    return [name for name in layer.active_adapters if name in own]
+
+
+def why_hooked(name: str, module: Any) -> str | None:
+    """Why a module may compute or hold something else while it runs, or None."""
+    registry = getattr(module, "_diffusers_hook", None)
+    hooked = hasattr(module, "_hf_hook") or (registry is not None and registry.hooks)
+    if hooked or module._forward_hooks or module._forward_pre_hooks:
+        return f"its {name} has hooks of its own (offloading or casting)"
+    return None
+
+
+def is_group_offloaded(module: Any) -> bool:
+    """Whether diffusers brings the weights of a module anew for every call."""
+    registry = getattr(module, "_diffusers_hook", None)
+    return registry is not None and registry.get_hook(GROUP_OFFLOADING) is not None
+
+
+# Storage of the second weight.
+
+
+def has_contiguous_channels(linear: torch.nn.Linear) -> bool:
+    """Whether the weight ``[C, F]`` holds the channels of a neuron side by side."""
+    return linear.weight.stride(0) == 1
+
+
+def make_channels_contiguous(linear: torch.nn.Linear, patches: Patches) -> None:
+    """Turns the storage of a weight ``[C, F]`` around: the same parameter with the same values.
+
+    The kernels gather whole neurons, which are columns here. A dense product reads either layout
+    equally fast, and moves between devices keep it.
+    """
+    weight = linear.weight
+    weight.data = weight.data.t().contiguous().t()
+
+    def restore() -> None:
+        linear.weight.data = linear.weight.data.contiguous()
+
+    patches.add_undo(restore)

@@ -1,0 +1,209 @@
+"""FLUX.1 (``FluxTransformer2DModel``) and Chroma (``ChromaTransformer2DModel``)."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any, cast
+
+import torch
+from diffusers.models.modeling_outputs import Transformer2DModelOutput
+
+from chipsparse.layout import Grid, LayerKind, ModelLayout
+from chipsparse.pipelines.adapter import ModelAdapter, tagged
+from chipsparse.pipelines.feed_forward import (
+    FeedForwardModule,
+    FeedForwardSite,
+    ParallelFeedForward,
+)
+
+ATTENTION_ARGUMENTS = (
+    "hidden_states",
+    "encoder_hidden_states",
+    "attention_mask",
+    "image_rotary_emb",
+)
+CONTROL_SAMPLES = ("controlnet_block_samples", "controlnet_single_block_samples")
+MLP_RATIO = 4  # fixed in the model's code
+TIMESTEP_SCALE = 1000  # pipelines divide the scheduler's timesteps by it
+MOST_GRIDS = 8  # more than that are no pictures, but positions of another kind
+
+
+class FluxAdapter(ModelAdapter):
+    """Joint attention and image feed-forward layers of all blocks; double blocks come first.
+
+    Text tokens stand before the image tokens; their columns are always kept, and their feed-forward
+    layers in the double blocks stay dense. The image tokens are put in order as they enter the
+    transformer, with their position ids and the residuals of a ControlNet, and in raster order
+    again before the output norm. None of these hooks is inside a transformer block, and none is on
+    a linear, which an adapter may wrap.
+    """
+
+    transformer_class = "FluxTransformer2DModel"
+
+    _grids: tuple[weakref.ref[torch.Tensor], tuple[Grid, ...] | None] | None = None
+
+    def self_attentions(self) -> list[Any]:
+        """``attn`` of every block."""
+        return [block.attn for block in self._double_blocks + self._single_blocks]
+
+    def feed_forwards(self) -> list[FeedForwardSite]:
+        """``ff`` of the double blocks, then what the single blocks run beside their attention."""
+        return [
+            *(FeedForwardModule(block, "ff") for block in self._double_blocks),
+            *(ParallelFeedForward(block) for block in self._single_blocks),
+        ]
+
+    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
+        """Sizes for packed latents ``[B, N, C]`` at the places that ``img_ids`` names."""
+        config = self._model.config
+        batch, tokens, _ = arguments["hidden_states"].shape
+        grids = self._read_grids(arguments["img_ids"])
+        if grids is not None and sum(math.prod(grid) for grid in grids) != tokens:
+            grids = None  # the model says itself what does not fit
+        width = MLP_RATIO * config.num_attention_heads * config.attention_head_dim
+        return ModelLayout(
+            kinds=(
+                LayerKind("double", config.num_layers, width),
+                LayerKind("single", config.num_single_layers, width),
+            ),
+            heads=config.num_attention_heads,
+            head_dim=config.attention_head_dim,
+            batch=batch,
+            grids=((1, 1, tokens),) if grids is None else grids,
+            text_tokens=arguments["encoder_hidden_states"].shape[1],
+            text_first=True,
+        )
+
+    @staticmethod
+    def tag_attention(
+        module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Passes the tag as the attention mask, which a FLUX block never sets."""
+        return tagged(module, args, kwargs, ATTENTION_ARGUMENTS)
+
+    def install_token_order(self) -> None:
+        """Hooks the transformer's inputs and its output norm."""
+        add = self._patches.add_hook
+        add(self._model.register_forward_pre_hook(self._order_inputs, with_kwargs=True))
+        add(self._model.norm_out.register_forward_pre_hook(self._restore_order))
+
+    def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
+        """The scheduler's value that pipelines divide by 1,000 and round to the latents' dtype."""
+        called = torch.as_tensor(timestep).max().cpu()
+        if schedule is not None:
+            values = torch.as_tensor(schedule).cpu()
+            (places,) = torch.nonzero(
+                values.to(called.dtype) / TIMESTEP_SCALE == called, as_tuple=True
+            )
+            if places.numel() == 1:
+                return float(values[places[0]])
+        return float(called) * TIMESTEP_SCALE
+
+    def remarks(self, arguments: dict[str, Any]) -> list[str]:
+        """Whether the image tokens could not be put in order."""
+        unordered = self._read_grids(arguments["img_ids"]) is None
+        if not unordered or self.session.token_order is None:
+            return []
+        return ["image tokens stay in the pipeline's order: their img_ids form no full grids"]
+
+    def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
+        """Chroma masks the padding of its prompt."""
+        if arguments.get("attention_mask") is None:
+            return None
+        return "the pipeline passes an attention mask"
+
+    def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
+        """A tuple or a ``Transformer2DModelOutput``, as ``return_dict`` asks."""
+        if not arguments.get("return_dict", True):
+            return (output,)
+        return Transformer2DModelOutput(sample=output)
+
+    @property
+    def _model(self) -> Any:
+        return cast(Any, self.transformer)
+
+    @property
+    def _double_blocks(self) -> list[Any]:
+        return list(self._model.transformer_blocks)
+
+    @property
+    def _single_blocks(self) -> list[Any]:
+        return list(self._model.single_transformer_blocks)
+
+    def _read_grids(self, ids: torch.Tensor) -> tuple[Grid, ...] | None:
+        """`grids_of` position ids, read once where the pipeline passes the same at every step."""
+        if self._grids is None or self._grids[0]() is not ids:
+            self._grids = (weakref.ref(ids), grids_of(ids))
+        return self._grids[1]
+
+    def _order_inputs(
+        self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if self.session.token_order is None:
+            return None
+        order, _ = self.session.token_order
+        arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
+
+        def ordered(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+            return tensor.index_select(dim, order.to(tensor.device))
+
+        arguments["hidden_states"] = ordered(arguments["hidden_states"], 1)
+        arguments["img_ids"] = ordered(arguments["img_ids"], -2)
+        for name in CONTROL_SAMPLES:
+            if arguments.get(name) is not None:
+                arguments[name] = [ordered(sample, 1) for sample in arguments[name]]
+        mask = arguments.get("attention_mask")
+        if mask is not None:
+            text = mask.shape[1] - order.numel()
+            image = ordered(mask[:, text:], 1)
+            arguments["attention_mask"] = torch.cat([mask[:, :text], image], dim=1)
+        return (), arguments
+
+    def _restore_order(self, _module: Any, args: tuple[torch.Tensor, ...]) -> Any:
+        if self.session.token_order is None:
+            return None
+        _, inverse = self.session.token_order
+        hidden, *rest = args
+        return (hidden.index_select(1, inverse.to(hidden.device)), *rest)
+
+
+class ChromaAdapter(FluxAdapter):
+    """Chroma has the blocks of FLUX; with its prompt mask only the feed-forward layers run sparse.
+
+    Its pipelines always pass that mask.
+    """
+
+    transformer_class = "ChromaTransformer2DModel"
+
+
+def grids_of(ids: torch.Tensor) -> tuple[Grid, ...] | None:
+    """The full grids of image tokens, one behind the other, that position ids name.
+
+    Args:
+        ids: ``[N, 3]`` or, as older pipelines pass them, ``[1, N, 3]``: picture, row and column of
+            each token in any floating dtype. Waits for the device.
+
+    Returns:
+        Each grid as (1, rows, columns); None where the ids form no grids, or too many.
+    """
+    ids = (ids if ids.ndim == 2 else ids[0]).cpu()
+    grids: list[Grid] = []
+    while ids.shape[0] > 0:
+        if len(grids) == MOST_GRIDS:
+            return None
+        place = torch.arange(ids.shape[0])
+        columns = _matching(ids, place * 0, place)
+        rows = _matching(ids, place // columns, place % columns) // columns
+        grids.append((1, rows, columns))
+        ids = ids[rows * columns :]
+    return tuple(grids) or None
+
+
+def _matching(ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> int:
+    """How many ids, from the first on, lie at these rows and columns seen from the first."""
+    shift = torch.stack([row * 0, row, column], dim=1)
+    # Half precision cannot hold every whole number: round as the pipeline did.
+    expected = (ids[0].double() + shift).to(ids.dtype)
+    different = (ids[:, :3] != expected).any(dim=1).nonzero()
+    return len(ids) if different.numel() == 0 else int(different[0])

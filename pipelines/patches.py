@@ -1,0 +1,61 @@
+"""Changes on a model that can all be taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+TAG = "chipsparse_tag"
+
+
+class Patches:
+    """A list of undo steps, taken in reverse."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+        self._subclasses: dict[tuple[type, type], type] = {}
+
+    def undo(self) -> None:
+        """Takes every change back; a second call does nothing."""
+        while self._undo:
+            self._undo.pop()()
+
+    def set_attribute(self, target: Any, name: str, value: Any) -> None:
+        """Sets an instance attribute."""
+        had, old = name in vars(target), vars(target).get(name)
+        setattr(target, name, value)
+        self.add_undo(lambda: setattr(target, name, old) if had else delattr(target, name))
+
+    def set_reference(self, target: Any, name: str, module: torch.nn.Module) -> None:
+        """Sets an instance attribute to a module, without making it a child of the target."""
+        vars(target)[name] = module
+        self.add_undo(lambda: vars(target).pop(name))
+
+    def set_class(self, target: Any, mixin: type) -> None:
+        """Gives an object a subclass of its class with ``mixin`` in front, under the same name."""
+        base = type(target)
+        if (mixin, base) not in self._subclasses:  # one class for all layers: one compiled graph
+            names = {
+                "__module__": base.__module__,
+                "__qualname__": base.__qualname__,
+                "chipsparse_base": base,
+            }
+            self._subclasses[mixin, base] = type(base.__name__, (mixin, base), names)
+        target.__class__ = self._subclasses[mixin, base]
+        self.add_undo(lambda: setattr(target, "__class__", base))
+
+    def add_hook(self, handle: Any) -> None:
+        """Takes over a handle that PyTorch returned for a hook."""
+        self.add_undo(handle.remove)
+
+    def add_undo(self, step: Callable[[], None]) -> None:
+        """Takes over how to undo a change that was made elsewhere."""
+        self._undo.append(step)
+
+
+def stock_class(target: Any) -> type:
+    """The class that an object had before `Patches.set_class`."""
+    base: type = getattr(type(target), "chipsparse_base", type(target))
+    return base

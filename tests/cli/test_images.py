@@ -1,0 +1,109 @@
+"""`chipsparse generate` with a model of images."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import chipsparse
+from tests.tiny_models import PROMPT, tiny_flux_pipeline
+
+PROFILE = """\
+model_class: FluxTransformer2DModel
+description: for tests
+generation:
+  height: 32
+  width: 48
+  num_inference_steps: 4
+  true_cfg_scale: 3.0
+  max_sequence_length: 16
+sparsity:
+  schedule: {warmup_steps: 2, refresh_every: 10}
+  token_order: {voxel: [1, 4, 4]}
+"""
+
+
+@pytest.fixture(scope="module")
+def flux_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny-flux"
+    tiny_flux_pipeline().save_pretrained(folder)
+    (folder / "chipsparse.yaml").write_text(PROFILE)
+    return folder
+
+
+def test_an_image_is_written_and_described(generate, flux_folder, workdir):
+    ran = generate("-o", "out.png", "--json", model=flux_folder)
+    assert ran.exit_code == 0, ran.stderr
+    content = json.loads(ran.stdout)
+    assert content["pipeline_class"] == "FluxPipeline"
+    assert content["settings"]["num_frames"] is None
+    assert content["settings"]["true_cfg_scale"] == 3.0
+    sparse = content["sparse"]
+    assert [step["action"] for step in sparse["steps"]] == ["dense", "refresh", "sparse", "sparse"]
+    assert sparse["steps"][-1]["mlp_kept"] == pytest.approx(38 / 128)
+    assert (sparse["frames"], sparse["height"], sparse["width"]) == (1, 32, 48)
+    assert [path.name for path in workdir.iterdir()] == ["out.png"]
+
+
+@pytest.mark.parametrize("mode", [[], ["--dense"]])
+def test_it_is_what_the_pipeline_makes_with_an_empty_negative_prompt(generate, flux_folder, mode):
+    assert generate("-o", "out.png", "--seed", "3", *mode, model=flux_folder).exit_code == 0
+    pipe = tiny_flux_pipeline()
+    settings = {
+        "height": 32,
+        "width": 48,
+        "num_inference_steps": 4,
+        "negative_prompt": "",
+        "true_cfg_scale": 3.0,
+        "max_sequence_length": 16,
+        "generator": torch.Generator().manual_seed(3),
+        "output_type": "np",
+    }
+    if mode:
+        (expected,) = pipe(PROMPT, **settings).images
+    else:
+        with chipsparse.enable(pipe, flux_folder / "chipsparse.yaml"):
+            (expected,) = pipe(PROMPT, **settings).images
+    written = np.asarray(Image.open("out.png"))
+    np.testing.assert_array_equal(written, np.rint(expected * 255).astype(np.uint8))
+
+
+def test_compare_writes_three_pictures(generate, flux_folder, workdir):
+    ran = generate("-o", "out.png", "--compare", model=flux_folder)
+    assert ran.exit_code == 0, ran.stderr
+    names = {path.name for path in workdir.iterdir()}
+    assert names == {"out.png", "out-dense.png", "out-compare.png"}
+    assert "PSNR" in ran.stdout
+
+
+def test_the_bundled_profile_serves_a_folder_without_one(generate, flux_folder, workdir):
+    profile = Path(chipsparse.__file__).parent / "assets/profiles/FluxTransformer2DModel.yaml"
+    ran = generate(
+        *("-o", "out.png", "--config", str(profile), "--steps", "6"),
+        *("--height", "16", "--width", "16"),
+        model=flux_folder,
+    )
+    assert ran.exit_code == 0, ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--frames", "9", "-o", "out.png"], "FluxPipeline has no num_frames; leave --frames out"),
+        (["-o", "out.mp4"], "this model makes images, not videos; use out.png"),
+        (["-o", "out.gif"], "this model makes images, not videos; use out.png"),
+        (["-o", "out.png", "--height", "20"], "--height 20 does not fit this model"),
+    ],
+)
+def test_what_images_do_not_have_is_refused_in_a_sentence(
+    generate, flux_folder, workdir, arguments, sentence
+):
+    ran = generate(*arguments, model=flux_folder)
+    assert ran.exit_code == 2
+    assert ran.stderr.startswith("chipsparse: error: ")
+    assert sentence in ran.stderr
+    assert ran.stderr.count("\n") == 1
+    assert list(workdir.iterdir()) == []

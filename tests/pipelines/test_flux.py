@@ -1,0 +1,997 @@
+"""The FLUX adapter on random-weight pipelines: all pipeline classes, token order, adapters."""
+
+import gc
+import weakref
+
+import diffusers
+import pytest
+import torch
+from diffusers import FluxControlNetModel, FluxPipeline
+from diffusers.hooks import FirstBlockCacheConfig, apply_group_offloading
+from diffusers.models.attention import FeedForward
+from diffusers.models.transformers.transformer_flux2 import Flux2FeedForward
+from PIL import Image
+
+import chipsparse
+from chipsparse import SparsityConfig
+from chipsparse.kernels.mask_packing import unpack_mask
+from chipsparse.pipelines.flux import FluxAdapter, grids_of
+from tests.pipelines.model_state import actions, state_of
+from tests.tiny_models import (
+    FLUX_CONFIG,
+    tiny_chroma_pipeline,
+    tiny_flux_pipeline,
+    tiny_flux_transformer,
+)
+
+STEPS = 7
+LAYERS = FLUX_CONFIG["num_layers"] + FLUX_CONFIG["num_single_layers"]
+TEXT = 16
+IN_CHANNELS = FLUX_CONFIG["in_channels"]
+SPARSE = SparsityConfig().override(
+    {
+        "attention.keep_fraction": 0.25,
+        "attention.random_fraction": 0.05,
+        "attention.group_rows": 16,
+        "mlp.keep_fraction": 0.3,
+        "mlp.group_rows": 16,
+        "schedule.refresh_every": 4,
+        "token_order.voxel": [1, 4, 4],
+    }
+)
+EXACT = SPARSE.override(
+    {"attention.keep_fraction": 1.0, "attention.random_fraction": 0.0, "mlp.keep_fraction": 1.0}
+)
+CLOSE = {"atol": 5e-5, "rtol": 5e-5}
+
+
+def generate(pipe, prompt="a red circle", *, seed=0, **kwargs):
+    batch = len(prompt) if isinstance(prompt, list) else 1
+    batch *= kwargs.get("num_images_per_prompt", 1)
+    settings = {
+        "height": 32,
+        "width": 48,
+        "num_inference_steps": STEPS,
+        "max_sequence_length": TEXT,
+        **kwargs,
+    }
+    generators = [torch.Generator().manual_seed(seed + i) for i in range(batch)]
+    return pipe(prompt=prompt, generator=generators, output_type="latent", **settings).images
+
+
+@pytest.fixture
+def pipe():
+    return tiny_flux_pipeline()
+
+
+@pytest.fixture(scope="module")
+def dense():
+    return generate(tiny_flux_pipeline())
+
+
+@pytest.fixture(scope="module")
+def sparse():
+    pipe = tiny_flux_pipeline()
+    with chipsparse.enable(pipe, SPARSE):
+        return generate(pipe)
+
+
+def error(found, expected):
+    return ((found - expected).norm() / expected.norm()).item()
+
+
+# What is computed.
+
+
+@pytest.mark.parametrize("guidance_embeds", [False, True])
+@pytest.mark.parametrize(
+    "config", [SparsityConfig.dense(), SPARSE.override({"schedule.actions": ["dense"]})]
+)
+def test_an_all_dense_plan_is_bit_equal_to_the_unpatched_pipeline(config, guidance_embeds):
+    pipe = tiny_flux_pipeline(transformer=tiny_flux_transformer(guidance_embeds=guidance_embeds))
+    expected = generate(pipe)
+    with chipsparse.enable(pipe, config) as handle:
+        assert torch.equal(generate(pipe), expected)
+        assert actions(handle) == ["dense"] * STEPS
+        assert handle.report.cache_bytes == 0
+
+
+@pytest.mark.parametrize("rule", ["merge", "difference"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"negative_prompt": "a blue square", "true_cfg_scale": 3.0},
+        {"num_images_per_prompt": 2},
+        {"prompt": ["a red circle", "a blue square", "a white triangle"]},
+        {"height": 40, "width": 36},
+        {"height": 4, "width": 4},
+        {"max_sequence_length": 5},
+    ],
+    ids=str,
+)
+def test_keeping_everything_is_the_dense_result(pipe, rule, settings):
+    expected = generate(pipe, **settings)
+    with chipsparse.enable(pipe, EXACT.override({"attention.delta_rule": rule})) as handle:
+        found = generate(pipe, **settings)
+        assert handle.report.fallbacks == []
+        assert actions(handle).count("sparse") == 4
+        if "true_cfg_scale" in settings:
+            assert actions(handle) == actions(handle, "uncond")
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
+def test_guidance_embeddings_change_nothing_about_it():
+    pipe = tiny_flux_pipeline(transformer=tiny_flux_transformer(guidance_embeds=True))
+    expected = generate(pipe, guidance_scale=7.0)
+    assert not torch.equal(generate(pipe, guidance_scale=1.0), expected)
+    with chipsparse.enable(pipe, EXACT):
+        torch.testing.assert_close(generate(pipe, guidance_scale=7.0), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("rule", ["merge", "difference", "kept_only", "reuse"])
+@pytest.mark.parametrize("part", ["attention", "mlp"])
+def test_every_rule_changes_the_result_a_little(pipe, dense, rule, part):
+    other = "mlp" if part == "attention" else "attention"
+    config = SPARSE.override({"attention.delta_rule": rule, f"{other}.enabled": False})
+    with chipsparse.enable(pipe, config):
+        assert 0 < error(generate(pipe), dense) < 0.3
+
+
+def test_more_neurons_give_a_smaller_error(pipe, dense):
+    """Also says that the kept neurons are the right ones: errors would not shrink otherwise."""
+    errors = []
+    for keep in (0.0, 0.2, 0.5, 0.9):
+        config = SPARSE.override({"attention.enabled": False, "mlp.keep_fraction": keep})
+        with chipsparse.enable(pipe, config):
+            errors.append(error(generate(pipe), dense))
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < errors[0] / 3
+
+
+def test_the_report_says_what_was_done(pipe):
+    with chipsparse.enable(pipe, SPARSE.override({"schedule.skip_steps": [3]})) as handle:
+        generate(pipe)
+    assert actions(handle) == ["dense", "refresh", "sparse", "skip", "sparse", "refresh", "sparse"]
+    report = handle.report
+    assert report.fallbacks == []
+    assert report.cache_bytes > 0
+    assert report.backends["sparse_mlp_up"] == report.backends["sparse_mlp_down"] == "reference"
+    tokens = TEXT + 96
+    for record in report.steps:
+        assert record.steps_total == STEPS
+        if record.action.value == "sparse":
+            # The text may fill a stratum of the random columns, which then draws none.
+            assert record.attention_kept == pytest.approx(0.3, abs=1 / tokens)
+            assert record.mlp_kept == pytest.approx(38 / 128)
+            assert len(record.mlp_fractions) == len(record.attention_fractions) == LAYERS
+        else:
+            assert record.attention_kept is record.mlp_kept is None
+
+
+def test_text_columns_are_always_kept(pipe):
+    config = SPARSE.override({"attention.keep_fraction": 0.2, "attention.random_fraction": 0.0})
+    with chipsparse.enable(pipe, config) as handle:
+        session = handle._adapters[0].session
+        seen = []
+
+        def look(_pipe, step, _t, tensors):
+            if step == 1:
+                seen.extend(cache.attention.columns for cache in session._caches.values())
+            return tensors
+
+        generate(pipe, callback_on_step_end=look)
+    assert len(seen) == LAYERS
+    for packed in seen:
+        columns = unpack_mask(packed, TEXT + 96)
+        assert columns[..., :TEXT].all()
+        assert not columns[..., TEXT:].all()
+
+
+def test_a_skipped_step_reuses_the_last_output(pipe):
+    seen = []
+    step = pipe.scheduler.step
+    pipe.scheduler.step = lambda noise, *args, **kw: (
+        seen.append(noise.clone()),
+        step(noise, *args, **kw),
+    )[1]
+    with chipsparse.enable(pipe, SPARSE.override({"schedule.actions": ["dense", "skip"]})):
+        generate(pipe)
+    assert all(torch.equal(noise, seen[1]) for noise in seen[1:])
+    assert not torch.equal(seen[0], seen[1])  # a refresh had to come before the skips
+
+
+def test_first_layers_stay_dense(pipe, dense):
+    config = SPARSE.override({"schedule.first_dense_layers": LAYERS})
+    with chipsparse.enable(pipe, config) as handle:
+        torch.testing.assert_close(generate(pipe), dense, **CLOSE)
+    assert {record.attention_kept for record in handle.report.steps} == {None}
+    only_single = SPARSE.override({"schedule.first_dense_layers": FLUX_CONFIG["num_layers"]})
+    with chipsparse.enable(pipe, only_single) as handle:
+        generate(pipe)
+    last = handle.report.steps[-1]
+    assert len(last.mlp_fractions) == FLUX_CONFIG["num_single_layers"]
+
+
+# Isolation: nothing of a call shows in another.
+
+
+def test_two_generations_are_bit_equal(pipe, sparse):
+    with chipsparse.enable(pipe, SPARSE):
+        assert torch.equal(generate(pipe), sparse)
+        assert torch.equal(generate(pipe), sparse)
+
+
+CHANGES = [
+    {"height": 48, "width": 24},
+    {"num_inference_steps": STEPS + 3},
+    {"prompt": "a green square"},
+    {"negative_prompt": "", "true_cfg_scale": 2.0},
+    {"prompt": ["a red circle", "a blue square"]},
+    {"max_sequence_length": 9},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: ",".join(change))
+def test_other_settings_between_calls_leave_no_trace(pipe, sparse, change):
+    with chipsparse.enable(pipe, SPARSE):
+        changed = generate(pipe, **change)
+        assert torch.equal(generate(pipe), sparse)
+    fresh = tiny_flux_pipeline()
+    with chipsparse.enable(fresh, SPARSE):
+        assert torch.equal(generate(fresh, **change), changed)
+
+
+@pytest.mark.parametrize("exception", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("step", [0, 1, 3])
+@pytest.mark.parametrize("where", ["double", "single", "callback"])
+def test_an_aborted_call_leaves_no_trace(pipe, sparse, exception, step, where):
+    calls = []
+
+    def fail_in_block(*_):
+        calls.append(None)
+        if len(calls) == step + 1:
+            raise exception("injected")
+
+    def fail_in_callback(_pipe, index, _t, tensors):
+        if index == step:
+            raise exception("injected")
+        return tensors
+
+    blocks = {
+        "double": pipe.transformer.transformer_blocks,
+        "single": pipe.transformer.single_transformer_blocks,
+    }
+    with chipsparse.enable(pipe, SPARSE):
+        if where == "callback":
+            with pytest.raises(exception, match="injected"):
+                generate(pipe, callback_on_step_end=fail_in_callback)
+        else:
+            hook = blocks[where][1].register_forward_hook(fail_in_block)
+            with pytest.raises(exception, match="injected"):
+                generate(pipe, "a green square")
+            hook.remove()
+        assert torch.equal(generate(pipe), sparse)
+
+
+def test_samples_of_a_batch_are_independent(pipe):
+    prompts = ["a red circle", "a blue square"]
+    with chipsparse.enable(pipe, SPARSE.override({"attention.random_fraction": 0.0})):
+        together = generate(pipe, prompts)
+        for index, prompt in enumerate(prompts):
+            alone = generate(pipe, prompt, seed=index)
+            torch.testing.assert_close(alone[0], together[index], atol=1e-4, rtol=1e-4)
+
+
+def test_branches_do_not_share_caches(pipe):
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        same = generate(pipe, negative_prompt="a blue square", true_cfg_scale=1.5)
+        keys = set()
+        session = handle._adapters[0].session
+
+        def look(_pipe, _step, _t, tensors):
+            keys.update(session._caches)
+            return tensors
+
+        again = generate(
+            pipe, negative_prompt="a blue square", true_cfg_scale=1.5, callback_on_step_end=look
+        )
+    assert torch.equal(same, again)
+    assert keys == {(branch, layer) for branch in ("cond", "uncond") for layer in range(LAYERS)}
+
+
+# Pipelines that tell less, and see more than one picture.
+
+
+def picture(seed, width=48, height=32):
+    pixels = torch.randint(
+        0, 256, (height, width, 3), generator=torch.Generator().manual_seed(seed)
+    )
+    return Image.fromarray(pixels.to(torch.uint8).numpy())
+
+
+def transformer_of(channels):
+    return tiny_flux_transformer(in_channels=channels * IN_CHANNELS, out_channels=IN_CHANNELS)
+
+
+def controlnet_components():
+    transformer = tiny_flux_transformer()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        names = ("num_layers", "num_single_layers", "attention_head_dim", "num_attention_heads")
+        config = {**FLUX_CONFIG, "num_layers": 1, "num_single_layers": 1}
+        assert set(names) <= set(config)
+        controlnet = FluxControlNetModel(**config).eval()
+        for name, parameter in controlnet.named_parameters():
+            if "controlnet" in name:  # zero at first, so that nothing would come of it
+                torch.nn.init.normal_(parameter, std=0.2)
+    return {"transformer": transformer, "controlnet": controlnet}
+
+
+MASK = Image.new("L", (48, 32), 0)
+MASK.paste(255, (8, 8, 40, 24))
+VARIANTS = {
+    "FluxImg2ImgPipeline": (dict, {"image": picture(1), "strength": 0.7}),
+    "FluxInpaintPipeline": (dict, {"image": picture(1), "mask_image": MASK, "strength": 0.8}),
+    "FluxControlPipeline": (
+        lambda: {"transformer": transformer_of(2)},
+        {"control_image": picture(2)},
+    ),
+    "FluxControlImg2ImgPipeline": (
+        lambda: {"transformer": transformer_of(2)},
+        {"image": picture(1), "control_image": picture(2), "strength": 0.7},
+    ),
+    "FluxControlNetPipeline": (controlnet_components, {"control_image": picture(2)}),
+    "FluxControlNetImg2ImgPipeline": (
+        controlnet_components,
+        {"image": picture(1), "control_image": picture(2), "strength": 0.8},
+    ),
+    "FluxKontextPipeline": (
+        dict,
+        {"image": picture(1, 40, 24), "max_area": 32 * 48, "_auto_resize": False},
+    ),
+    "FluxFillPipeline": (
+        # latents, masked latents, and the 16 mask pixels that belong to a token
+        lambda: {
+            "transformer": tiny_flux_transformer(
+                in_channels=2 * IN_CHANNELS + 16, out_channels=IN_CHANNELS
+            )
+        },
+        {"image": picture(1), "mask_image": MASK},
+    ),
+}
+CFG = {"negative_prompt": "a blue square", "true_cfg_scale": 2.0}
+CALLS = [(name, {}) for name in VARIANTS]
+CALLS += [(name, CFG) for name in ("FluxImg2ImgPipeline", "FluxKontextPipeline")]
+CALLS += [("FluxControlNetPipeline", CFG)]
+
+
+@pytest.mark.parametrize(("name", "guidance"), CALLS, ids=lambda part: str(part)[:30])
+def test_all_pipelines_keep_their_result(name, guidance):
+    components, arguments = VARIANTS[name]
+    pipe = tiny_flux_pipeline(getattr(diffusers, name), **components())
+    arguments = {**arguments, **guidance, "num_inference_steps": 10}
+    expected = generate(pipe, **arguments)
+    with chipsparse.enable(pipe, SparsityConfig.dense()):
+        assert torch.equal(generate(pipe, **arguments), expected)
+    with chipsparse.enable(pipe, EXACT) as handle:
+        found = generate(pipe, **arguments)
+        assert handle.report.fallbacks == []
+        branches = {record.branch for record in handle.report.steps}
+        assert branches == ({"call0", "call1"} if guidance else {"call0"})
+        for branch in branches:
+            made = actions(handle, branch)
+            assert made[:2] == ["dense", "refresh"]
+            assert made.count("dense") == 1
+            assert "sparse" in made
+        steps = [record.step for record in handle.report.steps if record.branch == "call0"]
+        late = 10 - int(10 * arguments.get("strength", 1.0))
+        assert steps == list(range(late, 10))
+    torch.testing.assert_close(found, expected, **CLOSE)
+    with chipsparse.enable(pipe, SPARSE):
+        first = generate(pipe, **arguments)
+        assert torch.equal(generate(pipe, **arguments), first)
+    assert 0 < error(first, expected) < 0.3
+
+
+def test_the_reference_picture_of_kontext_has_a_grid_of_its_own():
+    components, arguments = VARIANTS["FluxKontextPipeline"]
+    pipe = tiny_flux_pipeline(diffusers.FluxKontextPipeline, **components())
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        grids = []
+
+        def look(_pipe, _step, _t, tensors):
+            grids.append(handle._adapters[0].session.plan.layout.grids)
+            return tensors
+
+        generate(pipe, **arguments, callback_on_step_end=look)
+    assert set(grids) == {((1, 8, 12), (1, 6, 10))}
+
+
+def test_control_residuals_follow_the_token_order():
+    """They are per token: in another order the result would be another picture."""
+    model = tiny_flux_transformer()
+    generator = torch.Generator().manual_seed(3)
+    arguments = {
+        **call_arguments(generator),
+        "controlnet_block_samples": [torch.randn(1, 96, 32, generator=generator)] * 2,
+        "controlnet_single_block_samples": [torch.randn(1, 96, 32, generator=generator)],
+    }
+    found, expected, plain = ordered_and_not(model, arguments)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert not torch.equal(found, expected)  # the order did change
+    assert error(plain, expected) > 0.1
+
+
+def call_arguments(generator, dtype=torch.float32):
+    rows, columns = torch.meshgrid(torch.arange(8), torch.arange(12), indexing="ij")
+    ids = torch.stack([0 * rows, rows, columns], dim=-1).view(-1, 3)
+    return {
+        "hidden_states": torch.randn(1, 96, IN_CHANNELS, generator=generator).to(dtype),
+        "encoder_hidden_states": torch.randn(1, TEXT, 32, generator=generator).to(dtype),
+        "pooled_projections": torch.randn(1, 32, generator=generator).to(dtype),
+        "timestep": torch.tensor([0.9], dtype=dtype),
+        "img_ids": ids.to(dtype),
+        "txt_ids": torch.zeros(TEXT, 3, dtype=dtype),
+        "return_dict": False,
+    }
+
+
+def ordered_and_not(model, arguments):
+    """One call in our token order, one unpatched, and one unpatched without control residuals."""
+    pipe = tiny_flux_pipeline(transformer=model)
+    with torch.no_grad():
+        expected = model(**arguments)[0]
+        bare = {key: value for key, value in arguments.items() if "controlnet" not in key}
+        plain = model(**bare)[0]
+        with chipsparse.enable(pipe, SPARSE), model.cache_context("cond"):
+            found = model(**arguments)[0]
+    return found, expected, plain
+
+
+@pytest.mark.parametrize("positional", [False, True])
+@pytest.mark.parametrize("return_dict", [False, True])
+def test_the_transformer_may_be_called_in_any_way(positional, return_dict):
+    model = tiny_flux_transformer()
+    arguments = call_arguments(torch.Generator().manual_seed(4))
+    arguments["img_ids"] = arguments["img_ids"][None]  # as older pipelines pass them
+    arguments["return_dict"] = return_dict
+    names = ["hidden_states", "encoder_hidden_states", "pooled_projections", "timestep", "img_ids"]
+    args = [arguments.pop(name) for name in names] if positional else []
+    pipe = tiny_flux_pipeline(transformer=model)
+    with torch.no_grad():
+        expected = model(*args, **arguments)[0]
+        with chipsparse.enable(pipe, SPARSE):
+            found = model(*args, **arguments)
+    assert isinstance(found, tuple) != return_dict
+    torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_positions_that_form_no_grid_stay_in_order_and_are_reported(pipe):
+    arguments = call_arguments(torch.Generator().manual_seed(4))
+    arguments["img_ids"] = torch.randint(0, 99, (96, 3)).float()
+    with torch.no_grad():
+        expected = pipe.transformer(**arguments)[0]
+        with chipsparse.enable(pipe, SPARSE) as handle:
+            found = pipe.transformer(**arguments)[0]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert handle.report.fallbacks == [
+        "image tokens stay in the pipeline's order: their img_ids form no full grids"
+    ]
+
+
+def ids_of(*grids, dtype=torch.float32):
+    parts = []
+    for picture_index, (rows, columns) in enumerate(grids):
+        row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+        parts.append(torch.stack([0 * row + picture_index, row, column], dim=-1).view(-1, 3))
+    return torch.cat(parts).to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        (ids_of((4, 6)), ((1, 4, 6),)),
+        (ids_of((4, 6))[None], ((1, 4, 6),)),
+        (ids_of((1, 6)), ((1, 1, 6),)),
+        (ids_of((6, 1)), ((1, 6, 1),)),
+        (ids_of((4, 6), (4, 6)), ((1, 4, 6), (1, 4, 6))),
+        (ids_of((4, 6), (3, 5), (7, 2)), ((1, 4, 6), (1, 3, 5), (1, 7, 2))),
+        (ids_of((2, 300), dtype=torch.bfloat16), ((1, 2, 300),)),
+        (ids_of((300, 2), dtype=torch.bfloat16), ((1, 300, 2),)),
+        (ids_of((4, 6)) + torch.tensor([0, 7, 9]), ((1, 4, 6),)),
+        (torch.zeros(50, 3), None),
+        (ids_of((30, 30))[torch.randperm(900, generator=torch.Generator().manual_seed(0))], None),
+    ],
+)
+def test_grids_are_read_from_the_position_ids(ids, expected):
+    assert grids_of(ids) == expected
+
+
+def test_chroma_runs_its_mlps_sparse_and_says_why_its_attention_is_dense():
+    pipe = tiny_chroma_pipeline()
+    expected = generate(pipe)
+    with chipsparse.enable(pipe, SparsityConfig.dense()):
+        assert torch.equal(generate(pipe), expected)
+    with chipsparse.enable(pipe, EXACT) as handle:
+        torch.testing.assert_close(generate(pipe), expected, **CLOSE)
+        assert handle.report.fallbacks == [
+            "attention runs dense: the pipeline passes an attention mask"
+        ]
+        last = handle.report.steps[-1]
+        assert (last.attention_fractions, len(last.mlp_fractions)) == ([], LAYERS)
+    with chipsparse.enable(pipe, SPARSE):
+        assert 0 < error(generate(pipe), expected) < 0.3
+    assert torch.equal(generate(pipe), expected)
+
+
+# Position.
+
+
+def test_timesteps_are_matched_as_the_pipeline_rounds_them(pipe):
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        (adapter,) = handle._adapters
+        pipe.scheduler.set_timesteps(28)
+        schedule = pipe.scheduler.timesteps
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            for value in schedule:
+                called = value.expand(2).to(dtype) / 1000
+                assert adapter.scheduled_timestep(called, schedule) == float(value)
+        assert adapter.scheduled_timestep(torch.tensor([0.3]), None) == pytest.approx(300)
+
+
+def test_many_steps_in_half_precision_are_told_apart():
+    """1,000 steps: neighbouring timesteps are the same number in bfloat16."""
+    pipe = tiny_flux_pipeline(transformer=tiny_flux_transformer(num_layers=1, num_single_layers=1))
+    pipe.transformer.to(torch.bfloat16)
+    pipe.text_encoder.to(torch.bfloat16)
+    pipe.text_encoder_2.to(torch.bfloat16)
+    with chipsparse.enable(pipe, SPARSE) as handle:
+
+        def stop(pipe, step, _t, tensors):
+            pipe._interrupt = step == 6
+            return tensors
+
+        generate(pipe, num_inference_steps=1000, height=8, width=8, callback_on_step_end=stop)
+    assert [record.step for record in handle.report.steps] == list(range(7))
+    assert len({record.generation for record in [handle.report]}) == 1
+    assert actions(handle)[:3] == ["dense", "refresh", "sparse"]
+
+
+# Restoring.
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_disable_restores_the_model_bit_for_bit(pipe, dense, used):
+    before = state_of(pipe.transformer)
+    weights = {name: value.clone() for name, value in pipe.transformer.state_dict().items()}
+    handle = chipsparse.enable(pipe, SPARSE)
+    assert list(pipe.transformer.state_dict()) == list(weights)
+    if used:
+        generate(pipe)
+    assert state_of(pipe.transformer) != before
+    handle.disable()
+    handle.disable()
+    assert state_of(pipe.transformer) == before
+    after = pipe.transformer.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in weights.items())
+    assert torch.equal(generate(pipe), dense)
+
+
+def test_a_failing_enable_leaves_the_pipeline_as_it_was(pipe):
+    del pipe.transformer.single_transformer_blocks[1].attn.processor
+    before = state_of(pipe.transformer)
+    with pytest.raises(AttributeError):
+        chipsparse.enable(pipe, SPARSE)
+    assert state_of(pipe.transformer) == before
+
+
+def test_nothing_keeps_a_dropped_pipeline_alive():
+    pipe = tiny_flux_pipeline()
+    chipsparse.enable(pipe, SPARSE)
+    generate(pipe, num_inference_steps=2)
+    transformer = weakref.ref(pipe.transformer)
+    del pipe
+    gc.collect()
+    assert transformer() is None
+
+
+def test_saving_a_patched_pipeline_saves_the_stock_classes(pipe, tmp_path, dense):
+    with chipsparse.enable(pipe, SPARSE):
+        pipe.save_pretrained(tmp_path)
+    loaded = FluxPipeline.from_pretrained(tmp_path)
+    loaded.set_progress_bar_config(disable=True)
+    assert type(loaded.transformer) is type(pipe.transformer)
+    assert torch.equal(generate(loaded), dense)
+
+
+def test_recording_gradients_is_left_alone(pipe):
+    model = pipe.transformer
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        generate(pipe)
+        seen = len(handle.report.steps)
+        model(**call_arguments(torch.Generator().manual_seed(0)))[0].sum().backward()
+        assert len(handle.report.steps) == seen
+    block = model.single_transformer_blocks[0]
+    for linear in (block.attn.to_q, block.proj_mlp, block.proj_out):
+        assert linear.weight.grad is not None
+
+
+# Compiling.
+
+
+def compiled_graphs(pipe, backend):
+    """How many graphs there are after one picture, and after one of another size."""
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    pipe.transformer.compile_repeated_blocks(backend=backend, fullgraph=True)
+    found = generate(pipe)
+    first = counters["stats"]["unique_graphs"]
+    generate(pipe, height=48)
+    generate(pipe)
+    assert not counters["graph_break"]
+    torch._dynamo.reset()
+    return found, first, counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_blocks_share_their_graphs(sparse, backend):
+    """As many as without chipsparse: the kinds of blocks, and what diffusers varies by itself."""
+    _, *expected = compiled_graphs(tiny_flux_pipeline(), backend)
+    pipe = tiny_flux_pipeline()
+    with chipsparse.enable(pipe, SPARSE):
+        found, *graphs = compiled_graphs(pipe, backend)
+    torch.testing.assert_close(found, sparse, atol=1e-5, rtol=1e-5)
+    assert graphs == expected
+    assert graphs[0] <= 3
+
+
+# Living with what else diffusers does to a model.
+
+
+@pytest.mark.parametrize("enable_first", [True, False])
+def test_model_offload_hooks_may_come_and_go(pipe, sparse, dense, enable_first):
+    from accelerate import cpu_offload_with_hook
+    from accelerate.hooks import remove_hook_from_module
+
+    handle = chipsparse.enable(pipe, SPARSE) if enable_first else None
+    for _ in range(2):
+        cpu_offload_with_hook(pipe.transformer, torch.device("cpu"))
+        handle = handle or chipsparse.enable(pipe, SPARSE)
+        assert torch.equal(generate(pipe), sparse)
+        remove_hook_from_module(pipe.transformer, recurse=True)
+    handle.disable()
+    assert torch.equal(generate(pipe), dense)
+
+
+def offload_in_groups(pipe, kind):
+    cpu = torch.device("cpu")
+    options = {"num_blocks_per_group": 1} if kind == "block_level" else {}
+    apply_group_offloading(
+        pipe.transformer, onload_device=cpu, offload_device=cpu, offload_type=kind, **options
+    )
+
+
+def test_group_offload_by_block(pipe, sparse):
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        offload_in_groups(pipe, "block_level")
+        assert torch.equal(generate(pipe), sparse)
+        assert handle.report.fallbacks == []
+
+
+def test_group_offload_by_leaf_runs_the_mlp_dense_and_says_so(pipe):
+    with chipsparse.enable(pipe, SPARSE.override({"mlp.enabled": False})):
+        attention_only = generate(pipe)
+    offload_in_groups(pipe, "leaf_level")
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        assert torch.equal(generate(pipe), attention_only)
+        (line, *others) = handle.report.fallbacks
+        assert "MLP runs dense" in line
+        assert "hooks of its own (offloading or casting)" in line
+        assert len(others) <= 1
+
+
+def test_a_block_cache_of_diffusers_on_top(pipe, dense):
+    pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.3))
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        found = generate(pipe)
+        assert torch.equal(generate(pipe), found)
+    assert "sparse" in actions(handle)
+    assert error(found, dense) < 0.3
+
+
+def test_a_replaced_processor_runs_dense(pipe, dense):
+    config = SPARSE.override({"mlp.enabled": False, "token_order.voxel": None})
+    with chipsparse.enable(pipe, config) as handle:
+        processor = type(pipe.transformer.transformer_blocks[0].attn.processor)
+        pipe.transformer.set_attn_processor(processor())
+        assert torch.equal(generate(pipe), dense)
+        assert handle.report.fallbacks == [
+            f"attention runs dense in {LAYERS} of {LAYERS} layers (first: layer 0): "
+            "its processor was replaced"
+        ]
+
+
+def test_fused_projections_stay_fused(pipe):
+    expected = generate(pipe)
+    pipe.transformer.fuse_qkv_projections()
+    with chipsparse.enable(pipe, EXACT) as handle:
+        torch.testing.assert_close(generate(pipe), expected, **CLOSE)
+        assert handle.report.fallbacks == []
+
+
+# LoRA and other weights.
+
+LORA_TARGETS = {
+    "ff.net.0.proj": (0, "first"),
+    "ff.net.2": (0, "second"),
+    "proj_mlp": (2, "first"),
+    "single_transformer_blocks.1.proj_out": (3, "second"),
+}
+
+
+def add_lora(pipe, target, name="style", seed=7):
+    """A LoRA on the modules whose name ends so, as `load_lora_weights` adds it."""
+    peft = pytest.importorskip("peft")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = peft.LoraConfig(
+            r=2, lora_alpha=8, target_modules=f".*{target}", init_lora_weights=False
+        )
+        pipe.transformer.add_adapter(config, adapter_name=name)
+
+
+@pytest.mark.parametrize("enable_first", [True, False])
+@pytest.mark.parametrize("target", LORA_TARGETS)
+def test_an_active_lora_runs_dense_a_fused_one_sparse(pipe, sparse, target, enable_first):
+    layer, which = LORA_TARGETS[target]
+    if not enable_first:
+        add_lora(pipe, target)
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        if enable_first:
+            assert torch.equal(generate(pipe), sparse)
+            add_lora(pipe, target)
+        generate(pipe)
+        found = next(line for line in handle.report.fallbacks if which in line)
+        assert f"(first: layer {layer}): " in found
+        assert found.endswith(f"its {which} linear has an active adapter that is not fused: style")
+        mlp_layers = len(handle.report.steps[-1].mlp_fractions)
+        assert 0 < mlp_layers < LAYERS
+
+        pipe.transformer.fuse_lora()
+        fused = generate(pipe)
+        assert handle.report.fallbacks == []
+        assert len(handle.report.steps[-1].mlp_fractions) == LAYERS
+        assert error(fused, sparse) > 1e-3
+
+        pipe.transformer.unfuse_lora()
+        pipe.transformer.disable_adapters()
+        torch.testing.assert_close(generate(pipe), sparse, atol=1e-4, rtol=1e-4)
+        assert handle.report.fallbacks == []
+
+        pipe.transformer.enable_adapters()
+        pipe.transformer.delete_adapters("style")
+        torch.testing.assert_close(generate(pipe), sparse, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_lora_counts_in_full(pipe, fused):
+    """On every kind of linear at once, also on those around the token order."""
+    add_lora(pipe, "(x_embedder|context_embedder|proj_out|proj_mlp|to_q|to_out.0|net.2|net.0.proj)")
+    expected = generate(pipe)
+    assert error(expected, generate(tiny_flux_pipeline())) > 0.01
+    with chipsparse.enable(pipe, EXACT) as handle:
+        if fused:
+            pipe.transformer.fuse_lora()
+        torch.testing.assert_close(generate(pipe), expected, atol=2e-4, rtol=2e-4)
+        assert (handle.report.fallbacks == []) == fused
+
+
+def test_a_lora_may_come_while_enabled_and_stay_after(pipe):
+    handle = chipsparse.enable(pipe, SPARSE)
+    generate(pipe)
+    add_lora(pipe, "(x_embedder|proj_mlp|proj_out|ff.net.2)")
+    torch.testing.assert_close(
+        *(self_made(pipe, config) for config in (handle, None)), atol=2e-4, rtol=2e-4
+    )
+    fresh = tiny_flux_pipeline()
+    add_lora(fresh, "(x_embedder|proj_mlp|proj_out|ff.net.2)")
+    assert torch.equal(generate(pipe), generate(fresh))
+    block = pipe.transformer.single_transformer_blocks[0]
+    assert type(block.proj_mlp.base_layer) is torch.nn.Linear
+
+
+def self_made(pipe, handle):
+    """The dense result in our token order while enabled; after that the unpatched one."""
+    if handle is None:
+        return generate(pipe)
+    dense_session = SPARSE.override({"schedule.first_dense_layers": LAYERS})
+    handle.disable()
+    with chipsparse.enable(pipe, dense_session):
+        return generate(pipe)
+
+
+class Packed(torch.nn.Parameter):
+    """As quantizers have them: a parameter of another class."""
+
+
+@pytest.mark.parametrize("name", ["proj_mlp", "proj_out"])
+def test_a_weight_that_is_no_plain_parameter_runs_dense_and_says_so(pipe, sparse, name):
+    linear = getattr(pipe.transformer.single_transformer_blocks[1], name)
+    weight = linear.weight
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        linear.weight = Packed(weight.data)
+        generate(pipe)
+        which = "first" if name == "proj_mlp" else "second"
+        assert handle.report.fallbacks == [
+            f"MLP runs dense in 1 of {LAYERS} layers (first: layer 3): "
+            f"the weight of its {which} linear is a Packed"
+        ]
+        linear.weight = weight
+        assert torch.equal(generate(pipe), sparse)
+        assert handle.report.fallbacks == []
+
+
+@pytest.mark.parametrize("name", ["proj_mlp", "act_mlp", "proj_out"])
+def test_a_replaced_module_runs_dense_and_says_so(pipe, name):
+    block = pipe.transformer.single_transformer_blocks[2]
+    with chipsparse.enable(pipe, EXACT) as handle:
+        old = getattr(block, name)
+        new = torch.nn.GELU(approximate="tanh")
+        if name != "act_mlp":
+            new = torch.nn.Linear(old.in_features, old.out_features)
+            new.load_state_dict(old.state_dict())
+        setattr(block, name, new)
+        found = generate(pipe)
+        assert handle.report.fallbacks == [
+            f"MLP runs dense in 1 of {LAYERS} layers (first: layer 4): its {name} was replaced"
+        ]
+    torch.testing.assert_close(found, generate(tiny_flux_pipeline()), **CLOSE)
+
+
+def test_a_hook_on_a_linear_is_not_passed_over(pipe):
+    seen = []
+    linear = pipe.transformer.single_transformer_blocks[0].proj_mlp
+    linear.register_forward_hook(lambda *call: seen.append(call[2].shape))
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        generate(pipe)
+    assert len(seen) == STEPS
+    assert "its first linear has hooks of its own" in handle.report.fallbacks[0]
+
+
+# Gated feed-forward layers.
+
+
+def with_feed_forwards(make):
+    """A pipeline whose double blocks have another feed-forward module."""
+    pipe = tiny_flux_pipeline()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(11)
+        for block in pipe.transformer.transformer_blocks:
+            block.ff = make().eval()
+            for parameter in block.ff.parameters():
+                parameter.data.mul_(3)
+    return pipe
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FeedForward(32, 32, activation_fn="swiglu"),
+        lambda: FeedForward(32, 32, activation_fn="swiglu", bias=False),
+        lambda: FeedForward(32, 32, activation_fn="geglu"),
+        lambda: FeedForward(32, 32, activation_fn="gelu"),
+        lambda: FeedForward(32, 32, activation_fn="linear-silu"),
+        lambda: Flux2FeedForward(32, 32, mult=4.0),
+        lambda: Flux2FeedForward(32, 32, mult=4.0, bias=True),
+    ],
+    ids=["swiglu", "swiglu-no-bias", "geglu", "gelu", "silu", "flux2", "flux2-bias"],
+)
+def test_gated_and_other_feed_forwards_run_sparse(make):
+    pipe = with_feed_forwards(make)
+    expected = generate(pipe)
+    with chipsparse.enable(pipe, EXACT) as handle:
+        torch.testing.assert_close(generate(pipe), expected, atol=2e-4, rtol=2e-4)
+        assert handle.report.fallbacks == []
+        assert len(handle.report.steps[-1].mlp_fractions) == LAYERS
+    only_mlp = SPARSE.override({"attention.enabled": False})
+    with chipsparse.enable(pipe, only_mlp):
+        assert 0 < error(generate(pipe), expected) < 0.3
+
+
+def test_an_unknown_activation_runs_dense_and_says_so():
+    pipe = with_feed_forwards(lambda: FeedForward(32, 32, activation_fn="geglu-approximate"))
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        generate(pipe)
+    assert handle.report.fallbacks == [
+        f"MLP runs dense in 2 of {LAYERS} layers (first: layer 0): "
+        "its activation ApproximateGELU is not supported"
+    ]
+
+
+# The storage of the second weights, which kernels on a GPU want turned around.
+
+
+@pytest.fixture
+def turned(monkeypatch):
+    """Turns the weights on a CPU, too."""
+    monkeypatch.setattr(FluxAdapter, "_wants_contiguous_channels", lambda *_: True)
+
+
+def second_weights(pipe):
+    model = pipe.transformer
+    return [
+        *(block.ff.net[2].weight for block in model.transformer_blocks),
+        *(block.proj_out.weight for block in model.single_transformer_blocks),
+    ]
+
+
+@pytest.mark.usefixtures("turned")
+def test_second_weights_are_turned_around_and_restored(pipe, sparse, dense):
+    before, parameters = state_of(pipe.transformer), second_weights(pipe)
+    values = [weight.clone() for weight in parameters]
+    with chipsparse.enable(pipe, SPARSE):
+        assert all(weight.is_contiguous() for weight in parameters)  # until it is needed
+        torch.testing.assert_close(generate(pipe), sparse, atol=1e-4, rtol=1e-4)
+        for weight, value, now in zip(parameters, values, second_weights(pipe), strict=True):
+            assert now is weight
+            assert torch.equal(weight, value)
+            assert weight.stride() == (1, weight.shape[0])
+        context = pipe.transformer.transformer_blocks[0].ff_context.net[2].weight
+        assert context.is_contiguous()  # the text's stays dense
+    assert state_of(pipe.transformer) == before
+    assert torch.equal(generate(pipe), dense)
+
+
+@pytest.mark.usefixtures("turned")
+def test_moves_keep_the_storage_and_are_no_reason_to_turn_it_again(pipe):
+    with chipsparse.enable(pipe, SPARSE):
+        generate(pipe)
+        pointers = [weight.data_ptr() for weight in second_weights(pipe)]
+        generate(pipe)
+        assert [weight.data_ptr() for weight in second_weights(pipe)] == pointers
+        strides = [weight.stride() for weight in second_weights(pipe)]
+        pipe.transformer.to(torch.float64).to(torch.float32)
+        pipe.transformer.cpu()
+        assert [weight.stride() for weight in second_weights(pipe)] == strides
+
+
+@pytest.mark.usefixtures("turned")
+def test_an_all_dense_plan_turns_nothing(pipe, dense):
+    with chipsparse.enable(pipe, SparsityConfig.dense()):
+        assert torch.equal(generate(pipe), dense)
+        assert all(weight.is_contiguous() for weight in second_weights(pipe))
+
+
+@pytest.mark.usefixtures("turned")
+def test_weights_in_other_hands_are_not_turned(pipe):
+    add_lora(pipe, "single_transformer_blocks.1.proj_out")
+    pipe.transformer.transformer_blocks[0].ff.net[2].weight = Packed(second_weights(pipe)[0].data)
+    with chipsparse.enable(pipe, SPARSE):
+        generate(pipe)
+        turned = [not weight.is_contiguous() for weight in second_weights(pipe)]
+    assert turned == [False, True, True, False, True]
+
+
+@pytest.mark.usefixtures("turned")
+def test_group_offloaded_weights_are_not_turned_and_run_dense(pipe):
+    offload_in_groups(pipe, "block_level")
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        generate(pipe)
+        assert all(weight.is_contiguous() for weight in second_weights(pipe))
+        assert handle.report.fallbacks == [
+            f"MLP runs dense in {LAYERS} of {LAYERS} layers (first: layer 0): "
+            "its weights are offloaded in groups, so they cannot be laid out for the kernels"
+        ]
+
+
+def test_an_unsupported_size_of_ids_is_the_models_own_error(pipe):
+    arguments = call_arguments(torch.Generator().manual_seed(0))
+    arguments["img_ids"] = ids_of((2, 3))
+    with (
+        chipsparse.enable(pipe, SPARSE),
+        torch.no_grad(),
+        pytest.raises((RuntimeError, IndexError)),
+    ):
+        pipe.transformer(**arguments)
