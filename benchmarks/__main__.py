@@ -10,19 +10,20 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from benchmarks import (
     attention_curve,
-    attention_kernels,
     captured_mass,
     end_to_end,
+    kernel_runs,
     quality,
+    transformer_step,
 )
-from benchmarks.attention_ops import OPS
-from benchmarks.clips import Clips, Workload
+from benchmarks.clips import Workload
+from benchmarks.contact_sheet import contact_sheet
+from benchmarks.kernel_runs import OPS
 from benchmarks.records import table
 from benchmarks.run import Run
 from chipsparse.profiles import ASSETS, bundled_model
@@ -32,8 +33,9 @@ COLUMNS = {
     "quality": quality.COLUMNS,
     "end_to_end": end_to_end.COLUMNS,
     "captured_mass": captured_mass.COLUMNS,
-    "attention_curve": attention_kernels.COLUMNS,
-    **dict.fromkeys(OPS, attention_kernels.COLUMNS),
+    "attention_curve": kernel_runs.COLUMNS,
+    "transformer_step": transformer_step.COLUMNS,
+    **dict.fromkeys(OPS, kernel_runs.COLUMNS),
 }
 
 
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ops = args.op.split(",")
     kernels = [op for op in ops if op in OPS]
     if kernels:
-        attention_kernels.run(kernels, args, device, DTYPES[args.dtype or "bfloat16"], run)
+        kernel_runs.run(kernels, args, device, DTYPES[args.dtype or "bfloat16"], run)
     if "attention_curve" in ops:
         attention_curve.run(args, device, DTYPES[args.dtype or "bfloat16"], run)
         if args.figure is not None:
@@ -53,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 from benchmarks import curve_figure
 
                 curve_figure.draw(run.records).save(args.figure)
+    if "transformer_step" in ops:
+        transformer_step.run(args, device, DTYPES[args.dtype or "bfloat16"], run)
     pipeline_ops = [op for op in ops if op in ("quality", "end_to_end", "captured_mass")]
     if pipeline_ops:
         prompts = args.prompts.read_text(encoding="utf-8").splitlines()[: args.count]
@@ -80,12 +84,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, help="write the records here")
     parser.add_argument("--figure", type=Path, help="write a PNG of the curves (attention_curve)")
-    attention_kernels.add_arguments(parser)
+    kernel_runs.add_arguments(parser)
+    transformer_step.add_arguments(parser)
     group = parser.add_argument_group("pipelines")
     group.add_argument("--model", type=Path, default=bundled_model())
     group.add_argument("--prompts", type=Path, default=ASSETS / "prompts" / "shapes.txt")
     group.add_argument("--count", type=int, default=16, help="how many prompts")
-    group.add_argument("--sheet", type=Path, help="write a contact sheet of dense clips (quality)")
+    group.add_argument("--sheet", type=Path, help="write a contact sheet of what dense steps give (quality)")
     args = parser.parse_args(arguments)
     for op in args.op.split(","):
         if op not in COLUMNS:
@@ -97,22 +102,13 @@ def run_pipeline(op: str, workload: Workload, args: argparse.Namespace, run: Run
     if op == "quality":
         records, dense = quality.run(workload, only=args.case, save=run.save)
         if args.sheet is not None:
-            contact_sheet(dense).save(args.sheet)
+            contact_sheet(dense.frames).save(args.sheet)
     elif op == "end_to_end":
         records = end_to_end.run(workload)
     else:
         steps = workload.settings().get("num_inference_steps", 50)
         records = captured_mass.run(workload, steps=steps, every=12)
     run.add(*records)
-
-
-def contact_sheet(clips: Clips, *, frames: int = 8) -> Any:
-    """One row per clip, evenly spaced frames from left to right."""
-    from PIL import Image
-
-    picked = torch.linspace(0, clips.frames.shape[1] - 1, frames).round().long()
-    rows = clips.frames.cpu()[:, picked].permute(0, 2, 1, 3, 4).flatten(2, 3).flatten(0, 1)
-    return Image.fromarray((rows * 255).round().byte().numpy())
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.attention_kernels import at_most, measure, settings_from
 from benchmarks.attention_ops import Settings, sparse
 from benchmarks.case_tensors import CaseTensors
 from benchmarks.cases import CASES, Case
+from benchmarks.kernel_runs import at_most, measure, settings_from
 from benchmarks.run import Run
 from chipsparse.kernels.dispatch import choose
 

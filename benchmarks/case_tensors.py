@@ -33,7 +33,25 @@ class CaseTensors:
 
     def __init__(self, case: Case, device: torch.device, dtype: torch.dtype) -> None:
         self.case, self.device, self.dtype = case, device, dtype
-        self.query, self.key, self.value = query_key_value(case, device=device, dtype=dtype)
+
+    @cached_property
+    def _attention_inputs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return query_key_value(self.case, device=self.device, dtype=self.dtype)
+
+    @property
+    def query(self) -> torch.Tensor:
+        """``[B, H, N, D]``, as are key and value; made when attention first asks for them."""
+        return self._attention_inputs[0]
+
+    @property
+    def key(self) -> torch.Tensor:
+        """As query."""
+        return self._attention_inputs[1]
+
+    @property
+    def value(self) -> torch.Tensor:
+        """As query."""
+        return self._attention_inputs[2]
 
     @cached_property
     def lse(self) -> torch.Tensor:

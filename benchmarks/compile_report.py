@@ -142,6 +142,27 @@ def _gluon() -> Iterator[Case]:
                     half=half,
                 ),
             )
+    for activation, even, half in (
+        ("gelu-tanh", True, "bf16"),
+        ("gelu", True, "bf16"),
+        ("silu", False, "bf16"),
+        ("gelu-tanh", False, "fp16"),
+    ):
+        yield Case(
+            "sparse_mlp_up",
+            "gluon_sm90",
+            f"{activation}{'' if even else ' ragged'} {half}",
+            even and activation == "gelu-tanh",
+            partial(gluon_compat.compile_sparse_mlp_up, activation, even=even, half=half),
+        )
+    for addend, even, half in ((False, True, "bf16"), (True, True, "bf16"), (True, False, "fp16")):
+        yield Case(
+            "sparse_mlp_down",
+            "gluon_sm90",
+            f"{'addend' if addend else 'alone'}{'' if even else ' ragged'} {half}",
+            even,
+            partial(gluon_compat.compile_sparse_mlp_down, addend=addend, even=even, half=half),
+        )
 
 
 def _triton_attention() -> Iterator[Case]:

@@ -143,6 +143,18 @@ def check_selection(
     }
 
 
+def check_neurons(neurons: torch.Tensor, expected: torch.Tensor, where: object) -> Errors:
+    """Checks a group's list of neurons; ``rel_error`` is the share of the exact list it misses.
+
+    Raises:
+        WrongResultError: it misses too many, or does not ascend.
+    """
+    if not bool((neurons.diff() > 0).all()):
+        raise WrongResultError(f"the neurons do not ascend at {where}; not timed")
+    missed = 1 - torch.isin(expected, neurons).float().mean().item()
+    return {"rel_error": require("missed share", missed, MISSED_LIMIT, where)}
+
+
 def worst(errors: list[Errors]) -> Errors:
     """The largest of each kind."""
     return {name: max(each[name] for each in errors) for name in errors[0]}

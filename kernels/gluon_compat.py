@@ -51,6 +51,8 @@ __all__ = [
     "compile_column_sparse_attention",
     "compile_dense_attention_column_sums",
     "compile_kernel",
+    "compile_sparse_mlp_down",
+    "compile_sparse_mlp_up",
     "gl",
     "gluon",
     "mbarrier_arrive_on_copies",
@@ -73,6 +75,13 @@ ARGUMENT_TYPES = {
 }
 
 
+MLP_ARGUMENT_TYPES = {
+    "(w|bias|cache|delta|addend|out)_ptr": "*{half}:16",
+    "stride_[ca]b": "i32:16",
+    "whole|tiles|list_count|rows|channels8|padded8|stride_(w|cf|cn|an)8": "i32",
+} | ARGUMENT_TYPES
+
+
 def why_not_compilable() -> str | None:
     """Why the installed Triton cannot compile the Gluon kernels, or None; tried once, if ever."""
     return _why_not_compilable(triton.__version__)
@@ -88,6 +97,8 @@ def _why_not_compilable(version: str) -> str | None:
     try:
         compile_column_sparse_attention(64, 64)
         compile_dense_attention_column_sums(64, with_column_sums=False)
+        compile_sparse_mlp_up()
+        compile_sparse_mlp_down()
     except Exception as error:  # whatever an unknown compiler may raise
         line = (str(error).strip().splitlines() or [""])[0]
         return f"Triton {version} does not compile the kernels: {type(error).__name__}: {line}"
@@ -128,16 +139,59 @@ def compile_dense_attention_column_sums(
         "HELPER_REGISTERS": module.HELPER_REGISTERS,
         "num_warps": 4,
     }
-    element = {"bf16": gl.bfloat16, "fp16": gl.float16}[half]
     types = {"sums_ptr": "*bf16:16" if with_column_sums else "*fp32:16"}  # unused: any pointer
     for name, rows in {"q_desc": 64, "k_desc": module.TILE, "v_desc": module.TILE}.items():
-        block = [1, 1, rows, head_dim]
-        layout = gl.NVMMASharedLayout.get_default_for(block, element)
-        shape = ",".join(map(str, block))
-        types[name] = f"tensordesc<{half}[{shape}],{layout!r}>"
+        types[name] = _descriptor_type([1, 1, rows, head_dim], half)
     return compile_kernel(
         module._kernel, ARGUMENT_TYPES | types, constants, half=half, options={"num_warps": 4}
     )
+
+
+def compile_sparse_mlp_up(
+    activation: str = "gelu-tanh", *, even: bool = True, half: str = "bf16"
+) -> Any:
+    """Compiles ``sparse_mlp_up.gluon_sm90`` as it is launched; not ``even`` for ragged sizes."""
+    module = importlib.import_module("chipsparse.kernels.sparse_mlp_up.gluon_sm90")
+    config = module.Config()
+    constants = {name.upper(): value for name, value in asdict(config).items()} | {
+        "HAS_COUNTS": not even,
+        "HAS_BIAS": True,
+        "ACTIVATION": module.ACTIVATIONS[activation],
+        "EVEN_CHANNELS": even,
+        "EVEN_ROWS": even,
+        "WIDE_ROWS": False,
+        "CHUNK": module.LISTS_PER_CHUNK,
+        "num_warps": 4,
+    }
+    types = {"x_desc": _descriptor_type([64, config.depth], half)}
+    return compile_kernel(
+        module._kernel, types | MLP_ARGUMENT_TYPES, constants, half=half, options={"num_warps": 4}
+    )
+
+
+def compile_sparse_mlp_down(*, addend: bool = False, even: bool = True, half: str = "bf16") -> Any:
+    """Compiles ``sparse_mlp_down.gluon_sm90`` as it is launched; not ``even`` for ragged sizes."""
+    module = importlib.import_module("chipsparse.kernels.sparse_mlp_down.gluon_sm90")
+    config = module.Config()
+    constants = {name.upper(): value for name, value in asdict(config).items()} | {
+        "HAS_COUNTS": not even,
+        "HAS_ADDEND": addend,
+        "EVEN_CHANNELS": even,
+        "WIDE_ROWS": False,
+        "CHUNK": module.LISTS_PER_CHUNK,
+        "num_warps": 4,
+    }
+    types = {"delta_desc": _descriptor_type([1, config.depth, 64], half)}
+    return compile_kernel(
+        module._kernel, types | MLP_ARGUMENT_TYPES, constants, half=half, options={"num_warps": 4}
+    )
+
+
+def _descriptor_type(block: list[int], half: str) -> str:
+    """The type of a tensor descriptor for blocks of this shape."""
+    element = {"bf16": gl.bfloat16, "fp16": gl.float16}[half]
+    layout = gl.NVMMASharedLayout.get_default_for(block, element)
+    return f"tensordesc<{half}[{','.join(map(str, block))}],{layout!r}>"
 
 
 def compile_kernel(

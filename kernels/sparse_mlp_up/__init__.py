@@ -24,6 +24,7 @@ from chipsparse.kernels.triton_support import (
     why_not_hopper,
     why_not_mlp,
     why_not_unasked,
+    why_not_yet,
 )
 
 TRITON_KERNEL = "chipsparse.kernels.sparse_mlp_up.triton_kernel"
@@ -78,7 +79,7 @@ BACKENDS = (
         "gluon",
         imported("chipsparse.kernels.sparse_mlp_up.gluon_sm90", "sparse_mlp_up"),
         why_not_up_gluon,
-        why_not_unasked,
+        why_not_yet,
     ),
     Backend("triton", imported(TRITON_KERNEL, "sparse_mlp_up"), why_not_up, why_not_unasked),
     Backend("reference", reference.sparse_mlp_up, runs_anywhere),

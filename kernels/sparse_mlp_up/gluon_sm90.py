@@ -115,8 +115,8 @@ def _item(
 
 @gluon.jit
 def _gather(
-    x_desc, w_ptr, list_ptr, first, count, row, channels, stride_w8, cached, stride_cf8,
-    smem, filled,
+    x_desc, w_ptr, list_ptr, first, count, row, channels, stride_w8, cached, last_line,
+    stride_cf8, smem, filled,
     ROWS: gl.constexpr, TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr,
     WARPS: gl.constexpr, EVEN_CHANNELS: gl.constexpr, WIDE_ROWS: gl.constexpr,
 ):  # fmt: skip
@@ -132,7 +132,7 @@ def _gather(
     lines: gl.constexpr = gl.BlockedLayout([1, 1], [16, 2], [WARPS, 1], [1, 0])
     line_entry = first + gl.arange(0, ROWS, gl.SliceLayout(1, lines))
     old = gl.load(list_ptr + gl.where(line_entry < count, line_entry, first)).to(gl.int64)
-    line = gl.arange(0, 2, gl.SliceLayout(0, lines)) * 64
+    line = gl.minimum(gl.arange(0, 2, gl.SliceLayout(0, lines)) * 64, last_line)
     prefetch_l2(cached + (old * (stride_cf8 * 8))[:, None] + line[None, :])
     if WIDE_ROWS:
         weights = w_ptr + (neurons.to(gl.int64) * (stride_w8 * 8))[:, None] + channel[None, :]
@@ -176,16 +176,17 @@ def _produce(
             list_ptr = indices_ptr + (batch * groups + group).to(gl.int64) * capacity
             row = batch * rows + group * 128
             cached = cache_ptr + batch.to(gl.int64) * stride_cb + group * 128
+            last_line = rows - 1 - group * 128
             if half:
                 filled = _gather(
                     x_desc, w_ptr, list_ptr, first, count, row, channels8 * 8, stride_w8, cached,
-                    stride_cf8, smem, filled, TILE // 2, TILE, DEPTH, STAGES, WARPS,
+                    last_line, stride_cf8, smem, filled, TILE // 2, TILE, DEPTH, STAGES, WARPS,
                     EVEN_CHANNELS, WIDE_ROWS,
                 )  # fmt: skip
             else:
                 filled = _gather(
                     x_desc, w_ptr, list_ptr, first, count, row, channels8 * 8, stride_w8, cached,
-                    stride_cf8, smem, filled, TILE, TILE, DEPTH, STAGES, WARPS,
+                    last_line, stride_cf8, smem, filled, TILE, TILE, DEPTH, STAGES, WARPS,
                     EVEN_CHANNELS, WIDE_ROWS,
                 )  # fmt: skip
 
@@ -260,7 +261,8 @@ def _halves(x):
 def _compute(
     smem, used, first, count, list_ptr, bias_ptr, cache, delta, row, ends, channels,
     ROWS: gl.constexpr, TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr,
-    HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr, TURNED: gl.constexpr, WG: gl.constexpr,
+    HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr, TURNED: gl.constexpr, LAG: gl.constexpr,
+    WG: gl.constexpr,
 ):  # fmt: skip
     """Computes and stores 64 tokens and ROWS neurons, 128 or 256 of them."""
     full, empty = smem[2], smem[3]
@@ -270,6 +272,10 @@ def _compute(
     if ROWS == 256:
         neurons2, line2 = _listed(first + 128, list_ptr, count, TURNED)
         neurons3, line3 = _listed(first + 192, list_ptr, count, TURNED)
+    # One warpgroup trails the other, so that one's epilogue runs under the other's products: it
+    # waits for a later stage of the first item, if that has so many.
+    if (WG * LAG > 0) & (used == 0) & (channels > LAG * DEPTH):
+        mbarrier.wait(full.index(LAG), 0)
     stage = used % STAGES
     mbarrier.wait(full.index(stage), (used // STAGES) & 1)
     zero = gl.full([64, ROWS], 0.0, gl.float32, layout)
@@ -327,9 +333,6 @@ def _consume(
     # Eight neighbouring tokens of a neuron per thread, 64 of four neurons per warp.
     turned: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
     used = 0
-    if WG * LAG > 0:
-        # One warpgroup trails the other, so that one's epilogue runs under the other's products.
-        mbarrier.wait(smem[2].index(LAG), 0)
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         batch, group, first, half, count = _item(
             item, tiles, list_sizes, counts_ptr, TILE, HAS_COUNTS, CHUNK
@@ -342,12 +345,13 @@ def _consume(
             if half:
                 used = _compute(
                     smem, used, first, count, list_ptr, bias_ptr, cache, delta, row, ends,
-                    channels8 * 8, TILE // 2, TILE, DEPTH, STAGES, HAS_BIAS, ACTIVATION, turned, WG,
+                    channels8 * 8, TILE // 2, TILE, DEPTH, STAGES, HAS_BIAS, ACTIVATION, turned,
+                    LAG, WG,
                 )  # fmt: skip
             else:
                 used = _compute(
                     smem, used, first, count, list_ptr, bias_ptr, cache, delta, row, ends,
-                    channels8 * 8, TILE, TILE, DEPTH, STAGES, HAS_BIAS, ACTIVATION, turned, WG,
+                    channels8 * 8, TILE, TILE, DEPTH, STAGES, HAS_BIAS, ACTIVATION, turned, LAG, WG,
                 )  # fmt: skip
 
 

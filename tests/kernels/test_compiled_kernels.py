@@ -57,23 +57,29 @@ def test_no_default_kernel_spills_in_a_hot_loop(defaults):
 def check_what_they_use(reports):
     for name, each in reports.items():
         assert each["shared_bytes"] <= SHARED_BYTES, name
-        if "attention" in each["operation"] or re.search(r"k\d+w\d+", each["variant"]):
+        gluon = each["backend"] == "gluon_sm90"
+        attention = "attention" in each["operation"]
+        if gluon or attention or re.search(r"k\d+w\d+", each["variant"]):
             products = "HGMMA" if each["capability"] == 90 else "HMMA"
             assert each["counts"][products] > 0, name
             assert each["hot_loops"] > 0, name  # or spills would be looked for nowhere
-        if each["backend"] == "gluon_sm90":
-            sparse = each["operation"] == "column_sparse_attention"
-            assert each["counts"]["LDGSTS" if sparse else "UTMALDG"] > 0, name
+        if gluon:
+            gathers = each["operation"] != "dense_attention_column_sums"
+            assert each["counts"]["LDGSTS" if gathers else "UTMALDG"] > 0, name
             assert each["hot_loops"] >= 2, name  # one that copies and one that multiplies
 
 
 def test_default_kernels_use_what_the_gpu_has(defaults):
     check_what_they_use(defaults)
     backends = {(each["operation"], each["backend"]) for each in defaults.values()}
-    for operation in ("column_sparse_attention", "dense_attention_column_sums"):
+    for operation in (
+        "column_sparse_attention",
+        "dense_attention_column_sums",
+        "sparse_mlp_up",
+        "sparse_mlp_down",
+    ):
         assert {(operation, "gluon_sm90"), (operation, "triton")} <= backends
-    for operation in ("sparse_mlp_up", "sparse_mlp_down", "neuron_selection"):
-        assert (operation, "triton") in backends
+    assert ("neuron_selection", "triton") in backends
     for name, each in defaults.items():
         if each["capability"] == 80:
             assert each["shared_bytes"] <= 99 << 10, name  # also of the smaller cards

@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("triton")
 
 from chipsparse.kernels import gluon_compat
+from chipsparse.kernels.token_layout import empty_token_contiguous
 
 not_interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET", "0") != "0", reason="the interpreter replaces the kernels"
@@ -31,8 +32,9 @@ def unknown_release(monkeypatch):
 
 
 def replace_compile(monkeypatch, replacement):
-    monkeypatch.setattr(gluon_compat, "compile_column_sparse_attention", replacement)
-    monkeypatch.setattr(gluon_compat, "compile_dense_attention_column_sums", replacement)
+    for name in gluon_compat.__all__:
+        if name.startswith("compile_") and name != "compile_kernel":
+            monkeypatch.setattr(gluon_compat, name, replacement)
 
 
 def test_tested_releases_are_not_compiled(monkeypatch):
@@ -48,7 +50,7 @@ def test_unknown_release_that_compiles_is_asked_once(monkeypatch, unknown_releas
     replace_compile(monkeypatch, lambda *arguments, **_: compiled.append(arguments))
     assert gluon_compat.why_not_compilable() is None
     assert gluon_compat.why_not_compilable() is None
-    assert len(compiled) == 2  # one of each operation
+    assert len(compiled) == 4  # one of each operation
 
 
 @pytest.mark.parametrize("message", ["no such layout\nat 12:34", "\n no such layout", ""])
@@ -189,5 +191,63 @@ def test_dense_kernel_is_compiled_as_it_is_launched(monkeypatch, head_dim, rows,
         lambda: gluon_compat.compile_dense_attention_column_sums(
             head_dim, with_column_sums=sums, part_rows=rows
         ),
+    )
+    assert without_none(found) == without_none(expected)
+
+
+def mlp_tensors(rows, channels, neurons, kept):
+    """Hidden, weight, lists and counts on the meta device, in bf16."""
+    half = {"dtype": torch.bfloat16, "device": "meta"}
+    lists = torch.empty(1, -(-rows // 128), kept, dtype=torch.int32, device="meta")
+    return (
+        torch.empty(1, rows, channels, **half),
+        torch.empty(neurons, channels, **half),
+        lists,
+        torch.empty(lists.shape[:2], dtype=torch.int32, device="meta"),
+    )
+
+
+@not_interpreted
+@pytest.mark.parametrize("even", [True, False])
+@pytest.mark.parametrize("activation", ["gelu-tanh", "silu"])
+def test_up_kernel_is_compiled_as_it_is_launched(monkeypatch, activation, even):
+    def launch(operation):
+        rows, channels = (256, 128) if even else (257, 136)
+        hidden, weight, lists, counts = mlp_tensors(rows, channels, 512, 300)
+        operation(
+            hidden,
+            weight,
+            weight[:, 0],
+            lists,
+            empty_token_contiguous(hidden, 1, rows, 512),
+            counts=None if even else counts,
+            activation=activation,
+            group_rows=128,
+        )
+
+    expected = launched(monkeypatch, "sparse_mlp_up", launch)
+    found = compiled(monkeypatch, lambda: gluon_compat.compile_sparse_mlp_up(activation, even=even))
+    assert without_none(found) == without_none(expected)
+
+
+@not_interpreted
+@pytest.mark.parametrize("even", [True, False])
+@pytest.mark.parametrize("addend", [True, False])
+def test_down_kernel_is_compiled_as_it_is_launched(monkeypatch, addend, even):
+    def launch(operation):
+        hidden, weight, lists, counts = mlp_tensors(256, 512 if even else 520, 640, 300)
+        operation(
+            empty_token_contiguous(hidden, 1, 256, 300),
+            weight.t(),
+            lists,
+            hidden,
+            addend=hidden if addend else None,
+            counts=None if even else counts,
+            group_rows=128,
+        )
+
+    expected = launched(monkeypatch, "sparse_mlp_down", launch)
+    found = compiled(
+        monkeypatch, lambda: gluon_compat.compile_sparse_mlp_down(addend=addend, even=even)
     )
     assert without_none(found) == without_none(expected)

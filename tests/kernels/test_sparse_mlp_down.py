@@ -59,10 +59,10 @@ def test_matches_the_layer_neuron_by_neuron(backend, rows, dtype, device):
 
 @backend_names(BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("group_rows", [1, 13, 64, 500])
+@pytest.mark.parametrize("group_rows", [1, 13, 64, 128, 500])
 def test_counts_and_group_sizes(backend, group_rows, dtype, device):
     delta, weight, old = down_inputs(2, 70, 9, 24, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, delta, weight)
+    skip_unless_it_runs(BACKENDS, backend, delta, weight, group_rows)
     groups = groups_of(70, group_rows)
     neurons = random_neurons(2, groups, 9, 50, device=device)
     counts = torch.arange(2 * groups, device=device).view(2, groups).int() % 10
@@ -186,6 +186,8 @@ def test_up_then_down_on_all_neurons_is_the_dense_layer(backend, gated, dtype, d
     gate_weight, gate_bias = gate_inputs(24, 50, dtype=dtype, device=device)
     options = {"activation": "gelu-tanh", "backend": backend}
     if gated:
+        if backend == "gluon":
+            pytest.skip("the Gluon kernel of the first layer has no gate")
         options |= {"gate_weight": gate_weight, "gate_bias": gate_bias}
     activation = dense_activation(hidden, up, bias, **options)
     output = activation @ down.T

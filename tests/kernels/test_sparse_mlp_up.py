@@ -115,13 +115,14 @@ def test_gated(backend, with_bias, activation, dtype, device):
 
 @backend_names(BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("group_rows", [1, 13, 64, 500])
+@pytest.mark.parametrize("group_rows", [1, 13, 64, 128, 500])
 @pytest.mark.parametrize("gated", [False, True])
 def test_counts_and_group_sizes(backend, gated, group_rows, dtype, device):
     hidden, weight, bias, _ = mlp_inputs(2, 70, 24, 50, dtype=dtype, device=device)
     cache = random_cache(2, 70, 50, dtype=dtype, device=device)
     gate = gate_inputs(24, 50, dtype=dtype, device=device) if gated else None
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight, cache)
+    gate_weight = gate[0] if gated else None
+    skip_unless_it_runs(BACKENDS, backend, hidden, weight, cache, gate_weight, group_rows)
     groups = groups_of(70, group_rows)
     neurons = random_neurons(2, groups, 9, 50, device=device)
     counts = torch.arange(2 * groups, device=device).view(2, groups).int() % 10
@@ -217,8 +218,8 @@ def test_changes_add_up_to_the_cache_without_drift(backend, gated, dtype, device
     """Repeating a step changes nothing more, bit for bit, also in half precision."""
     hidden, weight, bias, _ = mlp_inputs(1, 200, 24, 50, dtype=dtype, device=device)
     cache = random_cache(1, 200, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight, cache)
     gate_weight = gate_inputs(24, 50, dtype=dtype, device=device)[0] if gated else None
+    skip_unless_it_runs(BACKENDS, backend, hidden, weight, cache, gate_weight)
     neurons = random_neurons(1, 2, 20, 50, device=device)
     arguments = (hidden, weight, bias, neurons, cache)
     options = {"activation": "gelu-tanh", "gate_weight": gate_weight, "backend": backend}
@@ -252,9 +253,9 @@ def test_poisoned_entries_stay_and_recover(backend, device):
 @pytest.mark.parametrize("gated", [False, True])
 def test_dense_activation(backend, gated, activation, dtype, device):
     hidden, weight, bias, _ = mlp_inputs(2, 133, 24, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight)
     gate_weight, gate_bias = gate_inputs(24, 50, dtype=dtype, device=device)
     gate = {"gate_weight": gate_weight, "gate_bias": gate_bias} if gated else {}
+    skip_unless_it_runs(BACKENDS, backend, hidden, weight, None, gate.get("gate_weight"))
     found = dense_activation(hidden, weight, bias, activation=activation, **gate, backend=backend)
     up = hidden.double() @ weight.double().mT + bias.double()
     expected = activation_of(up, activation)
