@@ -78,7 +78,7 @@ ARGUMENT_TYPES = {
 MLP_ARGUMENT_TYPES = {
     "(w|bias|cache|delta|addend|out)_ptr": "*{half}:16",
     "stride_[ca]b": "i32:16",
-    "whole|tiles|list_count|rows|channels8|padded8|stride_(w|cf|cn|an)8": "i32",
+    "whole|tiles|list_count|at_once|rows|channels8|padded8|stride_(w|cf|cn|an)8": "i32",
 } | ARGUMENT_TYPES
 
 
@@ -160,7 +160,7 @@ def compile_sparse_mlp_up(
         "EVEN_CHANNELS": even,
         "EVEN_ROWS": even,
         "WIDE_ROWS": False,
-        "CHUNK": module.LISTS_PER_CHUNK,
+        "LAG": module.LAG,
         "num_warps": 4,
     }
     types = {"x_desc": _descriptor_type([64, config.depth], half)}
@@ -178,7 +178,6 @@ def compile_sparse_mlp_down(*, addend: bool = False, even: bool = True, half: st
         "HAS_ADDEND": addend,
         "EVEN_CHANNELS": even,
         "WIDE_ROWS": False,
-        "CHUNK": module.LISTS_PER_CHUNK,
         "num_warps": 4,
     }
     types = {"delta_desc": _descriptor_type([1, config.depth, 64], half)}

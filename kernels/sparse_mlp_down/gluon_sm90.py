@@ -4,15 +4,11 @@ A work item is one token group and a tile of 256 output channels; it sums over t
 neurons. The producer warps gather the neurons' rows of the transposed weight with 16-byte
 `cp.async`, beside TMA loads of the changes, and run ahead into the next item; two consumer
 warpgroups own 64 tokens each and add the sums to the cached output, 64 channels at a time.
-
-Items of the same channels run side by side over all groups, which share weight rows.
 """
 
 # Gluon reads the annotations of a kernel in its own way.
 # mypy: allow-untyped-defs
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from triton.experimental import gluon
@@ -26,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from chipsparse.kernels import triton_support
+from chipsparse.kernels.gluon_blocks import Config, halves, lists_at_once, locate
 from chipsparse.kernels.gluon_compat import (
     async_load,
     mbarrier_arrive_on_copies,
@@ -35,57 +32,18 @@ from chipsparse.kernels.gluon_compat import (
 )
 from chipsparse.kernels.token_layout import empty_token_contiguous, is_token_contiguous
 
-LISTS_PER_CHUNK = 32
-
-
-@dataclass(frozen=True)
-class Config:
-    """How a block is built.
-
-    Attributes:
-        tile: output channels per work item; the layouts are written for 256.
-        depth: neurons per stage.
-        stages: of changes and weight rows, in flight.
-        producer_warps: warps that gather.
-        consumer_registers: per thread.
-        producer_registers: per thread.
-    """
-
-    tile: int = 256
-    depth: int = 64
-    stages: int = 4
-    producer_warps: int = 4
-    consumer_registers: int = 216
-    producer_registers: int = 80
-
-
-@gluon.jit
-def _item(item, tiles, sizes, counts_ptr, HAS_COUNTS: gl.constexpr, CHUNK: gl.constexpr):
-    """Batch, group and tile of channels of a work item, and the length of its list."""
-    list_count, groups, capacity = sizes
-    # All tiles of a few lists before the next lists: their changes stay in the L2 cache.
-    chunk = item // (CHUNK * tiles)
-    in_chunk = gl.minimum(list_count - chunk * CHUNK, CHUNK)
-    item -= chunk * CHUNK * tiles
-    number = chunk * CHUNK + item % in_chunk
-    count = capacity
-    if HAS_COUNTS:
-        count = gl.load(counts_ptr + number)
-    return number // groups, number % groups, item // in_chunk, count
-
 
 @gluon.jit
 def _produce(
     delta_desc, pointers, smem, sizes,
     TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
     HAS_COUNTS: gl.constexpr, EVEN_CHANNELS: gl.constexpr, WIDE_ROWS: gl.constexpr,
-    CHUNK: gl.constexpr,
 ):  # fmt: skip
     """Loads the changes and gathers the weight rows of every item."""
     w_ptr, indices_ptr, counts_ptr, cache_ptr = pointers
     d_smem, w_smem, full, empty = smem
     items, tiles, list_sizes, rows, channels8, stride_w8, stride_cb, stride_cn8 = sizes
-    _, groups, capacity = list_sizes
+    _, _, groups, capacity = list_sizes
     # A row is read by the 32 threads of a warp, 16 bytes each.
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [WARPS, 1], [1, 0])
     entry = gl.arange(0, DEPTH, gl.SliceLayout(1, layout))
@@ -95,7 +53,7 @@ def _produce(
     line = gl.arange(0, TILE // 64, gl.SliceLayout(0, lines)) * 64
     filled = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        batch, group, tile, count = _item(item, tiles, list_sizes, counts_ptr, HAS_COUNTS, CHUNK)
+        batch, group, tile, count = locate(item, tiles, list_sizes, counts_ptr, HAS_COUNTS)
         # What the epilogue reads: all cache lines of the cached output's tile.
         row = gl.minimum(group * 128 + line_row, rows - 1).to(gl.int64) * (stride_cn8 * 8)
         column = gl.minimum(tile * TILE + line, channels8 * 8 - 1)
@@ -173,7 +131,7 @@ def _finish(x, old, first, addend, out, row, ends, HAS_ADDEND: gl.constexpr, LAY
 def _consume(
     pointers, smem, sizes, counts_ptr,
     TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, HAS_COUNTS: gl.constexpr,
-    HAS_ADDEND: gl.constexpr, CHUNK: gl.constexpr, WG: gl.constexpr,
+    HAS_ADDEND: gl.constexpr, WG: gl.constexpr,
 ):  # fmt: skip
     """Sums of 64 tokens and a tile of channels over the group's neurons."""
     cache_ptr, addend_ptr, out_ptr = pointers
@@ -185,7 +143,7 @@ def _consume(
     lines: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     used = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        batch, group, tile, count = _item(item, tiles, list_sizes, counts_ptr, HAS_COUNTS, CHUNK)
+        batch, group, tile, count = locate(item, tiles, list_sizes, counts_ptr, HAS_COUNTS)
         first = tile * TILE
         cache = cache_ptr + batch.to(gl.int64) * stride_cb
         addend = addend_ptr + batch.to(gl.int64) * stride_ab
@@ -220,9 +178,9 @@ def _consume(
             mbarrier.arrive(empty.index(stage), count=1)
         old = _old(first, cache, row, ends, lines)
         after = _old(first + 64, cache, row, ends, lines)
-        half0, half1 = sums.reshape([64, 2, 128]).permute([0, 2, 1]).split()
-        x0, x1 = half0.reshape([64, 2, 64]).permute([0, 2, 1]).split()
-        x2, x3 = half1.reshape([64, 2, 64]).permute([0, 2, 1]).split()
+        left, right = halves(sums)
+        x0, x1 = halves(left)
+        x2, x3 = halves(right)
         _finish(x0, old, first, addend, out, row, ends, HAS_ADDEND, lines)
         old = _old(first + 128, cache, row, ends, lines)
         _finish(x1, after, first + 64, addend, out, row, ends, HAS_ADDEND, lines)
@@ -234,12 +192,12 @@ def _consume(
 @gluon.jit
 def _kernel(
     delta_desc, w_ptr, indices_ptr, counts_ptr, cache_ptr, addend_ptr, out_ptr,
-    items, tiles, list_count, groups, rows, channels8, capacity, stride_w8,
+    items, tiles, list_count, at_once, groups, rows, channels8, capacity, stride_w8,
     stride_cb, stride_cn8, stride_ab, stride_an8,
     TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, PRODUCER_WARPS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
     HAS_COUNTS: gl.constexpr, HAS_ADDEND: gl.constexpr, EVEN_CHANNELS: gl.constexpr,
-    WIDE_ROWS: gl.constexpr, CHUNK: gl.constexpr, num_warps: gl.constexpr,
+    WIDE_ROWS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = w_ptr.dtype.element_ty
     w_layout: gl.constexpr = gl.NVMMASharedLayout(
@@ -257,7 +215,7 @@ def _kernel(
     partition_barrier()
     smem = (d_smem, w_smem, full, empty)
     results = (cache_ptr, addend_ptr, out_ptr)
-    list_sizes = (list_count, groups, capacity)
+    list_sizes = (list_count, at_once, groups, capacity)
     sizes = (
         items, tiles, list_sizes, rows, channels8, stride_cb, stride_cn8, stride_ab, stride_an8,
     )  # fmt: skip
@@ -268,11 +226,11 @@ def _kernel(
     gl.warp_specialize(
         [
             (_consume, (results, smem, sizes, counts_ptr, TILE, DEPTH, STAGES, HAS_COUNTS,
-                        HAS_ADDEND, CHUNK, 0)),
+                        HAS_ADDEND, 0)),
             (_consume, (results, smem, sizes, counts_ptr, TILE, DEPTH, STAGES, HAS_COUNTS,
-                        HAS_ADDEND, CHUNK, 1)),
+                        HAS_ADDEND, 1)),
             (_produce, (delta_desc, inputs, smem, input_sizes, TILE, DEPTH, STAGES,
-                        PRODUCER_WARPS, HAS_COUNTS, EVEN_CHANNELS, WIDE_ROWS, CHUNK)),
+                        PRODUCER_WARPS, HAS_COUNTS, EVEN_CHANNELS, WIDE_ROWS)),
         ],
         [4, PRODUCER_WARPS], [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
     )
@@ -336,6 +294,7 @@ def sparse_mlp_down(
             items,
             tiles,
             batch * groups,
+            lists_at_once(128 * capacity * delta.itemsize),
             groups,
             rows,
             channels // 8,
@@ -355,7 +314,6 @@ def sparse_mlp_down(
             HAS_ADDEND=addend is not None,
             EVEN_CHANNELS=channels % config.tile == 0,
             WIDE_ROWS=weight.shape[1] * weight.stride(1) >= 2**31,
-            CHUNK=LISTS_PER_CHUNK,
             num_warps=4,
         )
     if cache is not output_cache:

@@ -5,16 +5,11 @@ neurons' weight rows with 16-byte `cp.async` into swizzled tiles, beside TMA loa
 and run ahead into the next item; two consumer warpgroups own 64 tokens each. Their epilogue turns
 the activations to the caches' layout, tokens contiguous, 64 neurons at a time, so that old values,
 new values and changes move 16 bytes at once.
-
-Items of the same tile number run side by side over all groups: neighbouring groups list much the
-same neurons, and read their weight rows from the second-level cache.
 """
 
 # Gluon reads the annotations of a kernel in its own way.
 # mypy: allow-untyped-defs
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from triton.experimental import gluon
@@ -28,6 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from chipsparse.kernels import triton_support
+from chipsparse.kernels.gluon_blocks import Config, halves, lists_at_once, locate
 from chipsparse.kernels.gluon_compat import (
     async_load,
     mbarrier_arrive_on_copies,
@@ -37,33 +33,10 @@ from chipsparse.kernels.gluon_compat import (
 )
 from chipsparse.kernels.token_layout import empty_token_contiguous
 
-LISTS_PER_CHUNK = 32
-HALVES = True
+# Stages by which the second consumer warpgroup trails the first.
+LAG = 1
 LOG2_E = gl.constexpr(1.4426950408889634)
 ACTIVATIONS = {"gelu-tanh": 0, "gelu": 1, "silu": 2}
-
-
-@dataclass(frozen=True)
-class Config:
-    """How a block is built.
-
-    Attributes:
-        tile: neurons per work item; the epilogue is written for 256.
-        depth: channels per stage.
-        stages: of tokens and weight rows, in flight.
-        producer_warps: warps that gather.
-        consumer_registers: per thread.
-        producer_registers: per thread.
-        lag: stages by which the second consumer warpgroup trails the first.
-    """
-
-    tile: int = 256
-    depth: int = 64
-    stages: int = 4
-    producer_warps: int = 4
-    consumer_registers: int = 216
-    producer_registers: int = 80
-    lag: int = 1
 
 
 @gluon.jit
@@ -91,26 +64,14 @@ def _activate(x, ACTIVATION: gl.constexpr):
 
 
 @gluon.jit
-def _item(
-    item, tiles, sizes, counts_ptr, TILE: gl.constexpr, HAS_COUNTS: gl.constexpr,
-    CHUNK: gl.constexpr,
-):  # fmt: skip
+def _item(item, tiles, whole, sizes, counts_ptr, TILE: gl.constexpr, HAS_COUNTS: gl.constexpr):
     """Of a work item: batch, group, first entry of the list, whether it is half a tile, count."""
-    list_count, groups, capacity, whole = sizes
     # The last round of items goes out in halves, so that all multiprocessors share it.
     half = item >= whole
     side = gl.where(half, (item - whole) & 1, 0)
     item = gl.where(half, whole + ((item - whole) >> 1), item)
-    # All tiles of a few lists before the next lists: their tokens stay in the L2 cache.
-    chunk = item // (CHUNK * tiles)
-    in_chunk = gl.minimum(list_count - chunk * CHUNK, CHUNK)
-    item -= chunk * CHUNK * tiles
-    number = chunk * CHUNK + item % in_chunk
-    first = item // in_chunk * TILE + side * (TILE // 2)
-    count = capacity
-    if HAS_COUNTS:
-        count = gl.load(counts_ptr + number)
-    return number // groups, number % groups, first, half, count
+    batch, group, tile, count = locate(item, tiles, sizes, counts_ptr, HAS_COUNTS)
+    return batch, group, tile * TILE + side * (TILE // 2), half, count
 
 
 @gluon.jit
@@ -161,16 +122,15 @@ def _produce(
     x_desc, pointers, smem, sizes,
     TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
     HAS_COUNTS: gl.constexpr, EVEN_CHANNELS: gl.constexpr, WIDE_ROWS: gl.constexpr,
-    CHUNK: gl.constexpr,
 ):  # fmt: skip
     """Loads the tokens and gathers the weight rows of every item."""
     w_ptr, indices_ptr, counts_ptr, cache_ptr = pointers
-    items, tiles, list_sizes, rows, channels8, stride_w8, stride_cb, stride_cf8 = sizes
-    _, groups, capacity, _ = list_sizes
+    items, tiles, whole, list_sizes, rows, channels8, stride_w8, stride_cb, stride_cf8 = sizes
+    _, _, groups, capacity = list_sizes
     filled = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         batch, group, first, half, count = _item(
-            item, tiles, list_sizes, counts_ptr, TILE, HAS_COUNTS, CHUNK
+            item, tiles, whole, list_sizes, counts_ptr, TILE, HAS_COUNTS
         )
         if first < count:
             list_ptr = indices_ptr + (batch * groups + group).to(gl.int64) * capacity
@@ -250,14 +210,6 @@ def _multiply(smem, stage, sums, use_acc, ROWS: gl.constexpr, TILE: gl.constexpr
 
 
 @gluon.jit
-def _halves(x):
-    """The left and the right half of the columns."""
-    rows: gl.constexpr = x.shape[0]
-    columns: gl.constexpr = x.shape[1]
-    return x.reshape([rows, 2, columns // 2]).permute([0, 2, 1]).split()
-
-
-@gluon.jit
 def _compute(
     smem, used, first, count, list_ptr, bias_ptr, cache, delta, row, ends, channels,
     ROWS: gl.constexpr, TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr,
@@ -299,14 +251,14 @@ def _compute(
     old = _old(neurons0, first, cache, row, ends, count, TURNED)
     sums = warpgroup_mma_wait(0, deps=[token])
     mbarrier.arrive(empty.index(stage), count=1)
-    left, right = _halves(sums)
+    left, right = halves(sums)
     after = _old(neurons1, first + 64, cache, row, ends, count, TURNED)
     if ROWS == 128:
         _finish(left, bias0, old, first, delta, row, ends, count, ACTIVATION, TURNED)
         _finish(right, bias1, after, first + 64, delta, row, ends, count, ACTIVATION, TURNED)
     else:
-        x0, x1 = _halves(left)
-        x2, x3 = _halves(right)
+        x0, x1 = halves(left)
+        x2, x3 = halves(right)
         _finish(x0, bias0, old, first, delta, row, ends, count, ACTIVATION, TURNED)
         old = _old(neurons2, first + 128, cache, row, ends, count, TURNED)
         _finish(x1, bias1, after, first + 64, delta, row, ends, count, ACTIVATION, TURNED)
@@ -321,12 +273,12 @@ def _consume(
     pointers, smem, sizes, counts_ptr,
     TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, HAS_COUNTS: gl.constexpr,
     HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr, EVEN_ROWS: gl.constexpr,
-    CHUNK: gl.constexpr, LAG: gl.constexpr, WG: gl.constexpr,
+    LAG: gl.constexpr, WG: gl.constexpr,
 ):  # fmt: skip
     """Activations of 64 tokens of every item, and all that is stored of them."""
     bias_ptr, indices_ptr, cache_ptr, delta_ptr = pointers
-    items, tiles, list_sizes, channels8, rows, padded8, stride_cb, stride_cf8 = sizes
-    _, groups, capacity, _ = list_sizes
+    items, tiles, whole, list_sizes, channels8, rows, padded8, stride_cb, stride_cf8 = sizes
+    _, _, groups, capacity = list_sizes
     if EVEN_ROWS:  # tells Triton that eight tokens are there or not together
         rows = padded8 * 8
     ends = (capacity, padded8, rows, stride_cf8)
@@ -335,7 +287,7 @@ def _consume(
     used = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         batch, group, first, half, count = _item(
-            item, tiles, list_sizes, counts_ptr, TILE, HAS_COUNTS, CHUNK
+            item, tiles, whole, list_sizes, counts_ptr, TILE, HAS_COUNTS
         )
         if first < count:
             list_ptr = indices_ptr + (batch * groups + group).to(gl.int64) * capacity
@@ -358,13 +310,13 @@ def _consume(
 @gluon.jit
 def _kernel(
     x_desc, w_ptr, bias_ptr, indices_ptr, counts_ptr, cache_ptr, delta_ptr,
-    items, whole, tiles, list_count, groups, rows, channels8, capacity, padded8,
+    items, whole, tiles, list_count, at_once, groups, rows, channels8, capacity, padded8,
     stride_w8, stride_cb, stride_cf8,
     TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, PRODUCER_WARPS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
     HAS_COUNTS: gl.constexpr, HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr,
     EVEN_CHANNELS: gl.constexpr, EVEN_ROWS: gl.constexpr, WIDE_ROWS: gl.constexpr,
-    CHUNK: gl.constexpr, LAG: gl.constexpr, num_warps: gl.constexpr,
+    LAG: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = w_ptr.dtype.element_ty
     w_layout: gl.constexpr = gl.NVMMASharedLayout(
@@ -382,20 +334,24 @@ def _kernel(
     partition_barrier()
     smem = (x_smem, w_smem, full, empty)
     results = (bias_ptr, indices_ptr, cache_ptr, delta_ptr)
-    list_sizes = (list_count, groups, capacity, whole)
-    sizes = (items, tiles, list_sizes, channels8, rows, padded8, stride_cb, stride_cf8)
+    list_sizes = (list_count, at_once, groups, capacity)
+    sizes = (
+        items, tiles, whole, list_sizes, channels8, rows, padded8, stride_cb, stride_cf8,
+    )  # fmt: skip
     inputs = (w_ptr, indices_ptr, counts_ptr, cache_ptr)
-    input_sizes = (items, tiles, list_sizes, rows, channels8, stride_w8, stride_cb, stride_cf8)
+    input_sizes = (
+        items, tiles, whole, list_sizes, rows, channels8, stride_w8, stride_cb, stride_cf8,
+    )  # fmt: skip
     # Constants survive only inside these literals, so each partition spells them out.
     # fmt: off
     gl.warp_specialize(
         [
             (_consume, (results, smem, sizes, counts_ptr, TILE, DEPTH, STAGES, HAS_COUNTS,
-                        HAS_BIAS, ACTIVATION, EVEN_ROWS, CHUNK, LAG, 0)),
+                        HAS_BIAS, ACTIVATION, EVEN_ROWS, LAG, 0)),
             (_consume, (results, smem, sizes, counts_ptr, TILE, DEPTH, STAGES, HAS_COUNTS,
-                        HAS_BIAS, ACTIVATION, EVEN_ROWS, CHUNK, LAG, 1)),
+                        HAS_BIAS, ACTIVATION, EVEN_ROWS, LAG, 1)),
             (_produce, (x_desc, inputs, smem, input_sizes, TILE, DEPTH, STAGES, PRODUCER_WARPS,
-                        HAS_COUNTS, EVEN_CHANNELS, WIDE_ROWS, CHUNK)),
+                        HAS_COUNTS, EVEN_CHANNELS, WIDE_ROWS)),
         ],
         [4, PRODUCER_WARPS], [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
     )
@@ -435,7 +391,7 @@ def sparse_mlp_up(
     sms = triton_support.multiprocessors(hidden.device)
     total = batch * groups * tiles
     whole = total // sms * sms
-    if not HALVES or 2 * (total - whole) > sms:  # halves would take two rounds more
+    if 2 * (total - whole) > sms:  # halves would take two rounds more
         whole = total
     items = whole + 2 * (total - whole)
     with torch.cuda.device(hidden.device):
@@ -451,6 +407,7 @@ def sparse_mlp_up(
             whole,
             tiles,
             batch * groups,
+            lists_at_once(128 * channels * hidden.itemsize),
             groups,
             rows,
             channels // 8,
@@ -471,8 +428,7 @@ def sparse_mlp_up(
             EVEN_CHANNELS=channels % config.depth == 0,
             EVEN_ROWS=rows % 8 == 0,
             WIDE_ROWS=weight.shape[0] * weight.stride(0) >= 2**31,
-            CHUNK=LISTS_PER_CHUNK,
-            LAG=config.lag,
+            LAG=LAG,
             num_warps=4,
         )
     return delta
