@@ -90,7 +90,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     group.add_argument("--model", type=Path, default=bundled_model())
     group.add_argument("--prompts", type=Path, default=ASSETS / "prompts" / "shapes.txt")
     group.add_argument("--count", type=int, default=16, help="how many prompts")
-    group.add_argument("--sheet", type=Path, help="write a contact sheet of what dense steps give (quality)")
+    group.add_argument("--sheet", type=Path, help="write a contact sheet of dense clips (quality)")
     args = parser.parse_args(arguments)
     for op in args.op.split(","):
         if op not in COLUMNS:

@@ -65,7 +65,7 @@ def run(workload: Workload, *, steps: int, every: int) -> list[Record]:
     )
     probe = MassProbe(config, probed)
     adapter = ADAPTERS[type(pipe.transformer).__name__](
-        pipe.transformer, probe, PositionTracker(), lambda: pipe.scheduler.timesteps
+        pipe.transformer, probe, PositionTracker(), lambda: pipe.scheduler
     )
     try:
         workload.generate(None, num_inference_steps=steps)

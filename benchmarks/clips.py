@@ -1,4 +1,7 @@
-"""Paired generation: the same prompts and seeds, dense and sparse, as pixels."""
+"""Paired generation: the same prompts and seeds, dense and sparse, as pixels.
+
+An image is a clip of one frame.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,11 @@ class Workload:
         self.prompts = prompts
         self.profile: Profile = find_profile(model, type(self.pipe.transformer).__name__)
 
+    @property
+    def makes_images(self) -> bool:
+        """Whether the pipeline makes images and no videos."""
+        return not hasattr(self.pipe, "video_processor")
+
     def settings(self, **changes: Any) -> dict[str, Any]:
         """Arguments of the pipeline call: the profile's, with changes."""
         return {k: v for k, v in vars(self.profile.generation).items() if v is not None} | changes
@@ -64,18 +72,25 @@ class Workload:
             "generator": [
                 torch.Generator().manual_seed(first_seed + i) for i in range(len(prompts))
             ],
-            "output_type": "latent",
+            # A video is decoded clip by clip: the VAE needs much memory for each.
+            "output_type": "pt" if self.makes_images else "latent",
             "callback_on_step_end": clock.step_ended,
         }
+        if arguments.get("true_cfg_scale", 1) > 1:  # without a prompt, guidance would be left out
+            arguments["negative_prompt"] = [""] * len(prompts)
         handle = None if config is None else chipsparse.enable(self.pipe, config)
         try:
-            latents = self.pipe(**arguments).frames
+            output = self.pipe(**arguments)
         finally:
             clock.remove()
             if handle is not None:
                 handle.disable()
         report = None if handle is None else handle.report
-        return Clips(self.decode(latents), clock.seconds, report)
+        if self.makes_images:
+            frames = output.images.permute(0, 2, 3, 1)[:, None].float()
+        else:
+            frames = self.decode(output.frames)
+        return Clips(frames, clock.seconds, report)
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.clips import Clips, Workload
+from benchmarks.neuron_controls import (
+    Control,
+    in_permuted_order,
+    neurons_chosen_by,
+    of_another_group,
+)
 from benchmarks.records import Record, environment
 from chipsparse.config import SparsityConfig
 from chipsparse.quality import psnr, ssim
 
 KEEP_FRACTIONS = (0.05, 0.1, 0.2, 0.3)
+IMAGE_KEEP_FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5)
+DRIFT_KEEP_FRACTIONS, DRIFT_STEPS = (0.1, 0.3, 0.5), 50
 COLUMNS = {
     "case": "",
     "psnr_median": ".1f",
@@ -22,8 +31,23 @@ COLUMNS = {
 }
 
 
+@dataclass(frozen=True)
+class Row:
+    """A row of the table.
+
+    Attributes:
+        config: what is computed.
+        control: what becomes of the neurons chosen, None for nothing.
+        steps: denoising steps, None for the profile's.
+    """
+
+    config: SparsityConfig
+    control: Control | None = None
+    steps: int | None = None
+
+
 def cases(base: SparsityConfig) -> dict[str, SparsityConfig]:
-    """The profile itself, and every row of the table: the profile with changes, no step skipped."""
+    """The table of a video model: the profile itself, then with changes and no step skipped."""
     attention = {"mlp.enabled": False}
     rows: dict[str, dict[str, Any]] = {}
     for rule in ("merge", "difference"):
@@ -71,9 +95,82 @@ def cases(base: SparsityConfig) -> dict[str, SparsityConfig]:
     return {"profile": base} | {name: unskipped.override(row) for name, row in rows.items()}
 
 
-def measure(workload: Workload, dense: Clips, name: str, config: SparsityConfig) -> Record:
-    """Generates with one config and compares it with the dense clips."""
-    clips = workload.generate(config)
+def image_rows(base: SparsityConfig) -> dict[str, Row]:
+    """The table of an image model: neurons alone, columns alone, both; drift; controls."""
+    unskipped = base.override({"schedule.skip_steps": []})
+    columns, neurons = {"mlp.enabled": False}, {"attention.enabled": False}
+    parts: dict[str, dict[str, Any]] = {
+        "MLP": neurons,
+        "attention": columns,
+        "attention + MLP": {},
+    }
+
+    def row(
+        changes: dict[str, Any], control: Control | None = None, steps: int | None = None
+    ) -> Row:
+        return Row(unskipped.override(changes), control, steps)
+
+    def kept(keep: float) -> dict[str, Any]:
+        return {"attention.keep_fraction": keep, "mlp.keep_fraction": keep}
+
+    reused = {"attention.delta_rule": "reuse", "mlp.keep_fraction": 0.0}
+    rows = {"profile": Row(base)}
+    for part, change in parts.items():
+        for keep in IMAGE_KEEP_FRACTIONS:
+            rows[f"keep {keep:.0%}, {part}"] = row({**kept(keep), **change})
+    # After the second step nothing is computed in full any more.
+    drift = {
+        "schedule.warmup_steps": 2,
+        "schedule.refresh_steps": [],
+        "schedule.final_dense_steps": 0,
+        "schedule.dense_steps": [],
+        "schedule.actions": None,
+    }
+    for part, change in parts.items():
+        for keep in DRIFT_KEEP_FRACTIONS:
+            rows[f"drift over {DRIFT_STEPS} steps, keep {keep:.0%}, {part}"] = row(
+                {**kept(keep), **drift, **change}, steps=DRIFT_STEPS
+            )
+        rows[f"control: drift over {DRIFT_STEPS} steps, cached output only, {part}"] = row(
+            {**reused, **drift, **change}, steps=DRIFT_STEPS
+        )
+    for part, change in parts.items():
+        rows[f"control: cached output only, {part}"] = row({**reused, **change})
+    for keep in (0.1, 0.3):
+        rows[f"control: neurons of another group, keep {keep:.0%}, MLP"] = row(
+            {**kept(keep), **neurons}, of_another_group
+        )
+        rows[f"control: permuted neuron order, keep {keep:.0%}, MLP"] = row(
+            {**kept(keep), **neurons}, in_permuted_order
+        )
+        rows[f"control: random columns, keep {keep:.0%}, attention"] = row(
+            {**kept(keep), "attention.selection": "random", **columns}
+        )
+        rows[f"control: kept columns only, keep {keep:.0%}, attention"] = row(
+            {**kept(keep), "attention.delta_rule": "kept_only", **columns}
+        )
+        rows[f"control: raster order, keep {keep:.0%}, attention + MLP"] = row(
+            {**kept(keep), "token_order.voxel": None}
+        )
+    rows["control: token order alone, all layers dense"] = row(
+        {"schedule.first_dense_layers": 10_000}
+    )
+    rows["control: dense again"] = row({**columns, **neurons})
+    return rows
+
+
+def rows_for(workload: Workload) -> dict[str, Row]:
+    """The table of the workload's model."""
+    base = workload.profile.sparsity
+    if workload.makes_images:
+        return image_rows(base)
+    return {name: Row(config) for name, config in cases(base).items()}
+
+
+def measure(workload: Workload, dense: Clips, name: str, row: Row) -> Record:
+    """Generates one row and compares it with the dense clips of as many steps."""
+    with neurons_chosen_by(row.control):
+        clips = workload.generate(row.config, **_changes(row))
     assert clips.report is not None
     pairs = list(zip(dense.frames, clips.frames, strict=True))
     psnrs = [psnr(a, b) for a, b in pairs]
@@ -93,7 +190,9 @@ def measure(workload: Workload, dense: Clips, name: str, config: SparsityConfig)
         "ssim": ssims,
         "attention_kept": statistics.mean(attention) if attention else None,
         "mlp_kept": statistics.mean(mlp) if mlp else None,
+        "steps": clips.report.steps[-1].steps_total,
         "actions": dict(clips.report.actions()),
+        "fallbacks": list(clips.report.fallbacks),
         "prompts": len(pairs),
         **environment(workload.device),
     }
@@ -102,18 +201,24 @@ def measure(workload: Workload, dense: Clips, name: str, config: SparsityConfig)
 def run(
     workload: Workload, *, only: str | None = None, save: Callable[[list[Record]], None]
 ) -> tuple[list[Record], Clips]:
-    """All cases whose name contains ``only``; returns the records and the dense clips.
+    """All cases whose name contains ``only``; returns the records and the profile's dense clips.
 
     ``save`` gets all records so far after each case: a run cut short keeps what it measured.
     """
-    dense = workload.generate(None)
+    dense: dict[int | None, Clips] = {None: workload.generate(None)}
     records: list[Record] = []
-    for name, config in cases(workload.profile.sparsity).items():
+    for name, row in rows_for(workload).items():
         if only is None or only in name:
-            records.append(measure(workload, dense, name, config))
+            if row.steps not in dense:
+                dense[row.steps] = workload.generate(None, **_changes(row))
+            records.append(measure(workload, dense[row.steps], name, row))
             save(records)
             last = records[-1]
             print(
                 f"{name:60s} {last['psnr_median']:6.2f} dB  {last['ssim_median']:.4f}", flush=True
             )
-    return records, dense
+    return records, dense[None]
+
+
+def _changes(row: Row) -> dict[str, Any]:
+    return {} if row.steps is None else {"num_inference_steps": row.steps}

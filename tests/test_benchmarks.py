@@ -8,20 +8,30 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
-from benchmarks import attention_curve, curve_figure, random_inputs, records
+from benchmarks import attention_curve, curve_figure, random_inputs, records, transformer_step
 from benchmarks.__main__ import main
 from benchmarks.attention_ops import OPS
 from benchmarks.cases import CASES
-from benchmarks.quality import cases
+from benchmarks.clips import Workload
+from benchmarks.contact_sheet import contact_sheet
+from benchmarks.kernel_profile import kernel_table
+from benchmarks.neuron_controls import in_permuted_order, neurons_chosen_by, of_another_group
+from benchmarks.quality import cases, image_rows
 from benchmarks.records import table, write
 from benchmarks.run import Run
 from benchmarks.sampled_checks import WrongResultError, check_selection, samples
 from benchmarks.timing import LONG_REPEATS, REPEATS, time_call
+from benchmarks.transformer_step import Shape, make_transformer
+from chipsparse import SparsityConfig, mlp
 from chipsparse.kernels import column_sparse_attention
 from chipsparse.kernels.dispatch import Backend, runs_anywhere
 from chipsparse.kernels.mask_packing import unpack_mask
+from chipsparse.kernels.neuron_selection import mean_preactivations
+from chipsparse.pipelines.flux import FluxAdapter
 from chipsparse.profiles import bundled_model, load_profile
+from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
 CPU = torch.device("cpu")
 
@@ -361,3 +371,256 @@ def test_the_figure_can_be_of_one_curve():
     keep = [record for record in curve_records() if record["curve"] == "keep"]
     for some in (tokens, keep, tokens[:1]):
         assert curve_figure.draw(some).size == (1200, 500)
+
+
+# A whole transformer.
+
+
+def test_the_transformers_tokens_are_those_of_the_case():
+    for name in transformer_step.SHAPES:
+        case = CASES[name]
+        shape = Shape.of(case)
+        assert shape.text + shape.image == case.tokens
+        assert (shape.rows * 16, shape.columns * 16) == (768, 1280)
+        cut = Shape.of(case.scaled(tokens=300))
+        assert 280 < cut.text + cut.image <= 300
+        assert 1 < cut.rows < cut.columns
+
+
+@pytest.fixture
+def few_calls(monkeypatch):
+    """Two calls of every action, and graphs that no compiler has to run for."""
+    monkeypatch.setattr(transformer_step, "FULL_CALLS", 2)
+    monkeypatch.setattr(transformer_step, "SPARSE_CALLS", 2)
+    monkeypatch.setattr(transformer_step, "COMPILE_OPTIONS", {"backend": "eager"})
+
+
+def dry_step(tmp_path, *arguments):
+    """Exit code and records of a transformer of two double and two single blocks."""
+    shape = ("--heads", "1", "--layers", "2", "--dtype", "float32")
+    return dry_run(tmp_path, "--op", "transformer_step", *shape, *arguments)
+
+
+@pytest.mark.usefixtures("few_calls")
+def test_a_whole_transformer_is_measured(tmp_path, capsys):
+    table = tmp_path / "kernels.md"
+    code, (record,) = dry_step(tmp_path, "--profile", str(table))
+    assert code == 0
+    assert record["case"] == "flux_1280x768 N300 H1"
+    assert record["layers"] == [2, 2]
+    assert record["speedup"] == pytest.approx(record["baseline_ms"] / record["latency_ms"])
+    for field in ("dense_ms", "refresh_ms", "host_ms", "cache_bytes"):
+        assert record[field] > 0
+    case = CASES["flux_1280x768"]
+    assert record["mlp_kept"] == pytest.approx(case.mlp_keep_fraction, abs=1 / 512)
+    assert case.keep_fraction <= record["attention_kept"] < case.keep_fraction + 0.03
+    assert record["backends"]["sparse_mlp_up"] == "reference"
+    assert record["fallbacks"] == []
+    assert record["graphs"] == record["baseline_graphs"] <= 3
+    assert record["graph_breaks"] == record["baseline_graph_breaks"] == 0
+    assert record["rel_error"] < 1e-5
+    assert 1e-4 < record["sparse_error"] < record["reused_error"]
+    assert "| transformer_step | flux_1280x768 N300 H1 |" in capsys.readouterr().out
+    assert "| chipsparse::parallel_feed_forward |" in table.read_text()
+
+
+def break_order(monkeypatch):
+    monkeypatch.setattr(FluxAdapter, "_restore_order", lambda *_: None)
+
+
+def hook_a_linear(monkeypatch):
+    def make(*arguments):
+        transformer = make_transformer(*arguments)
+        transformer.transformer_blocks[1].ff.net[2].register_forward_hook(lambda *_: None)
+        return transformer
+
+    monkeypatch.setattr(transformer_step, "make_transformer", make)
+
+
+@pytest.mark.usefixtures("few_calls")
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(break_order, "relative error"), (hook_a_linear, "MLP runs dense in 1 of 4 layers")],
+)
+def test_a_transformer_step_that_is_wrong_or_dense_fails(
+    change, reason, tmp_path, monkeypatch, capsys
+):
+    change(monkeypatch)
+    code, found = dry_step(tmp_path)
+    assert code == 1
+    assert len(found) == 1  # its times may tell what went wrong
+    assert reason in capsys.readouterr().out
+
+
+def test_a_case_without_a_transformer_fails(tmp_path, capsys):
+    assert dry_step(tmp_path, "--case", "odd") == (1, [])
+    assert "no transformer for the case 'odd'" in capsys.readouterr().out
+
+
+def test_the_kernel_table_adds_up():
+    x = torch.rand(50, 50)
+
+    def call():
+        for _ in range(3):
+            torch.relu(x @ x)
+
+    lines = kernel_table(call, CPU, shown=2).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    assert [row[3] for row in cells[2:]] == [cells[2][3], "all"]
+    assert cells[2][3].endswith(" others")
+    assert "aten::mm" in {row[3] for row in cells[:2]}
+    total = float(cells[-1][0])
+    assert total > 0
+    assert sum(float(row[0]) for row in cells[:-1]) == pytest.approx(total, abs=0.003)
+    assert sum(int(row[2]) for row in cells[:-1]) == int(cells[-1][2])
+
+
+# The table of an image model.
+
+
+def test_the_image_table_has_every_row_and_control():
+    base = SparsityConfig().override({"schedule.skip_steps": [5], "schedule.warmup_steps": 6})
+    rows = image_rows(base)
+    assert rows["profile"].config == base
+    for part, attention, neurons in (
+        ("attention", True, False),
+        ("MLP", False, True),
+        ("attention + MLP", True, True),
+    ):
+        for keep in (0.1, 0.2, 0.3, 0.4, 0.5):
+            config = rows[f"keep {keep:.0%}, {part}"].config
+            assert (config.attention.enabled, config.mlp.enabled) == (attention, neurons)
+            assert (config.attention.keep_fraction, config.mlp.keep_fraction) == (keep, keep)
+            assert config.schedule.warmup_steps == 6
+        names = [name for name in rows if "drift" in name and name.endswith(f", {part}")]
+        assert len(names) == 4
+        for row in map(rows.get, names):
+            assert row.steps == 50
+            assert (row.config.attention.enabled, row.config.mlp.enabled) == (attention, neurons)
+    controls = {name for name, row in rows.items() if row.control is not None}
+    assert controls == {
+        f"control: {what}, keep {keep}, MLP"
+        for what in ("neurons of another group", "permuted neuron order")
+        for keep in ("10%", "30%")
+    }
+    assert all(row.config.schedule.skip_steps == () for row in list(rows.values())[1:])
+    distinct = {repr((row.config, row.control, row.steps)) for row in rows.values()}
+    assert len(distinct) == len(rows)
+
+
+def test_neurons_of_controls_are_as_many_and_others():
+    lists = torch.tensor([[[0, 2], [1, 3], [4, 5]]], dtype=torch.int32)
+    assert of_another_group(lists, 6).tolist() == [[[4, 5], [0, 2], [1, 3]]]
+    permuted = in_permuted_order(lists, 6)
+    assert permuted.dtype == torch.int32
+    assert (permuted.diff() > 0).all()
+    assert permuted.flatten().sort().values.tolist() == list(range(6))
+    assert not torch.equal(permuted, lists)
+
+
+def test_a_control_recomputes_its_own_neurons_and_is_taken_back():
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(1, 8, 4, generator=generator)
+    weight = torch.randn(6, 4, generator=generator)
+    before = mean_preactivations(hidden + 1, weight, None, group_rows=4)
+    now = mean_preactivations(hidden, weight, None, group_rows=4)
+    selection = mlp.neuron_selection
+    right = selection(hidden, weight, None, before.clone(), keep_count=2, group_rows=4)
+    mean = before.clone()
+    with neurons_chosen_by(of_another_group):
+        found = mlp.neuron_selection(hidden, weight, None, mean, keep_count=2, group_rows=4)
+        with pytest.raises(ValueError, match="negative"):
+            mlp.neuron_selection(hidden, weight, None, mean, keep_count=-1, group_rows=4)
+    assert mlp.neuron_selection is selection
+    assert torch.equal(found, right.roll(1, dims=1))
+    assert torch.equal(mean, before.scatter(-1, found.long(), now.gather(-1, found.long())))
+    assert not torch.equal(mean, before)
+
+
+def test_a_contact_sheet_shows_frames_in_a_row_and_images_in_a_grid():
+    clips = torch.rand(3, 5, 4, 6, 3)
+    assert contact_sheet(clips, frames=2).size == (2 * 6, 3 * 4)
+    images = torch.rand(3, 1, 4, 6, 3)
+    sheet = contact_sheet(images)
+    assert sheet.size == (2 * 6, 2 * 4)
+    expected = [tuple((image[0, 0, 0] * 255).round().byte().tolist()) for image in images]
+    corners = [(0, 0), (6, 0), (0, 4), (6, 4)]
+    assert [sheet.getpixel(corner) for corner in corners] == [*expected, (255, 255, 255)]
+
+
+IMAGE_PROFILE = """
+model_class: FluxTransformer2DModel
+generation: {height: 32, width: 48, num_inference_steps: 8, max_sequence_length: 16}
+sparsity:
+  attention: {keep_fraction: 0.3, group_rows: 16}
+  mlp: {keep_fraction: 0.3, group_rows: 16}
+  schedule: {warmup_steps: 2, refresh_every: 3}
+  token_order: {voxel: [1, 4, 4]}
+"""
+
+
+@pytest.fixture
+def image_model(tmp_path):
+    """A folder of a FLUX pipeline with random weights, its profile and three prompts."""
+    folder = tmp_path / "model"
+    tiny_flux_pipeline().save_pretrained(folder)
+    (folder / "chipsparse.yaml").write_text(IMAGE_PROFILE)
+    (tmp_path / "prompts.txt").write_text(f"{PROMPT}\na blue square\na white triangle\n")
+    return folder
+
+
+def pipeline_run(folder, op, *arguments):
+    """Exit code and records of a run on the prompts beside the folder."""
+    path = folder.parent / "records.json"
+    prompts = ("--prompts", str(folder.parent / "prompts.txt"), "--device", "cpu")
+    code = main(["--op", op, "--model", str(folder), *prompts, "--json", str(path), *arguments])
+    return code, json.loads(path.read_text()) if path.exists() else []
+
+
+def test_quality_of_images_is_measured(image_model):
+    sheet = image_model.parent / "sheet.png"
+    arguments = ("--count", "2", "--case", "MLP", "--sheet", str(sheet))
+    code, found = pipeline_run(image_model, "quality", *arguments)
+    assert code == 0
+    assert Image.open(sheet).size == (2 * 48, 32)
+    by_case = {record["case"]: record for record in found}
+    psnrs = {case: record["psnr_median"] for case, record in by_case.items()}
+    assert all(record["prompts"] == len(record["psnr"]) == 2 for record in found)
+    assert all(record["fallbacks"] == [] for record in found)
+    assert psnrs["keep 10%, MLP"] < psnrs["keep 30%, MLP"] < psnrs["keep 50%, MLP"]
+    assert psnrs["control: cached output only, MLP"] < psnrs["keep 10%, MLP"]
+    for control in ("neurons of another group", "permuted neuron order"):
+        other = by_case[f"control: {control}, keep 30%, MLP"]
+        assert other["mlp_kept"] == by_case["keep 30%, MLP"]["mlp_kept"]
+        # Neurons with random weights are all alike, so only a trained model tells right from wrong.
+        assert 0 < abs(other["psnr_median"] - psnrs["keep 30%, MLP"]) < 1
+    drift = by_case["drift over 50 steps, keep 30%, MLP"]
+    assert drift["steps"] == 50
+    assert drift["actions"] == {"dense": 1, "refresh": 1, "sparse": 48}
+    assert by_case["keep 30%, MLP"]["actions"] == {"dense": 1, "refresh": 3, "sparse": 4}
+
+
+def test_guidance_of_image_models_is_that_of_the_profile(image_model):
+    """A pipeline that gets no negative prompt would leave true guidance out."""
+    plain = Workload(image_model, [PROMPT], CPU, torch.float32)
+    profile = IMAGE_PROFILE.replace("height: 32", "true_cfg_scale: 3.0, height: 32")
+    (image_model / "chipsparse.yaml").write_text(profile)
+    guided = Workload(image_model, [PROMPT], CPU, torch.float32)
+    clips = guided.generate(guided.profile.sparsity)
+    assert {record.branch for record in clips.report.steps} == {"cond", "uncond"}
+    assert clips.frames.shape == (1, 1, 32, 48, 3)
+    assert 0 <= clips.frames.min() < clips.frames.max() <= 1
+    assert not torch.equal(guided.generate(None).frames, plain.generate(None).frames)
+
+
+def test_other_pipeline_benchmarks_run_on_images(image_model):
+    code, found = pipeline_run(image_model, "end_to_end,captured_mass", "--count", "1")
+    assert code == 0
+    ends = [record for record in found if record["op"] == "end_to_end"]
+    assert [record["case"] for record in ends] == [PROMPT, "median of 1 prompts"]
+    assert all(record["speedup"] > 0 and 10 < record["psnr"] < 100 for record in ends)
+    masses = [record for record in found if record["op"] == "captured_mass"]
+    assert {(record["layer"], record["step"]) for record in masses} == {
+        (layer, step) for layer in range(5) for step in (0, 7)
+    }
+    assert all(0.05 < record["top_5%"] < record["top_20%"] < 1 for record in masses)
