@@ -6,6 +6,8 @@ solid, and the background's kind and colour. "a red circle moves left over a blu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from scenes import (
     BACKGROUND_COLOURS,
@@ -13,6 +15,7 @@ from scenes import (
     MAX_OBJECTS,
     OBJECT_COLOURS,
     SHAPES,
+    Look,
     Object,
     Scene,
 )
@@ -53,10 +56,12 @@ SCENE_PHRASES = (
 )
 JOINS = (" and ", " and ", " , while ")
 
+Piece = tuple[str, int | None]  # words and what they are about, as in `describe_with_owners`
+
 
 def describe(scene: Scene, rng: np.random.Generator) -> str:
     """One caption of a scene, lower case."""
-    return tidy(" ".join(words for words, _ in _say(scene, rng)))
+    return describe_with_owners(scene, rng)[0]
 
 
 def describe_with_owners(scene: Scene, rng: np.random.Generator) -> tuple[str, list[int | None]]:
@@ -64,25 +69,29 @@ def describe_with_owners(scene: Scene, rng: np.random.Generator) -> tuple[str, l
 
     That is the number of an object, `MAX_OBJECTS` for the background, or None for words between.
     """
-    said = _say(scene, rng)
-    owners = [owner for words, owner in said for _ in words.split()]
-    return tidy(" ".join(words for words, _ in said)), owners
-
-
-def _say(scene: Scene, rng: np.random.Generator) -> list[tuple[str, int | None]]:
-    """The caption in pieces, each with its owner."""
-    join = _pick(JOINS, rng)
+    join = pick(JOINS, rng)
     things = [_object(obj, rng) for obj in scene.objects]
-    background = _pick(BACKGROUND_PHRASES[scene.background], rng)
-    background = background.format(colour=scene.background_colour)
-    objects: list[tuple[str, int | None]] = []
+    objects: list[Piece] = []
     for i, thing in enumerate(things):
         objects += [(thing, i), (join, None)]
-    pieces = {"{objects}": objects[:-1], "{background}": [(background, MAX_OBJECTS)]}
-    said: list[tuple[str, int | None]] = []
-    for word in _pick(SCENE_PHRASES, rng).split():
+    background = (scene.background, scene.background_colour)
+    return say_scene(objects[:-1], *background, owner=MAX_OBJECTS, rng=rng)
+
+
+def say_scene(
+    objects: list[Piece], background: str, colour: str, *, owner: int, rng: np.random.Generator
+) -> tuple[str, list[int | None]]:
+    """The caption of such objects over a background, and the owner of each word or mark.
+
+    `background` is the kind of the background; what is about it gets `owner`.
+    """
+    ground = pick(BACKGROUND_PHRASES[background], rng).format(colour=colour)
+    pieces: dict[str, list[Piece]] = {"{objects}": objects, "{background}": [(ground, owner)]}
+    said: list[Piece] = []
+    for word in pick(SCENE_PHRASES, rng).split():
         said += pieces.get(word, [(word, None)])
-    return said
+    owners = [owner for words, owner in said for _ in words.split()]
+    return tidy(" ".join(words for words, _ in said)), owners
 
 
 def tidy(caption: str) -> str:
@@ -94,19 +103,25 @@ def tidy(caption: str) -> str:
     return " ".join(words).replace(" ,", ",")
 
 
+def say_look(look: Look, rng: np.random.Generator) -> str:
+    """An object but for its motion or place: "a small dotted red circle"."""
+    words = pick(FILL_PHRASES[look.fill], rng).format(colour=look.colour, shape=look.shape)
+    return f"a {pick(SIZE_WORDS[look.size], rng)} {words}"
+
+
 def _object(obj: Object, rng: np.random.Generator) -> str:
-    thing = _pick(FILL_PHRASES[obj.fill], rng).format(colour=obj.colour, shape=obj.shape)
-    return f"a {_pick(SIZE_WORDS[obj.size], rng)} {thing} {_motion(obj.motion, rng)}"
+    return f"{say_look(obj, rng)} {_motion(obj.motion, rng)}"
 
 
 def _motion(motion: str, rng: np.random.Generator) -> str:
     if motion not in DIRECTIONS:
-        return _pick(MOTION_PHRASES[motion], rng)
+        return pick(MOTION_PHRASES[motion], rng)
     plain = motion in ("up", "down") or (" " not in motion and rng.random() < 0.7)
-    return f"{_pick(MOVE_VERBS, rng)} {motion if plain else f'to the {motion}'}"
+    return f"{pick(MOVE_VERBS, rng)} {motion if plain else f'to the {motion}'}"
 
 
-def _pick(options: tuple[str, ...], rng: np.random.Generator) -> str:
+def pick(options: tuple[str, ...], rng: np.random.Generator) -> str:
+    """One of the options."""
     return options[rng.integers(len(options))]
 
 
@@ -116,4 +131,9 @@ def vocabulary() -> list[str]:
     phrases += [*OBJECT_COLOURS, *BACKGROUND_COLOURS]
     for table in (SIZE_WORDS, FILL_PHRASES, MOTION_PHRASES, BACKGROUND_PHRASES):
         phrases += [phrase for options in table.values() for phrase in options]
+    return words_of(phrases)
+
+
+def words_of(phrases: Iterable[str]) -> list[str]:
+    """All words and marks of phrases but their {fields}, sorted."""
     return sorted({w for phrase in phrases for w in phrase.split() if not w.startswith("{")})

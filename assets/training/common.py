@@ -1,12 +1,13 @@
-"""What both training scripts share: clips, the one-pass VAE, schedules, logs and pictures."""
+"""What the training scripts share: examples, the one-pass VAE, schedules, logs and pictures."""
 
 from __future__ import annotations
 
 import csv
+import functools
 import os
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,33 +21,51 @@ from scenes import PAIRS, sample_scene, stage
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-
-class Clips(Dataset):
-    """Endless clips, numbered: the staging arrays of clip `index` and its caption."""
-
-    def __init__(self, *, seed: int, pairs: float) -> None:
-        self.seed, self.pairs = seed, pairs
-
-    def __getitem__(self, index: int) -> tuple[dict[str, np.ndarray], str]:
-        rng = np.random.default_rng([self.seed, index])
-        scene = sample_scene(rng, pairs=self.pairs)
-        caption = describe(scene, rng)
-        return stage(scene, rng), caption
+Example = tuple[dict[str, np.ndarray], str]  # staging arrays and a caption
+Batches = Iterator[tuple[dict[str, Tensor], list[str]]]
 
 
-def load_clips(
-    *, seed: int, first: int, batch: int, workers: int, pairs: float = PAIRS
-) -> Iterator[tuple[dict[str, Tensor], list[str]]]:
-    """Batches of `Clips` from clip `first` on, without end, drawn up by worker processes."""
+class Examples(Dataset):
+    """Endless examples, numbered: `make` gets a random generator of its own for each."""
+
+    def __init__(self, make: Callable[[np.random.Generator], Example], *, seed: int) -> None:
+        self.make, self.seed = make, seed
+
+    def __getitem__(self, index: int) -> Example:
+        return self.make(np.random.default_rng([self.seed, index]))
+
+
+def load_examples(
+    make: Callable[[np.random.Generator], Example],
+    *,
+    seed: int,
+    first: int,
+    batch: int,
+    workers: int,
+) -> Batches:
+    """Batches of `Examples` from number `first` on, without end, drawn up by worker processes."""
     return iter(
         DataLoader(
-            Clips(seed=seed, pairs=pairs),
+            Examples(make, seed=seed),
             batch_size=batch,
             sampler=range(first, 1 << 40),
             num_workers=workers,
             prefetch_factor=8 if workers else None,
         )
     )
+
+
+def make_clip(rng: np.random.Generator, *, pairs: float = PAIRS) -> Example:
+    """The staging arrays of a clip and its caption."""
+    scene = sample_scene(rng, pairs=pairs)
+    caption = describe(scene, rng)
+    return stage(scene, rng), caption
+
+
+def load_clips(*, seed: int, first: int, batch: int, workers: int, pairs: float = PAIRS) -> Batches:
+    """`load_examples` of clips."""
+    make = functools.partial(make_clip, pairs=pairs)
+    return load_examples(make, seed=seed, first=first, batch=batch, workers=workers)
 
 
 def to_device(staging: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
@@ -152,6 +171,10 @@ class Schedule:
     ) -> None:
         self.steps, self.seconds, self.pause_after = steps, seconds, pause_after
         self.step, self.before, self.ranks = step, spent, ranks
+        self.start_clock()
+
+    def start_clock(self) -> None:
+        """Counts this run's seconds from now on."""
         self.start = time.monotonic()
         self.elapsed = 0.0
 

@@ -13,16 +13,18 @@ from scenes import BACKGROUNDS, FILLS, SHAPES, SIZE
 from torch import Tensor
 
 
-def draw(staging: dict[str, Tensor], *, frames: slice = slice(None)) -> Tensor:
-    """Video (B, 3, F, SIZE, SIZE), float32 in [-1, 1], of a batch of `scenes.stage` arrays.
+def draw(staging: dict[str, Tensor], *, frames: slice = slice(None), side: int = SIZE) -> Tensor:
+    """Video (B, 3, F, side, side), float32 in [-1, 1], of a batch of `scenes.stage` arrays.
 
-    `frames` picks the frames to draw.
+    `frames` picks the frames to draw. Patterns of the background grow with `side`, objects do not:
+    their paths are in pixels, and their edges are one pixel wide.
     """
     path = staging["path"][:, :, frames]  # (B, O, F, 4)
-    axis = torch.arange(SIZE, device=path.device, dtype=torch.float32) + 0.5
+    axis = torch.arange(side, device=path.device, dtype=torch.float32) + 0.5
     x, y = axis.view(1, 1, 1, -1), axis.view(1, 1, -1, 1)
 
-    ground = _background(staging, x, y)  # (B, 1, H, W), share of the light shade
+    scale = SIZE / side
+    ground = _background(staging, x * scale, y * scale)  # (B, 1, H, W), share of the light shade
     shades = staging["ground"][:, :, :, None, None, None]  # (B, 2, 3, 1, 1, 1)
     video = shades[:, 0] + (shades[:, 1] - shades[:, 0]) * ground[:, None]
     for i in range(path.shape[1]):

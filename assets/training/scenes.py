@@ -10,6 +10,7 @@ clockwise.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,13 +66,19 @@ BACKGROUND_COLOURS = {
 
 
 @dataclass(frozen=True)
-class Object:
-    """One object as a caption names it."""
+class Look:
+    """What an object looks like, as a caption names it."""
 
     shape: str
     colour: str
     fill: str
     size: str
+
+
+@dataclass(frozen=True)
+class Object(Look):
+    """One object of a clip."""
+
     motion: str
 
 
@@ -96,46 +103,69 @@ def sample_scene(rng: np.random.Generator, *, pairs: float = PAIRS) -> Scene:
 
 def _sample_object(rng: np.random.Generator, *, colour: str) -> Object:
     motion = MOTIONS[rng.choice(len(MOTIONS), p=MOTION_WEIGHTS / MOTION_WEIGHTS.sum())]
-    shape = str(rng.choice(SHAPES))
-    size = str(rng.choice(list(SIZES), p=(0.22, 0.53, 0.25)))
-    fill = "solid"
-    if size != "small":  # the fills would be too fine to see
-        fill = str(rng.choice(FILLS, p=(0.55, 0.15, 0.15, 0.15)))
+    shape, size, fill = sample_look(rng)
     if motion == "spin" and shape in ("circle", "ring") and fill == "solid":
         size, fill = "medium", str(rng.choice(FILLS[1:]))  # a plain disc is not seen to spin
     return Object(shape, colour, fill, size, motion)
 
 
-def stage(scene: Scene, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Places a scene: the arrays that `drawing.draw` takes, for one clip.
+def sample_look(rng: np.random.Generator) -> tuple[str, str, str]:
+    """An object's shape, size and fill."""
+    shape = str(rng.choice(SHAPES))
+    size = str(rng.choice(list(SIZES), p=(0.22, 0.53, 0.25)))
+    fill = "solid"
+    if size != "small":  # the fills would be too fine to see
+        fill = str(rng.choice(FILLS, p=(0.55, 0.15, 0.15, 0.15)))
+    return shape, size, fill
 
-    Returns (O = `MAX_OBJECTS`, F = `FRAMES`):
+
+def stage(scene: Scene, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Places a scene: `stage_objects` of `MAX_OBJECTS` and `FRAMES`, for one clip."""
+    background = (scene.background, scene.background_colour)
+    return stage_objects(scene.objects, *background, _paths, slots=MAX_OBJECTS, rng=rng)
+
+
+def stage_objects(
+    objects: tuple[Look, ...],
+    kind: str,
+    background_colour: str,
+    place: Callable[[tuple, np.random.Generator], np.ndarray],
+    *,
+    slots: int,
+    rng: np.random.Generator,
+) -> dict[str, np.ndarray]:
+    """The arrays that `drawing.draw` takes, of objects over a background of such a kind and colour.
+
+    `place` gives the objects' paths, float32 (objects, F, 4).
+
+    Returns (O = `slots`):
         path: float32 (O, F, 4), x, y, angle and radius of each object in each frame
         shape, fill: int64 (O,); shape is -1 where there is no object
         colour: float32 (O, 2, 3), the fill's two shades
         background: int64 (); ground: float32 (2, 3), its two shades
         phase: float32 (3,), shift in x and y (pixels) and direction (radians) of its pattern
     """
-    shape = np.full(MAX_OBJECTS, -1, dtype=np.int64)
-    fill = np.zeros(MAX_OBJECTS, dtype=np.int64)
-    colour = np.zeros((MAX_OBJECTS, 2, 3), dtype=np.float32)
-    path = np.zeros((MAX_OBJECTS, FRAMES, 4), dtype=np.float32)
-    path[:, :, 3] = 1.0
-    for i, obj in enumerate(scene.objects):
+    shape = np.full(slots, -1, dtype=np.int64)
+    fill = np.zeros(slots, dtype=np.int64)
+    colour = np.zeros((slots, 2, 3), dtype=np.float32)
+    for i, obj in enumerate(objects):
         shape[i] = SHAPES.index(obj.shape)
         fill[i] = FILLS.index(obj.fill)
         bright = np.array(OBJECT_COLOURS[obj.colour]) * rng.uniform(0.96, 1.0)
         colour[i] = bright, bright * 0.42
-    path[: len(scene.objects)] = _paths(scene.objects, rng)
+    paths = place(objects, rng)
+    path = np.zeros((slots, *paths.shape[1:]), dtype=np.float32)
+    path[:, :, 3] = 1.0
+    path[: len(objects)] = paths
 
-    ground = np.array(BACKGROUND_COLOURS[scene.background_colour]) * rng.uniform(0.95, 1.05)
-    directions = 4 if scene.background == "gradient" else 2
+    ground = np.array(BACKGROUND_COLOURS[background_colour]) * rng.uniform(0.95, 1.05)
+    directions = 4 if kind == "gradient" else 2
     return {
         "path": path,
         "shape": shape,
         "fill": fill,
         "colour": colour,
-        "background": np.int64(BACKGROUNDS.index(scene.background)),
+        "background": np.int64(BACKGROUNDS.index(kind)),
         "ground": ground.astype(np.float32),
         "phase": np.array(
             [*rng.uniform(0.0, 32.0, size=2), rng.integers(directions) * np.pi / 2],

@@ -14,22 +14,35 @@ MAX_WORDS = 40  # more than any caption of the grammar, its </s> included
 
 
 def new_tokenizer() -> PreTrainedTokenizerFast:
-    """Lower-cases, splits into words and marks, ends with </s>; other words become <unk>."""
-    words = [PAD, EOS, UNKNOWN, *vocabulary()]
+    """The tokenizer of clips' captions."""
+    return whole_words([PAD, EOS, UNKNOWN, *vocabulary()], max_length=512)
+
+
+def whole_words(
+    words: list[str], *, max_length: int, begin: str | None = None, prepend: bool = False
+) -> PreTrainedTokenizerFast:
+    """Lower-cases, splits into words and marks, ends with </s>; other words become <unk>.
+
+    `words` are the words and special tokens in the order of their ids, `begin` one that begins a
+    text; `prepend` puts it there.
+    """
     tokenizer = Tokenizer(
         models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=UNKNOWN)
     )
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {EOS}", special_tokens=[(EOS, words.index(EOS))]
+        single=f"{begin} $A {EOS}" if prepend else f"$A {EOS}",
+        special_tokens=[(token, words.index(token)) for token in (EOS, begin) if token],
     )
+    beginning = {"bos_token": begin} if begin else {}
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
+        **beginning,
         eos_token=EOS,
         unk_token=UNKNOWN,
-        model_max_length=512,
+        model_max_length=max_length,
         padding_side="right",
     )
 

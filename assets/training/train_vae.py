@@ -9,28 +9,15 @@ OUT/state.pt, from which --resume goes on.
 
 from __future__ import annotations
 
-import argparse
-import copy
-import math
+import functools
 from pathlib import Path
 
 import torch
-from common import (
-    Log,
-    Schedule,
-    contact_sheet,
-    decode_latents,
-    encode_moments,
-    load_clips,
-    loss_curve,
-    to_device,
-    update_average,
-    use_one_pass,
-)
+import vae_training
+from common import contact_sheet, load_clips, to_device, use_one_pass
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanAttentionBlock, WanResidualBlock
 from drawing import draw
-from muon import Muon
 from torch import Tensor, nn
 
 Z_DIM = 8
@@ -89,38 +76,9 @@ def crop(video: Tensor, staging: dict[str, Tensor], *, size: int) -> Tensor:
     return window.permute(0, 3, 4, 1, 2)  # from (B, size, size, 3, F)
 
 
-def optimizers(vae: AutoencoderKLWan, *, lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the inner convolutions, AdamW at a lower rate for all else."""
-    ends = (vae.encoder.conv_in, vae.decoder.conv_out, vae.quant_conv, vae.post_quant_conv)
-    outer = {id(p) for module in ends for p in module.parameters()}
-    params = [p for p in vae.parameters() if p.requires_grad]
-    inner = [p for p in params if p.ndim >= 4 and min(p.shape[:2]) > 1 and id(p) not in outer]
-    taken = {id(p) for p in inner}
-    return [
-        Muon(inner, lr=lr, momentum=0.9),
-        torch.optim.AdamW(
-            [p for p in params if id(p) not in taken],
-            lr=0.5 * lr,
-            betas=(0.9, 0.99),
-            weight_decay=0.0,
-        ),
-    ]
-
-
-def losses(vae: AutoencoderKLWan, video: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean absolute error, the same of differences (x, y, time), and KL per latent number."""
-    mean, log_variance = encode_moments(vae, video)
-    mean, log_variance = mean.float(), log_variance.float()
-    latents = mean + (0.5 * log_variance).exp() * torch.randn_like(mean)
-    error = decode_latents(vae, latents.to(video.dtype)).float() - video.float()
-    edges = sum(error.diff(dim=dim).abs().mean() for dim in (2, 3, 4))
-    kl = 0.5 * (mean.square() + log_variance.exp() - 1.0 - log_variance).mean()
-    return error.abs().mean(), edges, kl
-
-
 @torch.no_grad()
 def finish(vae: AutoencoderKLWan, out: Path, device: torch.device, *, clips: int) -> float:
-    """Sets the latents' statistics, saves OUT/vae and the sheet; returns the PSNR (dB).
+    """Sets the latents' statistics, saves OUT/vae and the sheet; returns the squared error.
 
     Goes the way of the pipelines: `encode` and `decode` in float32 over whole held-out clips.
     """
@@ -145,102 +103,29 @@ def finish(vae: AutoencoderKLWan, out: Path, device: torch.device, *, clips: int
     )
     fresh.save_pretrained(out / "vae")
     print("latents: mean", fresh.config.latents_mean, "std", fresh.config.latents_std)
-    return -10 * math.log10(error / (clips // 8))
+    return error / (clips // 8)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--resume", action="store_true", help="go on from OUT/state.pt")
-    parser.add_argument("--steps", type=int, default=20_000)
-    parser.add_argument("--seconds", type=float, default=480.0, help="all runs together")
-    parser.add_argument("--pause-after", type=float, default=math.inf, help="seconds of this run")
-    parser.add_argument("--batch", type=int, default=8)
+    parser = vae_training.new_parser(__doc__, steps=20_000, seconds=480.0, batch=8, workers=8)
     parser.add_argument("--crop", type=int, default=64, help="pixels, in height and width")
-    parser.add_argument("--lr", type=float, default=4e-3)
-    parser.add_argument("--kl", type=float, default=1e-4, help="weight of the KL term")
-    parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--test-clips", type=int, default=128)
-    parser.add_argument("--no-compile", action="store_true")
     args = parser.parse_args()
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(0)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    torch.backends.cudnn.benchmark = True
-    args.out.mkdir(parents=True, exist_ok=True)
-
-    vae = new_vae().to(device)
+    ranks = vae_training.prepare(args)
+    vae = new_vae().to(ranks.device)
     init_weights(vae)
     use_one_pass(vae)
-    both = optimizers(vae, lr=args.lr)
-    peaks = [optimizer.param_groups[0]["lr"] for optimizer in both]
-    params = [p for p in vae.parameters() if p.requires_grad]
-    average = copy.deepcopy(vae).requires_grad_(False)
-    step, spent = 0, 0.0
-    if args.resume:
-        state = torch.load(args.out / "state.pt", map_location=device)
-        vae.load_state_dict(state["vae"])
-        average.load_state_dict(state["average"])
-        for optimizer, values in zip(both, state["optimizers"], strict=True):
-            optimizer.load_state_dict(values)
-        step, spent = state["step"], state["spent"]
-    log = Log(args.out / "log.csv", fields=("step", "seconds", "loss", "l1", "edges", "kl"))
-    schedule = Schedule(
-        steps=args.steps,
-        seconds=args.seconds,
-        pause_after=args.pause_after,
-        step=step,
-        spent=spent,
-    )
-    clips = load_clips(seed=0, first=step * args.batch, batch=args.batch, workers=args.workers)
-    averages = [
-        p for p, q in zip(average.parameters(), vae.parameters(), strict=True) if q.requires_grad
-    ]
-    compute, paint = losses, draw
-    if not args.no_compile:
-        compute, paint = torch.compile(losses), torch.compile(draw)
-    while schedule.running:
-        staging, _ = next(clips)
-        staging = to_device(staging, device)
-        with torch.no_grad():
-            video = crop(paint(staging), staging, size=args.crop)
-        video = video.contiguous(memory_format=torch.channels_last_3d)
-        with torch.autocast(device.type, torch.bfloat16):
-            l1, edges, kl = compute(vae, video.bfloat16())
-        loss = l1 + 0.5 * edges + args.kl * kl
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(params, 1.0)
-        rate = schedule.rate(warmup=50, decay_from=0.3)
-        for optimizer, peak in zip(both, peaks, strict=True):
-            optimizer.param_groups[0]["lr"] = peak * rate
-            optimizer.step()
-        vae.zero_grad()
-        update_average(averages, [p.detach() for p in params], step=schedule.step, decay=0.998)
-        schedule.advance()
-        if schedule.step % 100 == 0:
-            log.add(
-                step=schedule.step,
-                seconds=schedule.spent,
-                loss=loss.item(),
-                l1=l1.item(),
-                edges=edges.item(),
-                kl=kl.item(),
-            )
+    paint = draw if args.no_compile else torch.compile(draw)
 
-    torch.save(
-        {
-            "vae": vae.state_dict(),
-            "average": average.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in both],
-            "step": schedule.step,
-            "spent": schedule.spent,
-        },
-        args.out / "state.pt",
-    )
-    psnr = finish(average, args.out, device, clips=args.test_clips)
-    print(f"{schedule.step} steps, {schedule.spent:.0f} s, PSNR {psnr:.2f} dB")
-    loss_curve(args.out / "log.csv", args.out / "loss.png", field="loss", title="VAE loss")
+    def pictures(staging: dict[str, Tensor]) -> Tensor:
+        staging = to_device(staging, ranks.device)
+        video = crop(paint(staging), staging, size=args.crop).bfloat16()
+        return video.contiguous(memory_format=torch.channels_last_3d)
+
+    load = functools.partial(load_clips, seed=0)
+    training = vae_training.train(vae, load, pictures, args, ranks)
+    error = finish(training.average, args.out, ranks.device, clips=args.test_clips)
+    vae_training.report(training, error, args)
 
 
 if __name__ == "__main__":

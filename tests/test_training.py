@@ -1,0 +1,236 @@
+"""The scripts that train the bundled models: what they draw, say, read and ask of a model."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+FOLDER = Path(__file__).resolve().parents[1] / "assets" / "training"
+MODULES = (
+    "captions",
+    "common",
+    "flow_matching",
+    "flux_common",
+    "flux_text",
+    "scenes",
+    "still_captions",
+    "still_scenes",
+    "text",
+    "training",
+)
+COUNT = 200  # examples that a test looks at
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    """The modules of `assets/training` by name; afterwards they can no longer be imported."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(FOLDER))
+    try:
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
+    finally:
+        sys.path.remove(str(FOLDER))
+        for name in set(sys.modules) - before:
+            if str(getattr(sys.modules[name], "__file__", "")).startswith(str(FOLDER)):
+                del sys.modules[name]
+
+
+@pytest.fixture(params=["clips", "stills"])
+def grammar(request, scripts):
+    """How either kind of example is sampled and said, and a caption's tokenizers."""
+    if request.param == "clips":
+        return SimpleNamespace(
+            sample=scripts.scenes.sample_scene,
+            objects=lambda scene: scene.objects,
+            describe=scripts.captions.describe,
+            describe_with_owners=scripts.captions.describe_with_owners,
+            background=scripts.scenes.MAX_OBJECTS,
+            vocabulary=scripts.captions.vocabulary(),
+            tokenizers=[(scripts.text.new_tokenizer(), scripts.text.MAX_WORDS)],
+        )
+    encoders = scripts.flux_text
+    return SimpleNamespace(
+        sample=scripts.still_scenes.sample_still,
+        objects=lambda still: still.things,
+        describe=scripts.still_captions.describe_still,
+        describe_with_owners=scripts.still_captions.describe_still_with_owners,
+        background=scripts.still_scenes.MAX_THINGS,
+        vocabulary=scripts.still_captions.still_vocabulary(),
+        tokenizers=[
+            (encoders.new_tokenizer(for_clip=True), encoders.CLIP_WORDS),
+            (encoders.new_tokenizer(for_clip=False), encoders.MAX_WORDS),
+        ],
+    )
+
+
+def test_every_word_belongs_to_what_it_is_about(grammar):
+    for number in range(COUNT):
+        rng = np.random.default_rng(number)
+        scene = grammar.sample(rng)
+        caption, owners = grammar.describe_with_owners(scene, rng)
+        words = caption.replace(",", " ,").split()
+        assert len(words) == len(owners), caption
+        said = {
+            owner: [word for word, of in zip(words, owners, strict=True) if of == owner]
+            for owner in set(owners)
+        }
+        assert scene.background_colour in said[grammar.background], caption
+        for i, thing in enumerate(grammar.objects(scene)):
+            assert thing.colour in said[i], caption
+            assert thing.shape in said[i], caption
+
+
+def test_a_caption_is_the_same_with_and_without_owners(grammar):
+    for number in range(20):
+        scene = grammar.sample(np.random.default_rng(number))
+        with_owners, _ = grammar.describe_with_owners(scene, np.random.default_rng(number))
+        assert grammar.describe(scene, np.random.default_rng(number)) == with_owners
+
+
+def test_tokenizers_know_every_word_and_keep_whole_captions(grammar):
+    for tokenizer, length in grammar.tokenizers:
+        ids = tokenizer(" ".join(grammar.vocabulary), add_special_tokens=False).input_ids
+        assert len(ids) == len(set(ids)) == len(grammar.vocabulary)
+        assert tokenizer.unk_token_id not in ids
+        assert tokenizer("zebra", add_special_tokens=False).input_ids == [tokenizer.unk_token_id]
+        for number in range(COUNT):
+            rng = np.random.default_rng(number)
+            caption = grammar.describe(grammar.sample(rng), rng)
+            ids = tokenizer(caption).input_ids
+            assert len(ids) <= length, caption
+            assert ids.count(tokenizer.eos_token_id) == 1
+            assert ids[-1] == tokenizer.eos_token_id
+            assert tokenizer.unk_token_id not in ids, caption
+
+
+@pytest.mark.parametrize("kind", ["clips", "stills"])
+def test_example_n_of_a_seed_is_always_the_same(scripts, kind):
+    load = scripts.common.load_clips if kind == "clips" else scripts.flux_common.load_stills
+    first, captions = next(load(seed=5, first=0, batch=6, workers=0))
+    assert len(set(captions)) == 6
+    later, later_captions = next(load(seed=5, first=4, batch=2, workers=0))
+    assert later_captions == captions[4:]
+    for name, values in later.items():
+        assert torch.equal(values, first[name][4:]), name
+    _, others = next(load(seed=6, first=0, batch=6, workers=0))
+    assert others != captions
+
+
+def staged_stills(scripts):
+    """`COUNT` stills and the (objects, 4) x, y, angle and radius of their objects."""
+    for number in range(COUNT):
+        rng = np.random.default_rng(number)
+        still = scripts.still_scenes.sample_still(rng)
+        staging = scripts.still_scenes.stage_still(still, rng)
+        yield still, staging["path"][: len(still.things), 0]
+
+
+def test_objects_of_a_still_lie_in_the_picture_where_the_caption_says(scripts):
+    side = scripts.still_scenes.SIDE
+    for still, path in staged_stills(scripts):
+        for thing, (x, y, _, radius) in zip(still.things, path, strict=True):
+            assert radius <= x <= side - radius, still
+            assert radius <= y <= side - radius, still
+            place = scripts.still_scenes.PLACES[thing.place]
+            if place is None:
+                continue
+            for at, where in zip(place, (x, y), strict=True):
+                third = -1 if where < 0.42 * side else 1 if where > 0.58 * side else 0
+                assert third == at, (thing, x, y)
+
+
+def test_objects_of_a_still_are_apart(scripts):
+    for still, path in staged_stills(scripts):
+        for a, b in itertools.combinations(path, 2):
+            assert np.hypot(*(a - b)[:2]) > 0.95 * (a[3] + b[3]), still
+
+
+def test_a_still_shows_its_objects_where_they_are_staged(scripts):
+    """A solid disc or square has its own colour at its centre, and the pattern around it."""
+    look = {"colour": "red", "fill": "solid", "size": "medium"}
+    things = (
+        scripts.still_scenes.Thing(shape="circle", place="left", **look),
+        scripts.still_scenes.Thing(shape="square", place="right", **look),
+    )
+    still = scripts.still_scenes.Still(things, "plain", "blue")
+    staging = scripts.still_scenes.stage_still(still, np.random.default_rng(0))
+    batch = {name: torch.as_tensor(value)[None] for name, value in staging.items()}
+    image = scripts.still_scenes.draw_still(batch)[0]
+    for i in range(2):
+        x, y, _, radius = staging["path"][i, 0]
+        centre = image[:, int(y), int(x)]
+        torch.testing.assert_close(centre, torch.as_tensor(staging["colour"][i, 0]) * 2 - 1)
+        outside = image[:, int(y - 1.1 * radius), int(x)]
+        ground = torch.as_tensor(staging["ground"]).mean(0) * 2 - 1
+        torch.testing.assert_close(outside, ground)
+
+
+@pytest.mark.parametrize("shape", [(6, 16, 4), (6, 2, 3, 4, 4)])
+def test_the_loss_of_a_perfect_prediction_is_zero(scripts, shape):
+    latents = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+    def velocity(noisy, sigma):
+        """(x_t - x_0) / sigma, which is noise - x_0."""
+        return (noisy - latents) / sigma.view(-1, *[1] * (latents.ndim - 1))
+
+    torch.manual_seed(0)
+    assert scripts.flow_matching.flow_loss(velocity, latents) < 1e-7
+    assert scripts.flow_matching.flow_loss(lambda noisy, sigma: noisy, latents) > 0.1
+
+
+def test_a_full_pool_replaces_its_oldest_examples(scripts):
+    def encode(staging, captions):
+        return [staging["path"], torch.tensor([int(caption) for caption in captions])]
+
+    pool = scripts.flow_matching.Pool(capacity=4, encode=encode)
+    for first in (0, 2, 4):
+        numbers = torch.arange(first, first + 2)
+        pool.add(
+            {"path": numbers.float()[:, None].expand(2, 3)}, [str(n) for n in numbers.tolist()]
+        )
+    paths, numbers = pool.batch(64)
+    assert set(numbers.tolist()) == {2, 3, 4, 5}
+    assert torch.equal(paths, numbers.float()[:, None].expand(64, 3))
+
+
+def test_a_resumed_training_goes_on_as_if_it_had_not_stopped(scripts, tmp_path):
+    inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+
+    def trained(*, steps, resume):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 4)
+        args = SimpleNamespace(
+            out=tmp_path, resume=resume, steps=8, seconds=1e9, pause_after=float("inf")
+        )
+        training = scripts.training.Training(
+            model,
+            scripts.training.muon_and_adamw(
+                [model.weight], list(model.parameters()), lr=0.1, adamw_lr=0.05
+            ),
+            args,
+            warmup=2,
+            decay_from=0.5,
+            ema=0.9,
+            ranks=scripts.common.Ranks(),
+        )
+        while training.step < steps:
+            training.update(model(inputs).square().mean())
+        training.save(tmp_path)
+        return training
+
+    # so many seconds that progress is the share of steps
+    whole = trained(steps=6, resume=False)
+    trained(steps=3, resume=False)
+    resumed = trained(steps=6, resume=True)
+    for a, b in zip(whole.params, resumed.params, strict=True):
+        assert torch.equal(a, b)
+    for a, b, param in zip(whole.averages, resumed.averages, whole.params, strict=True):
+        assert torch.equal(a, b)
+        assert not torch.equal(a, param)
