@@ -53,7 +53,7 @@ TRITON_TYPES = {
 # As for all sizes of the MLPs in the named cases, whose groups have 128 rows.
 MLP_TYPES = {
     "(hidden|weight|gate|bias|gate_bias|cache|delta|addend|result|parts|up)_ptr": "*{half}:16",
-    "means_ptr": "*fp32:16",
+    "(means|scores)_ptr": "*fp32:16",
     "(cache|addend)_stride_c": "i32:1",
     "(hidden|weight|gate|cache|delta|addend)_stride_[bnfk]|stride_[bf]": "i32:16",
     "indices_stride_[bg]": "i32:16",
@@ -191,7 +191,12 @@ def _triton_attention() -> Iterator[Case]:
 def _triton_sparse(head_dim: int, rule: str, capability: int) -> Any:
     module = import_module("chipsparse.kernels.column_sparse_attention.triton_kernel")
     constants = {"HEAD_DIM": head_dim, "RULE": rule, "WIDE_OFFSETS": False, "WIDE_PRODUCTS": False}
-    return _triton(module, "_kernel", constants | _config(module, head_dim, capability), capability)
+    return _triton(
+        module,
+        "_column_sparse_attention_kernel",
+        constants | _config(module, head_dim, capability),
+        capability,
+    )
 
 
 def _triton_dense(head_dim: int, with_column_sums: bool, capability: int) -> Any:
@@ -201,7 +206,12 @@ def _triton_dense(head_dim: int, with_column_sums: bool, capability: int) -> Any
         "WITH_COLUMN_SUMS": with_column_sums,
         "WIDE_PRODUCTS": False,
     }
-    return _triton(module, "_kernel", constants | _config(module, head_dim, capability), capability)
+    return _triton(
+        module,
+        "_dense_attention_column_sums_kernel",
+        constants | _config(module, head_dim, capability),
+        capability,
+    )
 
 
 def _config(module: Any, head_dim: int, capability: int) -> dict[str, Any]:
@@ -287,6 +297,12 @@ def _mlp() -> Iterator[Case]:
         with _pretended(up, capability), _pretended(down, capability):
             defaults = {gated: up.default_config(_OnGpu, gated=gated) for gated in (False, True)}
             down_default = down.default_config(_OnGpu)
+        with _pretended(selection, capability):
+            products = {
+                (selection.default_product_config(_OnGpu, groups, gated=gated), gated)
+                for groups in (32, 64, 256)
+                for gated in (False, True)
+            }
         for name, config in up.CONFIGS.items():
             for gated in (False, True):
                 if not _sums_fit(config, 1 + gated, capability):
@@ -312,24 +328,28 @@ def _mlp() -> Iterator[Case]:
             )
         for name in selection.PRODUCT_CONFIGS:
             for gated in (False, True):
+                if gated and (name, gated) not in products:
+                    continue  # two weights at a time leave the larger tiles no room
                 yield Case(
                     "neuron_selection",
                     "triton",
                     f"product {name}{' gated' * gated} bf16",
-                    name in map(selection.default_product_config, (32, 256)),
+                    (name, gated) in products,
                     partial(_mean_product, name, gated, capability),
                     capability,
                 )
     yield Case("sparse_mlp_up", "triton", "activate bf16", True, _mlp_activate)
-    yield Case("neuron_selection", "triton", "means bf16", True, _means)
+    for name in selection.MEAN_CONFIGS:
+        yield Case("neuron_selection", "triton", f"means {name} bf16", True, partial(_means, name))
     for block, warps in selection.TOP_WARPS:
-        yield Case(
-            "neuron_selection",
-            "triton",
-            f"top {block}",
-            block <= 16384,
-            partial(_top, block, warps),
-        )
+        for part in sorted({min(block, selection.TOP_PART), block}):
+            yield Case(
+                "neuron_selection",
+                "triton",
+                f"top {part} of {block}",
+                block <= 16384,
+                partial(_top, block, part, warps),
+            )
 
 
 def _sums_fit(config: Mapping[str, int], products: int, capability: int) -> bool:
@@ -371,7 +391,7 @@ def _mlp_up(name: str, gated: bool, capability: int) -> Any:
         "WIDE_PRODUCTS": False,
         **module.CONFIGS[name],
     }
-    return _triton(module, "_kernel", constants, capability, types=MLP_TYPES)
+    return _triton(module, "_sparse_mlp_up_kernel", constants, capability, types=MLP_TYPES)
 
 
 def _mlp_activate() -> Any:
@@ -400,17 +420,12 @@ def _mlp_down(name: str, capability: int) -> Any:
         "WIDE_PRODUCTS": False,
         **module.CONFIGS[name],
     }
-    return _triton(module, "_kernel", constants, capability, types=MLP_TYPES)
+    return _triton(module, "_sparse_mlp_down_kernel", constants, capability, types=MLP_TYPES)
 
 
-def _means() -> Any:
+def _means(name: str) -> Any:
     module = _mlp_module("neuron_selection")
-    constants = {
-        "CHANNELS": module.MEAN_CHANNELS,
-        "ROWS": module.MEAN_ROWS,
-        "num_warps": module.MEAN_WARPS,
-    }
-    return _triton(module, "_means_kernel", constants, types=MLP_TYPES)
+    return _triton(module, "_means_kernel", module.MEAN_CONFIGS[name], types=MLP_TYPES)
 
 
 def _mean_product(name: str, gated: bool, capability: int) -> Any:
@@ -420,16 +435,18 @@ def _mean_product(name: str, gated: bool, capability: int) -> Any:
         "GATED": gated,
         "BIAS": True,
         "GATE_BIAS": gated,
+        "SCORES": True,
         "EVEN_CHANNELS": True,
         "WIDE_PRODUCTS": False,
         **module.PRODUCT_CONFIGS[name],
     }
-    return _triton(module, "_product_kernel", constants, capability, types=MLP_TYPES)
+    types = TOP_TYPES | MLP_TYPES
+    return _triton(module, "_product_kernel", constants, capability, types=types)
 
 
-def _top(block: int, warps: int) -> Any:
+def _top(block: int, part: int, warps: int) -> Any:
     module = _mlp_module("neuron_selection")
-    constants = {"BLOCK": block, "num_warps": warps}
+    constants = {"BLOCK": block, "PART": part, "num_warps": warps}
     return _triton(module, "_top_kernel", constants, types=TOP_TYPES | MLP_TYPES)
 
 

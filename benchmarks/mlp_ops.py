@@ -181,14 +181,19 @@ def close(actual: torch.Tensor, expected: torch.Tensor, where: object) -> Errors
 
 
 def selection_work(tensors: CaseTensors, settings: Settings) -> Work:
-    """`neuron_selection` against `torch.topk` on ready scores."""
+    """`neuron_selection` against the same by PyTorch: group means, linear, difference and topk."""
     case = tensors.case
 
     def parts() -> Iterator[Part]:
         layer = make_layer(tensors, settings)
         expected = references(layer)
-        scores = (layer.mean - layer.mean.roll(1, 1)).abs()
-        count = layer.neurons.shape[2]
+        count, rows = layer.neurons.shape[2], layer.group_rows
+        whole = layer.hidden.shape[1] // rows * rows  # so that one mean makes all groups
+
+        def library() -> torch.Tensor:
+            tokens = layer.hidden[:, :whole].unflatten(1, (-1, rows)).mean(2)
+            means = F.linear(tokens, layer.up, layer.up_bias)
+            return (means - layer.mean[:, : means.shape[1]]).abs().topk(count, dim=-1).indices
 
         def check(neurons: torch.Tensor) -> Errors:
             return worst(
@@ -202,7 +207,7 @@ def selection_work(tensors: CaseTensors, settings: Settings) -> Work:
                 ]
             )
 
-        yield Part(lambda name: select(layer, name), check, lambda: scores.topk(count, dim=-1))
+        yield Part(lambda name: select(layer, name), check, library)
 
     rows = case.batch * rows_of(tensors)
     element = torch.finfo(tensors.dtype).bits // 8
@@ -211,8 +216,36 @@ def selection_work(tensors: CaseTensors, settings: Settings) -> Work:
         settings,
         neuron_selection.BACKENDS,
         parts,
-        baseline="torch.topk alone",
+        baseline="mean, linear, topk",
         moved_bytes=(rows + case.mlp_width) * case.channels * element,
+    )
+
+
+def top_work(tensors: CaseTensors, settings: Settings) -> Work:
+    """The last launch of `neuron_selection` against `torch.topk`, both on ready scores."""
+
+    def parts() -> Iterator[Part]:
+        layer = make_layer(tensors, settings)
+        means, count = layer.mean, layer.neurons.shape[2]
+        scores = (means - means.roll(1, 1)).abs()
+        cache = means.clone()
+
+        def run(name: str) -> torch.Tensor:
+            if name == "reference":
+                return scores.topk(count, dim=-1).indices.sort(dim=-1).values
+            from chipsparse.kernels.neuron_selection.triton_kernel import highest_changes
+
+            return highest_changes(scores, means, cache, count)
+
+        def check(neurons: torch.Tensor) -> Errors:
+            expected = scores.argsort(dim=-1, descending=True, stable=True)[..., :count]
+            pairs = zip(neurons.flatten(0, 1), expected.flatten(0, 1), strict=True)
+            return worst([check_neurons(*pair, f"list {i}") for i, pair in enumerate(pairs)])
+
+        yield Part(run, check, lambda: scores.topk(count, dim=-1))
+
+    return _work(
+        tensors, settings, neuron_selection.BACKENDS, parts, baseline="torch.topk on ready scores"
     )
 
 
@@ -355,6 +388,7 @@ def _work(
 
 OPS: dict[str, Callable[[CaseTensors, Settings], Work]] = {
     "neuron_selection": selection_work,
+    "neuron_top_k": top_work,
     "sparse_mlp_up": up_work,
     "sparse_mlp_down": down_work,
     "sparse_mlp": mlp_work,

@@ -117,6 +117,25 @@ def check_gate(
         check_shape(op, "gate_bias", gate_bias, (weight.shape[0],))
 
 
+def check_first_layer(
+    op: str,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    gate_weight: torch.Tensor | None,
+    gate_bias: torch.Tensor | None,
+) -> None:
+    """Raises ``ValueError`` unless hidden ``[B, N, C]`` and an MLP's first weights fit."""
+    check_floating(op, hidden=hidden)
+    if hidden.dim() != 3:
+        raise ValueError(f"{op}: hidden must be [B, N, C], got {list(hidden.shape)}")
+    check_shape(op, "weight", weight, (*weight.shape[:1], hidden.shape[2]))
+    check_dtype(op, "weight", weight, hidden.dtype)
+    if bias is not None:
+        check_shape(op, "bias", bias, (weight.shape[0],))
+    check_gate(op, weight, gate_weight, gate_bias)
+
+
 def check_attention_inputs(
     op: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import torch
 import triton
 
 # Those with which all Gluon kernels were compiled; benchmarks/compile_report.py tries another one.
@@ -23,6 +24,7 @@ try:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import async_copy, tma
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     # A copy of addressed elements to shared memory, and of a described tile: renamed in 3.8.
     async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
@@ -31,18 +33,6 @@ try:
 
     # The barrier among the warps of one partition: renamed in 3.7.
     partition_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-
-    @gluon.jit
-    def prefetch_l2(pointers):  # type: ignore[no-untyped-def]
-        """Asks for the cache lines of a tensor of pointers; Gluon has no name of its own for it."""
-        gl.inline_asm_elementwise(
-            "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
-            "=r,l",
-            [pointers.to(gl.uint64, bitcast=True)],
-            dtype=gl.uint32,
-            is_pure=False,
-            pack=1,
-        )
 except (ImportError, AttributeError) as error:
     _missing = str(error)  # kernels cannot be imported either; `why_not_compilable` says so
 
@@ -53,11 +43,11 @@ __all__ = [
     "compile_kernel",
     "compile_sparse_mlp_down",
     "compile_sparse_mlp_up",
+    "descriptor",
     "gl",
     "gluon",
     "mbarrier_arrive_on_copies",
     "partition_barrier",
-    "prefetch_l2",
     "tma_load",
     "why_not_compilable",
 ]
@@ -121,7 +111,13 @@ def compile_column_sparse_attention(
         "num_warps": 4,
     }
     options = {"num_warps": 4, "maxnreg": 128 if config.blocks_per_sm == 2 else None}
-    return compile_kernel(module._kernel, ARGUMENT_TYPES, constants, half=half, options=options)
+    return compile_kernel(
+        module._column_sparse_attention_kernel,
+        ARGUMENT_TYPES,
+        constants,
+        half=half,
+        options=options,
+    )
 
 
 def compile_dense_attention_column_sums(
@@ -143,7 +139,11 @@ def compile_dense_attention_column_sums(
     for name, rows in {"q_desc": 64, "k_desc": module.TILE, "v_desc": module.TILE}.items():
         types[name] = _descriptor_type([1, 1, rows, head_dim], half)
     return compile_kernel(
-        module._kernel, ARGUMENT_TYPES | types, constants, half=half, options={"num_warps": 4}
+        module._dense_attention_column_sums_kernel,
+        ARGUMENT_TYPES | types,
+        constants,
+        half=half,
+        options={"num_warps": 4},
     )
 
 
@@ -165,7 +165,11 @@ def compile_sparse_mlp_up(
     }
     types = {"x_desc": _descriptor_type([64, config.depth], half)}
     return compile_kernel(
-        module._kernel, types | MLP_ARGUMENT_TYPES, constants, half=half, options={"num_warps": 4}
+        module._sparse_mlp_up_kernel,
+        types | MLP_ARGUMENT_TYPES,
+        constants,
+        half=half,
+        options={"num_warps": 4},
     )
 
 
@@ -182,14 +186,30 @@ def compile_sparse_mlp_down(*, addend: bool = False, even: bool = True, half: st
     }
     types = {"delta_desc": _descriptor_type([1, config.depth, 64], half)}
     return compile_kernel(
-        module._kernel, types | MLP_ARGUMENT_TYPES, constants, half=half, options={"num_warps": 4}
+        module._sparse_mlp_down_kernel,
+        types | MLP_ARGUMENT_TYPES,
+        constants,
+        half=half,
+        options={"num_warps": 4},
     )
 
 
-def _descriptor_type(block: list[int], half: str) -> str:
-    """The type of a tensor descriptor for blocks of this shape."""
+def descriptor(tensor: torch.Tensor, block: list[int]) -> Any:
+    """What the copy engine needs to load blocks of a tensor; past its end zeros arrive."""
+    half = "bf16" if tensor.dtype == torch.bfloat16 else "fp16"
+    return TensorDescriptor.from_tensor(tensor, block, _block_layout(tuple(block), half))
+
+
+@functools.cache
+def _block_layout(block: tuple[int, ...], half: str) -> Any:
+    """Where the elements of a loaded block lie; to ask Gluon takes longer than a launch."""
     element = {"bf16": gl.bfloat16, "fp16": gl.float16}[half]
-    layout = gl.NVMMASharedLayout.get_default_for(block, element)
+    return gl.NVMMASharedLayout.get_default_for(list(block), element)
+
+
+def _descriptor_type(block: list[int], half: str) -> str:
+    """The type of a `descriptor` for blocks of this shape."""
+    layout = _block_layout(tuple(block), half)
     return f"tensordesc<{half}[{','.join(map(str, block))}],{layout!r}>"
 
 

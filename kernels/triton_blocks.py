@@ -1,4 +1,4 @@
-"""What the Triton attention kernels share: row blocks of a group, and a product of two tiles."""
+"""What the Triton kernels share: row blocks of a group, their order, a product of two tiles."""
 
 # Triton reads the annotations of a kernel in its own way.
 # mypy: allow-untyped-defs
@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from chipsparse.kernels.triton_support import cdiv
 
 # What a block costs whatever its rows, in rows: gathering its keys and values. On an H200 a block
 # of 64 rows takes 0.8 of the time of one of 128.
@@ -15,7 +17,7 @@ FIXED_COST_ROWS = 240
 def row_block(group_rows: int, largest: int) -> int:
     """Rows of a program: the power of two with which a group takes least time."""
     sizes = [size for size in (16, 32, 64, 128) if size <= largest]
-    return min(sizes, key=lambda size: triton.cdiv(group_rows, size) * (size + FIXED_COST_ROWS))
+    return min(sizes, key=lambda size: cdiv(group_rows, size) * (size + FIXED_COST_ROWS))
 
 
 @triton.jit
@@ -26,3 +28,12 @@ def dot(a, b, sums, WIDE_PRODUCTS: tl.constexpr):
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, sums)
+
+
+@triton.jit
+def order(program, units, tiles, TOGETHER: tl.constexpr):
+    """The unit and the tile of a program: tile by tile over a few units, then the next units."""
+    first = program // (TOGETHER * tiles) * TOGETHER
+    together = tl.minimum(units - first, TOGETHER)
+    in_part = program % (TOGETHER * tiles)
+    return first + in_part % together, in_part // together

@@ -33,12 +33,6 @@ def why_not_unasked(tensor: torch.Tensor, *_: object) -> str | None:
     return None
 
 
-def why_not_yet(tensor: torch.Tensor, *_: object) -> str:
-    """For a kernel whose tests have not all passed on a GPU: only when it is asked for."""
-    del tensor
-    return "not all of its tests have passed on a GPU yet; runs only when it is asked for"
-
-
 def why_not_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object
 ) -> str | None:
@@ -103,6 +97,19 @@ def with_positive_scale(query: torch.Tensor, scale: float) -> tuple[torch.Tensor
     """The same scores with a scale above 0: the kernels take the maximum before they scale."""
     smallest = 1e-30  # for a scale of 0: every weight is 1 all the same
     return (-query if scale < 0 else query), max(abs(scale), smallest)
+
+
+# Triton's functions of these names may be called from kernels too, and take longer than a launch.
+
+
+def cdiv(dividend: int, divisor: int) -> int:
+    """The quotient of whole numbers, rounded up."""
+    return -(-dividend // divisor)
+
+
+def next_power_of_2(number: int) -> int:
+    """The lowest power of two that is not below a positive number."""
+    return 1 << (number - 1).bit_length()
 
 
 def interpreting() -> bool:

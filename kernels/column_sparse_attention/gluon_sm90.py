@@ -28,6 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from chipsparse.kernels import triton_support
 from chipsparse.kernels.column_sparse_attention.reference import merge_rounding
 from chipsparse.kernels.gluon_compat import async_load, mbarrier_arrive_on_copies, partition_barrier
+from chipsparse.kernels.launch import launch
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
@@ -304,7 +305,7 @@ def _consume(
 
 
 @gluon.jit
-def _kernel(
+def _column_sparse_attention_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, indices_ptr, counts_ptr,
     residual_ptr, lse_dense_ptr, mass_ptr,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
@@ -432,7 +433,9 @@ def column_sparse_attention(
     furthest_row = (key.shape[2] - 1) * max(key.stride(2), value.stride(2)) + head_dim
     sms = triton_support.multiprocessors(device)
     with torch.cuda.device(device):
-        _kernel[(min(items, sms * config.blocks_per_sm),)](
+        launch(
+            _column_sparse_attention_kernel,
+            (min(items, sms * config.blocks_per_sm),),
             query,
             key,
             value,

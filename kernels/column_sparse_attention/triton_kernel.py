@@ -17,8 +17,9 @@ import triton.language as tl
 
 from chipsparse.kernels.checks import group_count
 from chipsparse.kernels.column_sparse_attention.reference import merge_rounding
+from chipsparse.kernels.launch import launch
 from chipsparse.kernels.triton_blocks import dot, row_block
-from chipsparse.kernels.triton_support import with_positive_scale
+from chipsparse.kernels.triton_support import cdiv, with_positive_scale
 
 LOG2_E = math.log2(math.e)
 LN_2 = tl.constexpr(math.log(2.0))
@@ -58,7 +59,7 @@ def column_sparse_attention(
     options = dict(CONFIGS[config or default_config(query)])
     block_rows = row_block(group_rows, options.pop("BLOCK_M"))
     groups = group_count(rows, group_rows)
-    blocks = triton.cdiv(group_rows, block_rows)
+    blocks = cdiv(group_rows, block_rows)
     # Laid out like the query, so that a view of [B, N, H, D] gives one: no copy follows.
     output = torch.empty_like(query)
     lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=query.device)
@@ -68,7 +69,9 @@ def column_sparse_attention(
     kept_mass = lse if kept_mass is None else kept_mass.contiguous()
     # Consecutive programs share a head, and blocks of a group are neighbours: both reuse the cache.
     with torch.cuda.device_of(query):
-        _kernel[(groups * blocks, batch * heads)](
+        launch(
+            _column_sparse_attention_kernel,
+            (groups * blocks, batch * heads),
             query,
             key,
             value,
@@ -124,7 +127,7 @@ def _row_offsets(columns, stride, dims, WIDE_OFFSETS: tl.constexpr):
 
 
 @triton.jit
-def _kernel(
+def _column_sparse_attention_kernel(
     query_ptr,  # [B, H, N, D]
     key_ptr,  # [B, H, M, D]
     value_ptr,  # [B, H, M, D]

@@ -23,12 +23,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from chipsparse.kernels import triton_support
 from chipsparse.kernels.checks import group_count
 from chipsparse.kernels.dense_attention_column_sums.reference import LARGEST_EXPONENT
-from chipsparse.kernels.gluon_compat import partition_barrier, tma_load
+from chipsparse.kernels.gluon_compat import descriptor, partition_barrier, tma_load
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
@@ -258,7 +257,7 @@ def _write_sums(
 
 
 @gluon.jit
-def _kernel(
+def _dense_attention_column_sums_kernel(
     q_desc, k_desc, v_desc, o_ptr, lse_ptr, previous_ptr, sums_ptr,
     stride_ob, stride_oh, stride_on, items, blocks, H, N, M, groups, stride_g, scale_log2,
     TILE: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr, GROUP_ROWS: gl.constexpr,
@@ -357,10 +356,10 @@ def dense_attention_column_sums(
     items = batch * heads * blocks
     grid = (min(items, triton_support.multiprocessors(device)),)
     with torch.cuda.device(device):
-        _kernel[grid](
-            _descriptor(query, 64),
-            _descriptor(key, TILE),
-            _descriptor(value, TILE),
+        _dense_attention_column_sums_kernel[grid](
+            descriptor(query, [1, 1, 64, head_dim]),
+            descriptor(key, [1, 1, TILE, head_dim]),
+            descriptor(value, [1, 1, TILE, head_dim]),
             output,
             lse,
             lse_previous.contiguous(),
@@ -386,11 +385,3 @@ def dense_attention_column_sums(
     if sums is not None and parts_per_group > 1:
         sums = sums.unflatten(2, (groups, parts_per_group)).sum(3)
     return output, lse, sums
-
-
-def _descriptor(tensor: torch.Tensor, block_rows: int) -> TensorDescriptor:
-    """What the copy engine needs to load rows of one head; rows past the end arrive as zeros."""
-    dtype = gl.bfloat16 if tensor.dtype == torch.bfloat16 else gl.float16
-    block = [1, 1, block_rows, tensor.shape[-1]]
-    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
-    return TensorDescriptor.from_tensor(tensor, block, layout)

@@ -22,7 +22,7 @@ import triton.language as tl
 from chipsparse.kernels.checks import group_count, ranges
 from chipsparse.kernels.dense_attention_column_sums.reference import LARGEST_EXPONENT
 from chipsparse.kernels.triton_blocks import dot, row_block
-from chipsparse.kernels.triton_support import compute_capability, with_positive_scale
+from chipsparse.kernels.triton_support import cdiv, compute_capability, with_positive_scale
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 LN_2 = tl.constexpr(math.log(2.0))
@@ -62,7 +62,7 @@ def dense_attention_column_sums(
     columns, device = key.shape[2], query.device
     options = dict(CONFIGS[config or default_config(query)])
     block_rows = row_block(group_rows, options.pop("BLOCK_M"))
-    groups, blocks = group_count(rows, group_rows), triton.cdiv(group_rows, block_rows)
+    groups, blocks = group_count(rows, group_rows), cdiv(group_rows, block_rows)
     units = batch * heads * groups
     # Laid out like the query, so that a view of [B, N, H, D] gives one: no copy follows.
     output = torch.empty_like(query)
@@ -74,7 +74,7 @@ def dense_attention_column_sums(
     def launch(first_unit: int, last_unit: int, sums: torch.Tensor) -> None:
         # Consecutive programs share a head, so that they find its keys in the cache.
         with torch.cuda.device_of(query):
-            _kernel[((last_unit - first_unit) * blocks,)](
+            _dense_attention_column_sums_kernel[((last_unit - first_unit) * blocks,)](
                 query,
                 key,
                 value,
@@ -133,7 +133,7 @@ def _column_sums(weights, largest, lse_previous):
 
 
 @triton.jit
-def _kernel(
+def _dense_attention_column_sums_kernel(
     query_ptr,  # [B, H, N, D]
     key_ptr,  # [B, H, M, D]
     value_ptr,  # [B, H, M, D]

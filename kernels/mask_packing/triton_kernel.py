@@ -13,6 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
+from chipsparse.kernels.launch import launch
+from chipsparse.kernels.triton_support import cdiv
+
 PACK_BYTES = 512
 PACK_WARPS = 4
 COUNT_WORDS = 512
@@ -232,7 +235,7 @@ def pack_mask(mask: torch.Tensor) -> torch.Tensor:
     row_bytes = -(-columns // 8)
     packed = torch.empty(*shape, row_bytes, dtype=torch.uint8, device=mask.device)
     if packed.numel():
-        grid = (shape.numel(), triton.cdiv(row_bytes, PACK_BYTES))
+        grid = (shape.numel(), cdiv(row_bytes, PACK_BYTES))
         with torch.cuda.device_of(mask):
             _pack_kernel[grid](
                 mask.contiguous().view(torch.uint8),
@@ -251,7 +254,7 @@ def unpack_mask(packed: torch.Tensor, columns: int) -> torch.Tensor:
     shape, row_bytes = packed.shape[:-1], packed.shape[-1]
     mask = torch.empty(*shape, columns, dtype=torch.bool, device=packed.device)
     if mask.numel():
-        grid = (shape.numel(), triton.cdiv(row_bytes, PACK_BYTES))
+        grid = (shape.numel(), cdiv(row_bytes, PACK_BYTES))
         with torch.cuda.device_of(packed):
             _unpack_kernel[grid](
                 packed.contiguous(),
@@ -290,7 +293,9 @@ def packed_to_indices(
     counts = torch.empty(shape, dtype=torch.int32, device=packed.device)
     if shape.numel():
         with torch.cuda.device_of(packed):
-            _list_kernel[(shape.numel(),)](
+            launch(
+                _list_kernel,
+                (shape.numel(),),
                 packed,
                 indices,
                 counts,

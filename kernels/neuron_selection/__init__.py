@@ -9,9 +9,8 @@ import torch
 from chipsparse.kernels import ops
 from chipsparse.kernels.checks import (
     check_activation,
-    check_dtype,
+    check_first_layer,
     check_floating,
-    check_gate,
     check_group_rows,
     check_shape,
     group_count,
@@ -242,14 +241,9 @@ def _check(
     activation: str | None,
     group_rows: int,
 ) -> None:
-    check_floating(op, hidden=hidden)
     check_group_rows(op, group_rows)
-    if hidden.dim() != 3 or hidden.shape[1] == 0:
+    check_first_layer(op, hidden, weight, bias, gate_weight, gate_bias)
+    if hidden.shape[1] == 0:
         raise ValueError(f"{op}: hidden must be [B, N, C], got {list(hidden.shape)}")
-    check_dtype(op, "weight", weight, hidden.dtype)
-    check_shape(op, "weight", weight, (*weight.shape[:1], hidden.shape[2]))
-    if bias is not None:
-        check_shape(op, "bias", bias, (weight.shape[0],))
-    check_gate(op, weight, gate_weight, gate_bias)
     if gate_weight is not None:
         check_activation(op, activation)

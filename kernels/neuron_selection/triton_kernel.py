@@ -2,8 +2,9 @@
 
 The means are split into two numbers of hidden's dtype, whose sum has twice its bits, so that matrix
 units compute the mean pre-activations; both meet the same tile of weights, which is read once. The
-top-k has all scores of a group in the registers of one program and counts them at thresholds until
-one parts the highest from the others; scores compare as their bits do, since none is negative.
+top-k has all scores of a group in the registers of a program and counts them at thresholds until
+one parts the highest from the others; scores compare as their bits do, since none is negative. With
+few groups several programs search the same threshold, and each lists its own part of the neurons.
 """
 
 # Triton reads the annotations of a kernel in its own way.
@@ -15,33 +16,53 @@ import triton
 import triton.language as tl
 
 from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.launch import launch
 from chipsparse.kernels.sparse_mlp_up.triton_kernel import activate
 from chipsparse.kernels.triton_blocks import dot
+from chipsparse.kernels.triton_support import (
+    cdiv,
+    has_large_shared_memory,
+    multiprocessors,
+    next_power_of_2,
+)
 
-MEAN_CHANNELS, MEAN_ROWS, MEAN_WARPS = 64, 64, 4
-
-# Tiles of the thin product: BLOCK_F neurons, up to BLOCK_M groups, BLOCK_K channels.
-PRODUCT_CONFIGS: dict[str, dict[str, int]] = {
-    name: {"BLOCK_F": f, "BLOCK_M": m, "BLOCK_K": k, "num_warps": warps, "STAGES": stages}
-    for name, f, m, k, warps, stages in (
-        ("f64m32k64w4s4", 64, 32, 64, 4, 4),
-        ("f64m32k128w4s3", 64, 32, 128, 4, 3),
-        ("f64m32k64w4s6", 64, 32, 64, 4, 6),
-        ("f32m32k128w4s4", 32, 32, 128, 4, 4),
-        ("f64m64k64w4s3", 64, 64, 64, 4, 3),
-        ("f128m64k64w8s3", 128, 64, 64, 8, 3),
-    )
+# Tiles of the means: CHANNELS channels, up to ROWS tokens at a time.
+MEAN_CONFIGS: dict[str, dict[str, int]] = {
+    "c64r64w4": {"CHANNELS": 64, "ROWS": 64, "num_warps": 4},
+    "c512r16w4": {"CHANNELS": 512, "ROWS": 16, "num_warps": 4},
 }
 
+# Tiles of the thin product: BLOCK_F neurons, up to BLOCK_M groups, BLOCK_K channels. The last two
+# need the shared memory of a data-center GPU.
+PRODUCT_CONFIGS: dict[str, dict[str, int]] = {
+    f"f{f}m{m}k{k}w{warps}s{stages}": {
+        "BLOCK_F": f, "BLOCK_M": m, "BLOCK_K": k, "num_warps": warps, "STAGES": stages,
+    }
+    for f, m, k, warps, stages in (
+        (64, 32, 64, 4, 4), (64, 64, 64, 4, 3), (128, 64, 64, 4, 4), (128, 128, 64, 8, 4),
+    )
+}  # fmt: skip
+
 # Scores of one program, and its warps, smallest first.
-TOP_WARPS = ((2048, 4), (8192, 8), (16384, 16), (65536, 32))
+TOP_WARPS = ((2048, 4), (16384, 8), (65536, 32))
+# Neurons that a program lists where one program per group would leave multiprocessors idle.
+TOP_PART = 4096
 
 NAN = tl.constexpr(0x7FC00000)  # the bits of every score that is not a number: the highest
 
 
-def default_product_config(groups: int) -> str:
+def default_mean_config(channels: int) -> str:
+    """The entry of `MEAN_CONFIGS` for so many channels."""
+    return "c64r64w4" if channels < 512 else "c512r16w4"
+
+
+def default_product_config(device: torch.device, groups: int, *, gated: bool) -> str:
     """The entry of `PRODUCT_CONFIGS` for so many groups of all batches."""
-    return "f64m32k64w4s4" if groups <= 32 else "f64m64k64w4s3"
+    if groups <= 32:
+        return "f64m32k64w4s4"
+    if gated or not has_large_shared_memory(device):
+        return "f64m64k64w4s3"
+    return "f128m64k64w4s4" if groups <= 64 else "f128m128k64w8s4"
 
 
 def mean_preactivations(
@@ -53,58 +74,18 @@ def mean_preactivations(
     gate_bias: torch.Tensor | None,
     activation: str | None,
     group_rows: int,
-    config: str | None = None,
 ) -> torch.Tensor:
-    """See the public function of the same name; ``config`` names one of `PRODUCT_CONFIGS`."""
-    batch, rows, channels = hidden.shape
-    neurons, groups = weight.shape[0], group_count(rows, group_rows)
-    all_groups = batch * groups
-    result = torch.empty(batch, groups, neurons, dtype=torch.float32, device=hidden.device)
-    if result.numel() == 0:
-        return result
-    parts = torch.empty(2, all_groups, channels, dtype=hidden.dtype, device=hidden.device)
-    options = dict(PRODUCT_CONFIGS[config or default_product_config(all_groups)])
-    options["BLOCK_M"] = min(options["BLOCK_M"], max(16, triton.next_power_of_2(all_groups)))
-    gated = gate_weight is not None
-    gate_weight = weight if gate_weight is None else gate_weight  # never read where there is none
-    grid = (
-        triton.cdiv(all_groups, options["BLOCK_M"]),
-        triton.cdiv(neurons, options["BLOCK_F"]),
+    """See the public function of the same name; all arguments are checked."""
+    means, _ = thin_product(
+        mean_tokens(hidden, group_rows),
+        weight,
+        bias,
+        None,
+        gate_weight=gate_weight,
+        gate_bias=gate_bias,
+        activation=activation,
     )
-    with torch.cuda.device_of(hidden):
-        _means_kernel[(triton.cdiv(channels, MEAN_CHANNELS), groups, batch)](
-            hidden,
-            parts,
-            *hidden.stride()[:2],
-            rows,
-            channels,
-            all_groups,
-            group_rows,
-            CHANNELS=MEAN_CHANNELS,
-            ROWS=min(MEAN_ROWS, triton.next_power_of_2(group_rows)),
-            num_warps=MEAN_WARPS,
-        )
-        _product_kernel[grid](
-            parts,
-            weight,
-            gate_weight,
-            weight if bias is None else bias.contiguous(),
-            weight if gate_bias is None else gate_bias.contiguous(),
-            result,
-            weight.stride(0),
-            gate_weight.stride(0),
-            all_groups,
-            neurons,
-            channels,
-            ACTIVATION=activation or "none",
-            GATED=gated,
-            BIAS=bias is not None,
-            GATE_BIAS=gate_bias is not None,
-            EVEN_CHANNELS=channels % options["BLOCK_K"] == 0,
-            WIDE_PRODUCTS=hidden.device.type == "cpu",
-            **options,
-        )
-    return result
+    return means
 
 
 def neuron_selection(
@@ -118,47 +99,172 @@ def neuron_selection(
     gate_bias: torch.Tensor | None,
     activation: str | None,
     group_rows: int,
-    config: str | None = None,
 ) -> torch.Tensor:
-    """See the public function of the same name; ``config`` names one of `PRODUCT_CONFIGS`."""
+    """See the public function of the same name; all arguments are checked."""
     batch, groups, neurons = mean_cache.shape
     keep = min(keep_count, neurons)
     if batch * groups * keep == 0:
         return torch.empty(batch, groups, keep, dtype=torch.int32, device=hidden.device)
-    means = mean_preactivations(
-        hidden,
+    means, scores = thin_product(
+        mean_tokens(hidden, group_rows),
         weight,
         bias,
+        mean_cache,
         gate_weight=gate_weight,
         gate_bias=gate_bias,
         activation=activation,
-        group_rows=group_rows,
-        config=config,
     )
-    return highest_changes(means, mean_cache, keep)
+    assert scores is not None
+    return highest_changes(scores, means, mean_cache, keep)
+
+
+def mean_tokens(
+    hidden: torch.Tensor, group_rows: int, *, config: str | None = None
+) -> torch.Tensor:
+    """Mean token of each group, as two numbers whose sum it is.
+
+    Args:
+        hidden: ``[B, N, C]``.
+        group_rows: tokens of a group.
+        config: names one of `MEAN_CONFIGS`.
+
+    Returns:
+        ``[2, B, G, C]`` in hidden's dtype, contiguous.
+    """
+    batch, rows, channels = hidden.shape
+    groups = group_count(rows, group_rows)
+    parts = torch.empty(2, batch, groups, channels, dtype=hidden.dtype, device=hidden.device)
+    if parts.numel() == 0:
+        return parts
+    options = dict(MEAN_CONFIGS[config or default_mean_config(channels)])
+    options["ROWS"] = min(options["ROWS"], next_power_of_2(group_rows))
+    with torch.cuda.device_of(hidden):
+        launch(
+            _means_kernel,
+            (cdiv(channels, options["CHANNELS"]), groups, batch),
+            hidden,
+            parts,
+            *hidden.stride()[:2],
+            rows,
+            channels,
+            batch * groups,
+            group_rows,
+            **options,
+        )
+    return parts
+
+
+def thin_product(
+    parts: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    mean_cache: torch.Tensor | None,
+    *,
+    gate_weight: torch.Tensor | None,
+    gate_bias: torch.Tensor | None,
+    activation: str | None,
+    config: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The first layer on mean tokens, and how far its results are from the cached ones.
+
+    Args:
+        parts: ``[2, B, G, C]`` of `mean_tokens`.
+        weight: ``[F, C]``, as the gate's.
+        bias: ``[F]`` or None, as the gate's.
+        mean_cache: float32 ``[B, G, F]``, or None.
+        gate_weight: the gate's, or None.
+        gate_bias: the gate's, or None.
+        activation: of the gate, or None.
+        config: names one of `PRODUCT_CONFIGS`.
+
+    Returns:
+        Means and, given a mean_cache, their absolute differences from it; float32 ``[B, G, F]``.
+    """
+    _, batch, groups, channels = parts.shape
+    all_groups, neurons = batch * groups, weight.shape[0]
+    means = torch.empty(batch, groups, neurons, dtype=torch.float32, device=parts.device)
+    scores = None if mean_cache is None else torch.empty_like(means)
+    if means.numel() == 0:
+        return means, scores
+    cache = means if mean_cache is None else mean_cache
+    gated = gate_weight is not None
+    config = config or default_product_config(parts.device, all_groups, gated=gated)
+    options = dict(PRODUCT_CONFIGS[config])
+    options["BLOCK_M"] = min(options["BLOCK_M"], max(16, next_power_of_2(all_groups)))
+    gate_weight = weight if gate_weight is None else gate_weight  # never read where there is none
+    grid = (
+        cdiv(all_groups, options["BLOCK_M"]),
+        cdiv(neurons, options["BLOCK_F"]),
+    )
+    with torch.cuda.device_of(parts):
+        launch(
+            _product_kernel,
+            grid,
+            parts,
+            weight,
+            gate_weight,
+            weight if bias is None else bias.contiguous(),
+            weight if gate_bias is None else gate_bias.contiguous(),
+            cache,
+            means,
+            means if scores is None else scores,
+            weight.stride(0),
+            gate_weight.stride(0),
+            *cache.stride(),
+            groups,
+            all_groups,
+            neurons,
+            channels,
+            ACTIVATION=activation or "none",
+            GATED=gated,
+            BIAS=bias is not None,
+            GATE_BIAS=gate_bias is not None,
+            SCORES=scores is not None,
+            EVEN_CHANNELS=channels % options["BLOCK_K"] == 0,
+            WIDE_PRODUCTS=parts.device.type == "cpu",
+            **options,
+        )
+    return means, scores
 
 
 def highest_changes(
-    means: torch.Tensor, mean_cache: torch.Tensor, keep: int, *, warps: int | None = None
+    scores: torch.Tensor,
+    means: torch.Tensor,
+    mean_cache: torch.Tensor,
+    keep: int,
+    *,
+    part: int | None = None,
+    warps: int | None = None,
 ) -> torch.Tensor:
-    """The neurons of the ``keep`` highest ``|means - mean_cache|``, whose means are then cached.
+    """The neurons of the ``keep`` highest scores, whose means are then cached.
 
     Args:
+        scores: float32 ``[B, G, F]``, contiguous, none negative.
         means: float32 ``[B, G, F]``, contiguous.
         mean_cache: float32 ``[B, G, F]``, MUTATED.
         keep: from 1 to F.
+        part: neurons that a program lists, a power of two; None for as few as the device has
+            multiprocessors for, `TOP_PART` or more.
         warps: of a program; None for those in `TOP_WARPS`.
 
     Returns:
         int32 ``[B, G, keep]``, ascending.
     """
-    batch, groups, neurons = means.shape
-    indices = torch.empty(batch, groups, keep, dtype=torch.int32, device=means.device)
-    block = max(16, triton.next_power_of_2(neurons))
+    batch, groups, neurons = scores.shape
+    indices = torch.empty(batch, groups, keep, dtype=torch.int32, device=scores.device)
+    block = max(16, next_power_of_2(neurons))
+    if part is None:
+        part = min(block, TOP_PART)
+        programs = batch * groups * cdiv(neurons, part)
+        if scores.is_cuda and programs > multiprocessors(scores.device):
+            part = block
     if warps is None:
         warps = next(warps for most, warps in TOP_WARPS if block <= most)
-    with torch.cuda.device_of(means):
-        _top_kernel[(groups, batch)](
+    with torch.cuda.device_of(scores):
+        launch(
+            _top_kernel,
+            (cdiv(neurons, part), groups, batch),
+            scores,
             means,
             mean_cache,
             indices,
@@ -167,6 +273,7 @@ def highest_changes(
             neurons,
             keep,
             BLOCK=block,
+            PART=part,
             num_warps=warps,
         )
     return indices
@@ -209,16 +316,22 @@ def _means_kernel(
     tl.store(parts_ptr + place, rest.to(parts_ptr.dtype.element_ty), mask=channel < channels)
 
 
-@triton.jit(do_not_specialize=["all_groups", "channels"])
+@triton.jit(do_not_specialize=["groups", "all_groups", "channels"])
 def _product_kernel(
     parts_ptr,  # [2, B * G, C], contiguous
     weight_ptr,  # [F, C], as the gate's
     gate_ptr,
     bias_ptr,  # [F], as the gate's
     gate_bias_ptr,
-    means_ptr,  # [B * G, F], contiguous
+    cache_ptr,  # [B, G, F]
+    means_ptr,  # [B, G, F], contiguous
+    scores_ptr,  # [B, G, F], contiguous
     weight_stride_f,
     gate_stride_f,
+    cache_stride_b,
+    cache_stride_g,
+    cache_stride_f,
+    groups,
     all_groups,
     neurons,
     channels,
@@ -226,6 +339,7 @@ def _product_kernel(
     GATED: tl.constexpr,
     BIAS: tl.constexpr,
     GATE_BIAS: tl.constexpr,
+    SCORES: tl.constexpr,
     EVEN_CHANNELS: tl.constexpr,
     WIDE_PRODUCTS: tl.constexpr,
     BLOCK_F: tl.constexpr,
@@ -241,9 +355,9 @@ def _product_kernel(
     group = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     neuron = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
     k = tl.arange(0, BLOCK_K)
-    # Groups and neurons past the end read the last one: what comes of them is not stored.
-    high_ptrs = tl.minimum(group, all_groups - 1).to(tl.int64)[:, None] * channels + k[None, :]
-    high_ptrs = parts_ptr + high_ptrs
+    # Neurons past the end read the last one, groups past the end nothing: neither is stored.
+    real = (group < all_groups)[:, None]
+    high_ptrs = parts_ptr + group.to(tl.int64)[:, None] * channels + k[None, :]
     rest_ptrs = high_ptrs + all_groups.to(tl.int64) * channels
     row = tl.minimum(neuron, neurons - 1).to(tl.int64)[:, None]
     weight_ptrs = weight_ptr + row * weight_stride_f + k[None, :]
@@ -252,13 +366,13 @@ def _product_kernel(
     gate = tl.zeros([BLOCK_F, BLOCK_M], tl.float32)
     for first in tl.range(0, tl.maximum(channels, BLOCK_K), BLOCK_K, num_stages=STAGES):
         if EVEN_CHANNELS:
-            high = tl.load(high_ptrs)
-            rest = tl.load(rest_ptrs)
+            high = tl.load(high_ptrs, mask=real, other=0.0)
+            rest = tl.load(rest_ptrs, mask=real, other=0.0)
             weight = tl.load(weight_ptrs)
         else:
             inside = (first + k < channels)[None, :]
-            high = tl.load(high_ptrs, mask=inside, other=0.0)
-            rest = tl.load(rest_ptrs, mask=inside, other=0.0)
+            high = tl.load(high_ptrs, mask=real & inside, other=0.0)
+            rest = tl.load(rest_ptrs, mask=real & inside, other=0.0)
             weight = tl.load(weight_ptrs, mask=inside, other=0.0)
         up = dot(weight, high.T, up, WIDE_PRODUCTS)
         up = dot(weight, rest.T, up, WIDE_PRODUCTS)
@@ -281,8 +395,15 @@ def _product_kernel(
         if GATE_BIAS:
             gate += tl.load(gate_bias_ptr + neuron, mask=exists, other=0.0).to(tl.float32)[:, None]
         up = activate(gate, ACTIVATION) * up
-    means_ptrs = means_ptr + group[None, :].to(tl.int64) * neurons + neuron[:, None]
-    tl.store(means_ptrs, up, mask=exists[:, None] & (group < all_groups)[None, :])
+    place = group[None, :].to(tl.int64) * neurons + neuron[:, None]
+    mask = exists[:, None] & (group < all_groups)[None, :]
+    tl.store(means_ptr + place, up, mask=mask)
+    if SCORES:
+        cached = (group // groups).to(tl.int64) * cache_stride_b
+        cached += (group % groups).to(tl.int64) * cache_stride_g
+        cache_ptrs = cache_ptr + cached[None, :] + neuron[:, None] * cache_stride_f
+        before = tl.load(cache_ptrs, mask=mask, other=0.0)
+        tl.store(scores_ptr + place, tl.abs(up - before), mask=mask)
 
 
 @triton.jit
@@ -297,8 +418,17 @@ def _counts_at(bits, lower, upper):
         return counts & 0xFFFF, (counts >> 16) & 0xFFFF
 
 
+@triton.jit
+def _comparable(scores_ptr, neuron, neurons):
+    """Bits that compare as the scores do; below all scores where there is no neuron."""
+    score = tl.load(scores_ptr + neuron, mask=neuron < neurons, other=0.0)
+    bits = tl.where(score == score, score.to(tl.int32, bitcast=True), NAN)
+    return score, tl.where(neuron < neurons, bits, -1)
+
+
 @triton.jit(do_not_specialize=["groups", "keep"])
 def _top_kernel(
+    scores_ptr,  # [B, G, F], contiguous
     means_ptr,  # [B, G, F], contiguous
     cache_ptr,  # [B, G, F]
     indices_ptr,  # [B, G, K], contiguous
@@ -309,20 +439,16 @@ def _top_kernel(
     neurons,
     keep,
     BLOCK: tl.constexpr,
+    PART: tl.constexpr,
 ):
     """Neurons of the highest scores, ascending; of equal ones the lower neurons."""
-    group = tl.program_id(0)
-    b = tl.program_id(1).to(tl.int64)
-    neuron = tl.arange(0, BLOCK)
-    exists = neuron < neurons
+    first = tl.program_id(0) * PART
+    group = tl.program_id(1)
+    b = tl.program_id(2).to(tl.int64)
     row = b * groups + group
-    means_ptrs = means_ptr + row * neurons + neuron
-    cache_ptr += b * cache_stride_b + group.to(tl.int64) * cache_stride_g
-    mean = tl.load(means_ptrs, mask=exists, other=0.0)
-    cache_ptrs = cache_ptr + neuron * cache_stride_f
-    score = tl.abs(mean - tl.load(cache_ptrs, mask=exists, other=0.0))
-    bits = tl.where(score == score, score.to(tl.int32, bitcast=True), NAN)
-    bits = tl.where(exists, bits, -1)
+    scores_ptr += row * neurons
+    neuron = tl.arange(0, BLOCK)
+    score, bits = _comparable(scores_ptr, neuron, neurons)
 
     # `at_low` scores are at or above the bits `low`, at least `keep`; fewer (`above`) are at or
     # above `high`. Two thresholds are counted at a time: to begin with an octave below and above
@@ -333,7 +459,7 @@ def _top_kernel(
     high = tl.max(bits, axis=0) + 1
     at_low = neurons + 0
     above = 0
-    average = tl.sum(tl.where(exists, score, 0.0), axis=0) / neurons.to(tl.float32)
+    average = tl.sum(score, axis=0) / neurons.to(tl.float32)
     lower = (0.5 * average).to(tl.int32, bitcast=True)
     upper = (2.0 * average).to(tl.int32, bitcast=True)
     turn = 0
@@ -365,11 +491,20 @@ def _top_kernel(
 
     # Either `low` parts the scores, or it is the lowest score to keep, and equal ones compete.
     parted = at_low == keep
-    sure = bits >= tl.where(parted, low, high)
-    equal = bits == low
+    threshold = tl.where(parted, low, high)
     left_over = tl.where(parted, 0, keep - above)
+    listed = 0
+    equals = 0
+    if PART < BLOCK:  # what the programs before this one list
+        earlier = neuron < first
+        listed = tl.sum((earlier & (bits >= threshold)).to(tl.int32), axis=0)
+        equals = tl.sum((earlier & (bits == low)).to(tl.int32), axis=0)
+        neuron = first + tl.arange(0, PART)
+        _, bits = _comparable(scores_ptr, neuron, neurons)
+    sure = bits >= threshold
+    equal = bits == low
     # Both are counted by one scan, in the halves of a number.
-    if BLOCK > 32768:
+    if PART > 32768:
         counts = tl.cumsum(sure.to(tl.int64) + (equal.to(tl.int64) << 32), axis=0)
         equals_so_far = (counts >> 32).to(tl.int32)
         place = counts.to(tl.int32)
@@ -377,9 +512,10 @@ def _top_kernel(
         counts = tl.cumsum(sure.to(tl.int32) + (equal.to(tl.int32) << 16), axis=0)
         equals_so_far = (counts >> 16) & 0xFFFF
         place = counts & 0xFFFF
+    equals_so_far += equals
     kept = sure | (equal & (equals_so_far <= left_over))
-    place += tl.minimum(equals_so_far, left_over) - 1
+    place += listed + tl.minimum(equals_so_far, left_over) - 1
     tl.store(indices_ptr + row * keep + place, neuron, mask=kept)
-    if BLOCK > 16384:
-        mean = tl.load(means_ptrs, mask=kept, other=0.0)  # rather than hold it all the time
-    tl.store(cache_ptrs, mean, mask=kept)
+    mean = tl.load(means_ptr + row * neurons + neuron, mask=kept, other=0.0)
+    cache_ptr += b * cache_stride_b + group.to(tl.int64) * cache_stride_g
+    tl.store(cache_ptr + neuron * cache_stride_f, mean, mask=kept)

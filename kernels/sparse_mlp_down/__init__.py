@@ -20,7 +20,6 @@ from chipsparse.kernels.triton_support import (
     why_not_hopper,
     why_not_triton,
     why_not_unasked,
-    why_not_yet,
 )
 
 
@@ -61,7 +60,6 @@ BACKENDS = (
         "gluon",
         imported("chipsparse.kernels.sparse_mlp_down.gluon_sm90", "sparse_mlp_down"),
         why_not_down_gluon,
-        why_not_yet,
     ),
     Backend(
         "triton",

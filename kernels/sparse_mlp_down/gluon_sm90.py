@@ -19,17 +19,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from chipsparse.kernels import triton_support
 from chipsparse.kernels.gluon_blocks import Config, halves, lists_at_once, locate
 from chipsparse.kernels.gluon_compat import (
     async_load,
+    descriptor,
     mbarrier_arrive_on_copies,
     partition_barrier,
-    prefetch_l2,
     tma_load,
 )
+from chipsparse.kernels.launch import launch
 from chipsparse.kernels.token_layout import empty_token_contiguous, is_token_contiguous
 
 
@@ -40,25 +40,17 @@ def _produce(
     HAS_COUNTS: gl.constexpr, EVEN_CHANNELS: gl.constexpr, WIDE_ROWS: gl.constexpr,
 ):  # fmt: skip
     """Loads the changes and gathers the weight rows of every item."""
-    w_ptr, indices_ptr, counts_ptr, cache_ptr = pointers
+    w_ptr, indices_ptr, counts_ptr = pointers
     d_smem, w_smem, full, empty = smem
-    items, tiles, list_sizes, rows, channels8, stride_w8, stride_cb, stride_cn8 = sizes
+    items, tiles, list_sizes, channels8, stride_w8 = sizes
     _, _, groups, capacity = list_sizes
     # A row is read by the 32 threads of a warp, 16 bytes each.
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [WARPS, 1], [1, 0])
     entry = gl.arange(0, DEPTH, gl.SliceLayout(1, layout))
     channel = gl.arange(0, TILE, gl.SliceLayout(0, layout))
-    lines: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [WARPS, 1], [1, 0])
-    line_row = gl.arange(0, 128, gl.SliceLayout(1, lines))
-    line = gl.arange(0, TILE // 64, gl.SliceLayout(0, lines)) * 64
     filled = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         batch, group, tile, count = locate(item, tiles, list_sizes, counts_ptr, HAS_COUNTS)
-        # What the epilogue reads: all cache lines of the cached output's tile.
-        row = gl.minimum(group * 128 + line_row, rows - 1).to(gl.int64) * (stride_cn8 * 8)
-        column = gl.minimum(tile * TILE + line, channels8 * 8 - 1)
-        cached = cache_ptr + batch.to(gl.int64) * stride_cb
-        prefetch_l2(cached + row[:, None] + column[None, :])
         list_ptr = indices_ptr + (batch * groups + group).to(gl.int64) * capacity
         weights = w_ptr + tile * TILE
         inside = (tile * TILE + channel < channels8 * 8)[None, :]
@@ -190,7 +182,7 @@ def _consume(
 
 
 @gluon.jit
-def _kernel(
+def _sparse_mlp_down_kernel(
     delta_desc, w_ptr, indices_ptr, counts_ptr, cache_ptr, addend_ptr, out_ptr,
     items, tiles, list_count, at_once, groups, rows, channels8, capacity, stride_w8,
     stride_cb, stride_cn8, stride_ab, stride_an8,
@@ -219,8 +211,8 @@ def _kernel(
     sizes = (
         items, tiles, list_sizes, rows, channels8, stride_cb, stride_cn8, stride_ab, stride_an8,
     )  # fmt: skip
-    inputs = (w_ptr, indices_ptr, counts_ptr, cache_ptr)
-    input_sizes = (items, tiles, list_sizes, rows, channels8, stride_w8, stride_cb, stride_cn8)
+    inputs = (w_ptr, indices_ptr, counts_ptr)
+    input_sizes = (items, tiles, list_sizes, channels8, stride_w8)
     # Constants survive only inside these literals, so each partition spells them out.
     # fmt: off
     gl.warp_specialize(
@@ -275,16 +267,14 @@ def sparse_mlp_down(
     shape = (batch, capacity, -(-rows // 8) * 8)
     strides = (delta.stride(0), delta.stride(2), 1)
     changes = delta.as_strided(shape, strides)
-    block = [1, config.depth, 64]
-    layout = gl.NVMMASharedLayout.get_default_for(
-        block, {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[delta.dtype]
-    )
     tiles = -(-channels // config.tile)
     items = batch * groups * tiles
     sms = triton_support.multiprocessors(delta.device)
     with torch.cuda.device(delta.device):
-        _kernel[(min(items, sms),)](
-            TensorDescriptor.from_tensor(changes, block, layout),
+        launch(
+            _sparse_mlp_down_kernel,
+            (min(items, sms),),
+            descriptor(changes, [1, config.depth, 64]),
             weight,
             neuron_indices.contiguous(),
             neuron_indices if counts is None else counts.contiguous(),

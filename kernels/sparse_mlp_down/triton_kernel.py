@@ -14,9 +14,10 @@ import triton
 import triton.language as tl
 
 from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.launch import launch
 from chipsparse.kernels.token_layout import empty_token_contiguous, is_token_contiguous
-from chipsparse.kernels.triton_blocks import dot, row_block
-from chipsparse.kernels.triton_support import has_large_shared_memory
+from chipsparse.kernels.triton_blocks import dot, order, row_block
+from chipsparse.kernels.triton_support import cdiv, has_large_shared_memory
 
 # BLOCK_M is the largest block of token rows (smaller groups take smaller ones), BLOCK_N of
 # channels, BLOCK_K of neurons. TOGETHER is how many row blocks run one tile of channels before the
@@ -69,12 +70,14 @@ def sparse_mlp_down(
         delta = empty_token_contiguous(delta, batch, rows, capacity).copy_(delta)
     options = dict(CONFIGS[config or default_config(delta)])
     block_rows = row_block(group_rows, options.pop("BLOCK_M"))
-    groups, blocks = group_count(rows, group_rows), triton.cdiv(group_rows, block_rows)
-    tiles = triton.cdiv(channels, options["BLOCK_N"])
+    groups, blocks = group_count(rows, group_rows), cdiv(group_rows, block_rows)
+    tiles = cdiv(channels, options["BLOCK_N"])
     # The kernel never reads the tensors that are not there.
     added = result if addend is None else addend
     with torch.cuda.device_of(delta):
-        _kernel[(groups * blocks * tiles, batch)](
+        launch(
+            _sparse_mlp_down_kernel,
+            (groups * blocks * tiles, batch),
             delta,
             weight,
             neuron_indices,
@@ -109,7 +112,7 @@ def sparse_mlp_down(
 
 # What does not decide about alignment stays unspecialized: one compiled kernel serves many shapes.
 @triton.jit(do_not_specialize=["rows", "channels", "capacity", "groups", "blocks"])
-def _kernel(
+def _sparse_mlp_down_kernel(
     delta_ptr,  # [B, N, K], tokens contiguous
     weight_ptr,  # [C, F], channels contiguous
     indices_ptr,  # [B, G, K]
@@ -149,12 +152,8 @@ def _kernel(
     TOGETHER: tl.constexpr,
 ):
     # Channel tile by channel tile, and in each of them row block by row block.
-    program = tl.program_id(0)
     tiles = tl.cdiv(channels, BLOCK_N)
-    first_unit = program // (TOGETHER * tiles) * TOGETHER
-    units = tl.minimum(groups * blocks - first_unit, TOGETHER)
-    unit = first_unit + program % (TOGETHER * tiles) % units
-    tile = program % (TOGETHER * tiles) // units
+    unit, tile = order(tl.program_id(0), groups * blocks, tiles, TOGETHER)
     group = unit // blocks
     block = unit % blocks
     b = tl.program_id(1).to(tl.int64)

@@ -10,8 +10,8 @@ from chipsparse.kernels import ops
 from chipsparse.kernels.checks import (
     check_activation,
     check_dtype,
+    check_first_layer,
     check_floating,
-    check_gate,
     check_group_rows,
     check_shape,
     group_count,
@@ -24,7 +24,6 @@ from chipsparse.kernels.triton_support import (
     why_not_hopper,
     why_not_mlp,
     why_not_unasked,
-    why_not_yet,
 )
 
 TRITON_KERNEL = "chipsparse.kernels.sparse_mlp_up.triton_kernel"
@@ -79,7 +78,6 @@ BACKENDS = (
         "gluon",
         imported("chipsparse.kernels.sparse_mlp_up.gluon_sm90", "sparse_mlp_up"),
         why_not_up_gluon,
-        why_not_yet,
     ),
     Backend("triton", imported(TRITON_KERNEL, "sparse_mlp_up"), why_not_up, why_not_unasked),
     Backend("reference", reference.sparse_mlp_up, runs_anywhere),
@@ -269,13 +267,6 @@ def _check(
     group_rows: int,
 ) -> None:
     """What both functions ask of hidden, the weights, and the activation."""
-    check_floating(op, hidden=hidden)
     check_group_rows(op, group_rows)
-    if hidden.dim() != 3:
-        raise ValueError(f"{op}: hidden must be [B, N, C], got {list(hidden.shape)}")
-    check_shape(op, "weight", weight, (*weight.shape[:1], hidden.shape[2]))
-    check_dtype(op, "weight", weight, hidden.dtype)
-    if bias is not None:
-        check_shape(op, "bias", bias, (weight.shape[0],))
-    check_gate(op, weight, gate_weight, gate_bias)
+    check_first_layer(op, hidden, weight, bias, gate_weight, gate_bias)
     check_activation(op, activation)

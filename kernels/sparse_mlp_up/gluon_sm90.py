@@ -20,17 +20,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from chipsparse.kernels import triton_support
 from chipsparse.kernels.gluon_blocks import Config, halves, lists_at_once, locate
 from chipsparse.kernels.gluon_compat import (
     async_load,
+    descriptor,
     mbarrier_arrive_on_copies,
     partition_barrier,
-    prefetch_l2,
     tma_load,
 )
+from chipsparse.kernels.launch import launch
 from chipsparse.kernels.token_layout import empty_token_contiguous
 
 # Stages by which the second consumer warpgroup trails the first.
@@ -76,8 +76,7 @@ def _item(item, tiles, whole, sizes, counts_ptr, TILE: gl.constexpr, HAS_COUNTS:
 
 @gluon.jit
 def _gather(
-    x_desc, w_ptr, list_ptr, first, count, row, channels, stride_w8, cached, last_line,
-    stride_cf8, smem, filled,
+    x_desc, w_ptr, list_ptr, first, count, row, channels, stride_w8, smem, filled,
     ROWS: gl.constexpr, TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr,
     WARPS: gl.constexpr, EVEN_CHANNELS: gl.constexpr, WIDE_ROWS: gl.constexpr,
 ):  # fmt: skip
@@ -89,12 +88,6 @@ def _gather(
     channel = gl.arange(0, DEPTH, gl.SliceLayout(0, layout))
     # Entries past the end repeat the first one; what they give is not stored.
     neurons = gl.load(list_ptr + gl.where(entry < count, entry, first))
-    # What the epilogue reads: both cache lines of each neuron's 128 tokens.
-    lines: gl.constexpr = gl.BlockedLayout([1, 1], [16, 2], [WARPS, 1], [1, 0])
-    line_entry = first + gl.arange(0, ROWS, gl.SliceLayout(1, lines))
-    old = gl.load(list_ptr + gl.where(line_entry < count, line_entry, first)).to(gl.int64)
-    line = gl.minimum(gl.arange(0, 2, gl.SliceLayout(0, lines)) * 64, last_line)
-    prefetch_l2(cached + (old * (stride_cf8 * 8))[:, None] + line[None, :])
     if WIDE_ROWS:
         weights = w_ptr + (neurons.to(gl.int64) * (stride_w8 * 8))[:, None] + channel[None, :]
     else:
@@ -124,8 +117,8 @@ def _produce(
     HAS_COUNTS: gl.constexpr, EVEN_CHANNELS: gl.constexpr, WIDE_ROWS: gl.constexpr,
 ):  # fmt: skip
     """Loads the tokens and gathers the weight rows of every item."""
-    w_ptr, indices_ptr, counts_ptr, cache_ptr = pointers
-    items, tiles, whole, list_sizes, rows, channels8, stride_w8, stride_cb, stride_cf8 = sizes
+    w_ptr, indices_ptr, counts_ptr = pointers
+    items, tiles, whole, list_sizes, rows, channels8, stride_w8 = sizes
     _, _, groups, capacity = list_sizes
     filled = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
@@ -135,19 +128,15 @@ def _produce(
         if first < count:
             list_ptr = indices_ptr + (batch * groups + group).to(gl.int64) * capacity
             row = batch * rows + group * 128
-            cached = cache_ptr + batch.to(gl.int64) * stride_cb + group * 128
-            last_line = rows - 1 - group * 128
             if half:
                 filled = _gather(
-                    x_desc, w_ptr, list_ptr, first, count, row, channels8 * 8, stride_w8, cached,
-                    last_line, stride_cf8, smem, filled, TILE // 2, TILE, DEPTH, STAGES, WARPS,
-                    EVEN_CHANNELS, WIDE_ROWS,
+                    x_desc, w_ptr, list_ptr, first, count, row, channels8 * 8, stride_w8, smem,
+                    filled, TILE // 2, TILE, DEPTH, STAGES, WARPS, EVEN_CHANNELS, WIDE_ROWS,
                 )  # fmt: skip
             else:
                 filled = _gather(
-                    x_desc, w_ptr, list_ptr, first, count, row, channels8 * 8, stride_w8, cached,
-                    last_line, stride_cf8, smem, filled, TILE, TILE, DEPTH, STAGES, WARPS,
-                    EVEN_CHANNELS, WIDE_ROWS,
+                    x_desc, w_ptr, list_ptr, first, count, row, channels8 * 8, stride_w8, smem,
+                    filled, TILE, TILE, DEPTH, STAGES, WARPS, EVEN_CHANNELS, WIDE_ROWS,
                 )  # fmt: skip
 
 
@@ -308,7 +297,7 @@ def _consume(
 
 
 @gluon.jit
-def _kernel(
+def _sparse_mlp_up_kernel(
     x_desc, w_ptr, bias_ptr, indices_ptr, counts_ptr, cache_ptr, delta_ptr,
     items, whole, tiles, list_count, at_once, groups, rows, channels8, capacity, padded8,
     stride_w8, stride_cb, stride_cf8,
@@ -338,10 +327,8 @@ def _kernel(
     sizes = (
         items, tiles, whole, list_sizes, channels8, rows, padded8, stride_cb, stride_cf8,
     )  # fmt: skip
-    inputs = (w_ptr, indices_ptr, counts_ptr, cache_ptr)
-    input_sizes = (
-        items, tiles, whole, list_sizes, rows, channels8, stride_w8, stride_cb, stride_cf8,
-    )  # fmt: skip
+    inputs = (w_ptr, indices_ptr, counts_ptr)
+    input_sizes = (items, tiles, whole, list_sizes, rows, channels8, stride_w8)
     # Constants survive only inside these literals, so each partition spells them out.
     # fmt: off
     gl.warp_specialize(
@@ -383,10 +370,6 @@ def sparse_mlp_up(
         return delta
     # A view: the rows of all batches lie at one distance.
     tokens = hidden.as_strided((batch * rows, channels), (hidden.stride(1), 1))
-    block = [64, config.depth]
-    layout = gl.NVMMASharedLayout.get_default_for(
-        block, {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[hidden.dtype]
-    )
     tiles = -(-capacity // config.tile)
     sms = triton_support.multiprocessors(hidden.device)
     total = batch * groups * tiles
@@ -395,8 +378,10 @@ def sparse_mlp_up(
         whole = total
     items = whole + 2 * (total - whole)
     with torch.cuda.device(hidden.device):
-        _kernel[(min(items, sms),)](
-            TensorDescriptor.from_tensor(tokens, block, layout),
+        launch(
+            _sparse_mlp_up_kernel,
+            (min(items, sms),),
+            descriptor(tokens, [64, config.depth]),
             weight,
             weight if bias is None else bias,
             neuron_indices.contiguous(),

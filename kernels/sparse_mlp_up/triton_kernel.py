@@ -14,9 +14,10 @@ import triton
 import triton.language as tl
 
 from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.launch import launch
 from chipsparse.kernels.token_layout import empty_token_contiguous
-from chipsparse.kernels.triton_blocks import dot, row_block
-from chipsparse.kernels.triton_support import has_large_shared_memory
+from chipsparse.kernels.triton_blocks import dot, order, row_block
+from chipsparse.kernels.triton_support import cdiv, has_large_shared_memory
 
 # BLOCK_M is the largest block of token rows (smaller groups take smaller ones), BLOCK_N of neurons,
 # BLOCK_K of channels. TOGETHER is how many row blocks run one tile of neurons before the next tile:
@@ -81,12 +82,14 @@ def sparse_mlp_up(
     gated = gate_weight is not None
     options = dict(CONFIGS[config or default_config(hidden, gated=gated)])
     block_rows = row_block(group_rows, options.pop("BLOCK_M"))
-    groups, blocks = group_count(rows, group_rows), triton.cdiv(group_rows, block_rows)
-    tiles = triton.cdiv(capacity, options["BLOCK_N"])
+    groups, blocks = group_count(rows, group_rows), cdiv(group_rows, block_rows)
+    tiles = cdiv(capacity, options["BLOCK_N"])
     # The kernel never reads the tensors that are not there.
     gate_weight = weight if gate_weight is None else gate_weight
     with torch.cuda.device_of(hidden):
-        _kernel[(groups * blocks * tiles, batch)](
+        launch(
+            _sparse_mlp_up_kernel,
+            (groups * blocks * tiles, batch),
             hidden,
             weight,
             gate_weight,
@@ -148,7 +151,7 @@ def _product(weight, hidden, sums, TURNED: tl.constexpr, WIDE_PRODUCTS: tl.const
 
 # What does not decide about alignment stays unspecialized: one compiled kernel serves many shapes.
 @triton.jit(do_not_specialize=["rows", "channels", "capacity", "groups", "blocks"])
-def _kernel(
+def _sparse_mlp_up_kernel(
     hidden_ptr,  # [B, N, C]
     weight_ptr,  # [F, C], as the gate's
     gate_ptr,
@@ -191,12 +194,8 @@ def _kernel(
     TURNED: tl.constexpr,
 ):
     # Neuron tile by neuron tile, and in each of them row block by row block.
-    program = tl.program_id(0)
     tiles = tl.cdiv(capacity, BLOCK_N)
-    first_unit = program // (TOGETHER * tiles) * TOGETHER
-    units = tl.minimum(groups * blocks - first_unit, TOGETHER)
-    unit = first_unit + program % (TOGETHER * tiles) % units
-    tile = program % (TOGETHER * tiles) // units
+    unit, tile = order(tl.program_id(0), groups * blocks, tiles, TOGETHER)
     group = unit // blocks
     block = unit % blocks
     b = tl.program_id(1).to(tl.int64)
@@ -297,8 +296,8 @@ def dense_activation(
         return up
     gate = up if gate_weight is None else _products(hidden, gate_weight)
     grid = (
-        triton.cdiv(up.stride(2), ACTIVATE_TOKENS),
-        triton.cdiv(neurons, ACTIVATE_NEURONS),
+        cdiv(up.stride(2), ACTIVATE_TOKENS),
+        cdiv(neurons, ACTIVATE_NEURONS),
         batch,
     )
     with torch.cuda.device_of(hidden):

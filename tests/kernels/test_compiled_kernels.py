@@ -92,12 +92,12 @@ def test_all_kernels_compile_and_none_spills_in_a_hot_loop(tmp_path):
     reports = compiled(tmp_path / "all.json")
     check_what_they_use(reports)
     spills = spills_in_hot_loops(reports)
-    # The MLP's Gluon kernels for ragged sizes, which run only when asked for, read back a word or
-    # two per stage; see benchmarks/notes/sparse_mlp.md.
+    # The MLP's Gluon kernels for ragged sizes, which run only when asked for, read back one to four
+    # words per stage; see benchmarks/notes/sparse_mlp.md.
     known = {
         name
         for name, (stores, loads) in spills.items()
-        if "gluon_sm90" in name and "ragged" in name and stores == 0 and loads <= 2
+        if "gluon_sm90" in name and "ragged" in name and stores == 0 and loads <= 4
     }
     assert spills.keys() - known == set()
 

@@ -120,7 +120,7 @@ def launched(monkeypatch, operation, launch):
     module = import_module(f"chipsparse.kernels.{operation}.gluon_sm90")
     launches = Launches()
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_kernel", launches)
+        patch.setattr(module, f"_{operation}_kernel", launches)
         patch.setattr(torch.cuda, "device", lambda _: nullcontext())
         launch(getattr(module, operation))
     (keywords,) = launches.keywords

@@ -151,15 +151,20 @@ def test_gated_selection(backend, activation, dtype, device):
 @backend_names(BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-@pytest.mark.parametrize("keep_count", [1, 300, 1023, 1024])
-def test_scores_of_any_size(backend, keep_count, scale, dtype, device):
-    """Exact: the scores are known to the last bit, as the means are zero."""
-    _, weight, _, _ = mlp_inputs(1, 1, 8, 1024, dtype=dtype, device=device)
+@pytest.mark.parametrize(
+    ("neurons", "keep_count"), [(1024, 1), (1024, 300), (1024, 1023), (1024, 1024), (9000, 4000)]
+)
+def test_scores_of_any_size(backend, neurons, keep_count, scale, dtype, device):
+    """Exact: the scores are known to the last bit, as the means are zero.
+
+    Of 9,000 neurons the Triton kernel makes three parts.
+    """
+    _, weight, _, _ = mlp_inputs(1, 1, 8, neurons, dtype=dtype, device=device)
     hidden = torch.zeros(1, 9, 8, dtype=dtype, device=device)
     skip_unless_it_runs(BACKENDS, backend, hidden, weight)
     # Few values, so that many are equal; then all different ones.
     for spread in (20, 1 << 20):
-        old = torch.randint(-spread, spread, (1, 3, 1024), device=device) * scale / spread
+        old = torch.randint(-spread, spread, (1, 3, neurons), device=device) * scale / spread
         expected = old.abs().argsort(dim=-1, descending=True, stable=True)[..., :keep_count]
         cache = old.clone()
         options = {"keep_count": keep_count, "group_rows": 3, "backend": backend}

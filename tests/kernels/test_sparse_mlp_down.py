@@ -152,8 +152,11 @@ def test_strides_do_not_matter(backend, dtype, device):
     for cache in (whole[:, 3:134, 8:32], whole.mT[:, :24, :131].mT, whole[:, 5:136, 1:25]):
         cache.copy_(old)
         result = sparse_mlp_down(delta.contiguous(), weight, neurons, cache, backend=backend)
-        assert torch.equal(result, expected)
-        assert torch.equal(cache, expected)
+        assert torch.equal(result, cache)
+        if backend == "reference":  # a library's product may round otherwise for other strides
+            assert_close(cache, expected.double().cpu(), TOLERANCE[dtype])
+        else:
+            assert torch.equal(cache, expected)
         cache.zero_()
         assert (whole == 0).all()
     if backend == "reference":

@@ -1,0 +1,51 @@
+"""Launches kernels with little work of the host.
+
+At every launch Triton reads all arguments to find out which compiled kernel fits them. That takes
+longer than some of our kernels run, and a step launches hundreds. The calls of one layer differ in
+their pointers only, so here the compiled kernel is found by the arguments as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from triton.runtime.jit import JITFunction
+
+# Compiled kernels and the constants that they are launched with, by kernel, device and arguments.
+# Like Triton's own cache this holds facts about kernels, not about any caller.
+_found: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+MOST_FOUND = 4096
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """As ``kernel[grid](*arguments, **constants)``, on the current device and stream.
+
+    Args:
+        kernel: the decorated function; its last parameters are constants.
+        grid: one to three sizes.
+        arguments: tensors, descriptors and numbers; numbers that change from call to call, such
+            as seeds, belong into a launch of Triton's own.
+        constants: compile-time parameters and options, always in the same order.
+    """
+    if not isinstance(kernel, JITFunction) or torch.version.hip is not None:
+        kernel[grid](*arguments, **constants)
+        return
+    key: list[Any] = [id(kernel), torch.cuda.current_device(), *constants.values()]
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            key += (argument.dtype, argument.data_ptr() % 16)
+        elif hasattr(argument, "block_shape"):
+            key += (argument.base.dtype, *argument.block_shape)
+        else:
+            key.append(argument)
+    found = _found.get(tuple(key))
+    if found is None:
+        compiled = kernel[grid](*arguments, **constants)
+        if len(_found) >= MOST_FOUND:
+            _found.clear()
+        last = tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
+        _found[tuple(key)] = compiled, last
+    else:
+        compiled, last = found
+        compiled[(*grid, 1, 1)](*arguments, *last)

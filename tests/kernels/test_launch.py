@@ -1,0 +1,111 @@
+"""Launches on pretended compiled kernels: which one is found again, and what it is called with."""
+
+import inspect
+from importlib import import_module
+
+import pytest
+import torch
+
+launching = pytest.importorskip("chipsparse.kernels.launch")
+
+
+class Kernel:
+    """A kernel with the parameters x, n, TILE and num_warps that notes how it is launched."""
+
+    arg_names = ("x", "n", "TILE", "num_warps")
+
+    def __init__(self):
+        self.compiled = []
+        self.launches = []
+
+    def __getitem__(self, grid):
+        def compile_and_launch(*args, **constants):
+            self.compiled.append((grid, args, constants))
+            return Compiled(self.launches, len(self.compiled) - 1)
+
+        return compile_and_launch
+
+
+class Compiled:
+    def __init__(self, launches, number):
+        self.launches, self.number = launches, number
+
+    def __getitem__(self, grid):
+        return lambda *args: self.launches.append((self.number, grid, args))
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    monkeypatch.setattr(launching, "JITFunction", Kernel)
+    monkeypatch.setattr(launching, "_found", {})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.version, "hip", None)
+    return Kernel()
+
+
+def test_a_repeated_call_finds_the_compiled_kernel(kernel):
+    first, second = torch.zeros(16), torch.ones(16)
+    launching.launch(kernel, (5,), first, 7, num_warps=4, TILE=64, maxnreg=None)
+    launching.launch(kernel, (6, 2), second, 7, num_warps=4, TILE=64, maxnreg=None)
+    assert len(kernel.compiled) == 1
+    ((number, grid, (pointer, *rest)),) = kernel.launches
+    assert (number, grid[:3], rest) == (0, (6, 2, 1), [7, 64, 4])
+    assert pointer is second
+
+
+@pytest.mark.parametrize(
+    ("tensor", "number", "constants"),
+    [
+        (torch.zeros(16).half(), 7, {"TILE": 64, "num_warps": 4}),
+        (torch.zeros(17)[1:], 7, {"TILE": 64, "num_warps": 4}),
+        (torch.zeros(16), 8, {"TILE": 64, "num_warps": 4}),
+        (torch.zeros(16), 7, {"TILE": 32, "num_warps": 4}),
+        (torch.zeros(16), 7, {"TILE": 64, "num_warps": 8}),
+    ],
+    ids=["dtype", "alignment", "number", "constant", "option"],
+)
+def test_other_arguments_ask_triton(kernel, tensor, number, constants):
+    launching.launch(kernel, (5,), torch.zeros(16), 7, TILE=64, num_warps=4)
+    launching.launch(kernel, (5,), tensor, number, **constants)
+    assert len(kernel.compiled) == 2
+    assert kernel.launches == []
+
+
+def test_other_devices_and_kernels_ask_triton(kernel, monkeypatch):
+    arguments = (torch.zeros(16), 7)
+    launching.launch(kernel, (5,), *arguments, TILE=64, num_warps=4)
+    launching.launch(other := Kernel(), (5,), *arguments, TILE=64, num_warps=4)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    launching.launch(kernel, (5,), *arguments, TILE=64, num_warps=4)
+    assert (len(kernel.compiled), len(other.compiled)) == (2, 1)
+
+
+def test_it_forgets_rather_than_grow(kernel, monkeypatch):
+    monkeypatch.setattr(launching, "MOST_FOUND", 3)
+    for number in range(10):
+        launching.launch(kernel, (5,), torch.zeros(16), number, TILE=64, num_warps=4)
+        assert len(launching._found) <= 3
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "column_sparse_attention.gluon_sm90",
+        "column_sparse_attention.triton_kernel",
+        "mask_packing.triton_kernel",
+        "neuron_selection.triton_kernel",
+        "sparse_mlp_down.gluon_sm90",
+        "sparse_mlp_down.triton_kernel",
+        "sparse_mlp_up.gluon_sm90",
+        "sparse_mlp_up.triton_kernel",
+    ],
+)
+def test_constants_are_the_last_parameters(module):
+    """A compiled kernel takes them by position."""
+    module = import_module(f"chipsparse.kernels.{module}")
+    kernels = [each for each in vars(module).values() if isinstance(each, launching.JITFunction)]
+    launched = [each for each in kernels if "launch(\n" in inspect.getsource(module)]
+    assert launched
+    for each in launched:
+        numbers = list(each.constexprs)
+        assert numbers == list(range(len(each.arg_names) - len(numbers), len(each.arg_names)))
