@@ -8,7 +8,8 @@ to say what each part of the scene is like: one fixed query per property ("the f
 colour", "the background's kind") attends to the words' embeddings, just as the transformer's
 cross-attention will, and a linear layer must name the property. And from each word's embedding
 alone a linear layer must name every property of what the word is about, so that whatever finds one
-word of an object knows the whole object: without this, two objects exchange shapes and colours.
+word of an object knows the whole object: without this, two objects exchange shapes and colours. It
+must name how many objects there are, too: without this, one object is often drawn twice.
 
 The embeddings are also kept near those of the text encoder in START, which the transformer
 already reads. OUT gets a copy of START with the new text encoder, to `--start` the transformer.
@@ -69,14 +70,16 @@ def properties(scene: Scene) -> list[int]:
 def word_properties(scene: Scene, owners: list[int | None], words: int) -> Tensor:
     """Classes (words, properties) of what each word is about; -100 where a property has none.
 
-    The properties are those of an object, then the background's kind and colour.
+    The properties are those of an object, then the background's kind and colour, then the number
+    of objects, which every word knows.
     """
     found = properties(scene)
     object_count = len(OBJECT_PROPERTIES)
-    classes = torch.full((words, object_count + 2), -100)
+    classes = torch.full((words, object_count + 3), -100)
+    classes[: len(owners), -1] = len(scene.objects)
     for word, owner in enumerate(owners):
         if owner == MAX_OBJECTS:
-            classes[word, object_count:] = torch.tensor(found[-2:])
+            classes[word, object_count:-1] = torch.tensor(found[-2:])
         elif owner is not None:
             first = owner * object_count
             classes[word, :object_count] = torch.tensor(found[first : first + object_count])
@@ -88,7 +91,7 @@ class Probe(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        word_classes = [*CLASSES[: len(OBJECT_PROPERTIES)], *CLASSES[-2:]]
+        word_classes = [*CLASSES[: len(OBJECT_PROPERTIES)], *CLASSES[-2:], MAX_OBJECTS + 1]
         self.queries = nn.Parameter(0.05 * torch.randn(len(CLASSES), TEXT_DIM))
         self.classifiers = nn.ModuleList([nn.Linear(TEXT_DIM, count) for count in CLASSES])
         self.of_words = nn.ModuleList([nn.Linear(TEXT_DIM, count) for count in word_classes])

@@ -11,6 +11,7 @@ import chipsparse
 from benchmarks.clips import Workload
 from chipsparse.profiles import ASSETS, bundled_model
 from chipsparse.quality import psnr, ssim
+from tests.regression.pixels import centre
 
 PROMPTS = {  # what moves: its colour (RGB, 0 or 1 each) and the sign of its motion in x and y
     "a red circle moves left over a blue gradient": ((1, 0, 0), -1, 0),
@@ -80,14 +81,6 @@ def test_the_profile_shows_the_prompt_and_stays_close_to_dense(workload, prompt)
     assert ssim(dense.frames[0], sparse.frames[0]) > 0.85
     assert dense.seconds / sparse.seconds > 1.2
     assert {"dense", "refresh", "sparse"} <= set(sparse.report.actions())
-
-
-def centre(frame, colour):
-    """Mean row and column of the pixels ``[H, W, 3]`` with that saturated colour."""
-    bright = torch.tensor(colour, dtype=torch.bool)
-    mask = (frame[..., bright] > 0.6).all(-1) & (frame[..., ~bright] < 0.45).all(-1)
-    assert mask.float().mean() > 0.004, "nothing of the asked colour"
-    return mask.nonzero().float().mean(0)
 
 
 def test_the_bundled_profile_is_found(workload):

@@ -1,0 +1,11 @@
+"""Where in a frame something is."""
+
+import torch
+
+
+def centre(frame: torch.Tensor, colour: tuple[int, int, int]) -> torch.Tensor:
+    """Mean row and column of the pixels ``[H, W, 3]`` with that saturated colour (0 or 1 each)."""
+    bright = torch.tensor(colour, dtype=torch.bool)
+    mask = (frame[..., bright] > 0.6).all(-1) & (frame[..., ~bright] < 0.45).all(-1)
+    assert mask.float().mean() > 0.004, "nothing of the asked colour"
+    return mask.nonzero().float().mean(0)
