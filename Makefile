@@ -1,4 +1,4 @@
-# make demo    make an environment and a video with the bundled model
+# make demo    make an environment, a video and an image with the bundled models
 # make test    run the tests that take less than half a minute each
 # make slow    run the others
 # make lint    ruff and mypy, as in pre-commit and CI
@@ -14,13 +14,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROMPT := a red circle moves left over a blue gradient
 VIDEO := out/demo.mp4
+IMAGE_PROMPT := a red circle to the left of a blue square over a gray gradient
+IMAGE := out/demo.png
 
 .PHONY: demo test slow lint clean
 
 demo: $(VENV)/.installed
 	@mkdir -p $(dir $(VIDEO))
 	$(BIN)/chipsparse generate "$(PROMPT)" --output $(VIDEO)
-	@echo "The video is in $(CURDIR)/$(VIDEO)"
+	$(BIN)/chipsparse generate "$(IMAGE_PROMPT)" --model assets/tiny-flux --output $(IMAGE)
+	@echo "The video is in $(CURDIR)/$(VIDEO), the image in $(CURDIR)/$(IMAGE)"
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -m "not slow and not gpu"
@@ -34,7 +37,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(VIDEO) build dist .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(VIDEO) $(IMAGE) build dist .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml

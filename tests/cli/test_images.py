@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from diffusers import FluxTransformer2DModel
 from PIL import Image
 
 import chipsparse
+from chipsparse.profiles import ASSETS
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
 PROFILE = """\
@@ -87,6 +89,27 @@ def test_the_bundled_profile_serves_a_folder_without_one(generate, flux_folder, 
         model=flux_folder,
     )
     assert ran.exit_code == 0, ran.stderr
+
+
+def test_the_bundled_image_model_runs_with_its_own_profile_and_guidance(
+    generate, workdir, monkeypatch
+):
+    calls = []
+    forward = FluxTransformer2DModel.forward
+
+    def counted(*args, **kwargs):
+        calls.append(kwargs["hidden_states"].shape[1])
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(FluxTransformer2DModel, "forward", counted)
+    folder = ASSETS / "tiny-flux"
+    ran = generate("-o", "out.png", "--json", "--steps", "3", model=folder)
+    assert ran.exit_code == 0, ran.stderr
+    content = json.loads(ran.stdout)
+    assert content["profile"] == str(folder / "chipsparse.yaml")
+    assert content["settings"]["true_cfg_scale"] == 4.0
+    assert calls == [1024] * 6  # with the prompt and with the empty one, at each step
+    assert Image.open("out.png").size == (256, 256)
 
 
 @pytest.mark.parametrize(
