@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from chipsparse.config import (
     AttentionConfig,
+    MemoryConfig,
     MLPConfig,
     ScheduleConfig,
     SparsityConfig,
@@ -22,6 +23,7 @@ __all__ = [
     "AttentionConfig",
     "Handle",
     "MLPConfig",
+    "MemoryConfig",
     "Profile",
     "ScheduleConfig",
     "SparsityConfig",

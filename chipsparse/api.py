@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from chipsparse.config import SparsityConfig
+from chipsparse.host_memory import HostMemory
 from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.profiles import Profile, find_profile, load_profile
@@ -66,15 +67,16 @@ def enable(pipe: Any, config: SparsityConfig | Profile | str | Path | None = Non
     """
     transformers = find_transformers(pipe)
     resolved = _resolve(pipe, config, type(transformers[0]).__name__)
-    report, tracker = GenerationReport(), PositionTracker()
+    report, tracker, host = GenerationReport(), PositionTracker(), HostMemory()
     handle = Handle(resolved, report, [])
     try:
         for transformer in transformers:
             adapter = ADAPTERS[type(transformer).__name__](
                 transformer,
-                Session(resolved, report),
+                Session(resolved, report, host),
                 tracker,
                 lambda: getattr(pipe, "scheduler", None),
+                lambda: bool(getattr(pipe, "do_classifier_free_guidance", False)),
             )
             handle._adapters.append(adapter)
         for adapter in handle._adapters:

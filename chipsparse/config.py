@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from chipsparse.byte_sizes import parse_bytes
 from chipsparse.validation import Validated, build, option
 
 DeltaRule = Literal["merge", "difference", "kept_only", "reuse"]
 Selection = Literal["column_sums", "random"]
 ActionName = Literal["dense", "refresh", "sparse", "skip"]
 BackendName = Literal["auto", "reference"]
+OffloadMode = Literal["auto", "always", "never"]
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,41 @@ class TokenOrderConfig(Validated):
 
 
 @dataclass(frozen=True)
+class MemoryConfig(Validated):
+    """How much memory the run may take, and where caches live.
+
+    Sizes are whole numbers of bytes or texts such as ``24G`` (see `parse_bytes`).
+    """
+
+    vram: int | None = option(
+        None,
+        "GPU memory that the run may take in all, weights included, such as 24G; "
+        "null: what is free when a generation begins",
+        minimum=0,
+    )
+    ram: int | None = option(
+        None,
+        "host memory for caches, such as 64G; null: most of what the machine or container has free",
+        minimum=0,
+    )
+    offload: OffloadMode = option(
+        "auto",
+        "auto: caches stay on the GPU while they fit, the others in host memory; always: all of "
+        "them in host memory; never: none",
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("vram", "ram"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                try:
+                    object.__setattr__(self, name, parse_bytes(value))
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from None
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
 class SparsityConfig(Validated):
     """Everything that decides what is computed. Immutable; compare with ``==``.
 
@@ -140,6 +177,7 @@ class SparsityConfig(Validated):
     mlp: MLPConfig = option(MLPConfig(), "feed-forward layers")
     schedule: ScheduleConfig = option(ScheduleConfig(), "denoising steps")
     token_order: TokenOrderConfig = option(TokenOrderConfig(), "order of the video or image tokens")
+    memory: MemoryConfig = option(MemoryConfig(), "memory of the caches")
     seed: int = option(0, "seed of the random columns", minimum=0)
     backend: BackendName = option("auto", "auto: the fastest kernels that can run; or reference")
 

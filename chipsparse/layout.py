@@ -16,11 +16,13 @@ class LayerKind:
         name: what the model calls them, such as "double" and "single".
         layers: how many there are.
         mlp_width: neurons of their feed-forward layer.
+        mlp_sees_text: whether text tokens go through that layer as well.
     """
 
     name: str
     layers: int
     mlp_width: int
+    mlp_sees_text: bool = True
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,15 @@ class ModelLayout:
                 return kind
             first += kind.layers
         raise ValueError(f"layer: must be from 0 to {self.layers - 1}, got {layer}")
+
+    @property
+    def channels(self) -> int:
+        """Width of the hidden states: the heads side by side."""
+        return self.heads * self.head_dim
+
+    def mlp_tokens(self, layer: int) -> int:
+        """Tokens per sample in the feed-forward layer of a block."""
+        return self.tokens if self.kind(layer).mlp_sees_text else self.grid_tokens
 
     @property
     def grid_tokens(self) -> int:

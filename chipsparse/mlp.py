@@ -219,7 +219,7 @@ def sparse_step(
         group_rows=config.group_rows,
         backend=backend,
     )
-    return sparse_mlp_down(
+    output = sparse_mlp_down(
         delta,
         weights.down,
         cache.neurons,
@@ -228,3 +228,6 @@ def sparse_step(
         group_rows=config.group_rows,
         backend=backend,
     )
+    if cache.age >= config.reselect_every:
+        cache.neurons = None  # the next step chooses others
+    return output

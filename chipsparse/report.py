@@ -52,6 +52,8 @@ class StepRecord:
         steps_total: number of steps where known.
         branch: guidance branch.
         action: what the call did.
+        bytes_to_device: bytes of caches that came from host memory.
+        bytes_to_host: bytes of caches that went there.
     """
 
     step: int
@@ -61,6 +63,8 @@ class StepRecord:
     timer: StepTimer | None = None
     attention_fractions: list[torch.Tensor | float] = field(default_factory=list)
     mlp_fractions: list[float] = field(default_factory=list)
+    bytes_to_device: int = 0
+    bytes_to_host: int = 0
 
     @property
     def seconds(self) -> float:
@@ -88,7 +92,8 @@ class GenerationReport:
         fallbacks: one sentence for everything that runs dense, or denser than the config asks.
         backends: the kernel backend that each op ran on.
         passed_over: for each op the faster backends that did not run, with the reason.
-        cache_bytes: the largest size that the caches had, in bytes.
+        cache_bytes: the largest size that the caches had, in bytes, wherever they live.
+        host_bytes: how much of it was in host memory beside the device.
     """
 
     generation: int = 0
@@ -97,6 +102,7 @@ class GenerationReport:
     backends: dict[str, str] = field(default_factory=dict)
     passed_over: dict[str, dict[str, str]] = field(default_factory=dict)
     cache_bytes: int = 0
+    host_bytes: int = 0
 
     def begin(self, generation: int, record: StepRecord) -> None:
         """Adds a record; the first one of another generation clears what was there."""
@@ -104,7 +110,7 @@ class GenerationReport:
             self.generation = generation
             self.steps, self.fallbacks = [], []
             self.backends, self.passed_over = {}, {}
-            self.cache_bytes = 0
+            self.cache_bytes = self.host_bytes = 0
         self.steps.append(record)
 
     def fall_back(self, sentence: str) -> None:

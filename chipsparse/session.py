@@ -4,36 +4,59 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
 import torch
 
 from chipsparse import attention, mlp
-from chipsparse.cache import LayerCache
+from chipsparse.attention import AttentionBudget
+from chipsparse.cache_kinds import Part, read_kinds
+from chipsparse.cache_store import CacheStore
 from chipsparse.config import SparsityConfig
+from chipsparse.host_memory import HostMemory
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layout import ModelLayout
+from chipsparse.memory_plan import MemoryPlan, available, plan_memory, working_bytes
 from chipsparse.mlp import MLPWeights
+from chipsparse.offload import OffloadPool
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report import GenerationReport, StepRecord, StepTimer
 from chipsparse.step import StepContext
 from chipsparse.token_order import grids_order, inverse_order
+
+PARTS: tuple[Part, ...] = ("attention", "mlp")
+
+
+@dataclass(frozen=True)
+class _Demand:
+    """What a generation asks of the memory, besides its sizes; see `Session.begin`."""
+
+    dtype: torch.dtype
+    branches: int
+    pending_bytes: int
+    dense_parts: tuple[Part, ...]
 
 
 class Session:
     """Owns the caches of one transformer: one `LayerCache` per layer and guidance branch.
 
     Every transformer call runs between `begin` and `end`; whoever opens a call resets the session
-    if the call raises. Nothing survives into another generation.
+    if the call raises. Nothing but host memory, emptied, survives into another generation.
 
     Args:
         config: what to compute.
         report: where to record it; shared by the experts of one pipeline.
+        host: memory for caches beside the device; likewise shared, and by default its own.
     """
 
-    def __init__(self, config: SparsityConfig, report: GenerationReport) -> None:
+    def __init__(
+        self, config: SparsityConfig, report: GenerationReport, host: HostMemory | None = None
+    ) -> None:
         self.config = config
         self.report = report
+        self._host = HostMemory() if host is None else host
+        self._caches = CacheStore(OffloadPool(self._host, report.fall_back), report.fall_back)
         # Facts about the device, not about a generation: a second one runs on the same kernels.
         self._kernels = FastestKernel()
         self.reset()
@@ -43,7 +66,8 @@ class Session:
         self._generation = 0
         self._plan: SparsityPlan | None = None
         self._caching = False
-        self._caches: dict[tuple[str, int], LayerCache] = {}
+        self._caches.reset()
+        self._memory: dict[str, MemoryPlan] = {}
         self._recorded: dict[str, Action] = {}
         self._last_output: dict[str, torch.Tensor] = {}
         self._order: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -57,18 +81,45 @@ class Session:
         """The plan of the generation in progress."""
         return self._plan
 
+    def close(self) -> None:
+        """As `reset`, and gives host memory back to the system."""
+        self.reset()
+        self._host.free_spare()
+
     def cache_bytes(self) -> int:
-        """Bytes that all caches hold now."""
-        return sum(cache.nbytes() for cache in self._caches.values())
+        """Bytes that all caches hold now, on the device and on the host."""
+        return self._caches.nbytes()
 
     # One transformer call.
 
-    def begin(self, context: StepContext, layout: ModelLayout, device: torch.device) -> Action:
+    def begin(
+        self,
+        context: StepContext,
+        layout: ModelLayout,
+        device: torch.device,
+        *,
+        dtype: torch.dtype = torch.float32,
+        branches: int = 1,
+        pending_bytes: int = 0,
+        dense_parts: Collection[Part] = (),
+    ) -> Action:
         """Opens a transformer call and returns what it does.
 
         The plan's action is raised to a fuller one where its inputs are missing: the first call of
         a branch is DENSE, and nothing is sparse before the first REFRESH. So a generation that
         starts late (image to video, the second expert of Wan 2.2) is right without special cases.
+
+        Args:
+            context: position of the call.
+            layout: sizes of the model and the call.
+            device: where it runs.
+            dtype: of the hidden states.
+            branches: guidance branches that this generation is known to have.
+            pending_bytes: bytes of weights that will come to the device during the call.
+            dense_parts: parts that cannot run sparse in this generation.
+
+        Raises:
+            BudgetError: where the memory budgets leave no room for the caches of a single layer.
         """
         plan = SparsityPlan(self.config, layout, context.steps)
         if context.generation != self._generation or plan != self._plan:
@@ -79,22 +130,70 @@ class Session:
                 order = grids_order(layout.grids, self.config.token_order.voxel).to(device)
                 self._order = (order, inverse_order(order))
         action = self._possible(plan.step_action(context.step), context.branch)
-        self._context = context
-        self._record = StepRecord(context.step, context.steps, context.branch, action)
-        self.report.begin(context.generation, self._record)
+        record = StepRecord(context.step, context.steps, context.branch, action)
+        self.report.begin(context.generation, record)
+        if self._caching and context.branch not in self._memory:
+            demand = _Demand(dtype, branches, pending_bytes, tuple(dense_parts))
+            self._make_room(context.branch, device, demand)
+        self._context, self._record = context, record
         if action is not Action.SKIP:
-            self._record.timer = StepTimer(device, time.perf_counter)
+            record.timer = StepTimer(device, time.perf_counter)
+            for part in PARTS:
+                self._caches.start(context.branch, read_kinds(self.config, part, action))
         return action
+
+    def _make_room(self, branch: str, device: torch.device, demand: _Demand) -> None:
+        """Decides where the caches of a branch live, and allocates what is not on the device."""
+        assert self._plan is not None
+        known = next(iter(self._memory.values()), None)
+        if known is None or len(self._memory) >= known.branches:
+            known = self._plan_memory(device, demand, first=known is None)
+            known.check()
+        try:
+            self._caches.open(branch, known.placement, device)
+        except MemoryError as error:
+            self.report.fall_back(
+                f"host memory for caches was refused ({error}): they stay on the device as far as "
+                "they fit, and the other layers run dense"
+            )
+            known = self._plan_memory(device, demand, first=not self._memory, host=False)
+            known.check()
+            self._caches.open(branch, known.placement, device)
+        self._memory[branch] = known
+        for remark in known.remarks(self._plan.layout.layers):
+            self.report.fall_back(remark)
+
+    def _plan_memory(
+        self, device: torch.device, demand: _Demand, *, first: bool, host: bool = True
+    ) -> MemoryPlan:
+        assert self._plan is not None
+        capacity = available(
+            self.config.memory,
+            device,
+            working=working_bytes(self._plan, dtype=demand.dtype),
+            pending=demand.pending_bytes,
+            reusable=self._host.spare_bytes(),
+        )
+        return plan_memory(
+            self._plan,
+            capacity if host else replace(capacity, host=0),
+            dtype=demand.dtype,
+            branches=demand.branches if first else 1,
+            dense_parts=demand.dense_parts,
+            open_slots=self._caches.pool.slots,
+        )
 
     def end(self, output: torch.Tensor) -> None:
         """Closes the call with the transformer's output tensor."""
         plan, context, record = self._open_call()
         if record.timer is not None:
             record.timer.stop()
+        record.bytes_to_device, record.bytes_to_host = self._caches.pool.take_traffic()
         if record.action in (Action.DENSE, Action.REFRESH):
             if self._recorded.get(context.branch) is not Action.REFRESH:
                 self._recorded[context.branch] = record.action
             self.report.cache_bytes = max(self.report.cache_bytes, self.cache_bytes())
+            self.report.host_bytes = max(self.report.host_bytes, self._caches.pool.stored_bytes)
         if plan.skips():
             self._last_output[context.branch] = output.clone()
         self._context = self._record = None
@@ -151,68 +250,82 @@ class Session:
             unpatched: computes the attention as the model would without chipsparse.
         """
         config = self.config.attention
-        if not self.caching or not config.enabled or self._stays_dense(layer):
+        if not self.caching or not config.enabled or self._stays_dense(layer, "attention"):
             return unpatched()
-        plan, context, record = self._open_call()
-        cache = self._cache(layer).attention
+        _, context, record = self._open_call()
         if "dense_attention" not in self.report.backends:
             self.report.run_on(
                 attention.backend_choices(
                     query, key, value, group_rows=config.group_rows, backend=self._backend
                 )
             )
-        action = record.action
-        # A layer that was passed over (by a block cache, say) lacks what others have by now.
-        if cache.lse is None:
-            action = Action.DENSE
-        elif action is Action.SPARSE and cache.columns is None and cache.residual is None:
-            action = Action.REFRESH
-        if action is Action.DENSE:
-            return attention.dense_step(
+        action = self._attention_action(layer, record.action)
+        kinds = read_kinds(self.config, "attention", action)
+        with self._caches.lend(context.branch, layer, "attention", kinds) as cache:
+            if action is Action.DENSE:
+                return attention.dense_step(
+                    cache,
+                    query,
+                    key,
+                    value,
+                    scale=scale,
+                    backend=self._backend,
+                    kernels=self._kernels,
+                )
+            if action is Action.SPARSE:
+                record.attention_fractions.append(cache.kept_fraction)
+                return attention.sparse_step(
+                    cache, query, key, value, config=config, scale=scale, backend=self._backend
+                )
+            budget = self._attention_budget(layer, key)
+            output = attention.refresh_step(
                 cache,
                 query,
                 key,
                 value,
+                config=config,
+                budget=budget,
+                reselect=self.config.schedule.reselect,
                 scale=scale,
                 backend=self._backend,
                 kernels=self._kernels,
             )
-        if action is Action.SPARSE:
-            record.attention_fractions.append(cache.kept_fraction)
-            return attention.sparse_step(
-                cache, query, key, value, config=config, scale=scale, backend=self._backend
-            )
+            self._check_capacity(layer, cache.capacity, budget.most_columns(config))
+            return output
+
+    def _attention_action(self, layer: int, action: Action) -> Action:
+        """A fuller action for a layer that was passed over (by a block cache, say)."""
+        _, context, _ = self._open_call()
+
+        def recorded(kind: str) -> bool:
+            return self._caches.has(context.branch, layer, kind)
+
+        if not recorded("lse"):
+            return Action.DENSE
+        if action is Action.SPARSE and not (recorded("columns") or recorded("residual")):
+            return Action.REFRESH
+        return action
+
+    def _attention_budget(self, layer: int, key: torch.Tensor) -> AttentionBudget:
+        plan, context, _ = self._open_call()
+        config, layout = self.config.attention, plan.layout
         if self._static_columns is None:
             self._static_columns = attention.static_columns(
                 key.shape[2],
                 config,
-                text_tokens=plan.layout.text_tokens,
-                text_first=plan.layout.text_first,
+                text_tokens=layout.text_tokens,
+                text_first=layout.text_first,
                 device=key.device,
             )
-        budget = attention.AttentionBudget(
+        return AttentionBudget(
             keep_count=plan.attention_keep_count(),
             random_count=plan.attention_random_count(),
             static_columns=self._static_columns,
             seed=zlib.crc32(f"{self.config.seed} {context.branch} {context.step} {layer}".encode()),
             static_count=attention.static_count(
-                key.shape[2], config, text_tokens=plan.layout.text_tokens
+                key.shape[2], config, text_tokens=layout.text_tokens
             ),
         )
-        output = attention.refresh_step(
-            cache,
-            query,
-            key,
-            value,
-            config=config,
-            budget=budget,
-            reselect=self.config.schedule.reselect,
-            scale=scale,
-            backend=self._backend,
-            kernels=self._kernels,
-        )
-        self._check_capacity(layer, cache.capacity, budget.most_columns(config))
-        return output
 
     def _check_capacity(self, layer: int, longest: int | None, most_columns: int) -> None:
         """Reports, once per layer, a list of columns that is longer than any choice makes it."""
@@ -243,38 +356,43 @@ class Session:
             addend: another summand of the result, which changes with every step and is not cached.
         """
         config = self.config.mlp
-        if not self.caching or not config.enabled or self._stays_dense(layer):
+        if not self.caching or not config.enabled or self._stays_dense(layer, "mlp"):
             return mlp.dense_step(
                 None, hidden, weights, config=config, backend=self._backend, addend=addend
             )
-        plan, _, record = self._open_call()
-        cache = self._cache(layer).mlp
-        if record.action is not Action.SPARSE or cache.activation is None:
-            return mlp.dense_step(
-                cache, hidden, weights, config=config, backend=self._backend, addend=addend
+        plan, context, record = self._open_call()
+        action = record.action
+        if not self._caches.has(context.branch, layer, "activation"):
+            action = Action.REFRESH
+        kinds = read_kinds(self.config, "mlp", action)
+        with self._caches.lend(context.branch, layer, "mlp", kinds) as cache:
+            if action is not Action.SPARSE:
+                return mlp.dense_step(
+                    cache, hidden, weights, config=config, backend=self._backend, addend=addend
+                )
+            if "sparse_mlp_up" not in self.report.backends:
+                self.report.run_on(
+                    mlp.backend_choices(
+                        cache, hidden, weights, config=config, backend=self._backend
+                    )
+                )
+            keep_count = plan.mlp_keep_count(layer)
+            record.mlp_fractions.append(keep_count / weights.up.shape[0])
+            return mlp.sparse_step(
+                cache,
+                hidden,
+                weights,
+                config=config,
+                keep_count=keep_count,
+                backend=self._backend,
+                addend=addend,
             )
-        if "sparse_mlp_up" not in self.report.backends:
-            self.report.run_on(
-                mlp.backend_choices(cache, hidden, weights, config=config, backend=self._backend)
-            )
-        keep_count = plan.mlp_keep_count(layer)
-        record.mlp_fractions.append(keep_count / weights.up.shape[0])
-        return mlp.sparse_step(
-            cache,
-            hidden,
-            weights,
-            config=config,
-            keep_count=keep_count,
-            backend=self._backend,
-            addend=addend,
-        )
 
-    def _cache(self, layer: int) -> LayerCache:
+    def _stays_dense(self, layer: int, part: Part) -> bool:
+        if layer < self.config.schedule.first_dense_layers:
+            return True
         _, context, _ = self._open_call()
-        return self._caches.setdefault((context.branch, layer), LayerCache())
-
-    def _stays_dense(self, layer: int) -> bool:
-        return layer < self.config.schedule.first_dense_layers
+        return (layer, part) in self._memory[context.branch].placement.recomputed
 
     @property
     def _backend(self) -> str | None:

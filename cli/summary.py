@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chipsparse import quality
+from chipsparse.byte_sizes import format_bytes
 from chipsparse.cli.denoise import Generation, StepResult
 
 
@@ -157,12 +158,12 @@ def _memory(outcome: Outcome, made: Generation) -> str:
     parts = []
     if made.peak_gpu_bytes is not None:
         dense = outcome.dense if outcome.sparse is not None else None
-        also = f" (dense {_bytes(dense.peak_gpu_bytes or 0)})" if dense is not None else ""
-        parts.append(f"peak {_bytes(made.peak_gpu_bytes)} on the GPU{also}")
+        also = f" (dense {format_bytes(dense.peak_gpu_bytes or 0)})" if dense is not None else ""
+        parts.append(f"peak {format_bytes(made.peak_gpu_bytes)} on the GPU{also}")
     elif outcome.peak_process_bytes is not None:
-        parts.append(f"peak {_bytes(outcome.peak_process_bytes)} of the process")
+        parts.append(f"peak {format_bytes(outcome.peak_process_bytes)} of the process")
     if made.cache_bytes:
-        parts.append(f"caches {_bytes(made.cache_bytes)}")
+        parts.append(f"caches {format_bytes(made.cache_bytes)}")
     return ", ".join(parts)
 
 
@@ -188,15 +189,6 @@ def _computed(step: StepResult, kept: float | None) -> float:
 def _percent(fractions: list[float]) -> str:
     mean = sum(fractions) / len(fractions)
     return f"{mean:.0%}" if mean in (0, 1) else f"{mean:.1%}"
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"
 
 
 def _generation_json(made: Generation | None) -> dict[str, Any] | None:

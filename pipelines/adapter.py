@@ -39,6 +39,7 @@ from chipsparse.session import Session
 from chipsparse.step import PositionTracker
 
 ADAPTER = "chipsparse_adapter"
+BLOCKS_AT_ONCE = 2  # of group offloading: one computes, one arrives
 
 
 class PatchedTransformer:
@@ -85,6 +86,8 @@ class ModelAdapter:
         session: the state of this transformer.
         tracker: follows the position over all transformers of the pipeline.
         scheduler: returns the pipeline's scheduler, or None.
+        guided: tells whether each step of the pipeline calls the transformer once more, without
+            the prompt; False where that is not known.
     """
 
     transformer_class: ClassVar[str]
@@ -95,6 +98,7 @@ class ModelAdapter:
         session: Session,
         tracker: PositionTracker,
         scheduler: Callable[[], Any],
+        guided: Callable[[], bool] = lambda: False,
     ) -> None:
         self.transformer = transformer
         self.session = session
@@ -102,6 +106,7 @@ class ModelAdapter:
         self.other_experts: list[ModelAdapter] = []
         self._tracker = tracker
         self._scheduler = scheduler
+        self._guided = guided
         self._patches = Patches()
         self._attention_patches = Patches()
         self._unpatched_backends: list[Any] = []
@@ -127,7 +132,7 @@ class ModelAdapter:
         """Restores the model and frees the caches."""
         self.release_attention()
         self._patches.undo()
-        self.session.reset()
+        self.session.close()
 
     # What a model's adapter says.
 
@@ -194,7 +199,16 @@ class ModelAdapter:
         for expert in self.other_experts:  # done with for this generation: free its caches
             expert.session.reset()
         try:
-            action = self.session.begin(context, self.layout(arguments), hidden.device)
+            layout = self.layout(arguments)
+            action = self.session.begin(
+                context,
+                layout,
+                hidden.device,
+                dtype=hidden.dtype,
+                branches=2 if self._guided() else 1,
+                pending_bytes=self._pending_bytes(hidden.device, layout.layers),
+                dense_parts=["attention"] if self.why_attention_is_dense(arguments) else [],
+            )
             for remark in self.remarks(arguments):
                 self.session.report.fall_back(remark)
             self._check_attention()
@@ -210,6 +224,19 @@ class ModelAdapter:
         except BaseException:
             self.session.reset()
             raise
+
+    def _pending_bytes(self, device: torch.device, layers: int) -> int:
+        """Bytes of weights that the pipeline's own offloading brings to the device in a call."""
+        if device.type == "cpu":
+            return 0
+        away = sum(
+            parameter.nbytes
+            for parameter in self.transformer.parameters()
+            if parameter.device != device
+        )
+        if any(site.keeps_its_layout() for site in self._feed_forwards):  # in groups of blocks
+            return min(away, BLOCKS_AT_ONCE * away // layers)
+        return away
 
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
         """Returns a tensor in the form that the transformer's ``forward`` returns it."""

@@ -64,7 +64,7 @@ class FluxAdapter(ModelAdapter):
         width = MLP_RATIO * config.num_attention_heads * config.attention_head_dim
         return ModelLayout(
             kinds=(
-                LayerKind("double", config.num_layers, width),
+                LayerKind("double", config.num_layers, width, mlp_sees_text=False),
                 LayerKind("single", config.num_single_layers, width),
             ),
             heads=config.num_attention_heads,

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import chipsparse.mlp
 from chipsparse.cache import MLPCache
 from chipsparse.config import MLPConfig
 from chipsparse.kernels.token_layout import empty_token_contiguous
@@ -96,8 +97,6 @@ def test_no_neuron_leaves_the_output_but_not_the_addend():
 
 def test_the_second_linear_takes_token_contiguous_activations(monkeypatch):
     """As kernels on a GPU leave them: the same numbers in other strides."""
-    import chipsparse.mlp
-
     plain = chipsparse.mlp.dense_activation
 
     def token_contiguous(*args, **kwargs):
@@ -115,18 +114,26 @@ def test_the_second_linear_takes_token_contiguous_activations(monkeypatch):
         assert found.is_contiguous()
 
 
-def test_neurons_are_kept_for_a_few_steps():
+def test_neurons_are_kept_for_a_few_steps(monkeypatch):
     cache, weights = MLPCache(), weights_of("none")
     config = MLPConfig(group_rows=8, reselect_every=2)
     dense_step(cache, normal(BATCH, TOKENS, CHANNELS), weights, config=config, backend=None)
-    lists = []
+    lists, kept = [], []
+    sparse_mlp_up = chipsparse.mlp.sparse_mlp_up
+
+    def listed(*args, **options):
+        lists.append(args[3])
+        return sparse_mlp_up(*args, **options)
+
+    monkeypatch.setattr(chipsparse.mlp, "sparse_mlp_up", listed)
     for seed in range(5, 9):
         hidden = normal(BATCH, TOKENS, CHANNELS, seed=seed)
         sparse_step(cache, hidden, weights, config=config, keep_count=5, backend=None)
-        lists.append(cache.neurons)
+        kept.append(cache.neurons is not None)
     assert lists[0] is lists[1]
     assert lists[2] is lists[3]
     assert not torch.equal(lists[0], lists[2])
+    assert kept == [True, False, True, False]  # what nobody will read takes no memory
 
 
 def test_each_op_says_its_backend():

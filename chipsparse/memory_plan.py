@@ -1,0 +1,194 @@
+"""What a generation will keep where, decided from its sizes and budgets before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from chipsparse.byte_sizes import format_bytes
+from chipsparse.cache_kinds import INDEX_BYTES, Part, kept_kinds, kind_bytes, saved_work
+from chipsparse.config import MemoryConfig
+from chipsparse.kernels.checks import group_count
+from chipsparse.machine import device_free_bytes, host_budget, host_free_bytes
+from chipsparse.placement import PartNeed, Placement, place
+from chipsparse.plan import SparsityPlan
+
+UNLIMITED = 1 << 62
+
+# Tensors as large as the hidden states, and as the MLP's neurons, that a transformer block holds at
+# once: q, k, v, the attention's output, norms and their float32 copies; a guess on the safe side.
+HIDDEN_STATES = 12
+NEURON_TENSORS = 2
+
+
+class BudgetError(ValueError):
+    """The caches of not a single layer fit; the text has the numbers."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Bytes that caches may take.
+
+    Attributes:
+        device: on the device, slots included.
+        host: in host memory besides; 0 where nothing may or need go there.
+    """
+
+    device: int
+    host: int
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Where the caches of a branch live, and what that was decided from.
+
+    Attributes:
+        placement: the decision, the same for all branches.
+        branches: guidance branches that it was made for.
+        capacity: what there was.
+        wanted: bytes of all that the config wants kept, for all branches.
+    """
+
+    placement: Placement
+    branches: int
+    capacity: Capacity
+    wanted: int
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes on the device, of all branches and with the slots."""
+        return self.branches * self.placement.device_bytes + self.placement.slot_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes in host memory, of all branches."""
+        return self.branches * self.placement.host_bytes
+
+    def check(self) -> None:
+        """Raises `BudgetError` where caches are wanted and none fits."""
+        if self.placement.recomputed and not (self.placement.device or self.placement.host):
+            raise BudgetError(
+                f"not one layer's caches fit: all of them need {format_bytes(self.wanted)}, and "
+                f"besides weights and working memory there are "
+                f"{format_bytes(max(0, self.capacity.device))} on the device and "
+                f"{format_bytes(max(0, self.capacity.host))} of host memory for them; raise the "
+                "budgets, make a smaller picture, or run dense"
+            )
+
+    def remarks(self, layers: int) -> list[str]:
+        """One sentence for each part of the model that is not kept."""
+        sentences = []
+        for part, name in (("attention", "attention"), ("mlp", "MLP")):
+            dense = sorted(layer for layer, what in self.placement.recomputed if what == part)
+            if dense:
+                sentences.append(
+                    f"{name} runs dense in {len(dense)} of {layers} layers (first: layer "
+                    f"{dense[0]}): its caches do not fit into the memory budgets"
+                )
+        return sentences
+
+
+def plan_memory(
+    plan: SparsityPlan,
+    capacity: Capacity,
+    *,
+    dtype: torch.dtype,
+    branches: int = 1,
+    dense_parts: Collection[Part] = (),
+    open_slots: Mapping[str, int] | None = None,
+) -> MemoryPlan:
+    """Places the caches of one generation.
+
+    Args:
+        plan: what is sparse, for which sizes.
+        capacity: what there is.
+        dtype: of the hidden states.
+        branches: guidance branches with caches of their own.
+        dense_parts: parts that cannot run sparse in this generation and keep nothing.
+        open_slots: bytes of slots that are there already, by kind.
+    """
+    needs = cache_needs(plan, dtype=dtype, dense_parts=dense_parts)
+    placement = place(
+        needs,
+        device_bytes=capacity.device,
+        host_bytes=capacity.host,
+        branches=branches,
+        open_slots=open_slots,
+        prefer_host=plan.config.memory.offload == "always",
+    )
+    wanted = branches * sum(need.nbytes for need in needs)
+    return MemoryPlan(placement, branches, capacity, wanted)
+
+
+def cache_needs(
+    plan: SparsityPlan, *, dtype: torch.dtype, dense_parts: Collection[Part] = ()
+) -> list[PartNeed]:
+    """What each layer part wants to keep for one branch; nothing where it is dense anyway."""
+    config, layout = plan.config, plan.layout
+    enabled: dict[Part, bool] = {"attention": config.attention.enabled, "mlp": config.mlp.enabled}
+    return [
+        PartNeed(
+            layer,
+            part,
+            {
+                kind: kind_bytes(kind, layer, layout=layout, config=config, dtype=dtype)
+                for kind in kept_kinds(config, part)
+            },
+            saved_work(part, layer, layout=layout, config=config),
+        )
+        for layer in range(config.schedule.first_dense_layers, layout.layers)
+        for part, wanted in enabled.items()
+        if wanted and part not in dense_parts
+    ]
+
+
+def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype) -> int:
+    """Device memory that a transformer call needs besides weights and caches: an estimate.
+
+    The tensors of one block, and what a refresh or a sparse step holds for a moment.
+    """
+    config, layout = plan.config, plan.layout
+    tokens, heads = layout.tokens, layout.batch * layout.heads
+    widest = max(kind.mlp_width for kind in layout.kinds)
+    hidden = layout.batch * tokens * layout.channels * dtype.itemsize
+    neurons = layout.batch * tokens * widest * dtype.itemsize
+    total = HIDDEN_STATES * hidden + NEURON_TENSORS * neurons
+    if config.attention.enabled:
+        groups = group_count(tokens, config.attention.group_rows)
+        sums = heads * groups * tokens * min(dtype.itemsize, 4)
+        kept = plan.attention_keep_count() + plan.attention_random_count()
+        total += min(sums, config.attention.column_sums_bytes)
+        total += heads * groups * kept * INDEX_BYTES + groups * tokens
+    return total
+
+
+def available(
+    config: MemoryConfig,
+    device: torch.device,
+    *,
+    working: int,
+    pending: int = 0,
+    reusable: int = 0,
+) -> Capacity:
+    """What this machine and the config's budgets leave for caches now.
+
+    Args:
+        config: the budgets.
+        device: where the model runs.
+        working: bytes that a transformer call needs for itself.
+        pending: bytes of weights that are yet to come to the device.
+        reusable: bytes of host memory that are ours already and free for caches.
+    """
+    free_host = host_free_bytes()
+    host = UNLIMITED if free_host is None else host_budget(free_host) + reusable
+    if config.ram is not None:
+        host = min(host, config.ram)
+    if device.type != "cuda":  # one memory for all
+        room = host - working
+        return Capacity(room, room if config.offload == "always" else 0)
+    free = device_free_bytes(device)
+    if config.vram is not None:
+        free = min(free, config.vram - torch.cuda.memory_allocated(device))
+    return Capacity(free - working - pending, 0 if config.offload == "never" else host)
