@@ -27,6 +27,10 @@ from chipsparse.kernels.dense_attention_column_sums.reference import column_sums
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.kernels.mask_packing import packed_to_indices
 
+# What the residual of a refresh may hold in float32 at a time.
+RESIDUAL_BYTES = 256 << 20
+FLOAT32_TENSORS = 3
+
 
 @dataclass(frozen=True)
 class AttentionBudget:
@@ -192,9 +196,22 @@ def refresh_step(
     else:
         cache.lse_dense = cache.lse
         cache.kept_mass = torch.exp(kept_lse - cache.lse)
-        weighted = cache.kept_mass.unsqueeze(-1) * kept.float()
-        cache.residual = (output.float() - weighted).to(output.dtype)
+        cache.residual = _without_kept(output, kept, cache.kept_mass)
     return output
+
+
+def _without_kept(
+    output: torch.Tensor, kept: torch.Tensor, kept_mass: torch.Tensor
+) -> torch.Tensor:
+    """``output - kept_mass * kept`` in float32, a few heads at a time."""
+    residual = torch.empty_like(output)
+    batch, heads, tokens, head_dim = output.shape
+    head_bytes = FLOAT32_TENSORS * 4 * batch * tokens * head_dim
+    for first, last in ranges(heads, head_bytes, RESIDUAL_BYTES):
+        part = slice(first, last)
+        weighted = kept_mass[:, part].unsqueeze(-1) * kept[:, part].float()
+        residual[:, part] = output[:, part].float() - weighted
+    return residual
 
 
 def _choose_columns(

@@ -116,7 +116,7 @@ def plan_memory(
         host_bytes=capacity.host,
         branches=branches,
         open_slots=open_slots,
-        prefer_host=plan.config.memory.offload == "always",
+        prefer_host=plan.config.memory.offload == "always" and capacity.host > 0,
     )
     wanted = branches * sum(need.nbytes for need in needs)
     return MemoryPlan(placement, branches, capacity, wanted)

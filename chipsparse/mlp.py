@@ -157,7 +157,7 @@ def dense_step(
         cache.activation = activation
         # Compiled code may reuse the memory of what it is given.
         cache.output = output.clone() if addend is None else output
-        cache.neurons, cache.age = None, 0
+        cache.neurons = cache.age = None
     return output if addend is None else output + addend
 
 
@@ -192,8 +192,8 @@ def sparse_step(
     assert cache.activation is not None
     assert cache.output is not None
     assert cache.mean is not None
-    if cache.neurons is None or cache.age >= config.reselect_every:
-        cache.neurons, cache.age = None, 0
+    if cache.age is None or cache.age >= config.reselect_every:
+        cache.age = 0
         cache.neurons = neuron_selection(
             hidden,
             weights.up,
@@ -206,6 +206,7 @@ def sparse_step(
             group_rows=config.group_rows,
             backend=backend,
         )
+    assert cache.neurons is not None
     cache.age += 1
     delta = sparse_mlp_up(
         hidden,

@@ -137,7 +137,8 @@ class OffloadPool:
                 present = self._opened.slots.get(kind, [])
                 if present and present[0].memory.numel() >= size:
                     continue
-                self._copies.synchronize()
+                if present:
+                    self._settle()
                 self._opened.slots[kind] = [
                     _Slot(torch.empty(size, dtype=torch.uint8, device=device)) for _ in range(SLOTS)
                 ]

@@ -243,6 +243,15 @@ def test_column_sums_of_a_few_heads_at_a_time(limit, monkeypatch):
         assert torch.equal(torch.as_tensor(one), torch.as_tensor(other)), name
 
 
+def test_the_residual_of_a_few_heads_at_a_time(monkeypatch):
+    expected, _, _ = refreshed("merge")
+    assert expected.residual.stride() == inputs(0)[0].stride()
+    monkeypatch.setattr(attention, "RESIDUAL_BYTES", 1)
+    found, _, _ = refreshed("merge")
+    assert torch.equal(found.residual, expected.residual)
+    assert found.residual.stride() == expected.residual.stride()
+
+
 def test_random_columns_of_heads_in_chunks():
     """As the config says: they depend on the chunks, no two heads share them, all are counted."""
     masks = [

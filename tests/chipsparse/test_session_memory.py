@@ -1,0 +1,357 @@
+"""A session whose caches live in host memory: the same results, within the budgets, no leaks."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import chipsparse.session
+from chipsparse import SparsityConfig
+from chipsparse.cache_kinds import KINDS, kept_kinds, kind_bytes
+from chipsparse.host_memory import HostMemory
+from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.memory_plan import BudgetError, Capacity, cache_needs
+from chipsparse.mlp import MLPWeights
+from chipsparse.offload import OffloadPool
+from chipsparse.plan import Action, SparsityPlan
+from chipsparse.report import GenerationReport
+from chipsparse.session import Session
+from chipsparse.step import StepContext
+from tests.chipsparse.races import TracedCopies, WatchComputation
+
+CPU = torch.device("cpu")
+ACTIONS = ["dense", "refresh", "sparse", "sparse", "skip", "dense", "sparse", "refresh", "sparse"]
+CONFIG = SparsityConfig().override(
+    {
+        "attention.keep_fraction": 0.2,
+        "attention.group_rows": 16,
+        "mlp.group_rows": 16,
+        "token_order.voxel": None,
+        "schedule.actions": ACTIONS,
+    }
+)
+HOSTED = {"memory.offload": "always"}
+RULES = ["merge", "difference", "kept_only", "reuse"]
+
+
+def layout_of(layers=4, grid=(3, 4, 5), batch=1):
+    kinds = (
+        LayerKind("double", layers // 2, mlp_width=24, mlp_sees_text=False),
+        LayerKind("single", layers - layers // 2, mlp_width=40),
+    )
+    return ModelLayout(kinds, heads=2, head_dim=8, batch=batch, grids=(grid,), text_tokens=3)
+
+
+def weights_of(layer, width):
+    generator = torch.Generator().manual_seed(layer)
+    up, down = (torch.randn(*shape, generator=generator) for shape in ((width, 16), (16, width)))
+    return MLPWeights(up, None, down, None, "gelu")
+
+
+def dense_attention(query, key, value):
+    return F.scaled_dot_product_attention(query, key, value)
+
+
+def call(session, context, layout, action=None):
+    """One transformer call; returns the outputs of its layers."""
+    outputs = []
+    for layer in range(layout.layers):
+        generator = torch.Generator().manual_seed(10 * context.step + layer)
+        shape = (layout.batch, 2, layout.tokens, 8)
+        query, key, value = torch.randn(3, *shape, generator=generator)
+        query += context.branch == "uncond"
+        outputs.append(
+            session.attention(
+                layer,
+                query,
+                key,
+                value,
+                scale=None,
+                unpatched=lambda q=query, k=key, v=value: dense_attention(q, k, v),
+            )
+        )
+        hidden = torch.randn(layout.batch, layout.mlp_tokens(layer), 16, generator=generator)
+        weights = weights_of(layer, layout.kind(layer).mlp_width)
+        outputs.append(session.mlp(layer, hidden, weights))
+    return outputs
+
+
+def generate(session, *, generation=1, layout=None, branches=("cond", "uncond"), known=2, steps=9):
+    layout = layout or layout_of()
+    outputs = []
+    for step in range(steps):
+        for branch in branches:
+            context = StepContext(generation, step, branch, len(ACTIONS))
+            if session.begin(context, layout, CPU, branches=known) is Action.SKIP:
+                session.end(session.last_output())
+                continue
+            outputs += call(session, context, layout)
+            session.end(outputs[-1])
+    return outputs
+
+
+def session_with(overrides=(), **options):
+    return Session(CONFIG.override(dict(overrides)), GenerationReport(), **options)
+
+
+def equal(first, second):
+    assert len(first) == len(second)
+    return all(torch.equal(*pair) for pair in zip(first, second, strict=True))
+
+
+# The same results.
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("reselect", [True, False])
+@pytest.mark.parametrize("reselect_every", [1, 2])
+def test_offloaded_caches_give_the_same_bits(rule, reselect, reselect_every):
+    overrides = {
+        "attention.delta_rule": rule,
+        "schedule.reselect": reselect,
+        "mlp.reselect_every": reselect_every,
+    }
+    here, hosted = session_with(overrides), session_with(overrides | HOSTED)
+    expected = generate(here)
+    assert equal(generate(hosted), expected)
+    assert here.report.host_bytes == 0
+    assert here.report.cache_bytes > 0
+    # All but one number per layer, the kept fraction.
+    assert all(cache.nbytes() <= 4 for cache in hosted._caches.values())
+    assert hosted.report.cache_bytes - hosted.report.host_bytes <= 4 * len(hosted._caches)
+    assert hosted.report.fallbacks == []
+
+
+def test_no_released_slot_is_used(monkeypatch):
+    expected = generate(session_with())
+
+    def poisoned(*args):
+        return OffloadPool(*args, poison=True)
+
+    monkeypatch.setattr(chipsparse.session, "OffloadPool", poisoned)
+    assert equal(generate(session_with(HOSTED)), expected)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_no_copy_can_overtake_a_layer(rule, monkeypatch):
+    traces = []
+
+    def traced(*args):
+        def copies(_device):
+            traces.append(TracedCopies())
+            return traces[-1]
+
+        return OffloadPool(*args, copies=copies)
+
+    monkeypatch.setattr(chipsparse.session, "OffloadPool", traced)
+    session = session_with(HOSTED | {"attention.delta_rule": rule})
+    with WatchComputation(session._caches.pool):
+        generate(session)
+        generate(session, generation=2, layout=layout_of(grid=(1, 5, 5)))
+    assert [trace.races for trace in traces] == [[], []]
+    assert all(len(trace.accesses) > 20 for trace in traces)
+
+
+def test_each_layer_is_fetched_once_and_before_it_is_due():
+    """Each sparse call brings every tensor that it reads exactly once."""
+    session = session_with(HOSTED)
+    generate(session)
+    layout = layout_of()
+    plan = SparsityPlan(session.config, layout, len(ACTIONS))
+    needs = cache_needs(plan, dtype=torch.float32)
+    read = {kind for part in ("attention", "mlp") for kind in kept_kinds(plan.config, part)}
+    for record in session.report.steps:
+        if record.action is Action.SPARSE:
+            sizes = [
+                size
+                for need in needs
+                for kind, size in need.sizes.items()
+                if kind in read - {"lse"}
+            ]
+            # Activations are planned with their rows padded to 8.
+            assert 0.9 * sum(sizes) < record.bytes_to_device <= sum(sizes)
+            assert record.bytes_to_host > 0  # the MLPs'
+        elif record.action is Action.REFRESH:
+            assert record.bytes_to_host > record.bytes_to_device > 0
+        elif record.action is Action.SKIP:
+            assert record.bytes_to_device == record.bytes_to_host == 0
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("reselect_every", [1, 3])
+def test_the_planned_bytes_are_the_bytes_that_are_kept(batch, reselect_every):
+    session = session_with({"mlp.reselect_every": reselect_every})
+    layout = layout_of(batch=batch)
+    generate(session, layout=layout, steps=4)
+    seen = set()
+    for (_, layer), cache in ((key, session._caches[key]) for key in session._caches):
+        for kind in KINDS.values():
+            tensor = getattr(getattr(cache, kind.part), kind.name)
+            if tensor is None:
+                continue
+            planned = kind_bytes(
+                kind.name, layer, layout=layout, config=session.config, dtype=torch.float32
+            )
+            padding = planned // 8 if kind.name == "activation" else 0
+            assert planned - padding <= tensor.nbytes <= planned, kind
+            seen.add(kind.name)
+    assert seen == kept_kinds(session.config, "attention") | kept_kinds(session.config, "mlp")
+
+
+def test_the_slots_of_hunyuan_720p_are_as_small_as_the_design_says():
+    """Two slots of masks and of residual caches, at 118,800 video and 256 text tokens."""
+    layout = ModelLayout(
+        (LayerKind("block", 60, 12_288),), 24, 128, 1, ((33, 45, 80),), text_tokens=256
+    )
+    assert layout.tokens == 119_056
+    for rows, most in ((192, 452e6), (128, 678e6)):
+        config = SparsityConfig().override({"attention.group_rows": rows})
+        options = {"layout": layout, "config": config, "dtype": torch.bfloat16}
+        assert 2 * kind_bytes("columns", 0, **options) < most
+        assert 2 * kind_bytes("residual", 0, **options) < 1.5e9
+
+
+# Budgets.
+
+
+def with_capacity(monkeypatch, device, host=0):
+    monkeypatch.setattr(
+        chipsparse.session, "available", lambda *args, **kwargs: Capacity(device, host)
+    )
+
+
+def wanted(layout=None, branches=2):
+    plan = SparsityPlan(CONFIG, layout or layout_of(), len(ACTIONS))
+    return branches * sum(need.nbytes for need in cache_needs(plan, dtype=torch.float32))
+
+
+def test_layers_that_fit_nowhere_run_dense_and_the_report_says_so(monkeypatch):
+    with_capacity(monkeypatch, wanted() // 2)
+    session = session_with()
+    generate(session)
+    remarks = session.report.fallbacks
+    assert [remark.split(" runs dense in ")[0] for remark in remarks] == ["attention", "MLP"] or [
+        remark.split(" runs dense in ")[0] for remark in remarks
+    ] == ["MLP"]
+    assert all("its caches do not fit into the memory budgets" in remark for remark in remarks)
+    assert 0 < session.report.cache_bytes <= wanted() // 2
+    assert {record.action for record in session.report.steps} >= {Action.SPARSE}
+
+
+def test_a_part_of_the_layers_in_host_memory(monkeypatch):
+    expected = generate(session_with())
+    with_capacity(monkeypatch, wanted() // 2, wanted())
+    session = session_with()
+    assert equal(generate(session), expected)
+    assert 0 < session.report.host_bytes < session.report.cache_bytes
+    assert session.report.fallbacks == []
+
+
+def test_nothing_fits_is_refused_before_the_first_step_with_the_numbers(monkeypatch):
+    with_capacity(monkeypatch, 100, 50)
+    session = session_with()
+    with pytest.raises(BudgetError, match=r"need .* KiB, .* 100 B on the device and 50 B of host"):
+        session.begin(StepContext(1, 0, "cond", 9), layout_of(), CPU, branches=2)
+    assert session.cache_bytes() == 0
+
+
+def test_parts_that_cannot_run_sparse_need_no_room(monkeypatch):
+    with_capacity(monkeypatch, wanted())
+    session = session_with()
+    session.begin(
+        StepContext(1, 0, "cond", 9), layout_of(), CPU, branches=2, dense_parts=["attention"]
+    )
+    kinds = {kind for _, kind in session._memory["cond"].placement.device}
+    assert kinds == kept_kinds(CONFIG, "mlp")
+
+
+def test_a_branch_that_was_not_expected_takes_what_is_left(monkeypatch):
+    expected = generate(session_with())
+    with_capacity(monkeypatch, wanted(branches=1) * 3 // 4, 2 * wanted())
+    session = session_with()
+    assert equal(generate(session, known=1), expected)
+    assert session._memory["cond"] is not session._memory["uncond"]
+    assert session.report.fallbacks == []
+
+
+def test_refused_host_memory_is_told_and_the_device_takes_over(monkeypatch):
+    expected = generate(session_with())
+    memory = HostMemory()
+
+    def refuse(*args, **kwargs):
+        raise MemoryError("3.0 GiB of host memory: cannot allocate memory")
+
+    monkeypatch.setattr(memory, "lend", refuse)
+    with_capacity(monkeypatch, wanted(), wanted())
+    session = session_with(HOSTED, host=memory)
+    assert equal(generate(session), expected)
+    assert session.report.fallbacks == [
+        "host memory for caches was refused (3.0 GiB of host memory: cannot allocate memory): they "
+        "stay on the device as far as they fit, and the other layers run dense"
+    ]
+
+
+@pytest.mark.parametrize(("vram", "ram"), [("1T", "1M"), (None, 0)])
+def test_the_ram_budget_of_a_cpu_bounds_the_caches(vram, ram):
+    session = session_with({"memory.vram": vram, "memory.ram": ram})
+    with pytest.raises(BudgetError):
+        generate(session, layout=layout_of(grid=(10, 40, 40)))
+
+
+# Nothing survives, nothing leaks.
+
+
+def test_generations_of_changing_shape_reuse_one_block_of_memory():
+    memory = HostMemory()
+    session = session_with(HOSTED, host=memory)
+    small, large = layout_of(grid=(1, 5, 5)), layout_of()
+    expected = {shape: generate(session_with(), layout=shape) for shape in (small, large)}
+    sizes = set()
+    for generation, shape in enumerate([large, large, small, large, large], start=1):
+        assert equal(generate(session, generation=generation, layout=shape), expected[shape])
+        sizes.add((shape is large, memory.nbytes))
+    assert len(sizes) == 2
+    session.close()
+    assert memory.nbytes == 0
+
+
+def abort(session, step, error):
+    """A generation whose first MLP fails at some step."""
+
+    def fail(*args, **kwargs):
+        raise error
+
+    layout, context = layout_of(), StepContext(1, step, "cond", len(ACTIONS))
+    generate(session, steps=step)
+    session.begin(context, layout, CPU, branches=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chipsparse.session.mlp, "dense_step", fail)
+        patch.setattr(chipsparse.session.mlp, "sparse_step", fail)
+        call(session, context, layout)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, torch.OutOfMemoryError])
+@pytest.mark.parametrize("step", [0, 1, 3])
+def test_after_an_error_the_next_generation_is_right(error, step):
+    expected = generate(session_with())
+    memory = HostMemory()
+    session = session_with(HOSTED, host=memory)
+    with pytest.raises(error):
+        abort(session, step, error)
+    session.reset()  # as whoever opened the call does
+    assert memory.spare_bytes() == memory.nbytes
+    assert equal(generate(session, generation=2), expected)
+    session.close()
+    assert memory.nbytes == 0
+
+
+def test_two_experts_share_the_host_memory():
+    memory = HostMemory()
+    first, second = (session_with(HOSTED, host=memory) for _ in range(2))
+    expected = generate(session_with())
+    for _ in range(2):
+        assert equal(generate(first), expected)
+        held = memory.nbytes
+        first.reset()
+        assert equal(generate(second), expected)
+        assert memory.nbytes == held
+        second.reset()
