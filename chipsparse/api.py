@@ -9,6 +9,7 @@ import torch
 
 from chipsparse.config import SparsityConfig
 from chipsparse.host_memory import HostMemory
+from chipsparse.offload import OffloadPool
 from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.profiles import Profile, find_profile, load_profile
@@ -73,7 +74,7 @@ def enable(pipe: Any, config: SparsityConfig | Profile | str | Path | None = Non
         for transformer in transformers:
             adapter = ADAPTERS[type(transformer).__name__](
                 transformer,
-                Session(resolved, report, host),
+                Session(resolved, report, OffloadPool(host, report.fall_back)),
                 tracker,
                 lambda: getattr(pipe, "scheduler", None),
                 lambda: bool(getattr(pipe, "do_classifier_free_guidance", False)),

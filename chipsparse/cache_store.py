@@ -27,7 +27,7 @@ class CacheStore:
     """
 
     def __init__(self, pool: OffloadPool, notify: Callable[[str], None]) -> None:
-        self.pool = pool
+        self._pool = pool
         self._notify = notify
         self._caches: dict[tuple[str, int], LayerCache] = {}
         # Layers in host memory, for each branch and kind in order: what to fetch next.
@@ -35,7 +35,7 @@ class CacheStore:
 
     def open(self, branch: str, placement: Placement, device: torch.device) -> None:
         """Makes room for a branch; raises ``MemoryError`` where the host has none."""
-        self.pool.open(
+        self._pool.open(
             {(branch, layer, kind): size for (layer, kind), size in placement.host.items()}, device
         )
         for kind in KINDS:
@@ -46,7 +46,7 @@ class CacheStore:
         """Forgets everything and frees the device's memory."""
         self._caches.clear()
         self._hosted.clear()
-        self.pool.reset()
+        self._pool.reset()
 
     def __getitem__(self, key: tuple[str, int]) -> LayerCache:
         """The cache of a branch and layer, with what lives on the device."""
@@ -65,17 +65,17 @@ class CacheStore:
     def has(self, branch: str, layer: int, kind: str) -> bool:
         """Whether a tensor of this kind was recorded, wherever it lives."""
         part = getattr(self[branch, layer], KINDS[kind].part)
-        return getattr(part, kind) is not None or self.pool.has((branch, layer, kind))
+        return getattr(part, kind) is not None or self._pool.has((branch, layer, kind))
 
     def nbytes(self) -> int:
         """Bytes of all caches, on the device and on the host, without slots."""
-        return sum(cache.nbytes() for cache in self._caches.values()) + self.pool.stored_bytes
+        return sum(cache.nbytes() for cache in self._caches.values()) + self._pool.stored_bytes
 
     def start(self, branch: str, kinds: frozenset[str]) -> None:
         """Begins to fetch what the first layers of a call will read."""
         for kind in kinds:
             for layer in self._hosted.get((branch, kind), [])[:1]:
-                self.pool.prefetch((branch, layer, kind))
+                self._pool.prefetch((branch, layer, kind))
 
     @contextlib.contextmanager
     def lend(self, branch: str, layer: int, part: Part, kinds: frozenset[str]) -> Iterator[Any]:
@@ -94,12 +94,12 @@ class CacheStore:
         hosted = [
             name
             for name, kind in KINDS.items()
-            if kind.part == part and (branch, layer, name) in self.pool
+            if kind.part == part and (branch, layer, name) in self._pool
         ]
         loaded = {
-            name: self.pool.load((branch, layer, name))
+            name: self._pool.load((branch, layer, name))
             for name in hosted
-            if name in kinds and self.pool.has((branch, layer, name))
+            if name in kinds and self._pool.has((branch, layer, name))
         }
         for name, tensor in loaded.items():
             setattr(cache, name, tensor)
@@ -112,7 +112,7 @@ class CacheStore:
     def _fetch_next(self, branch: str, layer: int, kind: str) -> None:
         for later in self._hosted.get((branch, kind), []):
             if later > layer:
-                self.pool.prefetch((branch, later, kind))
+                self._pool.prefetch((branch, later, kind))
                 return
 
     def _keep(self, key: tuple[str, int, str], cache: Any, loaded: torch.Tensor | None) -> None:
@@ -120,15 +120,15 @@ class CacheStore:
         branch, layer, name = key
         tensor = getattr(cache, name)
         if tensor is not None and (tensor is not loaded or KINDS[name].rewritten):
-            if not self.pool.takes(key, tensor):
+            if not self._pool.takes(key, tensor):
                 self._notify(
                     f"{name} of layer {layer} is larger than planned ({list(tensor.shape)} in "
                     f"{tensor.dtype}) and stays on the device"
                 )
-                self.pool.release(key)
-                self.pool.drop(key)
+                self._pool.release(key)
+                self._pool.drop(key)
                 self._hosted[branch, name].remove(layer)
                 return
-            self.pool.store(key, tensor)
+            self._pool.store(key, tensor)
         setattr(cache, name, None)
-        self.pool.release(key)
+        self._pool.release(key)

@@ -100,7 +100,7 @@ class OffloadPool:
         copies: Callable[[torch.device], HostCopies] = copies_for,
         poison: bool = False,
     ) -> None:
-        self._host = host
+        self.host = host
         self._notify = notify
         self._copies_for = copies
         self._poison = poison
@@ -120,7 +120,7 @@ class OffloadPool:
         if not self._opened.places:
             self._copies = self._copies_for(device)
         total = sum(_aligned(size) for size in sizes.values())
-        block = self._host.lend(total, pin=device.type == "cuda", notify=self._notify)
+        block = self.host.lend(total, pin=device.type == "cuda", notify=self._notify)
         self._opened.blocks.append(block)
         first = 0
         for key, size in sizes.items():
@@ -154,7 +154,7 @@ class OffloadPool:
                 self._settle()
         finally:
             for block in opened.blocks:
-                self._host.take_back(block)
+                self.host.take_back(block)
             self._copies = HostCopies()
             self._to_device = self._to_host = 0
 
@@ -168,7 +168,7 @@ class OffloadPool:
     def close(self) -> None:
         """As `reset`, and gives the host memory back to the system."""
         self.reset()
-        self._host.free_spare()
+        self.host.free_spare()
 
     @property
     def slots(self) -> dict[str, int]:

@@ -47,16 +47,17 @@ class Session:
     Args:
         config: what to compute.
         report: where to record it; shared by the experts of one pipeline.
-        host: memory for caches beside the device; likewise shared, and by default its own.
+        pool: holds the caches that live in host memory, for this session alone; by default one
+            with memory of its own.
     """
 
     def __init__(
-        self, config: SparsityConfig, report: GenerationReport, host: HostMemory | None = None
+        self, config: SparsityConfig, report: GenerationReport, pool: OffloadPool | None = None
     ) -> None:
         self.config = config
         self.report = report
-        self._host = HostMemory() if host is None else host
-        self._caches = CacheStore(OffloadPool(self._host, report.fall_back), report.fall_back)
+        self._pool = OffloadPool(HostMemory(), report.fall_back) if pool is None else pool
+        self._caches = CacheStore(self._pool, report.fall_back)
         # Facts about the device, not about a generation: a second one runs on the same kernels.
         self._kernels = FastestKernel()
         self.reset()
@@ -84,7 +85,7 @@ class Session:
     def close(self) -> None:
         """As `reset`, and gives host memory back to the system."""
         self.reset()
-        self._host.free_spare()
+        self._pool.close()
 
     def cache_bytes(self) -> int:
         """Bytes that all caches hold now, on the device and on the host."""
@@ -172,7 +173,7 @@ class Session:
             device,
             working=working_bytes(self._plan, dtype=demand.dtype),
             pending=demand.pending_bytes,
-            reusable=self._host.spare_bytes(),
+            reusable=self._pool.host.spare_bytes(),
         )
         return plan_memory(
             self._plan,
@@ -180,7 +181,7 @@ class Session:
             dtype=demand.dtype,
             branches=demand.branches if first else 1,
             dense_parts=demand.dense_parts,
-            open_slots=self._caches.pool.slots,
+            open_slots=self._pool.slots,
         )
 
     def end(self, output: torch.Tensor) -> None:
@@ -188,12 +189,12 @@ class Session:
         plan, context, record = self._open_call()
         if record.timer is not None:
             record.timer.stop()
-        record.bytes_to_device, record.bytes_to_host = self._caches.pool.take_traffic()
+        record.bytes_to_device, record.bytes_to_host = self._pool.take_traffic()
         if record.action in (Action.DENSE, Action.REFRESH):
             if self._recorded.get(context.branch) is not Action.REFRESH:
                 self._recorded[context.branch] = record.action
             self.report.cache_bytes = max(self.report.cache_bytes, self.cache_bytes())
-            self.report.host_bytes = max(self.report.host_bytes, self._caches.pool.stored_bytes)
+            self.report.host_bytes = max(self.report.host_bytes, self._pool.stored_bytes)
         if plan.skips():
             self._last_output[context.branch] = output.clone()
         self._context = self._record = None

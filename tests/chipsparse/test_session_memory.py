@@ -89,8 +89,11 @@ def generate(session, *, generation=1, layout=None, branches=("cond", "uncond"),
     return outputs
 
 
-def session_with(overrides=(), **options):
-    return Session(CONFIG.override(dict(overrides)), GenerationReport(), **options)
+def session_with(overrides=(), *, memory=None, **options):
+    """A session, and a pool with these options."""
+    report = GenerationReport()
+    pool = OffloadPool(memory or HostMemory(), report.fall_back, **options)
+    return Session(CONFIG.override(dict(overrides)), report, pool)
 
 
 def equal(first, second):
@@ -121,30 +124,21 @@ def test_offloaded_caches_give_the_same_bits(rule, reselect, reselect_every):
     assert hosted.report.fallbacks == []
 
 
-def test_no_released_slot_is_used(monkeypatch):
+def test_no_released_slot_is_used():
     expected = generate(session_with())
-
-    def poisoned(*args):
-        return OffloadPool(*args, poison=True)
-
-    monkeypatch.setattr(chipsparse.session, "OffloadPool", poisoned)
-    assert equal(generate(session_with(HOSTED)), expected)
+    assert equal(generate(session_with(HOSTED, poison=True)), expected)
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_no_copy_can_overtake_a_layer(rule, monkeypatch):
+def test_no_copy_can_overtake_a_layer(rule):
     traces = []
 
-    def traced(*args):
-        def copies(_device):
-            traces.append(TracedCopies())
-            return traces[-1]
+    def traced(_device):
+        traces.append(TracedCopies())
+        return traces[-1]
 
-        return OffloadPool(*args, copies=copies)
-
-    monkeypatch.setattr(chipsparse.session, "OffloadPool", traced)
-    session = session_with(HOSTED | {"attention.delta_rule": rule})
-    with WatchComputation(session._caches.pool):
+    session = session_with(HOSTED | {"attention.delta_rule": rule}, copies=traced)
+    with WatchComputation(session._pool):
         generate(session)
         generate(session, generation=2, layout=layout_of(grid=(1, 5, 5)))
     assert [trace.races for trace in traces] == [[], []]
@@ -282,7 +276,7 @@ def test_refused_host_memory_is_told_and_the_device_takes_over(monkeypatch):
 
     monkeypatch.setattr(memory, "lend", refuse)
     with_capacity(monkeypatch, wanted(), wanted())
-    session = session_with(HOSTED, host=memory)
+    session = session_with(HOSTED, memory=memory)
     assert equal(generate(session), expected)
     assert session.report.fallbacks == [
         "host memory for caches was refused (3.0 GiB of host memory: cannot allocate memory): they "
@@ -302,7 +296,7 @@ def test_the_ram_budget_of_a_cpu_bounds_the_caches(vram, ram):
 
 def test_generations_of_changing_shape_reuse_one_block_of_memory():
     memory = HostMemory()
-    session = session_with(HOSTED, host=memory)
+    session = session_with(HOSTED, memory=memory)
     small, large = layout_of(grid=(1, 5, 5)), layout_of()
     expected = {shape: generate(session_with(), layout=shape) for shape in (small, large)}
     sizes = set()
@@ -334,7 +328,7 @@ def abort(session, step, error):
 def test_after_an_error_the_next_generation_is_right(error, step):
     expected = generate(session_with())
     memory = HostMemory()
-    session = session_with(HOSTED, host=memory)
+    session = session_with(HOSTED, memory=memory)
     with pytest.raises(error):
         abort(session, step, error)
     session.reset()  # as whoever opened the call does
@@ -346,7 +340,7 @@ def test_after_an_error_the_next_generation_is_right(error, step):
 
 def test_two_experts_share_the_host_memory():
     memory = HostMemory()
-    first, second = (session_with(HOSTED, host=memory) for _ in range(2))
+    first, second = (session_with(HOSTED, memory=memory) for _ in range(2))
     expected = generate(session_with())
     for _ in range(2):
         assert equal(generate(first), expected)

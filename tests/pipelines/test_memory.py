@@ -36,7 +36,7 @@ def device(request):
 
 def memory_of(handle):
     (adapter, *_) = handle._adapters
-    return adapter.session._host
+    return adapter.session._pool.host
 
 
 @pytest.mark.parametrize("model", MODELS)
