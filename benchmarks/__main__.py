@@ -18,6 +18,7 @@ from benchmarks import (
     captured_mass,
     end_to_end,
     kernel_runs,
+    offload,
     quality,
     transformer_step,
 )
@@ -35,6 +36,7 @@ COLUMNS = {
     "captured_mass": captured_mass.COLUMNS,
     "attention_curve": kernel_runs.COLUMNS,
     "transformer_step": transformer_step.COLUMNS,
+    "offload": offload.COLUMNS,
     **dict.fromkeys(OPS, kernel_runs.COLUMNS),
 }
 
@@ -57,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 curve_figure.draw(run.records).save(args.figure)
     if "transformer_step" in ops:
         transformer_step.run(args, device, DTYPES[args.dtype or "bfloat16"], run)
+    if "offload" in ops:
+        offload.run(args, device, DTYPES[args.dtype or "bfloat16"], run)
     pipeline_ops = [op for op in ops if op in ("quality", "end_to_end", "captured_mass")]
     if pipeline_ops:
         prompts = args.prompts.read_text(encoding="utf-8").splitlines()[: args.count]
@@ -86,6 +90,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--figure", type=Path, help="write a PNG of the curves (attention_curve)")
     kernel_runs.add_arguments(parser)
     transformer_step.add_arguments(parser)
+    offload.add_arguments(parser)
     group = parser.add_argument_group("pipelines")
     group.add_argument("--model", type=Path, default=bundled_model())
     group.add_argument("--prompts", type=Path, default=ASSETS / "prompts" / "shapes.txt")

@@ -8,25 +8,19 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
+from benchmarks.canvas import COLOURS, GRID, INK, Canvas, Points, blank, finished
 from benchmarks.records import Record
 
 WIDTH, HEIGHT = 1200, 500
-# Drawn larger and scaled down: Pillow does not smooth lines.
-OVERSAMPLING = 3
 MARGIN_LEFT, MARGIN_RIGHT, MARGIN_TOP, MARGIN_BOTTOM = 76, 24, 50, 78
 TITLE_SIZE, TEXT_SIZE, NOTE_SIZE = 17, 14, 12
-INK, GRID, IDEAL = "#222222", "#e4e4e4", "#8a8a8a"
-# Okabe and Ito's colours, which most colour-blind readers tell apart.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
-
-Points = list[tuple[float, float]]
+IDEAL = "#8a8a8a"
 
 
 @dataclass(frozen=True)
@@ -67,18 +61,18 @@ def draw(records: Sequence[Record]) -> Image.Image:
     panels = [panel for panel in (keep_panel(records), tokens_panel(records)) if panel.series]
     if not panels:
         raise ValueError("no records of attention_curve")
-    image = Image.new("RGB", (WIDTH * OVERSAMPLING, HEIGHT * OVERSAMPLING), "white")
+    image = blank(WIDTH, HEIGHT)
     width = WIDTH // len(panels)
     for i, panel in enumerate(panels):
         _Axes(image, panel, left=i * width, width=width).draw()
-    canvas = _Canvas(image)
+    canvas = Canvas(image)
     curve = next(record for record in records if record.get("curve"))
     note = (
         f"{curve['device']}, torch {curve['torch']}, {curve['dtype']}, head size "
         f"{curve['head_dim']}, groups of {curve['group_rows']} rows, backend {curve['backend']}"
     )
     canvas.text(WIDTH / 2, HEIGHT - 8, note, size=NOTE_SIZE, anchor="ms", fill=IDEAL)
-    return image.resize((WIDTH, HEIGHT), Image.Resampling.LANCZOS)
+    return finished(image)
 
 
 def keep_panel(records: Sequence[Record]) -> Panel:
@@ -141,45 +135,11 @@ def _thousands(tokens: int) -> str:
     return f"{tokens / 1000:.0f}k" if tokens >= 1000 else str(tokens)
 
 
-class _Canvas:
-    """Draws in figure coordinates on the larger image."""
-
-    def __init__(self, image: Image.Image) -> None:
-        self._draw = ImageDraw.Draw(image)
-
-    def text(
-        self, x: float, y: float, text: str, *, size: int, anchor: str, fill: str = INK
-    ) -> None:
-        font = ImageFont.load_default(size * OVERSAMPLING)
-        at = (x * OVERSAMPLING, y * OVERSAMPLING)
-        self._draw.text(at, text, fill=fill, font=font, anchor=anchor)
-
-    def text_width(self, text: str, size: int) -> float:
-        return ImageFont.load_default(size * OVERSAMPLING).getlength(text) / OVERSAMPLING
-
-    def line(self, points: Points, colour: str, width: float, *, dashed: bool = False) -> None:
-        scaled = [(x * OVERSAMPLING, y * OVERSAMPLING) for x, y in points]
-        thickness = round(width * OVERSAMPLING)
-        if not dashed:
-            self._draw.line(scaled, fill=colour, width=thickness, joint="curve")
-            return
-        for start, end in _dashes(scaled, 7 * OVERSAMPLING):
-            self._draw.line([start, end], fill=colour, width=thickness)
-
-    def dot(self, x: float, y: float, colour: str, radius: float = 4) -> None:
-        x, y, radius = x * OVERSAMPLING, y * OVERSAMPLING, radius * OVERSAMPLING
-        self._draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=colour)
-
-    def box(self, left: float, top: float, right: float, bottom: float, fill: str) -> None:
-        corners = [value * OVERSAMPLING for value in (left, top, right, bottom)]
-        self._draw.rectangle(corners, fill=fill)
-
-
 class _Axes:
     """A panel's place in the figure, and its drawing."""
 
     def __init__(self, image: Image.Image, panel: Panel, *, left: int, width: int) -> None:
-        self._canvas, self._panel = _Canvas(image), panel
+        self._canvas, self._panel = Canvas(image), panel
         self._left, self._right = left + MARGIN_LEFT, left + width - MARGIN_RIGHT
         self._top, self._bottom = MARGIN_TOP, HEIGHT - MARGIN_BOTTOM
         points = [point for series in panel.series for point in series.points]
@@ -252,23 +212,6 @@ def _y_ticks(bounds: tuple[float, float]) -> list[float]:
     steps = (1, 2, 5) if bounds[1] - bounds[0] < 3 else (1,)
     values = [step * 10.0**decade for decade in decades for step in steps]
     return [value for value in values if bounds[0] <= math.log10(value) <= bounds[1]]
-
-
-def _dashes(points: Points, length: float) -> Iterator[tuple[tuple[float, float], ...]]:
-    """Cuts a line into strokes with gaps as long, going on around its corners."""
-    walked = 0.0
-    for (x0, y0), (x1, y1) in pairwise(points):
-        distance = math.hypot(x1 - x0, y1 - y0)
-        done = 0.0
-        while done < distance:
-            step = min(length - walked % length, distance - done)
-            # a step that floating point rounds to nothing would never end
-            step = max(step, 1e-6)
-            if int(walked / length) % 2 == 0:
-                ends = [(done + part) / distance for part in (0.0, step)]
-                yield tuple((x0 + (x1 - x0) * t, y0 + (y1 - y0) * t) for t in ends)
-            done += step
-            walked += step
 
 
 def main() -> None:

@@ -8,11 +8,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageColor
 
-from benchmarks import attention_curve, curve_figure, random_inputs, records, transformer_step
+from benchmarks import (
+    attention_curve,
+    curve_figure,
+    offload,
+    random_inputs,
+    records,
+    timeline_figure,
+    transformer_step,
+)
 from benchmarks.__main__ import main
 from benchmarks.attention_ops import OPS
+from benchmarks.canvas import COLOURS
 from benchmarks.cases import CASES
 from benchmarks.clips import Workload
 from benchmarks.contact_sheet import contact_sheet
@@ -624,3 +633,69 @@ def test_other_pipeline_benchmarks_run_on_images(image_model):
         (layer, step) for layer in range(5) for step in (0, 7)
     }
     assert all(0.05 < record["top_5%"] < record["top_20%"] < 1 for record in masses)
+
+
+@pytest.mark.parametrize("mlp", [(), ("--mlp",)])
+def test_offloaded_steps_are_measured(tmp_path, mlp):
+    shape = ("--heads", "2", "--layers", "3", "--dtype", "float32", "--group-rows", "64")
+    code, found = dry_run(tmp_path, "--op", "offload", "--case", "wan1b_480p", *shape, *mlp)
+    (record,) = found
+    assert code == 0
+    assert record["identical"]
+    assert record["fallbacks"] == []
+    assert (record["layers"], record["mlp"]) == (3, "sparse" if mlp else "dense")
+    assert record["slowdown"] == pytest.approx(record["latency_ms"] / record["baseline_ms"])
+    tokens, groups = record["tokens"], -(-record["tokens"] // 64)
+    assert record["mask_slots_bytes"] == 2 * 2 * groups * -(-tokens // 8)
+    assert record["residual_slots_bytes"] == 2 * 2 * tokens * 128 * 4
+    assert 1 <= record["pinned_share"] < 1.02
+    assert (record["to_host_bytes"] > 0) == bool(mlp)
+    assert record["unpack_ms"] > 0
+
+
+def test_checksums_see_every_bit_and_its_place():
+    tensor = torch.randn(3, 8)
+    assert offload.checksum(tensor) == offload.checksum(tensor.clone())
+    assert offload.checksum(tensor) != offload.checksum(tensor.flip(1))
+    changed = tensor.clone()
+    changed[1, 2] = torch.nextafter(changed[1, 2], torch.tensor(9.0))
+    assert offload.checksum(tensor) != offload.checksum(changed)
+
+
+def test_the_timeline_shows_each_layer_in_its_lane():
+    """Two layers, each with two copies in and one out."""
+    record = {
+        "case": "odd",
+        "layers": 2,
+        "mlp": "dense",
+        "device": "GPU",
+        "torch": "2",
+        "dtype": "bfloat16",
+        "timeline": {
+            "compute": [(0, 0.0, 50.0), (1, 50.0, 100.0)],
+            "copy_in": [(0, 0.0, 5.0), (1, 5.0, 10.0), (2, 10.0, 15.0), (3, 15.0, 20.0)],
+            "copy_out": [(0, 60.0, 70.0)],
+        },
+    }
+    figure = timeline_figure.draw(record)
+    width = figure.width - timeline_figure.LEFT - timeline_figure.RIGHT
+
+    def colour(lane, ms):
+        x = timeline_figure.LEFT + width * ms / 100
+        y = timeline_figure.TOP + timeline_figure.LANE * (lane + 0.25)
+        return figure.getpixel((round(x), round(y)))
+
+    blue, orange = ImageColor.getrgb(COLOURS[0]), ImageColor.getrgb(COLOURS[1])
+    assert (colour(0, 7), colour(0, 13)) == (blue, orange)
+    assert (colour(1, 45), colour(1, 55)) == (blue, orange)
+    assert colour(2, 65) == blue
+    assert colour(2, 77) == colour(0, 47) == (255, 255, 255)
+    with pytest.raises(ValueError, match="no timeline"):
+        timeline_figure.draw(record | {"timeline": {"compute": []}})
+
+
+@pytest.mark.parametrize(
+    ("least", "step"), [(0.03, 0.05), (1.0, 1.0), (1.2, 2.0), (34.0, 50.0), (70.0, 100.0)]
+)
+def test_ticks_are_round(least, step):
+    assert timeline_figure.round_step(least) == pytest.approx(step)
