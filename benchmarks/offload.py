@@ -347,8 +347,7 @@ class TimedCopies(StreamCopies):
         self._order(stream, after)
         first = torch.cuda.Event(enable_timing=True)
         first.record(stream)
-        with torch.cuda.stream(stream):
-            target.copy_(source, non_blocking=True)
+        super()._copy(stream, target, source, ())
         last = torch.cuda.Event(enable_timing=True)
         last.record(stream)
         spans = self._spans.setdefault(id(stream), [])
