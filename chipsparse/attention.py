@@ -39,7 +39,7 @@ class AttentionBudget:
     Attributes:
         keep_count: columns kept by score, static ones included.
         random_count: further random columns.
-        static_columns: bool ``[G, N]`` of columns that are always kept, or None.
+        static_columns: bool ``[G or 1, N]`` of columns that are always kept, or None.
         seed: seed of the random columns, below 2**32.
         static_count: the most static columns that a group may have.
     """
@@ -80,17 +80,16 @@ def static_columns(
         device: of the result.
 
     Returns:
-        bool ``[G, N]``, or None where there are none.
+        bool ``[G, N]``, or ``[1, N]`` where all groups have the same, or None where there are none.
     """
     if config.local_groups is None and text_tokens == 0:
         return None
     column = torch.arange(tokens, device=device)
-    group = torch.arange(0, tokens, config.group_rows, device=device)[:, None] // config.group_rows
     text = column < text_tokens if text_first else column >= tokens - text_tokens
-    static = text.expand(group.shape[0], tokens).clone()
-    if config.local_groups is not None:
-        static |= (column // config.group_rows - group).abs() <= config.local_groups
-    return static
+    if config.local_groups is None:
+        return text[None]
+    group = torch.arange(0, tokens, config.group_rows, device=device)[:, None] // config.group_rows
+    return text | ((column // config.group_rows - group).abs() <= config.local_groups)
 
 
 def static_count(tokens: int, config: AttentionConfig, *, text_tokens: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from chipsparse.attention import RESIDUAL_BYTES
 from chipsparse.byte_sizes import format_bytes
 from chipsparse.cache_kinds import INDEX_BYTES, Part, kept_kinds, kind_bytes, saved_work
 from chipsparse.config import MemoryConfig
@@ -160,7 +161,9 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype) -> int:
         sums = heads * groups * tokens * min(dtype.itemsize, 4)
         kept = plan.attention_keep_count() + plan.attention_random_count()
         total += min(sums, config.attention.column_sums_bytes)
-        total += heads * groups * kept * INDEX_BYTES + groups * tokens
+        total += heads * groups * kept * INDEX_BYTES
+        total += RESIDUAL_BYTES if config.attention.delta_rule == "merge" else 0
+        total += groups * tokens if config.attention.local_groups is not None else tokens
     return total
 
 

@@ -1,0 +1,184 @@
+"""What a generation will keep where: budgets, capacities, numbers in words."""
+
+import pytest
+import torch
+
+from chipsparse import MemoryConfig, SparsityConfig, memory_plan
+from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.memory_plan import (
+    UNLIMITED,
+    BudgetError,
+    Capacity,
+    available,
+    cache_needs,
+    plan_memory,
+    working_bytes,
+)
+from chipsparse.plan import SparsityPlan
+
+GIB = 1 << 30
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+WAN_14B = ModelLayout((LayerKind("block", 40, 13_824),), 40, 128, 1, ((21, 45, 80),))
+
+
+def plan_of(layout=WAN_14B, **overrides):
+    values = {name.replace("__", "."): value for name, value in overrides.items()}
+    return SparsityPlan(SparsityConfig().override(values), layout, 50)
+
+
+def planned(device, host, *, branches=1, dense_parts=(), **overrides):
+    return plan_memory(
+        plan_of(**overrides),
+        Capacity(int(device * GIB), int(host * GIB)),
+        dtype=torch.bfloat16,
+        branches=branches,
+        dense_parts=dense_parts,
+    )
+
+
+# What is kept.
+
+
+def test_needs_are_those_of_the_sparse_layers():
+    layers = {(need.layer, need.part) for need in cache_needs(plan_of(), dtype=torch.bfloat16)}
+    assert layers == {(layer, part) for layer in range(40) for part in ("attention", "mlp")}
+    some = plan_of(schedule__first_dense_layers=30, mlp__enabled=False)
+    needs = cache_needs(some, dtype=torch.bfloat16)
+    assert [(need.layer, need.part) for need in needs] == [(n, "attention") for n in range(30, 40)]
+    assert cache_needs(some, dtype=torch.bfloat16, dense_parts=["attention"]) == []
+
+
+def test_the_caches_of_wan_14b_are_as_large_as_their_shapes_say():
+    (need, *_) = cache_needs(plan_of(mlp__enabled=False), dtype=torch.bfloat16)
+    assert dict(need.sizes) == {
+        "columns": 40 * 591 * 9450,
+        "residual": 75_600 * 5120 * 2,
+        "lse": 40 * 75_600 * 4,
+        "lse_dense": 40 * 75_600 * 4,
+        "kept_mass": 40 * 75_600 * 4,
+    }
+
+
+def test_attention_is_placed_before_the_mlp_of_a_long_video():
+    """A layer's attention saves forty times as much work per byte."""
+    placement = planned(45, 0).placement
+    assert {layer for layer, kind in placement.device if kind == "residual"} == set(range(40))
+    assert {layer for layer, kind in placement.device if kind == "activation"} == {38, 39}
+    assert placement.recomputed == {(layer, "mlp") for layer in range(38)}
+
+
+def test_both_branches_have_caches_and_share_the_slots():
+    one, two = planned(12, 200), planned(12, 200, branches=2)
+    assert two.wanted == 2 * one.wanted
+    assert two.host_bytes > one.host_bytes
+    assert two.device_bytes <= 12 * GIB
+    assert two.placement.slot_bytes <= 12 * GIB
+
+
+def test_it_says_what_runs_dense():
+    remarks = planned(45, 0).remarks(40)
+    assert remarks == [
+        "MLP runs dense in 38 of 40 layers (first: layer 0): its caches do not fit into the memory "
+        "budgets"
+    ]
+    assert planned(500, 0).remarks(40) == []
+
+
+def test_nothing_fits():
+    with pytest.raises(BudgetError) as raised:
+        planned(0.25, 0.5).check()
+    assert str(raised.value).startswith("not one layer's caches fit: all of them need ")
+    assert "256.0 MiB on the device and 512.0 MiB of host memory" in str(raised.value)
+    planned(45, 0).check()
+    planned(0, 0, attention__enabled=False, mlp__enabled=False).check()
+
+
+@pytest.mark.parametrize("offload", ["auto", "always", "never"])
+def test_offloading_as_the_config_asks(offload):
+    placement = planned(500, 500, memory__offload=offload).placement
+    assert bool(placement.host) == (offload == "always")
+    assert not placement.recomputed
+
+
+def test_working_memory_grows_with_the_picture_and_is_bounded():
+    small = ModelLayout(WAN_14B.kinds, 40, 128, 1, ((11, 45, 80),))
+    wide = working_bytes(plan_of(), dtype=torch.bfloat16)
+    assert working_bytes(plan_of(small), dtype=torch.bfloat16) < wide
+    hidden = 75_600 * 5120 * 2
+    assert 8 * hidden < wide < 32 * hidden
+    bounded = plan_of(attention__column_sums_bytes=1)
+    assert working_bytes(bounded, dtype=torch.bfloat16) == wide - (2 << 30) + 1
+
+
+# What there is.
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A GPU with 20 GiB free, of which this process has taken 4, and 40 GiB of host memory."""
+    monkeypatch.setattr(memory_plan, "device_free_bytes", lambda _: 20 * GIB)
+    monkeypatch.setattr(memory_plan, "host_free_bytes", lambda: 40 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 4 * GIB)
+
+
+def there_is(device=GPU, **options):
+    config = MemoryConfig(**{k: options.pop(k) for k in ("vram", "ram", "offload") if k in options})
+    found = available(config, device, **{"working": 0, **options})
+    return found.device / GIB, found.host / GIB
+
+
+@pytest.mark.usefixtures("machine")
+def test_without_budgets_caches_may_take_what_is_free():
+    assert there_is() == (20, 36)
+    assert there_is(working=3 * GIB, pending=2 * GIB) == (15, 36)
+    assert there_is(reusable=10 * GIB) == (20, 46)
+
+
+@pytest.mark.usefixtures("machine")
+def test_budgets_count_what_is_taken_already():
+    assert there_is(vram="12G") == (8, 36)
+    assert there_is(vram="100G") == (20, 36)
+    assert there_is(ram="8G") == (20, 8)
+    assert there_is(ram="100G") == (20, 36)
+    assert there_is(vram="3G") == (-1, 36)
+
+
+@pytest.mark.usefixtures("machine")
+def test_nothing_goes_to_the_host_where_offloading_is_off():
+    assert there_is(offload="never") == (20, 0)
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_cpu_has_one_memory_for_all():
+    assert there_is(CPU) == (36, 0)
+    assert there_is(CPU, working=GIB) == (35, 0)
+    assert there_is(CPU, ram="8G") == (8, 0)
+    assert there_is(CPU, offload="always") == (36, 36)
+
+
+def test_a_system_that_tells_nothing_has_no_limit(monkeypatch):
+    monkeypatch.setattr(memory_plan, "host_free_bytes", lambda: None)
+    assert available(MemoryConfig(), CPU, working=0).device == UNLIMITED
+
+
+# Budgets in words.
+
+
+@pytest.mark.parametrize(("given", "count"), [("24G", 24 * GIB), (5, 5), (None, None), ("0", 0)])
+def test_budgets_are_read(given, count):
+    assert MemoryConfig(vram=given).vram == count
+    assert SparsityConfig().override({"memory.ram": given}).memory.ram == count
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"memory.vram": "24 cards"}, "memory.vram: expected an amount of memory such as 24G"),
+        ({"memory.ram": -1}, "memory.ram: expected a number at least 0, got -1"),
+        ({"memory.ram": 1.5}, "memory.ram: expected a whole number, got 1.5"),
+        ({"memory.offload": "maybe"}, "memory.offload: expected one of auto, always, never"),
+    ],
+)
+def test_bad_budgets_are_refused(values, said):
+    with pytest.raises(ValueError, match=said):
+        SparsityConfig().override(values)
