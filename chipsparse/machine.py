@@ -8,8 +8,9 @@ import torch
 
 from chipsparse.byte_sizes import parse_bytes
 
-# Left to the system and to what the process itself still asks for.
-HOST_RESERVE_SHARE = 0.1
+# Left to the system and to what the process itself still asks for: a share of what is free, at
+# least so much, but not most of what a small machine has.
+HOST_RESERVE_SHARE, HOST_RESERVE_MOST_SHARE = 0.1, 0.25
 HOST_RESERVE_LEAST = parse_bytes("1G")
 
 ROOT = Path("/")
@@ -37,7 +38,8 @@ def host_free_bytes(root: Path = ROOT) -> int | None:
 
 def host_budget(free: int) -> int:
     """What of the free host memory caches may take unless a budget says otherwise."""
-    return max(0, free - max(HOST_RESERVE_LEAST, round(free * HOST_RESERVE_SHARE)))
+    reserve = max(HOST_RESERVE_LEAST, round(free * HOST_RESERVE_SHARE))
+    return free - min(reserve, round(free * HOST_RESERVE_MOST_SHARE))
 
 
 def _available(root: Path) -> int | None:

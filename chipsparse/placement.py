@@ -26,12 +26,15 @@ class PartNeed:
         part: attention or feed-forward layer.
         sizes: bytes of each kind of tensor.
         saved: work that a sparse step of it saves, in any unit that all parts share.
+        movable: whether it may live in host memory; False where moving it takes longer than it
+            saves.
     """
 
     layer: int
     part: Part
     sizes: Mapping[str, int]
     saved: float
+    movable: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -132,13 +135,16 @@ class _Room:
     def assign(self, needs: list[PartNeed]) -> Placement | None:
         """Device or host for every tensor of these parts; None where they do not fit."""
         by_kind: dict[str, dict[int, int]] = {kind: {} for kind in KINDS}
+        device: dict[tuple[int, str], int] = {}
         for need in needs:
             for kind, size in need.sizes.items():
-                by_kind[kind][need.layer] = size
+                if need.movable or self.prefer_host:
+                    by_kind[kind][need.layer] = size
+                else:
+                    device[need.layer, kind] = size
         host = {(layer, kind): size for kind in KINDS for layer, size in by_kind[kind].items()}
-        if not self.prefer_host and self._fits(host, {}):
-            return Placement(device=host)
-        device: dict[tuple[int, str], int] = {}
+        if not self.prefer_host and self._fits(device | host, {}):
+            return Placement(device | host)
         # Kinds in the order of `KINDS`, each wholly where it fits, else as many layers as do.
         for kind, sizes in ({} if self.prefer_host else by_kind).items():
             for layers in (sorted(sizes), self._most(sizes, device, host)):

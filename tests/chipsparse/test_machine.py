@@ -91,7 +91,8 @@ def test_this_machine_has_some():
 
 
 @pytest.mark.parametrize(
-    ("free", "budget"), [(0, 0), (512 * MIB, 0), (3 << 30, 2 << 30), (100 << 30, 90 << 30)]
+    ("free", "budget"),
+    [(0, 0), (512 * MIB, 384 * MIB), (5 << 30, 4 << 30), (100 << 30, 90 << 30)],
 )
 def test_the_host_keeps_a_reserve(free, budget):
     assert host_budget(free) == budget

@@ -97,6 +97,17 @@ def test_everything_on_the_host_where_that_is_preferred():
     assert placement.host_bytes == 400
 
 
+def test_what_is_not_worth_moving_stays_or_is_recomputed():
+    attention = needs_of(4, attention={"residual": 10})
+    mlps = [PartNeed(layer, "mlp", {"activation": 50}, 1.0, movable=False) for layer in range(4)]
+    placement = place(attention + mlps, device_bytes=90, host_bytes=999)
+    assert {key for key in placement.device if key[1] == "activation"} == {(3, "activation")}
+    assert {kind for _, kind in placement.host} <= {"residual"}
+    assert placement.recomputed == {(layer, "mlp") for layer in range(3)}
+    forced = place(mlps, device_bytes=100, host_bytes=999, prefer_host=True)
+    assert len(forced.host) == 4
+
+
 def test_nothing_fits():
     placement = place(needs_of(2, attention=ATTENTION), device_bytes=-5, host_bytes=-5)
     assert (placement.device, placement.host) == ({}, {})
@@ -116,7 +127,13 @@ def test_any_capacities_are_kept(seed):
                 {"columns": draw.randint(0, 40), "residual": draw.randint(1, 90), "lse": 3},
                 draw.random(),
             ),
-            PartNeed(layer, "mlp", {"activation": draw.randint(1, 99), "mean": 2}, draw.random()),
+            PartNeed(
+                layer,
+                "mlp",
+                {"activation": draw.randint(1, 99), "mean": 2},
+                draw.random(),
+                movable=draw.random() < 0.7,
+            ),
         )
     ]
     total = sum(need.nbytes for need in needs)
@@ -133,5 +150,6 @@ def test_any_capacities_are_kept(seed):
         ]
         recomputed = (need.layer, need.part) in placed.recomputed
         assert places == [0 if recomputed else 1] * len(places)
+        assert need.movable or not any((need.layer, kind) in placed.host for kind in need.sizes)
     more = place(needs, device_bytes=device + 50, host_bytes=host + 50, branches=branches)
     assert len(more.recomputed) <= len(placed.recomputed)
