@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from chipsparse.byte_sizes import parse_bytes
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.media import check_output
 from chipsparse.cli.model import ModelDescription
@@ -24,28 +25,60 @@ OPTION_OF = {
 }
 
 
-@dataclass(frozen=True)
-class Options:
-    """What the user typed; None where an option was left out."""
+@dataclass(frozen=True, kw_only=True)
+class CommonOptions:
+    """What the user typed, of what every command about a generation has; None where left out."""
 
-    prompt: str
-    output: Path
     model: str | None
     config: Path | None
     steps: int | None
-    seed: int
     height: int | None
     width: int | None
     frames: int | None
+    guidance_scale: float | None
+    negative_prompt: str | None = None
     device: str
     dtype: str
-    negative_prompt: str | None
-    guidance_scale: float | None
+    vram: str | None
+    ram: str | None
+    json: bool
+    debug: bool
+
+    def check(self) -> None:
+        """Raises `UserError` for what is wrong with any model and on any device."""
+        for option, number in (
+            ("--steps", self.steps),
+            ("--height", self.height),
+            ("--width", self.width),
+            ("--frames", self.frames),
+        ):
+            check_positive(option, number)
+        if self.guidance_scale is not None and not math.isfinite(self.guidance_scale):
+            raise UserError(f"--guidance-scale {self.guidance_scale} must be a finite number")
+        self.memory_budgets()
+
+    def memory_budgets(self) -> dict[str, int]:
+        """What ``--vram`` and ``--ram`` change in a `SparsityConfig`; raises `UserError`."""
+        budgets = {}
+        for name, text in (("vram", self.vram), ("ram", self.ram)):
+            if text is not None:
+                try:
+                    budgets[f"memory.{name}"] = parse_bytes(text)
+                except ValueError as error:
+                    raise UserError(f"--{name}: {error}") from error
+        return budgets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(CommonOptions):
+    """What the user typed for `generate`; None where an option was left out."""
+
+    prompt: str
+    output: Path
+    seed: int
     fps: int
     dense: bool
     compare: bool
-    json: bool
-    debug: bool
 
     @property
     def mode(self) -> Literal["dense", "sparse", "compare"]:
@@ -58,20 +91,17 @@ class Options:
             raise UserError(
                 "--dense and --compare exclude each other: --compare makes the dense video too"
             )
-        for option, number in (
-            ("--steps", self.steps),
-            ("--height", self.height),
-            ("--width", self.width),
-            ("--frames", self.frames),
-            ("--fps", self.fps),
-        ):
-            if number is not None and number < 1:
-                raise UserError(f"{option} {number} is too small; it must be at least 1")
+        super().check()
+        check_positive("--fps", self.fps)
         if not 0 <= self.seed < 2**63:
             raise UserError(f"--seed {self.seed} is out of range; it must be from 0 to 2^63 - 1")
-        if self.guidance_scale is not None and not math.isfinite(self.guidance_scale):
-            raise UserError(f"--guidance-scale {self.guidance_scale} must be a finite number")
         check_output(self.output, fps=self.fps)
+
+
+def check_positive(option: str, number: int | None) -> None:
+    """Raises `UserError` for a number below 1."""
+    if number is not None and number < 1:
+        raise UserError(f"{option} {number} is too small; it must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -92,7 +122,7 @@ class GenerationSettings:
 
 
 def resolve_settings(
-    options: Options, model: ModelDescription, defaults: GenerationDefaults
+    options: CommonOptions, model: ModelDescription, defaults: GenerationDefaults
 ) -> GenerationSettings:
     """Each value from the options, else the profile, else the pipeline's own default."""
     asked = {

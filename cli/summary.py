@@ -163,7 +163,8 @@ def _memory(outcome: Outcome, made: Generation) -> str:
     elif outcome.peak_process_bytes is not None:
         parts.append(f"peak {format_bytes(outcome.peak_process_bytes)} of the process")
     if made.cache_bytes:
-        parts.append(f"caches {format_bytes(made.cache_bytes)}")
+        away = f" ({format_bytes(made.host_bytes)} in host memory)" if made.host_bytes else ""
+        parts.append(f"caches {format_bytes(made.cache_bytes)}{away}")
     return ", ".join(parts)
 
 

@@ -15,7 +15,11 @@ from typer.testing import CliRunner
 
 from chipsparse.cli import media
 from chipsparse.cli.main import app
-from tests.tiny_models import PROMPT
+from chipsparse.config import SparsityConfig
+from chipsparse.memory_plan import working_bytes
+from chipsparse.pipelines.wan import WanAdapter
+from chipsparse.plan import SparsityPlan
+from tests.tiny_models import PROMPT, TRANSFORMER_CONFIG
 
 FRAME_SHAPE = (32, 48, 3)
 
@@ -224,6 +228,21 @@ def test_config_overrides_the_profile_of_the_model(generate, tmp_path):
     assert content["settings"]["max_sequence_length"] == 512  # the pipeline's own
     steps = content["sparse"]["steps"]
     assert [step["action"] for step in steps] == ["dense", "refresh", "skip"]
+
+
+def test_ram_overrides_the_profile(generate):
+    def sparse(*arguments):
+        ran = generate("--json", *arguments)
+        assert ran.exit_code == 0, ran.stderr
+        return json.loads(ran.stdout)["sparse"]
+
+    unlimited = sparse()
+    assert (unlimited["fallbacks"], unlimited["host_bytes"]) == ([], 0)
+    layout = WanAdapter.planned_layout(TRANSFORMER_CONFIG, latents=(2, 4, 6))
+    working = working_bytes(SparsityPlan(SparsityConfig(), layout), dtype=torch.float32)
+    half = sparse("--ram", str(working + unlimited["cache_bytes"] // 2))
+    assert 0 < half["cache_bytes"] < unlimited["cache_bytes"]
+    assert any("do not fit into the memory budgets" in line for line in half["fallbacks"])
 
 
 def test_bfloat16(generate):
