@@ -8,9 +8,9 @@ A layer's time is the sum of
   share of it, slowed likewise;
 - the elementwise work between them: `ELEMENTWISE_PASSES` times the bytes of the hidden states.
 
-Left out: attention to a prompt beside the sequence, the embeddings, and what the host takes to
-launch. For all layers of FLUX.1-dev at 1280x768 on an H200 it gives 126, 163 and 78 ms dense, at a
-refresh and sparse; measured were 126, 165 and 79 (benchmarks/results/transformer_step_h200.json).
+Left out: attention to a prompt beside the sequence, and the embeddings. For all layers of
+FLUX.1-dev at 1280x768 on an H200 it gives 126, 163 and 78 ms dense, at a refresh and sparse;
+measured were 126, 165 and 79 (benchmarks/results/transformer_step_h200.json).
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Rates:
         sparse_mlp: likewise the sparse feed-forward layer, choice of neurons included.
         refresh_attention: time of a refresh's attention over that of a dense one.
         refresh_seconds: what a refresh of a layer takes besides, whatever the sizes.
+        launch_seconds: what the host takes to launch a sparse layer; none is faster.
     """
 
     device: str = "NVIDIA H200"
@@ -57,6 +58,7 @@ class Rates:
     sparse_mlp: float = 0.75
     refresh_attention: float = 1.12
     refresh_seconds: float = 0.6e-3
+    launch_seconds: float = 1.2e-3
 
 
 @dataclass(frozen=True)
