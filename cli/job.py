@@ -76,8 +76,7 @@ def run(options: Options) -> summary.Outcome:
     """Checks all that is cheap to check, then loads, generates and writes."""
     options.check()
     device = choose_device(options.device)
-    if options.vram is not None and device.type != "cuda":
-        raise UserError(f"--vram {options.vram} has no effect on a CPU; use --ram")
+    options.check_vram(device)
     dtype = choose_dtype(options.dtype, device)
     with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)

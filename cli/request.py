@@ -54,6 +54,13 @@ def choose_profile(
     return _budgeted(profile, options)
 
 
+def required_profile(options: CommonOptions, model: ModelDescription) -> Profile:
+    """As `choose_profile`, where nothing can be done without one."""
+    profile = choose_profile(options, model)
+    assert profile is not None
+    return profile
+
+
 def _budgeted(profile: Profile, options: CommonOptions) -> Profile:
     sparsity = profile.sparsity.override(options.memory_budgets())
     return dataclasses.replace(profile, sparsity=sparsity)

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from chipsparse.byte_sizes import parse_bytes
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.media import check_output
 from chipsparse.cli.model import ModelDescription
+from chipsparse.layout import Grid
 from chipsparse.profiles import GenerationDefaults
 
 SIZE_MULTIPLE = 16  # what diffusers' pipelines ask of every height and width
@@ -56,6 +59,11 @@ class CommonOptions:
         if self.guidance_scale is not None and not math.isfinite(self.guidance_scale):
             raise UserError(f"--guidance-scale {self.guidance_scale} must be a finite number")
         self.memory_budgets()
+
+    def check_vram(self, device: torch.device) -> None:
+        """Raises `UserError` for a budget of GPU memory on a CPU."""
+        if self.vram is not None and device.type != "cuda":
+            raise UserError(f"--vram {self.vram} has no effect on a CPU; use --ram")
 
     def memory_budgets(self) -> dict[str, int]:
         """What ``--vram`` and ``--ram`` change in a `SparsityConfig`; raises `UserError`."""
@@ -196,6 +204,30 @@ def _check(
     raise UserError(
         f"{option} {size} does not fit this model, which needs {form}; use {choices or smallest}"
     )
+
+
+def latent_sizes(
+    settings: GenerationSettings, model: ModelDescription, *, default: int | None
+) -> Grid:
+    """Frames, rows and columns of the picture behind the VAE.
+
+    Args:
+        settings: of the call.
+        model: has the VAE.
+        default: rows and columns where the settings name none.
+    """
+    space, time = vae_factors(model.vae_config)
+    rows, columns = (
+        default if size is None else size // space for size in (settings.height, settings.width)
+    )
+    for option, size in (("--height", rows), ("--width", columns)):
+        if size is None:
+            raise UserError(
+                f"{model.pipeline_class.__name__} has no default for {option}; give {option}"
+            )
+    assert rows is not None
+    assert columns is not None
+    return ((settings.num_frames or 1) - 1) // time + 1, rows, columns
 
 
 def vae_factors(config: dict[str, Any]) -> tuple[int, int]:

@@ -268,20 +268,25 @@ def test_as_a_program(model_folder, workdir):
 
 def test_help_and_version():
     runner = CliRunner()
-    for arguments in (["--help"], ["generate", "--help"]):
+    for arguments, command in (
+        (["--help"], "generate"),
+        (["generate", "--help"], "generate"),
+        (["explain", "--help"], "explain"),
+    ):
         result = runner.invoke(app, arguments, env={"COLUMNS": "80"})
         assert result.exit_code == 0
         assert max(len(line) for line in result.stdout.splitlines()) <= 80
-        assert "Example: chipsparse generate" in result.stdout
+        assert f"Example: chipsparse {command}" in result.stdout
     result = runner.invoke(app, ["--version"])
     assert result.exit_code == 0
     assert result.stdout.startswith("chipsparse 0.")
 
 
-def test_help_does_not_load_torch():
+@pytest.mark.parametrize("command", ["generate", "explain"])
+def test_help_does_not_load_torch(command):
     code = (
         "import sys; from chipsparse.cli.main import app\n"
-        "try: app(['generate', '--help'])\n"
+        f"try: app(['{command}', '--help'])\n"
         "except SystemExit: sys.exit('torch' in sys.modules)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
