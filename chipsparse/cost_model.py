@@ -23,6 +23,7 @@ import torch
 from chipsparse.attention import AttentionBudget, static_count
 from chipsparse.cache_kinds import Part
 from chipsparse.layout import ModelLayout
+from chipsparse.placement import SLOTS
 from chipsparse.plan import Action, SparsityPlan
 
 # Reads and writes of tensors as large as the hidden states, in a block compiled by PyTorch:
@@ -82,16 +83,18 @@ class LayerTime:
 
 
 @dataclass(frozen=True)
-class LayerLoad:
-    """What one layer computes and moves.
+class Load:
+    """What a piece of a layer computes and moves.
 
     Attributes:
         seconds: its computation.
+        part: whose slots it uses.
         to_device: bytes that must have arrived before.
         to_host: bytes that leave behind it.
     """
 
     seconds: float
+    part: Part = "attention"
     to_device: int = 0
     to_host: int = 0
 
@@ -157,23 +160,26 @@ def _linear_seconds(tokens: int, layout: ModelLayout, width: int, rates: Rates) 
     return 2.0 * tokens * layout.channels * width / rates.linear
 
 
-def step_seconds(loads: Iterable[LayerLoad], rates: Rates) -> float:
-    """The time of layers that run one behind the other while the link fetches ahead.
+def step_seconds(loads: Iterable[Load], rates: Rates) -> float:
+    """The time of pieces that run one behind the other while the link fetches ahead.
 
-    A layer's tensors are fetched from when the layer before that also fetches begins, into the slot
-    that was emptied longest ago; what changed goes back on the other direction of the link.
+    A piece's tensors are fetched from when the one before that uses the same slots begins, into the
+    slot that was emptied longest ago; what changed goes back in the other direction of the link.
     """
-    end = fetched = written = asked = 0.0
-    emptied = [0.0, 0.0]  # when each of the two slots was free again
+    end = fetched = written = 0.0
+    asked: dict[Part, float] = {}
+    emptied: dict[Part, list[float]] = {}  # when each of the two slots was free again
     for load in loads:
-        moves = load.to_device > 0 or load.to_host > 0
         start = end
+        free = emptied.setdefault(load.part, [0.0] * SLOTS)
+        moves = load.to_device > 0 or load.to_host > 0
         if moves:
-            fetched = max(fetched, asked, emptied[0]) + load.to_device / rates.link
-            start = asked = max(end, fetched)
+            fetched = max(fetched, asked.get(load.part, 0.0), free[0])
+            fetched += load.to_device / rates.link
+            start = asked[load.part] = max(end, fetched)
         end = start + load.seconds
         if load.to_host:
             written = max(written, end) + load.to_host / rates.link
         if moves:
-            emptied = [emptied[1], written if load.to_host else end]
+            emptied[load.part] = [*free[1:], written if load.to_host else end]
     return end

@@ -9,7 +9,7 @@ import torch
 
 from chipsparse.cache_kinds import KINDS, Part, kept_kinds, read_kinds
 from chipsparse.config import SparsityConfig
-from chipsparse.cost_model import LayerLoad, LayerTime, Rates, layer_time, step_seconds
+from chipsparse.cost_model import LayerTime, Load, Rates, layer_time, step_seconds
 from chipsparse.placement import Placement
 from chipsparse.plan import Action, SparsityPlan
 
@@ -99,13 +99,10 @@ def written_kinds(config: SparsityConfig, part: Part, action: Action) -> frozens
 
 
 def moved_bytes(
-    layer: int, action: Action, *, config: SparsityConfig, placement: Placement
+    layer: int, part: Part, action: Action, *, config: SparsityConfig, placement: Placement
 ) -> tuple[int, int]:
-    """Bytes that one layer brings from host memory, and that it writes there."""
-    read, written = (
-        frozenset().union(*(kinds(config, part, action) for part in PARTS))
-        for kinds in (read_kinds, written_kinds)
-    )
+    """Bytes that one part of a layer brings from host memory, and that it writes there."""
+    read, written = (kinds(config, part, action) for kinds in (read_kinds, written_kinds))
     sizes = {kind: placement.host[layer, kind] for kind in placement.hosted(layer)}
     return (
         sum(size for kind, size in sizes.items() if kind in read),
@@ -139,19 +136,21 @@ def estimate_run(
         dense = [part for part in PARTS if layer in dense_parts[part]]
         return layer_time(layer, action, plan=plan, rates=rates, dtype=dtype, dense_parts=dense)
 
-    def seconds(layer: int, action: Action) -> float:
+    def moved(layer: int, part: Part, action: Action) -> tuple[int, int]:
+        return moved_bytes(layer, part, action, config=plan.config, placement=placement)
+
+    def pieces(layer: int, action: Action) -> list[Load]:
+        time = time_of(layer, action)
         patched = any(layer not in dense_parts[part] for part in PARTS)
         least = rates.launch_seconds if patched and action is not Action.DENSE else 0.0
-        return max(least, time_of(layer, action).total)
-
-    def loads(action: Action) -> list[LayerLoad]:
         return [
-            LayerLoad(
-                seconds(layer, action),
-                *moved_bytes(layer, action, config=plan.config, placement=placement),
-            )
-            for layer in layers
+            Load(time.attention, "attention", *moved(layer, "attention", action)),
+            Load(time.rest + max(0.0, least - time.total)),
+            Load(time.mlp, "mlp", *moved(layer, "mlp", action)),
         ]
+
+    def loads(action: Action) -> list[Load]:
+        return [piece for layer in layers for piece in pieces(layer, action)]
 
     sparse = loads(Action.SPARSE)
     up, down = sum(load.to_device for load in sparse), sum(load.to_host for load in sparse)
@@ -164,9 +163,11 @@ def estimate_run(
         for layer in layers
     )
     similar: dict[tuple[str, LayerTime, int, int], int] = {}
-    for layer, load in zip(layers, sparse, strict=True):
+    for layer in layers:
+        moves = [moved(layer, part, Action.SPARSE) for part in PARTS]
+        moved_in, moved_out = (sum(sizes) for sizes in zip(*moves, strict=True))
         time = time_of(layer, Action.SPARSE)
-        key = (plan.layout.kind(layer).name, time, load.to_device, load.to_host)
+        key = (plan.layout.kind(layer).name, time, moved_in, moved_out)
         similar[key] = similar.get(key, 0) + 1
     return RunEstimate(
         rates=rates,

@@ -10,7 +10,7 @@ import torch
 from chipsparse.config import SparsityConfig
 from chipsparse.cost_model import (
     ELEMENTWISE_PASSES,
-    LayerLoad,
+    Load,
     Rates,
     kept_columns,
     layer_time,
@@ -128,17 +128,20 @@ def test_the_measured_transformer():
     ("loads", "seconds"),
     [
         ([], 0),
-        ([LayerLoad(3), LayerLoad(4)], 7),
+        ([Load(3), Load(4)], 7),
         # the first layer waits for its own tensors
-        ([LayerLoad(3, 2)], 2 + 3),
+        ([Load(3, "mlp", 2)], 2 + 3),
         # later ones arrive while the layer before computes
-        ([LayerLoad(3, 2), LayerLoad(3, 2), LayerLoad(3, 2)], 2 + 9),
+        ([Load(3, "mlp", 2)] * 3, 2 + 9),
         # or the link decides
-        ([LayerLoad(1, 5), LayerLoad(1, 5), LayerLoad(1, 5)], 15 + 1),
+        ([Load(1, "mlp", 5)] * 3, 15 + 1),
         # layers that fetch nothing give time to the others
-        ([LayerLoad(1, 3), LayerLoad(1), LayerLoad(1), LayerLoad(1, 3)], 3 + 4),
+        ([Load(1, "mlp", 3), Load(1), Load(1), Load(1, "mlp", 3)], 3 + 4),
         # what must leave a slot before it is filled again
-        ([LayerLoad(1, 1, 9), LayerLoad(1, 1), LayerLoad(1, 1)], 11 + 1 + 1),
+        ([Load(1, "mlp", 1, 9), Load(1, "mlp", 1), Load(1, "mlp", 1)], 11 + 1 + 1),
+        # parts have slots of their own, but share the link
+        ([Load(1, "attention", 1), Load(1, "mlp", 1, 9)] * 2, 1 + 4),
+        ([Load(1, "attention", 4), Load(1, "mlp", 4)], 8 + 1),
     ],
 )
 def test_computation_and_transfers_overlap(loads, seconds):

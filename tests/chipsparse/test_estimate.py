@@ -43,8 +43,9 @@ def test_bytes_moved_are_those_of_a_real_generation(changes):
         (record,) = (record for record in handle.report.steps if record.step == step)
         (memory,) = handle._adapters[0].session._memory.values()
         planned = [
-            moved_bytes(layer, record.action, config=config, placement=memory.placement)
+            moved_bytes(layer, part, record.action, config=config, placement=memory.placement)
             for layer in range(3)
+            for part in PARTS
         ]
         moved.append(
             (
@@ -111,7 +112,8 @@ def test_a_run_is_the_sum_of_its_steps():
 def test_layers_that_run_dense_take_as_long_as_stock_ones():
     all_layers = dict.fromkeys(range(3), "why")
     found = estimate(plan_of(), Placement(), dense=dict.fromkeys(PARTS, all_layers))
-    assert found.steps[Action.SPARSE] == found.steps[Action.REFRESH] == found.stock
+    for action in (Action.DENSE, Action.REFRESH, Action.SPARSE):
+        assert found.steps[action] == pytest.approx(found.stock)
     one = estimate(plan_of(), Placement(), dense={"attention": {0: "why"}, "mlp": {0: "why"}})
     assert sorted(layers.layers for layers in one.similar) == [1, 2]
 
@@ -128,5 +130,7 @@ def test_slow_transfers_decide_how_long_a_step_takes():
 
 def test_no_sparse_layer_is_faster_than_its_launch():
     found = estimate(plan_of(), Placement(), rates=Rates(launch_seconds=1.0))
-    assert found.steps[Action.SPARSE] == found.steps[Action.REFRESH] == 3.0
-    assert found.steps[Action.DENSE] == found.stock < 1.0
+    assert found.steps[Action.SPARSE] == pytest.approx(3.0)
+    assert found.steps[Action.REFRESH] == pytest.approx(3.0)
+    assert found.steps[Action.DENSE] == pytest.approx(found.stock)
+    assert found.stock < 1.0
