@@ -17,12 +17,14 @@ class LayerKind:
         layers: how many there are.
         mlp_width: neurons of their feed-forward layer.
         mlp_sees_text: whether text tokens go through that layer as well.
+        projections: linears as wide as the hidden states that each token passes besides.
     """
 
     name: str
     layers: int
     mlp_width: int
     mlp_sees_text: bool = True
+    projections: int = 4
 
 
 @dataclass(frozen=True)

@@ -167,6 +167,25 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype) -> int:
     return total
 
 
+def declared(config: MemoryConfig, *, working: int, pending: int) -> Capacity:
+    """What the config's budgets leave for caches on a GPU that is not here.
+
+    Without a budget for the GPU everything fits there; without one for the host, what this
+    machine has counts.
+
+    Args:
+        config: the budgets.
+        working: bytes that a transformer call needs for itself.
+        pending: bytes of weights.
+    """
+    device = UNLIMITED if config.vram is None else config.vram - working - pending
+    free = host_free_bytes()
+    host = config.ram
+    if host is None:
+        host = UNLIMITED if free is None else host_budget(free)
+    return Capacity(device, 0 if config.offload == "never" else host)
+
+
 def available(
     config: MemoryConfig,
     device: torch.device,
@@ -185,10 +204,12 @@ def available(
         reusable: bytes of host memory that are ours already and free for caches.
     """
     free_host = host_free_bytes()
+    if free_host is not None and device.type != "cuda":  # one memory for all
+        free_host = max(0, free_host - pending)
     host = UNLIMITED if free_host is None else host_budget(free_host) + reusable
     if config.ram is not None:
         host = min(host, config.ram)
-    if device.type != "cuda":  # one memory for all
+    if device.type != "cuda":
         room = host - working
         return Capacity(room, room if config.offload == "always" else 0)
     free = device_free_bytes(device)

@@ -48,6 +48,7 @@ class Generation:
         total_seconds: with text encoding and decoding.
         peak_gpu_bytes: largest amount of memory allocated on the GPU; None on a CPU.
         cache_bytes: largest size of the caches; 0 when dense.
+        host_bytes: how much of it was in host memory beside a GPU.
         backends: the kernel backend of each op.
         backend_reasons: one line for every set of backends passed over, and why.
         fallbacks: one sentence for everything that ran dense although the profile asks otherwise.
@@ -59,6 +60,7 @@ class Generation:
     total_seconds: float
     peak_gpu_bytes: int | None
     cache_bytes: int
+    host_bytes: int
     backends: dict[str, str]
     backend_reasons: list[str]
     fallbacks: list[str]
@@ -112,6 +114,7 @@ def generate(
         total_seconds=total_seconds,
         peak_gpu_bytes=torch.cuda.max_memory_allocated(watch.device) if watch.on_cuda else None,
         cache_bytes=made.cache_bytes if made else 0,
+        host_bytes=made.host_bytes if made else 0,
         backends=dict(made.backends) if made else {},
         backend_reasons=made.backend_reasons() if made else [],
         fallbacks=list(made.fallbacks) if made else [],

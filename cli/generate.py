@@ -10,11 +10,24 @@ from typing import Annotated
 import typer
 
 from chipsparse.cli.errors import reported_errors
-
-PICTURE = "Picture"
-MODEL = "Model"
-SPARSITY = "Sparsity"
-OUTPUT = "Output"
+from chipsparse.cli.options import (
+    MODEL,
+    OUTPUT,
+    PICTURE,
+    SPARSITY,
+    ConfigOption,
+    DebugOption,
+    DtypeOption,
+    FramesOption,
+    GuidanceOption,
+    HeightOption,
+    JsonOption,
+    ModelOption,
+    RamOption,
+    StepsOption,
+    VramOption,
+    WidthOption,
+)
 
 EXAMPLE = 'Example: [bold]chipsparse generate "a red circle moves left" -o out.mp4 --compare[/bold]'
 
@@ -32,63 +45,19 @@ def generate(
             rich_help_panel=OUTPUT,
         ),
     ],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Model folder in diffusers format, or a Hugging Face hub name.",
-            show_default="the bundled tiny model",
-            rich_help_panel=MODEL,
-        ),
-    ] = None,
+    model: ModelOption = None,
     device: Annotated[
         str,
         typer.Option(
             help="cpu, cuda, cuda:N, or auto: a GPU if there is one.", rich_help_panel=MODEL
         ),
     ] = "auto",
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="float32, bfloat16, float16, or auto: bfloat16 on a GPU, float32 on a CPU.",
-            rich_help_panel=MODEL,
-        ),
-    ] = "auto",
-    height: Annotated[
-        int | None,
-        typer.Option(
-            help="Height in pixels.", show_default="from the profile", rich_help_panel=PICTURE
-        ),
-    ] = None,
-    width: Annotated[
-        int | None,
-        typer.Option(
-            help="Width in pixels.", show_default="from the profile", rich_help_panel=PICTURE
-        ),
-    ] = None,
-    frames: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of frames; models of images have none.",
-            show_default="from the profile",
-            rich_help_panel=PICTURE,
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of denoising steps.",
-            show_default="from the profile",
-            rich_help_panel=PICTURE,
-        ),
-    ] = None,
-    guidance_scale: Annotated[
-        float | None,
-        typer.Option(
-            help="How closely to follow the prompt; 1 turns guidance off.",
-            show_default="from the profile",
-            rich_help_panel=PICTURE,
-        ),
-    ] = None,
+    dtype: DtypeOption = "auto",
+    height: HeightOption = None,
+    width: WidthOption = None,
+    frames: FramesOption = None,
+    steps: StepsOption = None,
+    guidance_scale: GuidanceOption = None,
     negative_prompt: Annotated[
         str | None,
         typer.Option(help="What not to show.", show_default="none", rich_help_panel=PICTURE),
@@ -99,14 +68,9 @@ def generate(
             help="Seed of the noise; the same one gives the same result.", rich_help_panel=PICTURE
         ),
     ] = 0,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="Profile (YAML) that says what is computed when.",
-            show_default="the model's own",
-            rich_help_panel=SPARSITY,
-        ),
-    ] = None,
+    config: ConfigOption = None,
+    vram: VramOption = None,
+    ram: RamOption = None,
     dense: Annotated[
         bool,
         typer.Option("--dense", help="Run the unpatched model.", rich_help_panel=SPARSITY),
@@ -123,20 +87,8 @@ def generate(
     fps: Annotated[
         int, typer.Option(help="Frames per second of a video.", rich_help_panel=OUTPUT)
     ] = 16,
-    json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print the summary as one JSON object.", rich_help_panel=OUTPUT
-        ),
-    ] = False,
-    debug: Annotated[
-        bool,
-        typer.Option(
-            "--debug",
-            help="Show the traceback of an error, and the libraries' own messages.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = False,
+    json: JsonOption = False,
+    debug: DebugOption = False,
 ) -> None:
     """Make a video or an image from a prompt."""
     with reported_errors(debug=debug):
@@ -152,6 +104,8 @@ def generate(
             output=output,
             model=model,
             config=config,
+            vram=vram,
+            ram=ram,
             steps=steps,
             seed=seed,
             height=height,

@@ -20,21 +20,14 @@ from chipsparse.cli.model import (
     ModelDescription,
     choose_device,
     choose_dtype,
-    describe_model,
-    is_local,
     load_pipeline,
     quiet_libraries,
 )
 from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.request import choose_profile, look_up
 from chipsparse.cli.settings import GenerationSettings, Options, resolve_settings
-from chipsparse.profiles import (
-    MODEL_PROFILE_NAME,
-    GenerationDefaults,
-    Profile,
-    bundled_model,
-    find_profile,
-    load_profile,
-)
+from chipsparse.memory_plan import BudgetError
+from chipsparse.profiles import GenerationDefaults, Profile
 from chipsparse.report import GenerationReport
 
 ReportSource = Callable[[], GenerationReport | None]
@@ -83,10 +76,11 @@ def run(options: Options) -> summary.Outcome:
     """Checks all that is cheap to check, then loads, generates and writes."""
     options.check()
     device = choose_device(options.device)
+    options.check_vram(device)
     dtype = choose_dtype(options.dtype, device)
     with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
-        model = _look_up(options.model or str(bundled_model()), display)
-        profile = _choose_profile(options, model)
+        model = look_up(options, display)
+        profile = choose_profile(options, model, optional=options.dense)
         defaults = GenerationDefaults() if profile is None else profile.generation
         settings = resolve_settings(options, model, defaults)
         check_kind(options.output, video=model.accepts("num_frames"))
@@ -106,32 +100,6 @@ def run(options: Options) -> summary.Outcome:
         comparison=comparison,
         peak_process_bytes=denoise.peak_process_bytes(),
     )
-
-
-def _look_up(location: str, display: ProgressDisplay) -> ModelDescription:
-    if is_local(location):
-        return describe_model(location)
-    with display.stage(f"looking up {location} on the Hugging Face hub"):
-        return describe_model(location)
-
-
-def _choose_profile(options: Options, model: ModelDescription) -> Profile | None:
-    """The profile of `--config` or of the model; None only where `--dense` can do without."""
-    own = Path(model.location) / MODEL_PROFILE_NAME
-    try:
-        if options.config is None:
-            return find_profile(model.location, model.transformer_class)
-        profile = load_profile(options.config)
-    except ValueError as error:
-        if options.dense and options.config is None and not own.exists():
-            return None
-        raise UserError(str(error)) from error
-    if profile.model_class != model.transformer_class:
-        raise UserError(
-            f"--config {options.config} is for {profile.model_class}, but the model "
-            f"{model.location} has a {model.transformer_class}"
-        )
-    return profile
 
 
 def _generate(
@@ -165,7 +133,10 @@ def _patched(pipe: Any, profile: Profile) -> Iterator[ReportSource]:
     except ValueError as error:
         raise UserError(first_line(error)) from error
     with handle:
-        yield lambda: handle.report
+        try:
+            yield lambda: handle.report
+        except BudgetError as error:
+            raise UserError(str(error)) from error
 
 
 def _clips(

@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from chipsparse import __version__
+from chipsparse.cli.explain import EXAMPLE as EXPLAIN_EXAMPLE
+from chipsparse.cli.explain import explain
 from chipsparse.cli.generate import EXAMPLE, generate
 
 app = typer.Typer(
@@ -22,6 +24,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(epilog=EXAMPLE)(generate)
+app.command(epilog=EXPLAIN_EXAMPLE)(explain)
 
 
 def _print_version(asked: bool) -> None:

@@ -7,7 +7,7 @@ import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ class ModelDescription:
         transformer_class: name of the class of its diffusion transformer.
         transformer_config: the transformer's config, with the class's defaults.
         vae_config: the VAE's config, with the class's defaults; empty without a VAE.
+        components: library and class of every component.
     """
 
     location: str
@@ -35,6 +36,7 @@ class ModelDescription:
     transformer_class: str
     transformer_config: dict[str, Any]
     vae_config: dict[str, Any]
+    components: dict[str, list[str]] = field(default_factory=dict)
 
     def accepts(self, argument: str) -> bool:
         """Whether the pipeline's call takes this argument."""
@@ -64,7 +66,7 @@ def describe_model(location: str) -> ModelDescription:
         location = str(folder)
     elif is_local(location):
         raise UserError(f"the model folder {location} does not exist")
-    index = _read_json(location, "model_index.json")
+    index = read_json(location, "model_index.json")
     components = {
         name: entry
         for name, entry in index.items()
@@ -92,6 +94,7 @@ def describe_model(location: str) -> ModelDescription:
         vae_config=_component_config(location, "vae", components["vae"])
         if "vae" in components
         else {},
+        components=components,
     )
 
 
@@ -166,7 +169,8 @@ def _could_be_hub_name(location: str) -> bool:
     return bool(slash and owner and name) and "/" not in name and owner[0] not in ".~"
 
 
-def _read_json(location: str, name: str) -> dict[str, Any]:
+def read_json(location: str, name: str) -> dict[str, Any]:
+    """The content of one of a model's files; raises `UserError` for what is wrong with it."""
     folder = Path(location)
     if folder.exists():
         file = folder / name
@@ -238,4 +242,4 @@ def _component_config(location: str, name: str, entry: list[str]) -> dict[str, A
         for parameter in parameters
         if parameter.default is not inspect.Parameter.empty
     }
-    return defaults | _read_json(location, f"{name}/config.json")
+    return defaults | read_json(location, f"{name}/config.json")

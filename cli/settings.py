@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
+from chipsparse.byte_sizes import parse_bytes
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.media import check_output
 from chipsparse.cli.model import ModelDescription
+from chipsparse.layout import Grid
 from chipsparse.profiles import GenerationDefaults
 
 SIZE_MULTIPLE = 16  # what diffusers' pipelines ask of every height and width
@@ -24,28 +28,65 @@ OPTION_OF = {
 }
 
 
-@dataclass(frozen=True)
-class Options:
-    """What the user typed; None where an option was left out."""
+@dataclass(frozen=True, kw_only=True)
+class CommonOptions:
+    """What the user typed, of what every command about a generation has; None where left out."""
 
-    prompt: str
-    output: Path
     model: str | None
     config: Path | None
     steps: int | None
-    seed: int
     height: int | None
     width: int | None
     frames: int | None
+    guidance_scale: float | None
+    negative_prompt: str | None = None
     device: str
     dtype: str
-    negative_prompt: str | None
-    guidance_scale: float | None
+    vram: str | None
+    ram: str | None
+    json: bool
+    debug: bool
+
+    def check(self) -> None:
+        """Raises `UserError` for what is wrong with any model and on any device."""
+        for option, number in (
+            ("--steps", self.steps),
+            ("--height", self.height),
+            ("--width", self.width),
+            ("--frames", self.frames),
+        ):
+            check_positive(option, number)
+        if self.guidance_scale is not None and not math.isfinite(self.guidance_scale):
+            raise UserError(f"--guidance-scale {self.guidance_scale} must be a finite number")
+        self.memory_budgets()
+
+    def check_vram(self, device: torch.device) -> None:
+        """Raises `UserError` for a budget of GPU memory on a CPU."""
+        if self.vram is not None and device.type != "cuda":
+            raise UserError(f"--vram {self.vram} has no effect on a CPU; use --ram")
+
+    def memory_budgets(self) -> dict[str, int]:
+        """What ``--vram`` and ``--ram`` change in a `SparsityConfig`; raises `UserError`."""
+        budgets = {}
+        for name, text in (("vram", self.vram), ("ram", self.ram)):
+            if text is not None:
+                try:
+                    budgets[f"memory.{name}"] = parse_bytes(text)
+                except ValueError as error:
+                    raise UserError(f"--{name}: {error}") from error
+        return budgets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(CommonOptions):
+    """What the user typed for `generate`; None where an option was left out."""
+
+    prompt: str
+    output: Path
+    seed: int
     fps: int
     dense: bool
     compare: bool
-    json: bool
-    debug: bool
 
     @property
     def mode(self) -> Literal["dense", "sparse", "compare"]:
@@ -58,20 +99,17 @@ class Options:
             raise UserError(
                 "--dense and --compare exclude each other: --compare makes the dense video too"
             )
-        for option, number in (
-            ("--steps", self.steps),
-            ("--height", self.height),
-            ("--width", self.width),
-            ("--frames", self.frames),
-            ("--fps", self.fps),
-        ):
-            if number is not None and number < 1:
-                raise UserError(f"{option} {number} is too small; it must be at least 1")
+        super().check()
+        check_positive("--fps", self.fps)
         if not 0 <= self.seed < 2**63:
             raise UserError(f"--seed {self.seed} is out of range; it must be from 0 to 2^63 - 1")
-        if self.guidance_scale is not None and not math.isfinite(self.guidance_scale):
-            raise UserError(f"--guidance-scale {self.guidance_scale} must be a finite number")
         check_output(self.output, fps=self.fps)
+
+
+def check_positive(option: str, number: int | None) -> None:
+    """Raises `UserError` for a number below 1."""
+    if number is not None and number < 1:
+        raise UserError(f"{option} {number} is too small; it must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -92,7 +130,7 @@ class GenerationSettings:
 
 
 def resolve_settings(
-    options: Options, model: ModelDescription, defaults: GenerationDefaults
+    options: CommonOptions, model: ModelDescription, defaults: GenerationDefaults
 ) -> GenerationSettings:
     """Each value from the options, else the profile, else the pipeline's own default."""
     asked = {
@@ -166,6 +204,30 @@ def _check(
     raise UserError(
         f"{option} {size} does not fit this model, which needs {form}; use {choices or smallest}"
     )
+
+
+def latent_sizes(
+    settings: GenerationSettings, model: ModelDescription, *, default: int | None
+) -> Grid:
+    """Frames, rows and columns of the picture behind the VAE.
+
+    Args:
+        settings: of the call.
+        model: has the VAE.
+        default: rows and columns where the settings name none.
+    """
+    space, time = vae_factors(model.vae_config)
+    rows, columns = (
+        default if size is None else size // space for size in (settings.height, settings.width)
+    )
+    for option, size in (("--height", rows), ("--width", columns)):
+        if size is None:
+            raise UserError(
+                f"{model.pipeline_class.__name__} has no default for {option}; give {option}"
+            )
+    assert rows is not None
+    assert columns is not None
+    return ((settings.num_frames or 1) - 1) // time + 1, rows, columns
 
 
 def vae_factors(config: dict[str, Any]) -> tuple[int, int]:

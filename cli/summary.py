@@ -16,6 +16,7 @@ from rich.table import Table
 from chipsparse import quality
 from chipsparse.byte_sizes import format_bytes
 from chipsparse.cli.denoise import Generation, StepResult
+from chipsparse.cli.tables import Facts, facts_table, number_table
 
 
 @dataclass(frozen=True)
@@ -90,19 +91,11 @@ def print_summary(outcome: Outcome, console: Console) -> None:
     assert made is not None
     console.print(_steps_table(made))
     console.print()
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="bold", no_wrap=True)
-    facts.add_column(overflow="fold")
-    for name, text in _facts(outcome, made):
-        facts.add_row(f" {name}", text)
-    console.print(facts, highlight=False, markup=False)
+    console.print(facts_table(_facts(outcome, made)), highlight=False, markup=False)
 
 
 def _steps_table(made: Generation) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 1), header_style="bold")
-    table.add_column("action", no_wrap=True)
-    for heading in ("steps", "mean time", "attention computed", "MLP computed"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = number_table("action", "steps", "mean time", "attention computed", "MLP computed")
     by_action: dict[str, list[StepResult]] = defaultdict(list)
     for step in made.steps:
         by_action[step.action].append(step)
@@ -124,7 +117,7 @@ def _row(action: str, steps: list[StepResult]) -> list[str]:
     ]
 
 
-def _facts(outcome: Outcome, made: Generation) -> list[tuple[str, str]]:
+def _facts(outcome: Outcome, made: Generation) -> Facts:
     facts = [("denoising", _denoising(outcome, made))]
     if outcome.comparison is not None:
         facts.append(("quality", _quality(outcome.comparison)))
@@ -163,7 +156,8 @@ def _memory(outcome: Outcome, made: Generation) -> str:
     elif outcome.peak_process_bytes is not None:
         parts.append(f"peak {format_bytes(outcome.peak_process_bytes)} of the process")
     if made.cache_bytes:
-        parts.append(f"caches {format_bytes(made.cache_bytes)}")
+        away = f" ({format_bytes(made.host_bytes)} in host memory)" if made.host_bytes else ""
+        parts.append(f"caches {format_bytes(made.cache_bytes)}{away}")
     return ", ".join(parts)
 
 

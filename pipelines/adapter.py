@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
 from diffusers.models import attention_dispatch
 
-from chipsparse.layout import ModelLayout
+from chipsparse.cache_kinds import Part
+from chipsparse.layout import Grid, ModelLayout
 from chipsparse.mlp import MLPWeights
 from chipsparse.pipelines.bridge import (
     BACKEND_NAME,
@@ -88,9 +90,20 @@ class ModelAdapter:
         scheduler: returns the pipeline's scheduler, or None.
         guided: tells whether each step of the pipeline calls the transformer once more, without
             the prompt; False where that is not known.
+
+    Attributes:
+        transformer_class: name of the class that it serves.
+        guidance_argument: argument of the pipelines' call that, above 1, lets each step call the
+            transformer once more, without the prompt.
+        masked_parts: parts that the family's own pipelines keep from running sparse, and why.
+        default_latents: rows and columns of the latents that pipelines make where nobody names a
+            size, None where their call has a default for it.
     """
 
     transformer_class: ClassVar[str]
+    guidance_argument: ClassVar[str] = "guidance_scale"
+    masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})
+    default_latents: ClassVar[int | None] = None
 
     def __init__(
         self,
@@ -142,6 +155,20 @@ class ModelAdapter:
 
     def feed_forwards(self) -> list[FeedForwardSite]:
         """The feed-forward layers, in layer order."""
+        raise NotImplementedError
+
+    @classmethod
+    def planned_layout(
+        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
+    ) -> ModelLayout:
+        """The sizes of a call for one picture, known without the model.
+
+        Args:
+            config: the transformer's.
+            latents: frames, rows and columns of the picture behind the VAE.
+            text_tokens: tokens of the prompt, padding included.
+            batch: samples in one call.
+        """
         raise NotImplementedError
 
     def layout(self, arguments: dict[str, Any]) -> ModelLayout:
@@ -207,7 +234,7 @@ class ModelAdapter:
                 dtype=hidden.dtype,
                 branches=2 if self._guided() else 1,
                 pending_bytes=self._pending_bytes(hidden.device, layout.layers),
-                dense_parts=["attention"] if self.why_attention_is_dense(arguments) else [],
+                dense_parts=self._dense_parts(arguments),
             )
             for remark in self.remarks(arguments):
                 self.session.report.fall_back(remark)
@@ -224,6 +251,15 @@ class ModelAdapter:
         except BaseException:
             self.session.reset()
             raise
+
+    def _dense_parts(self, arguments: dict[str, Any]) -> list[Part]:
+        """Parts that run dense in every layer, so that no memory need be kept for them."""
+        parts: list[Part] = []
+        if self.why_attention_is_dense(arguments) is not None:
+            parts.append("attention")
+        if all(isinstance(site.form(), str) for site in self._feed_forwards):
+            parts.append("mlp")
+        return parts
 
     def _pending_bytes(self, device: torch.device, layers: int) -> int:
         """Bytes of weights that the pipeline's own offloading brings to the device in a call."""

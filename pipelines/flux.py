@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Any, cast
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, cast
 
 import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
+from chipsparse.cache_kinds import Part
 from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.adapter import ModelAdapter, tagged
 from chipsparse.pipelines.feed_forward import (
@@ -25,6 +28,8 @@ ATTENTION_ARGUMENTS = (
 )
 CONTROL_SAMPLES = ("controlnet_block_samples", "controlnet_single_block_samples")
 MLP_RATIO = 4  # fixed in the model's code
+PACKED = 2  # rows and columns of latents that pipelines join to one token
+MASKED = "the pipeline passes an attention mask"
 TIMESTEP_SCALE = 1000  # pipelines divide the scheduler's timesteps by it
 MOST_GRIDS = 8  # more than that are no pictures, but positions of another kind
 
@@ -40,6 +45,8 @@ class FluxAdapter(ModelAdapter):
     """
 
     transformer_class = "FluxTransformer2DModel"
+    guidance_argument = "true_cfg_scale"
+    default_latents = 128
 
     _grids: tuple[weakref.ref[torch.Tensor], tuple[Grid, ...] | None] | None = None
 
@@ -54,25 +61,44 @@ class FluxAdapter(ModelAdapter):
             *(ParallelFeedForward(block) for block in self._single_blocks),
         ]
 
+    @classmethod
+    def planned_layout(
+        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
+    ) -> ModelLayout:
+        """Sizes for one image without reference pictures."""
+        _, rows, columns = latents
+        grids = ((1, rows // PACKED, columns // PACKED),)
+        return cls._sizes(config, grids=grids, text_tokens=text_tokens, batch=batch)
+
+    @staticmethod
+    def _sizes(
+        config: Mapping[str, Any], *, grids: tuple[Grid, ...], text_tokens: int, batch: int
+    ) -> ModelLayout:
+        width = MLP_RATIO * config["num_attention_heads"] * config["attention_head_dim"]
+        return ModelLayout(
+            kinds=(
+                LayerKind("double", config["num_layers"], width, mlp_sees_text=False),
+                LayerKind("single", config["num_single_layers"], width),
+            ),
+            heads=config["num_attention_heads"],
+            head_dim=config["attention_head_dim"],
+            batch=batch,
+            grids=grids,
+            text_tokens=text_tokens,
+            text_first=True,
+        )
+
     def layout(self, arguments: dict[str, Any]) -> ModelLayout:
         """Sizes for packed latents ``[B, N, C]`` at the places that ``img_ids`` names."""
-        config = self._model.config
         batch, tokens, _ = arguments["hidden_states"].shape
         grids = self._read_grids(arguments["img_ids"])
         if grids is not None and sum(math.prod(grid) for grid in grids) != tokens:
             grids = None  # the model says itself what does not fit
-        width = MLP_RATIO * config.num_attention_heads * config.attention_head_dim
-        return ModelLayout(
-            kinds=(
-                LayerKind("double", config.num_layers, width, mlp_sees_text=False),
-                LayerKind("single", config.num_single_layers, width),
-            ),
-            heads=config.num_attention_heads,
-            head_dim=config.attention_head_dim,
-            batch=batch,
+        return self._sizes(
+            self._model.config,
             grids=((1, 1, tokens),) if grids is None else grids,
             text_tokens=arguments["encoder_hidden_states"].shape[1],
-            text_first=True,
+            batch=batch,
         )
 
     @staticmethod
@@ -111,7 +137,7 @@ class FluxAdapter(ModelAdapter):
         """Chroma masks the padding of its prompt."""
         if arguments.get("attention_mask") is None:
             return None
-        return "the pipeline passes an attention mask"
+        return MASKED
 
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
         """A tuple or a ``Transformer2DModelOutput``, as ``return_dict`` asks."""
@@ -175,6 +201,8 @@ class ChromaAdapter(FluxAdapter):
     """
 
     transformer_class = "ChromaTransformer2DModel"
+    guidance_argument = "guidance_scale"
+    masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({"attention": MASKED})
 
 
 def grids_of(ids: torch.Tensor) -> tuple[Grid, ...] | None:

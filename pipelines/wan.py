@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
-from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.adapter import ModelAdapter, tagged
 from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
 
 ATTENTION_ARGUMENTS = ("hidden_states", "encoder_hidden_states", "attention_mask", "rotary_emb")
+PROJECTIONS = 6  # q, k, v and out of self-attention; q and out of cross-attention
 
 
 class WanAdapter(ModelAdapter):
@@ -32,20 +34,27 @@ class WanAdapter(ModelAdapter):
         """``ffn`` of every block."""
         return [FeedForwardModule(block, "ffn") for block in self._model.blocks]
 
-    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
-        """Sizes for latents ``[B, C, F, H, W]``."""
-        config = self._model.config
-        batch, _, *sizes = arguments["hidden_states"].shape
+    @classmethod
+    def planned_layout(
+        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
+    ) -> ModelLayout:
+        """Sizes for latents of this size; text tokens are in cross-attention only."""
         frames, rows, columns = (
-            size // patch for size, patch in zip(sizes, config.patch_size, strict=True)
+            size // patch for size, patch in zip(latents, config["patch_size"], strict=True)
         )
+        kind = LayerKind("block", config["num_layers"], config["ffn_dim"], projections=PROJECTIONS)
         return ModelLayout(
-            kinds=(LayerKind("block", config.num_layers, config.ffn_dim),),
-            heads=config.num_attention_heads,
-            head_dim=config.attention_head_dim,
+            kinds=(kind,),
+            heads=config["num_attention_heads"],
+            head_dim=config["attention_head_dim"],
             batch=batch,
             grids=((frames, rows, columns),),
         )
+
+    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
+        """Sizes for latents ``[B, C, F, H, W]``."""
+        batch, _, frames, rows, columns = arguments["hidden_states"].shape
+        return self.planned_layout(self._model.config, latents=(frames, rows, columns), batch=batch)
 
     @staticmethod
     def tag_attention(

@@ -63,6 +63,9 @@ def fails_early(fails, monkeypatch):
         (["--frames", "260"], r"--frames 260 is too large for this model; .* is 253"),
         (["--device", "tpu9"], r"--device tpu9 is no device; use auto, cpu, cuda or cuda:N"),
         (["--device", "meta"], r"--device meta is not supported; use auto, cpu, cuda or cuda:N"),
+        (["--ram", "lots"], r"--ram: expected an amount of memory such as 24G or 512M, got 'lots'"),
+        (["--vram", "-1G"], r"--vram: expected an amount of memory such as 24G or 512M, got '-1G'"),
+        (["--vram", "8G", "--device", "cpu"], r"--vram 8G has no effect on a CPU; use --ram"),
         (["--dtype", "int4"], r"--dtype int4 is not known; use one of auto, float32, bfloat16"),
     ],
 )
@@ -249,6 +252,12 @@ def test_out_of_memory_says_what_helps(fails, monkeypatch):
 
     monkeypatch.setattr(denoise, "generate", breaks)
     assert fails(code=1).startswith("the GPU ran out of memory; ask for fewer --frames")
+
+
+def test_a_budget_that_holds_no_cache_ends_with_the_numbers(fails):
+    sentence = fails("--ram", "1K")
+    assert re.match(r"not one layer's caches fit: all of them need \d", sentence)
+    assert "there are 0 B on the device and 0 B of host memory" in sentence
 
 
 def test_values_that_are_not_finite(fails, monkeypatch):

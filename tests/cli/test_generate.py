@@ -15,7 +15,11 @@ from typer.testing import CliRunner
 
 from chipsparse.cli import media
 from chipsparse.cli.main import app
-from tests.tiny_models import PROMPT
+from chipsparse.config import SparsityConfig
+from chipsparse.memory_plan import working_bytes
+from chipsparse.pipelines.wan import WanAdapter
+from chipsparse.plan import SparsityPlan
+from tests.tiny_models import PROMPT, TRANSFORMER_CONFIG
 
 FRAME_SHAPE = (32, 48, 3)
 
@@ -226,6 +230,21 @@ def test_config_overrides_the_profile_of_the_model(generate, tmp_path):
     assert [step["action"] for step in steps] == ["dense", "refresh", "skip"]
 
 
+def test_ram_overrides_the_profile(generate):
+    def sparse(*arguments):
+        ran = generate("--json", *arguments)
+        assert ran.exit_code == 0, ran.stderr
+        return json.loads(ran.stdout)["sparse"]
+
+    unlimited = sparse()
+    assert (unlimited["fallbacks"], unlimited["host_bytes"]) == ([], 0)
+    layout = WanAdapter.planned_layout(TRANSFORMER_CONFIG, latents=(2, 4, 6))
+    working = working_bytes(SparsityPlan(SparsityConfig(), layout), dtype=torch.float32)
+    half = sparse("--ram", str(working + unlimited["cache_bytes"] // 2))
+    assert 0 < half["cache_bytes"] < unlimited["cache_bytes"]
+    assert any("do not fit into the memory budgets" in line for line in half["fallbacks"])
+
+
 def test_bfloat16(generate):
     ran = generate("--dtype", "bfloat16", "--json")
     assert ran.exit_code == 0, ran.stderr
@@ -249,20 +268,25 @@ def test_as_a_program(model_folder, workdir):
 
 def test_help_and_version():
     runner = CliRunner()
-    for arguments in (["--help"], ["generate", "--help"]):
+    for arguments, command in (
+        (["--help"], "generate"),
+        (["generate", "--help"], "generate"),
+        (["explain", "--help"], "explain"),
+    ):
         result = runner.invoke(app, arguments, env={"COLUMNS": "80"})
         assert result.exit_code == 0
         assert max(len(line) for line in result.stdout.splitlines()) <= 80
-        assert "Example: chipsparse generate" in result.stdout
+        assert f"Example: chipsparse {command}" in result.stdout
     result = runner.invoke(app, ["--version"])
     assert result.exit_code == 0
     assert result.stdout.startswith("chipsparse 0.")
 
 
-def test_help_does_not_load_torch():
+@pytest.mark.parametrize("command", ["generate", "explain"])
+def test_help_does_not_load_torch(command):
     code = (
         "import sys; from chipsparse.cli.main import app\n"
-        "try: app(['generate', '--help'])\n"
+        f"try: app(['{command}', '--help'])\n"
         "except SystemExit: sys.exit('torch' in sys.modules)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)

@@ -1,9 +1,12 @@
 """How numbers are shown."""
 
+import json
+
+import numpy as np
 import pytest
 
 from chipsparse.cli import summary
-from chipsparse.cli.denoise import StepResult
+from chipsparse.cli.denoise import Generation, StepResult
 
 
 @pytest.mark.parametrize(
@@ -24,3 +27,25 @@ def test_what_ran_dense_counts_as_computed_and_what_was_skipped_does_not():
     actions = [("dense", None), ("sparse", 0.2), ("skip", None), ("sparse", None)]
     steps = [StepResult(i, action, 1.0, kept, kept) for i, (action, kept) in enumerate(actions)]
     assert summary._row("all", steps) == ["all", "4", "1.00 s", "55.0%", "55.0%"]
+
+
+@pytest.mark.parametrize(
+    ("host_bytes", "text"),
+    [(0, "caches 43.20 GiB"), (41 << 30, "caches 43.20 GiB (41.00 GiB in host memory)")],
+)
+def test_what_of_the_caches_was_in_host_memory(host_bytes, text):
+    made = Generation(
+        frames=np.zeros((1, 2, 2, 3), np.uint8),
+        steps=[],
+        denoising_seconds=1.0,
+        total_seconds=1.0,
+        peak_gpu_bytes=None,
+        cache_bytes=round(43.2 * (1 << 30)),
+        host_bytes=host_bytes,
+        backends={},
+        backend_reasons=[],
+        fallbacks=[],
+    )
+    outcome = summary.Outcome({}, {}, made, None, None, None)
+    assert summary._memory(outcome, made) == text
+    assert json.loads(summary.to_json(outcome))["sparse"]["host_bytes"] == host_bytes

@@ -1,0 +1,50 @@
+"""Which layers run dense all the time, and why, as far as configs tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from chipsparse.cache_kinds import Part
+from chipsparse.cli.model import ModelDescription
+from chipsparse.estimate import PARTS
+from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.placement import Placement
+from chipsparse.plan import SparsityPlan
+
+QUANTIZED = "quantization_config"  # in a transformer's config
+DOES_NOT_FIT = "its caches do not fit into the memory budgets"
+
+
+def never_sparse(
+    plan: SparsityPlan, adapter: type[ModelAdapter], model: ModelDescription
+) -> dict[Part, str]:
+    """Parts that run dense in every layer, and why."""
+    reasons: dict[Part, str] = {}
+    if QUANTIZED in model.transformer_config:
+        reasons["mlp"] = "its weights are quantized"
+    reasons |= adapter.masked_parts
+    if not plan.config.attention.enabled:
+        reasons["attention"] = "attention.enabled is false in the profile"
+    if not plan.config.mlp.enabled:
+        reasons["mlp"] = "mlp.enabled is false in the profile"
+    if plan.is_dense():
+        reasons = {part: reasons.get(part, "every step of the schedule is dense") for part in PARTS}
+    return reasons
+
+
+def dense_layers(
+    plan: SparsityPlan, never: Mapping[Part, str], placement: Placement
+) -> dict[Part, dict[int, str]]:
+    """Every layer part that runs dense, and why."""
+    first = plan.config.schedule.first_dense_layers
+    dense: dict[Part, dict[int, str]] = {}
+    for part in PARTS:
+        dense[part] = {}
+        for layer in range(plan.layout.layers):
+            if part in never:
+                dense[part][layer] = never[part]
+            elif layer < first:
+                dense[part][layer] = f"schedule.first_dense_layers is {first} in the profile"
+            elif (layer, part) in placement.recomputed:
+                dense[part][layer] = DOES_NOT_FIT
+    return dense

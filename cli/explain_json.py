@@ -1,0 +1,101 @@
+"""What `chipsparse explain` tells, as one JSON object."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import chipsparse
+from chipsparse.cache_kinds import Part
+from chipsparse.cli.explanation import Explanation
+from chipsparse.cost_model import kept_columns
+from chipsparse.estimate import RunEstimate
+from chipsparse.kernels.checks import group_count
+
+
+def to_json(explained: Explanation) -> str:
+    """One JSON object; sizes in bytes, times in seconds."""
+    plan, layout, memory = explained.plan, explained.plan.layout, explained.memory
+    attention = plan.config.attention
+    content = {
+        "chipsparse": chipsparse.__version__,
+        "model": explained.model.location,
+        "pipeline_class": explained.model.pipeline_class.__name__,
+        "transformer_class": explained.model.transformer_class,
+        "profile": explained.profile.source,
+        "device": str(explained.target.device),
+        "device_here": explained.target.here,
+        "dtype": str(explained.target.dtype).removeprefix("torch."),
+        "settings": dataclasses.asdict(explained.settings),
+        "pixels": explained.pixels,
+        "branches": explained.branches,
+        "tokens": {
+            "grids": layout.grids,
+            "grid": layout.grid_tokens,
+            "text": layout.text_tokens,
+            "all": layout.tokens,
+        },
+        "attention": {
+            "groups": group_count(layout.tokens, attention.group_rows),
+            "group_rows": attention.group_rows,
+            "columns_by_score": plan.attention_keep_count(),
+            "columns_at_random": plan.attention_random_count(),
+            "columns": kept_columns(plan),
+        },
+        "layers": _layers(explained),
+        "schedule": {"actions": plan.describe(), "counts": dict(explained.action_counts())},
+        "weights": {component.name: component.nbytes for component in explained.weights},
+        "memory": {
+            "weights": explained.weight_bytes,
+            "working": explained.working,
+            "caches_wanted": memory.wanted,
+            "caches_on_device": memory.branches * memory.placement.device_bytes,
+            "caches_on_host": memory.host_bytes,
+            "slots": memory.placement.slot_bytes,
+        },
+        "caches": {kind: dataclasses.asdict(sizes) for kind, sizes in explained.caches.items()},
+        "estimate": _estimate(explained.estimate),
+        "notes": explained.notes,
+    }
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _layers(explained: Explanation) -> list[dict[str, Any]]:
+    plan, first, rows = explained.plan, 0, []
+    config, layout = plan.config.mlp, plan.layout
+    for kind in layout.kinds:
+        rows.append(
+            {
+                "name": kind.name,
+                "layers": kind.layers,
+                "attention": _part(explained, "attention", kind.name, kind.layers),
+                "mlp": {
+                    **_part(explained, "mlp", kind.name, kind.layers),
+                    "groups": group_count(layout.mlp_tokens(first), config.group_rows),
+                    "group_rows": config.group_rows,
+                    "neurons": kind.mlp_width,
+                    "neurons_kept": plan.mlp_keep_count(first),
+                },
+            }
+        )
+        first += kind.layers
+    return rows
+
+
+def _part(explained: Explanation, part: Part, kind: str, layers: int) -> dict[str, Any]:
+    reasons = explained.reasons(part, kind)
+    return {"sparse": layers - reasons.total(), "dense": dict(reasons)}
+
+
+def _estimate(estimate: RunEstimate | None) -> dict[str, Any] | None:
+    if estimate is None:
+        return None
+    content = dataclasses.asdict(estimate)
+    content["steps"] = {action.value: seconds for action, seconds in estimate.steps.items()}
+    content |= {
+        "transfers_hidden": estimate.hidden,
+        "speedup_sparse_step": estimate.speedup_sparse_step,
+        "speedup_run": estimate.speedup_run,
+    }
+    return content

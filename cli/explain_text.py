@@ -1,0 +1,241 @@
+"""What `chipsparse explain` tells, as tables for people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from chipsparse.byte_sizes import format_bytes
+from chipsparse.cache_kinds import Part
+from chipsparse.cli.explanation import Explanation
+from chipsparse.cli.summary import seconds_text
+from chipsparse.cli.tables import Facts, facts_table, number_table
+from chipsparse.cost_model import kept_columns
+from chipsparse.estimate import PARTS, RunEstimate
+from chipsparse.kernels.checks import group_count
+from chipsparse.layout import LayerKind
+from chipsparse.profiles import ASSETS
+
+PART_NAMES: dict[Part, str] = {"attention": "attention", "mlp": "MLP"}
+HIDDEN_ENOUGH = 0.995
+
+
+def print_explanation(explained: Explanation, console: Console) -> None:
+    """The page: the generation, its layers, its memory, its times, and notes."""
+    _print(console, facts_table(_generation_facts(explained)))
+    _print(console, _layer_table(explained))
+    if reasons := _reason_facts(explained):
+        _print(console, facts_table(reasons))
+    if explained.caches:
+        _print(console, _cache_table(explained))
+    _print(console, facts_table(_memory_facts(explained)))
+    if explained.estimate is not None:
+        _print(console, _step_table(explained, explained.estimate))
+        if explained.action_counts()["sparse"]:
+            _print(console, _similar_table(explained.estimate))
+        _print(console, facts_table(_time_facts(explained.estimate)))
+    if explained.notes:
+        _print(console, facts_table([("note", note) for note in explained.notes]))
+
+
+def _print(console: Console, table: Table) -> None:
+    console.print(table, highlight=False, markup=False)
+    console.print()
+
+
+# What is computed.
+
+
+def _generation_facts(explained: Explanation) -> Facts:
+    plan, settings = explained.plan, explained.settings
+    layout, config = plan.layout, plan.config.attention
+    height, width = explained.pixels
+    size = f"{width}x{height} pixels, "
+    if settings.num_frames is not None:
+        size += f"{settings.num_frames} frames, "
+    grid = " + ".join("x".join(str(n) for n in grid) for grid in layout.grids)
+    tokens = f"{layout.tokens:,}: grid of {grid}"
+    if layout.text_tokens:
+        tokens += f", and {layout.text_tokens:,} of text"
+    columns, groups = kept_columns(plan), group_count(layout.tokens, config.group_rows)
+    again = "; two calls a step for guidance" if explained.branches > 1 else ""
+    counts = ", ".join(f"{count} {action}" for action, count in explained.action_counts().items())
+    facts = [
+        ("model", f"{_short(explained.model.location)} ({explained.model.transformer_class})"),
+        ("profile", _short(explained.profile.source)),
+        ("picture", f"{size}{settings.num_inference_steps} steps{again}"),
+        ("tokens", tokens),
+        (
+            "attention",
+            f"{groups:,} groups of {config.group_rows} rows, each keeps {columns:,} columns "
+            f"({columns / layout.tokens:.1%})",
+        ),
+    ]
+    first = 0
+    for kind in layout.kinds:
+        facts.append(("MLP" if first == 0 else "", _mlp_text(explained, kind, first)))
+        first += kind.layers
+    return [*facts, ("schedule", counts), ("", f"in order: {plan.describe()}")]
+
+
+def _short(place: str) -> str:
+    """A path for people: what comes with chipsparse is known by its name."""
+    path = Path(place)
+    return f"{path.relative_to(ASSETS)}, bundled" if path.is_relative_to(ASSETS) else place
+
+
+def _mlp_text(explained: Explanation, kind: LayerKind, first: int) -> str:
+    plan = explained.plan
+    config, kept = plan.config.mlp, plan.mlp_keep_count(first)
+    groups = group_count(plan.layout.mlp_tokens(first), config.group_rows)
+    name = f"{kind.name}: " if len(plan.layout.kinds) > 1 else ""
+    return (
+        f"{name}{groups:,} groups of {config.group_rows} rows, each recomputes {kept:,} of "
+        f"{kind.mlp_width:,} neurons ({kept / kind.mlp_width:.1%})"
+    )
+
+
+def _layer_table(explained: Explanation) -> Table:
+    table = number_table("layers", "count", "attention", "MLP")
+    for kind in explained.plan.layout.kinds:
+        cells = [_sparse_text(explained, part, kind) for part in PARTS]
+        table.add_row(kind.name, str(kind.layers), *cells)
+    return table
+
+
+def _sparse_text(explained: Explanation, part: Part, kind: LayerKind) -> str:
+    dense = explained.reasons(part, kind.name).total()
+    if dense in (0, kind.layers):
+        return "dense" if dense else "sparse"
+    return f"{kind.layers - dense} sparse, {dense} dense"
+
+
+def _reason_facts(explained: Explanation) -> Facts:
+    facts = []
+    for part in PARTS:
+        layers = explained.dense[part]
+        for reason in dict.fromkeys(layers.values()):
+            count = sum(found == reason for found in layers.values())
+            facts.append(("dense", f"{PART_NAMES[part]} of {count} layers: {reason}"))
+    return facts
+
+
+# Memory.
+
+
+def _cache_table(explained: Explanation) -> Table:
+    on_gpu = explained.target.device.type == "cuda"
+    kinds = [kind.name for kind in explained.plan.layout.kinds]
+    where = ["on GPU", "on host", "GPU slots"] if on_gpu else []
+    table = number_table("cache", *(f"1 {kind}" for kind in kinds), "all", *where, gap=1)
+    rows = list(explained.caches.items())
+    for name, sizes in rows:
+        layer = [_size(sizes.layer.get(kind, 0)) for kind in kinds]
+        places = [sizes.device, sizes.host, sizes.slots] if on_gpu else []
+        table.add_row(name, *layer, *(_size(size) for size in (sizes.total, *places)))
+    table.add_section()
+    sums = [
+        *(sum(sizes.layer.get(kind, 0) for _, sizes in rows) for kind in kinds),
+        sum(sizes.total for _, sizes in rows),
+    ]
+    if on_gpu:
+        memory = explained.memory
+        on_device = memory.branches * memory.placement.device_bytes
+        sums += [on_device, memory.host_bytes, memory.placement.slot_bytes]
+    table.add_row("all", *(_size(size) for size in sums), style="dim")
+    return table
+
+
+def _memory_facts(explained: Explanation) -> Facts:
+    memory = explained.memory
+    parts = [
+        f"{component.name} {format_bytes(component.nbytes)}"
+        for component in explained.weights
+        if component.nbytes is not None
+    ]
+    needed = explained.weight_bytes + explained.working + memory.device_bytes
+    name = "GPU" if explained.target.device.type == "cuda" else "memory"
+    budget = explained.plan.config.memory.vram
+    of_budget = "" if budget is None else f" of {format_bytes(budget)}"
+    facts = [
+        ("weights", f"{format_bytes(explained.weight_bytes)}: {', '.join(parts)}"),
+        ("working", f"about {format_bytes(explained.working)} at most during a step"),
+        (name, f"{format_bytes(needed)}{of_budget} for weights, work, caches and slots"),
+    ]
+    if memory.host_bytes:
+        facts.append(("host", f"{format_bytes(memory.host_bytes)} of pinned memory for caches"))
+    kept = sum(sizes.total for sizes in explained.caches.values())
+    if kept < memory.wanted:
+        facts.append(("left out", f"caches of {format_bytes(memory.wanted - kept)} do not fit"))
+    return facts
+
+
+def _size(count: int) -> str:
+    return format_bytes(count) if count else "-"
+
+
+# Time.
+
+
+def _step_table(explained: Explanation, estimate: RunEstimate) -> Table:
+    table = number_table("action", "steps", "a step", "against dense")
+    for name, count in explained.action_counts().items():
+        seconds = next(time for action, time in estimate.steps.items() if action.value == name)
+        speedup = f"{estimate.stock / seconds:.2f}x" if seconds else "-"
+        table.add_row(name, str(count), seconds_text(seconds) if seconds else "-", speedup)
+    table.add_section()
+    steps = str(explained.plan.steps)
+    table.add_row("all", steps, seconds_text(estimate.run), f"{estimate.speedup_run:.2f}x")
+    return table
+
+
+def _similar_table(estimate: RunEstimate) -> Table:
+    table = number_table(
+        "sparse layers", "attention", "MLP", "other", "all", "transfer", "takes", gap=1
+    )
+    for layers in estimate.similar:
+        time, moved = layers.time, layers.to_device + layers.to_host
+        seconds = max(layers.to_device, layers.to_host) / estimate.rates.link
+        table.add_row(
+            f"{layers.layers} {layers.name}",
+            *(_milliseconds(part) for part in (time.attention, time.mlp, time.rest, time.total)),
+            _size(moved),
+            _milliseconds(seconds) if moved else "-",
+        )
+    return table
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def _time_facts(estimate: RunEstimate) -> Facts:
+    rates = estimate.rates
+    facts = []
+    if estimate.moving:
+        back = f" and {format_bytes(estimate.to_host)} back" if estimate.to_host else ""
+        share = (
+            "all of it behind"
+            if estimate.hidden >= HIDDEN_ENOUGH
+            else f"{estimate.hidden:.0%} behind"
+        )
+        facts.append(
+            (
+                "transfers",
+                f"a sparse step brings {format_bytes(estimate.to_device)}{back} in "
+                f"{seconds_text(estimate.moving)}, {share} {seconds_text(estimate.computing)} "
+                "of computation",
+            )
+        )
+    source = "measured just now" if rates.measured else "not measured here"
+    facts.append(
+        (
+            "estimate",
+            f"denoising alone, compiled blocks, one {rates.device} ({source}): attention "
+            f"{rates.attention / 1e12:.0f} and linears {rates.linear / 1e12:.0f} TFLOP/s, memory "
+            f"{rates.memory / 1e12:.2f} TB/s, host link {rates.link / 1e9:.0f} GB/s each way",
+        )
+    )
+    return facts

@@ -1,0 +1,231 @@
+"""What a generation would do, gathered from configs alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+
+from chipsparse.byte_sizes import format_bytes
+from chipsparse.cache_kinds import Part
+from chipsparse.cache_table import KindBytes, bytes_by_kind
+from chipsparse.cli.dense_layers import QUANTIZED, dense_layers, never_sparse
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.model import ModelDescription, choose_device, choose_dtype
+from chipsparse.cli.settings import (
+    CommonOptions,
+    GenerationSettings,
+    latent_sizes,
+    resolve_settings,
+    vae_factors,
+)
+from chipsparse.cli.weights import ComponentWeights, count_weights
+from chipsparse.cost_model import Rates
+from chipsparse.estimate import DenseParts, RunEstimate, estimate_run
+from chipsparse.measured_rates import measure_rates
+from chipsparse.memory_plan import (
+    BudgetError,
+    Capacity,
+    MemoryPlan,
+    available,
+    declared,
+    plan_memory,
+    working_bytes,
+)
+from chipsparse.pipelines.registry import ADAPTERS
+from chipsparse.plan import SparsityPlan
+from chipsparse.profiles import Profile
+
+NO_BUDGET = "planned for a GPU on which everything fits; give --vram to see what fits"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the generation would run.
+
+    Attributes:
+        device: its type, as PyTorch calls it.
+        here: whether this machine has it.
+        dtype: of weights and hidden states.
+    """
+
+    device: torch.device
+    here: bool
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Everything that `chipsparse explain` tells.
+
+    Attributes:
+        model: what the model's files say.
+        profile: what is computed.
+        settings: of the pipeline call.
+        pixels: height and width of the picture.
+        target: where it would run.
+        plan: what is sparse, when.
+        branches: transformer calls per step.
+        weights: of every component.
+        working: bytes that a transformer call needs besides weights and caches.
+        memory: where the caches live.
+        dense: layers of each part that never run sparse, and why.
+        caches: bytes of each kind of tensor that is kept.
+        estimate: expected times; None where no rates are known.
+        notes: what to know beside the numbers, one sentence each.
+    """
+
+    model: ModelDescription
+    profile: Profile
+    settings: GenerationSettings
+    pixels: tuple[int, int]
+    target: Target
+    plan: SparsityPlan
+    branches: int
+    weights: list[ComponentWeights]
+    working: int
+    memory: MemoryPlan
+    dense: dict[Part, dict[int, str]]
+    caches: dict[str, KindBytes]
+    estimate: RunEstimate | None
+    notes: list[str]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights that are known."""
+        return sum(component.nbytes or 0 for component in self.weights)
+
+    def reasons(self, part: Part, kind: str) -> Counter[str]:
+        """Why layers of one kind run a part dense, and how many each time."""
+        layout = self.plan.layout
+        return Counter(
+            reason for layer, reason in self.dense[part].items() if layout.kind(layer).name == kind
+        )
+
+    def action_counts(self) -> Counter[str]:
+        """How many steps take each action."""
+        return Counter(self.plan.step_action(step).value for step in range(self.plan.steps or 0))
+
+
+def explain(options: CommonOptions, model: ModelDescription, profile: Profile) -> Explanation:
+    """Explains the generation that these options ask for; raises `UserError`."""
+    settings = resolve_settings(options, model, profile.generation)
+    target = choose_target(options)
+    adapter = ADAPTERS.get(model.transformer_class)
+    if adapter is None:
+        raise UserError(
+            f"the transformer of {model.location} is a {model.transformer_class}, which chipsparse "
+            f"does not support; supported classes: {', '.join(ADAPTERS)}"
+        )
+    latents = latent_sizes(settings, model, default=adapter.default_latents)
+    layout = adapter.planned_layout(
+        model.transformer_config, latents=latents, text_tokens=settings.max_sequence_length or 0
+    )
+    plan = SparsityPlan(profile.sparsity, layout, settings.num_inference_steps)
+    space, _ = vae_factors(model.vae_config)
+    branches = 2 if (getattr(settings, adapter.guidance_argument) or 0) > 1 else 1
+    never = never_sparse(plan, adapter, model)
+    weights = count_weights(model, target.dtype)
+    weight_bytes = sum(component.nbytes or 0 for component in weights)
+    working = working_bytes(plan, dtype=target.dtype)
+    memory = plan_memory(
+        plan,
+        _capacity(plan, target, working=working, weights=weight_bytes),
+        dtype=target.dtype,
+        branches=branches,
+        dense_parts=list(never),
+    )
+    try:
+        memory.check()
+    except BudgetError as error:
+        raise UserError(
+            f"{error} (weights {format_bytes(weight_bytes)}, working memory "
+            f"{format_bytes(working)})"
+        ) from error
+    dense = dense_layers(plan, never, memory.placement)
+    estimate, notes = _estimate(plan, memory, dense, target)
+    return Explanation(
+        model=model,
+        profile=profile,
+        settings=settings,
+        pixels=(latents[1] * space, latents[2] * space),
+        target=target,
+        plan=plan,
+        branches=branches,
+        weights=weights,
+        working=working,
+        memory=memory,
+        dense=dense,
+        caches=bytes_by_kind(memory, plan.layout),
+        estimate=estimate,
+        notes=[*notes, *_notes(model, target, memory, profile, weights)],
+    )
+
+
+def choose_target(options: CommonOptions) -> Target:
+    """The device of ``--device``; ``auto`` plans for a GPU even where there is none."""
+    if options.device == "auto":
+        device, here = torch.device("cuda"), torch.cuda.is_available()
+    else:
+        device, here = choose_device(options.device), True
+    options.check_vram(device)
+    return Target(device, here, choose_dtype(options.dtype, device))
+
+
+def _capacity(plan: SparsityPlan, target: Target, *, working: int, weights: int) -> Capacity:
+    budgets = plan.config.memory
+    if target.here:
+        return available(budgets, target.device, working=working, pending=weights)
+    return declared(budgets, working=working, pending=weights)
+
+
+def _estimate(
+    plan: SparsityPlan, memory: MemoryPlan, dense: DenseParts, target: Target
+) -> tuple[RunEstimate | None, list[str]]:
+    """The expected times, or a sentence that says why there are none."""
+    if target.device.type != "cuda":
+        return None, ["times are not estimated: the rates of this CPU are not known"]
+    if target.dtype is torch.float32:
+        return None, ["times are not estimated: the known rates are those of 16-bit types"]
+    estimate = estimate_run(
+        plan,
+        memory.placement,
+        dense_parts=dense,
+        dtype=target.dtype,
+        branches=memory.branches,
+        rates=measure_rates(target.device) if target.here else Rates(),
+    )
+    if estimate.stock_layer < memory.branches * estimate.rates.launch_seconds:
+        return None, [
+            "times are not estimated: a layer this small computes in less time than the host takes "
+            f"to launch a sparse one, about {estimate.rates.launch_seconds * 1e3:.1f} ms"
+        ]
+    return estimate, []
+
+
+def _notes(
+    model: ModelDescription,
+    target: Target,
+    memory: MemoryPlan,
+    profile: Profile,
+    weights: list[ComponentWeights],
+) -> list[str]:
+    notes, budgets = [], profile.sparsity.memory
+    if not target.here and budgets.vram is None:
+        notes.append(NO_BUDGET)
+    elif not target.here and budgets.ram is None and memory.placement.host:
+        notes.append("host memory is what this machine has free; give --ram for another one")
+    unknown = [component.name for component in weights if component.nbytes is None]
+    if unknown:
+        notes.append(f"the weights of {', '.join(unknown)} are not counted: no config.json there")
+    if QUANTIZED in model.transformer_config:
+        notes.append("the transformer's weights are counted as if they were not quantized")
+    if {"transformer", "transformer_2"} <= set(model.components):
+        notes.append(
+            "the second expert takes over with a dense step and a refresh of its own, which are "
+            "not counted; the first one's caches are freed by then"
+        )
+    if "Kontext" in model.pipeline_class.__name__:
+        notes.append("the tokens of a reference picture are not counted")
+    return notes

@@ -1,0 +1,32 @@
+"""How commands lay out facts and numbers on a terminal."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+Facts = list[tuple[str, str]]
+
+
+def facts_table(facts: Facts) -> Table:
+    """Names in bold, and what is to be said of each beside it."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in facts:
+        table.add_row(f" {name}", text)
+    return table
+
+
+def number_table(first: str, *others: str, gap: int = 2) -> Table:
+    """An empty table of numbers, whose headings and cells are never folded.
+
+    Args:
+        first: heading of the column with the names of the rows.
+        others: headings of the numbers.
+        gap: spaces behind each column, besides the one before the next.
+    """
+    table = Table(box=None, padding=(0, gap, 0, 1), header_style="bold")
+    table.add_column(first, no_wrap=True)
+    for heading in others:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table

@@ -1,0 +1,496 @@
+"""`chipsparse explain`: its numbers against real runs and against sums by hand, and its page."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import chipsparse
+from chipsparse.cache_kinds import KINDS
+from chipsparse.cli import explanation
+from chipsparse.cli.main import app
+from chipsparse.cost_model import Rates
+from chipsparse.profiles import ASSETS, load_profile
+from tests.cli.conftest import Ran
+from tests.tiny_models import PROMPT, tiny_chroma_pipeline, tiny_flux_pipeline, tiny_wan_pipeline
+
+GIB = 1 << 30
+FOLDERS = {
+    "wan": {
+        "model_index": {
+            "_class_name": "WanPipeline",
+            "scheduler": ["diffusers", "UniPCMultistepScheduler"],
+            "text_encoder": ["transformers", "UMT5EncoderModel"],
+            "tokenizer": ["transformers", "T5TokenizerFast"],
+            "transformer": ["diffusers", "WanTransformer3DModel"],
+            "vae": ["diffusers", "AutoencoderKLWan"],
+        },
+        "transformer": {
+            "num_attention_heads": 40,
+            "attention_head_dim": 128,
+            "in_channels": 16,
+            "out_channels": 16,
+            "text_dim": 4096,
+            "freq_dim": 256,
+            "ffn_dim": 13824,
+            "num_layers": 40,
+            "patch_size": [1, 2, 2],
+            "cross_attn_norm": True,
+            "qk_norm": "rms_norm_across_heads",
+            "rope_max_seq_len": 1024,
+        },
+        "vae": {"_class_name": "AutoencoderKLWan"},
+    },
+    "flux": {
+        "model_index": {
+            "_class_name": "FluxPipeline",
+            "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+            "text_encoder": ["transformers", "CLIPTextModel"],
+            "tokenizer": ["transformers", "CLIPTokenizer"],
+            "transformer": ["diffusers", "FluxTransformer2DModel"],
+            "vae": ["diffusers", "AutoencoderKL"],
+        },
+        "transformer": {"guidance_embeds": True},
+        "vae": {
+            "latent_channels": 16,
+            "block_out_channels": [128, 256, 512, 512],
+            "down_block_types": ["DownEncoderBlock2D"] * 4,
+            "up_block_types": ["UpDecoderBlock2D"] * 4,
+        },
+    },
+}
+LARGE = ("--height", "720", "--width", "1280", "--frames", "81")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Writes a model folder that has configs and no weights."""
+
+    def write(name, **changes):
+        contents = {**FOLDERS[name], **changes}
+        path = tmp_path / name
+        index = contents.pop("model_index")
+        for component in [key for key in index if not key.startswith("_")]:
+            (path / component).mkdir(parents=True)
+            if component in contents:
+                (path / component / "config.json").write_text(json.dumps(contents[component]))
+        (path / "model_index.json").write_text(json.dumps(index))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def explain(workdir, monkeypatch):
+    """Runs `chipsparse explain` in this process, on a machine without a GPU."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+    def run(*arguments, columns=80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        result = CliRunner().invoke(app, ["explain", *map(str, arguments)])
+        return Ran(result.exit_code, result.stdout, result.stderr)
+
+    return run
+
+
+@pytest.fixture
+def explained(explain):
+    """What `--json` says."""
+
+    def run(*arguments):
+        ran = explain(*arguments, "--json")
+        assert ran.exit_code == 0, ran.stderr
+        return json.loads(ran.stdout)
+
+    return run
+
+
+@pytest.fixture
+def fails(explain):
+    """The one sentence with which the command fails."""
+
+    def run(*arguments):
+        ran = explain(*arguments)
+        assert (ran.exit_code, ran.stdout) == (2, ""), ran.stderr
+        assert ran.stderr.count("\n") == 1
+        assert ran.stderr.startswith("chipsparse: error: ")
+        return ran.stderr.removeprefix("chipsparse: error: ").strip()
+
+    return run
+
+
+# Against real generations.
+
+REAL = """\
+model_class: {model_class}
+generation: {{height: 32, width: 64, num_inference_steps: 4, max_sequence_length: 16}}
+sparsity:
+  attention: {{group_rows: 16}}
+  mlp: {{group_rows: 16}}
+  schedule: {{warmup_steps: 2, first_dense_layers: 1}}
+  token_order: {{voxel: [1, 4, 4]}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("make", "guidance"),
+    [
+        (tiny_wan_pipeline, "guidance_scale"),
+        (tiny_flux_pipeline, "true_cfg_scale"),
+        (tiny_chroma_pipeline, "guidance_scale"),
+    ],
+)
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_caches_are_as_large_as_those_of_a_real_generation(
+    explained, workdir, make, guidance, scale
+):
+    pipe = make()
+    pipe.save_pretrained("model")
+    text = REAL.format(model_class=type(pipe.transformer).__name__)
+    text = text.replace("generation: {", f"generation: {{{guidance}: {scale}, ")
+    (workdir / "model/chipsparse.yaml").write_text(text)
+    sizes = []
+
+    def look(_pipe, _step, _t, tensors):
+        caches = handle._adapters[0].session._caches
+        sizes.append(dict.fromkeys(KINDS, 0))
+        for cache in caches.values():
+            for kind in KINDS.values():
+                tensor = getattr(getattr(cache, kind.part), kind.name)
+                if tensor is not None:
+                    sizes[-1][kind.name] += tensor.untyped_storage().nbytes()
+        return tensors
+
+    with chipsparse.enable(pipe, load_profile("model/chipsparse.yaml").sparsity) as handle:
+        pipe(
+            PROMPT,
+            height=32,
+            width=64,
+            num_inference_steps=4,
+            max_sequence_length=16,
+            negative_prompt="",
+            output_type="latent",
+            callback_on_step_end=look,
+            **{guidance: scale},
+            **({"num_frames": 5} if make is tiny_wan_pipeline else {}),
+        )
+    frames = ("--frames", 5) if make is tiny_wan_pipeline else ()
+    found = explained("--model", "model", "--device", "cpu", *frames)
+    assert found["branches"] == (2 if scale > 1 else 1)
+    assert {kind: size["total"] for kind, size in found["caches"].items()} == {
+        kind: size for kind, size in sizes[1].items() if size
+    }
+    planned = found["memory"]["caches_on_device"]
+    assert planned == sum(size["total"] for size in found["caches"].values())
+    # Right after a refresh two kinds are one tensor, counted once, and each layer has a count of
+    # four bytes.
+    shared = found["caches"].get("lse", {"total": 0})["total"]
+    assert 0 <= handle.report.cache_bytes - (planned - shared) <= 4 * 10
+    assert found["settings"]["height"] == 32
+    for name, nbytes in found["weights"].items():
+        assert nbytes == sum(tensor.nbytes for tensor in getattr(pipe, name).parameters())
+    for layers in found["layers"]:
+        first = 1 if layers["name"] in ("block", "double") else 0
+        assert layers["mlp"]["sparse"] == layers["layers"] - first
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["tiny-wan", "tiny-flux"])
+def test_weights_are_counted_as_they_are_loaded(explained, name, dtype):
+    from diffusers import DiffusionPipeline
+
+    found = explained("--model", ASSETS / name, "--dtype", dtype)
+    pipe = DiffusionPipeline.from_pretrained(ASSETS / name, dtype=getattr(torch, dtype))
+    assert found["weights"] == {
+        name: sum(tensor.nbytes for tensor in getattr(pipe, name).parameters())
+        for name in found["weights"]
+    }
+    assert {"transformer", "vae", "text_encoder"} <= set(found["weights"])
+
+
+# By hand.
+
+
+def test_a_large_model_without_weights(explained, folder):
+    found = explained("--model", folder("wan"), *LARGE)
+    assert (found["device"], found["device_here"], found["dtype"]) == ("cuda", False, "bfloat16")
+    assert found["tokens"] == {"grids": [[21, 45, 80]], "grid": 75600, "text": 0, "all": 75600}
+    assert found["attention"] == {
+        "groups": 591,
+        "group_rows": 128,
+        "columns_by_score": 7560,
+        "columns_at_random": 756,
+        "columns": 8316,
+    }
+    (layers,) = found["layers"]
+    assert layers["layers"] == layers["attention"]["sparse"] == layers["mlp"]["sparse"] == 40
+    assert (layers["mlp"]["groups"], layers["mlp"]["neurons_kept"]) == (591, 4147)
+    assert found["branches"] == 2
+    assert found["schedule"]["counts"] == {"dense": 7, "refresh": 5, "sparse": 38}
+    assert found["schedule"]["actions"].startswith("5 dense, 1 refresh, 9 sparse, ")
+    one = {kind: sizes["layer"]["block"] for kind, sizes in found["caches"].items()}
+    assert one == {
+        "mean": 591 * 13824 * 4,
+        "output": 75600 * 5120 * 2,
+        "activation": 75600 * 13824 * 2,
+        "lse": 40 * 75600 * 4,
+        "lse_dense": 40 * 75600 * 4,
+        "kept_mass": 40 * 75600 * 4,
+        "columns": 40 * 591 * 9450,
+        "residual": 75600 * 5120 * 2,
+    }
+    for kind, sizes in found["caches"].items():
+        assert sizes["total"] == sizes["device"] == 2 * 40 * one[kind]
+        assert sizes["host"] == sizes["slots"] == 0
+    assert found["weights"]["text_encoder"] is None
+    assert found["weights"]["transformer"] > 14.2e9 * 2
+    assert "give --vram to see what fits" in found["notes"][0]
+    assert found["notes"][1] == "the weights of text_encoder are not counted: no config.json there"
+
+
+def test_caches_beyond_the_gpu_pass_through_two_slots(explained, folder):
+    budgets = ("--vram", "90G", "--ram", "400G")
+    found = explained("--model", folder("wan"), *LARGE, *budgets)
+    memory, hosted = found["memory"], 0
+    for sizes in found["caches"].values():
+        assert sizes["device"] + sizes["host"] == sizes["total"]
+        assert sizes["slots"] == (2 * sizes["layer"]["block"] if sizes["host"] else 0)
+        hosted += sizes["host"]
+    assert hosted == memory["caches_on_host"] > 0
+    assert memory["slots"] == sum(sizes["slots"] for sizes in found["caches"].values())
+    on_gpu = memory["weights"] + memory["working"] + memory["caches_on_device"] + memory["slots"]
+    assert 89 * GIB < on_gpu <= 90 * GIB
+    assert memory["caches_on_device"] + hosted == memory["caches_wanted"]
+    both_ways = [name for name, sizes in found["caches"].items() if sizes["host"]]
+    estimate = found["estimate"]
+    assert estimate["to_device"] == sum(
+        found["caches"][name]["host"] for name in both_ways if name != "lse"
+    )
+    back = [name for name in both_ways if KINDS[name].rewritten]
+    assert estimate["to_host"] == sum(found["caches"][name]["host"] for name in back)
+
+
+def test_what_fits_nowhere_runs_dense(explained, folder):
+    found = explained("--model", folder("wan"), *LARGE, "--vram", "48G", "--ram", "64G")
+    (layers,) = found["layers"]
+    reason = "its caches do not fit into the memory budgets"
+    assert layers["mlp"] | {"dense": {reason: 40}, "sparse": 0} == layers["mlp"]
+    assert layers["attention"]["dense"] == {reason: 40 - layers["attention"]["sparse"]}
+    assert 20 < layers["attention"]["sparse"] < 40
+    kept = sum(sizes["total"] for sizes in found["caches"].values())
+    assert kept < found["memory"]["caches_wanted"]
+    assert found["memory"]["caches_on_host"] <= 64 * GIB
+
+
+def test_times_of_a_large_model(explained, folder):
+    arguments = ("--model", folder("wan"), *LARGE)
+    found = explained(*arguments)["estimate"]
+    assert found["rates"]["device"] == "NVIDIA H200"
+    assert found["rates"]["measured"] is False
+    # 12.2 s were measured for one of the two calls, uncompiled, on one NVIDIA H200.
+    assert found["stock"] == pytest.approx(2 * 10.87, rel=0.01)
+    assert found["steps"]["dense"] == pytest.approx(found["stock"])
+    assert found["steps"]["sparse"] == pytest.approx(found["computing"])
+    run = 7 * found["stock"] + 5 * found["steps"]["refresh"] + 38 * found["steps"]["sparse"]
+    assert found["run"] == pytest.approx(run)
+    assert found["speedup_run"] == pytest.approx(50 * found["stock"] / run)
+    assert found["speedup_sparse_step"] > found["speedup_run"] > 1.5
+    single = explained(*arguments, "--guidance-scale", "1")
+    assert single["branches"] == 1
+    assert single["estimate"]["stock"] == pytest.approx(found["stock"] / 2)
+    assert single["estimate"]["speedup_run"] == pytest.approx(found["speedup_run"])
+
+
+def test_an_image_model(explained, folder):
+    found = explained("--model", folder("flux"), "--steps", "20")
+    assert found["pixels"] == [1024, 1024]  # what the pipeline chooses
+    assert found["tokens"] == {"grids": [[1, 64, 64]], "grid": 4096, "text": 512, "all": 4608}
+    assert [(layers["name"], layers["layers"]) for layers in found["layers"]] == [
+        ("double", 19),
+        ("single", 38),
+    ]
+    assert [layers["mlp"]["groups"] for layers in found["layers"]] == [32, 36]
+    assert found["caches"]["activation"]["layer"] == {
+        "double": 4096 * 12288 * 2,
+        "single": 4608 * 12288 * 2,
+    }
+    assert found["branches"] == 1
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "part", "reason", "layers"),
+    [
+        ("{mlp: {enabled: false}}", "mlp", "mlp.enabled is false in the profile", 40),
+        (
+            "{schedule: {first_dense_layers: 3}}",
+            "attention",
+            "schedule.first_dense_layers is 3 in the profile",
+            3,
+        ),
+        ("{schedule: {actions: [dense]}}", "mlp", "every step of the schedule is dense", 40),
+    ],
+)
+def test_why_layers_run_dense(explained, folder, workdir, sparsity, part, reason, layers):
+    profile = f"model_class: WanTransformer3DModel\nsparsity: {sparsity}\n"
+    (workdir / "mine.yaml").write_text(profile)
+    found = explained("--model", folder("wan"), "--config", "mine.yaml")
+    (row,) = found["layers"]
+    assert row[part] | {"sparse": 40 - layers, "dense": {reason: layers}} == row[part]
+    if "dense]" in sparsity:
+        assert found["caches"] == {}
+        assert found["estimate"]["speedup_run"] == pytest.approx(1)
+
+
+def test_quantized_weights_run_dense(explained, folder):
+    quantized = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    found = explained("--model", folder("flux", transformer=quantized), "--steps", "20")
+    for row in found["layers"]:
+        assert row["mlp"]["dense"] == {"its weights are quantized": row["layers"]}
+        assert row["attention"]["sparse"] == row["layers"]
+    assert {KINDS[kind].part for kind in found["caches"]} == {"attention"}
+    assert any("as if they were not quantized" in note for note in found["notes"])
+
+
+def test_a_model_whose_pipeline_masks_its_attention(explained, folder):
+    index = {
+        "_class_name": "ChromaPipeline",
+        "transformer": ["diffusers", "ChromaTransformer2DModel"],
+        "vae": ["diffusers", "AutoencoderKL"],
+    }
+    model = folder("flux", model_index=index, transformer={})
+    found = explained("--model", model, "--steps", "20")
+    reason = "the pipeline passes an attention mask"
+    assert [row["attention"]["dense"] for row in found["layers"]] == [{reason: 19}, {reason: 38}]
+    assert found["branches"] == 2  # the pipeline's own guidance_scale
+
+
+def test_two_experts(explained, folder):
+    index = {
+        **FOLDERS["wan"]["model_index"],
+        "boundary_ratio": 0.875,
+        "transformer_2": ["diffusers", "WanTransformer3DModel"],
+    }
+    transformer = FOLDERS["wan"]["transformer"]
+    found = explained("--model", folder("wan", model_index=index, transformer_2=transformer))
+    assert found["weights"]["transformer_2"] == found["weights"]["transformer"]
+    assert any("second expert" in note for note in found["notes"])
+
+
+def test_a_gpu_that_is_here_is_asked_and_measured(explained, folder, monkeypatch):
+    rates = Rates(device="Some GPU", measured=True, attention=100e12)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda _: 0)
+    monkeypatch.setattr("chipsparse.memory_plan.device_free_bytes", lambda _: 60 * GIB)
+    monkeypatch.setattr(explanation, "measure_rates", lambda _: rates)
+    arguments = ("--model", folder("wan"), *LARGE, "--ram", "1T")
+    found = explained(*arguments)
+    memory = found["memory"]
+    on_gpu = memory["weights"] + memory["working"] + memory["caches_on_device"] + memory["slots"]
+    assert 58 * GIB < on_gpu <= 60 * GIB
+    assert found["device_here"] is True
+    assert found["estimate"]["rates"]["device"] == "Some GPU"
+    less = explained(*arguments, "--vram", "48G")["memory"]
+    assert less["caches_on_device"] < memory["caches_on_device"]
+
+
+def test_no_times_where_no_rates_are_known(explained, folder):
+    for arguments, reason in [
+        (("--model", folder("wan"), "--dtype", "float32"), "those of 16-bit types"),
+        ((), "a layer this small"),
+        (("--device", "cpu"), "the rates of this CPU are not known"),
+    ]:
+        found = explained(*arguments)
+        assert found["estimate"] is None
+        assert any(reason in note for note in found["notes"])
+
+
+# The page.
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("case", ["bundled", "wan", "flux"])
+def test_the_page_fits_the_terminal(explain, folder, case, columns):
+    arguments = {
+        "bundled": (),
+        "wan": ("--model", "wan", *LARGE, "--vram", "90G", "--ram", "400G"),
+        "flux": ("--model", "flux", "--steps", "28", "--vram", "30G"),
+    }[case]
+    if case != "bundled":
+        folder(case)
+    ran = explain(*arguments, columns=columns)
+    assert (ran.exit_code, ran.stderr) == (0, "")
+    assert max(len(line.rstrip()) for line in ran.stdout.splitlines()) <= columns
+    assert "…" not in ran.stdout
+    for heading in ("model", "tokens", "schedule", "layers", "cache", "weights", "GPU"):
+        assert re.search(rf"^ {heading}\b", ran.stdout, re.MULTILINE), heading
+
+
+def test_what_the_page_says(explain, folder):
+    folder("wan")
+    ran = explain("--model", "wan", *LARGE, "--vram", "48G", "--ram", "64G", columns=120)
+    assert ran.exit_code == 0, ran.stderr
+    text = " ".join(ran.stdout.split())
+    for part in (
+        "75,600: grid of 21x45x80",
+        "591 groups of 128 rows, each keeps 8,316 columns (11.0%)",
+        "each recomputes 4,147 of 13,824 neurons (30.0%)",
+        "7 dense, 5 refresh, 38 sparse",
+        "MLP of 40 layers: its caches do not fit into the memory budgets",
+        "of 48.00 GiB for weights, work, caches and slots",
+        "of pinned memory for caches",
+        "a sparse step brings",
+        "one NVIDIA H200 (not measured here)",
+    ):
+        assert part in text, part
+
+
+def test_no_weight_is_read(explain, model_folder, tmp_path):
+    copy = shutil.copytree(model_folder, tmp_path / "copy")
+    for file in copy.rglob("*.safetensors"):
+        file.unlink()
+    whole, without = (explain("--model", path, "--json") for path in (model_folder, copy))
+    assert without.exit_code == 0, without.stderr
+    assert json.loads(without.stdout)["weights"] == json.loads(whole.stdout)["weights"]
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--vram", "much"], "--vram: expected an amount of memory such as 24G or 512M"),
+        (["--ram", "-1"], "--ram: expected an amount of memory such as 24G or 512M"),
+        (["--height", "100"], "--height 100 does not fit this model, which needs a multiple of 16"),
+        (["--frames", "6"], "--frames 6 does not fit this model"),
+        (["--steps", "0"], "--steps 0 is too small; it must be at least 1"),
+        (["--vram", "8G", "--device", "cpu"], "--vram 8G has no effect on a CPU; use --ram"),
+        (["--device", "cuda"], "--device cuda needs a CUDA GPU"),
+        (["--dtype", "int4"], "--dtype int4 is not known"),
+        (["--model", "/nowhere/at/all"], "the model folder /nowhere/at/all does not exist"),
+        (["--config", "no.yaml"], "no.yaml: cannot read the profile"),
+    ],
+)
+def test_bad_options(fails, arguments, sentence):
+    assert fails(*arguments).startswith(sentence)
+
+
+def test_a_budget_that_holds_nothing(fails, folder):
+    sentence = fails("--model", folder("wan"), *LARGE, "--vram", "32G", "--ram", "64G")
+    assert sentence.startswith("not one layer's caches fit: all of them need 292.87 GiB")
+    assert "64.00 GiB of host memory" in sentence
+    assert sentence.endswith("(weights 26.91 GiB, working memory 15.32 GiB)")
+
+
+def test_a_class_without_adapter(fails, folder):
+    index = {
+        "_class_name": "AllegroPipeline",
+        "transformer": ["diffusers", "AllegroTransformer3DModel"],
+    }
+    path = folder("wan", model_index=index, transformer={})
+    (path / "chipsparse.yaml").write_text("model_class: AllegroTransformer3DModel\n")
+    sentence = fails("--model", path)
+    assert "AllegroTransformer3DModel, which chipsparse does not support" in sentence
