@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 
 from chipsparse.attention import RESIDUAL_BYTES
 from chipsparse.byte_sizes import format_bytes
-from chipsparse.cache_kinds import INDEX_BYTES, Part, kept_kinds, kind_bytes, saved_work
+from chipsparse.cache_kinds import INDEX_BYTES, KINDS, Part, kept_kinds, kind_bytes, saved_work
 from chipsparse.config import MemoryConfig
+from chipsparse.cost_model import Rates, layer_time
 from chipsparse.kernels.checks import group_count
 from chipsparse.machine import device_free_bytes, host_budget, host_free_bytes
 from chipsparse.placement import PartNeed, Placement, place
-from chipsparse.plan import SparsityPlan
+from chipsparse.plan import Action, SparsityPlan
 
 UNLIMITED = 1 << 62
 
@@ -80,15 +82,15 @@ class MemoryPlan:
 
     def remarks(self, layers: int) -> list[str]:
         """One sentence for each part of the model that is not kept."""
-        sentences = []
-        for part, name in (("attention", "attention"), ("mlp", "MLP")):
-            dense = sorted(layer for layer, what in self.placement.recomputed if what == part)
-            if dense:
-                sentences.append(
-                    f"{name} runs dense in {len(dense)} of {layers} layers (first: layer "
-                    f"{dense[0]}): its caches do not fit into the memory budgets"
-                )
-        return sentences
+        parts: dict[tuple[Part, str], list[int]] = {}
+        for layer, part in sorted(self.placement.recomputed):
+            reason = self.placement.why_recomputed(layer, part)
+            parts.setdefault((part, reason), []).append(layer)
+        return [
+            f"{'MLP' if part == 'mlp' else part} runs dense in {len(dense)} of {layers} layers "
+            f"(first: layer {dense[0]}): {reason}"
+            for (part, reason), dense in parts.items()
+        ]
 
 
 def plan_memory(
@@ -129,20 +131,59 @@ def cache_needs(
     """What each layer part wants to keep for one branch; nothing where it is dense anyway."""
     config, layout = plan.config, plan.layout
     enabled: dict[Part, bool] = {"attention": config.attention.enabled, "mlp": config.mlp.enabled}
-    return [
-        PartNeed(
-            layer,
-            part,
-            {
+    sparse = [part for part, wanted in enabled.items() if wanted and part not in dense_parts]
+    needs = []
+    for layer in range(config.schedule.first_dense_layers, layout.layers):
+        sizes: dict[Part, dict[str, int]] = {
+            part: {
                 kind: kind_bytes(kind, layer, layout=layout, config=config, dtype=dtype)
                 for kind in kept_kinds(config, part)
-            },
-            saved_work(part, layer, layout=layout, config=config),
+            }
+            for part in sparse
+        }
+        movable = worth_moving(layer, sizes, plan=plan, dtype=dtype)
+        needs += [
+            PartNeed(
+                layer,
+                part,
+                sizes[part],
+                saved_work(part, layer, layout=layout, config=config),
+                movable=part in movable,
+            )
+            for part in sparse
+        ]
+    return needs
+
+
+def worth_moving(
+    layer: int,
+    sizes: Mapping[Part, Mapping[str, int]],
+    *,
+    plan: SparsityPlan,
+    dtype: torch.dtype,
+) -> frozenset[Part]:
+    """The parts of a layer that are faster with caches in host memory than dense.
+
+    Of all combinations the one whose sparse step takes least: its computation, or its transfers
+    where those take longer. Computed from the rates of one GPU, whichever this one is: where caches
+    live must not depend on a measurement, or the same call would give different pictures.
+    """
+    rates = Rates()
+
+    def seconds(moved: Iterable[Part]) -> float:
+        moved = frozenset(moved)
+        dense = [part for part in sizes if part not in moved]
+        kinds = [(KINDS[kind], size) for part in moved for kind, size in sizes[part].items()]
+        to_device = sum(size for kind, size in kinds if kind.name != "lse")
+        to_host = sum(size for kind, size in kinds if kind.rewritten)
+        time = layer_time(
+            layer, Action.SPARSE, plan=plan, rates=rates, dtype=dtype, dense_parts=dense
         )
-        for layer in range(config.schedule.first_dense_layers, layout.layers)
-        for part, wanted in enabled.items()
-        if wanted and part not in dense_parts
-    ]
+        return max(time.total, max(to_device, to_host) / rates.link)
+
+    counts = range(len(sizes), -1, -1)  # of equal choices the one that keeps more
+    choices = [chosen for count in counts for chosen in combinations(sizes, count)]
+    return frozenset(min(choices, key=seconds))
 
 
 def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype) -> int:

@@ -50,11 +50,13 @@ class Placement:
         device: bytes by (layer, kind) of what stays on the device.
         host: the same of what lives in host memory.
         recomputed: (layer, part) of what is kept nowhere and runs dense.
+        immovable: those of them that had to stay on the device, since moving takes too long.
     """
 
     device: Mapping[tuple[int, str], int] = field(default_factory=dict)
     host: Mapping[tuple[int, str], int] = field(default_factory=dict)
     recomputed: frozenset[tuple[int, Part]] = frozenset()
+    immovable: frozenset[tuple[int, Part]] = frozenset()
 
     @property
     def slots(self) -> dict[str, int]:
@@ -75,6 +77,15 @@ class Placement:
     def host_bytes(self) -> int:
         """Bytes on the host."""
         return sum(self.host.values())
+
+    def why_recomputed(self, layer: int, part: Part) -> str:
+        """Why one of the `recomputed` is kept nowhere."""
+        if (layer, part) in self.immovable:
+            return (
+                "its caches do not fit on the device, and to move them would take longer than to "
+                "compute it"
+            )
+        return "its caches do not fit into the memory budgets"
 
     def hosted(self, layer: int) -> list[str]:
         """Kinds of one layer that live in host memory."""
@@ -120,8 +131,14 @@ def place(
         else:
             fits = middle
     placed = room.assign(ranked[:fits]) or Placement()
-    recomputed = frozenset((need.layer, need.part) for need in ranked[fits:])
-    return replace(placed, recomputed=recomputed)
+    left_out = ranked[fits:]
+    return replace(
+        placed,
+        recomputed=frozenset((need.layer, need.part) for need in left_out),
+        immovable=frozenset(
+            (need.layer, need.part) for need in left_out if host_bytes > 0 and not need.movable
+        ),
+    )
 
 
 @dataclass(frozen=True)

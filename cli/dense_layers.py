@@ -12,7 +12,6 @@ from chipsparse.placement import Placement
 from chipsparse.plan import SparsityPlan
 
 QUANTIZED = "quantization_config"  # in a transformer's config
-DOES_NOT_FIT = "its caches do not fit into the memory budgets"
 
 
 def never_sparse(
@@ -46,5 +45,5 @@ def dense_layers(
             elif layer < first:
                 dense[part][layer] = f"schedule.first_dense_layers is {first} in the profile"
             elif (layer, part) in placement.recomputed:
-                dense[part][layer] = DOES_NOT_FIT
+                dense[part][layer] = placement.why_recomputed(layer, part)
     return dense

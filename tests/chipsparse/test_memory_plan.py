@@ -67,6 +67,33 @@ def test_attention_is_placed_before_the_mlp_of_a_long_video():
     assert placement.recomputed == {(layer, "mlp") for layer in range(38)}
 
 
+def layer_of(channels, tokens, width):
+    kinds = (LayerKind("block", 2, width),)
+    return ModelLayout(kinds, channels // 128, 128, 1, ((1, 1, tokens),))
+
+
+@pytest.mark.parametrize(
+    ("layout", "movable"),
+    [
+        (layer_of(3072, 119_056, 12_288), {"attention"}),  # HunyuanVideo: the MLP's are 3.7 GB
+        (WAN_14B, {"attention", "mlp"}),  # twice the channels: there is more time to hide in
+        (layer_of(1536, 32_760, 8960), {"attention"}),  # Wan 1.3B at 480p
+    ],
+)
+def test_only_what_is_faster_than_dense_goes_to_the_host(layout, movable):
+    needs = cache_needs(plan_of(layout), dtype=torch.bfloat16)
+    assert {need.part for need in needs if need.movable} == movable
+
+
+def test_a_part_that_is_slow_to_move_says_so():
+    hunyuan = layer_of(3072, 119_056, 12_288)
+    plan = plan_memory(plan_of(hunyuan), Capacity(5 * GIB, 99 * GIB), dtype=torch.bfloat16)
+    assert plan.remarks(2) == [
+        "MLP runs dense in 1 of 2 layers (first: layer 0): its caches do not fit on the device, "
+        "and to move them would take longer than to compute it"
+    ]
+
+
 def test_both_branches_have_caches_and_share_the_slots():
     one, two = planned(12, 200), planned(12, 200, branches=2)
     assert two.wanted == 2 * one.wanted

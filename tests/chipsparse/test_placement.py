@@ -103,7 +103,8 @@ def test_what_is_not_worth_moving_stays_or_is_recomputed():
     placement = place(attention + mlps, device_bytes=90, host_bytes=999)
     assert {key for key in placement.device if key[1] == "activation"} == {(3, "activation")}
     assert {kind for _, kind in placement.host} <= {"residual"}
-    assert placement.recomputed == {(layer, "mlp") for layer in range(3)}
+    assert placement.recomputed == placement.immovable == {(layer, "mlp") for layer in range(3)}
+    assert "move them would take longer" in placement.why_recomputed(0, "mlp")
     forced = place(mlps, device_bytes=100, host_bytes=999, prefer_host=True)
     assert len(forced.host) == 4
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import chipsparse.session
-from chipsparse import SparsityConfig
+from chipsparse import SparsityConfig, memory_plan
 from chipsparse.cache_kinds import KINDS, kept_kinds, kind_bytes
 from chipsparse.host_memory import HostMemory
 from chipsparse.layout import LayerKind, ModelLayout
@@ -208,9 +208,11 @@ def test_the_slots_of_hunyuan_720p_are_as_small_as_the_design_says():
 
 
 def with_capacity(monkeypatch, device, host=0):
+    """So much memory, on a machine on which everything is worth moving."""
     monkeypatch.setattr(
         chipsparse.session, "available", lambda *args, **kwargs: Capacity(device, host)
     )
+    monkeypatch.setattr(memory_plan, "worth_moving", lambda layer, sizes, **_: frozenset(sizes))
 
 
 def wanted(layout=None, branches=2):
