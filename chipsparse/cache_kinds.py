@@ -30,7 +30,7 @@ class CacheKind:
     Attributes:
         name: the field of the cache that holds it.
         part: which cache that is.
-        rewritten: whether a sparse step changes it, so that it moves both ways.
+        rewritten: whether a sparse step changes it in place, so that it moves both ways.
     """
 
     name: str
@@ -43,9 +43,9 @@ KINDS = {
     kind.name: kind
     for kind in (
         CacheKind("mean", "mlp", rewritten=True),
-        CacheKind("neurons", "mlp", rewritten=True),
         CacheKind("output", "mlp", rewritten=True),
         CacheKind("activation", "mlp", rewritten=True),
+        CacheKind("neurons", "mlp"),
         CacheKind("lse", "attention"),
         CacheKind("lse_dense", "attention"),
         CacheKind("kept_mass", "attention"),

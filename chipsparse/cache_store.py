@@ -1,4 +1,4 @@
-"""The caches of one transformer: lent to a layer for the time it computes.
+"""The caches of one transformer: where they live, and lent to a layer for the time it computes.
 
 What lives on the device is simply there. What lives in host memory is brought to the device for the
 layer that borrows it, and kept again when the layer is done; the layer sees no difference.
@@ -7,15 +7,42 @@ layer that borrows it, and kept again when the layer is done; the layer sees no 
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from chipsparse.cache import LayerCache
 from chipsparse.cache_kinds import KINDS, Part
+from chipsparse.memory_plan import (
+    MemoryDemand,
+    MemoryPlan,
+    available,
+    plan_memory,
+    working_bytes,
+)
 from chipsparse.offload import OffloadPool
-from chipsparse.placement import Placement
+from chipsparse.plan import SparsityPlan
+
+
+@dataclass(eq=False)
+class _Branch:
+    """A guidance branch: its caches, and where they live."""
+
+    memory: MemoryPlan
+    caches: defaultdict[int, LayerCache] = field(default_factory=lambda: defaultdict(LayerCache))
+    finished: bool = False
+
+    def device_bytes(self) -> int:
+        return sum(cache.nbytes() for cache in self.caches.values())
+
+    def promised_bytes(self) -> int:
+        """Bytes that it will take on the device, and has not taken yet."""
+        if self.finished:
+            return 0
+        return max(0, self.memory.placement.device_bytes - self.device_bytes())
 
 
 class CacheStore:
@@ -23,44 +50,108 @@ class CacheStore:
 
     Args:
         pool: holds what lives in host memory; used by nobody else.
-        notify: told in one sentence of what is elsewhere than planned.
+        notify: told in one sentence of what is elsewhere than planned, or nowhere.
     """
 
     def __init__(self, pool: OffloadPool, notify: Callable[[str], None]) -> None:
         self._pool = pool
         self._notify = notify
-        self._caches: dict[tuple[str, int], LayerCache] = {}
+        self._branches: dict[str, _Branch] = {}
         # Layers in host memory, for each branch and kind in order: what to fetch next.
         self._hosted: dict[tuple[str, str], list[int]] = {}
 
-    def open(self, branch: str, placement: Placement, device: torch.device) -> None:
-        """Makes room for a branch; raises ``MemoryError`` where the host has none."""
-        self._pool.open(
-            {(branch, layer, kind): size for (layer, kind), size in placement.host.items()}, device
-        )
-        for kind in KINDS:
-            layers = sorted(layer for layer, name in placement.host if name == kind)
-            self._hosted[branch, kind] = layers
-
     def reset(self) -> None:
         """Forgets everything and frees the device's memory."""
-        self._caches.clear()
+        self._branches.clear()
         self._hosted.clear()
         self._pool.reset()
 
+    # Branches.
+
+    def __contains__(self, branch: str) -> bool:
+        """Whether a branch was admitted."""
+        return branch in self._branches
+
+    def admit(
+        self, branch: str, plan: SparsityPlan, device: torch.device, demand: MemoryDemand
+    ) -> None:
+        """Decides where the caches of a branch live, and allocates what is not on the device.
+
+        Raises:
+            BudgetError: where there is room for no cache of the first branch. Later ones, which
+                nobody announced, run dense then.
+        """
+        memory = next((known.memory for known in self._branches.values()), None)
+        if memory is None or len(self._branches) >= memory.branches:
+            memory = self._plan(plan, device, demand)
+        try:
+            self._open(branch, memory, device)
+        except MemoryError as error:
+            self._notify(
+                f"host memory for caches was refused ({error}): they stay on the device as far as "
+                "they fit, and the other layers run dense"
+            )
+            memory = self._plan(plan, device, demand, host=False)
+            self._open(branch, memory, device)
+        self._branches[branch] = _Branch(memory)
+        for remark in memory.remarks(plan.layout.layers):
+            self._notify(remark)
+
+    def _plan(
+        self, plan: SparsityPlan, device: torch.device, demand: MemoryDemand, *, host: bool = True
+    ) -> MemoryPlan:
+        first = not self._branches
+        capacity = available(
+            plan.config.memory,
+            device,
+            working=working_bytes(plan, dtype=demand.dtype),
+            pending=demand.pending_bytes,
+            promised=sum(each.promised_bytes() for each in self._branches.values()),
+            memory=self._pool.host,
+        )
+        memory = plan_memory(
+            plan,
+            capacity if host else replace(capacity, host=0),
+            demand if first else replace(demand, branches=1),
+            open_slots=self._pool.slots,
+        )
+        if first:
+            memory.check()
+        return memory
+
+    def _open(self, branch: str, memory: MemoryPlan, device: torch.device) -> None:
+        host = memory.placement.host
+        self._pool.open({(branch, layer, kind): n for (layer, kind), n in host.items()}, device)
+        for kind in KINDS:
+            self._hosted[branch, kind] = sorted(layer for layer, name in host if name == kind)
+
+    def finish(self, branch: str) -> None:
+        """Frees what a branch has on the device, and all the rest with the last one."""
+        self._branches[branch].caches.clear()
+        self._branches[branch].finished = True
+        if all(each.finished for each in self._branches.values()):
+            self.reset()
+
+    def recomputes(self, branch: str, layer: int, part: Part) -> bool:
+        """Whether there is no room for the caches of a layer's part, so that it runs dense."""
+        return (layer, part) in self._branches[branch].memory.placement.recomputed
+
+    # What is there.
+
     def __getitem__(self, key: tuple[str, int]) -> LayerCache:
         """The cache of a branch and layer, with what lives on the device."""
-        return self._caches.setdefault(key, LayerCache())
-
-    def __len__(self) -> int:
-        return len(self._caches)
+        branch, layer = key
+        return self._branches[branch].caches[layer]
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
-        return iter(self._caches)
+        return ((name, layer) for name, each in self._branches.items() for layer in each.caches)
+
+    def __len__(self) -> int:
+        return sum(len(each.caches) for each in self._branches.values())
 
     def values(self) -> Iterable[LayerCache]:
         """All caches, with what lives on the device."""
-        return self._caches.values()
+        return [cache for each in self._branches.values() for cache in each.caches.values()]
 
     def has(self, branch: str, layer: int, kind: str) -> bool:
         """Whether a tensor of this kind was recorded, wherever it lives."""
@@ -69,7 +160,10 @@ class CacheStore:
 
     def nbytes(self) -> int:
         """Bytes of all caches, on the device and on the host, without slots."""
-        return sum(cache.nbytes() for cache in self._caches.values()) + self._pool.stored_bytes
+        on_device = sum(each.device_bytes() for each in self._branches.values())
+        return on_device + self._pool.stored_bytes
+
+    # What layers borrow.
 
     def start(self, branch: str, kinds: frozenset[str]) -> None:
         """Begins to fetch what the first layers of a call will read."""
@@ -91,23 +185,24 @@ class CacheStore:
             The `AttentionCache` or `MLPCache`. What the layer sets there is kept.
         """
         cache = getattr(self[branch, layer], part)
-        hosted = [
-            name
+        keys = {
+            name: (branch, layer, name)
             for name, kind in KINDS.items()
             if kind.part == part and (branch, layer, name) in self._pool
-        ]
+        }
         loaded = {
-            name: self._pool.load((branch, layer, name))
-            for name in hosted
-            if name in kinds and self._pool.has((branch, layer, name))
+            name: self._pool.load(key)
+            for name, key in keys.items()
+            if name in kinds and self._pool.has(key)
         }
         for name, tensor in loaded.items():
             setattr(cache, name, tensor)
         for name in kinds:
             self._fetch_next(branch, layer, name)
         yield cache
-        for name in hosted:
-            self._keep((branch, layer, name), cache, loaded.get(name))
+        for name, key in keys.items():
+            self._keep(key, cache, loaded.get(name))
+        self._pool.release(*keys.values())
 
     def _fetch_next(self, branch: str, layer: int, kind: str) -> None:
         for later in self._hosted.get((branch, kind), []):
@@ -119,7 +214,11 @@ class CacheStore:
         """Writes back what a layer made or changed, and takes it off its cache."""
         branch, layer, name = key
         tensor = getattr(cache, name)
-        if tensor is not None and (tensor is not loaded or KINDS[name].rewritten):
+        if tensor is None:
+            if loaded is not None:
+                self._pool.forget(key)
+            return
+        if tensor is not loaded or KINDS[name].rewritten:
             if not self._pool.takes(key, tensor):
                 self._notify(
                     f"{name} of layer {layer} is larger than planned ({list(tensor.shape)} in "
@@ -131,4 +230,3 @@ class CacheStore:
                 return
             self._pool.store(key, tensor)
         setattr(cache, name, None)
-        self._pool.release(key)

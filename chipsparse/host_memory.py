@@ -18,6 +18,7 @@ from chipsparse.byte_sizes import format_bytes
 Pin = Callable[[int, int], None]  # address and bytes
 Unpin = Callable[[int], None]
 
+WASTE = 1.25  # what is free on a GPU varies a little, and with it what goes to the host
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every GPU
 
 
@@ -47,8 +48,8 @@ class HostBlock:
 class HostMemory:
     """Blocks of host memory, lent and taken back; shared by the experts of one pipeline.
 
-    A block that comes back is kept for the next request of its size, so that a second generation
-    allocates nothing. A request of another size frees what is spare first.
+    A block that comes back is kept for the next request that it serves without much waste, so that
+    a second generation allocates nothing. A request that none serves frees what is spare first.
 
     Args:
         register: pins the ``n`` bytes at an address; raises ``RuntimeError`` where it cannot.
@@ -75,12 +76,23 @@ class HostMemory:
         """The same of the pinned ones."""
         return sum(block.memory.numel() for block in (*self._lent, *self._spare) if block.pinned)
 
+    @property
     def spare_bytes(self) -> int:
         """Bytes of blocks that nobody uses now."""
         return sum(block.memory.numel() for block in self._spare)
 
+    @property
+    def lent_bytes(self) -> int:
+        """Bytes of blocks in use."""
+        return sum(block.memory.numel() for block in self._lent)
+
+    @property
+    def untouched_bytes(self) -> int:
+        """At most so many bytes in use are mapped, but do not count as used in the system yet."""
+        return sum(block.memory.numel() for block in self._lent if not block.pinned)
+
     def lend(self, nbytes: int, *, pin: bool, notify: Callable[[str], None]) -> HostBlock:
-        """A block of so many bytes.
+        """A block of so many bytes, or of up to `WASTE` times as many.
 
         Args:
             nbytes: at least 1.
@@ -90,7 +102,8 @@ class HostMemory:
         Raises:
             MemoryError: if the system gives no more memory.
         """
-        block = next((each for each in self._spare if each.memory.numel() == nbytes), None)
+        fitting = [b for b in self._spare if nbytes <= b.memory.numel() <= WASTE * nbytes]
+        block = min(fitting, key=lambda each: each.memory.numel(), default=None)
         if block is None:
             self.free_spare()
             block = HostBlock(_map(nbytes))
@@ -123,13 +136,21 @@ class HostMemory:
 
 def _map(nbytes: int) -> torch.Tensor:
     try:
-        pages = mmap.mmap(-1, nbytes)
+        pages = mmap.mmap(-1, nbytes, **_private())
     except (OSError, OverflowError) as error:
         raise MemoryError(f"{format_bytes(nbytes)} of host memory: {error}") from error
     with contextlib.suppress(AttributeError, OSError):  # not on every system
+        pages.madvise(mmap.MADV_DONTFORK)  # or a child would get copies, and we, unpinned, too
         pages.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to fault in and to register
     with torch.inference_mode(False):  # generations in and out of that mode use it in turn
         return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+def _private() -> dict[str, int]:
+    """Flags of `mmap.mmap`, where it has any: shared pages, its default, are never huge ones."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return {}
+    return {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
 
 
 def _register(address: int, nbytes: int) -> None:

@@ -13,6 +13,7 @@ from chipsparse.byte_sizes import format_bytes
 from chipsparse.cache_kinds import INDEX_BYTES, KINDS, Part, kept_kinds, kind_bytes, saved_work
 from chipsparse.config import MemoryConfig
 from chipsparse.cost_model import Rates, layer_time
+from chipsparse.host_memory import HostMemory
 from chipsparse.kernels.checks import group_count
 from chipsparse.machine import device_free_bytes, host_budget, host_free_bytes
 from chipsparse.placement import PartNeed, Placement, place
@@ -41,6 +42,23 @@ class Capacity:
 
     device: int
     host: int
+
+
+@dataclass(frozen=True)
+class MemoryDemand:
+    """What a generation asks of the memory, besides its sizes.
+
+    Attributes:
+        dtype: of the hidden states.
+        branches: guidance branches that the generation is known to have.
+        pending_bytes: weights that come to the device during a call, less those that leave it.
+        dense: (layer, part) of what cannot run sparse, so that nothing need be kept for it.
+    """
+
+    dtype: torch.dtype = torch.float32
+    branches: int = 1
+    pending_bytes: int = 0
+    dense: frozenset[tuple[int, Part]] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -96,10 +114,8 @@ class MemoryPlan:
 def plan_memory(
     plan: SparsityPlan,
     capacity: Capacity,
+    demand: MemoryDemand,
     *,
-    dtype: torch.dtype,
-    branches: int = 1,
-    dense_parts: Collection[Part] = (),
     open_slots: Mapping[str, int] | None = None,
 ) -> MemoryPlan:
     """Places the caches of one generation.
@@ -107,12 +123,11 @@ def plan_memory(
     Args:
         plan: what is sparse, for which sizes.
         capacity: what there is.
-        dtype: of the hidden states.
-        branches: guidance branches with caches of their own.
-        dense_parts: parts that cannot run sparse in this generation and keep nothing.
+        demand: what the generation asks for.
         open_slots: bytes of slots that are there already, by kind.
     """
-    needs = cache_needs(plan, dtype=dtype, dense_parts=dense_parts)
+    branches = demand.branches
+    needs = cache_needs(plan, dtype=demand.dtype, dense=demand.dense)
     placement = place(
         needs,
         device_bytes=capacity.device,
@@ -126,14 +141,14 @@ def plan_memory(
 
 
 def cache_needs(
-    plan: SparsityPlan, *, dtype: torch.dtype, dense_parts: Collection[Part] = ()
+    plan: SparsityPlan, *, dtype: torch.dtype, dense: Collection[tuple[int, Part]] = ()
 ) -> list[PartNeed]:
     """What each layer part wants to keep for one branch; nothing where it is dense anyway."""
     config, layout = plan.config, plan.layout
     enabled: dict[Part, bool] = {"attention": config.attention.enabled, "mlp": config.mlp.enabled}
-    sparse = [part for part, wanted in enabled.items() if wanted and part not in dense_parts]
     needs = []
     for layer in range(config.schedule.first_dense_layers, layout.layers):
+        sparse = [part for part, on in enabled.items() if on and (layer, part) not in dense]
         sizes: dict[Part, dict[str, int]] = {
             part: {
                 kind: kind_bytes(kind, layer, layout=layout, config=config, dtype=dtype)
@@ -233,7 +248,8 @@ def available(
     *,
     working: int,
     pending: int = 0,
-    reusable: int = 0,
+    promised: int = 0,
+    memory: HostMemory | None = None,
 ) -> Capacity:
     """What this machine and the config's budgets leave for caches now.
 
@@ -242,18 +258,22 @@ def available(
         device: where the model runs.
         working: bytes that a transformer call needs for itself.
         pending: bytes of weights that are yet to come to the device.
-        reusable: bytes of host memory that are ours already and free for caches.
+        promised: bytes on the device that caches planned earlier will take yet.
+        memory: host memory that is ours already; what is spare of it is free for caches.
     """
-    free_host = host_free_bytes()
-    if free_host is not None and device.type != "cuda":  # one memory for all
-        free_host = max(0, free_host - pending)
-    host = UNLIMITED if free_host is None else host_budget(free_host) + reusable
+    memory = HostMemory() if memory is None else memory
+    on_cpu = device.type != "cuda"  # one memory for all
+    host = UNLIMITED
+    if (free_host := host_free_bytes()) is not None:
+        taken = memory.untouched_bytes + (pending if on_cpu else 0)
+        host = host_budget(max(0, free_host - taken)) + memory.spare_bytes
     if config.ram is not None:
-        host = min(host, config.ram)
-    if device.type != "cuda":
-        room = host - working
+        host = min(host, config.ram - memory.lent_bytes)
+    if on_cpu:
+        room = host - working - promised
         return Capacity(room, room if config.offload == "always" else 0)
     free = device_free_bytes(device)
     if config.vram is not None:
         free = min(free, config.vram - torch.cuda.memory_allocated(device))
-    return Capacity(free - working - pending, 0 if config.offload == "never" else host)
+    room = free - working - pending - promised
+    return Capacity(room, 0 if config.offload == "never" else host)

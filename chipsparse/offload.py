@@ -117,7 +117,7 @@ class OffloadPool:
         """
         if not sizes:
             return
-        if not self._opened.places:
+        if not self._opened.blocks:
             self._copies = self._copies_for(device)
         total = sum(_aligned(size) for size in sizes.values())
         block = self.host.lend(total, pin=device.type == "cuda", notify=self._notify)
@@ -139,8 +139,10 @@ class OffloadPool:
                     continue
                 if present:
                     self._settle()
+                memory = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(SLOTS)]
+                # What had the memory before may still be computing there.
                 self._opened.slots[kind] = [
-                    _Slot(torch.empty(size, dtype=torch.uint8, device=device)) for _ in range(SLOTS)
+                    _Slot(each, used=self._copies.mark()) for each in memory
                 ]
 
     def reset(self) -> None:
@@ -150,7 +152,7 @@ class OffloadPool:
         """
         opened, self._opened = self._opened, _Opened()
         try:
-            if opened.places:
+            if opened.blocks:
                 self._settle()
         finally:
             for block in opened.blocks:
@@ -188,8 +190,12 @@ class OffloadPool:
         return sum(form.nbytes for form in forms if form is not None)
 
     def drop(self, key: Key) -> None:
-        """Forgets a tensor that lives elsewhere from now on."""
+        """Gives up the place of a tensor, which lives elsewhere from now on."""
         del self._opened.places[key]
+
+    def forget(self, key: Key) -> None:
+        """Forgets what was stored."""
+        self._opened.places[key].form = None
 
     def __contains__(self, key: Key) -> bool:
         """Whether a tensor lives here: it has a place, filled or not."""
@@ -241,17 +247,18 @@ class OffloadPool:
         )
         self._to_host += count
 
-    def release(self, key: Key) -> None:
-        """Ends the use of a tensor; what `load` gave for it is void from here on."""
-        slot = self._slot_of(key)
-        if slot is None:
+    def release(self, *keys: Key) -> None:
+        """Ends the use of tensors; what `load` gave for them is void from here on."""
+        slots = [slot for key in keys if (slot := self._slot_of(key)) is not None]
+        if not slots:
             return
-        slot.used = self._copies.mark()
-        slot.busy, slot.key = False, None
-        if self._poison:
-            self._copies.wait([slot.filled, slot.emptied])
-            slot.memory.fill_(POISON)
-            slot.used = self._copies.mark()
+        used = self._copies.mark()
+        for slot in slots:
+            slot.used, slot.busy, slot.key = used, False, None
+            if self._poison:
+                self._copies.wait([slot.filled, slot.emptied])
+                slot.memory.fill_(POISON)
+                slot.used = self._copies.mark()
 
     def _fill(self, key: Key) -> _Slot:
         slot, place = self._next(key[2]), self._opened.places[key]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 
 import torch
 
@@ -17,7 +16,7 @@ from chipsparse.config import SparsityConfig
 from chipsparse.host_memory import HostMemory
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layout import ModelLayout
-from chipsparse.memory_plan import MemoryPlan, available, plan_memory, working_bytes
+from chipsparse.memory_plan import MemoryDemand
 from chipsparse.mlp import MLPWeights
 from chipsparse.offload import OffloadPool
 from chipsparse.plan import Action, SparsityPlan
@@ -26,16 +25,6 @@ from chipsparse.step import StepContext
 from chipsparse.token_order import grids_order, inverse_order
 
 PARTS: tuple[Part, ...] = ("attention", "mlp")
-
-
-@dataclass(frozen=True)
-class _Demand:
-    """What a generation asks of the memory, besides its sizes; see `Session.begin`."""
-
-    dtype: torch.dtype
-    branches: int
-    pending_bytes: int
-    dense_parts: tuple[Part, ...]
 
 
 class Session:
@@ -68,7 +57,6 @@ class Session:
         self._plan: SparsityPlan | None = None
         self._caching = False
         self._caches.reset()
-        self._memory: dict[str, MemoryPlan] = {}
         self._recorded: dict[str, Action] = {}
         self._last_output: dict[str, torch.Tensor] = {}
         self._order: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -98,11 +86,7 @@ class Session:
         context: StepContext,
         layout: ModelLayout,
         device: torch.device,
-        *,
-        dtype: torch.dtype = torch.float32,
-        branches: int = 1,
-        pending_bytes: int = 0,
-        dense_parts: Collection[Part] = (),
+        demand: Callable[[], MemoryDemand] = MemoryDemand,
     ) -> Action:
         """Opens a transformer call and returns what it does.
 
@@ -114,10 +98,7 @@ class Session:
             context: position of the call.
             layout: sizes of the model and the call.
             device: where it runs.
-            dtype: of the hidden states.
-            branches: guidance branches that this generation is known to have.
-            pending_bytes: bytes of weights that will come to the device during the call.
-            dense_parts: parts that cannot run sparse in this generation.
+            demand: says what it asks of the memory; called once per branch.
 
         Raises:
             BudgetError: where the memory budgets leave no room for the caches of a single layer.
@@ -133,56 +114,14 @@ class Session:
         action = self._possible(plan.step_action(context.step), context.branch)
         record = StepRecord(context.step, context.steps, context.branch, action)
         self.report.begin(context.generation, record)
-        if self._caching and context.branch not in self._memory:
-            demand = _Demand(dtype, branches, pending_bytes, tuple(dense_parts))
-            self._make_room(context.branch, device, demand)
+        if self._caching and context.branch not in self._caches:
+            self._caches.admit(context.branch, plan, device, demand())
         self._context, self._record = context, record
         if action is not Action.SKIP:
             record.timer = StepTimer(device, time.perf_counter)
             for part in PARTS:
                 self._caches.start(context.branch, read_kinds(self.config, part, action))
         return action
-
-    def _make_room(self, branch: str, device: torch.device, demand: _Demand) -> None:
-        """Decides where the caches of a branch live, and allocates what is not on the device."""
-        assert self._plan is not None
-        known = next(iter(self._memory.values()), None)
-        if known is None or len(self._memory) >= known.branches:
-            known = self._plan_memory(device, demand, first=known is None)
-            known.check()
-        try:
-            self._caches.open(branch, known.placement, device)
-        except MemoryError as error:
-            self.report.fall_back(
-                f"host memory for caches was refused ({error}): they stay on the device as far as "
-                "they fit, and the other layers run dense"
-            )
-            known = self._plan_memory(device, demand, first=not self._memory, host=False)
-            known.check()
-            self._caches.open(branch, known.placement, device)
-        self._memory[branch] = known
-        for remark in known.remarks(self._plan.layout.layers):
-            self.report.fall_back(remark)
-
-    def _plan_memory(
-        self, device: torch.device, demand: _Demand, *, first: bool, host: bool = True
-    ) -> MemoryPlan:
-        assert self._plan is not None
-        capacity = available(
-            self.config.memory,
-            device,
-            working=working_bytes(self._plan, dtype=demand.dtype),
-            pending=demand.pending_bytes,
-            reusable=self._pool.host.spare_bytes(),
-        )
-        return plan_memory(
-            self._plan,
-            capacity if host else replace(capacity, host=0),
-            dtype=demand.dtype,
-            branches=demand.branches if first else 1,
-            dense_parts=demand.dense_parts,
-            open_slots=self._pool.slots,
-        )
 
     def end(self, output: torch.Tensor) -> None:
         """Closes the call with the transformer's output tensor."""
@@ -195,9 +134,17 @@ class Session:
                 self._recorded[context.branch] = record.action
             self.report.cache_bytes = max(self.report.cache_bytes, self.cache_bytes())
             self.report.host_bytes = max(self.report.host_bytes, self._pool.stored_bytes)
-        if plan.skips():
+        if self._caching and context.steps is not None and context.step == context.steps - 1:
+            self._finish(context.branch)
+        elif plan.skips():
             self._last_output[context.branch] = output.clone()
         self._context = self._record = None
+
+    def _finish(self, branch: str) -> None:
+        """Frees the caches of a branch after its last step: what decodes the latents needs room."""
+        self._caches.finish(branch)
+        self._recorded.pop(branch, None)
+        self._last_output.pop(branch, None)
 
     def last_output(self) -> torch.Tensor:
         """The last output of this branch, for a SKIP step."""
@@ -393,7 +340,7 @@ class Session:
         if layer < self.config.schedule.first_dense_layers:
             return True
         _, context, _ = self._open_call()
-        return (layer, part) in self._memory[context.branch].placement.recomputed
+        return self._caches.recomputes(context.branch, layer, part)
 
     @property
     def _backend(self) -> str | None:

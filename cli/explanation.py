@@ -27,6 +27,7 @@ from chipsparse.measured_rates import measure_rates
 from chipsparse.memory_plan import (
     BudgetError,
     Capacity,
+    MemoryDemand,
     MemoryPlan,
     available,
     declared,
@@ -132,9 +133,11 @@ def explain(options: CommonOptions, model: ModelDescription, profile: Profile) -
     memory = plan_memory(
         plan,
         _capacity(plan, target, working=working, weights=weight_bytes),
-        dtype=target.dtype,
-        branches=branches,
-        dense_parts=list(never),
+        MemoryDemand(
+            target.dtype,
+            branches,
+            dense=frozenset((layer, part) for part in never for layer in range(layout.layers)),
+        ),
     )
     try:
         memory.check()

@@ -22,6 +22,7 @@ from diffusers.models import attention_dispatch
 
 from chipsparse.cache_kinds import Part
 from chipsparse.layout import Grid, ModelLayout
+from chipsparse.memory_plan import MemoryDemand
 from chipsparse.mlp import MLPWeights
 from chipsparse.pipelines.bridge import (
     BACKEND_NAME,
@@ -35,13 +36,13 @@ from chipsparse.pipelines.feed_forward import (
     has_contiguous_channels,
     make_channels_contiguous,
 )
+from chipsparse.pipelines.offloaded_weights import pending_bytes
 from chipsparse.pipelines.patches import TAG, Patches
 from chipsparse.plan import Action
 from chipsparse.session import Session
 from chipsparse.step import PositionTracker
 
 ADAPTER = "chipsparse_adapter"
-BLOCKS_AT_ONCE = 2  # of group offloading: one computes, one arrives
 
 
 class PatchedTransformer:
@@ -226,15 +227,11 @@ class ModelAdapter:
         for expert in self.other_experts:  # done with for this generation: free its caches
             expert.session.reset()
         try:
-            layout = self.layout(arguments)
             action = self.session.begin(
                 context,
-                layout,
+                self.layout(arguments),
                 hidden.device,
-                dtype=hidden.dtype,
-                branches=2 if self._guided() else 1,
-                pending_bytes=self._pending_bytes(hidden.device, layout.layers),
-                dense_parts=self._dense_parts(arguments),
+                lambda: self._memory_demand(arguments),
             )
             for remark in self.remarks(arguments):
                 self.session.report.fall_back(remark)
@@ -252,27 +249,23 @@ class ModelAdapter:
             self.session.reset()
             raise
 
-    def _dense_parts(self, arguments: dict[str, Any]) -> list[Part]:
-        """Parts that run dense in every layer, so that no memory need be kept for them."""
-        parts: list[Part] = []
+    def _memory_demand(self, arguments: dict[str, Any]) -> MemoryDemand:
+        """What a generation of such calls asks of the memory, as things stand now."""
+        hidden = arguments["hidden_states"]
+        dense: set[tuple[int, Part]] = set()
         if self.why_attention_is_dense(arguments) is not None:
-            parts.append("attention")
-        if all(isinstance(site.form(), str) for site in self._feed_forwards):
-            parts.append("mlp")
-        return parts
-
-    def _pending_bytes(self, device: torch.device, layers: int) -> int:
-        """Bytes of weights that the pipeline's own offloading brings to the device in a call."""
-        if device.type == "cpu":
-            return 0
-        away = sum(
-            parameter.nbytes
-            for parameter in self.transformer.parameters()
-            if parameter.device != device
+            dense |= {(layer, "attention") for layer in range(len(self._unpatched_backends))}
+        dense |= {
+            (layer, "mlp")
+            for layer, site in enumerate(self._feed_forwards)
+            if isinstance(self._form(site, hidden), str)
+        }
+        return MemoryDemand(
+            dtype=hidden.dtype,
+            branches=2 if self._guided() else 1,
+            pending_bytes=pending_bytes(self.transformer, hidden.device),
+            dense=frozenset(dense),
         )
-        if any(site.keeps_its_layout() for site in self._feed_forwards):  # in groups of blocks
-            return min(away, BLOCKS_AT_ONCE * away // layers)
-        return away
 
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
         """Returns a tensor in the form that the transformer's ``forward`` returns it."""
@@ -378,16 +371,24 @@ class ModelAdapter:
         self._report("MLP", dense)
 
     def _readable_form(self, site: FeedForwardSite, hidden: torch.Tensor) -> Form | str:
-        """What a layer computes, its second weight laid out for the kernels, or why it is dense."""
+        """As `_form`, with the second weight of what runs sparse laid out for the kernels."""
+        form = self._form(site, hidden)
+        if isinstance(form, Form) and self._wants_contiguous_channels(hidden):
+            linear = site.second_linear()
+            if not has_contiguous_channels(linear):
+                make_channels_contiguous(linear, self._patches)
+        return form
+
+    def _form(self, site: FeedForwardSite, hidden: torch.Tensor) -> Form | str:
+        """What a layer computes, or why it is dense."""
         form = site.form()
-        if isinstance(form, str) or not self._wants_contiguous_channels(hidden):
-            return form
-        linear = site.second_linear()
-        if has_contiguous_channels(linear):
-            return form
-        if site.keeps_its_layout():
+        if (
+            isinstance(form, Form)
+            and self._wants_contiguous_channels(hidden)
+            and site.keeps_its_layout()
+            and not has_contiguous_channels(site.second_linear())
+        ):
             return "its weights are offloaded in groups, so they cannot be laid out for the kernels"
-        make_channels_contiguous(linear, self._patches)
         return form
 
     def _wants_contiguous_channels(self, hidden: torch.Tensor) -> bool:

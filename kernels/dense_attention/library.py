@@ -47,7 +47,7 @@ def dense_attention(
     # The log-sum-exp comes padded to a multiple of 32 rows (memory-efficient) or with a trailing
     # dimension of one (cuDNN).
     lse = lse.squeeze(-1) if lse.dim() == 4 else lse
-    return output, lse[:, :, : query.shape[2]]
+    return output, lse[:, :, : query.shape[2]].contiguous()
 
 
 def usable_kernels(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[str, ...]:

@@ -56,9 +56,9 @@ def test_what_comes_back_serves_again_and_is_pinned_once():
     memory = driver.memory()
     first = memory.lend(4096, pin=True, notify=pytest.fail)
     memory.take_back(first)
-    assert memory.spare_bytes() == 4096
+    assert memory.spare_bytes == 4096
     assert memory.lend(4096, pin=True, notify=pytest.fail) is first
-    assert memory.spare_bytes() == 0
+    assert memory.spare_bytes == 0
     assert len(driver.pinned) == 1
 
 
@@ -72,6 +72,26 @@ def test_another_size_frees_what_is_spare_and_only_that():
     assert sorted(driver.pinned.values()) == [4096, 8192]
     assert lent.memory.data_ptr() in driver.pinned
     assert memory.nbytes == 12_288
+
+
+def test_a_little_less_than_before_is_served_by_the_same_block():
+    memory = Driver().memory()
+    block = memory.lend(10_000, pin=True, notify=pytest.fail)
+    memory.take_back(block)
+    assert memory.lend(8_000, pin=True, notify=pytest.fail) is block
+    memory.take_back(block)
+    other = memory.lend(7_999, pin=True, notify=pytest.fail)  # a quarter more would be wasted
+    assert other is not block
+    assert memory.nbytes == memory.lent_bytes == 7_999
+
+
+def test_what_is_mapped_but_not_pinned_is_not_used_yet():
+    driver = Driver()
+    memory = driver.memory()
+    memory.lend(4096, pin=True, notify=pytest.fail)
+    assert memory.untouched_bytes == 0
+    memory.lend(8192, pin=False, notify=pytest.fail)
+    assert (memory.untouched_bytes, memory.lent_bytes) == (8192, 12_288)
 
 
 def test_memory_is_unpinned_when_the_last_one_forgets_it():

@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from chipsparse import MemoryConfig, SparsityConfig, memory_plan
+from chipsparse.host_memory import HostMemory
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.memory_plan import (
     UNLIMITED,
     BudgetError,
     Capacity,
+    MemoryDemand,
     available,
     cache_needs,
     plan_memory,
@@ -17,6 +19,7 @@ from chipsparse.memory_plan import (
 from chipsparse.plan import SparsityPlan
 
 GIB = 1 << 30
+HALF = MemoryDemand(torch.bfloat16)
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 WAN_14B = ModelLayout((LayerKind("block", 40, 13_824),), 40, 128, 1, ((21, 45, 80),))
 
@@ -26,14 +29,9 @@ def plan_of(layout=WAN_14B, **overrides):
     return SparsityPlan(SparsityConfig().override(values), layout, 50)
 
 
-def planned(device, host, *, branches=1, dense_parts=(), **overrides):
-    return plan_memory(
-        plan_of(**overrides),
-        Capacity(int(device * GIB), int(host * GIB)),
-        dtype=torch.bfloat16,
-        branches=branches,
-        dense_parts=dense_parts,
-    )
+def planned(device, host, *, branches=1, **overrides):
+    capacity = Capacity(int(device * GIB), int(host * GIB))
+    return plan_memory(plan_of(**overrides), capacity, MemoryDemand(torch.bfloat16, branches))
 
 
 # What is kept.
@@ -45,7 +43,9 @@ def test_needs_are_those_of_the_sparse_layers():
     some = plan_of(schedule__first_dense_layers=30, mlp__enabled=False)
     needs = cache_needs(some, dtype=torch.bfloat16)
     assert [(need.layer, need.part) for need in needs] == [(n, "attention") for n in range(30, 40)]
-    assert cache_needs(some, dtype=torch.bfloat16, dense_parts=["attention"]) == []
+    dense = {(layer, "attention") for layer in range(39)}
+    (last,) = cache_needs(some, dtype=torch.bfloat16, dense=dense)
+    assert last.layer == 39
 
 
 def test_the_caches_of_wan_14b_are_as_large_as_their_shapes_say():
@@ -87,7 +87,7 @@ def test_only_what_is_faster_than_dense_goes_to_the_host(layout, movable):
 
 def test_a_part_that_is_slow_to_move_says_so():
     hunyuan = layer_of(3072, 119_056, 12_288)
-    plan = plan_memory(plan_of(hunyuan), Capacity(5 * GIB, 99 * GIB), dtype=torch.bfloat16)
+    plan = plan_memory(plan_of(hunyuan), Capacity(6 * GIB, 99 * GIB), HALF)
     assert plan.remarks(2) == [
         "MLP runs dense in 1 of 2 layers (first: layer 0): its caches do not fit on the device, "
         "and to move them would take longer than to compute it"
@@ -158,7 +158,19 @@ def there_is(device=GPU, **options):
 def test_without_budgets_caches_may_take_what_is_free():
     assert there_is() == (20, 36)
     assert there_is(working=3 * GIB, pending=2 * GIB) == (15, 36)
-    assert there_is(reusable=10 * GIB) == (20, 46)
+    assert there_is(promised=5 * GIB) == (15, 36)
+
+
+class Blocks(HostMemory):
+    """10 GiB that nobody uses now, 4 pinned and 2 others in use."""
+
+    spare_bytes, lent_bytes, untouched_bytes = 10 * GIB, 6 * GIB, 2 * GIB
+
+
+@pytest.mark.usefixtures("machine")
+def test_host_memory_that_is_ours_already():
+    assert there_is(memory=Blocks()) == (20, pytest.approx(0.9 * 38 + 10))
+    assert there_is(memory=Blocks(), ram="8G") == (20, 2)
 
 
 @pytest.mark.usefixtures("machine")

@@ -174,6 +174,22 @@ def test_a_write_back_waits_for_a_load_that_nobody_used():
         assert any("to_host writes" in race for race in copies.races) == (forget is not None)
 
 
+def test_new_slots_are_not_filled_before_what_had_their_memory_is_done():
+    pool, _ = traced()
+    assert all(slot.used is not None for slot in pool._opened.slots["residual"])
+
+
+def test_memory_waits_for_copies_of_what_lives_elsewhere_by_now():
+    pool, copies = traced(layers=1)
+    waits = []
+    copies.synchronize = lambda: waits.append(None)
+    pool.store(key(0), numbers(0, 16))
+    pool.release(key(0))
+    pool.drop(key(0))
+    pool.reset()
+    assert waits == [None]
+
+
 def test_the_next_layer_loads_into_the_other_slot_before_this_one_is_released():
     pool = pool_with()
     for layer in range(3):
@@ -217,7 +233,7 @@ def test_a_second_generation_allocates_nothing():
         assert not pool.has(key(0))
         assert pool.slots == {}
     assert len(addresses) == 1
-    assert host.spare_bytes() == host.nbytes == 3 * 1024
+    assert host.spare_bytes == host.nbytes == 3 * 1024
     pool.close()
     assert host.nbytes == 0
 
@@ -266,7 +282,7 @@ def test_an_interrupt_while_waiting_waits_to_the_end_before_memory_is_freed():
     with pytest.raises(KeyboardInterrupt):
         pool.reset()
     assert copies.waits == 2
-    assert host.spare_bytes() == host.nbytes
+    assert host.spare_bytes == host.nbytes
 
 
 def test_generations_in_and_out_of_inference_mode_share_the_memory():

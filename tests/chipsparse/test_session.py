@@ -32,7 +32,8 @@ def run(session, *, generation=1, branches=("cond", "uncond"), spoil=lambda step
     outputs = []
     for step in range(5):
         for branch in branches:
-            session.begin(StepContext(generation, step, branch, 5), LAYOUT, CPU)
+            # Of six steps: after the last one nothing would be left to look at.
+            session.begin(StepContext(generation, step, branch, 6), LAYOUT, CPU)
             for layer in range(LAYOUT.layers):
                 generator = torch.Generator().manual_seed(10 * step + layer)
                 query, key, value = torch.randn(3, 1, 2, 60, 8, generator=generator)
@@ -65,7 +66,7 @@ def test_a_new_generation_forgets_the_backends_of_the_last():
     report = GenerationReport()
     session = Session(CONFIG, report)
     run(session)
-    session.begin(StepContext(2, 0, "cond", 5), LAYOUT, CPU)
+    session.begin(StepContext(2, 0, "cond", 6), LAYOUT, CPU)
     assert (report.backends, report.passed_over, report.backend_reasons()) == ({}, {}, [])
 
 
@@ -96,3 +97,19 @@ def test_a_second_generation_gives_the_same(rule):
     assert capacities == ({None} if rule == "reuse" else {12})
     session.reset()
     assert not session._caches
+
+
+def test_a_branch_is_freed_after_its_last_step():
+    """What decodes the latents needs the memory, and the pipeline says too late that it is done."""
+    session = Session(CONFIG, GenerationReport())
+    held = []
+    for step in range(3):
+        for branch in ("cond", "uncond"):
+            session.begin(StepContext(1, step, branch, 3), LAYOUT, CPU)
+            query, key, value = torch.randn(3, 1, 2, 60, 8)
+            session.attention(0, query, key, value, scale=None, unpatched=pytest.fail)
+            session.end(query)
+            held.append(session.cache_bytes())
+    assert held[4] == held[3] / 2 > 0
+    assert held[5] == 0
+    assert session.report.cache_bytes == held[3]

@@ -4,14 +4,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import chipsparse.cache_store
 import chipsparse.session
 from chipsparse import SparsityConfig, memory_plan
 from chipsparse.cache_kinds import KINDS, kept_kinds, kind_bytes
 from chipsparse.host_memory import HostMemory
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.memory_plan import BudgetError, Capacity, cache_needs
+from chipsparse.memory_plan import BudgetError, Capacity, MemoryDemand, cache_needs
 from chipsparse.mlp import MLPWeights
 from chipsparse.offload import OffloadPool
+from chipsparse.placement import SLOTS
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report import GenerationReport
 from chipsparse.session import Session
@@ -30,6 +32,8 @@ CONFIG = SparsityConfig().override(
     }
 )
 HOSTED = {"memory.offload": "always"}
+TOTAL = len(ACTIONS) + 1  # after the last step nothing would be left to look at
+BOTH = MemoryDemand(branches=2)
 RULES = ["merge", "difference", "kept_only", "reuse"]
 
 
@@ -80,8 +84,9 @@ def generate(session, *, generation=1, layout=None, branches=("cond", "uncond"),
     outputs = []
     for step in range(steps):
         for branch in branches:
-            context = StepContext(generation, step, branch, len(ACTIONS))
-            if session.begin(context, layout, CPU, branches=known) is Action.SKIP:
+            context = StepContext(generation, step, branch, TOTAL)
+            demand = MemoryDemand(branches=known)
+            if session.begin(context, layout, CPU, lambda d=demand: d) is Action.SKIP:
                 session.end(session.last_output())
                 continue
             outputs += call(session, context, layout)
@@ -207,10 +212,14 @@ def test_the_slots_of_hunyuan_720p_are_as_small_as_the_design_says():
 # Budgets.
 
 
+def placement_of(session, branch):
+    return session._caches._branches[branch].memory.placement
+
+
 def with_capacity(monkeypatch, device, host=0):
     """So much memory, on a machine on which everything is worth moving."""
     monkeypatch.setattr(
-        chipsparse.session, "available", lambda *args, **kwargs: Capacity(device, host)
+        chipsparse.cache_store, "available", lambda *args, **kwargs: Capacity(device, host)
     )
     monkeypatch.setattr(memory_plan, "worth_moving", lambda layer, sizes, **_: frozenset(sizes))
 
@@ -246,17 +255,17 @@ def test_nothing_fits_is_refused_before_the_first_step_with_the_numbers(monkeypa
     with_capacity(monkeypatch, 100, 50)
     session = session_with()
     with pytest.raises(BudgetError, match=r"need .* KiB, .* 100 B on the device and 50 B of host"):
-        session.begin(StepContext(1, 0, "cond", 9), layout_of(), CPU, branches=2)
+        session.begin(StepContext(1, 0, "cond", 9), layout_of(), CPU, lambda: BOTH)
     assert session.cache_bytes() == 0
 
 
 def test_parts_that_cannot_run_sparse_need_no_room(monkeypatch):
     with_capacity(monkeypatch, wanted())
     session = session_with()
-    session.begin(
-        StepContext(1, 0, "cond", 9), layout_of(), CPU, branches=2, dense_parts=["attention"]
-    )
-    kinds = {kind for _, kind in session._memory["cond"].placement.device}
+    dense = frozenset((layer, "attention") for layer in range(4))
+    demand = MemoryDemand(branches=2, dense=dense)
+    session.begin(StepContext(1, 0, "cond", 9), layout_of(), CPU, lambda: demand)
+    kinds = {kind for _, kind in placement_of(session, "cond").device}
     assert kinds == kept_kinds(CONFIG, "mlp")
 
 
@@ -265,8 +274,44 @@ def test_a_branch_that_was_not_expected_takes_what_is_left(monkeypatch):
     with_capacity(monkeypatch, wanted(branches=1) * 3 // 4, 2 * wanted())
     session = session_with()
     assert equal(generate(session, known=1), expected)
-    assert session._memory["cond"] is not session._memory["uncond"]
+    assert placement_of(session, "cond") is not placement_of(session, "uncond")
     assert session.report.fallbacks == []
+
+
+def on_a_machine(monkeypatch, session, device, host):
+    """So much memory in all, what the session has taken already not included."""
+    memory = session._pool.host
+
+    def available(*args, promised, **kwargs):
+        taken = session.cache_bytes() - session._pool.stored_bytes
+        slots = SLOTS * sum(session._pool.slots.values())
+        return Capacity(device - taken - slots - promised, host - memory.lent_bytes)
+
+    monkeypatch.setattr(chipsparse.cache_store, "available", available)
+    monkeypatch.setattr(memory_plan, "worth_moving", lambda layer, sizes, **_: frozenset(sizes))
+    return memory
+
+
+@pytest.mark.parametrize("share", [0.4, 0.7, 1.0, 1.5])
+@pytest.mark.parametrize("host_share", [0.0, 0.5, 3.0])
+def test_branches_that_nobody_announced_stay_within_the_budgets(share, host_share, monkeypatch):
+    """The first has taken little of what it will take when the second one is planned."""
+    device, host = (round(part * wanted(branches=1)) for part in (share, host_share))
+    session = session_with()
+    memory = on_a_machine(monkeypatch, session, device, host)
+    layout, most = layout_of(), 0
+    for step in range(5):
+        for branch in ("cond", "uncond", "third"):
+            context = StepContext(1, step, branch, TOTAL)
+            session.begin(context, layout, CPU)
+            session.end(call(session, context, layout)[-1])
+            on_device = session.cache_bytes() - session._pool.stored_bytes
+            most = max(most, on_device + SLOTS * sum(session._pool.slots.values()))
+            assert memory.lent_bytes <= host + 512 * 9 * 4
+    kept_fractions = 4 * len(session._caches)
+    assert 0 < most <= device + kept_fractions
+    if share + host_share < 3:
+        assert any("its caches do not fit" in each for each in session.report.fallbacks)
 
 
 def test_refused_host_memory_is_told_and_the_device_takes_over(monkeypatch):
@@ -316,9 +361,9 @@ def abort(session, step, error):
     def fail(*args, **kwargs):
         raise error
 
-    layout, context = layout_of(), StepContext(1, step, "cond", len(ACTIONS))
+    layout, context = layout_of(), StepContext(1, step, "cond", TOTAL)
     generate(session, steps=step)
-    session.begin(context, layout, CPU, branches=2)
+    session.begin(context, layout, CPU, lambda: BOTH)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chipsparse.session.mlp, "dense_step", fail)
         patch.setattr(chipsparse.session.mlp, "sparse_step", fail)
@@ -334,7 +379,7 @@ def test_after_an_error_the_next_generation_is_right(error, step):
     with pytest.raises(error):
         abort(session, step, error)
     session.reset()  # as whoever opened the call does
-    assert memory.spare_bytes() == memory.nbytes
+    assert memory.spare_bytes == memory.nbytes
     assert equal(generate(session, generation=2), expected)
     session.close()
     assert memory.nbytes == 0

@@ -126,7 +126,7 @@ def test_an_aborted_call_frees_everything_and_the_next_one_is_right(error, step,
             wan.generate(pipe)
         hook.remove()
         assert adapter.session.cache_bytes() == 0
-        assert memory_of(handle).spare_bytes() == memory_of(handle).nbytes
+        assert memory_of(handle).spare_bytes == memory_of(handle).nbytes
         assert torch.equal(wan.generate(pipe), expected)
 
 
@@ -165,13 +165,58 @@ def test_host_memory_that_is_refused(device, monkeypatch):
         assert handle.report.host_bytes == 0
 
 
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("overrides", [{}, HOSTED], ids=["device", "host"])
+def test_the_caches_are_gone_before_the_latents_are_decoded(model, overrides, device, monkeypatch):
+    make, module = MODELS[model]
+    pipe = make().to(device)
+    held, decode = [], pipe.vae.decode
+    with chipsparse.enable(pipe, module.SPARSE.override(overrides)) as handle:
+        (adapter,) = handle._adapters
+
+        def watched(*args, **kwargs):
+            held.append((adapter.session.cache_bytes(), adapter.session._pool.slots))
+            return decode(*args, **kwargs)
+
+        monkeypatch.setattr(pipe.vae, "decode", watched)
+        settings = {"num_inference_steps": 4, "max_sequence_length": 16}
+        sizes = {"height": 32, "width": 48} | ({"num_frames": 5} if model == "wan" else {})
+        pipe("a red circle", **settings, **sizes)
+        assert held == [(0, {})]
+        assert handle.report.cache_bytes > 0
+
+
+def test_layers_that_cannot_run_sparse_take_no_memory(device):
+    class Packed(torch.nn.Parameter):
+        pass
+
+    pipe = tiny_wan_pipeline().to(device)
+    linear = pipe.transformer.blocks[1].ffn.net[2]
+    linear.weight = Packed(linear.weight.data)
+    placements = []
+    with chipsparse.enable(pipe, wan.SPARSE.override(HOSTED)) as handle:
+        (adapter,) = handle._adapters
+
+        def look(_pipe, step, _t, tensors):
+            for branch in adapter.session._caches._branches.values():
+                placements.append(branch.memory.placement)
+            return tensors
+
+        wan.generate(pipe, callback_on_step_end=look)
+        (fallback,) = handle.report.fallbacks
+        assert "the weight of its second linear is a Packed" in fallback
+    assert all(placement.recomputed == frozenset() for placement in placements)
+    assert {layer for layer, kind in placements[0].host if kind == "activation"} == {0, 2}
+    assert {layer for layer, kind in placements[0].host if kind == "residual"} == {0, 1, 2}
+
+
 def test_budgets_that_hold_a_part_of_the_layers(device, monkeypatch):
     """The others run dense, and the report says which."""
     pipe = tiny_wan_pipeline().to(device)
     with chipsparse.enable(pipe, wan.SPARSE) as handle:
         sparse = wan.generate(pipe)
         need = handle.report.cache_bytes
-    monkeypatch.setattr("chipsparse.session.available", lambda *_, **__: Capacity(need // 2, 0))
+    monkeypatch.setattr("chipsparse.cache_store.available", lambda *_, **__: Capacity(need // 2, 0))
     with chipsparse.enable(pipe, wan.SPARSE) as handle:
         found = wan.generate(pipe)
         assert handle.report.cache_bytes <= need // 2

@@ -1,26 +1,26 @@
 """Caches in host memory beside a GPU: streams, pinning, diffusers' own offloading, compilation."""
 
+import gc
+
 import pytest
 import torch
 
 import chipsparse
 from chipsparse.copies import StreamCopies
 from chipsparse.host_memory import HostMemory
+from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.memory_plan import Capacity
 from chipsparse.offload import OffloadPool
 from tests.pipelines.test_memory import HOSTED, memory_of
 from tests.pipelines.test_wan import SPARSE, generate
 from tests.tiny_models import tiny_wan_pipeline
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 
 CYCLES = 2_000_000  # about a millisecond, longer than any layer here
-
-
-@pytest.fixture(autouse=True)
-def _needs_cuda():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,9 @@ def test_beside_compiled_blocks():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_runs_the_gpu_kernels_from_slots(dtype):
+def test_half_precision_runs_the_gpu_kernels_from_slots(dtype, monkeypatch):
+    # Two sessions may find another dense kernel the fastest, and so round otherwise.
+    monkeypatch.setattr(FastestKernel, "pick", lambda _, kernels, *inputs: next(iter(kernels)))
     pipe = tiny_wan_pipeline().to("cuda", dtype)
     with chipsparse.enable(pipe, SPARSE):
         plain = generate(pipe)
@@ -124,7 +126,7 @@ def test_a_budget_that_holds_a_part_moves_the_rest_to_the_host():
         need = handle.report.cache_bytes
     with pytest.MonkeyPatch.context() as patch:
         capacity = Capacity(need * 3 // 4, need)
-        patch.setattr("chipsparse.session.available", lambda *_, **__: capacity)
+        patch.setattr("chipsparse.cache_store.available", lambda *_, **__: capacity)
         patch.setattr("chipsparse.memory_plan.worth_moving", lambda _, sizes, **__: set(sizes))
         with chipsparse.enable(pipe, SPARSE) as handle:
             assert torch.equal(generate(pipe), plain)
@@ -134,10 +136,15 @@ def test_a_budget_that_holds_a_part_moves_the_rest_to_the_host():
 def test_out_of_memory_in_the_middle_leaks_nothing(expected):
     pipe = tiny_wan_pipeline().to("cuda")
     with chipsparse.enable(pipe, SPARSE.override(HOSTED)) as handle:
-        generate(pipe)
-        torch.cuda.synchronize()
-        held = torch.cuda.memory_allocated(), memory_of(handle).nbytes
-        calls = []
+
+        def held():
+            """After a whole generation: its report has a few numbers on the GPU."""
+            assert torch.equal(generate(pipe), expected)
+            gc.collect()
+            torch.cuda.synchronize()
+            return torch.cuda.memory_allocated(), memory_of(handle).nbytes
+
+        before, calls = held(), []
 
         def run_out(*_):
             calls.append(None)
@@ -148,9 +155,8 @@ def test_out_of_memory_in_the_middle_leaks_nothing(expected):
         with pytest.raises(torch.cuda.OutOfMemoryError):
             generate(pipe)
         hook.remove()
-        torch.cuda.synchronize()
-        assert (torch.cuda.memory_allocated(), memory_of(handle).nbytes) == held
-        assert torch.equal(generate(pipe), expected)
+        assert handle._adapters[0].session.cache_bytes() == 0
+        assert held() == before
 
 
 def test_two_pipelines_take_turns_on_one_gpu(expected):
