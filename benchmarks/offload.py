@@ -29,6 +29,7 @@ from chipsparse.copies import HostCopies, Mark, StreamCopies, copies_for
 from chipsparse.host_memory import HostMemory
 from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.memory_plan import MemoryDemand
 from chipsparse.mlp import MLPWeights
 from chipsparse.offload import OffloadPool
 from chipsparse.report import GenerationReport
@@ -227,9 +228,9 @@ def generate(model: Model, config: SparsityConfig) -> dict[str, Any]:
             if made and isinstance(made[-1], TimedCopies):
                 made[-1].start()
             spans.start()
-            session.begin(
-                StepContext(1, step, "cond", steps), model.layout, device, dtype=model.dtype
-            )
+            # One more step than there are: caches are freed after the last.
+            context = StepContext(1, step, "cond", steps + 1)
+            session.begin(context, model.layout, device, lambda: MemoryDemand(model.dtype))
             output = model(session, step, spans.span)
             session.end(output)
             check_finite(output)
