@@ -8,7 +8,7 @@ from itertools import combinations
 
 import torch
 
-from chipsparse.attention import RESIDUAL_BYTES
+from chipsparse.attention import FLOAT32_TENSORS, RESIDUAL_BYTES
 from chipsparse.byte_sizes import format_bytes
 from chipsparse.cache_kinds import INDEX_BYTES, KINDS, Part, kept_kinds, kind_bytes, saved_work
 from chipsparse.config import MemoryConfig
@@ -218,7 +218,9 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype) -> int:
         kept = plan.attention_keep_count() + plan.attention_random_count()
         total += min(sums, config.attention.column_sums_bytes)
         total += heads * groups * kept * INDEX_BYTES
-        total += RESIDUAL_BYTES if config.attention.delta_rule == "merge" else 0
+        if config.attention.delta_rule == "merge":
+            whole = FLOAT32_TENSORS * 4 * layout.batch * tokens * layout.channels
+            total += min(whole, RESIDUAL_BYTES)
         total += groups * tokens if config.attention.local_groups is not None else tokens
     return total
 
