@@ -18,6 +18,7 @@ from benchmarks import (
     captured_mass,
     end_to_end,
     kernel_runs,
+    mlp_writeback,
     offload,
     quality,
     transformer_step,
@@ -37,6 +38,7 @@ COLUMNS = {
     "attention_curve": kernel_runs.COLUMNS,
     "transformer_step": transformer_step.COLUMNS,
     "offload": offload.COLUMNS,
+    "mlp_writeback": mlp_writeback.COLUMNS,
     **dict.fromkeys(OPS, kernel_runs.COLUMNS),
 }
 
@@ -61,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         transformer_step.run(args, device, DTYPES[args.dtype or "bfloat16"], run)
     if "offload" in ops:
         offload.run(args, device, DTYPES[args.dtype or "bfloat16"], run)
+    if "mlp_writeback" in ops:
+        mlp_writeback.run(args, device, DTYPES[args.dtype or "bfloat16"], run)
     pipeline_ops = [op for op in ops if op in ("quality", "end_to_end", "captured_mass")]
     if pipeline_ops:
         prompts = args.prompts.read_text(encoding="utf-8").splitlines()[: args.count]

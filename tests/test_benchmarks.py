@@ -1,8 +1,10 @@
 """The benchmark runner: its cases, inputs, checks, records, table and figure, on tiny shapes."""
 
+import inspect
 import json
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from PIL import Image, ImageColor
 from benchmarks import (
     attention_curve,
     curve_figure,
+    mlp_writeback,
     offload,
     random_inputs,
     records,
@@ -651,6 +654,29 @@ def test_offloaded_steps_are_measured(tmp_path, mlp):
     assert 1 <= record["pinned_share"] < 1.02
     assert (record["to_host_bytes"] > 0) == bool(mlp)
     assert record["unpack_ms"] > 0
+
+
+def test_the_first_product_without_write_back_lacks_one_store(tmp_path):
+    pytest.importorskip("triton.experimental.gluon")
+    module = mlp_writeback.without_write_back(tmp_path)
+    stock = import_module("chipsparse.kernels.sparse_mlp_up.gluon_sm90")
+    source = Path(module.__file__).read_text()
+    assert source != inspect.getsource(stock)
+    assert source.count("gl.store(") == inspect.getsource(stock).count("gl.store(") - 1
+    assert module._sparse_mlp_up_kernel is not stock._sparse_mlp_up_kernel
+
+
+@pytest.mark.gpu
+def test_both_ways_to_write_back_are_measured(tmp_path):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    path = tmp_path / "records.json"
+    code = main(["--op", "mlp_writeback", "--case", "odd", "--json", str(path)])
+    found = json.loads(path.read_text())
+    assert code == 0
+    assert len(found) == 4 + 3 * len(mlp_writeback.MULTIPROCESSORS)
+    assert all(record["latency_ms"] > 0 for record in found)
+    assert found[0]["rel_error"] < mlp_writeback.CACHE_LIMIT
 
 
 def test_checksums_see_every_bit_and_its_place():
