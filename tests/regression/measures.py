@@ -1,4 +1,6 @@
-"""Where in a frame something is."""
+"""What the regression tests read off clips and runs."""
+
+import time
 
 import torch
 
@@ -9,3 +11,10 @@ def centre(frame: torch.Tensor, colour: tuple[int, int, int]) -> torch.Tensor:
     mask = (frame[..., bright] > 0.6).all(-1) & (frame[..., ~bright] < 0.45).all(-1)
     assert mask.float().mean() > 0.004, "nothing of the asked colour"
     return mask.nonzero().float().mean(0)
+
+
+def processor_seconds(run):
+    """What a call returns, and the time that all its threads computed, whoever else did."""
+    start = time.process_time()
+    result = run()
+    return result, time.process_time() - start
