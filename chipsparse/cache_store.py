@@ -107,6 +107,7 @@ class CacheStore:
             working=working_bytes(plan, dtype=demand.dtype),
             pending=demand.pending_bytes,
             promised=sum(each.promised_bytes() for each in self._branches.values()),
+            held=sum(each.device_bytes() for each in self._branches.values()),
             memory=self._pool.host,
         )
         memory = plan_memory(

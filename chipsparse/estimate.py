@@ -182,5 +182,5 @@ def estimate_run(
             for (name, time, moved_in, moved_out), count in similar.items()
         ),
         stock_run=plan.steps * stock,
-        run=sum(steps[plan.step_action(step)] for step in range(plan.steps)),
+        run=sum(steps[action] for action in plan.actions()),
     )

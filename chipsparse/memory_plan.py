@@ -87,6 +87,11 @@ class MemoryPlan:
         """Bytes in host memory, of all branches."""
         return self.branches * self.placement.host_bytes
 
+    @property
+    def needs_host(self) -> bool:
+        """Whether caches live in host memory, or would if there were more of it."""
+        return bool(self.placement.host or self.placement.recomputed)
+
     def check(self) -> None:
         """Raises `BudgetError` where caches are wanted and none fits."""
         if self.placement.recomputed and not (self.placement.device or self.placement.host):
@@ -251,6 +256,7 @@ def available(
     working: int,
     pending: int = 0,
     promised: int = 0,
+    held: int = 0,
     memory: HostMemory | None = None,
 ) -> Capacity:
     """What this machine and the config's budgets leave for caches now.
@@ -261,21 +267,23 @@ def available(
         working: bytes that a transformer call needs for itself.
         pending: bytes of weights that are yet to come to the device.
         promised: bytes on the device that caches planned earlier will take yet.
+        held: bytes that they have taken there.
         memory: host memory that is ours already; what is spare of it is free for caches.
     """
     memory = HostMemory() if memory is None else memory
-    on_cpu = device.type != "cuda"  # one memory for all
-    host = UNLIMITED
-    if (free_host := host_free_bytes()) is not None:
-        taken = memory.untouched_bytes + (pending if on_cpu else 0)
-        host = host_budget(max(0, free_host - taken)) + memory.spare_bytes
+    on_cpu = device.type != "cuda"  # one memory for all, the work and the weights too
+    free_host = host_free_bytes()
+    room = UNLIMITED
+    if free_host is not None:
+        taken = memory.untouched_bytes + (pending + working if on_cpu else 0)
+        room = host_budget(max(0, free_host - taken)) + memory.spare_bytes
     if config.ram is not None:
-        host = min(host, config.ram - memory.lent_bytes)
+        room = min(room, config.ram - memory.lent_bytes - (held if on_cpu else 0))
     if on_cpu:
-        room = host - working - promised
+        room -= promised
         return Capacity(room, room if config.offload == "always" else 0)
     free = device_free_bytes(device)
     if config.vram is not None:
         free = min(free, config.vram - torch.cuda.memory_allocated(device))
-    room = free - working - pending - promised
-    return Capacity(room, 0 if config.offload == "never" else host)
+    on_device = free - working - pending - promised
+    return Capacity(on_device, 0 if config.offload == "never" else room)

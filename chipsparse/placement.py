@@ -41,6 +41,10 @@ class PartNeed:
         """Bytes of all kinds."""
         return sum(self.sizes.values())
 
+    def is_like(self, other: PartNeed) -> bool:
+        """Whether the two differ in their layers alone."""
+        return replace(other, layer=self.layer) == self
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -82,8 +86,8 @@ class Placement:
         """Why one of the `recomputed` is kept nowhere."""
         if (layer, part) in self.immovable:
             return (
-                "its caches do not fit on the device, and to move them would take longer than to "
-                "compute it"
+                "its caches do not fit on the device, and to move them is estimated to take longer "
+                "than to compute it"
             )
         return "its caches do not fit into the memory budgets"
 
@@ -122,23 +126,50 @@ def place(
     ranked = sorted(needs, key=lambda need: (need.saved / max(need.nbytes, 1), need.layer))
     ranked.reverse()
     room = _Room(device_bytes, host_bytes, branches, dict(open_slots or {}), prefer_host)
-    # The most that fit, found by halving: where some parts fit, fewer do too.
-    fits, fails = 0, len(ranked) + 1
+    # What must stay on the device may leave no slots for what could move: two orders are tried.
+    kept, left_out = max(
+        (
+            _choose(room, ranked),
+            _choose(room, sorted(ranked, key=lambda need: not need.movable)),
+        ),
+        key=lambda choice: sum(need.saved for need in choice[0]),
+    )
+    return replace(
+        room.assign(kept) or Placement(),
+        recomputed=frozenset((need.layer, need.part) for need in left_out),
+        immovable=frozenset(
+            (need.layer, need.part)
+            for need in left_out
+            if host_bytes > 0 and not (need.movable or prefer_host)
+        ),
+    )
+
+
+def _choose(room: _Room, ranked: list[PartNeed]) -> tuple[list[PartNeed], list[PartNeed]]:
+    """Keeps parts in this order as long as they fit; returns them and the others."""
+    kept: list[PartNeed] = []
+    left_out: list[PartNeed] = []
+    while ranked:
+        count = _most_that_fit(room, kept, ranked)
+        kept += ranked[:count]
+        ranked = ranked[count:]
+        if ranked:  # the next one does not fit, nor does one like it; smaller ones behind it may
+            refused = ranked[0]
+            left_out += [need for need in ranked if refused.is_like(need)]
+            ranked = [need for need in ranked if not refused.is_like(need)]
+    return kept, left_out
+
+
+def _most_that_fit(room: _Room, kept: list[PartNeed], more: list[PartNeed]) -> int:
+    """How many of these parts, from the first on, fit beside others; where some do, fewer do."""
+    fits, fails = 0, len(more) + 1
     while fails - fits > 1:
         middle = (fits + fails) // 2
-        if room.assign(ranked[:middle]) is None:
+        if room.assign(kept + more[:middle]) is None:
             fails = middle
         else:
             fits = middle
-    placed = room.assign(ranked[:fits]) or Placement()
-    left_out = ranked[fits:]
-    return replace(
-        placed,
-        recomputed=frozenset((need.layer, need.part) for need in left_out),
-        immovable=frozenset(
-            (need.layer, need.part) for need in left_out if host_bytes > 0 and not need.movable
-        ),
-    )
+    return fits
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,10 @@ class Action(str, enum.Enum):
     __str__ = str.__str__
 
 
+# Actions that read what others recorded.
+CACHED = (Action.SPARSE, Action.SKIP)
+
+
 @dataclass(frozen=True)
 class SparsityPlan:
     """What a config means for one model and number of steps.
@@ -74,7 +78,36 @@ class SparsityPlan:
     def is_dense(self) -> bool:
         """Whether no step ever uses a cache, so that nothing need be recorded."""
         steps = self.steps if self.steps is not None else 1000
-        return all(self.step_action(step) is Action.DENSE for step in range(steps))
+        return not any(self.step_action(step) in CACHED for step in range(steps))
+
+    def taken(self, step: int, recorded: Action | None) -> Action:
+        """What a guidance branch really does at a step.
+
+        The plan's action is raised to a fuller one where its inputs are missing: the first call of
+        a branch is DENSE, and nothing is sparse before the first REFRESH. Nothing is recorded, and
+        so no step is a refresh, where nothing will be read.
+
+        Args:
+            step: from 0.
+            recorded: REFRESH after the branch's first refresh, DENSE before, None at first.
+        """
+        action = self.step_action(step)
+        if recorded is None or self.is_dense():
+            return Action.DENSE
+        if action in CACHED and recorded is Action.DENSE:
+            return Action.REFRESH
+        return action
+
+    def actions(self) -> list[Action]:
+        """What a branch that starts with the first step does at each; the steps must be known."""
+        assert self.steps is not None
+        taken: list[Action] = []
+        recorded = None
+        for step in range(self.steps):
+            taken.append(self.taken(step, recorded))
+            if taken[-1] not in CACHED and recorded is not Action.REFRESH:
+                recorded = taken[-1]
+        return taken
 
     def attention_keep_count(self) -> int:
         """Key columns that each query group keeps by score and by static rules."""
@@ -92,7 +125,7 @@ class SparsityPlan:
         """One line: the run-length coded actions, as in ``1 dense, 1 refresh, 9 sparse, ...``."""
         if self.steps is None:
             return "number of steps unknown"
-        runs = itertools.groupby(self.step_action(step) for step in range(self.steps))
+        runs = itertools.groupby(self.actions())
         return ", ".join(f"{len(list(group))} {action.value}" for action, group in runs)
 
 

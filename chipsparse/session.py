@@ -19,7 +19,7 @@ from chipsparse.layout import ModelLayout
 from chipsparse.memory_plan import MemoryDemand
 from chipsparse.mlp import MLPWeights
 from chipsparse.offload import OffloadPool
-from chipsparse.plan import Action, SparsityPlan
+from chipsparse.plan import CACHED, Action, SparsityPlan
 from chipsparse.report import GenerationReport, StepRecord, StepTimer
 from chipsparse.step import StepContext
 from chipsparse.token_order import grids_order, inverse_order
@@ -90,9 +90,8 @@ class Session:
     ) -> Action:
         """Opens a transformer call and returns what it does.
 
-        The plan's action is raised to a fuller one where its inputs are missing: the first call of
-        a branch is DENSE, and nothing is sparse before the first REFRESH. So a generation that
-        starts late (image to video, the second expert of Wan 2.2) is right without special cases.
+        A generation that starts late (image to video, the second expert of Wan 2.2) is right
+        without special cases: see `SparsityPlan.taken`.
 
         Args:
             context: position of the call.
@@ -111,7 +110,7 @@ class Session:
             if self._caching and self.config.token_order.voxel is not None:
                 order = grids_order(layout.grids, self.config.token_order.voxel).to(device)
                 self._order = (order, inverse_order(order))
-        action = self._possible(plan.step_action(context.step), context.branch)
+        action = plan.taken(context.step, self._recorded.get(context.branch))
         record = StepRecord(context.step, context.steps, context.branch, action)
         self.report.begin(context.generation, record)
         if self._caching and context.branch not in self._caches:
@@ -129,11 +128,11 @@ class Session:
         if record.timer is not None:
             record.timer.stop()
         record.bytes_to_device, record.bytes_to_host = self._pool.take_traffic()
-        if record.action in (Action.DENSE, Action.REFRESH):
-            if self._recorded.get(context.branch) is not Action.REFRESH:
-                self._recorded[context.branch] = record.action
-            self.report.cache_bytes = max(self.report.cache_bytes, self.cache_bytes())
-            self.report.host_bytes = max(self.report.host_bytes, self._pool.stored_bytes)
+        recorded = self._recorded.get(context.branch)
+        if record.action not in CACHED and recorded is not Action.REFRESH:
+            self._recorded[context.branch] = record.action
+        self.report.cache_bytes = max(self.report.cache_bytes, self.cache_bytes())
+        self.report.host_bytes = max(self.report.host_bytes, self._pool.stored_bytes)
         if self._caching and context.steps is not None and context.step == context.steps - 1:
             self._finish(context.branch)
         elif plan.skips():
@@ -150,14 +149,6 @@ class Session:
         """The last output of this branch, for a SKIP step."""
         _, context, _ = self._open_call()
         return self._last_output[context.branch]
-
-    def _possible(self, action: Action, branch: str) -> Action:
-        recorded = self._recorded.get(branch)
-        if recorded is None:
-            return Action.DENSE
-        if action in (Action.SPARSE, Action.SKIP) and recorded is Action.DENSE and self._caching:
-            return Action.REFRESH
-        return action
 
     def _open_call(self) -> tuple[SparsityPlan, StepContext, StepRecord]:
         assert self._plan is not None

@@ -27,7 +27,7 @@ def never_sparse(
     if not plan.config.mlp.enabled:
         reasons["mlp"] = "mlp.enabled is false in the profile"
     if plan.is_dense():
-        reasons = {part: reasons.get(part, "every step of the schedule is dense") for part in PARTS}
+        reasons = {part: reasons.get(part, "no step of the schedule is sparse") for part in PARTS}
     return reasons
 
 

@@ -155,8 +155,9 @@ def _memory_facts(explained: Explanation) -> Facts:
         for component in explained.weights
         if component.nbytes is not None
     ]
-    needed = explained.weight_bytes + explained.working + memory.device_bytes
-    name = "GPU" if explained.target.device.type == "cuda" else "memory"
+    on_gpu = explained.target.device.type == "cuda"
+    needed = explained.device_bytes
+    name = "GPU" if on_gpu else "memory"
     budget = explained.plan.config.memory.vram
     of_budget = "" if budget is None else f" of {format_bytes(budget)}"
     facts = [
@@ -164,7 +165,7 @@ def _memory_facts(explained: Explanation) -> Facts:
         ("working", f"about {format_bytes(explained.working)} at most during a step"),
         (name, f"{format_bytes(needed)}{of_budget} for weights, work, caches and slots"),
     ]
-    if memory.host_bytes:
+    if on_gpu and memory.host_bytes:
         facts.append(("host", f"{format_bytes(memory.host_bytes)} of pinned memory for caches"))
     kept = sum(sizes.total for sizes in explained.caches.values())
     if kept < memory.wanted:

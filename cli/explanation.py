@@ -21,6 +21,7 @@ from chipsparse.cli.settings import (
     vae_factors,
 )
 from chipsparse.cli.weights import ComponentWeights, count_weights
+from chipsparse.config import MemoryConfig
 from chipsparse.cost_model import Rates
 from chipsparse.estimate import DenseParts, RunEstimate, estimate_run
 from chipsparse.measured_rates import measure_rates
@@ -34,11 +35,12 @@ from chipsparse.memory_plan import (
     plan_memory,
     working_bytes,
 )
+from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.plan import SparsityPlan
 from chipsparse.profiles import Profile
 
-NO_BUDGET = "planned for a GPU on which everything fits; give --vram to see what fits"
+NO_BUDGET = "planned for a GPU without limit; give --vram to see what fits"
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,12 @@ class Explanation:
         """Bytes of all weights that are known."""
         return sum(component.nbytes or 0 for component in self.weights)
 
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of weights, work, caches and slots; on a CPU, where all memory is one, of all."""
+        on_host = self.memory.host_bytes if self.target.device.type == "cpu" else 0
+        return self.weight_bytes + self.working + self.memory.device_bytes + on_host
+
     def reasons(self, part: Part, kind: str) -> Counter[str]:
         """Why layers of one kind run a part dense, and how many each time."""
         layout = self.plan.layout
@@ -106,7 +114,7 @@ class Explanation:
 
     def action_counts(self) -> Counter[str]:
         """How many steps take each action."""
-        return Counter(self.plan.step_action(step).value for step in range(self.plan.steps or 0))
+        return Counter(action.value for action in self.plan.actions())
 
 
 def explain(options: CommonOptions, model: ModelDescription, profile: Profile) -> Explanation:
@@ -139,13 +147,7 @@ def explain(options: CommonOptions, model: ModelDescription, profile: Profile) -
             dense=frozenset((layer, part) for part in never for layer in range(layout.layers)),
         ),
     )
-    try:
-        memory.check()
-    except BudgetError as error:
-        raise UserError(
-            f"{error} (weights {format_bytes(weight_bytes)}, working memory "
-            f"{format_bytes(working)})"
-        ) from error
+    _check(memory, plan.config.memory, weights=weight_bytes, working=working)
     dense = dense_layers(plan, never, memory.placement)
     estimate, notes = _estimate(plan, memory, dense, target)
     return Explanation(
@@ -162,8 +164,23 @@ def explain(options: CommonOptions, model: ModelDescription, profile: Profile) -
         dense=dense,
         caches=bytes_by_kind(memory, plan.layout),
         estimate=estimate,
-        notes=[*notes, *_notes(model, target, memory, profile, weights)],
+        notes=[*notes, *_notes(model, adapter, target, memory, profile, weights)],
     )
+
+
+def _check(memory: MemoryPlan, budgets: MemoryConfig, *, weights: int, working: int) -> None:
+    """Raises `UserError` where nothing fits, and says what would help."""
+    try:
+        memory.check()
+    except BudgetError as error:
+        needed = f"weights {format_bytes(weights)}, working memory {format_bytes(working)}"
+        if budgets.vram is None or weights + working < budgets.vram:
+            raise UserError(f"{error} ({needed})") from error
+        raise UserError(
+            f"--vram {format_bytes(budgets.vram)} does not hold the model and its work ({needed}); "
+            "in Python, diffusers' enable_model_cpu_offload and enable_group_offload keep a part "
+            "of the weights there at a time"
+        ) from error
 
 
 def choose_target(options: CommonOptions) -> Target:
@@ -209,6 +226,7 @@ def _estimate(
 
 def _notes(
     model: ModelDescription,
+    adapter: type[ModelAdapter],
     target: Target,
     memory: MemoryPlan,
     profile: Profile,
@@ -217,7 +235,7 @@ def _notes(
     notes, budgets = [], profile.sparsity.memory
     if not target.here and budgets.vram is None:
         notes.append(NO_BUDGET)
-    elif not target.here and budgets.ram is None and memory.placement.host:
+    if not target.here and budgets.ram is None and memory.needs_host:
         notes.append("host memory is what this machine has free; give --ram for another one")
     unknown = [component.name for component in weights if component.nbytes is None]
     if unknown:
@@ -228,6 +246,11 @@ def _notes(
         notes.append(
             "the second expert takes over with a dense step and a refresh of its own, which are "
             "not counted; the first one's caches are freed by then"
+        )
+    if memory.branches > 1 and memory.needs_host and not adapter.announces_guidance:
+        notes.append(
+            "these pipelines announce no second call per step: its caches get what the first "
+            "one's leave"
         )
     if "Kontext" in model.pipeline_class.__name__:
         notes.append("the tokens of a reference picture are not counted")

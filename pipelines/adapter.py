@@ -96,6 +96,8 @@ class ModelAdapter:
         transformer_class: name of the class that it serves.
         guidance_argument: argument of the pipelines' call that, above 1, lets each step call the
             transformer once more, without the prompt.
+        announces_guidance: whether their pipelines tell, before the first call, that there will be
+            such second ones (``do_classifier_free_guidance``).
         masked_parts: parts that the family's own pipelines keep from running sparse, and why.
         default_latents: rows and columns of the latents that pipelines make where nobody names a
             size, None where their call has a default for it.
@@ -103,6 +105,7 @@ class ModelAdapter:
 
     transformer_class: ClassVar[str]
     guidance_argument: ClassVar[str] = "guidance_scale"
+    announces_guidance: ClassVar[bool] = True
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})
     default_latents: ClassVar[int | None] = None
 

@@ -46,6 +46,7 @@ class FluxAdapter(ModelAdapter):
 
     transformer_class = "FluxTransformer2DModel"
     guidance_argument = "true_cfg_scale"
+    announces_guidance = False
     default_latents = 128
 
     _grids: tuple[weakref.ref[torch.Tensor], tuple[Grid, ...] | None] | None = None
@@ -202,6 +203,7 @@ class ChromaAdapter(FluxAdapter):
 
     transformer_class = "ChromaTransformer2DModel"
     guidance_argument = "guidance_scale"
+    announces_guidance = True
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({"attention": MASKED})
 
 

@@ -90,7 +90,7 @@ def test_a_part_that_is_slow_to_move_says_so():
     plan = plan_memory(plan_of(hunyuan), Capacity(6 * GIB, 99 * GIB), HALF)
     assert plan.remarks(2) == [
         "MLP runs dense in 1 of 2 layers (first: layer 0): its caches do not fit on the device, "
-        "and to move them would take longer than to compute it"
+        "and to move them is estimated to take longer than to compute it"
     ]
 
 
@@ -190,8 +190,9 @@ def test_nothing_goes_to_the_host_where_offloading_is_off():
 @pytest.mark.usefixtures("machine")
 def test_a_cpu_has_one_memory_for_all():
     assert there_is(CPU) == (36, 0)
-    assert there_is(CPU, working=GIB) == (35, 0)
-    assert there_is(CPU, ram="8G") == (8, 0)
+    assert there_is(CPU, working=2 * GIB, pending=8 * GIB) == (pytest.approx(0.9 * 30), 0)
+    assert there_is(CPU, ram="8G", working=2 * GIB) == (8, 0)  # a budget for caches alone
+    assert there_is(CPU, ram="8G", held=3 * GIB, promised=GIB) == (4, 0)
     assert there_is(CPU, offload="always") == (36, 36)
 
 

@@ -1,6 +1,7 @@
 """Where caches live: never more than fits, nothing twice, the best parts first."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -104,7 +105,7 @@ def test_what_is_not_worth_moving_stays_or_is_recomputed():
     assert {key for key in placement.device if key[1] == "activation"} == {(3, "activation")}
     assert {kind for _, kind in placement.host} <= {"residual"}
     assert placement.recomputed == placement.immovable == {(layer, "mlp") for layer in range(3)}
-    assert "move them would take longer" in placement.why_recomputed(0, "mlp")
+    assert "move them is estimated to take longer" in placement.why_recomputed(0, "mlp")
     forced = place(mlps, device_bytes=100, host_bytes=999, prefer_host=True)
     assert len(forced.host) == 4
 
@@ -152,5 +153,22 @@ def test_any_capacities_are_kept(seed):
         recomputed = (need.layer, need.part) in placed.recomputed
         assert places == [0 if recomputed else 1] * len(places)
         assert need.movable or not any((need.layer, kind) in placed.host for kind in need.sizes)
-    more = place(needs, device_bytes=device + 50, host_bytes=host + 50, branches=branches)
-    assert len(more.recomputed) <= len(placed.recomputed)
+
+
+@pytest.mark.parametrize("movable", [True, False])
+@pytest.mark.parametrize("host", [0, 200, 999])
+@pytest.mark.parametrize("mlp_saves", [1.0, 900.0])
+def test_more_memory_never_saves_less(host, movable, mlp_saves):
+    """Also where the MLPs rank first and, kept on the device, leave no slots for the attention."""
+    mlps = [PartNeed(n, "mlp", {"activation": 50}, mlp_saves, movable=movable) for n in range(6)]
+    needs = needs_of(6, attention=ATTENTION) + mlps
+    total = sum(need.nbytes for need in needs)
+    saved = []
+    for device in range(0, total + 7, 7):
+        placed = place(needs, device_bytes=device, host_bytes=host)
+        saved.append(
+            sum(need.saved for need in needs if (need.layer, need.part) not in placed.recomputed)
+        )
+    assert saved[0] == 0
+    assert saved[-1] == sum(need.saved for need in needs)
+    assert all(later >= earlier for earlier, later in pairwise(saved))

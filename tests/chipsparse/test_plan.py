@@ -72,3 +72,21 @@ def test_budgets_and_description():
     assert plan.describe() == "1 dense, 1 refresh, 9 sparse, 1 refresh"
     assert plan == SparsityPlan(config, LAYOUT, 12)
     assert plan != SparsityPlan(config, LAYOUT, 13)
+
+
+@pytest.mark.parametrize(
+    ("actions", "taken"),
+    [
+        ("SSSSS", "DRSSS"),
+        ("RSSRD", "DRSRD"),
+        ("DKSSR", "DRSSR"),
+        ("DDRDD", "DDDDD"),  # nobody would read what the refresh records
+        ("DDDDD", "DDDDD"),
+        ("DRDSK", "DRDSK"),
+    ],
+)
+def test_actions_are_raised_where_their_inputs_are_missing(actions, taken):
+    names = {letter: action.value for action, letter in LETTERS.items()}
+    config = SparsityConfig().override({"schedule.actions": [names[letter] for letter in actions]})
+    plan = SparsityPlan(config, LAYOUT, len(actions))
+    assert "".join(LETTERS[action] for action in plan.actions()) == taken

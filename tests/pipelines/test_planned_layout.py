@@ -36,7 +36,7 @@ def calls_of(pipe, **arguments):
         session.begin = look
         pipe(
             PROMPT,
-            num_inference_steps=2,
+            num_inference_steps=3,
             max_sequence_length=TEXT,
             output_type="latent",
             generator=torch.Generator().manual_seed(0),
