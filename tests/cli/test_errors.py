@@ -257,7 +257,7 @@ def test_out_of_memory_says_what_helps(fails, monkeypatch):
 def test_a_budget_that_holds_no_cache_ends_with_the_numbers(fails):
     sentence = fails("--ram", "1K")
     assert re.match(r"not one layer's caches fit: all of them need \d", sentence)
-    assert "there are 0 B on the device and 0 B of host memory" in sentence
+    assert "there are 1.0 KiB on the device and 0 B of host memory" in sentence
 
 
 def test_values_that_are_not_finite(fails, monkeypatch):
