@@ -15,9 +15,10 @@ from chipsparse.config import SparsityConfig
 from chipsparse.kernels.checks import group_count
 from chipsparse.kernels.token_layout import ALIGNMENT
 from chipsparse.layout import ModelLayout
-from chipsparse.plan import Action
+from chipsparse.plan import Action, SparsityPlan
 
 Part = Literal["attention", "mlp"]
+PARTS: tuple[Part, ...] = ("attention", "mlp")
 
 SOFTMAX_BYTES = 4  # constants and means are float32 whatever the model computes in
 INDEX_BYTES = 4
@@ -81,6 +82,18 @@ def read_kinds(config: SparsityConfig, part: Part, action: Action) -> frozenset[
     return frozenset()
 
 
+def written_kinds(config: SparsityConfig, part: Part, action: Action) -> frozenset[str]:
+    """What a layer records or changes when it takes an action."""
+    kept = kept_kinds(config, part)
+    if action is Action.SPARSE:
+        return frozenset(kind for kind in kept if KINDS[kind].rewritten)
+    if action is Action.SKIP:
+        return frozenset()
+    if part == "attention" and action is Action.DENSE:
+        return kept & {"lse"}
+    return kept - {"neurons"}  # chosen at the first sparse step
+
+
 def kind_bytes(
     kind: str, layer: int, *, layout: ModelLayout, config: SparsityConfig, dtype: torch.dtype
 ) -> int:
@@ -98,7 +111,7 @@ def kind_bytes(
     mlp_groups = group_count(rows, config.mlp.group_rows)
     groups = group_count(tokens, config.attention.group_rows)
     padded_rows = -(-rows // ALIGNMENT) * ALIGNMENT
-    kept_neurons = min(neurons, round(config.mlp.keep_fraction * neurons))
+    kept_neurons = SparsityPlan(config, layout).mlp_keep_count(layer)
     per_sample = {
         "lse": layout.heads * tokens * SOFTMAX_BYTES,
         "lse_dense": layout.heads * tokens * SOFTMAX_BYTES,

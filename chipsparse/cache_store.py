@@ -186,6 +186,9 @@ class CacheStore:
             The `AttentionCache` or `MLPCache`. What the layer sets there is kept.
         """
         cache = getattr(self[branch, layer], part)
+        if not self._branches[branch].memory.placement.host:  # all is there already
+            yield cache
+            return
         keys = {
             name: (branch, layer, name)
             for name, kind in KINDS.items()

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from chipsparse.cache_kinds import KINDS, Part, kept_kinds, read_kinds
+from chipsparse.cache_kinds import PARTS, Part, read_kinds, written_kinds
 from chipsparse.config import SparsityConfig
 from chipsparse.cost_model import LayerTime, Load, Rates, layer_time, step_seconds
 from chipsparse.placement import Placement
 from chipsparse.plan import Action, SparsityPlan
 
-PARTS: tuple[Part, ...] = ("attention", "mlp")
 DenseParts = Mapping[Part, Mapping[int, str]]  # layers that never run sparse, and why
 
 
@@ -84,18 +83,6 @@ class RunEstimate:
         """The share of a sparse step's transfers that takes no time of its own."""
         waiting = self.steps[Action.SPARSE] - self.computing
         return 1.0 if self.moving == 0 else max(0.0, 1 - waiting / self.moving)
-
-
-def written_kinds(config: SparsityConfig, part: Part, action: Action) -> frozenset[str]:
-    """What a layer records or changes when it takes an action."""
-    kept = kept_kinds(config, part)
-    if action is Action.SPARSE:
-        return frozenset(kind for kind in kept if KINDS[kind].rewritten)
-    if action is Action.SKIP:
-        return frozenset()
-    if part == "attention" and action is Action.DENSE:
-        return kept & {"lse"}
-    return kept - {"neurons"}  # chosen at the first sparse step
 
 
 def moved_bytes(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -10,7 +10,15 @@ import torch
 
 from chipsparse.attention import FLOAT32_TENSORS, RESIDUAL_BYTES
 from chipsparse.byte_sizes import format_bytes
-from chipsparse.cache_kinds import INDEX_BYTES, KINDS, Part, kept_kinds, kind_bytes, saved_work
+from chipsparse.cache_kinds import (
+    INDEX_BYTES,
+    Part,
+    kept_kinds,
+    kind_bytes,
+    read_kinds,
+    saved_work,
+    written_kinds,
+)
 from chipsparse.config import MemoryConfig
 from chipsparse.cost_model import Rates, layer_time
 from chipsparse.host_memory import HostMemory
@@ -190,12 +198,17 @@ def worth_moving(
     """
     rates = Rates()
 
+    def moved_bytes(parts: Iterable[Part], kinds_of: Callable[..., frozenset[str]]) -> int:
+        return sum(
+            sizes[part][kind]
+            for part in parts
+            for kind in kinds_of(plan.config, part, Action.SPARSE)
+        )
+
     def seconds(moved: Iterable[Part]) -> float:
         moved = frozenset(moved)
         dense = [part for part in sizes if part not in moved]
-        kinds = [(KINDS[kind], size) for part in moved for kind, size in sizes[part].items()]
-        to_device = sum(size for kind, size in kinds if kind.name != "lse")
-        to_host = sum(size for kind, size in kinds if kind.rewritten)
+        to_device, to_host = moved_bytes(moved, read_kinds), moved_bytes(moved, written_kinds)
         time = layer_time(
             layer, Action.SPARSE, plan=plan, rates=rates, dtype=dtype, dense_parts=dense
         )

@@ -10,7 +10,7 @@ import torch
 
 from chipsparse import attention, mlp
 from chipsparse.attention import AttentionBudget
-from chipsparse.cache_kinds import Part, read_kinds
+from chipsparse.cache_kinds import PARTS, Part, read_kinds
 from chipsparse.cache_store import CacheStore
 from chipsparse.config import SparsityConfig
 from chipsparse.host_memory import HostMemory
@@ -23,8 +23,6 @@ from chipsparse.plan import CACHED, Action, SparsityPlan
 from chipsparse.report import GenerationReport, StepRecord, StepTimer
 from chipsparse.step import StepContext
 from chipsparse.token_order import grids_order, inverse_order
-
-PARTS: tuple[Part, ...] = ("attention", "mlp")
 
 
 class Session:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from chipsparse.cache_kinds import Part
+from chipsparse.cache_kinds import PARTS, Part
 from chipsparse.cli.model import ModelDescription
-from chipsparse.estimate import PARTS
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.placement import Placement
 from chipsparse.plan import SparsityPlan

@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.table import Table
 
 from chipsparse.byte_sizes import format_bytes
-from chipsparse.cache_kinds import Part
+from chipsparse.cache_kinds import PARTS, Part
 from chipsparse.cli.explanation import Explanation
 from chipsparse.cli.summary import seconds_text
 from chipsparse.cli.tables import Facts, facts_table, number_table
 from chipsparse.cost_model import kept_columns
-from chipsparse.estimate import PARTS, RunEstimate
+from chipsparse.estimate import RunEstimate
 from chipsparse.kernels.checks import group_count
 from chipsparse.layout import LayerKind
 from chipsparse.profiles import ASSETS

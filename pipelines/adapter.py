@@ -388,8 +388,8 @@ class ModelAdapter:
         if (
             isinstance(form, Form)
             and self._wants_contiguous_channels(hidden)
-            and site.keeps_its_layout()
             and not has_contiguous_channels(site.second_linear())
+            and site.keeps_its_layout()
         ):
             return "its weights are offloaded in groups, so they cannot be laid out for the kernels"
         return form

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import chipsparse
+from chipsparse.cache_kinds import PARTS
 from chipsparse.config import SparsityConfig
 from chipsparse.cost_model import Rates
-from chipsparse.estimate import PARTS, estimate_run, moved_bytes
+from chipsparse.estimate import estimate_run, moved_bytes
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.placement import Placement
 from chipsparse.plan import Action, SparsityPlan
