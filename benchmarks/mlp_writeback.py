@@ -30,6 +30,7 @@ from benchmarks.run import Run
 from benchmarks.sampled_checks import relative_error, require
 from benchmarks.timing import time_call
 from chipsparse.kernels import triton_support
+from chipsparse.kernels.token_layout import empty_token_contiguous
 
 STORE = "    gl.store(cached, new, mask=stored)\n"
 MULTIPROCESSORS = (8, 16, 24, 32)  # for the write-back; the second product has the others
@@ -120,7 +121,10 @@ def measure(tensors: CaseTensors, module: Any) -> list[Record]:
     """
     device = tensors.device
     layer = make_layer(tensors, Settings(group_rows=GROUP_ROWS))
-    other = replace(layer, activation=layer.activation.clone(), output=layer.output.clone())
+    # Not a clone: that of rows with gaps between them has other strides.
+    activation = empty_token_contiguous(layer.hidden, *layer.activation.shape)
+    activation.copy_(layer.activation)
+    other = replace(layer, activation=activation, output=layer.output.clone())
     beside = torch.cuda.Stream(device)
 
     def up_only(layer: Layer = layer) -> torch.Tensor:

@@ -29,10 +29,10 @@ from chipsparse.plan import Action, SparsityPlan
 
 UNLIMITED = 1 << 62
 
-# Tensors as large as the hidden states, and as the MLP's neurons, that a transformer block holds at
-# once: q, k, v, the attention's output, norms and their float32 copies; a guess on the safe side.
-HIDDEN_STATES = 12
-NEURON_TENSORS = 2
+# Tensors as large as the hidden states that a transformer block holds at once: in a norm with its
+# float32 copies, around attention, and around the MLP, there beside some as large as its neurons.
+# Peaks of uncompiled Wan and FLUX blocks on a GPU are 5 to 40 % lower (benchmarks/notes/memory.md).
+NORM_TENSORS, ATTENTION_TENSORS, MLP_TENSORS, NEURON_TENSORS = 13, 9, 7, 2
 
 
 class BudgetError(ValueError):
@@ -222,25 +222,26 @@ def worth_moving(
 def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype) -> int:
     """Device memory that a transformer call needs besides weights and caches: an estimate.
 
-    The tensors of one block, and what a refresh or a sparse step holds for a moment.
+    The tensors of one block at its fullest, with what a refresh holds for a moment.
     """
     config, layout = plan.config, plan.layout
     tokens, heads = layout.tokens, layout.batch * layout.heads
     widest = max(kind.mlp_width for kind in layout.kinds)
     hidden = layout.batch * tokens * layout.channels * dtype.itemsize
     neurons = layout.batch * tokens * widest * dtype.itemsize
-    total = HIDDEN_STATES * hidden + NEURON_TENSORS * neurons
+    attention = ATTENTION_TENSORS * hidden
     if config.attention.enabled:
         groups = group_count(tokens, config.attention.group_rows)
         sums = heads * groups * tokens * min(dtype.itemsize, 4)
         kept = plan.attention_keep_count() + plan.attention_random_count()
-        total += min(sums, config.attention.column_sums_bytes)
-        total += heads * groups * kept * INDEX_BYTES
+        attention += min(sums, config.attention.column_sums_bytes)
+        attention += heads * groups * kept * INDEX_BYTES
         if config.attention.delta_rule == "merge":
             whole = FLOAT32_TENSORS * 4 * layout.batch * tokens * layout.channels
-            total += min(whole, RESIDUAL_BYTES)
-        total += groups * tokens if config.attention.local_groups is not None else tokens
-    return total
+            attention += min(whole, RESIDUAL_BYTES)
+        attention += groups * tokens if config.attention.local_groups is not None else tokens
+    mlp = MLP_TENSORS * hidden + NEURON_TENSORS * neurons
+    return max(NORM_TENSORS * hidden, attention, mlp)
 
 
 def declared(config: MemoryConfig, *, working: int, pending: int) -> Capacity:

@@ -15,10 +15,11 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from diffusers.models import attention_dispatch
+from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from chipsparse.cache_kinds import Part
 from chipsparse.layout import Grid, ModelLayout
@@ -133,6 +134,9 @@ class ModelAdapter:
             self._patches.set_attribute(transformer, ADAPTER, self)
             self._patches.set_class(transformer, PatchedTransformer)
             for layer, module in enumerate(self.self_attentions()):
+                processor = self.dispatching_processor(module)
+                if processor is not None:
+                    self._patches.set_attribute(module, "processor", processor)
                 self._patches.set_attribute(module, TAG, make_tag(number, layer))
                 hook = module.register_forward_pre_hook(self.tag_attention, with_kwargs=True)
                 self._patches.add_hook(hook)
@@ -151,11 +155,22 @@ class ModelAdapter:
         self._patches.undo()
         self.session.close()
 
+    @property
+    def _model(self) -> Any:
+        return cast(Any, self.transformer)
+
     # What a model's adapter says.
 
     def self_attentions(self) -> list[Any]:
-        """The self-attention modules, in layer order; each has a ``processor`` that dispatches."""
+        """The self-attention modules, in layer order, each with a ``processor``."""
         raise NotImplementedError
+
+    def dispatching_processor(self, module: Any) -> Any | None:
+        """A processor for a self-attention module whose own one does not dispatch, or None.
+
+        It computes the same, through diffusers' dispatcher, and has an ``_attention_backend``.
+        """
+        return None
 
     def feed_forwards(self) -> list[FeedForwardSite]:
         """The feed-forward layers, in layer order."""
@@ -271,8 +286,27 @@ class ModelAdapter:
         )
 
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        """Returns a tensor in the form that the transformer's ``forward`` returns it."""
-        raise NotImplementedError
+        """A tuple or a ``Transformer2DModelOutput``, as ``return_dict`` asks."""
+        if not arguments.get("return_dict", True):
+            return (output,)
+        return Transformer2DModelOutput(sample=output)
+
+    # Token order, for the hooks that `install_token_order` installs.
+
+    def ordered(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """A tensor with the grid's tokens along a dimension, put in the session's order."""
+        if self.session.token_order is None:
+            return tensor
+        order, _ = self.session.token_order
+        return tensor.index_select(dim, order.to(tensor.device))
+
+    def restore_order(self, _module: Any, args: tuple[torch.Tensor, ...]) -> Any:
+        """Forward pre-hook of what takes the grid's tokens ``[B, N, C]`` last, in raster order."""
+        if self.session.token_order is None:
+            return None
+        _, inverse = self.session.token_order
+        hidden, *rest = args
+        return (hidden.index_select(1, inverse.to(hidden.device)), *rest)
 
     def finish_generation(self) -> None:
         """Frees the caches and starts anew with the next call."""

@@ -6,10 +6,9 @@ import math
 import weakref
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
-from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from chipsparse.cache_kinds import Part
 from chipsparse.layout import Grid, LayerKind, ModelLayout
@@ -113,7 +112,7 @@ class FluxAdapter(ModelAdapter):
         """Hooks the transformer's inputs and its output norm."""
         add = self._patches.add_hook
         add(self._model.register_forward_pre_hook(self._order_inputs, with_kwargs=True))
-        add(self._model.norm_out.register_forward_pre_hook(self._restore_order))
+        add(self._model.norm_out.register_forward_pre_hook(self.restore_order))
 
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
         """The scheduler's value that pipelines divide by 1,000 and round to the latents' dtype."""
@@ -140,16 +139,6 @@ class FluxAdapter(ModelAdapter):
             return None
         return MASKED
 
-    def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        """A tuple or a ``Transformer2DModelOutput``, as ``return_dict`` asks."""
-        if not arguments.get("return_dict", True):
-            return (output,)
-        return Transformer2DModelOutput(sample=output)
-
-    @property
-    def _model(self) -> Any:
-        return cast(Any, self.transformer)
-
     @property
     def _double_blocks(self) -> list[Any]:
         return list(self._model.transformer_blocks)
@@ -172,27 +161,17 @@ class FluxAdapter(ModelAdapter):
         order, _ = self.session.token_order
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
 
-        def ordered(tensor: torch.Tensor, dim: int) -> torch.Tensor:
-            return tensor.index_select(dim, order.to(tensor.device))
-
-        arguments["hidden_states"] = ordered(arguments["hidden_states"], 1)
-        arguments["img_ids"] = ordered(arguments["img_ids"], -2)
+        arguments["hidden_states"] = self.ordered(arguments["hidden_states"], 1)
+        arguments["img_ids"] = self.ordered(arguments["img_ids"], -2)
         for name in CONTROL_SAMPLES:
             if arguments.get(name) is not None:
-                arguments[name] = [ordered(sample, 1) for sample in arguments[name]]
+                arguments[name] = [self.ordered(sample, 1) for sample in arguments[name]]
         mask = arguments.get("attention_mask")
         if mask is not None:
             text = mask.shape[1] - order.numel()
-            image = ordered(mask[:, text:], 1)
+            image = self.ordered(mask[:, text:], 1)
             arguments["attention_mask"] = torch.cat([mask[:, :text], image], dim=1)
         return (), arguments
-
-    def _restore_order(self, _module: Any, args: tuple[torch.Tensor, ...]) -> Any:
-        if self.session.token_order is None:
-            return None
-        _, inverse = self.session.token_order
-        hidden, *rest = args
-        return (hidden.index_select(1, inverse.to(hidden.device)), *rest)
 
 
 class ChromaAdapter(FluxAdapter):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
-from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.adapter import ModelAdapter, tagged
@@ -69,42 +68,18 @@ class WanAdapter(ModelAdapter):
         add(model.patch_embedding.register_forward_hook(self._order_latents))
         add(model.rope.register_forward_hook(self._order_rotary))
         add(model.condition_embedder.register_forward_hook(self._order_timesteps))
-        add(model.norm_out.register_forward_pre_hook(self._restore_order))
-
-    def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        """A tuple or a ``Transformer2DModelOutput``, as ``return_dict`` asks."""
-        if not arguments.get("return_dict", True):
-            return (output,)
-        return Transformer2DModelOutput(sample=output)
-
-    @property
-    def _model(self) -> Any:
-        return cast(Any, self.transformer)
+        add(model.norm_out.register_forward_pre_hook(self.restore_order))
 
     def _order_latents(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
-        if self.session.token_order is None:
-            return output
-        order, _ = self.session.token_order
-        return output.flatten(2).index_select(2, order.to(output.device)).view(output.shape)
+        return self.ordered(output.flatten(2), 2).view(output.shape)
 
     def _order_rotary(
         self, _module: Any, _args: Any, output: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
-        if self.session.token_order is None:
-            return output
-        order, _ = self.session.token_order
-        return tuple(part.index_select(1, order.to(part.device)) for part in output)
+        return tuple(self.ordered(part, 1) for part in output)
 
     def _order_timesteps(self, _module: Any, _args: Any, output: tuple[Any, ...]) -> Any:
         temb, projection, *rest = output
-        if self.session.token_order is None or projection.ndim == 2:
+        if projection.ndim == 2:  # one timestep for all tokens
             return output
-        order, _ = self.session.token_order
-        return (temb, projection.index_select(1, order.to(projection.device)), *rest)
-
-    def _restore_order(self, _module: Any, args: tuple[torch.Tensor, ...]) -> Any:
-        if self.session.token_order is None:
-            return None
-        _, inverse = self.session.token_order
-        hidden, *rest = args
-        return (hidden.index_select(1, inverse.to(hidden.device)), *rest)
+        return (temb, self.ordered(projection, 1), *rest)

@@ -437,7 +437,7 @@ def test_a_whole_transformer_is_measured(tmp_path, capsys):
 
 
 def break_order(monkeypatch):
-    monkeypatch.setattr(FluxAdapter, "_restore_order", lambda *_: None)
+    monkeypatch.setattr(FluxAdapter, "restore_order", lambda *_: None)
 
 
 def hook_a_linear(monkeypatch):

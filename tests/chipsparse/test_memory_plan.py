@@ -132,9 +132,25 @@ def test_working_memory_grows_with_the_picture_and_is_bounded():
     wide = working_bytes(plan_of(), dtype=torch.bfloat16)
     assert working_bytes(plan_of(small), dtype=torch.bfloat16) < wide
     hidden = 75_600 * 5120 * 2
-    assert 8 * hidden < wide < 32 * hidden
+    assert 8 * hidden < wide < 16 * hidden
     bounded = plan_of(attention__column_sums_bytes=1)
-    assert working_bytes(bounded, dtype=torch.bfloat16) == wide - (2 << 30) + 1
+    assert 8 * hidden < working_bytes(bounded, dtype=torch.bfloat16) < wide
+
+
+@pytest.mark.parametrize(
+    ("kinds", "heads", "grid", "measured"),
+    [
+        ((LayerKind("block", 2, 8960),), 12, (21, 30, 52), 1.06),
+        ((LayerKind("block", 2, 13824),), 40, (21, 45, 80), 8.01),
+        ((LayerKind("double", 2, 12288), LayerKind("single", 2, 12288)), 24, (1, 48, 80), 0.36),
+    ],
+)
+def test_working_memory_covers_what_uncompiled_blocks_took_on_a_gpu(kinds, heads, grid, measured):
+    """GiB above weights and caches on one NVIDIA H200; benchmarks/notes/memory.md."""
+    layout = ModelLayout(kinds, heads, 128, 1, (grid,), text_tokens=512 * (heads == 24))
+    config = SparsityConfig().override({"attention.keep_fraction": 0.15})
+    estimate = working_bytes(SparsityPlan(config, layout, 5), dtype=torch.bfloat16) / GIB
+    assert measured < estimate < 1.7 * measured
 
 
 # What there is.
