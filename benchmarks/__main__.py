@@ -17,6 +17,7 @@ from benchmarks import (
     attention_curve,
     captured_mass,
     end_to_end,
+    full_size,
     kernel_runs,
     mlp_writeback,
     offload,
@@ -26,7 +27,7 @@ from benchmarks import (
 from benchmarks.clips import Workload
 from benchmarks.contact_sheet import contact_sheet
 from benchmarks.kernel_runs import OPS
-from benchmarks.records import table
+from benchmarks.records import Record, table
 from benchmarks.run import Run
 from chipsparse.profiles import ASSETS, bundled_model
 
@@ -37,6 +38,7 @@ COLUMNS = {
     "captured_mass": captured_mass.COLUMNS,
     "attention_curve": kernel_runs.COLUMNS,
     "transformer_step": transformer_step.COLUMNS,
+    "full_size": full_size.COLUMNS,
     "offload": offload.COLUMNS,
     "mlp_writeback": mlp_writeback.COLUMNS,
     **dict.fromkeys(OPS, kernel_runs.COLUMNS),
@@ -61,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 curve_figure.draw(run.records).save(args.figure)
     if "transformer_step" in ops:
         transformer_step.run(args, device, DTYPES[args.dtype or "bfloat16"], run)
+    if "full_size" in ops:
+        full_size.run(args, device, DTYPES[args.dtype or "bfloat16"], run)
     if "offload" in ops:
         offload.run(args, device, DTYPES[args.dtype or "bfloat16"], run)
     if "mlp_writeback" in ops:
@@ -73,11 +77,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with run.attempt(op):
                 run_pipeline(op, workload, args, run)
     for columns in {id(COLUMNS[op]): COLUMNS[op] for op in ops}.values():
-        shown = [record for record in run.records if COLUMNS[record["op"]] is columns]
+        shown = [record for record in run.records if columns_of(record) is columns]
         print(table(shown, columns))
     if run.failed:
         print("FAILED: " + "; ".join(run.failed))
     return 1 if run.failed else 0
+
+
+def columns_of(record: Record) -> dict[str, str]:
+    """The columns of a record's table: those of its op, unless it names the benchmark."""
+    return COLUMNS[record.get("benchmark", record["op"])]
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -94,6 +103,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--figure", type=Path, help="write a PNG of the curves (attention_curve)")
     kernel_runs.add_arguments(parser)
     transformer_step.add_arguments(parser)
+    full_size.add_arguments(parser)
     offload.add_arguments(parser)
     group = parser.add_argument_group("pipelines")
     group.add_argument("--model", type=Path, default=bundled_model())

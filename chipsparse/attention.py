@@ -30,6 +30,9 @@ from chipsparse.kernels.mask_packing import packed_to_indices
 # What the residual of a refresh may hold in float32 at a time.
 RESIDUAL_BYTES = 256 << 20
 FLOAT32_TENSORS = 3
+# A layer's lists of columns are kept between steps where they take no more. To make them costs a
+# large layer nothing beside its attention; a small one waits for the host to launch it.
+LISTS_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -177,6 +180,7 @@ def refresh_step(
         cache.columns, key.shape[2], capacity=cache.capacity, backend=backend
     )
     cache.capacity = indices.shape[-1]
+    cache.lists = (indices, counts) if indices.nbytes <= LISTS_BYTES else None
     cache.kept_fraction = counts.float().mean() / key.shape[2]
     if config.delta_rule == "kept_only":
         return output
@@ -286,11 +290,14 @@ def sparse_step(
     if config.delta_rule == "reuse":
         assert cache.residual is not None
         return cache.residual.clone()
-    assert cache.columns is not None
-    assert cache.capacity is not None
-    indices, counts = packed_to_indices(
-        cache.columns, key.shape[2], capacity=cache.capacity, backend=backend
-    )
+    if cache.lists is None:
+        assert cache.columns is not None
+        assert cache.capacity is not None
+        indices, counts = packed_to_indices(
+            cache.columns, key.shape[2], capacity=cache.capacity, backend=backend
+        )
+    else:
+        indices, counts = cache.lists
     output, _ = column_sparse_attention(
         query,
         key,

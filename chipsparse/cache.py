@@ -19,6 +19,9 @@ class AttentionCache:
             so that no sparse step need wait for it; None before the columns are chosen.
         kept_fraction: mean share of the columns that is kept, as a number or 0-d tensor.
         residual: what the delta rule adds to the kept columns, ``[B, H, N, D]``.
+        lists: the kept columns as lists, with their lengths (see `packed_to_indices`), where they
+            are small; else they are made of ``columns`` at every step. Memory for them is reserved
+            with the working memory, wherever the cache lives.
         lse_dense: (merge) softmax constants of the refresh, float32 ``[B, H, N]``.
         kept_mass: (merge) softmax mass of the kept columns at the refresh, float32 ``[B, H, N]``.
     """
@@ -27,6 +30,7 @@ class AttentionCache:
     columns: torch.Tensor | None = None
     capacity: int | None = None
     kept_fraction: torch.Tensor | float = 0.0
+    lists: tuple[torch.Tensor, torch.Tensor] | None = None
     residual: torch.Tensor | None = None
     lse_dense: torch.Tensor | None = None
     kept_mass: torch.Tensor | None = None

@@ -10,6 +10,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,9 +60,12 @@ class CacheStore:
         self._branches: dict[str, _Branch] = {}
         # Layers in host memory, for each branch and kind in order: what to fetch next.
         self._hosted: dict[tuple[str, str], list[int]] = {}
+        # What was decided for the last generation: the same again where that is possible, so that
+        # a second one gets the same picture, and the host memory that is there already.
+        self._last: tuple[SparsityPlan, MemoryDemand, MemoryPlan] | None = None
 
     def reset(self) -> None:
-        """Forgets everything and frees the device's memory."""
+        """Forgets all caches and frees the device's memory."""
         self._branches.clear()
         self._hosted.clear()
         self._pool.reset()
@@ -101,7 +105,8 @@ class CacheStore:
         self, plan: SparsityPlan, device: torch.device, demand: MemoryDemand, *, host: bool = True
     ) -> MemoryPlan:
         first = not self._branches
-        capacity = available(
+        room = partial(
+            available,
             plan.config.memory,
             device,
             working=working_bytes(plan, dtype=demand.dtype),
@@ -110,6 +115,11 @@ class CacheStore:
             held=sum(each.device_bytes() for each in self._branches.values()),
             memory=self._pool.host,
         )
+        if first and host and self._last is not None and self._last[:2] == (plan, demand):
+            last = self._last[2]
+            if last.fits(room(reserve=0.0)):
+                return last
+        capacity = room()
         memory = plan_memory(
             plan,
             capacity if host else replace(capacity, host=0),
@@ -118,6 +128,7 @@ class CacheStore:
         )
         if first:
             memory.check()
+            self._last = plan, demand, memory
         return memory
 
     def _open(self, branch: str, memory: MemoryPlan, device: torch.device) -> None:

@@ -8,7 +8,7 @@ from itertools import combinations
 
 import torch
 
-from chipsparse.attention import FLOAT32_TENSORS, RESIDUAL_BYTES
+from chipsparse.attention import FLOAT32_TENSORS, LISTS_BYTES, RESIDUAL_BYTES
 from chipsparse.byte_sizes import format_bytes
 from chipsparse.cache_kinds import (
     INDEX_BYTES,
@@ -29,10 +29,15 @@ from chipsparse.plan import Action, SparsityPlan
 
 UNLIMITED = 1 << 62
 
+# Of a GPU's free memory, left to what others ask for later: kernels that are loaded, workspaces of
+# libraries, gaps between blocks. A second generation finds that much less.
+DEVICE_RESERVE_SHARE = 0.03
+
 # Tensors as large as the hidden states that a transformer block holds at once: in a norm with its
 # float32 copies, around attention, and around the MLP, there beside some as large as its neurons.
 # Peaks of uncompiled Wan and FLUX blocks on a GPU are 5 to 40 % lower (benchmarks/notes/memory.md).
 NORM_TENSORS, ATTENTION_TENSORS, MLP_TENSORS, NEURON_TENSORS = 13, 9, 7, 2
+BRANCHES = 2  # guidance branches whose small lists of columns there is room for
 
 
 class BudgetError(ValueError):
@@ -99,6 +104,10 @@ class MemoryPlan:
     def needs_host(self) -> bool:
         """Whether caches live in host memory, or would if there were more of it."""
         return bool(self.placement.host or self.placement.recomputed)
+
+    def fits(self, capacity: Capacity) -> bool:
+        """Whether there is room for it as it is."""
+        return self.device_bytes <= capacity.device and self.host_bytes <= capacity.host
 
     def check(self) -> None:
         """Raises `BudgetError` where caches are wanted and none fits."""
@@ -222,26 +231,30 @@ def worth_moving(
 def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype) -> int:
     """Device memory that a transformer call needs besides weights and caches: an estimate.
 
-    The tensors of one block at its fullest, with what a refresh holds for a moment.
+    The tensors of one block at its fullest, with what a refresh holds for a moment; and the lists
+    of columns that small layers keep.
     """
     config, layout = plan.config, plan.layout
     tokens, heads = layout.tokens, layout.batch * layout.heads
     widest = max(kind.mlp_width for kind in layout.kinds)
     hidden = layout.batch * tokens * layout.channels * dtype.itemsize
     neurons = layout.batch * tokens * widest * dtype.itemsize
-    attention = ATTENTION_TENSORS * hidden
+    attention, kept_lists = ATTENTION_TENSORS * hidden, 0
     if config.attention.enabled:
         groups = group_count(tokens, config.attention.group_rows)
         sums = heads * groups * tokens * min(dtype.itemsize, 4)
         kept = plan.attention_keep_count() + plan.attention_random_count()
         attention += min(sums, config.attention.column_sums_bytes)
-        attention += heads * groups * kept * INDEX_BYTES
+        lists = heads * groups * kept * INDEX_BYTES
+        attention += lists
         if config.attention.delta_rule == "merge":
             whole = FLOAT32_TENSORS * 4 * layout.batch * tokens * layout.channels
             attention += min(whole, RESIDUAL_BYTES)
         attention += groups * tokens if config.attention.local_groups is not None else tokens
+        if lists <= LISTS_BYTES:
+            kept_lists = BRANCHES * layout.layers * lists
     mlp = MLP_TENSORS * hidden + NEURON_TENSORS * neurons
-    return max(NORM_TENSORS * hidden, attention, mlp)
+    return max(NORM_TENSORS * hidden, attention, mlp) + kept_lists
 
 
 def declared(config: MemoryConfig, *, working: int, pending: int) -> Capacity:
@@ -272,6 +285,7 @@ def available(
     promised: int = 0,
     held: int = 0,
     memory: HostMemory | None = None,
+    reserve: float = DEVICE_RESERVE_SHARE,
 ) -> Capacity:
     """What this machine and the config's budgets leave for caches now.
 
@@ -283,20 +297,25 @@ def available(
         promised: bytes on the device that caches planned earlier will take yet.
         held: bytes that they have taken there.
         memory: host memory that is ours already; what is spare of it is free for caches.
+        reserve: share of the device's free memory that is left to others.
     """
     memory = HostMemory() if memory is None else memory
     on_cpu = device.type != "cuda"  # one memory for all, the work and the weights too
     free_host = host_free_bytes()
     room = UNLIMITED
     if free_host is not None:
-        taken = memory.untouched_bytes + (pending + working if on_cpu else 0)
-        room = host_budget(max(0, free_host - taken)) + memory.spare_bytes
+        # Of all that could be ours, what is ours already counted in: a second generation must not
+        # find less room than the first one, nor take a share of what that one left.
+        whole = free_host + memory.nbytes - memory.untouched_bytes
+        whole -= pending + working if on_cpu else 0
+        room = host_budget(max(0, whole)) - memory.lent_bytes
     if config.ram is not None:
         room = min(room, config.ram - memory.lent_bytes - (held if on_cpu else 0))
     if on_cpu:
         room -= promised
         return Capacity(room, room if config.offload == "always" else 0)
     free = device_free_bytes(device)
+    free -= round(free * reserve)
     if config.vram is not None:
         free = min(free, config.vram - torch.cuda.memory_allocated(device))
     on_device = free - working - pending - promised

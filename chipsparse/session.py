@@ -129,8 +129,9 @@ class Session:
         recorded = self._recorded.get(context.branch)
         if record.action not in CACHED and recorded is not Action.REFRESH:
             self._recorded[context.branch] = record.action
-        self.report.cache_bytes = max(self.report.cache_bytes, self.cache_bytes())
-        self.report.host_bytes = max(self.report.host_bytes, self._pool.stored_bytes)
+        if record.action not in CACHED:  # others add nothing, and counting takes its time
+            self.report.cache_bytes = max(self.report.cache_bytes, self.cache_bytes())
+            self.report.host_bytes = max(self.report.host_bytes, self._pool.stored_bytes)
         if self._caching and context.steps is not None and context.step == context.steps - 1:
             self._finish(context.branch)
         elif plan.skips():
@@ -160,6 +161,11 @@ class Session:
     def caching(self) -> bool:
         """Whether a call is open in whose generation anything is sparse."""
         return self._context is not None and self._caching
+
+    @property
+    def is_first_call(self) -> bool:
+        """Whether the open call is the first one of its guidance branch in this generation."""
+        return self._context is not None and self._context.branch not in self._recorded
 
     @property
     def token_order(self) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -253,8 +253,9 @@ class ModelAdapter:
             )
             for remark in self.remarks(arguments):
                 self.session.report.fall_back(remark)
-            self._check_attention()
-            self._check_feed_forwards(hidden)
+            if self._may_have_changed():
+                self._check_attention()
+                self._check_feed_forwards(hidden)
             if action is Action.SKIP:
                 output = self.session.last_output()  # end() keeps a copy of its own
                 self.session.end(output)
@@ -266,6 +267,13 @@ class ModelAdapter:
         except BaseException:
             self.session.reset()
             raise
+
+    def _may_have_changed(self) -> bool:
+        """Whether modules may be others than at the last call, so that they must be looked at.
+
+        In the middle of a generation only adapters (LoRA) come, go and change.
+        """
+        return self.session.is_first_call or bool(getattr(self.transformer, "peft_config", None))
 
     def _memory_demand(self, arguments: dict[str, Any]) -> MemoryDemand:
         """What a generation of such calls asks of the memory, as things stand now."""

@@ -166,7 +166,7 @@ def machine(monkeypatch):
 
 def there_is(device=GPU, **options):
     config = MemoryConfig(**{k: options.pop(k) for k in ("vram", "ram", "offload") if k in options})
-    found = available(config, device, **{"working": 0, **options})
+    found = available(config, device, **{"working": 0, "reserve": 0.0, **options})
     return found.device / GIB, found.host / GIB
 
 
@@ -177,16 +177,39 @@ def test_without_budgets_caches_may_take_what_is_free():
     assert there_is(promised=5 * GIB) == (15, 36)
 
 
+@pytest.mark.usefixtures("machine")
+def test_a_little_is_left_to_others_unless_a_budget_says_so():
+    assert there_is(reserve=0.1) == (18, 36)
+    assert there_is(reserve=0.1, vram="12G") == (8, 36)
+
+
 class Blocks(HostMemory):
     """10 GiB that nobody uses now, 4 pinned and 2 others in use."""
 
-    spare_bytes, lent_bytes, untouched_bytes = 10 * GIB, 6 * GIB, 2 * GIB
+    nbytes, spare_bytes, lent_bytes, untouched_bytes = 16 * GIB, 10 * GIB, 6 * GIB, 2 * GIB
 
 
 @pytest.mark.usefixtures("machine")
 def test_host_memory_that_is_ours_already():
-    assert there_is(memory=Blocks()) == (20, pytest.approx(0.9 * 38 + 10))
+    assert there_is(memory=Blocks()) == (20, pytest.approx(0.9 * (40 + 14) - 6))
     assert there_is(memory=Blocks(), ram="8G") == (20, 2)
+
+
+def test_host_memory_that_was_used_before_is_as_much_as_the_first_time(monkeypatch):
+    free = 40 * GIB
+    monkeypatch.setattr(memory_plan, "device_free_bytes", lambda _: 20 * GIB)
+    monkeypatch.setattr(memory_plan, "host_free_bytes", lambda: free)
+
+    class Pinned(HostMemory):
+        nbytes = spare_bytes = lent_bytes = untouched_bytes = 0
+
+    memory, rooms = Pinned(), []
+    for _ in range(3):
+        room = available(MemoryConfig(), GPU, working=0, memory=memory).host
+        rooms.append(room)
+        free += memory.nbytes - room
+        memory.nbytes = memory.spare_bytes = room
+    assert rooms == [rooms[0]] * 3
 
 
 @pytest.mark.usefixtures("machine")

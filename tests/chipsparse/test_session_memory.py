@@ -251,6 +251,23 @@ def test_a_part_of_the_layers_in_host_memory(monkeypatch):
     assert session.report.fallbacks == []
 
 
+def test_a_second_generation_lives_where_the_first_one_did(monkeypatch):
+    """Less is free then, but not less than the reserve that the first one left."""
+    monkeypatch.setattr(memory_plan, "worth_moving", lambda layer, sizes, **_: frozenset(sizes))
+    free = wanted() // 2
+
+    def available(*args, reserve=0.2, **kwargs):
+        return Capacity(round(free * (1 - reserve)), wanted())
+
+    monkeypatch.setattr(chipsparse.cache_store, "available", available)
+    session, found = session_with(), []
+    for generation, free in enumerate((wanted() // 2, round(0.45 * wanted()), wanted() // 4), 1):
+        generate(session, generation=generation)
+        found.append(placement_of(session, "cond"))
+    assert found[1] == found[0]
+    assert found[2].device_bytes < found[0].device_bytes
+
+
 def test_nothing_fits_is_refused_before_the_first_step_with_the_numbers(monkeypatch):
     with_capacity(monkeypatch, 100, 50)
     session = session_with()

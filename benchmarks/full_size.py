@@ -1,0 +1,309 @@
+"""Whole generations of full-size transformers: every kind of step really run, then summed up.
+
+The baseline is the stock transformer in the same process: same weights and inputs, cuDNN attention,
+no useless mask, compiled blocks. Weights are random, so times and memory mean something and
+pictures do not; that the patched transformer computes the same model is checked on its dense step.
+Only the transformer is timed: the text encoder and the VAE cost the same with and without.
+"""
+
+from __future__ import annotations
+
+import statistics
+from argparse import ArgumentParser, Namespace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+import chipsparse
+from benchmarks.full_models import (
+    MODELS,
+    STEPS,
+    FullModel,
+    last_blocks_only,
+    without_useless_masks,
+)
+from benchmarks.records import Record, environment
+from benchmarks.run import Run
+from benchmarks.sampled_checks import check_finite, relative_error, require
+from benchmarks.step_breakdown import breakdown
+from benchmarks.transformer_step import DENSE_LIMIT, attention_backend, compiled_blocks, run_timed
+from chipsparse import SparsityConfig
+from chipsparse.layout import ModelLayout
+from chipsparse.plan import SparsityPlan
+
+COLUMNS = {
+    "benchmark": "",
+    "case": "",
+    "schedule": "",
+    "steps": "d",
+    "latency_ms": ".0f",
+    "baseline_ms": ".0f",
+    "speedup": ".2f",
+    "dense_ms": ".1f",
+    "refresh_ms": ".1f",
+    "sparse_ms": ".1f",
+    "skip_ms": ".2f",
+    "all_dense_ratio": ".4f",
+    "rel_error": ".1e",
+    "sparse_error": ".1e",
+    "graphs": "d",
+    "graph_breaks": "d",
+    "peak_gpu_bytes": ".3e",
+    "pinned_bytes": ".3e",
+}
+SCHEDULE = {"schedule.warmup_steps": 2, "schedule.refresh_every": 10}
+# Half of 50 steps, none of them one that computes everything.
+SKIPPED = (*range(2, 50, 2), 49)
+BASELINE_CALLS, SPARSE_CALLS = 2, 3
+SCALE = 0.1  # of rows and columns, in a dry run
+ACTIONS = ("dense", "refresh", *["sparse"] * (SPARSE_CALLS + 2), "skip")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Options of this benchmark alone."""
+    group = parser.add_argument_group("full_size")
+    group.add_argument("--small", action="store_true", help="tiny models and pictures: a dry run")
+    group.add_argument("--whole", action="store_true", help="also run all steps, one by one")
+    group.add_argument("--all-dense", action="store_true", help="also a patched all-dense plan")
+
+
+def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
+    """Adds two records per case: sparse, and sparse with skipped steps."""
+    for name in args.case.split(",") if args.case else MODELS:
+        with to.attempt(f"full_size, {name}"):
+            if name not in MODELS:
+                raise ValueError(f"no model for the case {name!r}; there are {list(MODELS)}")
+            measured = Measured(MODELS[name], args.layers, device, dtype, small=args.small)
+            to.add(*measured.records(whole=args.whole, all_dense=args.all_dense))
+            # After the records are written: the times tell what went wrong.
+            require("relative error", measured.rel_error, DENSE_LIMIT[dtype], "the dense step")
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def config_of(model: FullModel, **overrides: Any) -> SparsityConfig:
+    """The kept shares of the model's case."""
+    shares = {
+        "attention.keep_fraction": model.attention_kept,
+        "mlp.keep_fraction": model.mlp_kept,
+    }
+    return SparsityConfig().override(shares | overrides)
+
+
+def actions_of(config: SparsityConfig, layout: ModelLayout) -> list[str]:
+    """What every step of a generation does."""
+    return [action.value for action in SparsityPlan(config, layout, STEPS).actions()]
+
+
+class Measured:
+    """Runs one model, stock and patched.
+
+    Args:
+        model: which.
+        layers: blocks of a kind at most.
+        device: where it runs.
+        dtype: of weights and latents.
+        small: tiny, for a dry run.
+    """
+
+    def __init__(
+        self,
+        model: FullModel,
+        layers: int | None,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        small: bool,
+    ) -> None:
+        self.model, self.device, self.dtype = model, device, dtype
+        self.transformer = model.make(layers, small, device, dtype)
+        scale = SCALE if small else 1.0
+        self._inputs = model.inputs(scale, self.transformer.config, STEPS, device, dtype)
+        self.rel_error = float("nan")
+
+    def records(self, *, whole: bool, all_dense: bool) -> list[Record]:
+        """The records of the two schedules.
+
+        Args:
+            whole: run all steps of both schedules instead of summing measured ones.
+            all_dense: also measure a patched transformer with nothing sparse.
+        """
+        attention = "_native_cudnn" if self.device.type == "cuda" else "native"
+        with attention_backend(self.transformer, attention), torch.no_grad():
+            stock = self._stock(whole)
+            dense_only = self._all_dense() if all_dense else None
+            steps, layout = self._patched()
+            totals = self._whole_schedules() if whole else {}
+        schedules = {
+            "sparse": config_of(self.model, **SCHEDULE),
+            "sparse, half of the steps skipped": config_of(
+                self.model, **SCHEDULE, **{"schedule.skip_steps": list(SKIPPED)}
+            ),
+        }
+        records = []
+        for name, config in schedules.items():
+            counts = Counter(actions_of(config, layout))
+            summed = sum(count * steps[f"{action}_ms"] for action, count in counts.items())
+            latency = totals.get(name, summed)
+            baseline = stock.get("whole_ms", STEPS * stock["ms"])
+            records.append(
+                {
+                    "op": "end_to_end",
+                    "benchmark": "full_size",
+                    "case": self.model.case,
+                    "model": self.model.transformer_class,
+                    "steps": STEPS,
+                    "schedule": name,
+                    "actions": dict(counts),
+                    "skipped": list(config.schedule.skip_steps),
+                    "branches": len(self.model.branches),
+                    "tokens": layout.tokens,
+                    "layers": layout.layers,
+                    "dtype": str(self.dtype).removeprefix("torch."),
+                    "keep_fraction": self.model.attention_kept,
+                    "mlp_keep_fraction": self.model.mlp_kept,
+                    "backend": "chipsparse",
+                    "baseline": f"stock transformer, {attention.lstrip('_')} attention, no mask, "
+                    "compiled blocks",
+                    "latency_ms": latency,
+                    "baseline_ms": baseline,
+                    "speedup": baseline / latency,
+                    "measured": "all steps run" if totals else "summed from measured steps",
+                    "summed_ms": summed,
+                    "baseline_step_ms": stock["ms"],
+                    "step_speedup": stock["ms"] / steps["sparse_ms"],
+                    "all_dense_ratio": None if dense_only is None else dense_only / stock["ms"],
+                    **steps,
+                    **environment(self.device),
+                }
+            )
+        return records
+
+    def _call(self, step: int, branch: str, steps: int) -> torch.Tensor:
+        with self.transformer.cache_context(branch, step_index=step, num_inference_steps=steps):
+            output: torch.Tensor = self.transformer(**self._inputs(step))[0]
+        return output
+
+    def _step(self, step: int, steps: int = len(ACTIONS) + 1) -> torch.Tensor:
+        """All guidance branches of a step; the output of the first.
+
+        One more step than are run: caches are freed after the last.
+        """
+        outputs = [self._call(step, branch, steps) for branch in self.model.branches]
+        return outputs[0]
+
+    def _timed(self, calls: Sequence[Callable[[], torch.Tensor]]) -> Any:
+        times, outputs = run_timed(calls, self.device)
+        for output in outputs:
+            check_finite(output)
+        return times, outputs
+
+    def _stock(self, whole: bool) -> dict[str, Any]:
+        """Time of a step with all branches; the outputs of the steps that are compared."""
+        with (
+            without_useless_masks(self.model, self.transformer),
+            compiled_blocks(self.transformer) as graphs,
+        ):
+            with last_blocks_only(self.model, self.transformer):
+                for step in range(2):
+                    self._step(step)
+            compared = [0, 1 + SPARSE_CALLS + 1][:BASELINE_CALLS]
+            times, outputs = self._timed([lambda s=step: self._step(s) for step in compared])
+            self._expected = dict(zip(compared, outputs, strict=True))
+            found = {"ms": statistics.median(times), **graphs}
+            if whole:
+                found["whole_ms"] = self._run_all(STEPS)
+        return found
+
+    def _all_dense(self) -> float:
+        """Time of a step of the patched transformer under a plan in which nothing is sparse."""
+        with self._enabled(SparsityConfig.dense()), compiled_blocks(self.transformer):
+            with last_blocks_only(self.model, self.transformer):
+                for step in range(2):
+                    self._step(step)
+            times, _ = self._timed([lambda s=step: self._step(s) for step in range(2, 5)])
+        return statistics.median(times)
+
+    def _enabled(self, config: SparsityConfig) -> Any:
+        pipe = SimpleNamespace(
+            components={"transformer": self.transformer},
+            scheduler=None,
+            do_classifier_free_guidance=len(self.model.branches) > 1,
+        )
+        return chipsparse.enable(pipe, config)
+
+    def _patched(self) -> tuple[dict[str, Any], Any]:
+        """Times of the four actions, errors, memory, parts of a sparse step; and the layout."""
+        config = config_of(self.model, **{"schedule.actions": list(ACTIONS)})
+        cuda = self.device.type == "cuda"
+        with self._enabled(config) as handle, compiled_blocks(self.transformer) as graphs:
+            # Compiles, tunes, picks dense kernels, takes host memory.
+            with last_blocks_only(self.model, self.transformer):
+                for step in range(3):
+                    self._step(step)
+            if cuda:
+                torch.cuda.reset_peak_memory_stats(self.device)
+            run_steps = range(2 + 1 + SPARSE_CALLS)
+            times, outputs = self._timed([lambda s=step: self._step(s) for step in run_steps])
+            last = run_steps[-1]
+            sparse_output = outputs[last]
+            parts, kernels = breakdown(
+                lambda: self._call(last + 1, self.model.branches[0], len(ACTIONS) + 1), self.device
+            )
+            if len(self.model.branches) > 1:
+                self._call(last + 1, self.model.branches[1], len(ACTIONS) + 1)
+            (skip_ms,), _ = self._timed([lambda: self._step(len(ACTIONS) - 1)])
+            report = handle.report
+            adapter = handle._adapters[0]
+            layout = adapter.session.plan.layout
+            memory = adapter.session._pool.host
+            self.rel_error = relative_error(outputs[0], self._expected[0])
+            found = {
+                "dense_ms": times[0],
+                "refresh_ms": times[1],
+                "sparse_ms": statistics.median(times[3:]),
+                "skip_ms": skip_ms,
+                "sparse_step_ms": times[2:],
+                "attention_kept": report.steps[-3].attention_kept,
+                "mlp_kept": report.steps[-3].mlp_kept,
+                "rel_error": self.rel_error,
+                "sparse_error": relative_error(sparse_output, self._expected[last]),
+                # What reusing the refresh's output would have cost on the same step.
+                "reused_error": relative_error(outputs[1], self._expected[last]),
+                "breakdown_ms": parts,
+                "longest_kernels": kernels,
+                "backends": dict(report.backends),
+                "fallbacks": list(report.fallbacks),
+                "cache_bytes": report.cache_bytes,
+                "host_bytes": report.host_bytes,
+                "pinned_bytes": memory.pinned_bytes,
+                "peak_gpu_bytes": torch.cuda.max_memory_allocated(self.device) if cuda else None,
+            }
+        return found | graphs, layout
+
+    def _whole_schedules(self) -> dict[str, float]:
+        """Milliseconds of all steps of the two schedules, really run."""
+        found = {}
+        for name, skipped in (("sparse", ()), ("sparse, half of the steps skipped", SKIPPED)):
+            config = config_of(self.model, **SCHEDULE, **{"schedule.skip_steps": list(skipped)})
+            with self._enabled(config), compiled_blocks(self.transformer):
+                with last_blocks_only(self.model, self.transformer):
+                    for step in range(3):
+                        self._step(step, STEPS)
+                    if skipped:
+                        self._step(3, STEPS)
+                self._run_all(STEPS)  # the first generation takes the memory for its caches
+                found[name] = self._run_all(STEPS)
+        return found
+
+    def _run_all(self, steps: int) -> float:
+        times, _ = self._timed([lambda: self._all_steps(steps)])
+        return float(times[0])
+
+    def _all_steps(self, steps: int) -> torch.Tensor:
+        for step in range(steps):
+            output = self._step(step, steps)
+        return output

@@ -1,0 +1,194 @@
+"""Where the time of one transformer call goes: attention, MLP, other products, the rest.
+
+Kernels are told apart by the custom op that launched them, and by their names outside of one.
+
+``python -m benchmarks.step_breakdown records.json figure.png`` draws the bars of all records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.canvas import INK, Canvas, blank, finished
+from benchmarks.records import Record
+
+PARTS = ("attention", "MLP", "other GEMM", "elementwise", "index work", "idle")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#dddddd")
+OPS = {
+    "chipsparse::self_attention": "attention",
+    "chipsparse::feed_forward": "MLP",
+    "chipsparse::parallel_feed_forward": "MLP",
+    "chipsparse::gated_parallel_feed_forward": "MLP",
+}
+# Kernels that choose columns and neurons, and that pack, unpack and list what was chosen.
+INDEX_WORK = tuple(
+    f"_{name}_kernel"
+    for name in ("means", "product", "top", "select", "draw", "pack", "unpack", "count", "list")
+)
+PRODUCTS = ("gemm", "nvjet", "cutlass", "xmma", "cublas", "splitk", "aten::mm", "aten::addmm")
+COPIES = ("memcpy",)
+SHOWN, NAME_LENGTH = 24, 120
+
+
+def breakdown(
+    call: Callable[[], Any], device: torch.device
+) -> tuple[dict[str, float], list[list[Any]]]:
+    """Where the time of one call goes.
+
+    On a CPU the time of each operation itself counts in place of kernels.
+
+    Returns:
+        Milliseconds by part, ``transfers`` (copies, beside the rest) and ``all``; and the kernels
+        that take most time, each as [part, milliseconds, launches, name].
+    """
+    on_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
+    if on_gpu:
+        torch.cuda.synchronize(device)
+    with profile(activities=activities, acc_events=True) as profiler:
+        call()
+        if on_gpu:
+            torch.cuda.synchronize(device)
+    found = dict.fromkeys((*PARTS, "transfers"), 0.0)
+    kernels: dict[tuple[str, str], list[float]] = {}
+    spans = kernel_spans(profiler) if on_gpu else operation_spans(profiler)
+    for name, op, _, microseconds in spans:
+        part = part_of(name, op)
+        found[part] += microseconds / 1e3
+        kernels.setdefault((part, name), []).append(microseconds / 1e3)
+    first = min((start for _, _, start, _ in spans), default=0.0)
+    last = max((start + length for _, _, start, length in spans), default=0.0)
+    found["all"] = (last - first) / 1e3
+    found["idle"] = max(0.0, found["all"] - sum(found[part] for part in PARTS))
+    longest = sorted(kernels.items(), key=lambda item: -sum(item[1]))[:SHOWN]
+    rows = [
+        [part, round(sum(times), 3), len(times), name[:NAME_LENGTH]]
+        for (part, name), times in longest
+    ]
+    return found, rows
+
+
+Span = tuple[str, str | None, float, float]  # name, op around it, begin and length in us
+
+
+def kernel_spans(profiler: Any) -> list[Span]:
+    """Every kernel and copy once, with the op of ours in which the host launched it."""
+    events = profiler.profiler.kineto_results.events()
+    cpu = torch.autograd.DeviceType.CPU
+    ops = sorted(
+        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name())
+        for event in events
+        if event.device_type() == cpu and event.name() in OPS
+    )
+    launches = {
+        event.correlation_id(): event.start_ns()
+        for event in events
+        if event.device_type() == cpu and event.name().startswith(("cuda", "cu"))
+    }
+    starts = [start for start, _, _ in ops]
+
+    def op_at(launched: float | None) -> str | None:
+        if launched is None:
+            return None
+        place = bisect.bisect_right(starts, launched) - 1
+        return ops[place][2] if place >= 0 and launched <= ops[place][1] else None
+
+    return [
+        (
+            event.name(),
+            op_at(launches.get(event.correlation_id())),
+            event.start_ns() / 1e3,
+            event.duration_ns() / 1e3,
+        )
+        for event in events
+        if event.device_type() != cpu and not event.is_user_annotation()
+    ]
+
+
+def operation_spans(profiler: Any) -> list[Span]:
+    """PyTorch's operations with the time of each itself, where there are no kernels."""
+    return [
+        (event.name, enclosing_op(event), event.time_range.start, event.self_cpu_time_total)
+        for event in profiler.events()
+    ]
+
+
+def enclosing_op(event: Any) -> str | None:
+    """Name of the outermost of our ops that an event lies in, or None."""
+    op = None
+    while event is not None:
+        if event.name in OPS:
+            op = event.name
+        event = event.cpu_parent
+    return op
+
+
+def part_of(kernel: str, op: str | None) -> str:
+    """The part that a kernel launched inside an op, or outside of all, belongs to."""
+    name = kernel.lower()
+    if name.startswith(COPIES) and ("htod" in name or "dtoh" in name):
+        return "transfers"
+    if op is not None:
+        return "index work" if any(word in name for word in INDEX_WORK) else OPS[op]
+    return "other GEMM" if any(word in name for word in PRODUCTS) else "elementwise"
+
+
+WIDTH, BAR, LEFT, RIGHT, TOP, BOTTOM = 1200, 64, 200, 40, 84, 56
+
+
+def draw(records: Sequence[Record]) -> Image.Image:
+    """One bar per record with a ``breakdown_ms``: the parts' shares of a sparse step."""
+    records = [record for record in records if record.get("breakdown_ms")]
+    image = blank(WIDTH, TOP + BAR * len(records) + BOTTOM)
+    canvas = Canvas(image)
+    title = "One sparse step of a transformer (one guidance branch), by part"
+    canvas.text(WIDTH / 2, 28, title, size=17, anchor="ms")
+    x = LEFT
+    for part, colour in zip(PARTS, COLOURS, strict=True):
+        canvas.box(x, 44, x + 14, 58, colour)
+        canvas.text(x + 20, 56, part, size=13, anchor="ls")
+        x += int(canvas.text_width(part, 13)) + 56
+    span = WIDTH - LEFT - RIGHT
+    for row, record in enumerate(records):
+        parts = record["breakdown_ms"]
+        whole = sum(parts[part] for part in PARTS) or 1.0
+        middle = TOP + BAR * row + BAR / 2
+        canvas.text(LEFT - 12, middle - 10, record["case"], size=13, anchor="rm")
+        label = f"{parts['all']:.0f} ms, {record['step_speedup']:.1f}x dense"
+        canvas.text(LEFT - 12, middle + 10, label, size=12, anchor="rm", fill="#555555")
+        left = float(LEFT)
+        for part, colour in zip(PARTS, COLOURS, strict=True):
+            right = left + span * parts[part] / whole
+            canvas.box(left, middle - 20, right, middle + 20, colour)
+            share = f"{parts[part] / whole:.0%}"
+            if right - left > canvas.text_width(share, 12) + 6:
+                fill = INK if part in ("idle", "elementwise") else "white"
+                canvas.text((left + right) / 2, middle, share, size=12, anchor="mm", fill=fill)
+            left = right
+    if records:
+        some = records[0]
+        note = f"{some['device']}, torch {some['torch']}, {some['dtype']}, compiled blocks"
+        canvas.text(WIDTH / 2, TOP + BAR * len(records) + 32, note, size=12, anchor="ms")
+    return finished(image)
+
+
+def main() -> None:
+    """Reads records, writes the figure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("records", type=Path)
+    parser.add_argument("figure", type=Path)
+    args = parser.parse_args()
+    draw(json.loads(args.records.read_text(encoding="utf-8"))).save(args.figure)
+
+
+if __name__ == "__main__":
+    main()
