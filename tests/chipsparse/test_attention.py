@@ -197,6 +197,7 @@ def test_static_columns_are_always_kept():
 
 @pytest.mark.parametrize("rule", ["merge", "difference", "kept_only"])
 def test_sparse_steps_know_the_length_of_the_lists(rule, monkeypatch):
+    monkeypatch.setattr(attention, "LISTS_BYTES", 0)
     cache, config, _ = refreshed(rule)
     assert cache.capacity == int(unpack_mask(cache.columns, TOKENS).sum(-1).max()) == KEEP + RANDOM
     asked = watch(monkeypatch, "packed_to_indices", lambda _, kwargs: kwargs["capacity"])
@@ -206,6 +207,22 @@ def test_sparse_steps_know_the_length_of_the_lists(rule, monkeypatch):
     refresh_step(cache, *inputs(), reselect=True, **refresh)
     # Only a new choice of columns makes the host wait.
     assert asked == [KEEP + RANDOM, KEEP + RANDOM, None]
+
+
+@pytest.mark.parametrize("rule", ["merge", "difference", "kept_only"])
+def test_small_lists_are_kept_until_the_next_refresh(rule, monkeypatch):
+    cache, config, _ = refreshed(rule)
+    kept = sparse_step(cache, *inputs(2), config=config, scale=None, backend=None)
+    before = cache.lists
+    refresh = {"config": config, "budget": BUDGET, "scale": None, "backend": None}
+    refresh_step(cache, *inputs(5), reselect=True, **refresh)
+    assert not torch.equal(cache.lists[0], before[0])
+    monkeypatch.setattr(attention, "LISTS_BYTES", 0)
+    cache, config, _ = refreshed(rule)
+    assert cache.lists is None
+    assert torch.equal(
+        sparse_step(cache, *inputs(2), config=config, scale=None, backend=None), kept
+    )
 
 
 def test_keeping_the_columns_needs_no_column_sums(monkeypatch):
