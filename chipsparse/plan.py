@@ -43,9 +43,10 @@ class SparsityPlan:
     layout: ModelLayout
     steps: int | None = None
 
-    def differs_in_text_only(self, other: SparsityPlan) -> bool:
-        """Whether two plans differ in their text tokens, as guidance branches do, or not at all."""
-        layout = replace(other.layout, text_tokens=self.layout.text_tokens)
+    def differs_in_prompts_only(self, other: SparsityPlan) -> bool:
+        """Whether two plans differ in text tokens and batch, as branches do, or not at all."""
+        own = self.layout
+        layout = replace(other.layout, text_tokens=own.text_tokens, batch=own.batch)
         return replace(other, layout=layout) == self
 
     def step_action(self, step: int) -> Action:

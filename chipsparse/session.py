@@ -94,7 +94,7 @@ class Session:
 
         Args:
             context: position of the call.
-            layout: sizes of the model and the call. Branches may differ in their text tokens.
+            layout: sizes of the model and the call. Branches may differ in text tokens and batch.
             device: where it runs.
             demand: says what it asks of the memory; called once per branch.
 
@@ -127,7 +127,7 @@ class Session:
         return (
             context.generation == self._generation
             and self._plans.get(context.branch, plan) == plan
-            and all(known.differs_in_text_only(plan) for known in self._plans.values())
+            and all(known.differs_in_prompts_only(plan) for known in self._plans.values())
         )
 
     def end(self, output: torch.Tensor) -> None:
