@@ -235,6 +235,8 @@ def vae_factors(config: dict[str, Any]) -> tuple[int, int]:
     space = config.get("scale_factor_spatial") or config.get("spatial_compression_ratio")
     time = config.get("scale_factor_temporal") or config.get("temporal_compression_ratio")
     stages = config.get("temperal_downsample")
+    if "spatial_expansions" in config:
+        space, time = (math.prod(config[f"{name}_expansions"]) for name in ("spatial", "temporal"))
     if space is None:
         blocks = config.get("block_out_channels")
         space = 2 ** len(stages) if stages else 2 ** (len(blocks) - 1) if blocks else 1

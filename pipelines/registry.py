@@ -5,6 +5,7 @@ from __future__ import annotations
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.cogvideox import CogVideoXAdapter
 from chipsparse.pipelines.flux import ChromaAdapter, FluxAdapter
+from chipsparse.pipelines.mochi import MochiAdapter
 from chipsparse.pipelines.stable_diffusion3 import StableDiffusion3Adapter
 from chipsparse.pipelines.wan import WanAdapter
 
@@ -15,6 +16,7 @@ ADAPTERS: dict[str, type[ModelAdapter]] = {
         FluxAdapter,
         ChromaAdapter,
         CogVideoXAdapter,
+        MochiAdapter,
         StableDiffusion3Adapter,
     )
 }
