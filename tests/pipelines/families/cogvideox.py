@@ -96,13 +96,6 @@ KINDS = 2  # the first block, whose inputs have other strides, and the others
 FAMILIES = [
     Family("cogvideox 2b", tiny_pipeline, VIDEO, VARIANTS, kinds=KINDS),
     Family(
-        "cogvideox 5b",
-        lambda: tiny_pipeline(scheduler=CogVideoXDPMScheduler, **ROTARY),
-        VIDEO,
-        {"guided": {**GUIDED, "use_dynamic_cfg": True}},
-        kinds=KINDS,
-    ),
-    Family(
         "cogvideox 1.5",
         lambda: tiny_pipeline(**V15),
         VIDEO,
@@ -113,6 +106,7 @@ FAMILIES = [
         "cogvideox 5b image to video",
         lambda: tiny_pipeline(
             CogVideoXImageToVideoPipeline,
+            CogVideoXDPMScheduler,
             **ROTARY,
             **BOTH,
             use_learned_positional_embeddings=True,
