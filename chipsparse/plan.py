@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chipsparse.config import SparsityConfig
 from chipsparse.layout import ModelLayout
@@ -42,6 +42,12 @@ class SparsityPlan:
     config: SparsityConfig
     layout: ModelLayout
     steps: int | None = None
+
+    def differs_in_prompts_only(self, other: SparsityPlan) -> bool:
+        """Whether two plans differ in text tokens and batch, as branches do, or not at all."""
+        own = self.layout
+        layout = replace(other.layout, text_tokens=own.text_tokens, batch=own.batch)
+        return replace(other, layout=layout) == self
 
     def step_action(self, step: int) -> Action:
         """The action of a step (from 0) for the layers that may be sparse."""

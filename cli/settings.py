@@ -214,11 +214,14 @@ def latent_sizes(
     Args:
         settings: of the call.
         model: has the VAE.
-        default: rows and columns where the settings name none.
+        default: rows and columns where neither the settings nor the transformer's config names
+            some.
     """
     space, time = vae_factors(model.vae_config)
+    own = model.transformer_config  # of CogVideoX, whose pipelines read their defaults there
     rows, columns = (
-        default if size is None else size // space for size in (settings.height, settings.width)
+        own.get(name, default) if size is None else size // space
+        for name, size in (("sample_height", settings.height), ("sample_width", settings.width))
     )
     for option, size in (("--height", rows), ("--width", columns)):
         if size is None:
@@ -227,7 +230,8 @@ def latent_sizes(
             )
     assert rows is not None
     assert columns is not None
-    return ((settings.num_frames or 1) - 1) // time + 1, rows, columns
+    frames = own.get("sample_frames", 1) if model.accepts("num_frames") else 1
+    return ((settings.num_frames or frames) - 1) // time + 1, rows, columns
 
 
 def vae_factors(config: dict[str, Any]) -> tuple[int, int]:
@@ -235,6 +239,8 @@ def vae_factors(config: dict[str, Any]) -> tuple[int, int]:
     space = config.get("scale_factor_spatial") or config.get("spatial_compression_ratio")
     time = config.get("scale_factor_temporal") or config.get("temporal_compression_ratio")
     stages = config.get("temperal_downsample")
+    if "spatial_expansions" in config:
+        space, time = (math.prod(config[f"{name}_expansions"]) for name in ("spatial", "temporal"))
     if space is None:
         blocks = config.get("block_out_channels")
         space = 2 ** len(stages) if stages else 2 ** (len(blocks) - 1) if blocks else 1

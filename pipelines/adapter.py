@@ -69,7 +69,9 @@ class PatchedTransformer:
     def _reset_stateful_cache(self, *args: Any, **kwargs: Any) -> None:
         """Called by pipelines when a generation is complete."""
         self.chipsparse_adapter.finish_generation()
-        super()._reset_stateful_cache(*args, **kwargs)  # type: ignore[misc]
+        reset = getattr(super(), "_reset_stateful_cache", None)  # not every model has caches
+        if reset is not None:
+            reset(*args, **kwargs)
 
     def set_attention_backend(self, backend: Any) -> None:
         """Changes the backend under ours: the one that dense attention without records uses."""
@@ -99,6 +101,8 @@ class ModelAdapter:
             transformer once more, without the prompt.
         announces_guidance: whether their pipelines tell, before the first call, that there will be
             such second ones (``do_classifier_free_guidance``).
+        guides_in_batch: whether those second calls are no calls of their own, but the other half of
+            the batch.
         masked_parts: parts that the family's own pipelines keep from running sparse, and why.
         default_latents: rows and columns of the latents that pipelines make where nobody names a
             size, None where their call has a default for it.
@@ -107,6 +111,7 @@ class ModelAdapter:
     transformer_class: ClassVar[str]
     guidance_argument: ClassVar[str] = "guidance_scale"
     announces_guidance: ClassVar[bool] = True
+    guides_in_batch: ClassVar[bool] = False
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})
     default_latents: ClassVar[int | None] = None
 
@@ -128,6 +133,7 @@ class ModelAdapter:
         self._patches = Patches()
         self._attention_patches = Patches()
         self._unpatched_backends: list[Any] = []
+        self._processors: list[Any] = []
         self._argument_names = list(inspect.signature(type(transformer).forward).parameters)[1:]
         number = register_host(self)
         try:
@@ -136,7 +142,7 @@ class ModelAdapter:
             for layer, module in enumerate(self.self_attentions()):
                 processor = self.dispatching_processor(module)
                 if processor is not None:
-                    self._patches.set_attribute(module, "processor", processor)
+                    self._replace_processor(module, processor)
                 self._patches.set_attribute(module, TAG, make_tag(number, layer))
                 hook = module.register_forward_pre_hook(self.tag_attention, with_kwargs=True)
                 self._patches.add_hook(hook)
@@ -154,6 +160,16 @@ class ModelAdapter:
         self.release_attention()
         self._patches.undo()
         self.session.close()
+
+    def _replace_processor(self, module: Any, processor: Any) -> None:
+        """Gives a module our processor; what somebody puts in its place later, stays."""
+        stock, module.processor = module.processor, processor
+
+        def restore() -> None:
+            if module.processor is processor:
+                module.processor = stock
+
+        self._patches.add_undo(restore)
 
     @property
     def _model(self) -> Any:
@@ -220,6 +236,13 @@ class ModelAdapter:
         """Why no attention of a call with these arguments can run sparse, or None."""
         return None
 
+    def needs_mask(self, arguments: dict[str, Any]) -> bool:
+        """Whether attention of a call with these arguments runs with a mask of the model's own.
+
+        Only asked of models whose `tag_attention` passes the tag in the place of a mask.
+        """
+        return False
+
     # One transformer call.
 
     @torch.compiler.disable(recursive=False)
@@ -279,8 +302,12 @@ class ModelAdapter:
         """What a generation of such calls asks of the memory, as things stand now."""
         hidden = arguments["hidden_states"]
         dense: set[tuple[int, Part]] = set()
-        if self.why_attention_is_dense(arguments) is not None:
-            dense |= {(layer, "attention") for layer in range(len(self._unpatched_backends))}
+        all_dense = self.why_attention_is_dense(arguments) is not None
+        dense |= {
+            (layer, "attention")
+            for layer, module in enumerate(self.self_attentions())
+            if all_dense or not is_claimed(module)
+        }
         dense |= {
             (layer, "mlp")
             for layer, site in enumerate(self._feed_forwards)
@@ -288,10 +315,14 @@ class ModelAdapter:
         }
         return MemoryDemand(
             dtype=hidden.dtype,
-            branches=2 if self._guided() else 1,
+            branches=self.branches(),
             pending_bytes=pending_bytes(self.transformer, hidden.device),
             dense=frozenset(dense),
         )
+
+    def branches(self) -> int:
+        """Guidance branches that the generation is known to have."""
+        return 2 if self._guided() and not self.guides_in_batch else 1
 
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
         """A tuple or a ``Transformer2DModelOutput``, as ``return_dict`` asks."""
@@ -324,14 +355,19 @@ class ModelAdapter:
     # Attention.
 
     def claim_attention(self) -> None:
-        """Leads the self-attention modules to our backend, remembering theirs."""
-        self._unpatched_backends = []
-        for module in self.self_attentions():
-            processor = module.processor
-            self._unpatched_backends.append(getattr(processor, "_attention_backend", None))
-            self._attention_patches.set_attribute(
-                processor, "_attention_backend", attention_backend()
-            )
+        """Leads the self-attention modules to our backend, remembering theirs.
+
+        Processors that do not dispatch their attention are left alone.
+        """
+        self._processors = [module.processor for module in self.self_attentions()]
+        self._unpatched_backends = [
+            getattr(processor, "_attention_backend", None) for processor in self._processors
+        ]
+        for processor in self._processors:
+            if hasattr(processor, "_attention_backend"):
+                self._attention_patches.set_attribute(
+                    processor, "_attention_backend", attention_backend()
+                )
 
     def release_attention(self) -> None:
         """Gives the self-attention modules their own backends back."""
@@ -389,18 +425,27 @@ class ModelAdapter:
         """Reports the layers whose attention does not lead here any more."""
         if not (self.session.caching and self.session.config.attention.enabled):
             return
-        modules = self.self_attentions()
-        lost = [layer for layer, module in enumerate(modules) if not is_claimed(module)]
-        self._report("attention", {"its processor was replaced": lost} if lost else {})
+        lost: dict[str, list[int]] = {}
+        for layer, module in enumerate(self.self_attentions()):
+            if not is_claimed(module):
+                lost.setdefault(self._why_lost(layer, module.processor), []).append(layer)
+        self._report("attention", lost)
+
+    def _why_lost(self, layer: int, processor: Any) -> str:
+        if processor is not self._processors[layer] or hasattr(processor, "_attention_backend"):
+            return "its processor was replaced"
+        return f"its processor {type(processor).__name__} does not dispatch its attention"
 
     @contextlib.contextmanager
     def _dense_attention(self, arguments: dict[str, Any]) -> Iterator[None]:
         """Gives the attention back for a call in which none of it can run sparse, and says so."""
         reason = self.why_attention_is_dense(arguments)
-        if reason is None or not (self.session.caching and self.session.config.attention.enabled):
+        wanted = self.session.caching and self.session.config.attention.enabled
+        if reason is not None and wanted:
+            self.session.report.fall_back(f"attention runs dense: {reason}")
+        elif not self.needs_mask(arguments):
             yield
             return
-        self.session.report.fall_back(f"attention runs dense: {reason}")
         with self.attention_released():
             yield
 

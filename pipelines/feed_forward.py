@@ -101,6 +101,8 @@ class FeedForwardModule:
         """See `FeedForwardSite`."""
         if getattr(self._block, self._name) is not self._module:
             return "its module was replaced"
+        if getattr(self._block, "_chunk_size", None) is not None:
+            return "its block runs it in chunks"
         found = feed_forward_form(self._module)
         if isinstance(found, str):
             return found
@@ -235,7 +237,8 @@ def feed_forward_form(module: Any) -> Form | str:
         form = Form("silu", "first") if supported else None
     else:
         first = module.net[0]
-        form = _first_layer_form(first) if len(module.net) == 3 else None
+        ends = all(isinstance(layer, torch.nn.Dropout) for layer in module.net[3:])
+        form = _first_layer_form(first) if ends else None
     if form is None:
         return f"its activation {type(first).__name__} is not supported"
     return why_hooked("activation", first) or form

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.pipelines.cogvideox import CogVideoXAdapter
 from chipsparse.pipelines.flux import ChromaAdapter, FluxAdapter
+from chipsparse.pipelines.mochi import MochiAdapter
+from chipsparse.pipelines.stable_diffusion3 import StableDiffusion3Adapter
 from chipsparse.pipelines.wan import WanAdapter
 
 ADAPTERS: dict[str, type[ModelAdapter]] = {
-    adapter.transformer_class: adapter for adapter in (WanAdapter, FluxAdapter, ChromaAdapter)
+    adapter.transformer_class: adapter
+    for adapter in (
+        WanAdapter,
+        FluxAdapter,
+        ChromaAdapter,
+        CogVideoXAdapter,
+        MochiAdapter,
+        StableDiffusion3Adapter,
+    )
 }

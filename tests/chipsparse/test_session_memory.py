@@ -1,5 +1,7 @@
 """A session whose caches live in host memory: the same results, within the budgets, no leaks."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -127,6 +129,44 @@ def test_offloaded_caches_give_the_same_bits(rule, reselect, reselect_every):
     assert all(cache.nbytes() <= 4 for cache in hosted._caches.values())
     assert hosted.report.cache_bytes - hosted.report.host_bytes <= 4 * len(hosted._caches)
     assert hosted.report.fallbacks == []
+
+
+@pytest.mark.parametrize("overrides", [{}, HOSTED], ids=["device", "host"])
+def test_branches_of_other_prompts_run_side_by_side(overrides):
+    """As with prompts of other lengths, or where a pipeline guides one sample of a batch again."""
+    layouts = {
+        "cond": replace(layout_of(batch=2), text_tokens=7),
+        "uncond": layout_of(),
+        "more": replace(layout_of(), text_tokens=0),
+    }
+    voxel = {"token_order.voxel": [1, 2, 2]}
+    together, found = session_with(overrides | voxel), {name: [] for name in layouts}
+    for step in range(len(ACTIONS)):
+        for branch, layout in layouts.items():
+            context = StepContext(1, step, branch, TOTAL)
+            if together.begin(context, layout, CPU) is Action.SKIP:
+                together.end(together.last_output())
+                continue
+            found[branch] += call(together, context, layout)
+            together.end(found[branch][-1])
+    for branch, layout in layouts.items():
+        alone = session_with(overrides | voxel)
+        assert equal(generate(alone, layout=layout, branches=[branch], known=1), found[branch])
+        taken = [record.action for record in alone.report.steps]
+        assert [r.action for r in together.report.steps if r.branch == branch] == taken
+        assert taken.count(Action.SPARSE) == 4
+
+
+def test_a_branch_that_changes_its_sizes_starts_anew():
+    session = session_with()
+    for step, batch in enumerate([1, 1, 1, 2, 2, 2]):
+        layout = layout_of(batch=batch)
+        context = StepContext(1, step, "cond", TOTAL)
+        if session.begin(context, layout, CPU) is not Action.SKIP:
+            session.end(call(session, context, layout)[-1])
+    actions = [record.action.value for record in session.report.steps]
+    assert actions == ["dense", "refresh", "sparse", "dense", "refresh", "dense"]
+    assert session.plan.layout.batch == 2
 
 
 def test_no_released_slot_is_used():

@@ -304,6 +304,47 @@ def test_times_of_a_large_model(explained, folder):
     assert single["estimate"]["speedup_run"] == pytest.approx(found["speedup_run"])
 
 
+@pytest.mark.parametrize(
+    ("pipeline", "vae", "own", "grids", "layers"),
+    [
+        # What the pipelines make where nobody names a size, as their checkpoints are configured.
+        ("CogVideoXPipeline", "KLCogVideoX", {}, [13, 30, 45], [30]),
+        (
+            "CogVideoXPipeline",
+            "KLCogVideoX",
+            {"patch_size_t": 2, "sample_frames": 81, "sample_height": 96, "sample_width": 170},
+            [11, 48, 85],
+            [30],
+        ),
+        ("MochiPipeline", "KLMochi", {}, [4, 30, 53], [48]),
+        ("StableDiffusion3Pipeline", "KL", {}, [1, 64, 64], [18]),
+        (
+            "StableDiffusion3Pipeline",
+            "KL",
+            {"dual_attention_layers": list(range(13)), "num_layers": 24},
+            [1, 64, 64],
+            [13, 11],
+        ),
+    ],
+)
+def test_models_whose_attention_is_not_dispatched(
+    explained, folder, pipeline, vae, own, grids, layers
+):
+    classes = {"C": "CogVideoXTransformer3DModel", "M": "MochiTransformer3DModel"}
+    index = {
+        "_class_name": pipeline,
+        "transformer": ["diffusers", classes.get(pipeline[0], "SD3Transformer2DModel")],
+        "vae": ["diffusers", f"Autoencoder{vae}"],
+    }
+    channels = {"block_out_channels": [128, 512, 512]} if vae == "KL" else {}
+    path = folder("flux", model_index=index, transformer=own, vae=channels)
+    found = explained("--model", path, "--steps", 20)
+    assert found["tokens"]["grids"] == [grids]
+    assert [kind["layers"] for kind in found["layers"]] == layers
+    # Guidance: with CogVideoX and SD3 in the batch; Mochi's prompts differ in length.
+    assert found["branches"] == (2 if pipeline == "MochiPipeline" else 1)
+
+
 def test_an_image_model(explained, folder):
     found = explained("--model", folder("flux"), "--steps", "20")
     assert found["pixels"] == [1024, 1024]  # what the pipeline chooses

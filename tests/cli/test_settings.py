@@ -103,6 +103,7 @@ def test_sizes_of_other_families(flux, hunyuan):
         ({"temperal_downsample": [False, True, True]}, (8, 4)),
         ({"spatial_compression_ratio": 32, "temporal_compression_ratio": 8}, (32, 8)),
         ({"block_out_channels": [1, 2, 3, 4]}, (8, 1)),
+        ({"spatial_expansions": [2, 2, 2], "temporal_expansions": [1, 2, 3]}, (8, 6)),
         ({}, (1, 1)),
     ],
 )

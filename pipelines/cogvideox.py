@@ -1,0 +1,143 @@
+"""CogVideoX 1.0 and 1.5 (``CogVideoXTransformer3DModel``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from diffusers.models.attention_processor import CogVideoXAttnProcessor2_0
+from diffusers.models.embeddings import apply_rotary_emb
+
+from chipsparse.layout import Grid, LayerKind, ModelLayout
+from chipsparse.pipelines.adapter import ModelAdapter, tagged
+from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
+from chipsparse.pipelines.processors import DispatchingProcessor, heads_apart, is_tag, normed
+
+ATTENTION_ARGUMENTS = ("hidden_states", "encoder_hidden_states", "attention_mask")
+MLP_RATIO = 4  # fixed in the model's code
+MASKED = "the call has a mask of its own"
+
+
+class CogVideoXProcessor(DispatchingProcessor):
+    """Joint attention of the text and, behind it, the video; only the video's is rotated."""
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        image_rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Video ``[B, N, C]`` and text ``[B, T, C]``, of which it returns the same."""
+        if not is_tag(attention_mask):
+            output: tuple[torch.Tensor, torch.Tensor] = self.stock(
+                attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb
+            )
+            return output
+        text = encoder_hidden_states.shape[1]
+        joined = torch.cat([encoder_hidden_states, hidden_states], dim=1)
+        query = normed(heads_apart(attn.to_q(joined), attn), attn.norm_q)
+        key = normed(heads_apart(attn.to_k(joined), attn), attn.norm_k)
+        value = heads_apart(attn.to_v(joined), attn)
+        if image_rotary_emb is not None:
+            for states in (query, key):
+                states[:, text:] = apply_rotary_emb(
+                    states[:, text:], image_rotary_emb, sequence_dim=1
+                )
+        assert attention_mask is not None
+        joined = self.dispatch(query, key, value, attention_mask)
+        joined = attn.to_out[1](attn.to_out[0](joined))
+        return joined[:, text:], joined[:, :text]
+
+
+class CogVideoXAdapter(ModelAdapter):
+    """Joint attention and feed-forward layers of all blocks, the text before the video tokens.
+
+    The text's columns are always kept; its tokens go through the same feed-forward layers. The
+    video tokens are put in order behind the patch embedding, which adds their positions, and the
+    rotary embeddings, which the pipeline makes, as they enter; all is in raster order again before
+    the last norm, where the text has left. None of these hooks is inside a transformer block.
+    """
+
+    transformer_class = "CogVideoXTransformer3DModel"
+    guides_in_batch = True
+
+    def self_attentions(self) -> list[Any]:
+        """``attn1`` of every block."""
+        return [block.attn1 for block in self._model.transformer_blocks]
+
+    def dispatching_processor(self, module: Any) -> Any | None:
+        """`CogVideoXProcessor` in place of the stock one; other processors stay."""
+        stock = module.processor
+        return CogVideoXProcessor(stock) if type(stock) is CogVideoXAttnProcessor2_0 else None
+
+    def feed_forwards(self) -> list[FeedForwardSite]:
+        """``ff`` of every block."""
+        return [FeedForwardModule(block, "ff") for block in self._model.transformer_blocks]
+
+    @classmethod
+    def planned_layout(
+        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
+    ) -> ModelLayout:
+        """Sizes for latents of this size; pipelines fill up the last patch of frames."""
+        frames, rows, columns = latents
+        patch, patch_frames = config["patch_size"], config["patch_size_t"] or 1
+        width = MLP_RATIO * config["num_attention_heads"] * config["attention_head_dim"]
+        return ModelLayout(
+            kinds=(LayerKind("block", config["num_layers"], width),),
+            heads=config["num_attention_heads"],
+            head_dim=config["attention_head_dim"],
+            batch=batch,
+            grids=((-(-frames // patch_frames), rows // patch, columns // patch),),
+            text_tokens=text_tokens,
+            text_first=True,
+        )
+
+    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
+        """Sizes for latents ``[B, F, C, H, W]``."""
+        batch, frames, _, rows, columns = arguments["hidden_states"].shape
+        return self.planned_layout(
+            self._model.config,
+            latents=(frames, rows, columns),
+            text_tokens=arguments["encoder_hidden_states"].shape[1],
+            batch=batch,
+        )
+
+    @staticmethod
+    def tag_attention(
+        module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Passes the tag as the attention mask, which a CogVideoX block never sets."""
+        return tagged(module, args, kwargs, ATTENTION_ARGUMENTS)
+
+    def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
+        """A mask that the user passes to the processors."""
+        mask = (arguments.get("attention_kwargs") or {}).get("attention_mask")
+        return None if mask is None else MASKED
+
+    def install_token_order(self) -> None:
+        """Hooks the patch embedding, the transformer's rotary embeddings and the last norm."""
+        model, add = self._model, self._patches.add_hook
+        add(model.patch_embed.register_forward_hook(self._order_video))
+        add(model.register_forward_pre_hook(self._order_rotary, with_kwargs=True))
+        add(model.norm_final.register_forward_pre_hook(self.restore_order))
+
+    def _order_video(
+        self, _module: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor
+    ) -> torch.Tensor:
+        if self.session.token_order is None:
+            return output
+        text = args[0].shape[1]
+        return torch.cat([output[:, :text], self.ordered(output[:, text:], 1)], dim=1)
+
+    def _order_rotary(
+        self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
+        rotary = arguments.get("image_rotary_emb")
+        if rotary is None or self.session.token_order is None:
+            return None
+        arguments["image_rotary_emb"] = tuple(self.ordered(part, 0) for part in rotary)
+        return (), arguments

@@ -1,0 +1,266 @@
+"""Mochi 1 (``MochiTransformer3DModel``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from diffusers.models.attention_processor import MochiAttnProcessor2_0
+
+from chipsparse.layout import Grid, LayerKind, ModelLayout
+from chipsparse.pipelines.adapter import ModelAdapter, is_claimed
+from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
+from chipsparse.pipelines.patches import TAG
+from chipsparse.pipelines.processors import DispatchingProcessor, heads_apart, is_tag, normed
+from chipsparse.plan import SparsityPlan
+
+ATTENTION_ARGUMENTS = ("hidden_states", "encoder_hidden_states", "attention_mask")
+GAPS = "the prompt's mask has gaps"
+
+
+class MochiProcessor(DispatchingProcessor):
+    """Joint attention of the video and, behind it, the text with its padding.
+
+    The adapter knows how long each prompt is, and leaves the padding out.
+    """
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor,
+        image_rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Video ``[B, N, C]`` and text ``[B, T, C']``, of which it returns the same."""
+        if not is_tag(attention_mask):
+            output: tuple[torch.Tensor, torch.Tensor] = self.stock(
+                attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb
+            )
+            return output
+        query = normed(heads_apart(attn.to_q(hidden_states), attn), attn.norm_q)
+        key = normed(heads_apart(attn.to_k(hidden_states), attn), attn.norm_k)
+        value = heads_apart(attn.to_v(hidden_states), attn)
+        if image_rotary_emb is not None:
+            query, key = rotated(query, *image_rotary_emb), rotated(key, *image_rotary_emb)
+        text_query = normed(
+            heads_apart(attn.add_q_proj(encoder_hidden_states), attn), attn.norm_added_q
+        )
+        text_key = normed(
+            heads_apart(attn.add_k_proj(encoder_hidden_states), attn), attn.norm_added_k
+        )
+        text_value = heads_apart(attn.add_v_proj(encoder_hidden_states), attn)
+        joined = self.dispatch(
+            torch.cat([query, text_query], dim=1),
+            torch.cat([key, text_key], dim=1),
+            torch.cat([value, text_value], dim=1),
+            attention_mask,
+        )
+        video, text = joined.split([hidden_states.shape[1], encoder_hidden_states.shape[1]], dim=1)
+        video = attn.to_out[1](attn.to_out[0](video))
+        return video, attn.to_add_out(text) if hasattr(attn, "to_add_out") else text
+
+
+class MochiAdapter(ModelAdapter):
+    """Joint attention and video feed-forward layers of all blocks, the text behind the video.
+
+    No token sees the padding of a prompt. Pipelines guide with two samples in one call, and their
+    prompts differ in length; but layers have one sequence length in a call. So, where anything may
+    run sparse, samples with prompts of other lengths are called apart, each length as a guidance
+    branch of its own.
+
+    The text's columns are always kept, and its feed-forward layers stay dense. The video tokens are
+    put in order behind the patch embedding, the rotary embeddings where they are made, and in
+    raster order again before the output norm. None of these hooks is inside a transformer block.
+    """
+
+    transformer_class = "MochiTransformer3DModel"
+
+    _lengths: list[int] | None = None  # of the prompts in the call; None: not to be told
+    _padded_length = 0
+    _branches = 1
+
+    def self_attentions(self) -> list[Any]:
+        """``attn1`` of every block."""
+        return [block.attn1 for block in self._model.transformer_blocks]
+
+    def dispatching_processor(self, module: Any) -> Any | None:
+        """`MochiProcessor` in place of the stock one; other processors stay."""
+        stock = module.processor
+        return MochiProcessor(stock) if type(stock) is MochiAttnProcessor2_0 else None
+
+    def feed_forwards(self) -> list[FeedForwardSite]:
+        """``ff`` of every block."""
+        return [FeedForwardModule(block, "ff") for block in self._model.transformer_blocks]
+
+    @classmethod
+    def planned_layout(
+        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
+    ) -> ModelLayout:
+        """Sizes for latents of this size and a prompt that needs no padding."""
+        frames, rows, columns = latents
+        patch, heads, head_dim = (
+            config[name] for name in ("patch_size", "num_attention_heads", "attention_head_dim")
+        )
+        width = 4 * heads * head_dim * 2 // 3  # fixed in the model's code
+        return ModelLayout(
+            kinds=(LayerKind("block", config["num_layers"], width, mlp_sees_text=False),),
+            heads=heads,
+            head_dim=head_dim,
+            batch=batch,
+            grids=((frames, rows // patch, columns // patch),),
+            text_tokens=text_tokens,
+        )
+
+    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
+        """Sizes for latents ``[B, C, F, H, W]``; of the text, what is no padding."""
+        batch, _, frames, rows, columns = arguments["hidden_states"].shape
+        lengths = [self._padded_length] if self._lengths is None else self._lengths
+        return self.planned_layout(
+            self._model.config,
+            latents=(frames, rows, columns),
+            text_tokens=max(lengths),
+            batch=batch,
+        )
+
+    @staticmethod
+    def tag_attention(
+        module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Passes the tag in place of the prompt's mask, which the adapter has read."""
+        if not is_claimed(module):
+            return None
+        arguments = {**dict(zip(ATTENTION_ARGUMENTS, args, strict=False)), **kwargs}
+        return (), {**arguments, "attention_mask": getattr(module, TAG)}
+
+    def install_token_order(self) -> None:
+        """Hooks patch embedding, rotary embedding and output norm."""
+        model, add = self._model, self._patches.add_hook
+        add(model.patch_embed.register_forward_hook(self._order_video))
+        add(model.rope.register_forward_hook(self._order_rotary))
+        add(model.norm_out.register_forward_pre_hook(self.restore_order))
+
+    def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
+        """The scheduler's value, which pipelines round to the latents' dtype.
+
+        Mochi's timesteps rise. One that is in no schedule is told as its negative, because later
+        steps have lower ones elsewhere.
+        """
+        called = torch.as_tensor(timestep).max().cpu()
+        if schedule is not None:
+            values = torch.as_tensor(schedule).cpu()
+            (places,) = torch.nonzero(values.to(called.dtype) == called, as_tuple=True)
+            if places.numel() == 1:
+                return float(values[places[0]])
+        return -float(called)
+
+    def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
+        """Only the stock processor knows what to do with a mask that has gaps."""
+        return GAPS if self._lengths is None else None
+
+    def needs_mask(self, arguments: dict[str, Any]) -> bool:
+        """As `why_attention_is_dense`."""
+        return self._lengths is None
+
+    def branches(self) -> int:
+        """One for each length of prompt."""
+        return self._branches
+
+    # Calls with prompts of several lengths.
+
+    @torch.compiler.disable(recursive=False)
+    def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """As `ModelAdapter.call`, once for each length of prompt where anything may be sparse."""
+        arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
+        mask = arguments["encoder_attention_mask"]
+        lengths = prompt_lengths(mask)
+        self._lengths, self._padded_length, self._branches = lengths, mask.shape[1], 1
+        distinct = list(dict.fromkeys(lengths or ()))
+        if len(distinct) < 2 or torch.is_grad_enabled() or self._never_sparse(arguments):
+            return super().call(forward, args, kwargs)
+        self._branches = len(distinct)
+        position = {"name": "call", **self.named_position}
+        outputs, order = [], []
+        for length in distinct:
+            rows = [row for row, each in enumerate(lengths or ()) if each == length]
+            name = f"{position['name']} {','.join(map(str, rows))}"
+            self._lengths = [length] * len(rows)
+            with self._model.cache_context(**{**position, "name": name}):
+                result = super().call(forward, (), rows_of(arguments, rows, len(mask)))
+            outputs.append(result[0])
+            order += rows
+        output = torch.cat(outputs)[torch.tensor(order).argsort().to(mask.device)]
+        return self.wrap_output(output, arguments)
+
+    def _never_sparse(self, arguments: dict[str, Any]) -> bool:
+        """Whether no step of a generation can be sparse, however many there are."""
+        return SparsityPlan(self.session.config, self.layout(arguments)).is_dense()
+
+    def attention(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float | None,
+    ) -> torch.Tensor:
+        """As `ModelAdapter.attention` of what is no padding; in the place of padding, zeros."""
+        assert self._lengths is not None
+        video = query.shape[1] - self._padded_length
+        together = len(set(self._lengths)) == 1
+        samples = [(0, None)] if together else [(row, row + 1) for row in range(len(query))]
+        outputs = []
+        for (first, end), length in zip(samples, self._lengths, strict=False):
+            q, k, v = (states[first:end, : video + length] for states in (query, key, value))
+            output = super().attention(layer, q, k, v, scale)
+            outputs.append(F.pad(output, (0, 0, 0, 0, 0, self._padded_length - length)))
+        return torch.cat(outputs)
+
+    # Token order.
+
+    def _order_video(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        """Orders ``[B * frames, rows * columns, C]`` over all frames of a sample."""
+        if self.session.token_order is None:
+            return output
+        order, _ = self.session.token_order
+        samples = output.reshape(-1, order.numel(), output.shape[-1])
+        return self.ordered(samples, 1).view(output.shape)
+
+    def _order_rotary(
+        self, _module: Any, _args: Any, output: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        return tuple(self.ordered(part, 0) for part in output)
+
+
+def rotated(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """Turns pairs of neighbouring channels of ``[B, N, H, D]`` by angles ``[N, H, D / 2]``."""
+    even, odd = states.float().unflatten(-1, (-1, 2)).unbind(-1)
+    turned = torch.stack([even * cosines - odd * sines, even * sines + odd * cosines], dim=-1)
+    return turned.flatten(-2).to(states.dtype)
+
+
+def prompt_lengths(mask: torch.Tensor) -> list[int] | None:
+    """How many tokens of each prompt are no padding; waits for the device.
+
+    Args:
+        mask: ``[B, T]`` in any dtype, zero where there is padding.
+
+    Returns:
+        None where padding stands before other tokens.
+    """
+    valid = mask.cpu() != 0
+    lengths = valid.sum(dim=1)
+    behind = torch.arange(mask.shape[1]) >= lengths[:, None]
+    return None if (valid & behind).any() else lengths.tolist()
+
+
+def rows_of(arguments: dict[str, Any], rows: list[int], batch: int) -> dict[str, Any]:
+    """The arguments of a call for some samples of a batch."""
+    return {
+        name: value[rows]
+        if isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == batch
+        else value
+        for name, value in arguments.items()
+    }

@@ -1,0 +1,125 @@
+"""CogVideoX 1.0 and 1.5, text and image to video, with and without rotary embeddings."""
+
+import torch
+from diffusers import (
+    AutoencoderKLCogVideoX,
+    CogVideoXDDIMScheduler,
+    CogVideoXDPMScheduler,
+    CogVideoXImageToVideoPipeline,
+    CogVideoXPipeline,
+    CogVideoXTransformer3DModel,
+)
+
+from tests.pipelines.families.family import Family
+
+CHANNELS = 4  # of the latents
+TEXT = 12
+TEXT_DIM = 16
+TRANSFORMER = {
+    "num_attention_heads": 2,
+    "attention_head_dim": 16,
+    "in_channels": CHANNELS,
+    "out_channels": CHANNELS,
+    "time_embed_dim": 8,
+    "text_embed_dim": TEXT_DIM,
+    "num_layers": 2,
+    "sample_height": 8,
+    "sample_width": 6,
+    "sample_frames": 9,
+    "max_text_seq_length": TEXT,
+}
+ROTARY = {"use_rotary_positional_embeddings": True}
+BOTH = {"in_channels": 2 * CHANNELS}  # the picture's latents stand beside the others
+V15 = {**ROTARY, "patch_size_t": 2, "sample_height": 24, "sample_width": 24}
+
+
+def seeded(make):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make().eval()
+
+
+def tiny_transformer(**overrides):
+    return seeded(lambda: CogVideoXTransformer3DModel(**{**TRANSFORMER, **overrides}))
+
+
+def tiny_vae():
+    """Shrinks space by 8 and time by 4, as the real one does."""
+    return seeded(
+        lambda: AutoencoderKLCogVideoX(
+            down_block_types=("CogVideoXDownBlock3D",) * 4,
+            up_block_types=("CogVideoXUpBlock3D",) * 4,
+            block_out_channels=(4,) * 4,
+            latent_channels=CHANNELS,
+            layers_per_block=1,
+            norm_num_groups=2,
+        )
+    )
+
+
+def tiny_pipeline(pipeline_class=CogVideoXPipeline, scheduler=CogVideoXDDIMScheduler, **overrides):
+    """A pipeline of this class; `overrides` are of the transformer's config."""
+    pipe = pipeline_class(
+        tokenizer=None,
+        text_encoder=None,
+        vae=tiny_vae(),
+        transformer=tiny_transformer(**overrides),
+        scheduler=scheduler(),
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def random(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def prompts(batch=1):
+    return {
+        "prompt_embeds": random(batch, TEXT, TEXT_DIM, seed=3),
+        "negative_prompt_embeds": random(batch, TEXT, TEXT_DIM, seed=4),
+    }
+
+
+VIDEO = {**prompts(), "height": 64, "width": 48, "num_frames": 9, "guidance_scale": 1.0}
+IMAGE = {"image": random(1, 3, 64, 48, seed=1).sigmoid()}
+GUIDED = {"guidance_scale": 6.0}
+ODD_SIZE = {"height": 48, "width": 80, "num_frames": 5}
+VARIANTS = {
+    "guided": GUIDED,
+    "batch": prompts(2),
+    "odd size": ODD_SIZE,
+    "one frame": {"num_frames": 1},
+}
+KINDS = 2  # the first block, whose inputs have other strides, and the others
+
+FAMILIES = [
+    Family("cogvideox 2b", tiny_pipeline, VIDEO, VARIANTS, kinds=KINDS),
+    Family(
+        "cogvideox 1.5",
+        lambda: tiny_pipeline(**V15),
+        VIDEO,
+        {"guided": GUIDED, "odd size": ODD_SIZE, "one frame": {"num_frames": 1}},
+        kinds=KINDS,
+    ),
+    Family(
+        "cogvideox 5b image to video",
+        lambda: tiny_pipeline(
+            CogVideoXImageToVideoPipeline,
+            CogVideoXDPMScheduler,
+            **ROTARY,
+            **BOTH,
+            use_learned_positional_embeddings=True,
+        ),
+        {**VIDEO, **IMAGE},
+        {"guided": GUIDED},
+        kinds=KINDS,
+    ),
+    Family(
+        "cogvideox 1.5 image to video",
+        lambda: tiny_pipeline(CogVideoXImageToVideoPipeline, **V15, **BOTH, ofs_embed_dim=8),
+        {**VIDEO, **IMAGE},
+        {"guided": GUIDED},
+        kinds=KINDS,
+    ),
+]

@@ -1,0 +1,102 @@
+"""Mochi, whose prompts are padded, and the padding masked."""
+
+import torch
+from diffusers import (
+    AutoencoderKLMochi,
+    FlowMatchEulerDiscreteScheduler,
+    MochiPipeline,
+    MochiTransformer3DModel,
+)
+
+from tests.pipelines.families.family import Family
+
+CHANNELS = 12  # of the latents
+TEXT = 12
+TEXT_DIM = 16
+TRANSFORMER = {
+    "num_attention_heads": 2,
+    "attention_head_dim": 8,
+    "num_layers": 3,
+    "pooled_projection_dim": 16,
+    "in_channels": CHANNELS,
+    "text_embed_dim": TEXT_DIM,
+    "time_embed_dim": 8,
+    "max_sequence_length": TEXT,
+}
+
+
+def seeded(make):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make().eval()
+
+
+def tiny_transformer():
+    """Like a trained one it rotates: a new one does not."""
+
+    def make():
+        transformer = MochiTransformer3DModel(**TRANSFORMER)
+        torch.nn.init.normal_(transformer.pos_frequencies)
+        return transformer
+
+    return seeded(make)
+
+
+def tiny_vae():
+    """Shrinks space by 8 and time by 6, as the real one does."""
+    return seeded(
+        lambda: AutoencoderKLMochi(
+            encoder_block_out_channels=(32,) * 4,
+            decoder_block_out_channels=(32,) * 4,
+            layers_per_block=(1,) * 5,
+            add_attention_block=(False,) * 5,
+        )
+    )
+
+
+def tiny_pipeline():
+    pipe = MochiPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(invert_sigmas=True),
+        vae=tiny_vae(),
+        text_encoder=None,
+        tokenizer=None,
+        transformer=tiny_transformer(),
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def prompts(*lengths, negative=()):
+    """Prompts with so many tokens before the padding, which holds other values than zeros."""
+
+    def of(name, lengths, seed):
+        generator = torch.Generator().manual_seed(seed)
+        places = torch.arange(TEXT).expand(len(lengths), TEXT)
+        return {
+            f"{name}_embeds": torch.randn(len(lengths), TEXT, TEXT_DIM, generator=generator),
+            f"{name}_attention_mask": places < torch.tensor(lengths)[:, None],
+        }
+
+    negatives = of("negative_prompt", negative, 4) if negative else {}
+    return of("prompt", lengths, 3) | negatives
+
+
+VIDEO = {**prompts(TEXT), "height": 64, "width": 48, "num_frames": 13, "guidance_scale": 1.0}
+
+FAMILIES = [
+    Family(
+        "mochi",
+        tiny_pipeline,
+        VIDEO,
+        {
+            "guided": {**prompts(7, negative=[3]), "guidance_scale": 4.5},
+            "guided by nothing": {**prompts(7, negative=[0]), "guidance_scale": 4.5},
+            "guided, equal lengths": {**prompts(5, negative=[5]), "guidance_scale": 4.5},
+            "batch": prompts(5, 5),
+            "guided batch": {**prompts(2, 9, negative=[9, 1]), "guidance_scale": 4.5},
+            "odd size": {"height": 48, "width": 80, "num_frames": 7},
+            "one frame": {"num_frames": 1},
+        },
+        kinds=2,  # the last block makes no text
+    )
+]

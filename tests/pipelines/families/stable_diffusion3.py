@@ -1,0 +1,115 @@
+"""Stable Diffusion 3 and 3.5 medium, from text and images, with one attention a block or two."""
+
+import torch
+from diffusers import (
+    AutoencoderKL,
+    FlowMatchEulerDiscreteScheduler,
+    SD3Transformer2DModel,
+    StableDiffusion3Img2ImgPipeline,
+    StableDiffusion3Pipeline,
+)
+
+from tests.pipelines.families.family import Family
+
+CHANNELS = 16  # of the latents: inpainting pipelines insist
+TEXT = 10
+TEXT_DIM = 16
+TRANSFORMER = {
+    "sample_size": 16,
+    "in_channels": CHANNELS,
+    "out_channels": CHANNELS,
+    "num_layers": 3,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": TEXT_DIM,
+    "caption_projection_dim": 32,
+    "pooled_projection_dim": TEXT_DIM,
+    "pos_embed_max_size": 32,
+}
+MEDIUM = {"qk_norm": "rms_norm", "dual_attention_layers": (0, 1), "num_layers": 4}
+DUAL = "the second attention (attn2) of 2 of 4 layers runs dense"
+
+
+def tiny_transformer(**overrides):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return SD3Transformer2DModel(**{**TRANSFORMER, **overrides}).eval()
+
+
+def tiny_vae():
+    """Shrinks by 2."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return AutoencoderKL(
+            block_out_channels=(8, 8),
+            down_block_types=("DownEncoderBlock2D",) * 2,
+            up_block_types=("UpDecoderBlock2D",) * 2,
+            layers_per_block=1,
+            norm_num_groups=4,
+            latent_channels=CHANNELS,
+            scaling_factor=0.5,
+            shift_factor=0.1,
+        ).eval()
+
+
+def tiny_pipeline(pipeline_class=StableDiffusion3Pipeline, components=None, **overrides):
+    """A pipeline of this class; `overrides` are of the transformer's config."""
+    missing = [f"{part}{n}" for part in ("text_encoder", "tokenizer") for n in ("", "_2", "_3")]
+    pipe = pipeline_class(
+        **dict.fromkeys(missing),
+        **(components or {}),
+        transformer=tiny_transformer(**overrides),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        vae=tiny_vae(),
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def random(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def prompts(batch=1):
+    return {
+        "prompt_embeds": random(batch, TEXT, TEXT_DIM, seed=3),
+        "pooled_prompt_embeds": random(batch, TEXT_DIM, seed=4),
+        "negative_prompt_embeds": random(batch, TEXT, TEXT_DIM, seed=5),
+        "negative_pooled_prompt_embeds": random(batch, TEXT_DIM, seed=6),
+    }
+
+
+PICTURE = {**prompts(), "height": 32, "width": 48, "guidance_scale": 1.0}
+GUIDED = {"guidance_scale": 5.0}
+ODD_SIZE = {"height": 40, "width": 36}
+IMAGE = {"image": random(1, 3, 32, 48, seed=1).sigmoid(), "strength": 0.8}
+
+FAMILIES = [
+    Family(
+        "sd3",
+        tiny_pipeline,
+        PICTURE,
+        {
+            "guided": GUIDED,
+            "batch": prompts(2),
+            "odd size": ODD_SIZE,
+            "one token": {"height": 4, "width": 4},
+        },
+        kinds=2,  # the last block makes no text
+    ),
+    Family(
+        "sd3.5 medium",
+        lambda: tiny_pipeline(**MEDIUM),
+        PICTURE,
+        {"guided": GUIDED},
+        fallbacks=(DUAL,),
+        kinds=3,  # dual, joint, the last
+    ),
+    Family(
+        "sd3 image to image",
+        lambda: tiny_pipeline(StableDiffusion3Img2ImgPipeline),
+        {**PICTURE, **IMAGE},
+        {"guided": GUIDED},
+        kinds=2,
+    ),
+]

@@ -1,0 +1,38 @@
+"""Configs for pictures of a few tokens, and a short generation with them."""
+
+import torch
+
+from chipsparse import SparsityConfig
+
+STEPS = 6
+SPARSE = SparsityConfig().override(
+    {
+        "attention.keep_fraction": 0.25,
+        "attention.random_fraction": 0.05,
+        "attention.group_rows": 16,
+        "mlp.keep_fraction": 0.3,
+        "mlp.group_rows": 16,
+        "schedule.refresh_every": 3,
+        "token_order.voxel": [2, 2, 2],
+    }
+)
+EXACT = SPARSE.override(
+    {"attention.keep_fraction": 1.0, "attention.random_fraction": 0.0, "mlp.keep_fraction": 1.0}
+)
+
+
+def generate(pipe, call, **changes):
+    """The latents of one call."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # some encode pictures without the generator
+        return pipe(
+            **{"num_inference_steps": STEPS, "output_type": "latent", **call, **changes},
+            generator=torch.Generator().manual_seed(0),
+            return_dict=False,
+        )[0]
+
+
+def assert_close(found, expected, tolerance=1e-4):
+    """Equal but for the rounding of another order of summation."""
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() <= tolerance * expected.abs().max()
