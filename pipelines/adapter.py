@@ -99,6 +99,8 @@ class ModelAdapter:
             transformer once more, without the prompt.
         announces_guidance: whether their pipelines tell, before the first call, that there will be
             such second ones (``do_classifier_free_guidance``).
+        guides_in_batch: whether those second calls are no calls of their own, but the other half of
+            the batch.
         masked_parts: parts that the family's own pipelines keep from running sparse, and why.
         default_latents: rows and columns of the latents that pipelines make where nobody names a
             size, None where their call has a default for it.
@@ -107,6 +109,7 @@ class ModelAdapter:
     transformer_class: ClassVar[str]
     guidance_argument: ClassVar[str] = "guidance_scale"
     announces_guidance: ClassVar[bool] = True
+    guides_in_batch: ClassVar[bool] = False
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})
     default_latents: ClassVar[int | None] = None
 
@@ -220,6 +223,13 @@ class ModelAdapter:
         """Why no attention of a call with these arguments can run sparse, or None."""
         return None
 
+    def needs_mask(self, arguments: dict[str, Any]) -> bool:
+        """Whether attention of a call with these arguments runs with a mask of the model's own.
+
+        Only asked of models whose `tag_attention` passes the tag in the place of a mask.
+        """
+        return False
+
     # One transformer call.
 
     @torch.compiler.disable(recursive=False)
@@ -280,7 +290,7 @@ class ModelAdapter:
         }
         return MemoryDemand(
             dtype=hidden.dtype,
-            branches=2 if self._guided() else 1,
+            branches=2 if self._guided() and not self.guides_in_batch else 1,
             pending_bytes=pending_bytes(self.transformer, hidden.device),
             dense=frozenset(dense),
         )
@@ -389,10 +399,12 @@ class ModelAdapter:
     def _dense_attention(self, arguments: dict[str, Any]) -> Iterator[None]:
         """Gives the attention back for a call in which none of it can run sparse, and says so."""
         reason = self.why_attention_is_dense(arguments)
-        if reason is None or not (self.session.caching and self.session.config.attention.enabled):
+        wanted = self.session.caching and self.session.config.attention.enabled
+        if reason is not None and wanted:
+            self.session.report.fall_back(f"attention runs dense: {reason}")
+        elif not self.needs_mask(arguments):
             yield
             return
-        self.session.report.fall_back(f"attention runs dense: {reason}")
         with self.attention_released():
             yield
 

@@ -2,9 +2,9 @@
 
 diffusers hands q, k and v to an attention backend but tells it neither layer nor step. So every
 patched module carries a *tag*, a small integer tensor with the numbers of its adapter and layer,
-which travels as the (otherwise unused) attention mask. A tensor rather than a Python number: under
-``torch.compile`` it is an input and not a guard, and one graph serves all blocks. The state sits
-behind the custom ops, outside the graph.
+which travels as the (otherwise unused) attention mask, or on a processor that takes no mask. A
+tensor rather than a Python number: under ``torch.compile`` it is an input and not a guard, and one
+graph serves all blocks. The state sits behind the custom ops, outside the graph.
 """
 
 from __future__ import annotations
@@ -220,11 +220,17 @@ def _dispatched(
     enable_gqa: bool = False,
     _parallel_config: Any = None,
 ) -> torch.Tensor:
-    """What diffusers calls for a patched attention module."""
-    if _parallel_config is not None:
+    """What diffusers calls for a patched attention module.
+
+    The tag comes as the mask, or as the ``_parallel_config`` of processors that take no mask.
+    """
+    tag = attn_mask
+    if isinstance(_parallel_config, torch.Tensor):
+        tag = _parallel_config if attn_mask is None and not torch.is_grad_enabled() else None
+    elif _parallel_config is not None:
         raise ValueError("chipsparse does not run under context parallelism; call disable() first")
-    if attn_mask is None or attn_mask.dtype != torch.int64:  # not a tag: a call we did not mark
+    if tag is None or tag.dtype != torch.int64:  # a call we did not mark
         return attention_dispatch.dispatch_attention_fn(
             query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
         )
-    return torch.ops.chipsparse.self_attention(query, key, value, attn_mask, scale)
+    return torch.ops.chipsparse.self_attention(query, key, value, tag, scale)
