@@ -128,12 +128,16 @@ def explain(options: CommonOptions, model: ModelDescription, profile: Profile) -
             f"does not support; supported classes: {', '.join(ADAPTERS)}"
         )
     latents = latent_sizes(settings, model, default=adapter.default_latents)
+    guided = (getattr(settings, adapter.guidance_argument) or 0) > 1
     layout = adapter.planned_layout(
-        model.transformer_config, latents=latents, text_tokens=settings.max_sequence_length or 0
+        model.transformer_config,
+        latents=latents,
+        text_tokens=settings.max_sequence_length or 0,
+        batch=2 if guided and adapter.guides_in_batch else 1,
     )
     plan = SparsityPlan(profile.sparsity, layout, settings.num_inference_steps)
     space, _ = vae_factors(model.vae_config)
-    branches = 2 if (getattr(settings, adapter.guidance_argument) or 0) > 1 else 1
+    branches = 2 if guided and not adapter.guides_in_batch else 1
     never = never_sparse(plan, adapter, model)
     weights = count_weights(model, target.dtype)
     weight_bytes = sum(component.nbytes or 0 for component in weights)

@@ -235,6 +235,10 @@ def vae_factors(config: dict[str, Any]) -> tuple[int, int]:
     space = config.get("scale_factor_spatial") or config.get("spatial_compression_ratio")
     time = config.get("scale_factor_temporal") or config.get("temporal_compression_ratio")
     stages = config.get("temperal_downsample")
+    scalings = config.get("spatio_temporal_scaling")  # of LTX-Video: stages that shrink both
+    if scalings:
+        both = 2 ** sum(map(bool, scalings))
+        space, time = space or config["patch_size"] * both, time or config["patch_size_t"] * both
     if space is None:
         blocks = config.get("block_out_channels")
         space = 2 ** len(stages) if stages else 2 ** (len(blocks) - 1) if blocks else 1

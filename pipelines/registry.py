@@ -5,6 +5,7 @@ from __future__ import annotations
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.flux import ChromaAdapter, FluxAdapter
 from chipsparse.pipelines.flux2 import Flux2Adapter
+from chipsparse.pipelines.ltx import LTXAdapter
 from chipsparse.pipelines.qwen_image import QwenImageAdapter
 from chipsparse.pipelines.wan import WanAdapter
 
@@ -16,5 +17,6 @@ ADAPTERS: dict[str, type[ModelAdapter]] = {
         ChromaAdapter,
         Flux2Adapter,
         QwenImageAdapter,
+        LTXAdapter,
     )
 }

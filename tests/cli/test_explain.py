@@ -15,6 +15,7 @@ from chipsparse.cli.main import app
 from chipsparse.cost_model import Rates
 from chipsparse.profiles import ASSETS, load_profile
 from tests.cli.conftest import Ran
+from tests.pipelines.families.ltx import tiny_ltx_pipeline
 from tests.tiny_models import PROMPT, tiny_chroma_pipeline, tiny_flux_pipeline, tiny_wan_pipeline
 
 GIB = 1 << 30
@@ -195,6 +196,17 @@ def test_caches_are_as_large_as_those_of_a_real_generation(
     for layers in found["layers"]:
         first = 1 if layers["name"] in ("block", "double") else 0
         assert layers["mlp"]["sparse"] == layers["layers"] - first
+
+
+def test_guidance_in_the_batch_is_one_call_twice_as_large(explained, workdir):
+    tiny_ltx_pipeline().save_pretrained("model")
+    text = REAL.format(model_class="LTXVideoTransformer3DModel")
+    (workdir / "model/chipsparse.yaml").write_text(text)
+    command = ("--model", "model", "--device", "cpu", "--frames", 5, "--guidance-scale")
+    plain, guided = explained(*command, 1), explained(*command, 3)
+    assert plain["branches"] == guided["branches"] == 1
+    for kind, size in plain["caches"].items():
+        assert guided["caches"][kind]["total"] == 2 * size["total"] > 0
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
