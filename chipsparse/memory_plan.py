@@ -226,7 +226,8 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype) -> int:
     """
     config, layout = plan.config, plan.layout
     tokens, heads = layout.tokens, layout.batch * layout.heads
-    widest = max(kind.mlp_width for kind in layout.kinds)
+    gates = NEURON_TENSORS - 2  # a gated layer holds one more tensor of neurons
+    widest = max(kind.mlp_width * (gates + kind.mlp_linears) for kind in layout.kinds)
     hidden = layout.batch * tokens * layout.channels * dtype.itemsize
     neurons = layout.batch * tokens * widest * dtype.itemsize
     attention = ATTENTION_TENSORS * hidden
@@ -240,7 +241,7 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype) -> int:
             whole = FLOAT32_TENSORS * 4 * layout.batch * tokens * layout.channels
             attention += min(whole, RESIDUAL_BYTES)
         attention += groups * tokens if config.attention.local_groups is not None else tokens
-    mlp = MLP_TENSORS * hidden + NEURON_TENSORS * neurons
+    mlp = MLP_TENSORS * hidden + neurons
     return max(NORM_TENSORS * hidden, attention, mlp)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -48,6 +49,8 @@ class FluxAdapter(ModelAdapter):
     announces_guidance = False
     default_latents = 128
 
+    mlp_linears: ClassVar[int] = 2
+
     _grids: tuple[weakref.ref[torch.Tensor], tuple[Grid, ...] | None] | None = None
 
     def self_attentions(self) -> list[Any]:
@@ -70,17 +73,16 @@ class FluxAdapter(ModelAdapter):
         grids = ((1, rows // PACKED, columns // PACKED),)
         return cls._sizes(config, grids=grids, text_tokens=text_tokens, batch=batch)
 
-    @staticmethod
+    @classmethod
     def _sizes(
-        config: Mapping[str, Any], *, grids: tuple[Grid, ...], text_tokens: int, batch: int
+        cls, config: Mapping[str, Any], *, grids: tuple[Grid, ...], text_tokens: int, batch: int
     ) -> ModelLayout:
         channels = config["num_attention_heads"] * config["attention_head_dim"]
         width = int(channels * config.get("mlp_ratio", MLP_RATIO))
+        double = LayerKind("double", config["num_layers"], width, mlp_sees_text=False)
+        single = LayerKind("single", config["num_single_layers"], width)
         return ModelLayout(
-            kinds=(
-                LayerKind("double", config["num_layers"], width, mlp_sees_text=False),
-                LayerKind("single", config["num_single_layers"], width),
-            ),
+            kinds=tuple(replace(kind, mlp_linears=cls.mlp_linears) for kind in (double, single)),
             heads=config["num_attention_heads"],
             head_dim=config["attention_head_dim"],
             batch=batch,

@@ -29,6 +29,7 @@ class Flux2Adapter(FluxAdapter):
     # Klein's guidance_scale is that of classifier-free guidance, dev's is an input of the model.
     guidance_argument = "true_cfg_scale"
     announces_guidance = True
+    mlp_linears = 3
 
     def feed_forwards(self) -> list[FeedForwardSite]:
         """``ff`` of the double blocks, then the other half of the single blocks' attention."""
