@@ -332,6 +332,20 @@ def test_an_image_model(explained, folder):
     assert found["branches"] == 1
 
 
+@pytest.mark.parametrize("name", ["", "Edit", "EditPlus", "Layered"])
+def test_pictures_that_a_pipeline_always_sees(explained, folder, name):
+    index = {
+        "_class_name": f"QwenImage{name}Pipeline",
+        "transformer": ["diffusers", "QwenImageTransformer2DModel"],
+        "vae": ["diffusers", "AutoencoderKLQwenImage"],
+    }
+    path = folder("flux", model_index=index, transformer={}, vae={})
+    found = explained("--model", path, "--steps", 20)
+    assert [layers["layers"] for layers in found["layers"]] == [60]
+    note = "the tokens of a reference picture are not counted"
+    assert (note in found["notes"]) == bool(name)
+
+
 @pytest.mark.parametrize(
     ("sparsity", "part", "reason", "layers"),
     [
