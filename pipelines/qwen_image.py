@@ -33,7 +33,8 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
     announces_guidance = False
     default_latents = 128
 
-    _length: tuple[weakref.ref[torch.Tensor], int | None] | None = None
+    # Of the last masks, one for each guidance branch.
+    _lengths: tuple[tuple[weakref.ref[torch.Tensor], int | None], ...] = ()
 
     def self_attentions(self) -> list[Any]:
         """``attn`` of every block."""
@@ -111,9 +112,12 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         mask = arguments.get(TEXT_MASK)
         if mask is None:
             return None
-        if self._length is None or self._length[0]() is not mask:
-            self._length = (weakref.ref(mask), valid_length(mask))
-        return self._length[1]
+        for known, length in self._lengths:
+            if known() is mask:
+                return length
+        length = valid_length(mask)
+        self._lengths = ((weakref.ref(mask), length), *self._lengths[:1])
+        return length
 
     def _prepare_inputs(
         self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -106,6 +106,23 @@ def test_padding_is_cut_where_anything_is_sparse(pipe):
         assert not torch.allclose(generate(pipe, **embeds), expected, **CLOSE)
 
 
+def test_a_mask_is_read_once(pipe, monkeypatch):
+    """It lives on the device, and to read it is to wait for that."""
+    read = []
+
+    def look(mask):
+        read.append(int(mask.sum()))
+        return valid_length(mask)
+
+    monkeypatch.setattr("chipsparse.pipelines.qwen_image.valid_length", look)
+    arguments = {**prompts(4, negative=(2,)), "true_cfg_scale": 3.0}
+    with chipsparse.enable(pipe, SPARSE):
+        generate(pipe, **arguments)
+        assert read == [4, 2]
+        generate(pipe, **arguments)
+        assert read == [4, 2] * 2
+
+
 def test_branches_of_other_text_lengths_are_one_generation(pipe):
     arguments = {**GUIDED, "prompt_embeds": random(1, TEXT, TEXT_DIM, seed=7)}
     expected = generate(pipe, **arguments)
