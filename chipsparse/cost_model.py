@@ -143,13 +143,14 @@ def layer_time(
             attention *= kept_columns(plan) / layout.tokens / rates.sparse_attention
         elif action is Action.REFRESH:
             attention = rates.refresh_attention * attention + rates.refresh_seconds
-    width = layout.kind(layer).mlp_width
+    kind = layout.kind(layer)
+    rows = kind.mlp_linears * kind.mlp_width
     mlp_tokens = layout.batch * layout.mlp_tokens(layer)
-    mlp = _linear_seconds(mlp_tokens, layout, 2 * width, rates)
+    mlp = _linear_seconds(mlp_tokens, layout, rows, rates)
     if "mlp" not in dense_parts and action is Action.SPARSE:
-        mlp *= plan.mlp_keep_count(layer) / width / rates.sparse_mlp
-    mlp += _linear_seconds(tokens - mlp_tokens, layout, 2 * width, rates)  # the text has its own
-    projected = layout.kind(layer).projections * layout.channels
+        mlp *= plan.mlp_keep_count(layer) / kind.mlp_width / rates.sparse_mlp
+    mlp += _linear_seconds(tokens - mlp_tokens, layout, rows, rates)  # the text has its own
+    projected = kind.projections * layout.channels
     elementwise = ELEMENTWISE_PASSES * tokens * layout.channels * dtype.itemsize / rates.memory
     return LayerTime(
         attention, mlp, _linear_seconds(tokens, layout, projected, rates) + elementwise

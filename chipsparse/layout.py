@@ -17,6 +17,8 @@ class LayerKind:
         layers: how many there are.
         mlp_width: neurons of their feed-forward layer.
         mlp_sees_text: whether text tokens go through that layer as well.
+        mlp_linears: linears of that layer with one row or column for each neuron; 3 where it is
+            gated.
         projections: linears as wide as the hidden states that each token passes besides.
     """
 
@@ -24,6 +26,7 @@ class LayerKind:
     layers: int
     mlp_width: int
     mlp_sees_text: bool = True
+    mlp_linears: int = 2
     projections: int = 4
 
 

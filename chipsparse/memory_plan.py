@@ -34,9 +34,9 @@ UNLIMITED = 1 << 62
 DEVICE_RESERVE_SHARE = 0.03
 
 # Tensors as large as the hidden states that a transformer block holds at once: in a norm with its
-# float32 copies, around attention, and around the MLP, there beside some as large as its neurons.
+# float32 copies, around attention, and around the MLP, there beside its neurons once per linear.
 # Peaks of uncompiled Wan and FLUX blocks on a GPU are 5 to 40 % lower (benchmarks/notes/memory.md).
-NORM_TENSORS, ATTENTION_TENSORS, MLP_TENSORS, NEURON_TENSORS = 13, 9, 7, 2
+NORM_TENSORS, ATTENTION_TENSORS, MLP_TENSORS = 13, 9, 7
 BRANCHES = 2  # guidance branches whose small lists of columns there is room for
 
 
@@ -236,7 +236,7 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype) -> int:
     """
     config, layout = plan.config, plan.layout
     tokens, heads = layout.tokens, layout.batch * layout.heads
-    widest = max(kind.mlp_width for kind in layout.kinds)
+    widest = max(kind.mlp_width * kind.mlp_linears for kind in layout.kinds)
     hidden = layout.batch * tokens * layout.channels * dtype.itemsize
     neurons = layout.batch * tokens * widest * dtype.itemsize
     attention, kept_lists = ATTENTION_TENSORS * hidden, 0
@@ -253,7 +253,7 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype) -> int:
         attention += groups * tokens if config.attention.local_groups is not None else tokens
         if lists <= LISTS_BYTES:
             kept_lists = BRANCHES * layout.layers * lists
-    mlp = MLP_TENSORS * hidden + NEURON_TENSORS * neurons
+    mlp = MLP_TENSORS * hidden + neurons
     return max(NORM_TENSORS * hidden, attention, mlp) + kept_lists
 
 

@@ -40,6 +40,8 @@ from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.plan import SparsityPlan
 from chipsparse.profiles import Profile
 
+# In the names of pipelines that always see reference pictures.
+SEEING_PICTURES = ("Kontext", "ImageEdit", "ImageLayered")
 NO_BUDGET = "planned for a GPU without limit; give --vram to see what fits"
 
 
@@ -256,6 +258,6 @@ def _notes(
             "these pipelines announce no second call per step: its caches get what the first "
             "one's leave"
         )
-    if "Kontext" in model.pipeline_class.__name__:
+    if any(word in model.pipeline_class.__name__ for word in SEEING_PICTURES):
         notes.append("the tokens of a reference picture are not counted")
     return notes

@@ -241,6 +241,10 @@ def vae_factors(config: dict[str, Any]) -> tuple[int, int]:
     stages = config.get("temperal_downsample")
     if "spatial_expansions" in config:
         space, time = (math.prod(config[f"{name}_expansions"]) for name in ("spatial", "temporal"))
+    scalings = config.get("spatio_temporal_scaling")  # of LTX-Video: stages that shrink both
+    if scalings:
+        both = 2 ** sum(map(bool, scalings))
+        space, time = space or config["patch_size"] * both, time or config["patch_size_t"] * both
     if space is None:
         blocks = config.get("block_out_channels")
         space = 2 ** len(stages) if stages else 2 ** (len(blocks) - 1) if blocks else 1

@@ -155,17 +155,20 @@ def parallel_feed_forward(
     out_bias: torch.Tensor | None,
     tag: torch.Tensor,
     activation: str,
+    gate: str,
 ) -> torch.Tensor:
     """Feed-forward layer beside the attention of the tagged block, and their common projection.
 
     Args:
         joined: attention output ``[B, N, A]`` and the layer's input ``[B, N, C]``, side by side.
-        up: ``[F, C]`` of the first linear.
-        up_bias: ``[F]`` or None.
+        up: ``[F, C]`` of the first linear, or ``[2 F, C]`` where it is gated; where it is one with
+            the attention's projections, their rows stand before.
+        up_bias: ``[F]``, like ``up``, or None.
         out: ``[C, A + F]`` of the projection: the attention's columns, then the neurons'.
         out_bias: ``[C]`` or None.
         tag: which layer.
         activation: its activation function.
+        gate: see `MLPWeights.from_linears`.
 
     Returns:
         ``[B, N, C]``.
@@ -176,7 +179,9 @@ def parallel_feed_forward(
     # As rows of one matrix: for others a linear adds its bias by another pass over the result.
     projected = F.linear(attention.flatten(0, -2), out[:, :width], out_bias)
     projected = projected.unflatten(0, joined.shape[:-1])
-    weights = MLPWeights.from_linears(up, up_bias, out[:, width:], None, activation)
+    rows = (out.shape[1] - width) * (1 if gate == "none" else 2)
+    up, up_bias = up[-rows:], None if up_bias is None else up_bias[-rows:]
+    weights = MLPWeights.from_linears(up, up_bias, out[:, width:], None, activation, gate)
     return host.mlp(layer, hidden, weights, projected).contiguous()
 
 
@@ -189,6 +194,7 @@ def _(
     out_bias: torch.Tensor | None,
     tag: torch.Tensor,
     activation: str,
+    gate: str,
 ) -> torch.Tensor:
     return joined.new_empty((*joined.shape[:-1], out.shape[0]))
 

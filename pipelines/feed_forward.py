@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
+import torch.nn.functional as F
 
 from chipsparse.kernels.checks import FLOATING
 from chipsparse.mlp import Activation, Gate
@@ -143,6 +144,7 @@ class PatchedParallelProjection:
     bias: torch.Tensor | None
     chipsparse_tag: torch.Tensor
     chipsparse_activation: str | None
+    chipsparse_gate: str
     chipsparse_up: torch.nn.Linear
 
     def forward(self, joined: torch.Tensor) -> torch.Tensor:
@@ -158,6 +160,7 @@ class PatchedParallelProjection:
             self.bias,
             self.chipsparse_tag,
             self.chipsparse_activation,
+            self.chipsparse_gate,
         )
 
 
@@ -176,7 +179,13 @@ class ParallelFeedForward:
 
     def __init__(self, block: Any) -> None:
         self._block = block
-        self._modules = [without_adapters(getattr(block, name)) for name in self.names]
+        self._owner = self._find_owner(block)
+        self._modules = [without_adapters(getattr(self._owner, name)) for name in self.names]
+
+    @staticmethod
+    def _find_owner(block: Any) -> Any:
+        """The module that has the others."""
+        return block
 
     def patch(self, patches: Patches, tag: torch.Tensor) -> None:
         """See `FeedForwardSite`."""
@@ -184,30 +193,36 @@ class ParallelFeedForward:
         for module in self._modules:
             patches.set_attribute(module, "chipsparse_activation", None)
         patches.set_attribute(out, TAG, tag)
+        patches.set_attribute(out, "chipsparse_gate", "none")
         patches.set_reference(out, "chipsparse_up", up)
-        patches.set_class(up, PatchedPassing)
+        self._patch_first(patches)
         patches.set_class(activation, PatchedPassing)
         patches.set_class(out, PatchedParallelProjection)
+
+    def _patch_first(self, patches: Patches) -> None:
+        patches.set_class(self._modules[0], PatchedPassing)
 
     def form(self) -> Form | str:
         """See `FeedForwardSite`."""
         for name, module in zip(self.names, self._modules, strict=True):
-            if without_adapters(getattr(self._block, name)) is not module:
+            if without_adapters(getattr(self._owner, name)) is not module:
                 return f"its {name} was replaced"
-        activation = activation_of(self._modules[1])
-        if activation is None:
-            return f"its activation {stock_class(self._modules[1]).__name__} is not supported"
+        first, activation, second = (getattr(self._owner, name) for name in self.names)
+        form = activation_form(activation)
+        if form is None:
+            return f"its activation {stock_class(activation).__name__} is not supported"
         return (
-            why_hooked("activation", self._modules[1])
-            or why_unreadable("first", self._block.proj_mlp)
-            or why_unreadable("second", self._block.proj_out)
-            or Form(activation)
+            why_hooked("activation", activation)
+            or why_unreadable("first", first)
+            or why_unreadable("second", second)
+            or form
         )
 
     def run_as(self, form: Form | None) -> None:
         """See `FeedForwardSite`."""
         for module in self._modules:
             module.chipsparse_activation = None if form is None else form.activation
+        self._modules[2].chipsparse_gate = "none" if form is None else form.gate
 
     def second_linear(self) -> torch.nn.Linear:
         """See `FeedForwardSite`."""
@@ -216,7 +231,83 @@ class ParallelFeedForward:
 
     def keeps_its_layout(self) -> bool:
         """See `FeedForwardSite`."""
-        return is_group_offloaded(self._block)
+        return is_group_offloaded(self._block) or is_group_offloaded(self._owner)
+
+
+class PatchedFusedProjection:
+    """Mixin of a linear for attention and feed-forward: the attention's part, then the input."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    chipsparse_activation: str | None
+    chipsparse_rows: int
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """``[B, N, R + C]``, R rows of the weight applied, from ``[B, N, C]``."""
+        if self.chipsparse_activation is None or torch.is_grad_enabled():
+            output: torch.Tensor = super().forward(hidden_states)  # type: ignore[misc]
+            return output
+        rows = self.chipsparse_rows
+        bias = None if self.bias is None else self.bias[:rows]
+        return torch.cat([F.linear(hidden_states, self.weight[:rows], bias), hidden_states], dim=-1)
+
+
+class PatchedParallelAttention:
+    """Mixin of the module around it, whose processor splits the projection by these widths."""
+
+    query_dim: int
+    chipsparse_activation: str | None
+
+    @property
+    def mlp_hidden_dim(self) -> int:
+        """Neurons; where the input itself comes in their place, its channels."""
+        neurons: int = self.__dict__["mlp_hidden_dim"]
+        return self.query_dim if self._passes() else neurons
+
+    @property
+    def mlp_mult_factor(self) -> int:
+        """How many rows of the projection belong to a neuron."""
+        rows: int = self.__dict__["mlp_mult_factor"]
+        return 1 if self._passes() else rows
+
+    def _passes(self) -> bool:
+        return self.chipsparse_activation is not None and not torch.is_grad_enabled()
+
+
+class FusedParallelFeedForward(ParallelFeedForward):
+    """The same in a FLUX.2 single block, whose first linear is one with the attention's.
+
+    That linear computes q, k and v only and passes x on beside them. Both parts of it, and of the
+    common projection, are views of its weights.
+    """
+
+    names: ClassVar[tuple[str, ...]] = ("to_qkv_mlp_proj", "mlp_act_fn", "to_out")
+    processors: ClassVar[tuple[str, ...]] = (
+        "Flux2ParallelSelfAttnProcessor",
+        "Flux2KVParallelSelfAttnProcessor",
+    )
+
+    @staticmethod
+    def _find_owner(block: Any) -> Any:
+        return block.attn
+
+    def _patch_first(self, patches: Patches) -> None:
+        first = self._modules[0]
+        patches.set_attribute(first, "chipsparse_rows", 3 * self._owner.inner_dim)
+        patches.set_class(first, PatchedFusedProjection)
+        patches.set_attribute(self._owner, "chipsparse_activation", None)
+        patches.set_class(self._owner, PatchedParallelAttention)
+
+    def run_as(self, form: Form | None) -> None:
+        """See `FeedForwardSite`."""
+        super().run_as(form)
+        self._owner.chipsparse_activation = None if form is None else form.activation
+
+    def form(self) -> Form | str:
+        """See `FeedForwardSite`."""
+        if stock_class(self._owner.processor).__name__ not in self.processors:
+            return "the attention's processor, which computes it, was replaced"
+        return super().form()
 
 
 # What a module computes.
@@ -233,8 +324,7 @@ def feed_forward_form(module: Any) -> Form | str:
     """What a feed-forward module computes between its linears, or why that is not supported."""
     if stock_class(module).__name__ == "Flux2FeedForward":
         first = module.act_fn
-        supported = type(first).__name__ == "Flux2SwiGLU"
-        form = Form("silu", "first") if supported else None
+        form = activation_form(first)
     else:
         first = module.net[0]
         ends = all(isinstance(layer, torch.nn.Dropout) for layer in module.net[3:])
@@ -258,6 +348,14 @@ def _first_layer_form(first: Any) -> Form | None:
             return None
         return Form(activation, "second" if name == "SwiGLU" else "none")
     return None
+
+
+def activation_form(module: Any) -> Form | None:
+    """What a module that may be a gated activation computes, None where we have no kernel."""
+    if stock_class(module).__name__ == "Flux2SwiGLU":
+        return Form("silu", "first")
+    activation = activation_of(module)
+    return None if activation is None else Form(activation)
 
 
 def activation_of(module: Any) -> Activation | None:

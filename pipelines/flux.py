@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -26,7 +27,7 @@ ATTENTION_ARGUMENTS = (
     "image_rotary_emb",
 )
 CONTROL_SAMPLES = ("controlnet_block_samples", "controlnet_single_block_samples")
-MLP_RATIO = 4  # fixed in the model's code
+MLP_RATIO = 4  # fixed in the code of models whose config has none
 PACKED = 2  # rows and columns of latents that pipelines join to one token
 MASKED = "the pipeline passes an attention mask"
 TIMESTEP_SCALE = 1000  # pipelines divide the scheduler's timesteps by it
@@ -47,6 +48,8 @@ class FluxAdapter(ModelAdapter):
     guidance_argument = "true_cfg_scale"
     announces_guidance = False
     default_latents = 128
+
+    mlp_linears: ClassVar[int] = 2
 
     _grids: tuple[weakref.ref[torch.Tensor], tuple[Grid, ...] | None] | None = None
 
@@ -70,16 +73,16 @@ class FluxAdapter(ModelAdapter):
         grids = ((1, rows // PACKED, columns // PACKED),)
         return cls._sizes(config, grids=grids, text_tokens=text_tokens, batch=batch)
 
-    @staticmethod
+    @classmethod
     def _sizes(
-        config: Mapping[str, Any], *, grids: tuple[Grid, ...], text_tokens: int, batch: int
+        cls, config: Mapping[str, Any], *, grids: tuple[Grid, ...], text_tokens: int, batch: int
     ) -> ModelLayout:
-        width = MLP_RATIO * config["num_attention_heads"] * config["attention_head_dim"]
+        channels = config["num_attention_heads"] * config["attention_head_dim"]
+        width = int(channels * config.get("mlp_ratio", MLP_RATIO))
+        double = LayerKind("double", config["num_layers"], width, mlp_sees_text=False)
+        single = LayerKind("single", config["num_single_layers"], width)
         return ModelLayout(
-            kinds=(
-                LayerKind("double", config["num_layers"], width, mlp_sees_text=False),
-                LayerKind("single", config["num_single_layers"], width),
-            ),
+            kinds=tuple(replace(kind, mlp_linears=cls.mlp_linears) for kind in (double, single)),
             heads=config["num_attention_heads"],
             head_dim=config["attention_head_dim"],
             batch=batch,
@@ -115,16 +118,8 @@ class FluxAdapter(ModelAdapter):
         add(self._model.norm_out.register_forward_pre_hook(self.restore_order))
 
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
-        """The scheduler's value that pipelines divide by 1,000 and round to the latents' dtype."""
-        called = torch.as_tensor(timestep).max().cpu()
-        if schedule is not None:
-            values = torch.as_tensor(schedule).cpu()
-            (places,) = torch.nonzero(
-                values.to(called.dtype) / TIMESTEP_SCALE == called, as_tuple=True
-            )
-            if places.numel() == 1:
-                return float(values[places[0]])
-        return float(called) * TIMESTEP_SCALE
+        """See `undivided_timestep`."""
+        return undivided_timestep(timestep, schedule)
 
     def remarks(self, arguments: dict[str, Any]) -> list[str]:
         """Whether the image tokens could not be put in order."""
@@ -186,12 +181,28 @@ class ChromaAdapter(FluxAdapter):
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({"attention": MASKED})
 
 
+def undivided_timestep(timestep: Any, schedule: Any) -> float:
+    """The scheduler's value that pipelines divide by 1,000 and round to the latents' dtype.
+
+    Args:
+        timestep: what the transformer is called with, a number or a tensor of any shape.
+        schedule: the scheduler's timesteps, or None.
+    """
+    called = torch.as_tensor(timestep).max().cpu()
+    if schedule is not None:
+        values = torch.as_tensor(schedule).cpu()
+        (places,) = torch.nonzero(values.to(called.dtype) / TIMESTEP_SCALE == called, as_tuple=True)
+        if places.numel() == 1:
+            return float(values[places[0]])
+    return float(called) * TIMESTEP_SCALE
+
+
 def grids_of(ids: torch.Tensor) -> tuple[Grid, ...] | None:
     """The full grids of image tokens, one behind the other, that position ids name.
 
     Args:
-        ids: ``[N, 3]`` or, as older pipelines pass them, ``[1, N, 3]``: picture, row and column of
-            each token in any floating dtype. Waits for the device.
+        ids: ``[N, D]``, or ``[B, N, D]`` with the same for all samples: picture, row and column of
+            each token in any dtype, and what else there is. Waits for the device.
 
     Returns:
         Each grid as (1, rows, columns); None where the ids form no grids, or too many.
@@ -211,8 +222,9 @@ def grids_of(ids: torch.Tensor) -> tuple[Grid, ...] | None:
 
 def _matching(ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> int:
     """How many ids, from the first on, lie at these rows and columns seen from the first."""
-    shift = torch.stack([row * 0, row, column], dim=1)
+    shift = torch.zeros(ids.shape, dtype=torch.int64)
+    shift[:, 1], shift[:, 2] = row, column
     # Half precision cannot hold every whole number: round as the pipeline did.
     expected = (ids[0].double() + shift).to(ids.dtype)
-    different = (ids[:, :3] != expected).any(dim=1).nonzero()
+    different = (ids != expected).any(dim=1).nonzero()
     return len(ids) if different.numel() == 0 else int(different[0])

@@ -5,7 +5,10 @@ from __future__ import annotations
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.cogvideox import CogVideoXAdapter
 from chipsparse.pipelines.flux import ChromaAdapter, FluxAdapter
+from chipsparse.pipelines.flux2 import Flux2Adapter
+from chipsparse.pipelines.ltx import LTXAdapter
 from chipsparse.pipelines.mochi import MochiAdapter
+from chipsparse.pipelines.qwen_image import QwenImageAdapter
 from chipsparse.pipelines.stable_diffusion3 import StableDiffusion3Adapter
 from chipsparse.pipelines.wan import WanAdapter
 
@@ -18,5 +21,8 @@ ADAPTERS: dict[str, type[ModelAdapter]] = {
         CogVideoXAdapter,
         MochiAdapter,
         StableDiffusion3Adapter,
+        Flux2Adapter,
+        QwenImageAdapter,
+        LTXAdapter,
     )
 }

@@ -59,6 +59,16 @@ def test_a_dense_layer():
     assert found.total == ATTENTION + IMAGE_MLP + TEXT_MLP + REST
 
 
+def test_a_gated_layer_has_one_linear_more():
+    gated = tuple(dataclasses.replace(kind, mlp_linears=3) for kind in LAYOUT.kinds)
+    plan = dataclasses.replace(PLAN, layout=dataclasses.replace(LAYOUT, kinds=gated))
+    for action in (Action.DENSE, Action.SPARSE):
+        for layer in (0, 1):
+            found, plain = time_of(action, layer, plan), time_of(action, layer)
+            assert found.mlp == pytest.approx(1.5 * plain.mlp)
+            assert (found.attention, found.rest) == (plain.attention, plain.rest)
+
+
 def test_a_refresh_computes_more_attention_than_a_dense_layer():
     assert time_of(Action.REFRESH).attention == 2 * ATTENTION + 7
     assert time_of(Action.REFRESH).mlp == time_of(Action.DENSE).mlp

@@ -137,6 +137,16 @@ def test_working_memory_grows_with_the_picture_and_is_bounded():
     assert 8 * hidden < working_bytes(bounded, dtype=torch.bfloat16) < wide
 
 
+def test_a_gated_layer_holds_one_more_tensor_of_neurons():
+    """Where the feed-forward layer is what takes most."""
+    sizes = []
+    for linears in (2, 3):
+        kind = LayerKind("block", 2, 1 << 16, mlp_linears=linears)
+        layout = ModelLayout((kind,), 4, 16, 1, ((1, 8, 8),))
+        sizes.append(working_bytes(plan_of(layout), dtype=torch.bfloat16))
+    assert sizes[1] - sizes[0] == 64 * (1 << 16) * 2
+
+
 @pytest.mark.parametrize(
     ("kinds", "heads", "grid", "measured"),
     [

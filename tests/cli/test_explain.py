@@ -15,6 +15,7 @@ from chipsparse.cli.main import app
 from chipsparse.cost_model import Rates
 from chipsparse.profiles import ASSETS, load_profile
 from tests.cli.conftest import Ran
+from tests.pipelines.families.ltx import tiny_ltx_pipeline
 from tests.tiny_models import PROMPT, tiny_chroma_pipeline, tiny_flux_pipeline, tiny_wan_pipeline
 
 GIB = 1 << 30
@@ -197,6 +198,17 @@ def test_caches_are_as_large_as_those_of_a_real_generation(
         assert layers["mlp"]["sparse"] == layers["layers"] - first
 
 
+def test_guidance_in_the_batch_is_one_call_twice_as_large(explained, workdir):
+    tiny_ltx_pipeline().save_pretrained("model")
+    text = REAL.format(model_class="LTXVideoTransformer3DModel")
+    (workdir / "model/chipsparse.yaml").write_text(text)
+    command = ("--model", "model", "--device", "cpu", "--frames", 5, "--guidance-scale")
+    plain, guided = explained(*command, 1), explained(*command, 3)
+    assert plain["branches"] == guided["branches"] == 1
+    for kind, size in plain["caches"].items():
+        assert guided["caches"][kind]["total"] == 2 * size["total"] > 0
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["tiny-wan", "tiny-flux"])
 def test_weights_are_counted_as_they_are_loaded(explained, name, dtype):
@@ -359,6 +371,20 @@ def test_an_image_model(explained, folder):
         "single": 4608 * 12288 * 2,
     }
     assert found["branches"] == 1
+
+
+@pytest.mark.parametrize("name", ["", "Edit", "EditPlus", "Layered"])
+def test_pictures_that_a_pipeline_always_sees(explained, folder, name):
+    index = {
+        "_class_name": f"QwenImage{name}Pipeline",
+        "transformer": ["diffusers", "QwenImageTransformer2DModel"],
+        "vae": ["diffusers", "AutoencoderKLQwenImage"],
+    }
+    path = folder("flux", model_index=index, transformer={}, vae={})
+    found = explained("--model", path, "--steps", 20)
+    assert [layers["layers"] for layers in found["layers"]] == [60]
+    note = "the tokens of a reference picture are not counted"
+    assert (note in found["notes"]) == bool(name)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,10 @@ def test_sizes_of_other_families(flux, hunyuan):
         ({"scale_factor_spatial": 16, "scale_factor_temporal": 4}, (16, 4)),
         ({"temperal_downsample": [False, True, True]}, (8, 4)),
         ({"spatial_compression_ratio": 32, "temporal_compression_ratio": 8}, (32, 8)),
+        (
+            {"spatio_temporal_scaling": [True] * 3 + [False], "patch_size": 4, "patch_size_t": 1},
+            (32, 8),
+        ),
         ({"block_out_channels": [1, 2, 3, 4]}, (8, 1)),
         ({"spatial_expansions": [2, 2, 2], "temporal_expansions": [1, 2, 3]}, (8, 6)),
         ({}, (1, 1)),

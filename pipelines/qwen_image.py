@@ -1,0 +1,170 @@
+"""Qwen-Image (``QwenImageTransformer2DModel``): from text, from pictures, and in layers."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from chipsparse.layout import Grid, LayerKind, ModelLayout
+from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
+from chipsparse.pipelines.flux import PACKED, undivided_timestep
+from chipsparse.pipelines.processor_tags import ProcessorTaggingAdapter
+
+MLP_RATIO = 4  # fixed in the model's code
+TEXT, TEXT_MASK = "encoder_hidden_states", "encoder_hidden_states_mask"
+CONTROL_SAMPLES = "controlnet_block_samples"
+
+
+class QwenImageAdapter(ProcessorTaggingAdapter):
+    """Joint attention and image feed-forward layers of every block; the text's stay dense.
+
+    Text tokens stand before the image tokens; their columns are always kept. A prompt mask is
+    avoided where anything is sparse: what it masks is cut off, if that is the same for all samples.
+    The image tokens are put in order as they enter the transformer, with their rotary embeddings
+    and the residuals of a ControlNet, and in raster order again before the output norm.
+    """
+
+    transformer_class = "QwenImageTransformer2DModel"
+    guidance_argument = "true_cfg_scale"
+    announces_guidance = False
+    default_latents = 128
+
+    # Of the last masks, one for each guidance branch.
+    _lengths: tuple[tuple[weakref.ref[torch.Tensor], int | None], ...] = ()
+
+    def self_attentions(self) -> list[Any]:
+        """``attn`` of every block."""
+        return [block.attn for block in self._model.transformer_blocks]
+
+    def feed_forwards(self) -> list[FeedForwardSite]:
+        """``img_mlp`` of every block."""
+        return [FeedForwardModule(block, "img_mlp") for block in self._model.transformer_blocks]
+
+    @classmethod
+    def planned_layout(
+        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
+    ) -> ModelLayout:
+        """Sizes for one image without reference pictures."""
+        _, rows, columns = latents
+        grids = ((1, rows // PACKED, columns // PACKED),)
+        return cls._sizes(config, grids=grids, text_tokens=text_tokens, batch=batch)
+
+    @staticmethod
+    def _sizes(
+        config: Mapping[str, Any], *, grids: tuple[Grid, ...], text_tokens: int, batch: int
+    ) -> ModelLayout:
+        width = MLP_RATIO * config["num_attention_heads"] * config["attention_head_dim"]
+        return ModelLayout(
+            kinds=(LayerKind("block", config["num_layers"], width, mlp_sees_text=False),),
+            heads=config["num_attention_heads"],
+            head_dim=config["attention_head_dim"],
+            batch=batch,
+            grids=grids,
+            text_tokens=text_tokens,
+            text_first=True,
+        )
+
+    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
+        """Sizes for packed latents ``[B, N, C]`` of the pictures that ``img_shapes`` names."""
+        batch, tokens, _ = arguments["hidden_states"].shape
+        grids = pictures(arguments["img_shapes"])
+        if sum(math.prod(grid) for grid in grids) != tokens:
+            grids = ((1, 1, tokens),)  # the model says itself what does not fit
+        length = self._valid_length(arguments)
+        return self._sizes(
+            self._model.config,
+            grids=grids,
+            text_tokens=arguments[TEXT].shape[1] if length is None else length,
+            batch=batch,
+        )
+
+    def install_token_order(self) -> None:
+        """Hooks the transformer's inputs, its rotary embedding and its output norm."""
+        model, add = self._model, self._patches.add_hook
+        add(model.register_forward_pre_hook(self._prepare_inputs, with_kwargs=True))
+        add(model.pos_embed.register_forward_hook(self._order_rotary))
+        add(model.norm_out.register_forward_pre_hook(self.restore_order))
+
+    def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
+        """See `undivided_timestep`."""
+        return undivided_timestep(timestep, schedule)
+
+    def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
+        """Text that cannot be cut is masked."""
+        if arguments.get(TEXT_MASK) is None or self._valid_length(arguments) is not None:
+            return None
+        return "the text is masked otherwise than by one length for all samples of a call"
+
+    def needs_mask(self, arguments: dict[str, Any]) -> bool:
+        """A mask stays unless the text is cut."""
+        return arguments.get(TEXT_MASK) is not None and not self._cuts_text(arguments)
+
+    def _cuts_text(self, arguments: dict[str, Any]) -> bool:
+        sparse = self.session.caching and self.session.config.attention.enabled
+        return sparse and self._valid_length(arguments) is not None
+
+    def _valid_length(self, arguments: dict[str, Any]) -> int | None:
+        """`valid_length` of the mask, read once where every step passes the same one."""
+        mask = arguments.get(TEXT_MASK)
+        if mask is None:
+            return None
+        for known, length in self._lengths:
+            if known() is mask:
+                return length
+        length = valid_length(mask)
+        self._lengths = ((weakref.ref(mask), length), *self._lengths[:1])
+        return length
+
+    def _prepare_inputs(
+        self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if not self.session.caching:
+            return None
+        arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
+        if self._cuts_text(arguments):
+            arguments[TEXT] = arguments[TEXT][:, : self._valid_length(arguments)]
+            arguments[TEXT_MASK] = None
+        arguments["hidden_states"] = self.ordered(arguments["hidden_states"], 1)
+        samples = arguments.get(CONTROL_SAMPLES)
+        if samples is not None:
+            arguments[CONTROL_SAMPLES] = [self.ordered(sample, 1) for sample in samples]
+        return (), arguments
+
+    def _order_rotary(
+        self, _module: Any, _args: Any, output: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        image, text = output
+        order = self.session.token_order
+        if order is None or image.shape[0] != order[0].numel():  # the model says what does not fit
+            return output
+        return self.ordered(image, 0), text
+
+
+def pictures(shapes: Any) -> tuple[Grid, ...]:
+    """The grids of one sample, from what pipelines pass as ``img_shapes``.
+
+    Args:
+        shapes: for each sample its pictures, or its one picture, as (frames, rows, columns); or
+            one picture for all.
+    """
+    first = shapes[0] if isinstance(shapes, list) else shapes
+    return tuple(tuple(shape) for shape in (first if isinstance(first, list) else [first]))
+
+
+def valid_length(mask: torch.Tensor) -> int | None:
+    """How many of the first text tokens are valid, if no others are, in all samples.
+
+    Args:
+        mask: ``[B, T]``, not 0 where a token is valid. Waits for the device.
+
+    Returns:
+        None where samples have different lengths, a token between others is masked, or all are.
+    """
+    valid = mask.bool().cpu()
+    length = int(valid[0].sum())
+    same = valid[:, :length].all() and not valid[:, length:].any()
+    return length if same and length > 0 else None

@@ -1,0 +1,115 @@
+"""FLUX.2: dev and Klein, with and without reference pictures."""
+
+import torch
+from diffusers import (
+    AutoencoderKLFlux2,
+    FlowMatchEulerDiscreteScheduler,
+    Flux2KleinPipeline,
+    Flux2Pipeline,
+    Flux2Transformer2DModel,
+)
+from PIL import Image
+
+from tests.pipelines.families.family import Family
+
+CHANNELS = 4  # of the latents
+TEXT, TEXT_DIM = 6, 16
+WIDTH, HEIGHT = 48, 64
+FLUX2_CONFIG = {
+    "in_channels": 4 * CHANNELS,
+    "num_layers": 2,
+    "num_single_layers": 2,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": TEXT_DIM,
+    "timestep_guidance_channels": 32,
+    "axes_dims_rope": (4, 4, 4, 4),
+}
+
+
+def random(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def picture(seed, width=64, height=72):
+    return Image.fromarray(
+        (random(height, width, 3, seed=seed).sigmoid() * 255).to(torch.uint8).numpy()
+    )
+
+
+PICTURE = {
+    "prompt_embeds": random(1, TEXT, TEXT_DIM, seed=3),
+    "height": HEIGHT,
+    "width": WIDTH,
+    "guidance_scale": 3.0,
+}
+VARIANTS = {
+    "odd size": {"height": 80, "width": 56},
+    "batch": {"prompt_embeds": random(2, TEXT, TEXT_DIM, seed=5)},
+    "one token": {"height": 8, "width": 8},
+    "a reference": {"image": picture(1)},
+    "two references": {"image": [picture(1), picture(2, 80, 64)]},
+}
+GUIDED = {"negative_prompt_embeds": random(1, TEXT, TEXT_DIM, seed=4)}
+
+
+def tiny_flux2_transformer(*, seed=0, **overrides):
+    """A FLUX.2 transformer; `overrides` replace entries of its config, e.g. `guidance_embeds`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Flux2Transformer2DModel(**{**FLUX2_CONFIG, **overrides}).eval()
+    with torch.no_grad():  # at their first values the blocks hardly change the result
+        for block in model.transformer_blocks:
+            block.ff.linear_out.weight.mul_(8)
+        for block in model.single_transformer_blocks:
+            block.attn.to_out.weight.mul_(8)
+    return model
+
+
+def tiny_flux2_vae(*, seed=1):
+    """A VAE that shrinks by 4."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoencoderKLFlux2(
+            block_out_channels=(8, 8, 8),
+            down_block_types=("DownEncoderBlock2D",) * 3,
+            up_block_types=("UpDecoderBlock2D",) * 3,
+            layers_per_block=1,
+            norm_num_groups=4,
+            latent_channels=CHANNELS,
+            mid_block_add_attention=False,
+        ).eval()
+
+
+def tiny_flux2_pipeline(pipeline_class=Flux2Pipeline, **overrides):
+    """A FLUX.2 pipeline of this class, for embedded prompts."""
+    pipe = pipeline_class(
+        **{
+            "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
+            "vae": tiny_flux2_vae(),
+            "text_encoder": None,
+            "tokenizer": None,
+            "transformer": tiny_flux2_transformer(),
+            **overrides,
+        }
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def klein(pipeline_class=Flux2KleinPipeline, **overrides):
+    """Klein is told no guidance scale; the base models are guided."""
+    transformer = tiny_flux2_transformer(guidance_embeds=False)
+    return tiny_flux2_pipeline(pipeline_class, transformer=transformer, **overrides)
+
+
+FAMILIES = [
+    Family("flux2", tiny_flux2_pipeline, PICTURE, VARIANTS, kinds=2),
+    Family(
+        "flux2 klein",
+        klein,
+        {**PICTURE, **GUIDED},
+        {"distilled": {"guidance_scale": 1.0}, "a reference": VARIANTS["a reference"]},
+        kinds=2,
+    ),
+]

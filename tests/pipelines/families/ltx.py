@@ -1,0 +1,120 @@
+"""LTX-Video: from text, from a picture with a timestep per token, and from pictures in between."""
+
+import torch
+from diffusers import (
+    AutoencoderKLLTXVideo,
+    FlowMatchEulerDiscreteScheduler,
+    LTXConditionPipeline,
+    LTXImageToVideoPipeline,
+    LTXPipeline,
+    LTXVideoTransformer3DModel,
+)
+
+from tests.pipelines.families.family import Family
+
+CHANNELS = 8  # of the latents
+TEXT, TEXT_DIM = 5, 16
+LTX_CONFIG = {
+    "in_channels": CHANNELS,
+    "out_channels": CHANNELS,
+    "num_attention_heads": 2,
+    "attention_head_dim": 16,
+    "cross_attention_dim": 32,
+    "caption_channels": TEXT_DIM,
+    "num_layers": 2,
+}
+
+
+def random(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def prompts(batch=1, seed=3):
+    """Embeddings of prompts whose last token is padding, and of the negative ones."""
+    mask = (torch.arange(TEXT) < TEXT - 1).long().expand(batch, TEXT)
+    return {
+        "prompt_embeds": random(batch, TEXT, TEXT_DIM, seed=seed),
+        "prompt_attention_mask": mask,
+        "negative_prompt_embeds": random(batch, TEXT, TEXT_DIM, seed=seed + 1),
+        "negative_prompt_attention_mask": mask,
+    }
+
+
+VIDEO = {
+    **prompts(),
+    "height": 32,
+    "width": 64,
+    "num_frames": 5,
+    "guidance_scale": 3.0,
+}
+PICTURE = random(1, 3, 32, 64, seed=1).tanh() / 2 + 0.5
+VARIANTS = {
+    "odd size": {"height": 96, "width": 32, "num_frames": 3},
+    "one frame": {"num_frames": 1},
+    "unguided": {"guidance_scale": 1.0},
+    "batch": prompts(2),
+}
+
+
+def tiny_ltx_transformer(*, seed=0, **overrides):
+    """An LTX-Video transformer; `overrides` replace entries of its config."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LTXVideoTransformer3DModel(**{**LTX_CONFIG, **overrides}).eval()
+
+
+def tiny_ltx_vae(*, seed=1):
+    """A VAE that shrinks space by 8 and time by 2."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoencoderKLLTXVideo(
+            latent_channels=CHANNELS,
+            block_out_channels=(8, 8),
+            down_block_types=("LTXVideoDownBlock3D",) * 2,
+            decoder_block_out_channels=(8, 8),
+            layers_per_block=(1, 1, 1),
+            decoder_layers_per_block=(1, 1, 1),
+            spatio_temporal_scaling=(True, False),
+            decoder_spatio_temporal_scaling=(True, False),
+            decoder_inject_noise=(False, False, False),
+            patch_size=4,
+            spatial_compression_ratio=8,
+            temporal_compression_ratio=2,
+        ).eval()
+
+
+def tiny_ltx_pipeline(pipeline_class=LTXPipeline, **overrides):
+    """An LTX pipeline of this class, for embedded prompts."""
+    pipe = pipeline_class(
+        **{
+            "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
+            "vae": tiny_ltx_vae(),
+            "text_encoder": None,
+            "tokenizer": None,
+            "transformer": tiny_ltx_transformer(),
+            **overrides,
+        }
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+FAMILIES = [
+    Family("ltx", tiny_ltx_pipeline, VIDEO, VARIANTS),
+    Family(
+        "ltx image to video",
+        lambda: tiny_ltx_pipeline(LTXImageToVideoPipeline),
+        {**VIDEO, "image": PICTURE},
+        {"odd size": VARIANTS["odd size"], "unguided": VARIANTS["unguided"]},
+    ),
+    Family(
+        "ltx conditions",
+        lambda: tiny_ltx_pipeline(LTXConditionPipeline),
+        {**VIDEO, "image": PICTURE, "frame_index": 0, "strength": 0.9},
+        {
+            "no condition": {"image": None},
+            "a picture at the end": {"frame_index": 4},
+            "two pictures": {"image": [PICTURE, 1 - PICTURE], "frame_index": [0, 2]},
+        },
+    ),
+]

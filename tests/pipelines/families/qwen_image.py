@@ -1,0 +1,123 @@
+"""Qwen-Image: from text, from a picture, and inpainting."""
+
+import torch
+from diffusers import (
+    AutoencoderKLQwenImage,
+    FlowMatchEulerDiscreteScheduler,
+    QwenImageImg2ImgPipeline,
+    QwenImageInpaintPipeline,
+    QwenImagePipeline,
+    QwenImageTransformer2DModel,
+)
+from PIL import Image
+
+from tests.pipelines.families.family import Family
+
+CHANNELS = 4  # of the latents
+TEXT, TEXT_DIM = 6, 16
+WIDTH, HEIGHT = 48, 64
+QWEN_CONFIG = {
+    "in_channels": 4 * CHANNELS,
+    "out_channels": CHANNELS,
+    "num_layers": 2,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": TEXT_DIM,
+    "axes_dims_rope": (4, 6, 6),
+}
+
+
+def random(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def prompts(*lengths, seed=3, negative=()):
+    """Embeddings and masks of prompts of these lengths, padded to the longest and one more."""
+    found = {}
+    for name, sizes in (("prompt", lengths), ("negative_prompt", negative)):
+        if sizes:
+            longest = max(sizes) + 1
+            mask = torch.arange(longest) < torch.tensor(sizes)[:, None]
+            found[f"{name}_embeds"] = random(len(sizes), longest, TEXT_DIM, seed=seed)
+            found[f"{name}_embeds_mask"] = mask.long()
+            seed += 1
+    return found
+
+
+PICTURE = {
+    "prompt_embeds": random(1, TEXT, TEXT_DIM, seed=3),
+    "height": HEIGHT,
+    "width": WIDTH,
+    "true_cfg_scale": 1.0,
+}
+GUIDED = {"negative_prompt_embeds": random(1, TEXT - 2, TEXT_DIM, seed=4), "true_cfg_scale": 3.0}
+VARIANTS = {
+    "guided by a shorter text": GUIDED,
+    "odd size": {"height": 80, "width": 48},
+    "batch": {"prompt_embeds": random(2, TEXT, TEXT_DIM, seed=5)},
+    "padded": prompts(4),
+    "padded and guided": {**prompts(4, negative=(2,)), "true_cfg_scale": 3.0},
+    "padded batch of one length": prompts(3, 3),
+}
+IMAGE = {
+    "image": Image.fromarray(
+        (random(HEIGHT, WIDTH, 3, seed=1).sigmoid() * 255).to(torch.uint8).numpy()
+    ),
+    "strength": 0.8,
+}
+MASK = Image.new("L", (WIDTH, HEIGHT), 0)
+MASK.paste(255, (8, 8, 24, 40))
+
+
+def tiny_qwen_transformer(*, seed=0, **overrides):
+    """A Qwen-Image transformer; `overrides` replace entries of its config."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return QwenImageTransformer2DModel(**{**QWEN_CONFIG, **overrides}).eval()
+
+
+def tiny_qwen_vae(*, seed=1):
+    """A VAE that shrinks space by 4."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoencoderKLQwenImage(
+            base_dim=4,
+            z_dim=CHANNELS,
+            dim_mult=[1, 1, 1],
+            num_res_blocks=1,
+            temperal_downsample=[False, True],
+            latents_mean=[0.0] * CHANNELS,
+            latents_std=[1.0] * CHANNELS,
+        ).eval()
+
+
+def tiny_qwen_pipeline(pipeline_class=QwenImagePipeline, **overrides):
+    """A Qwen-Image pipeline of this class, for embedded prompts."""
+    pipe = pipeline_class(
+        **{
+            "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
+            "vae": tiny_qwen_vae(),
+            "text_encoder": None,
+            "tokenizer": None,
+            "transformer": tiny_qwen_transformer(),
+            **overrides,
+        }
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+FAMILIES = [
+    Family("qwen-image", tiny_qwen_pipeline, PICTURE, VARIANTS),
+    Family(
+        "qwen-image image to image",
+        lambda: tiny_qwen_pipeline(QwenImageImg2ImgPipeline),
+        {**PICTURE, **IMAGE},
+        {"guided": GUIDED},
+    ),
+    Family(
+        "qwen-image inpainting",
+        lambda: tiny_qwen_pipeline(QwenImageInpaintPipeline),
+        {**PICTURE, **IMAGE, "mask_image": MASK},
+    ),
+]
