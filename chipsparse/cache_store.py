@@ -31,6 +31,7 @@ from chipsparse.plan import SparsityPlan
 class _Branch:
     """A guidance branch: its caches, and where they live."""
 
+    plan: SparsityPlan
     memory: MemoryPlan
     caches: defaultdict[int, LayerCache] = field(default_factory=lambda: defaultdict(LayerCache))
     finished: bool = False
@@ -81,9 +82,11 @@ class CacheStore:
             BudgetError: where there is room for no cache of the first branch. Later ones, which
                 nobody announced, run dense then.
         """
-        memory = next((known.memory for known in self._branches.values()), None)
-        if memory is None or len(self._branches) >= memory.branches:
+        first = next(iter(self._branches.values()), None)
+        if first is None or first.plan != plan or len(self._branches) >= first.memory.branches:
             memory = self._plan(plan, device, demand)
+        else:
+            memory = first.memory
         try:
             self._open(branch, memory, device)
         except MemoryError as error:
@@ -93,7 +96,7 @@ class CacheStore:
             )
             memory = self._plan(plan, device, demand, host=False)
             self._open(branch, memory, device)
-        self._branches[branch] = _Branch(memory)
+        self._branches[branch] = _Branch(plan, memory)
         for remark in memory.remarks(plan.layout.layers):
             self._notify(remark)
 

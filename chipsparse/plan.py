@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chipsparse.config import SparsityConfig
 from chipsparse.layout import ModelLayout
@@ -42,6 +42,11 @@ class SparsityPlan:
     config: SparsityConfig
     layout: ModelLayout
     steps: int | None = None
+
+    def differs_in_text_only(self, other: SparsityPlan) -> bool:
+        """Whether two plans differ in their text tokens, as guidance branches do, or not at all."""
+        layout = replace(other.layout, text_tokens=self.layout.text_tokens)
+        return replace(other, layout=layout) == self
 
     def step_action(self, step: int) -> Action:
         """The action of a step (from 0) for the layers that may be sparse."""

@@ -53,19 +53,20 @@ class Session:
         """Forgets everything and frees the caches: the next call starts a generation."""
         self._generation = 0
         self._plan: SparsityPlan | None = None
+        self._plans: dict[str, SparsityPlan] = {}
         self._caching = False
         self._caches.reset()
         self._recorded: dict[str, Action] = {}
         self._last_output: dict[str, torch.Tensor] = {}
         self._order: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._static_columns: torch.Tensor | None = None
+        self._static_columns: dict[ModelLayout, torch.Tensor | None] = {}
         self._overfull_layers: set[int] = set()
         self._context: StepContext | None = None
         self._record: StepRecord | None = None
 
     @property
     def plan(self) -> SparsityPlan | None:
-        """The plan of the generation in progress."""
+        """The plan of the generation in progress, for the branch that was called last."""
         return self._plan
 
     def close(self) -> None:
@@ -93,7 +94,7 @@ class Session:
 
         Args:
             context: position of the call.
-            layout: sizes of the model and the call.
+            layout: sizes of the model and the call. Branches may differ in their text tokens.
             device: where it runs.
             demand: says what it asks of the memory; called once per branch.
 
@@ -101,13 +102,14 @@ class Session:
             BudgetError: where the memory budgets leave no room for the caches of a single layer.
         """
         plan = SparsityPlan(self.config, layout, context.steps)
-        if context.generation != self._generation or plan != self._plan:
+        if not self._goes_on(context, plan):
             self.reset()
-            self._generation, self._plan = context.generation, plan
+            self._generation = context.generation
             self._caching = not plan.is_dense()
             if self._caching and self.config.token_order.voxel is not None:
                 order = grids_order(layout.grids, self.config.token_order.voxel).to(device)
                 self._order = (order, inverse_order(order))
+        self._plan = self._plans[context.branch] = plan
         action = plan.taken(context.step, self._recorded.get(context.branch))
         record = StepRecord(context.step, context.steps, context.branch, action)
         self.report.begin(context.generation, record)
@@ -119,6 +121,14 @@ class Session:
             for part in PARTS:
                 self._caches.start(context.branch, read_kinds(self.config, part, action))
         return action
+
+    def _goes_on(self, context: StepContext, plan: SparsityPlan) -> bool:
+        """Whether a call belongs to the generation in progress."""
+        return (
+            context.generation == self._generation
+            and self._plans.get(context.branch, plan) == plan
+            and all(known.differs_in_text_only(plan) for known in self._plans.values())
+        )
 
     def end(self, output: torch.Tensor) -> None:
         """Closes the call with the transformer's output tensor."""
@@ -246,8 +256,8 @@ class Session:
     def _attention_budget(self, layer: int, key: torch.Tensor) -> AttentionBudget:
         plan, context, _ = self._open_call()
         config, layout = self.config.attention, plan.layout
-        if self._static_columns is None:
-            self._static_columns = attention.static_columns(
+        if layout not in self._static_columns:
+            self._static_columns[layout] = attention.static_columns(
                 key.shape[2],
                 config,
                 text_tokens=layout.text_tokens,
@@ -257,7 +267,7 @@ class Session:
         return AttentionBudget(
             keep_count=plan.attention_keep_count(),
             random_count=plan.attention_random_count(),
-            static_columns=self._static_columns,
+            static_columns=self._static_columns[layout],
             seed=zlib.crc32(f"{self.config.seed} {context.branch} {context.step} {layer}".encode()),
             static_count=attention.static_count(
                 key.shape[2], config, text_tokens=layout.text_tokens
