@@ -220,6 +220,13 @@ class ModelAdapter:
         """Why no attention of a call with these arguments can run sparse, or None."""
         return None
 
+    def needs_mask(self, arguments: dict[str, Any]) -> bool:
+        """Whether attention of a call with these arguments runs with a mask of the model's own.
+
+        Only asked of models whose `tag_attention` passes the tag in the place of a mask.
+        """
+        return False
+
     # One transformer call.
 
     @torch.compiler.disable(recursive=False)
@@ -389,10 +396,12 @@ class ModelAdapter:
     def _dense_attention(self, arguments: dict[str, Any]) -> Iterator[None]:
         """Gives the attention back for a call in which none of it can run sparse, and says so."""
         reason = self.why_attention_is_dense(arguments)
-        if reason is None or not (self.session.caching and self.session.config.attention.enabled):
+        wanted = self.session.caching and self.session.config.attention.enabled
+        if reason is not None and wanted:
+            self.session.report.fall_back(f"attention runs dense: {reason}")
+        elif not self.needs_mask(arguments):
             yield
             return
-        self.session.report.fall_back(f"attention runs dense: {reason}")
         with self.attention_released():
             yield
 
