@@ -6,6 +6,8 @@ from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.cogvideox import CogVideoXAdapter
 from chipsparse.pipelines.flux import ChromaAdapter, FluxAdapter
 from chipsparse.pipelines.flux2 import Flux2Adapter
+from chipsparse.pipelines.hunyuan_video import HunyuanVideoAdapter
+from chipsparse.pipelines.hunyuan_video15 import HunyuanVideo15Adapter
 from chipsparse.pipelines.ltx import LTXAdapter
 from chipsparse.pipelines.mochi import MochiAdapter
 from chipsparse.pipelines.qwen_image import QwenImageAdapter
@@ -24,5 +26,7 @@ ADAPTERS: dict[str, type[ModelAdapter]] = {
         Flux2Adapter,
         QwenImageAdapter,
         LTXAdapter,
+        HunyuanVideoAdapter,
+        HunyuanVideo15Adapter,
     )
 }

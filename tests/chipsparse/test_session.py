@@ -1,10 +1,13 @@
 """What a session tells of its layers, without a model around it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from chipsparse import SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.memory_plan import MemoryDemand
 from chipsparse.report import GenerationReport
 from chipsparse.session import Session
 from chipsparse.step import StepContext
@@ -113,3 +116,44 @@ def test_a_branch_is_freed_after_its_last_step():
     assert held[4] == held[3] / 2 > 0
     assert held[5] == 0
     assert session.report.cache_bytes == held[3]
+
+
+@pytest.mark.parametrize("local_groups", [None, 0])
+def test_branches_whose_prompts_differ_in_length(local_groups):
+    """Each has columns of its own, and neither makes the other start anew."""
+    config = CONFIG.override(
+        {"attention.local_groups": local_groups, "memory.offload": "always", "mlp.enabled": False}
+    )
+    session = Session(config, GenerationReport())
+    texts = {"cond": 4, "uncond": 40}
+    for step in range(3):
+        for branch, text in texts.items():
+            layout = replace(LAYOUT, text_tokens=text)
+            context = StepContext(1, step, branch, 6)
+            session.begin(context, layout, CPU, lambda: MemoryDemand(branches=2))
+            assert session.plan.layout == layout
+            query, key, value = torch.randn(3, 1, 2, layout.tokens, 8)
+            for layer in range(layout.layers):
+                output = session.attention(
+                    layer, query, key, value, scale=None, unpatched=pytest.fail
+                )
+                assert output.shape == query.shape
+            session.end(query)
+    assert [record.action for record in session.report.steps] == [
+        action for action in ("dense", "refresh", "sparse") for _ in texts
+    ]
+    assert session.report.fallbacks == []  # such as caches larger than planned
+    kept = [record.attention_kept for record in session.report.steps[-2:]]
+    assert kept[0] < 0.6
+    assert kept[1] >= 0.4  # all of its text
+
+
+def test_another_prompt_in_the_same_branch_starts_anew():
+    session = Session(CONFIG, GenerationReport())
+    for step, text in enumerate([4, 4, 5]):
+        layout = replace(LAYOUT, text_tokens=text)
+        session.begin(StepContext(1, step, "cond", 6), layout, CPU)
+        query, key, value = torch.randn(3, 1, 2, layout.tokens, 8)
+        session.attention(0, query, key, value, scale=None, unpatched=pytest.fail)
+        session.end(query)
+    assert [record.action for record in session.report.steps] == ["dense", "refresh", "dense"]

@@ -1,0 +1,73 @@
+"""HunyuanVideo (``HunyuanVideoTransformer3DModel``): text and image to video, SkyReels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from chipsparse.layout import Grid, LayerKind, ModelLayout
+from chipsparse.pipelines.feed_forward import (
+    FeedForwardModule,
+    FeedForwardSite,
+    ParallelFeedForward,
+)
+from chipsparse.pipelines.padded_text import PaddedTextAdapter, token_grid
+
+TOKEN_REPLACE = "token_replace"
+
+
+class HunyuanVideoAdapter(PaddedTextAdapter):
+    """Joint attention and video feed-forward layers of all blocks; double blocks come first.
+
+    Text columns are always kept, and the text's feed-forward layers in the double blocks stay
+    dense. The text is cut before the token refiner: its attention and its pooled mean leave padding
+    out as well, and the model counts what is valid and takes that many tokens from the first on.
+    Where a picture replaces the tokens of the first frame ("token replace"), the blocks modulate
+    the first tokens otherwise, so those of the first frame stay in front of the others.
+    """
+
+    transformer_class = "HunyuanVideoTransformer3DModel"
+    guidance_argument = "true_cfg_scale"
+    announces_guidance = False
+
+    def self_attentions(self) -> list[Any]:
+        """``attn`` of every block."""
+        return [block.attn for block in self._double_blocks + self._single_blocks]
+
+    def feed_forwards(self) -> list[FeedForwardSite]:
+        """``ff`` of the double blocks, then what the single blocks run beside their attention."""
+        return [
+            *(FeedForwardModule(block, "ff") for block in self._double_blocks),
+            *(ParallelFeedForward(block) for block in self._single_blocks),
+        ]
+
+    @classmethod
+    def planned_layout(
+        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
+    ) -> ModelLayout:
+        """Sizes for latents of this size; a prompt without padding."""
+        frames, rows, columns = token_grid(config, latents)
+        grids: tuple[Grid, ...] = ((frames, rows, columns),)
+        if config["image_condition_type"] == TOKEN_REPLACE and frames > 1:
+            grids = ((1, rows, columns), (frames - 1, rows, columns))
+        heads, head_dim = config["num_attention_heads"], config["attention_head_dim"]
+        width = int(heads * head_dim * config["mlp_ratio"])
+        return ModelLayout(
+            kinds=(
+                LayerKind("double", config["num_layers"], width, mlp_sees_text=False),
+                LayerKind("single", config["num_single_layers"], width),
+            ),
+            heads=heads,
+            head_dim=head_dim,
+            batch=batch,
+            grids=grids,
+            text_tokens=text_tokens,
+        )
+
+    @property
+    def _double_blocks(self) -> list[Any]:
+        return list(self._model.transformer_blocks)
+
+    @property
+    def _single_blocks(self) -> list[Any]:
+        return list(self._model.single_transformer_blocks)

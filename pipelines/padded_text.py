@@ -1,0 +1,176 @@
+"""Models whose pipelines pad the prompt and mask its padding in self-attention.
+
+A mask keeps attention from the fastest kernels, and sparse attention takes none. So in a generation
+that caches, the text is cut to its valid tokens before the model sees it: no padded key is left,
+and the tag takes the place of a mask that would let everything through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+
+from chipsparse.layout import Grid, ModelLayout
+from chipsparse.pipelines.adapter import ModelAdapter, is_claimed
+from chipsparse.pipelines.patch_order import reorder_patches
+from chipsparse.pipelines.patches import TAG
+from chipsparse.pipelines.tensor_facts import TensorFacts
+
+ATTENTION_ARGUMENTS = ("hidden_states", "encoder_hidden_states", "attention_mask")
+
+
+class PaddedTextAdapter(ModelAdapter):
+    """The part that such video models share; their text stands behind the video tokens.
+
+    Attention is this adapter's only in calls that need no mask. Where the prompts of a batch differ
+    in length they do need it, and attention runs as the model's own; the text is cut to the longest
+    of them all the same.
+
+    Attributes:
+        text_masks: arguments of the transformer with text, and the argument with the mask of each;
+            the first text has at least one token.
+    """
+
+    text_masks: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"encoder_hidden_states": "encoder_attention_mask"}
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._leading_tokens = TensorFacts(leading_tokens)
+        super().__init__(*args, **kwargs)
+
+    @staticmethod
+    def tag_attention(
+        module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Passes the tag in the place of the mask, which lets everything through."""
+        if not is_claimed(module):
+            return None
+        arguments = {**dict(zip(ATTENTION_ARGUMENTS, args, strict=False)), **kwargs}
+        return (), {**arguments, "attention_mask": getattr(module, TAG)}
+
+    def needs_mask(self, arguments: dict[str, Any]) -> bool:
+        """Where the text is not cut, or cannot be cut to valid tokens alone."""
+        return not self.session.caching or self.why_attention_is_dense(arguments) is not None
+
+    def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
+        """Prompts that differ in length, or a mask of another form."""
+        for lengths in self._text_lengths(arguments).values():
+            if lengths is None:
+                return "a prompt mask keeps others than the first tokens of a prompt"
+            if min(lengths) != max(lengths):
+                return (
+                    f"the prompts of the batch have {min(lengths)} to {max(lengths)} tokens, so "
+                    "the shorter ones need a mask"
+                )
+        return None
+
+    def kept_text(self, arguments: dict[str, Any]) -> dict[str, int]:
+        """How many tokens of each text a caching call keeps, by argument; sums up to the layout's.
+
+        Reads each mask once, which waits for the device.
+        """
+        return {
+            name: arguments[name].shape[1] if lengths is None else max(lengths)
+            for name, lengths in self._text_lengths(arguments).items()
+        }
+
+    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
+        """Sizes for latents ``[B, C, F, H, W]`` and the valid tokens of all texts."""
+        batch, _, frames, rows, columns = arguments["hidden_states"].shape
+        return self.planned_layout(
+            self._model.config,
+            latents=(frames, rows, columns),
+            text_tokens=sum(self.kept_text(arguments).values()),
+            batch=batch,
+        )
+
+    def install_token_order(self) -> None:
+        """Hooks the transformer's inputs, its rotary embeddings and its output norm."""
+        add = self._patches.add_hook
+        add(self._model.register_forward_pre_hook(self._prepare_inputs, with_kwargs=True))
+        add(self._model.rope.register_forward_hook(self._order_rotary))
+        add(self._model.norm_out.register_forward_pre_hook(self.restore_order))
+
+    def attention(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float | None,
+    ) -> torch.Tensor:
+        """See `ModelAdapter`.
+
+        Raises:
+            ValueError: where the text was not cut, so that the mask must not be left out.
+        """
+        if not self.session.caching:
+            raise ValueError(
+                f"call this {type(self.transformer).__name__} itself and not its forward(), or "
+                "disable chipsparse first: it would attend to the padding of the prompt"
+            )
+        return super().attention(layer, query, key, value, scale)
+
+    def _text_lengths(self, arguments: dict[str, Any]) -> dict[str, tuple[int, ...] | None]:
+        """The valid tokens of each sample for every text, None where they are not its first."""
+        lengths = {
+            name: self._leading_tokens(arguments[mask]) for name, mask in self.text_masks.items()
+        }
+        main = next(iter(lengths))
+        if 0 in (lengths[main] or ()):
+            lengths[main] = None
+        return lengths
+
+    def _prepare_inputs(
+        self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if not self.session.caching:
+            return None
+        arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
+        for name, tokens in self.kept_text(arguments).items():
+            for each in (name, self.text_masks.get(name)):
+                if each is not None:
+                    arguments[each] = arguments[each][:, :tokens]
+        if self.session.token_order is not None:
+            arguments["hidden_states"] = reorder_patches(
+                arguments["hidden_states"],
+                patch_of(self._model.config),
+                self.session.token_order[0],
+            )
+        return (), arguments
+
+    def _order_rotary(
+        self, _module: Any, _args: Any, output: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, ...]:
+        return tuple(self.ordered(part, 0) for part in output)
+
+
+def patch_of(config: Mapping[str, Any]) -> Grid:
+    """Frames, rows and columns of the latents that make one token."""
+    return config["patch_size_t"], config["patch_size"], config["patch_size"]
+
+
+def token_grid(config: Mapping[str, Any], latents: Grid) -> Grid:
+    """Frames, rows and columns of tokens that these latents make."""
+    (frames, rows, columns), patch = latents, patch_of(config)
+    return frames // patch[0], rows // patch[1], columns // patch[2]
+
+
+def leading_tokens(mask: torch.Tensor) -> tuple[int, ...] | None:
+    """How many tokens a mask keeps of each sample, where those are its first ones.
+
+    Args:
+        mask: ``[B, N]``, not 0 where a token is valid. Waits for the device.
+
+    Returns:
+        One number per sample; None where a sample has valid tokens behind padding.
+    """
+    valid = mask.bool().cpu()
+    lengths = valid.sum(dim=1)
+    if not torch.equal(valid, torch.arange(valid.shape[1]) < lengths[:, None]):
+        return None
+    return tuple(lengths.tolist())

@@ -1,0 +1,291 @@
+"""HunyuanVideo and HunyuanVideo 1.5: padded prompts, pictures to begin with, guidance.
+
+The pipelines have no text encoders here: what those would make is given, with padding that is
+large, so that a model that sees it shows.
+"""
+
+import torch
+from diffusers import (
+    AutoencoderKLHunyuanVideo,
+    AutoencoderKLHunyuanVideo15,
+    ClassifierFreeGuidance,
+    FlowMatchEulerDiscreteScheduler,
+    HunyuanSkyreelsImageToVideoPipeline,
+    HunyuanVideo15ImageToVideoPipeline,
+    HunyuanVideo15Pipeline,
+    HunyuanVideo15Transformer3DModel,
+    HunyuanVideoImageToVideoPipeline,
+    HunyuanVideoPipeline,
+    HunyuanVideoTransformer3DModel,
+)
+from PIL import Image
+from transformers import SiglipImageProcessor, SiglipVisionConfig, SiglipVisionModel
+
+from tests.pipelines.families.family import Family
+
+CHANNELS = 4  # of the latents
+TEXT_DIM, GLYPH_DIM, IMAGE_DIM, POOLED_DIM = 12, 10, 16, 8
+PADDED = 11  # tokens of a prompt with its padding
+PADDED_GLYPHS = 6
+VALID = 7
+IMAGE_TOKENS = 4
+CONFIG = {
+    "num_attention_heads": 2,
+    "attention_head_dim": 16,
+    "num_layers": 2,
+    "num_refiner_layers": 1,
+    "mlp_ratio": 2.0,
+    "text_embed_dim": TEXT_DIM,
+    "rope_axes_dim": (4, 6, 6),
+}
+
+
+def seeded(make, *args, **kwargs):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make(*args, **kwargs).eval()
+
+
+def random(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def padded(*lengths, tokens=PADDED, width=TEXT_DIM, seed=1):
+    """Embeddings ``[B, tokens, width]`` of prompts of these lengths, and their mask."""
+    mask = torch.arange(tokens) < torch.tensor(lengths)[:, None]
+    embeds = random(len(lengths), tokens, width, seed=seed)
+    return torch.where(mask[..., None], embeds, 5 * embeds), mask.long()
+
+
+def strong(transformer):
+    """Enlarges the block outputs, which at their first values hardly change the result."""
+    with torch.no_grad():
+        for name, module in transformer.named_modules():
+            if name.endswith(("attn.to_out.0", "attn.to_add_out", "ff.net.2", "s.0.proj_out")):
+                module.weight.mul_(4)
+    return transformer
+
+
+def quiet(pipe):
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+# HunyuanVideo.
+
+
+def transformer(**overrides):
+    config = {
+        **CONFIG,
+        "in_channels": CHANNELS,
+        "out_channels": CHANNELS,
+        "num_single_layers": 2,
+        "pooled_projection_dim": POOLED_DIM,
+        **overrides,
+    }
+    return strong(seeded(HunyuanVideoTransformer3DModel, **config))
+
+
+def vae():
+    """Shrinks space by 8 and time by 4, as the real one."""
+    return seeded(
+        AutoencoderKLHunyuanVideo,
+        latent_channels=CHANNELS,
+        block_out_channels=(4, 4, 4, 4),
+        layers_per_block=1,
+        norm_num_groups=2,
+        mid_block_add_attention=False,
+    )
+
+
+def pipeline(pipeline_class=HunyuanVideoPipeline, **overrides):
+    """A pipeline of this class; `overrides` are entries of the transformer's config."""
+    encoders = ["text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"]
+    if pipeline_class is HunyuanVideoImageToVideoPipeline:
+        encoders.append("image_processor")
+    return quiet(
+        pipeline_class(
+            **dict.fromkeys(encoders),
+            transformer=transformer(**overrides),
+            vae=vae(),
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=7.0),
+        )
+    )
+
+
+def latent_concat():
+    """The picture's latents and a mask stand beside the others."""
+    return pipeline(
+        HunyuanVideoImageToVideoPipeline,
+        in_channels=2 * CHANNELS + 1,
+        image_condition_type="latent_concat",
+    )
+
+
+def token_replace():
+    """The picture's latents are the first frame."""
+    return pipeline(HunyuanVideoImageToVideoPipeline, image_condition_type="token_replace")
+
+
+def skyreels():
+    return pipeline(HunyuanSkyreelsImageToVideoPipeline, in_channels=2 * CHANNELS)
+
+
+def prompts(*lengths, prefix="", seed=1):
+    embeds, mask = padded(*lengths, seed=seed)
+    return {
+        f"{prefix}prompt_embeds": embeds,
+        f"{prefix}prompt_attention_mask": mask,
+        f"{prefix}pooled_prompt_embeds": random(len(lengths), POOLED_DIM, seed=seed + 50),
+    }
+
+
+def negative_prompts(*lengths):
+    """What makes each step call the transformer once more."""
+    return prompts(*lengths, prefix="negative_", seed=2) | {"true_cfg_scale": 3.0}
+
+
+def picture(width, height):
+    pixels = torch.randint(0, 256, (height, width, 3), generator=torch.Generator().manual_seed(3))
+    return Image.fromarray(pixels.to(torch.uint8).numpy())
+
+
+VIDEO = {
+    "height": 64,
+    "width": 48,
+    "num_frames": 9,
+    "max_sequence_length": VALID,
+    **prompts(VALID),
+}
+VARIANTS = {
+    "short prompt": prompts(2),
+    "no padding": prompts(PADDED),
+    "odd size": {"height": 80, "width": 48, "num_frames": 5},
+    "batch": prompts(VALID, VALID),
+    "guided": negative_prompts(4),
+    "one frame": {"num_frames": 1},
+}
+IMAGE_VARIANTS = {
+    "odd size": {**VARIANTS["odd size"], "image": picture(48, 80)},
+    "guided": VARIANTS["guided"],
+}
+
+# HunyuanVideo 1.5.
+
+
+def transformer15():
+    return strong(
+        seeded(
+            HunyuanVideo15Transformer3DModel,
+            **CONFIG,
+            in_channels=2 * CHANNELS + 1,
+            out_channels=CHANNELS,
+            text_embed_2_dim=GLYPH_DIM,
+            image_embed_dim=IMAGE_DIM,
+            target_size=64,
+        )
+    )
+
+
+def vae15():
+    """Shrinks space by 16 and time by 4, as the real one."""
+    return seeded(
+        AutoencoderKLHunyuanVideo15,
+        latent_channels=CHANNELS,
+        block_out_channels=(8, 8, 8, 8, 8),
+        layers_per_block=1,
+    )
+
+
+def pipeline15(pipeline_class=HunyuanVideo15Pipeline, guidance=3.0, **components):
+    pipe = pipeline_class(
+        **dict.fromkeys(("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")),
+        transformer=transformer15(),
+        vae=vae15(),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=7.0),
+        guider=ClassifierFreeGuidance(guidance_scale=guidance),
+        **components,
+    )
+    pipe.vision_num_semantic_tokens = IMAGE_TOKENS
+    return quiet(pipe)
+
+
+def image_to_video15():
+    config = SiglipVisionConfig(
+        hidden_size=IMAGE_DIM,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=16,
+        patch_size=8,
+    )
+    return pipeline15(
+        HunyuanVideo15ImageToVideoPipeline,
+        image_encoder=seeded(SiglipVisionModel, config),
+        feature_extractor=SiglipImageProcessor(size={"height": 16, "width": 16}),
+    )
+
+
+def prompts15(*lengths, glyphs=None, prefix="", tokens=PADDED, seed=1):
+    """What both text encoders make of prompts of these lengths, with so many glyphs each."""
+    embeds, mask = padded(*lengths, tokens=tokens, seed=seed)
+    glyphs = [0] * len(lengths) if glyphs is None else glyphs
+    glyph_embeds, glyph_mask = padded(
+        *glyphs, tokens=PADDED_GLYPHS, width=GLYPH_DIM, seed=seed + 50
+    )
+    return {
+        f"{prefix}prompt_embeds": embeds,
+        f"{prefix}prompt_embeds_mask": mask,
+        f"{prefix}prompt_embeds_2": glyph_embeds,
+        f"{prefix}prompt_embeds_mask_2": glyph_mask,
+    }
+
+
+def both15(*lengths, **kwargs):
+    """As `prompts15`, and a negative prompt as long."""
+    return prompts15(*lengths, **kwargs) | prompts15(*lengths, **kwargs, prefix="negative_", seed=2)
+
+
+VIDEO15 = {"height": 96, "width": 64, "num_frames": 9, **both15(VALID, tokens=VALID)}
+VARIANTS15 = {
+    "padding": both15(VALID),
+    "glyphs": prompts15(VALID, glyphs=[4]) | prompts15(3, prefix="negative_", seed=2),
+    "odd size": {"height": 80, "width": 112, "num_frames": 5},
+    "batch": both15(VALID, VALID, glyphs=[2, 2]),
+    "one frame": {"num_frames": 1},
+}
+IMAGE15 = {
+    "image": picture(60, 90),
+    "num_frames": 9,
+    **both15(VALID, glyphs=[3]),
+}
+
+# Both kinds of blocks (the single ones twice: behind the first, the tokens are a part of a longer
+# tensor), the patch embedding and the token refiner.
+KINDS = 5
+FAMILIES = [
+    Family("hunyuan video", pipeline, VIDEO, VARIANTS, kinds=KINDS),
+    Family(
+        "hunyuan video image to video, latents side by side",
+        latent_concat,
+        {**VIDEO, "image": picture(48, 64)},
+        IMAGE_VARIANTS,
+        kinds=KINDS,
+    ),
+    Family(
+        "hunyuan video image to video, tokens replaced",
+        token_replace,
+        {**VIDEO, "image": picture(48, 64)},
+        IMAGE_VARIANTS,
+        kinds=2,  # diffusers does not list these blocks among the repeated ones
+    ),
+    Family(
+        "skyreels image to video",
+        skyreels,
+        {**VIDEO, "image": picture(48, 64)},
+        kinds=KINDS,
+    ),
+    Family("hunyuan video 1.5", pipeline15, VIDEO15, VARIANTS15, kinds=3),
+]
+# Its pipeline takes no height and width, but those of the picture.
+IMAGE_TO_VIDEO15 = Family("hunyuan video 1.5 image to video", image_to_video15, IMAGE15, kinds=3)

@@ -1,0 +1,44 @@
+"""Facts about tensors are read once, and again where they may have changed."""
+
+import gc
+
+import torch
+
+from chipsparse.pipelines.tensor_facts import TensorFacts
+
+
+def counting():
+    read = []
+    return read, TensorFacts(lambda tensor: read.append(1) or tensor.sum().item())
+
+
+def test_a_tensor_is_read_once_and_each_by_itself():
+    read, facts = counting()
+    first, second = torch.ones(2), torch.ones(2)
+    assert [facts(first), facts(second), facts(first), facts(second)] == [2, 2, 2, 2]
+    assert len(read) == 2
+
+
+def test_a_tensor_that_was_written_to_is_read_again():
+    read, facts = counting()
+    tensor = torch.ones(2)
+    facts(tensor)
+    tensor.zero_()
+    assert facts(tensor) == 0
+    assert len(read) == 2
+
+
+def test_tensors_are_not_held():
+    _, facts = counting()
+    for _ in range(3):
+        facts(torch.ones(2))
+    gc.collect()
+    assert len(facts._known) == 0
+
+
+def test_inference_tensors():
+    read, facts = counting()
+    with torch.inference_mode():
+        tensor = torch.ones(2)
+        assert [facts(tensor), facts(tensor)] == [2, 2]
+    assert len(read) == 1
