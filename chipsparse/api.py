@@ -10,7 +10,7 @@ import torch
 from chipsparse.config import SparsityConfig
 from chipsparse.host_memory import HostMemory
 from chipsparse.offload import OffloadPool
-from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter
+from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter, check_scheduler
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.profiles import Profile, find_profile, load_profile
 from chipsparse.report import GenerationReport
@@ -59,7 +59,9 @@ def enable(pipe: Any, config: SparsityConfig | Profile | str | Path | None = Non
 
     Raises:
         ValueError: if no transformer of the pipeline is supported, one is patched or compiled as a
-            whole already, or the profile is bad. The pipeline is then left as it was.
+            whole already, the scheduler calls it several times per step, or the profile is bad. The
+            pipeline is then left as it was. A scheduler that is exchanged later is refused likewise
+            by the next call of the pipeline.
 
     Example:
         >>> with chipsparse.enable(pipe) as handle:
@@ -67,6 +69,7 @@ def enable(pipe: Any, config: SparsityConfig | Profile | str | Path | None = Non
         >>> handle.report.actions()
     """
     transformers = find_transformers(pipe)
+    check_scheduler(getattr(pipe, "scheduler", None))
     resolved = _resolve(pipe, config, type(transformers[0]).__name__)
     report, tracker, host = GenerationReport(), PositionTracker(), HostMemory()
     handle = Handle(resolved, report, [])

@@ -233,6 +233,7 @@ class ModelAdapter:
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
         hidden, timestep = arguments["hidden_states"], arguments["timestep"]
         scheduler = self._scheduler()
+        check_scheduler(scheduler)
         schedule = getattr(scheduler, "timesteps", None)
         step = self.named_position.get("step_index")
         context = self._tracker.locate(
@@ -479,3 +480,21 @@ def scheduler_step(scheduler: Any) -> int | None:
         if isinstance(step, int):
             return step if 0 <= step < len(scheduler.timesteps) else None
     return None
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Refuses a scheduler that calls the transformer several times per step, as Heun's method does.
+
+    Such calls alternate between points of the trajectory and points beside it, and what one records
+    is not what the next one needs. Multistep solvers are no such schedulers: they call it once.
+
+    Raises:
+        ValueError: if the scheduler's ``order``, calls per step in diffusers, is more than one.
+    """
+    calls = getattr(scheduler, "order", 1)
+    if isinstance(calls, int) and calls > 1:
+        raise ValueError(
+            f"{type(scheduler).__name__} calls the transformer {calls} times per denoising step, "
+            "which chipsparse does not support; use a scheduler that calls it once, such as "
+            "FlowMatchEulerDiscreteScheduler or UniPCMultistepScheduler"
+        )
