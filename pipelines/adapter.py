@@ -41,7 +41,7 @@ from chipsparse.pipelines.offloaded_weights import pending_bytes
 from chipsparse.pipelines.patches import TAG, Patches
 from chipsparse.plan import Action
 from chipsparse.session import Session
-from chipsparse.step import PositionTracker
+from chipsparse.step import PositionTracker, StepContext
 
 ADAPTER = "chipsparse_adapter"
 
@@ -60,8 +60,9 @@ class PatchedTransformer:
         """Remembers the branch and step that the pipeline names."""
         adapter = self.chipsparse_adapter
         outer, adapter.named_position = adapter.named_position, {"name": name, **kwargs}
+        named = getattr(super(), "cache_context", None)  # not every model has caches
         try:
-            with super().cache_context(name, **kwargs):  # type: ignore[misc]
+            with contextlib.nullcontext() if named is None else named(name, **kwargs):
                 yield
         finally:
             adapter.named_position = outer
@@ -69,7 +70,8 @@ class PatchedTransformer:
     def _reset_stateful_cache(self, *args: Any, **kwargs: Any) -> None:
         """Called by pipelines when a generation is complete."""
         self.chipsparse_adapter.finish_generation()
-        super()._reset_stateful_cache(*args, **kwargs)  # type: ignore[misc]
+        if hasattr(super(), "_reset_stateful_cache"):
+            super()._reset_stateful_cache(*args, **kwargs)  # type: ignore[misc]
 
     def set_attention_backend(self, backend: Any) -> None:
         """Changes the backend under ours: the one that dense attention without records uses."""
@@ -129,7 +131,7 @@ class ModelAdapter:
         self._attention_patches = Patches()
         self._unpatched_backends: list[Any] = []
         self._argument_names = list(inspect.signature(type(transformer).forward).parameters)[1:]
-        number = register_host(self)
+        self._number = number = register_host(self)
         try:
             self._patches.set_attribute(transformer, ADAPTER, self)
             self._patches.set_class(transformer, PatchedTransformer)
@@ -220,6 +222,16 @@ class ModelAdapter:
         """Why no attention of a call with these arguments can run sparse, or None."""
         return None
 
+    def knows(self, context: StepContext, arguments: dict[str, Any]) -> bool:
+        """Whether `layout` can tell the sizes of this call; where it cannot, `observe` runs it."""
+        return True
+
+    def observe(
+        self, context: StepContext, arguments: dict[str, Any], forward: Callable[[], Any]
+    ) -> Any:
+        """Runs a call outside of the session, and learns from it."""
+        raise NotImplementedError
+
     # One transformer call.
 
     @torch.compiler.disable(recursive=False)
@@ -246,6 +258,8 @@ class ModelAdapter:
         for expert in self.other_experts:  # done with for this generation: free its caches
             expert.session.reset()
         try:
+            if not self.knows(context, arguments):
+                return self.observe(context, arguments, lambda: forward(*args, **kwargs))
             action = self.session.begin(
                 context,
                 self.layout(arguments),

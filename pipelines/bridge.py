@@ -223,7 +223,10 @@ def _dispatched(
     """What diffusers calls for a patched attention module."""
     if _parallel_config is not None:
         raise ValueError("chipsparse does not run under context parallelism; call disable() first")
-    if attn_mask is None or attn_mask.dtype != torch.int64:  # not a tag: a call we did not mark
+    is_tag = attn_mask is not None and attn_mask.dtype == torch.int64 and attn_mask.ndim == 1
+    if is_tag and (is_causal or enable_gqa or dropout_p > 0):  # what our op does not compute
+        attn_mask, is_tag = None, False
+    if not is_tag:
         return attention_dispatch.dispatch_attention_fn(
             query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
         )
