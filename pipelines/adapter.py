@@ -97,6 +97,9 @@ class ModelAdapter:
 
     Attributes:
         transformer_class: name of the class that it serves.
+        families: the models of this class and what their pipelines make, for `chipsparse models`.
+        sparse_attention: which attention runs sparse, in words.
+        sparse_mlp: which feed-forward layers run sparse, in words.
         guidance_argument: argument of the pipelines' call that, above 1, lets each step call the
             transformer once more, without the prompt.
         announces_guidance: whether their pipelines tell, before the first call, that there will be
@@ -107,6 +110,9 @@ class ModelAdapter:
     """
 
     transformer_class: ClassVar[str]
+    families: ClassVar[str] = ""
+    sparse_attention: ClassVar[str] = "self-attention"
+    sparse_mlp: ClassVar[str] = "feed-forward"
     guidance_argument: ClassVar[str] = "guidance_scale"
     announces_guidance: ClassVar[bool] = True
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})

@@ -71,6 +71,10 @@ class Sites:
     dense: tuple[tuple[str, int], ...] = ()
 
 
+class UnservedModelError(ValueError):
+    """A model without an adapter computes its attention in a way that cannot run sparse."""
+
+
 class GenericAdapter(ModelAdapter):
     """Serves any transformer whose attention goes through diffusers' dispatcher.
 
@@ -79,6 +83,9 @@ class GenericAdapter(ModelAdapter):
     """
 
     transformer_class = "any other"
+    families = "any others whose attention goes through diffusers' dispatcher, without masks"
+    sparse_attention = "the longest self-attention, in the model's token order"
+    sparse_mlp = "no feed-forward layers"
 
     # Set before `ModelAdapter.__init__` asks for the modules.
     _sites: Sites | None = None
@@ -161,7 +168,7 @@ class GenericAdapter(ModelAdapter):
         """Runs a call unpatched and uncompiled, and looks at the attention of an unknown shape.
 
         Raises:
-            ValueError: where no attention can run sparse, with the reason.
+            UnservedModelError: where no attention can run sparse, with the reason.
         """
         hidden = arguments["hidden_states"]
         if not isinstance(hidden, torch.Tensor):
@@ -195,7 +202,7 @@ class GenericAdapter(ModelAdapter):
         assert self._sites is not None
         plan = SparsityPlan(self.session.config, layout_of(self._sites), context.steps)
         if plan.skips() and (isinstance(result, torch.Tensor) or len(result) != 1):
-            raise ValueError(
+            raise UnservedModelError(
                 f"schedule: a {type(self.transformer).__name__} has no adapter of its own and "
                 "returns more than one tensor, so its steps cannot be skipped; use sparse ones"
             )
@@ -323,9 +330,9 @@ class GenericAdapter(ModelAdapter):
         dense = Counter(str(seen.obstacle) for seen in obstacles.values())
         return Sites(chosen, shape, tuple(dense.items()))
 
-    def _refusal(self, reason: str | None) -> ValueError:
+    def _refusal(self, reason: str | None) -> UnservedModelError:
         name = type(self.transformer).__name__
-        return ValueError(
+        return UnservedModelError(
             f"{name} has no adapter of its own, and its attention cannot run sparse without one: "
             f"{reason}; call disable() to run the pipeline as it is"
         )
