@@ -278,9 +278,8 @@ def test_compiled_blocks_share_one_graph_for_each_kind(name):
             compile_blocks(model)
         assert_close(generate(pipe, name), sparse(name), 1e-5)
         assert counters["stats"]["unique_graphs"] == family.kinds
-        if "odd size" in family.variants:
+        if family.kinds == 1 and "odd size" in family.variants:  # more kinds take too long here
             generate(pipe, name, "odd size")
-            # For sizes that vary, diffusers' own blocks may have two graphs of a kind.
-            assert counters["stats"]["unique_graphs"] <= 3 * family.kinds
+            assert counters["stats"]["unique_graphs"] <= 2
     assert not counters["graph_break"]
     torch._dynamo.reset()
