@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 from chipsparse.config import SparsityConfig
 from chipsparse.host_memory import HostMemory
 from chipsparse.offload import OffloadPool
-from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter
-from chipsparse.pipelines.registry import ADAPTERS
-from chipsparse.profiles import Profile, find_profile, load_profile
+from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter, check_scheduler
+from chipsparse.pipelines.generic import limits, why_not
+from chipsparse.pipelines.registry import ADAPTERS, adapter_class
+from chipsparse.profiles import MODEL_PROFILE_NAME, Profile, find_profile, load_profile
 from chipsparse.report import GenerationReport
 from chipsparse.session import Session
 from chipsparse.step import PositionTracker
@@ -50,16 +52,20 @@ def enable(pipe: Any, config: SparsityConfig | Profile | str | Path | None = Non
 
     Args:
         pipe: a pipeline whose transformer class is supported. All its experts (``transformer``
-            and ``transformer_2`` of Wan 2.2) are patched, each with its own caches.
+            and ``transformer_2`` of Wan 2.2) are patched, each with its own caches. A transformer
+            of another class is served as far as it can be, with a warning: see `GenericAdapter`.
         config: a config, a profile or the path of one. By default the profile in the folder that
-            the pipeline was loaded from, else the one of its transformer class.
+            the pipeline was loaded from, else the one of its transformer class, else (for a class
+            without an adapter) the defaults of `SparsityConfig`.
 
     Returns:
         A handle that is also a context manager.
 
     Raises:
         ValueError: if no transformer of the pipeline is supported, one is patched or compiled as a
-            whole already, or the profile is bad. The pipeline is then left as it was.
+            whole already, the scheduler calls it several times per step, or the profile is bad. The
+            pipeline is then left as it was. A scheduler that is exchanged later is refused likewise
+            by the next call of the pipeline.
 
     Example:
         >>> with chipsparse.enable(pipe) as handle:
@@ -67,12 +73,13 @@ def enable(pipe: Any, config: SparsityConfig | Profile | str | Path | None = Non
         >>> handle.report.actions()
     """
     transformers = find_transformers(pipe)
+    check_scheduler(getattr(pipe, "scheduler", None))
     resolved = _resolve(pipe, config, type(transformers[0]).__name__)
     report, tracker, host = GenerationReport(), PositionTracker(), HostMemory()
     handle = Handle(resolved, report, [])
     try:
         for transformer in transformers:
-            adapter = ADAPTERS[type(transformer).__name__](
+            adapter = adapter_class(transformer)(
                 transformer,
                 Session(resolved, report, OffloadPool(host, report.fall_back)),
                 tracker,
@@ -85,6 +92,8 @@ def enable(pipe: Any, config: SparsityConfig | Profile | str | Path | None = Non
     except BaseException:
         handle.disable()
         raise
+    for name in {type(transformer).__name__ for transformer in transformers} - set(ADAPTERS):
+        warnings.warn(limits(name), stacklevel=2)
     return handle
 
 
@@ -96,23 +105,15 @@ def find_transformers(pipe: Any) -> list[torch.nn.Module]:
     """
     components: dict[str, Any] = getattr(pipe, "components", {})
     for name, component in components.items():
-        if type(getattr(component, "_orig_mod", None)).__name__ in ADAPTERS:
+        compiled = getattr(component, "_orig_mod", None)
+        if type(compiled).__name__ in ADAPTERS or (compiled is not None and _is_named(name)):
             raise ValueError(
                 f"{name} is compiled as a whole; enable chipsparse first and compile its blocks "
                 f"with pipe.{name}.compile_repeated_blocks()"
             )
     found = [item for item in components.values() if type(item).__name__ in ADAPTERS]
     if not found:
-        classes = {
-            name: type(item).__name__
-            for name, item in components.items()
-            if name.startswith(("transformer", "unet")) and item is not None
-        }
-        had = ", ".join(f"{name} is a {kind}" for name, kind in classes.items())
-        raise ValueError(
-            f"{type(pipe).__name__} has no transformer that chipsparse supports "
-            f"({had or 'it has none'}); supported classes: {', '.join(ADAPTERS)}"
-        )
+        found = _find_others(pipe, components)
     for item in found:
         if getattr(item, "_parallel_config", None) is not None:
             raise ValueError(
@@ -124,6 +125,34 @@ def find_transformers(pipe: Any) -> list[torch.nn.Module]:
                 f"this {type(item).__name__} is patched already; call disable() on its handle first"
             )
     return found
+
+
+def _is_named(name: str) -> bool:
+    return name.startswith("transformer")
+
+
+def _find_others(pipe: Any, components: dict[str, Any]) -> list[torch.nn.Module]:
+    """Transformers without an adapter that can be served; raises `ValueError` without any."""
+    candidates = {
+        name: item for name, item in components.items() if _is_named(name) and item is not None
+    }
+    reasons = {name: why_not(item) for name, item in candidates.items()}
+    found = [item for name, item in candidates.items() if reasons[name] is None]
+    if found:
+        return found
+    others = {
+        name: "it is no transformer"
+        for name, item in components.items()
+        if name.startswith("unet") and item is not None
+    }
+    had = "; ".join(
+        f"{name} is a {type(components[name]).__name__}, and {reason}"
+        for name, reason in {**reasons, **others}.items()
+    )
+    raise ValueError(
+        f"{type(pipe).__name__} has no transformer that chipsparse supports "
+        f"({had or 'it has none'}); classes with an adapter: {', '.join(ADAPTERS)}"
+    )
 
 
 def _resolve(
@@ -140,4 +169,8 @@ def _resolve(
             )
         return profile.sparsity
     folder = getattr(getattr(pipe, "config", None), "_name_or_path", None)
+    if transformer_class not in ADAPTERS and not (
+        folder is not None and (Path(folder) / MODEL_PROFILE_NAME).is_file()
+    ):
+        return SparsityConfig()
     return find_profile(folder, transformer_class).sparsity

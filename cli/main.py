@@ -10,6 +10,7 @@ from chipsparse import __version__
 from chipsparse.cli.explain import EXAMPLE as EXPLAIN_EXAMPLE
 from chipsparse.cli.explain import explain
 from chipsparse.cli.generate import EXAMPLE, generate
+from chipsparse.cli.models import models
 
 app = typer.Typer(
     name="chipsparse",
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.command(epilog=EXAMPLE)(generate)
 app.command(epilog=EXPLAIN_EXAMPLE)(explain)
+app.command()(models)
 
 
 def _print_version(asked: bool) -> None:

@@ -236,10 +236,14 @@ def _component_config(location: str, name: str, entry: list[str]) -> dict[str, A
             f"the {name} of the model {location} has the class {library}.{class_name}, which "
             f"diffusers {diffusers.__version__} does not have"
         )
-    parameters = inspect.signature(found.__init__).parameters.values()  # type: ignore[misc]
-    defaults = {
+    return default_arguments(found) | read_json(location, f"{name}/config.json")
+
+
+def default_arguments(component_class: type) -> dict[str, Any]:
+    """The config that a class of diffusers has where none of its arguments is given."""
+    parameters = inspect.signature(component_class.__init__).parameters.values()  # type: ignore[misc]
+    return {
         parameter.name: parameter.default
         for parameter in parameters
         if parameter.default is not inspect.Parameter.empty
     }
-    return defaults | read_json(location, f"{name}/config.json")

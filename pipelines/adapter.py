@@ -41,7 +41,7 @@ from chipsparse.pipelines.offloaded_weights import pending_bytes
 from chipsparse.pipelines.patches import TAG, Patches
 from chipsparse.plan import Action
 from chipsparse.session import Session
-from chipsparse.step import PositionTracker
+from chipsparse.step import PositionTracker, StepContext
 
 ADAPTER = "chipsparse_adapter"
 
@@ -60,8 +60,9 @@ class PatchedTransformer:
         """Remembers the branch and step that the pipeline names."""
         adapter = self.chipsparse_adapter
         outer, adapter.named_position = adapter.named_position, {"name": name, **kwargs}
+        named = getattr(super(), "cache_context", None)  # not every model has caches
         try:
-            with super().cache_context(name, **kwargs):  # type: ignore[misc]
+            with contextlib.nullcontext() if named is None else named(name, **kwargs):
                 yield
         finally:
             adapter.named_position = outer
@@ -97,6 +98,9 @@ class ModelAdapter:
 
     Attributes:
         transformer_class: name of the class that it serves.
+        families: the models of this class and what their pipelines make, for `chipsparse models`.
+        sparse_attention: which attention runs sparse, in words.
+        sparse_mlp: which feed-forward layers run sparse, in words.
         guidance_argument: argument of the pipelines' call that, above 1, lets each step call the
             transformer once more, without the prompt.
         announces_guidance: whether their pipelines tell, before the first call, that there will be
@@ -109,6 +113,9 @@ class ModelAdapter:
     """
 
     transformer_class: ClassVar[str]
+    families: ClassVar[str] = ""
+    sparse_attention: ClassVar[str] = "self-attention"
+    sparse_mlp: ClassVar[str] = "feed-forward"
     guidance_argument: ClassVar[str] = "guidance_scale"
     announces_guidance: ClassVar[bool] = True
     guides_in_batch: ClassVar[bool] = False
@@ -135,7 +142,7 @@ class ModelAdapter:
         self._unpatched_backends: list[Any] = []
         self._processors: list[Any] = []
         self._argument_names = list(inspect.signature(type(transformer).forward).parameters)[1:]
-        number = register_host(self)
+        self._number = number = register_host(self)
         try:
             self._patches.set_attribute(transformer, ADAPTER, self)
             self._patches.set_class(transformer, PatchedTransformer)
@@ -243,6 +250,16 @@ class ModelAdapter:
         """
         return False
 
+    def knows(self, context: StepContext, arguments: dict[str, Any]) -> bool:
+        """Whether `layout` can tell the sizes of this call; where it cannot, `observe` runs it."""
+        return True
+
+    def observe(
+        self, context: StepContext, arguments: dict[str, Any], forward: Callable[[], Any]
+    ) -> Any:
+        """Runs a call outside of the session, and learns from it."""
+        raise NotImplementedError
+
     # One transformer call.
 
     @torch.compiler.disable(recursive=False)
@@ -256,6 +273,7 @@ class ModelAdapter:
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
         hidden, timestep = arguments["hidden_states"], arguments["timestep"]
         scheduler = self._scheduler()
+        check_scheduler(scheduler)
         schedule = getattr(scheduler, "timesteps", None)
         step = self.named_position.get("step_index")
         context = self._tracker.locate(
@@ -268,6 +286,8 @@ class ModelAdapter:
         for expert in self.other_experts:  # done with for this generation: free its caches
             expert.session.reset()
         try:
+            if not self.knows(context, arguments):
+                return self.observe(context, arguments, lambda: forward(*args, **kwargs))
             action = self.session.begin(
                 context,
                 self.layout(arguments),
@@ -532,3 +552,21 @@ def scheduler_step(scheduler: Any) -> int | None:
         if isinstance(step, int):
             return step if 0 <= step < len(scheduler.timesteps) else None
     return None
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Refuses a scheduler that calls the transformer several times per step, as Heun's method does.
+
+    Such calls alternate between points of the trajectory and points beside it, and what one records
+    is not what the next one needs. Multistep solvers are no such schedulers: they call it once.
+
+    Raises:
+        ValueError: if the scheduler's ``order``, calls per step in diffusers, is more than one.
+    """
+    calls = getattr(scheduler, "order", 1)
+    if isinstance(calls, int) and calls > 1:
+        raise ValueError(
+            f"{type(scheduler).__name__} calls the transformer {calls} times per denoising step, "
+            "which chipsparse does not support; use a scheduler that calls it once, such as "
+            "FlowMatchEulerDiscreteScheduler or UniPCMultistepScheduler"
+        )

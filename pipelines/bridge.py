@@ -235,7 +235,11 @@ def _dispatched(
         tag = _parallel_config if attn_mask is None and not torch.is_grad_enabled() else None
     elif _parallel_config is not None:
         raise ValueError("chipsparse does not run under context parallelism; call disable() first")
-    if tag is None or tag.dtype != torch.int64:  # a call we did not mark
+    is_tag = tag is not None and tag.dtype == torch.int64 and tag.ndim == 1
+    if is_tag and (is_causal or enable_gqa or dropout_p > 0):  # what our op does not compute
+        attn_mask = None if tag is attn_mask else attn_mask
+        is_tag = False
+    if not is_tag:
         return attention_dispatch.dispatch_attention_fn(
             query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
         )

@@ -45,6 +45,9 @@ class FluxAdapter(ModelAdapter):
     """
 
     transformer_class = "FluxTransformer2DModel"
+    families = "FLUX.1: text and image to image, inpainting, Fill, control, ControlNet, Kontext"
+    sparse_attention = "joint attention of double and single blocks"
+    sparse_mlp = "feed-forward of the image tokens in double blocks, of all tokens in single ones"
     guidance_argument = "true_cfg_scale"
     announces_guidance = False
     default_latents = 128
@@ -176,6 +179,7 @@ class ChromaAdapter(FluxAdapter):
     """
 
     transformer_class = "ChromaTransformer2DModel"
+    families = "Chroma: text and image to image, inpainting"
     guidance_argument = "guidance_scale"
     announces_guidance = True
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({"attention": MASKED})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,6 @@ class Patches:
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
-        self._subclasses: dict[tuple[type, type], type] = {}
 
     def undo(self) -> None:
         """Takes every change back; a second call does nothing."""
@@ -35,15 +35,8 @@ class Patches:
 
     def set_class(self, target: Any, mixin: type) -> None:
         """Gives an object a subclass of its class with ``mixin`` in front, under the same name."""
-        base = type(target)
-        if (mixin, base) not in self._subclasses:  # one class for all layers: one compiled graph
-            names = {
-                "__module__": base.__module__,
-                "__qualname__": base.__qualname__,
-                "chipsparse_base": base,
-            }
-            self._subclasses[mixin, base] = type(base.__name__, (mixin, base), names)
-        target.__class__ = self._subclasses[mixin, base]
+        base: type = type(target)
+        target.__class__ = _subclass(mixin, base)
         self.add_undo(lambda: setattr(target, "__class__", base))
 
     def add_hook(self, handle: Any) -> None:
@@ -53,6 +46,16 @@ class Patches:
     def add_undo(self, step: Callable[[], None]) -> None:
         """Takes over how to undo a change that was made elsewhere."""
         self._undo.append(step)
+
+
+@functools.cache  # one class for all layers and experts: compiled blocks share one graph
+def _subclass(mixin: type, base: type) -> type:
+    names = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "chipsparse_base": base,
+    }
+    return type(base.__name__, (mixin, base), names)
 
 
 def stock_class(target: Any) -> type:

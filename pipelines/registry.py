@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.cogvideox import CogVideoXAdapter
 from chipsparse.pipelines.flux import ChromaAdapter, FluxAdapter
 from chipsparse.pipelines.flux2 import Flux2Adapter
+from chipsparse.pipelines.generic import GenericAdapter
 from chipsparse.pipelines.hunyuan_video import HunyuanVideoAdapter
 from chipsparse.pipelines.hunyuan_video15 import HunyuanVideo15Adapter
 from chipsparse.pipelines.ltx import LTXAdapter
@@ -30,3 +33,8 @@ ADAPTERS: dict[str, type[ModelAdapter]] = {
         HunyuanVideo15Adapter,
     )
 }
+
+
+def adapter_class(transformer: Any) -> type[ModelAdapter]:
+    """The adapter of a transformer's class, else the one that serves what it can."""
+    return ADAPTERS.get(type(transformer).__name__, GenericAdapter)

@@ -24,6 +24,8 @@ class WanAdapter(ModelAdapter):
     """
 
     transformer_class = "WanTransformer3DModel"
+    families = "Wan 2.1 and 2.2, with one expert or two: text, image and video to video"
+    sparse_attention = "self-attention; cross-attention is left"
 
     def self_attentions(self) -> list[Any]:
         """``attn1`` of every block."""

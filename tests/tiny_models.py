@@ -26,6 +26,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
+    CLIPVisionConfig,
+    CLIPVisionModel,
     PreTrainedTokenizerFast,
     T5Config,
     T5EncoderModel,
@@ -228,6 +230,20 @@ def tiny_clip_encoder(*, seed: int = 1) -> CLIPTextModel:
     )
     with _seeded(seed):
         return CLIPTextModel(config).eval()
+
+
+def tiny_clip_image_encoder(*, seed: int = 4) -> CLIPVisionModel:
+    """A CLIP image encoder of two layers for pictures of 16 x 16 pixels."""
+    config = CLIPVisionConfig(
+        hidden_size=TEXT_DIM,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=16,
+        patch_size=8,
+    )
+    with _seeded(seed):
+        return CLIPVisionModel(config).eval()
 
 
 def tiny_t5_encoder(*, seed: int = 2) -> T5EncoderModel:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from chipsparse.cli import denoise, media
+from chipsparse.pipelines.generic import UnservedModelError
 from tests.tiny_models import PROMPT
 
 
@@ -252,6 +253,21 @@ def test_out_of_memory_says_what_helps(fails, monkeypatch):
 
     monkeypatch.setattr(denoise, "generate", breaks)
     assert fails(code=1).startswith("the GPU ran out of memory; ask for fewer --frames")
+
+
+def test_a_model_that_cannot_be_served_without_an_adapter(fails, monkeypatch):
+    def refuses(*_, **__):
+        raise UnservedModelError("Model has no adapter of its own")
+
+    monkeypatch.setattr(denoise, "generate", refuses)
+    assert fails() == "Model has no adapter of its own"
+
+
+def test_a_scheduler_that_calls_the_model_twice_per_step(fails, broken_model):
+    change_index(broken_model, scheduler=["diffusers", "FlowMatchHeunDiscreteScheduler"])
+    assert fails(model=broken_model).startswith(
+        "FlowMatchHeunDiscreteScheduler calls the transformer 2 times per denoising step"
+    )
 
 
 def test_a_budget_that_holds_no_cache_ends_with_the_numbers(fails):

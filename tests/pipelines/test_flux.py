@@ -83,19 +83,6 @@ def error(found, expected):
 # What is computed.
 
 
-@pytest.mark.parametrize("guidance_embeds", [False, True])
-@pytest.mark.parametrize(
-    "config", [SparsityConfig.dense(), SPARSE.override({"schedule.actions": ["dense"]})]
-)
-def test_an_all_dense_plan_is_bit_equal_to_the_unpatched_pipeline(config, guidance_embeds):
-    pipe = tiny_flux_pipeline(transformer=tiny_flux_transformer(guidance_embeds=guidance_embeds))
-    expected = generate(pipe)
-    with chipsparse.enable(pipe, config) as handle:
-        assert torch.equal(generate(pipe), expected)
-        assert actions(handle) == ["dense"] * STEPS
-        assert handle.report.cache_bytes == 0
-
-
 @pytest.mark.parametrize("rule", ["merge", "difference"])
 @pytest.mark.parametrize(
     "settings",
@@ -214,12 +201,6 @@ def test_first_layers_stay_dense(pipe, dense):
 
 
 # Isolation: nothing of a call shows in another.
-
-
-def test_two_generations_are_bit_equal(pipe, sparse):
-    with chipsparse.enable(pipe, SPARSE):
-        assert torch.equal(generate(pipe), sparse)
-        assert torch.equal(generate(pipe), sparse)
 
 
 CHANGES = [
@@ -561,23 +542,6 @@ def test_many_steps_in_half_precision_are_told_apart():
 # Restoring.
 
 
-@pytest.mark.parametrize("used", [False, True])
-def test_disable_restores_the_model_bit_for_bit(pipe, dense, used):
-    before = state_of(pipe.transformer)
-    weights = {name: value.clone() for name, value in pipe.transformer.state_dict().items()}
-    handle = chipsparse.enable(pipe, SPARSE)
-    assert list(pipe.transformer.state_dict()) == list(weights)
-    if used:
-        generate(pipe)
-    assert state_of(pipe.transformer) != before
-    handle.disable()
-    handle.disable()
-    assert state_of(pipe.transformer) == before
-    after = pipe.transformer.state_dict()
-    assert all(torch.equal(after[name], value) for name, value in weights.items())
-    assert torch.equal(generate(pipe), dense)
-
-
 def test_a_failing_enable_leaves_the_pipeline_as_it_was(pipe):
     del pipe.transformer.single_transformer_blocks[1].attn.processor
     before = state_of(pipe.transformer)
@@ -620,12 +584,12 @@ def test_recording_gradients_is_left_alone(pipe):
 # Compiling.
 
 
-def compiled_graphs(pipe, backend):
+def compiled_graphs(pipe):
     """How many graphs there are after one picture, and after one of another size."""
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
     counters.clear()
-    pipe.transformer.compile_repeated_blocks(backend=backend, fullgraph=True)
+    pipe.transformer.compile_repeated_blocks(backend="aot_eager", fullgraph=True)
     found = generate(pipe)
     first = counters["stats"]["unique_graphs"]
     generate(pipe, height=48)
@@ -635,13 +599,12 @@ def compiled_graphs(pipe, backend):
     return found, first, counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_blocks_share_their_graphs(sparse, backend):
+def test_compiled_blocks_share_their_graphs(sparse):
     """As many as without chipsparse: the kinds of blocks, and what diffusers varies by itself."""
-    _, *expected = compiled_graphs(tiny_flux_pipeline(), backend)
+    _, *expected = compiled_graphs(tiny_flux_pipeline())
     pipe = tiny_flux_pipeline()
     with chipsparse.enable(pipe, SPARSE):
-        found, *graphs = compiled_graphs(pipe, backend)
+        found, *graphs = compiled_graphs(pipe)
     torch.testing.assert_close(found, sparse, atol=1e-5, rtol=1e-5)
     assert graphs == expected
     assert graphs[0] <= 3

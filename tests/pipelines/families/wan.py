@@ -1,0 +1,106 @@
+"""Wan 2.1 and 2.2: text and image to video, one expert or two, one timestep or one per token."""
+
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, WanImageToVideoPipeline
+from transformers import CLIPImageProcessor
+
+from tests.pipelines.families.family import Family
+from tests.tiny_models import (
+    LATENT_CHANNELS,
+    PROMPT,
+    TEXT_DIM,
+    tiny_clip_image_encoder,
+    tiny_text_encoder,
+    tiny_tokenizer,
+    tiny_wan_pipeline,
+    tiny_wan_transformer,
+    tiny_wan_vae,
+)
+
+CLIP_SIZE = {"height": 16, "width": 16}
+CHANNELS = 64  # of the blocks: heads times head size
+TEXT = 512  # what follows the image's tokens, fixed in the code of the model's cross-attention
+VIDEO = {
+    "prompt": PROMPT,
+    "height": 64,
+    "width": 48,
+    "num_frames": 9,
+    "guidance_scale": 4.0,
+    "max_sequence_length": 16,
+}
+VARIANTS = {
+    "odd size": {"height": 48, "width": 80, "num_frames": 5},
+    "one frame": {"num_frames": 1},
+    "unguided batch": {"prompt": [PROMPT, "a blue square moves up"], "guidance_scale": 1.0},
+}
+
+
+def random(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+# As text, these pipelines want ftfy to clean it.
+PROMPTS = {
+    "prompt": None,
+    "prompt_embeds": random(1, 16, TEXT_DIM, seed=3),
+    "negative_prompt_embeds": random(1, 16, TEXT_DIM, seed=4),
+}
+IMAGE = {"image": random(1, 3, 64, 48, seed=1).sigmoid()}
+LONG_PROMPTS = {
+    "prompt": None,
+    "prompt_embeds": random(1, TEXT, TEXT_DIM, seed=3),
+    "negative_prompt_embeds": random(1, TEXT, TEXT_DIM, seed=4),
+}
+
+
+def image_to_video(**overrides):
+    """As `tiny_wan_pipeline`, for the pipeline that begins with a picture."""
+    components = {
+        "tokenizer": tiny_tokenizer(),
+        "text_encoder": tiny_text_encoder(),
+        "vae": tiny_wan_vae(),
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
+        "transformer": tiny_wan_transformer(),
+    }
+    pipe = WanImageToVideoPipeline(**{**components, **overrides})
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def with_clip_embeddings():
+    """Wan 2.1: latents, mask and the picture's latents in, and its CLIP embedding beside the text.
+
+    The mask has a channel for each of the four frames that a latent frame stands for.
+    """
+    return image_to_video(
+        transformer=tiny_wan_transformer(
+            in_channels=2 * LATENT_CHANNELS + 4,
+            image_dim=TEXT_DIM,
+            added_kv_proj_dim=CHANNELS,
+        ),
+        image_encoder=tiny_clip_image_encoder(),
+        image_processor=CLIPImageProcessor(size=CLIP_SIZE, crop_size=CLIP_SIZE),
+    )
+
+
+def two_experts():
+    """Wan 2.2: the second expert takes over after the first step."""
+    return tiny_wan_pipeline(transformer_2=tiny_wan_transformer(seed=9), boundary_ratio=0.95)
+
+
+FAMILIES = [
+    Family("wan 2.1", tiny_wan_pipeline, VIDEO, VARIANTS),
+    Family(
+        "wan 2.1 image to video",
+        with_clip_embeddings,
+        {**VIDEO, **LONG_PROMPTS, **IMAGE},
+        {"odd size": VARIANTS["odd size"], "unguided": {"guidance_scale": 1.0}},
+    ),
+    Family("wan 2.2 two experts", two_experts, VIDEO, VARIANTS),
+    Family(
+        "wan 2.2 image to video, a timestep per token",
+        lambda: image_to_video(expand_timesteps=True),
+        {**VIDEO, **PROMPTS, **IMAGE},
+        {"odd size": VARIANTS["odd size"], "unguided": {"guidance_scale": 1.0}},
+    ),
+]

@@ -1,0 +1,285 @@
+"""What every adapter must do, on tiny pipelines of all model families.
+
+A module in ``families/`` adds the families that it lists in ``FAMILIES``.
+"""
+
+import functools
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+
+import chipsparse
+from chipsparse import SparsityConfig
+from chipsparse.cache_kinds import PARTS
+from chipsparse.cli.settings import vae_factors
+from tests.pipelines.model_state import actions, state_of
+
+
+def collected():
+    """The families of all modules beside `family`, by name."""
+    modules = sorted(file.stem for file in (Path(__file__).parent / "families").glob("*.py"))
+    found = {}
+    for module in modules:
+        imported = importlib.import_module(f"tests.pipelines.families.{module}")
+        for family in getattr(imported, "FAMILIES", []):
+            assert family.name not in found
+            found[family.name] = family
+    return found
+
+
+FAMILIES = collected()
+BASE = ""  # the call as the family gives it
+VARIANTS = [(name, variant) for name, family in FAMILIES.items() for variant in family.variants]
+CALLS = [*((name, BASE) for name in FAMILIES), *VARIANTS]
+STEPS = 6
+SPARSE = SparsityConfig().override(
+    {
+        "attention.keep_fraction": 0.25,
+        "attention.random_fraction": 0.05,
+        "attention.group_rows": 16,
+        "mlp.keep_fraction": 0.3,
+        "mlp.group_rows": 16,
+        "schedule.refresh_every": 3,
+        "schedule.skip_steps": [3],
+        "token_order.voxel": [2, 2, 2],
+    }
+)
+EXACT = SPARSE.override(
+    {
+        "attention.keep_fraction": 1.0,
+        "attention.random_fraction": 0.0,
+        "mlp.keep_fraction": 1.0,
+        "schedule.skip_steps": [],
+    }
+)
+
+each_family = pytest.mark.parametrize("name", FAMILIES)
+each_call = pytest.mark.parametrize(("name", "variant"), CALLS)
+
+
+def arguments_of(name, variant):
+    family = FAMILIES[name]
+    return {**family.call, **(family.variants[variant] if variant else {})}
+
+
+def generate(pipe, name, variant=BASE, *, steps=STEPS):
+    """The latents of one call."""
+    return pipe(
+        **arguments_of(name, variant),
+        num_inference_steps=steps,
+        generator=torch.Generator().manual_seed(0),
+        output_type="latent",
+        return_dict=False,
+    )[0]
+
+
+def transformers_of(pipe):
+    models = (pipe.transformer, getattr(pipe, "transformer_2", None))
+    return [model for model in models if model is not None]
+
+
+@functools.cache
+def dense(name, variant=BASE, steps=STEPS):
+    return generate(FAMILIES[name].make(), name, variant, steps=steps)
+
+
+@functools.cache
+def sparse(name):
+    pipe = FAMILIES[name].make()
+    with chipsparse.enable(pipe, SPARSE):
+        return generate(pipe, name)
+
+
+def assert_close(found, expected, tolerance=1e-4):
+    """Equal but for the rounding of another order of summation."""
+    assert found.shape == expected.shape
+    largest = (found - expected).abs().max().item()
+    assert largest <= tolerance * expected.abs().max().item()
+
+
+def assert_expected(report, family):
+    """That the report says what the family announces, and nothing else."""
+    for sentence in report.fallbacks:
+        assert any(part in sentence for part in family.fallbacks), sentence
+    for part in family.fallbacks:
+        assert any(part in sentence for sentence in report.fallbacks), part
+
+
+# What is computed.
+
+
+@each_family
+@pytest.mark.parametrize(
+    "config",
+    [SparsityConfig.dense(), SPARSE.override({"schedule.actions": ["dense"]})],
+    ids=["off", "all dense"],
+)
+def test_an_all_dense_plan_is_bit_equal_to_the_unpatched_pipeline(name, config):
+    pipe = FAMILIES[name].make()
+    with chipsparse.enable(pipe, config) as handle:
+        assert torch.equal(generate(pipe, name), dense(name))
+    assert set(handle.report.actions()) == {"dense"}
+    assert handle.report.cache_bytes == 0
+    assert handle.report.fallbacks == []
+
+
+@each_call
+def test_keeping_everything_is_the_dense_result(name, variant):
+    pipe = FAMILIES[name].make()
+    with chipsparse.enable(pipe, EXACT) as handle:
+        found = generate(pipe, name, variant)
+    assert handle.report.actions()["sparse"] > 0
+    assert_expected(handle.report, FAMILIES[name])
+    assert_close(found, dense(name, variant))
+
+
+@each_family
+@pytest.mark.parametrize("final_dense_steps", [0, 1])
+def test_the_four_steps_of_a_distilled_model(name, final_dense_steps):
+    pipe = FAMILIES[name].make()
+    config = EXACT.override(
+        {"schedule.final_dense_steps": final_dense_steps, "schedule.refresh_every": 10}
+    )
+    with chipsparse.enable(pipe, config) as handle:
+        found = generate(pipe, name, steps=4)
+    for branch in {record.branch for record in handle.report.steps}:
+        first, *between, last = actions(handle, branch)
+        assert first == "dense"
+        assert "refresh" in between
+        assert last == ("dense" if final_dense_steps else "sparse")
+    assert_close(found, dense(name, steps=4))
+
+
+@each_call
+def test_every_call_runs_sparse(name, variant):
+    family, pipe = FAMILIES[name], FAMILIES[name].make()
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        found = generate(pipe, name, variant)
+    assert found.isfinite().all()
+    assert not torch.equal(found, dense(name, variant))
+    assert_expected(handle.report, family)
+    assert set(handle.report.actions()) >= {"refresh", "sparse"}
+    for record in handle.report.steps:
+        kept = {"attention": record.attention_kept, "mlp": record.mlp_kept}
+        for part in PARTS:
+            runs_sparse = record.action == "sparse" and part not in family.dense_parts
+            assert (kept[part] is not None) == runs_sparse
+
+
+@each_family
+def test_the_token_order_changes_the_groups_and_not_the_model(name):
+    raster = {"token_order.voxel": None}
+    pipe = FAMILIES[name].make()
+    with chipsparse.enable(pipe, EXACT.override(raster)):
+        assert_close(generate(pipe, name), dense(name))
+    with chipsparse.enable(pipe, SPARSE.override(raster)):
+        assert not torch.equal(generate(pipe, name), sparse(name))
+
+
+# Isolation and restoring.
+
+
+@each_family
+def test_a_second_generation_equals_the_first(name):
+    pipe = FAMILIES[name].make()
+    with chipsparse.enable(pipe, SPARSE):
+        for _ in range(2):
+            assert torch.equal(generate(pipe, name), sparse(name))
+
+
+@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+def test_another_call_between_leaves_no_trace(name, variant):
+    pipe = FAMILIES[name].make()
+    with chipsparse.enable(pipe, SPARSE):
+        generate(pipe, name, variant)
+        assert torch.equal(generate(pipe, name), sparse(name))
+
+
+@each_family
+@pytest.mark.parametrize("used", [False, True])
+def test_disable_restores_the_models_bit_for_bit(name, used):
+    pipe = FAMILIES[name].make()
+    models = transformers_of(pipe)
+    before = [state_of(model) for model in models]
+    weights = [{key: value.clone() for key, value in m.state_dict().items()} for m in models]
+    handle = chipsparse.enable(pipe, SPARSE)
+    assert [list(model.state_dict()) for model in models] == [list(saved) for saved in weights]
+    if used:
+        generate(pipe, name)
+    assert [state_of(model) for model in models] != before
+    handle.disable()
+    handle.disable()
+    assert [state_of(model) for model in models] == before
+    for model, saved in zip(models, weights, strict=True):
+        after = model.state_dict()
+        assert all(torch.equal(after[key], value) for key, value in saved.items())
+    assert torch.equal(generate(pipe, name), dense(name))
+
+
+@each_family
+def test_caches_in_host_memory_give_the_same_bits(name):
+    pipe = FAMILIES[name].make()
+    with chipsparse.enable(pipe, SPARSE.override({"memory.offload": "always"})) as handle:
+        assert torch.equal(generate(pipe, name), sparse(name))
+    assert handle.report.host_bytes > 0
+    assert_expected(handle.report, FAMILIES[name])
+
+
+# Sizes and graphs.
+
+
+@each_family
+def test_the_sizes_that_configs_tell_are_those_of_a_call(name):
+    family, pipe = FAMILIES[name], FAMILIES[name].make()
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        adapter = handle._adapters[-1]
+        layouts, texts = [], []
+        read = adapter.layout
+
+        def look(arguments):
+            layouts.append(read(arguments))
+            texts.append(arguments.get("encoder_hidden_states", torch.empty(0, 0)).shape[1])
+            return layouts[-1]
+
+        adapter.layout = look
+        generate(pipe, name)
+    space, time = vae_factors(pipe.vae.config)
+    frames = (family.call.get("num_frames", 1) - 1) // time + 1
+    planned = adapter.planned_layout(
+        adapter.transformer.config,
+        latents=(frames, family.call["height"] // space, family.call["width"] // space),
+        text_tokens=family.call.get("max_sequence_length", texts[0]),
+        batch=layouts[0].batch,
+    )
+    assert set(layouts) == {planned}
+
+
+def compile_blocks(model):
+    """As `compile_repeated_blocks`, also for models that do not name their blocks."""
+    options = {"backend": "eager", "fullgraph": True}
+    if getattr(model, "_repeated_blocks", None):
+        model.compile_repeated_blocks(**options)
+        return
+    for child in model.children():
+        for block in child if isinstance(child, torch.nn.ModuleList) else []:
+            block.compile(**options)
+
+
+@each_family
+def test_compiled_blocks_share_one_graph_for_each_kind(name):
+    family, pipe = FAMILIES[name], FAMILIES[name].make()
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    with chipsparse.enable(pipe, SPARSE):
+        for model in transformers_of(pipe):
+            compile_blocks(model)
+        assert_close(generate(pipe, name), sparse(name), 1e-5)
+        assert counters["stats"]["unique_graphs"] == family.kinds
+        if family.kinds == 1 and "odd size" in family.variants:  # more kinds take too long here
+            generate(pipe, name, "odd size")
+            assert counters["stats"]["unique_graphs"] <= 2
+    assert not counters["graph_break"]
+    torch._dynamo.reset()
