@@ -187,7 +187,14 @@ class CacheStore:
                 self._pool.prefetch((branch, layer, kind))
 
     @contextlib.contextmanager
-    def lend(self, branch: str, layer: int, part: Part, kinds: frozenset[str]) -> Iterator[Any]:
+    def lend(
+        self,
+        branch: str,
+        layer: int,
+        part: Part,
+        kinds: frozenset[str],
+        ahead: frozenset[str] | None = None,
+    ) -> Iterator[Any]:
         """One layer's cache of a part, with the kinds that it reads, for the time it computes.
 
         Args:
@@ -195,6 +202,7 @@ class CacheStore:
             layer: number of the block.
             part: which cache of the layer.
             kinds: what the layer reads; of the others nothing need be brought to the device.
+            ahead: what the next layer will read, by default the same kinds.
 
         Yields:
             The `AttentionCache` or `MLPCache`. What the layer sets there is kept.
@@ -215,7 +223,7 @@ class CacheStore:
         }
         for name, tensor in loaded.items():
             setattr(cache, name, tensor)
-        for name in kinds:
+        for name in kinds if ahead is None else ahead:
             self._fetch_next(branch, layer, name)
         yield cache
         for name, key in keys.items():

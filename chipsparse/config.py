@@ -111,6 +111,21 @@ class ScheduleConfig(Validated):
 
 
 @dataclass(frozen=True)
+class GuardConfig(Validated):
+    """A watch over sparse attention: layers that are far off are refreshed before their turn."""
+
+    bound: float | None = option(
+        None,
+        "a layer whose relative attention error, measured on a few query groups at every sparse "
+        "step, passes this is refreshed at the next computed step; null: nothing is measured",
+        minimum=0.0,
+    )
+    groups: int = option(
+        2, "query groups of a layer that a sparse step also computes exactly", minimum=1
+    )
+
+
+@dataclass(frozen=True)
 class TokenOrderConfig(Validated):
     """How video and image tokens are ordered so that a query group is compact."""
 
@@ -176,6 +191,7 @@ class SparsityConfig(Validated):
     attention: AttentionConfig = option(AttentionConfig(), "self-attention")
     mlp: MLPConfig = option(MLPConfig(), "feed-forward layers")
     schedule: ScheduleConfig = option(ScheduleConfig(), "denoising steps")
+    guard: GuardConfig = option(GuardConfig(), "error of sparse attention")
     token_order: TokenOrderConfig = option(TokenOrderConfig(), "order of the video or image tokens")
     memory: MemoryConfig = option(MemoryConfig(), "memory of the caches")
     seed: int = option(0, "seed of the random columns", minimum=0)

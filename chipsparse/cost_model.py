@@ -114,6 +114,12 @@ def kept_columns(plan: SparsityPlan) -> int:
     return min(layout.tokens, budget.most_columns(config))
 
 
+def checked_share(plan: SparsityPlan) -> float:
+    """Share of the query rows that a sparse step also computes exactly, for the error guard."""
+    guard, rows = plan.config.guard, plan.config.attention.group_rows
+    return 0.0 if guard.bound is None else min(1.0, guard.groups * rows / plan.layout.tokens)
+
+
 def layer_time(
     layer: int,
     action: Action,
@@ -140,7 +146,8 @@ def layer_time(
     attention = 4.0 * tokens * layout.tokens * layout.channels / rates.attention
     if "attention" not in dense_parts:
         if action is Action.SPARSE:
-            attention *= kept_columns(plan) / layout.tokens / rates.sparse_attention
+            kept = kept_columns(plan) / layout.tokens / rates.sparse_attention
+            attention *= kept + checked_share(plan)
         elif action is Action.REFRESH:
             attention = rates.refresh_attention * attention + rates.refresh_seconds
     kind = layout.kind(layer)

@@ -13,6 +13,7 @@ from chipsparse.attention import AttentionBudget
 from chipsparse.cache_kinds import PARTS, Part, read_kinds
 from chipsparse.cache_store import CacheStore
 from chipsparse.config import SparsityConfig
+from chipsparse.error_guard import ErrorGuard
 from chipsparse.host_memory import HostMemory
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layout import ModelLayout
@@ -47,6 +48,7 @@ class Session:
         self._caches = CacheStore(self._pool, report.fall_back)
         # Facts about the device, not about a generation: a second one runs on the same kernels.
         self._kernels = FastestKernel()
+        self._guard = ErrorGuard(config.guard, config.seed)
         self.reset()
 
     def reset(self) -> None:
@@ -56,6 +58,7 @@ class Session:
         self._plans: dict[str, SparsityPlan] = {}
         self._caching = False
         self._caches.reset()
+        self._guard.reset()
         self._recorded: dict[str, Action] = {}
         self._last_output: dict[str, torch.Tensor] = {}
         self._order: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -212,9 +215,11 @@ class Session:
                     query, key, value, group_rows=config.group_rows, backend=self._backend
                 )
             )
-        action = self._attention_action(layer, record.action)
-        kinds = read_kinds(self.config, "attention", action)
-        with self._caches.lend(context.branch, layer, "attention", kinds) as cache:
+        action, early = self._attention_action(layer, record.action)
+        kinds, planned = (
+            read_kinds(self.config, "attention", each) for each in (action, record.action)
+        )
+        with self._caches.lend(context.branch, layer, "attention", kinds, planned) as cache:
             if action is Action.DENSE:
                 return attention.dense_step(
                     cache,
@@ -227,9 +232,24 @@ class Session:
                 )
             if action is Action.SPARSE:
                 record.attention_fractions.append(cache.kept_fraction)
-                return attention.sparse_step(
+                output = attention.sparse_step(
                     cache, query, key, value, config=config, scale=scale, backend=self._backend
                 )
+                if self._guard.enabled:
+                    record.guard_errors[layer] = self._guard.look(
+                        context.branch,
+                        layer,
+                        output,
+                        query,
+                        key,
+                        value,
+                        rows=config.group_rows,
+                        scale=scale,
+                        backend=self._backend,
+                    )
+                return output
+            if early:
+                record.early_refreshes.append(layer)
             budget = self._attention_budget(layer, key)
             output = attention.refresh_step(
                 cache,
@@ -238,7 +258,8 @@ class Session:
                 value,
                 config=config,
                 budget=budget,
-                reselect=self.config.schedule.reselect,
+                # Columns with which the layer went wrong are no longer the right ones.
+                reselect=self.config.schedule.reselect or early,
                 scale=scale,
                 backend=self._backend,
                 kernels=self._kernels,
@@ -246,18 +267,25 @@ class Session:
             self._check_capacity(layer, cache.capacity, budget.most_columns(config))
             return output
 
-    def _attention_action(self, layer: int, action: Action) -> Action:
-        """A fuller action for a layer that was passed over (by a block cache, say)."""
+    def _attention_action(self, layer: int, action: Action) -> tuple[Action, bool]:
+        """What a layer does, and whether it is a refresh that the error guard asked for.
+
+        A fuller action than the step's for a layer that was passed over (by a block cache, say), or
+        whose error passed the bound when it was last computed.
+        """
         _, context, _ = self._open_call()
+        passed_bound = self._guard.take(context.branch, layer)
 
         def recorded(kind: str) -> bool:
             return self._caches.has(context.branch, layer, kind)
 
         if not recorded("lse"):
-            return Action.DENSE
-        if action is Action.SPARSE and not (recorded("columns") or recorded("residual")):
-            return Action.REFRESH
-        return action
+            return Action.DENSE, False
+        if action is not Action.SPARSE:
+            return action, False
+        if not (recorded("columns") or recorded("residual")):
+            return Action.REFRESH, False
+        return (Action.REFRESH, True) if passed_bound else (action, False)
 
     def _attention_budget(self, layer: int, key: torch.Tensor) -> AttentionBudget:
         plan, context, _ = self._open_call()

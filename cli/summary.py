@@ -125,6 +125,7 @@ def _facts(outcome: Outcome, made: Generation) -> Facts:
     if made.backends:
         facts.append(("backends", ", ".join(f"{op}: {b}" for op, b in made.backends.items())))
     facts += [("passed over", line) for line in made.backend_reasons]
+    facts += [("error guard", made.guard)] if made.guard else []
     facts += [("fallback", sentence) for sentence in made.fallbacks]
     names = {"output": "written", "dense": "dense", "compare": "compare"}
     facts += [(names[kind], _files(files)) for kind, files in outcome.files.items()]
