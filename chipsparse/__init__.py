@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from chipsparse.config import (
     AttentionConfig,
+    ConfigError,
+    LayerBudget,
     MemoryConfig,
     MLPConfig,
     ScheduleConfig,
@@ -21,7 +23,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AttentionConfig",
+    "ConfigError",
     "Handle",
+    "LayerBudget",
     "MLPConfig",
     "MemoryConfig",
     "Profile",

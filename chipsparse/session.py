@@ -255,7 +255,7 @@ class Session:
                 device=key.device,
             )
         return AttentionBudget(
-            keep_count=plan.attention_keep_count(),
+            keep_count=plan.attention_keep_count(layer),
             random_count=plan.attention_random_count(),
             static_columns=self._static_columns,
             seed=zlib.crc32(f"{self.config.seed} {context.branch} {context.step} {layer}".encode()),
@@ -282,7 +282,8 @@ class Session:
         hidden: torch.Tensor,
         weights: MLPWeights,
         *,
-        addend: torch.Tensor | None = None,
+        addend: Callable[[], torch.Tensor] | None = None,
+        unpatched: Callable[[], torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """The feed-forward layer of one block, plus what is to be added to it.
 
@@ -290,12 +291,21 @@ class Session:
             layer: number of the transformer block, from 0.
             hidden: ``[B, N, C]``, as are addend and the result.
             weights: read in place and never kept.
-            addend: another summand of the result, which changes with every step and is not cached.
+            addend: computes another summand of the result, which changes with every step and is not
+                cached.
+            unpatched: computes the whole result as the model would without chipsparse, where that
+                is something else than the layer and the addend one after the other.
         """
+
+        def summand() -> torch.Tensor | None:
+            return None if addend is None else addend()
+
         config = self.config.mlp
         if not self.caching or not config.enabled or self._stays_dense(layer, "mlp"):
+            if unpatched is not None:
+                return unpatched()
             return mlp.dense_step(
-                None, hidden, weights, config=config, backend=self._backend, addend=addend
+                None, hidden, weights, config=config, backend=self._backend, addend=summand()
             )
         plan, context, record = self._open_call()
         action = record.action
@@ -305,7 +315,7 @@ class Session:
         with self._caches.lend(context.branch, layer, "mlp", kinds) as cache:
             if action is not Action.SPARSE:
                 return mlp.dense_step(
-                    cache, hidden, weights, config=config, backend=self._backend, addend=addend
+                    cache, hidden, weights, config=config, backend=self._backend, addend=summand()
                 )
             if "sparse_mlp_up" not in self.report.backends:
                 self.report.run_on(
@@ -322,13 +332,13 @@ class Session:
                 config=config,
                 keep_count=keep_count,
                 backend=self._backend,
-                addend=addend,
+                addend=summand(),
             )
 
     def _stays_dense(self, layer: int, part: Part) -> bool:
-        if layer < self.config.schedule.first_dense_layers:
+        plan, context, _ = self._open_call()
+        if not plan.is_sparse(layer, part):
             return True
-        _, context, _ = self._open_call()
         return self._caches.recomputes(context.branch, layer, part)
 
     @property

@@ -43,6 +43,8 @@ def dense_layers(
                 dense[part][layer] = never[part]
             elif layer < first:
                 dense[part][layer] = f"schedule.first_dense_layers is {first} in the profile"
+            elif not plan.is_sparse(layer, part):
+                dense[part][layer] = "layers names it dense in the profile"
             elif (layer, part) in placement.recomputed:
                 dense[part][layer] = placement.why_recomputed(layer, part)
     return dense

@@ -26,7 +26,7 @@ from chipsparse.cli.model import (
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.request import choose_profile, look_up
 from chipsparse.cli.settings import GenerationSettings, Options, resolve_settings
-from chipsparse.memory_plan import BudgetError
+from chipsparse.config import ConfigError
 from chipsparse.profiles import GenerationDefaults, Profile
 from chipsparse.report import GenerationReport
 
@@ -135,7 +135,7 @@ def _patched(pipe: Any, profile: Profile) -> Iterator[ReportSource]:
     with handle:
         try:
             yield lambda: handle.report
-        except BudgetError as error:
+        except ConfigError as error:
             raise UserError(str(error)) from error
 
 

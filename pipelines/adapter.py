@@ -370,10 +370,11 @@ class ModelAdapter:
         layer: int,
         hidden: torch.Tensor,
         weights: MLPWeights,
-        addend: torch.Tensor | None = None,
+        addend: Callable[[], torch.Tensor] | None = None,
+        unpatched: Callable[[], torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Feed-forward layer of one block; see `Session.mlp`."""
-        return self.session.mlp(layer, hidden, weights, addend=addend)
+        return self.session.mlp(layer, hidden, weights, addend=addend, unpatched=unpatched)
 
     # What runs dense although the config asks otherwise.
 
