@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from chipsparse.config import (
     AttentionConfig,
     ConfigError,
+    FallbackError,
     LayerBudget,
     MemoryConfig,
     MLPConfig,
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AttentionConfig",
     "ConfigError",
+    "FallbackError",
     "Handle",
     "LayerBudget",
     "MLPConfig",

@@ -29,6 +29,10 @@ class ConfigError(ValueError):
     """What a config asks for cannot be done with this model or on this machine."""
 
 
+class FallbackError(ConfigError):
+    """Something would run dense, or denser than the config asks, and the run is strict."""
+
+
 @dataclass(frozen=True)
 class AttentionConfig(Validated):
     """Which columns of self-attention are computed on sparse steps, and how the rest is reused."""

@@ -91,6 +91,17 @@ class SparsityPlan:
         """Whether a layer's attention or MLP runs sparse where the schedule says so."""
         return self.keep_fraction(layer, part) is not None
 
+    def why_dense(self, layer: int, part: Part) -> str | None:
+        """What of the config keeps a layer's attention or MLP dense at every step, or None."""
+        if self.is_sparse(layer, part):
+            return None
+        config, first = self.config, self.config.schedule.first_dense_layers
+        if not (config.attention if part == "attention" else config.mlp).enabled:
+            return f"{part}.enabled is false"
+        if layer < first:
+            return f"schedule.first_dense_layers is {first}"
+        return "layers names it dense"
+
     @cached_property
     def _keep_fractions(self) -> dict[Part, list[float | None]]:
         return {"attention": self._resolve("attention"), "mlp": self._resolve("mlp")}

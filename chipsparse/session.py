@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -12,6 +13,7 @@ from chipsparse import attention, mlp
 from chipsparse.attention import AttentionBudget
 from chipsparse.cache_kinds import PARTS, Part, read_kinds
 from chipsparse.cache_store import CacheStore
+from chipsparse.call_recorder import CallRecorder
 from chipsparse.config import SparsityConfig
 from chipsparse.host_memory import HostMemory
 from chipsparse.kernels.dense_attention.measure import FastestKernel
@@ -20,7 +22,7 @@ from chipsparse.memory_plan import MemoryDemand
 from chipsparse.mlp import MLPWeights
 from chipsparse.offload import OffloadPool
 from chipsparse.plan import CACHED, Action, SparsityPlan
-from chipsparse.report import GenerationReport, StepRecord, StepTimer
+from chipsparse.report import GenerationReport, LayerRecord, StepRecord, StepTimer
 from chipsparse.step import StepContext
 from chipsparse.token_order import grids_order, inverse_order
 
@@ -36,21 +38,30 @@ class Session:
         report: where to record it; shared by the experts of one pipeline.
         pool: holds the caches that live in host memory, for this session alone; by default one
             with memory of its own.
+        name: the pipeline's name for the transformer.
     """
 
     def __init__(
-        self, config: SparsityConfig, report: GenerationReport, pool: OffloadPool | None = None
+        self,
+        config: SparsityConfig,
+        report: GenerationReport,
+        pool: OffloadPool | None = None,
+        name: str = "transformer",
     ) -> None:
         self.config = config
         self.report = report
-        self._pool = OffloadPool(HostMemory(), report.fall_back) if pool is None else pool
-        self._caches = CacheStore(self._pool, report.fall_back)
+        self.name = name
+        self._pool = OffloadPool(HostMemory(), report.note) if pool is None else pool
+        self._caches = CacheStore(self._pool, report.note, report.fall_back)
         # Facts about the device, not about a generation: a second one runs on the same kernels.
         self._kernels = FastestKernel()
+        self._recorder = CallRecorder(report)
         self.reset()
 
     def reset(self) -> None:
         """Forgets everything and frees the caches: the next call starts a generation."""
+        self._recorder.end(self._pool.take_traffic(), finished=False)  # a call that broke off
+        self._recorder.reset()
         self._generation = 0
         self._plan: SparsityPlan | None = None
         self._caching = False
@@ -109,10 +120,15 @@ class Session:
                 order = grids_order(layout.grids, self.config.token_order.voxel).to(device)
                 self._order = (order, inverse_order(order))
         action = plan.taken(context.step, self._recorded.get(context.branch))
-        record = StepRecord(context.step, context.steps, context.branch, action)
+        record = StepRecord(
+            context.step, context.steps, context.branch, action, transformer=self.name
+        )
         self.report.begin(context.generation, record)
+        self._recorder.begin(record, plan, device)
         if self._caching and context.branch not in self._caches:
-            self._caches.admit(context.branch, plan, device, demand())
+            wanted = demand()
+            self.report.dtype = wanted.dtype
+            self._caches.admit(context.branch, plan, device, wanted)
         self._context, self._record = context, record
         if action is not Action.SKIP:
             record.timer = StepTimer(device, time.perf_counter)
@@ -125,7 +141,7 @@ class Session:
         plan, context, record = self._open_call()
         if record.timer is not None:
             record.timer.stop()
-        record.bytes_to_device, record.bytes_to_host = self._pool.take_traffic()
+        self._recorder.end(self._pool.take_traffic())
         recorded = self._recorded.get(context.branch)
         if record.action not in CACHED and recorded is not Action.REFRESH:
             self._recorded[context.branch] = record.action
@@ -161,6 +177,21 @@ class Session:
         """Whether a call is open in whose generation anything is sparse."""
         return self._context is not None and self._caching
 
+    def leave_dense(self, part: Part, layers: Iterable[int], reason: str) -> None:
+        """Notes for the open call that the model computes a part of these layers by itself.
+
+        To report that as a fallback is left to the caller.
+        """
+        self._recorder.leave_dense(part, layers, reason)
+
+    def _watched(self, layer: int, part: Part) -> AbstractContextManager[LayerRecord]:
+        """Records what a layer does; it is dense where the record has a reason."""
+        plan, context, _ = self._open_call()
+        reason = plan.why_dense(layer, part)
+        if reason is None:
+            reason = self._caches.why_recomputed(context.branch, layer, part)
+        return self._recorder.watch(layer, part, reason)
+
     @property
     def token_order(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Order of the video or image tokens and its inverse (int64 ``[N]``); None: unchanged."""
@@ -186,19 +217,36 @@ class Session:
             scale: factor of the scores, None for ``D ** -0.5``.
             unpatched: computes the attention as the model would without chipsparse.
         """
-        config = self.config.attention
-        if not self.caching or not config.enabled or self._stays_dense(layer, "attention"):
+        if not self.caching:
             return unpatched()
+        with self._watched(layer, "attention") as entry:
+            if entry.reason is not None:
+                return unpatched()
+            return self._attention(entry, query, key, value, scale)
+
+    def _attention(
+        self,
+        entry: LayerRecord,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float | None,
+    ) -> torch.Tensor:
+        config, layer = self.config.attention, entry.layer
         _, context, record = self._open_call()
-        if "dense_attention" not in self.report.backends:
-            self.report.run_on(
-                attention.backend_choices(
-                    query, key, value, group_rows=config.group_rows, backend=self._backend
-                )
-            )
-        action = self._attention_action(layer, record.action)
+        backends = self._recorder.backends(
+            entry,
+            lambda: attention.backend_choices(
+                query, key, value, group_rows=config.group_rows, backend=self._backend
+            ),
+        )
+        entry.action = action = self._attention_action(layer, record.action)
         kinds = read_kinds(self.config, "attention", action)
         with self._caches.lend(context.branch, layer, "attention", kinds) as cache:
+            op = attention.main_op(
+                cache, action, config=config, reselect=self.config.schedule.reselect
+            )
+            entry.backend = "cache" if op is None else backends[op]
             if action is Action.DENSE:
                 return attention.dense_step(
                     cache,
@@ -210,7 +258,7 @@ class Session:
                     kernels=self._kernels,
                 )
             if action is Action.SPARSE:
-                record.attention_fractions.append(cache.kept_fraction)
+                entry.computed = cache.kept_fraction
                 return attention.sparse_step(
                     cache, query, key, value, config=config, scale=scale, backend=self._backend
                 )
@@ -238,9 +286,9 @@ class Session:
             return self._caches.has(context.branch, layer, kind)
 
         if not recorded("lse"):
-            return Action.DENSE
+            return self._recorder.catch_up(layer, "attention", Action.DENSE)
         if action is Action.SPARSE and not (recorded("columns") or recorded("residual")):
-            return Action.REFRESH
+            return self._recorder.catch_up(layer, "attention", Action.REFRESH)
         return action
 
     def _attention_budget(self, layer: int, key: torch.Tensor) -> AttentionBudget:
@@ -300,31 +348,56 @@ class Session:
         def summand() -> torch.Tensor | None:
             return None if addend is None else addend()
 
-        config = self.config.mlp
-        if not self.caching or not config.enabled or self._stays_dense(layer, "mlp"):
+        def dense() -> torch.Tensor:
             if unpatched is not None:
                 return unpatched()
             return mlp.dense_step(
-                None, hidden, weights, config=config, backend=self._backend, addend=summand()
+                None,
+                hidden,
+                weights,
+                config=self.config.mlp,
+                backend=self._backend,
+                addend=summand(),
             )
+
+        if not self.caching:
+            return dense()
+        with self._watched(layer, "mlp") as entry:
+            if entry.reason is not None:
+                return dense()
+            return self._mlp(entry, hidden, weights, summand)
+
+    def _mlp(
+        self,
+        entry: LayerRecord,
+        hidden: torch.Tensor,
+        weights: MLPWeights,
+        summand: Callable[[], torch.Tensor | None],
+    ) -> torch.Tensor:
+        config, layer = self.config.mlp, entry.layer
         plan, context, record = self._open_call()
         action = record.action
-        if not self._caches.has(context.branch, layer, "activation"):
-            action = Action.REFRESH
+        recorded = self._caches.has(context.branch, layer, "activation")
+        if action is Action.SPARSE and not recorded:
+            action = self._recorder.catch_up(layer, "mlp", Action.REFRESH)
+        entry.action = action
         kinds = read_kinds(self.config, "mlp", action)
         with self._caches.lend(context.branch, layer, "mlp", kinds) as cache:
             if action is not Action.SPARSE:
+                entry.backend = self._backend or "library"
                 return mlp.dense_step(
                     cache, hidden, weights, config=config, backend=self._backend, addend=summand()
                 )
-            if "sparse_mlp_up" not in self.report.backends:
-                self.report.run_on(
-                    mlp.backend_choices(
-                        cache, hidden, weights, config=config, backend=self._backend
-                    )
-                )
+            backends = self._recorder.backends(
+                entry,
+                lambda: mlp.backend_choices(
+                    cache, hidden, weights, config=config, backend=self._backend
+                ),
+            )
+            both = (backends["sparse_mlp_up"], backends["sparse_mlp_down"])
+            entry.backend = "+".join(dict.fromkeys(both))
             keep_count = plan.mlp_keep_count(layer)
-            record.mlp_fractions.append(keep_count / weights.up.shape[0])
+            entry.computed = keep_count / weights.up.shape[0]
             return mlp.sparse_step(
                 cache,
                 hidden,
@@ -334,12 +407,6 @@ class Session:
                 backend=self._backend,
                 addend=summand(),
             )
-
-    def _stays_dense(self, layer: int, part: Part) -> bool:
-        plan, context, _ = self._open_call()
-        if not plan.is_sparse(layer, part):
-            return True
-        return self._caches.recomputes(context.branch, layer, part)
 
     @property
     def _backend(self) -> str | None:

@@ -52,6 +52,7 @@ class Generation:
         backends: the kernel backend of each op.
         backend_reasons: one line for every set of backends passed over, and why.
         fallbacks: one sentence for everything that ran dense although the profile asks otherwise.
+        notes: one sentence for whatever else is worth knowing.
     """
 
     frames: np.ndarray
@@ -64,6 +65,7 @@ class Generation:
     backends: dict[str, str]
     backend_reasons: list[str]
     fallbacks: list[str]
+    notes: list[str]
 
 
 def generate(
@@ -118,6 +120,7 @@ def generate(
         backends=dict(made.backends) if made else {},
         backend_reasons=made.backend_reasons() if made else [],
         fallbacks=list(made.fallbacks) if made else [],
+        notes=list(made.notes) if made else [],
     )
 
 
