@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from chipsparse.config import (
     AttentionConfig,
+    ConfigError,
+    FallbackError,
+    LayerBudget,
     MemoryConfig,
     MLPConfig,
     ScheduleConfig,
@@ -21,7 +24,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AttentionConfig",
+    "ConfigError",
+    "FallbackError",
     "Handle",
+    "LayerBudget",
     "MLPConfig",
     "MemoryConfig",
     "Profile",

@@ -15,7 +15,7 @@ from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter, check_scheduler
 from chipsparse.pipelines.generic import limits, why_not
 from chipsparse.pipelines.registry import ADAPTERS, adapter_class
 from chipsparse.profiles import MODEL_PROFILE_NAME, Profile, find_profile, load_profile
-from chipsparse.report import GenerationReport
+from chipsparse.report import GenerationReport, PipelineFacts
 from chipsparse.session import Session
 from chipsparse.step import PositionTracker
 
@@ -47,7 +47,13 @@ class Handle:
         self.disable()
 
 
-def enable(pipe: Any, config: SparsityConfig | Profile | str | Path | None = None) -> Handle:
+def enable(
+    pipe: Any,
+    config: SparsityConfig | Profile | str | Path | None = None,
+    *,
+    strict: bool = False,
+    layer_times: bool = False,
+) -> Handle:
     """Patches a diffusers pipeline so that it computes sparsely.
 
     Args:
@@ -57,6 +63,9 @@ def enable(pipe: Any, config: SparsityConfig | Profile | str | Path | None = Non
         config: a config, a profile or the path of one. By default the profile in the folder that
             the pipeline was loaded from, else the one of its transformer class, else (for a class
             without an adapter) the defaults of `SparsityConfig`.
+        strict: raise `FallbackError` in the first call in which anything would run dense, or denser
+            than the config asks, although the config wants it sparse.
+        layer_times: measure the time of every layer for the report, by events of the device.
 
     Returns:
         A handle that is also a context manager.
@@ -75,13 +84,22 @@ def enable(pipe: Any, config: SparsityConfig | Profile | str | Path | None = Non
     transformers = find_transformers(pipe)
     check_scheduler(getattr(pipe, "scheduler", None))
     resolved = _resolve(pipe, config, type(transformers[0]).__name__)
-    report, tracker, host = GenerationReport(), PositionTracker(), HostMemory()
+    names = {id(item): name for name, item in pipe.components.items()}
+    folder = getattr(getattr(pipe, "config", None), "_name_or_path", None)
+    classes = {names[id(each)]: type(each).__name__ for each in transformers}
+    report = GenerationReport(
+        strict=strict,
+        layer_times=layer_times,
+        pipeline=PipelineFacts(type(pipe).__name__, folder or None, classes),
+        config=resolved,
+    )
+    tracker, host = PositionTracker(), HostMemory()
     handle = Handle(resolved, report, [])
     try:
         for transformer in transformers:
             adapter = adapter_class(transformer)(
                 transformer,
-                Session(resolved, report, OffloadPool(host, report.fall_back)),
+                Session(resolved, report, OffloadPool(host, report.note), names[id(transformer)]),
                 tracker,
                 lambda: getattr(pipe, "scheduler", None),
                 lambda: bool(getattr(pipe, "do_classifier_free_guidance", False)),

@@ -26,6 +26,7 @@ from chipsparse.kernels.dense_attention_column_sums import dense_attention_colum
 from chipsparse.kernels.dense_attention_column_sums.reference import column_sums_dtype
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.kernels.mask_packing import packed_to_indices
+from chipsparse.plan import Action
 
 # What the residual of a refresh may hold in float32 at a time.
 RESIDUAL_BYTES = 256 << 20
@@ -124,6 +125,18 @@ def backend_choices(
             query, key, value, group_rows=group_rows, force=backend
         ),
     }
+
+
+def main_op(
+    cache: AttentionCache, action: Action, *, config: AttentionConfig, reselect: bool
+) -> str | None:
+    """The operation that computes the result of a step; None where the cache is the result."""
+    if action is Action.SPARSE:
+        return None if config.delta_rule == "reuse" else "column_sparse_attention"
+    chooses = action is Action.REFRESH and config.delta_rule != "reuse"
+    if chooses and (reselect or cache.columns is None):
+        return "dense_attention_column_sums"
+    return "dense_attention"
 
 
 def dense_step(

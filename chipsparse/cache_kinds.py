@@ -7,17 +7,15 @@ The fields of `AttentionCache` and `MLPCache` that hold tensors are these kinds,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
-from chipsparse.config import SparsityConfig
+from chipsparse.config import Part, SparsityConfig
 from chipsparse.kernels.checks import group_count
 from chipsparse.kernels.token_layout import ALIGNMENT
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import Action, SparsityPlan
 
-Part = Literal["attention", "mlp"]
 PARTS: tuple[Part, ...] = ("attention", "mlp")
 
 SOFTMAX_BYTES = 4  # constants and means are float32 whatever the model computes in
@@ -128,10 +126,12 @@ def kind_bytes(
 
 def saved_work(part: Part, layer: int, *, layout: ModelLayout, config: SparsityConfig) -> float:
     """Floating-point operations that a sparse step of one layer saves, for one guidance branch."""
+    kept = SparsityPlan(config, layout).keep_fraction(layer, part)
+    if kept is None:
+        return 0.0
     if part == "attention":
-        kept = min(1.0, config.attention.keep_fraction + config.attention.random_fraction)
+        kept = min(1.0, kept + config.attention.random_fraction)
         whole = 4.0 * layout.tokens**2 * layout.channels
     else:
-        kept = config.mlp.keep_fraction
         whole = 4.0 * layout.mlp_tokens(layer) * layout.channels * layout.kind(layer).mlp_width
     return layout.batch * whole * (1 - kept)

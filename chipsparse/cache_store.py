@@ -52,12 +52,16 @@ class CacheStore:
 
     Args:
         pool: holds what lives in host memory; used by nobody else.
-        notify: told in one sentence of what is elsewhere than planned, or nowhere.
+        note: told in one sentence of what is elsewhere than planned.
+        fall_back: told in one sentence of what is nowhere, so that layers run dense.
     """
 
-    def __init__(self, pool: OffloadPool, notify: Callable[[str], None]) -> None:
+    def __init__(
+        self, pool: OffloadPool, note: Callable[[str], None], fall_back: Callable[[str], None]
+    ) -> None:
         self._pool = pool
-        self._notify = notify
+        self._note = note
+        self._fall_back = fall_back
         self._branches: dict[str, _Branch] = {}
         # Layers in host memory, for each branch and kind in order: what to fetch next.
         self._hosted: dict[tuple[str, str], list[int]] = {}
@@ -94,7 +98,7 @@ class CacheStore:
         try:
             self._open(branch, memory, device)
         except MemoryError as error:
-            self._notify(
+            self._note(
                 f"host memory for caches was refused ({error}): they stay on the device as far as "
                 "they fit, and the other layers run dense"
             )
@@ -102,7 +106,7 @@ class CacheStore:
             self._open(branch, memory, device)
         self._branches[branch] = _Branch(plan, memory)
         for remark in memory.remarks(plan.layout.layers):
-            self._notify(remark)
+            self._fall_back(remark)
 
     def _plan(
         self, plan: SparsityPlan, device: torch.device, demand: MemoryDemand, *, host: bool = True
@@ -147,9 +151,12 @@ class CacheStore:
         if all(each.finished for each in self._branches.values()):
             self.reset()
 
-    def recomputes(self, branch: str, layer: int, part: Part) -> bool:
-        """Whether there is no room for the caches of a layer's part, so that it runs dense."""
-        return (layer, part) in self._branches[branch].memory.placement.recomputed
+    def why_recomputed(self, branch: str, layer: int, part: Part) -> str | None:
+        """Why there are no caches for a layer's part, so that it runs dense; None: there are."""
+        placement = self._branches[branch].memory.placement
+        if (layer, part) not in placement.recomputed:
+            return None
+        return placement.why_recomputed(layer, part)
 
     # What is there.
 
@@ -246,7 +253,7 @@ class CacheStore:
             return
         if tensor is not loaded or KINDS[name].rewritten:
             if not self._pool.takes(key, tensor):
-                self._notify(
+                self._note(
                     f"{name} of layer {layer} is larger than planned ({list(tensor.shape)} in "
                     f"{tensor.dtype}) and stays on the device"
                 )

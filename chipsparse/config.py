@@ -7,18 +7,30 @@ documentation all say the same thing.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from chipsparse.byte_sizes import parse_bytes
 from chipsparse.validation import Validated, build, option
 
+Part = Literal["attention", "mlp"]
 DeltaRule = Literal["merge", "difference", "kept_only", "reuse"]
 Selection = Literal["column_sums", "random"]
 ActionName = Literal["dense", "refresh", "sparse", "skip"]
 BackendName = Literal["auto", "reference"]
 OffloadMode = Literal["auto", "always", "never"]
+Dense = Literal["dense"]
+
+
+class ConfigError(ValueError):
+    """What a config asks for cannot be done with this model or on this machine."""
+
+
+class FallbackError(ConfigError):
+    """Something would run dense, or denser than the config asks, and the run is strict."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +138,55 @@ class GuardConfig(Validated):
 
 
 @dataclass(frozen=True)
+class LayerBudget(Validated):
+    """What some layers keep where it is not what the others keep.
+
+    Layers are numbered from 0 in the order in which the model runs them, over all its kinds of
+    blocks. Those among the ``schedule.first_dense_layers`` stay dense whatever stands here.
+    """
+
+    layers: str = option(
+        "", "a layer, such as 12, a range with both its ends, such as 10-19, or several: 0-1,56"
+    )
+    attention: float | Dense | None = option(
+        None,
+        "share of key columns, in place of attention.keep_fraction, or dense: never sparse; "
+        "null: as the other layers",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    mlp: float | Dense | None = option(
+        None, "likewise the share of neurons", minimum=0.0, maximum=1.0
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.layers, int) and not isinstance(self.layers, bool):
+            object.__setattr__(self, "layers", str(self.layers))  # as YAML gives one layer
+        super().__post_init__()
+        _ = self.ranges
+
+    @cached_property
+    def ranges(self) -> tuple[range, ...]:
+        """The layers that are meant."""
+        ranges = []
+        for text in self.layers.split(","):
+            found = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
+            first, last = (int(n) for n in found.groups(default=found[1])) if found else (1, 0)
+            if last < first:
+                raise ValueError(
+                    "layers: expected a layer such as 12, a range such as 10-19, or several such "
+                    f"as 0-1,56; got {self.layers!r}"
+                )
+            ranges.append(range(first, last + 1))
+        return tuple(ranges)
+
+    @property
+    def last(self) -> int:
+        """The highest layer that is meant."""
+        return max(each[-1] for each in self.ranges)
+
+
+@dataclass(frozen=True)
 class TokenOrderConfig(Validated):
     """How video and image tokens are ordered so that a query group is compact."""
 
@@ -192,10 +253,25 @@ class SparsityConfig(Validated):
     mlp: MLPConfig = option(MLPConfig(), "feed-forward layers")
     schedule: ScheduleConfig = option(ScheduleConfig(), "denoising steps")
     guard: GuardConfig = option(GuardConfig(), "error of sparse attention")
+    layers: tuple[LayerBudget, ...] = option((), "layers that keep more or less than the others")
     token_order: TokenOrderConfig = option(TokenOrderConfig(), "order of the video or image tokens")
     memory: MemoryConfig = option(MemoryConfig(), "memory of the caches")
     seed: int = option(0, "seed of the random columns", minimum=0)
     backend: BackendName = option("auto", "auto: the fastest kernels that can run; or reference")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for part in ("attention", "mlp"):
+            named: list[range] = []
+            for place, budget in enumerate(self.layers):
+                for layers in budget.ranges if getattr(budget, part) is not None else ():
+                    for other in named:
+                        both = range(max(layers[0], other[0]), min(layers[-1], other[-1]) + 1)
+                        if both:
+                            raise ValueError(
+                                f"layers[{place}].{part}: layer {both[0]} has a budget already"
+                            )
+                    named.append(layers)
 
     @classmethod
     def dense(cls) -> SparsityConfig:

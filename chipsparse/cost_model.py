@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from chipsparse.attention import AttentionBudget, static_count
-from chipsparse.cache_kinds import Part
+from chipsparse.cache_kinds import PARTS, Part
 from chipsparse.layout import ModelLayout
 from chipsparse.placement import SLOTS
 from chipsparse.plan import Action, SparsityPlan
@@ -99,13 +99,13 @@ class Load:
     to_host: int = 0
 
 
-def kept_columns(plan: SparsityPlan) -> int:
-    """The most columns that a query group computes at a sparse step."""
+def kept_columns(plan: SparsityPlan, layer: int) -> int:
+    """The most columns that a query group of a layer computes at a sparse step."""
     config, layout = plan.config.attention, plan.layout
     if config.delta_rule == "reuse":
         return 0
     budget = AttentionBudget(
-        keep_count=plan.attention_keep_count(),
+        keep_count=plan.attention_keep_count(layer),
         random_count=plan.attention_random_count(),
         static_columns=None,
         seed=0,
@@ -137,16 +137,17 @@ def layer_time(
         plan: has sizes and shares.
         rates: of the device.
         dtype: of the hidden states.
-        dense_parts: parts of this layer that run dense whatever the step does.
+        dense_parts: parts of this layer that run dense although the plan has them sparse.
     """
     if action is Action.SKIP:
         return LayerTime(0.0, 0.0, 0.0)
     layout = plan.layout
     tokens = layout.batch * layout.tokens
     attention = 4.0 * tokens * layout.tokens * layout.channels / rates.attention
-    if "attention" not in dense_parts:
+    sparse = {part for part in PARTS if part not in dense_parts and plan.is_sparse(layer, part)}
+    if "attention" in sparse:
         if action is Action.SPARSE:
-            kept = kept_columns(plan) / layout.tokens / rates.sparse_attention
+            kept = kept_columns(plan, layer) / layout.tokens / rates.sparse_attention
             attention *= kept + checked_share(plan)
         elif action is Action.REFRESH:
             attention = rates.refresh_attention * attention + rates.refresh_seconds
@@ -154,7 +155,7 @@ def layer_time(
     rows = kind.mlp_linears * kind.mlp_width
     mlp_tokens = layout.batch * layout.mlp_tokens(layer)
     mlp = _linear_seconds(mlp_tokens, layout, rows, rates)
-    if "mlp" not in dense_parts and action is Action.SPARSE:
+    if "mlp" in sparse and action is Action.SPARSE:
         mlp *= plan.mlp_keep_count(layer) / kind.mlp_width / rates.sparse_mlp
     mlp += _linear_seconds(tokens - mlp_tokens, layout, rows, rates)  # the text has its own
     projected = kind.projections * layout.channels

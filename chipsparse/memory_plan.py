@@ -12,6 +12,7 @@ from chipsparse.attention import FLOAT32_TENSORS, LISTS_BYTES, RESIDUAL_BYTES
 from chipsparse.byte_sizes import format_bytes
 from chipsparse.cache_kinds import (
     INDEX_BYTES,
+    PARTS,
     Part,
     kept_kinds,
     kind_bytes,
@@ -19,7 +20,7 @@ from chipsparse.cache_kinds import (
     saved_work,
     written_kinds,
 )
-from chipsparse.config import MemoryConfig
+from chipsparse.config import ConfigError, MemoryConfig
 from chipsparse.cost_model import Rates, layer_time
 from chipsparse.host_memory import HostMemory
 from chipsparse.kernels.checks import group_count
@@ -40,7 +41,7 @@ NORM_TENSORS, ATTENTION_TENSORS, MLP_TENSORS = 13, 9, 7
 BRANCHES = 2  # guidance branches whose small lists of columns there is room for
 
 
-class BudgetError(ValueError):
+class BudgetError(ConfigError):
     """The caches of not a single layer fit; the text has the numbers."""
 
 
@@ -167,10 +168,11 @@ def cache_needs(
 ) -> list[PartNeed]:
     """What each layer part wants to keep for one branch; nothing where it is dense anyway."""
     config, layout = plan.config, plan.layout
-    enabled: dict[Part, bool] = {"attention": config.attention.enabled, "mlp": config.mlp.enabled}
     needs = []
-    for layer in range(config.schedule.first_dense_layers, layout.layers):
-        sparse = [part for part, on in enabled.items() if on and (layer, part) not in dense]
+    for layer in range(layout.layers):
+        sparse = [
+            part for part in PARTS if plan.is_sparse(layer, part) and (layer, part) not in dense
+        ]
         sizes: dict[Part, dict[str, int]] = {
             part: {
                 kind: kind_bytes(kind, layer, layout=layout, config=config, dtype=dtype)
@@ -216,7 +218,7 @@ def worth_moving(
 
     def seconds(moved: Iterable[Part]) -> float:
         moved = frozenset(moved)
-        dense = [part for part in sizes if part not in moved]
+        dense = [part for part in PARTS if part not in moved]
         to_device, to_host = moved_bytes(moved, read_kinds), moved_bytes(moved, written_kinds)
         time = layer_time(
             layer, Action.SPARSE, plan=plan, rates=rates, dtype=dtype, dense_parts=dense
@@ -240,10 +242,12 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype) -> int:
     hidden = layout.batch * tokens * layout.channels * dtype.itemsize
     neurons = layout.batch * tokens * widest * dtype.itemsize
     attention, kept_lists = ATTENTION_TENSORS * hidden, 0
-    if config.attention.enabled:
+    sparse = [layer for layer in range(layout.layers) if plan.is_sparse(layer, "attention")]
+    if sparse:
         groups = group_count(tokens, config.attention.group_rows)
         sums = heads * groups * tokens * min(dtype.itemsize, 4)
-        kept = plan.attention_keep_count() + plan.attention_random_count()
+        kept = max(plan.attention_keep_count(layer) for layer in sparse)
+        kept += plan.attention_random_count()
         attention += min(sums, config.attention.column_sums_bytes)
         lists = heads * groups * kept * INDEX_BYTES
         attention += lists

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -29,6 +30,13 @@ Key = tuple[str, int, str]  # branch, layer, kind
 
 ALIGNMENT = 512  # bytes; as PyTorch aligns allocations
 POISON = 0xFF  # NaN in every floating dtype
+
+
+class Traffic(NamedTuple):
+    """Bytes that were copied to the device and to the host."""
+
+    to_device: int = 0
+    to_host: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,7 +115,7 @@ class OffloadPool:
         self._copies: HostCopies = HostCopies()
         self._opened = _Opened()
         self._turn = 0
-        self._to_device = self._to_host = 0
+        self._traffic: dict[Key, Traffic] = {}
 
     def open(self, sizes: Mapping[Key, int], device: torch.device) -> None:
         """Makes room for tensors of at most so many bytes each, beside what is there already.
@@ -158,7 +166,7 @@ class OffloadPool:
             for block in opened.blocks:
                 self.host.take_back(block)
             self._copies = HostCopies()
-            self._to_device = self._to_host = 0
+            self._traffic = {}
 
     def _settle(self) -> None:
         try:
@@ -177,11 +185,14 @@ class OffloadPool:
         """Bytes of one slot of each kind on the device."""
         return {kind: slots[0].memory.numel() for kind, slots in self._opened.slots.items()}
 
-    def take_traffic(self) -> tuple[int, int]:
-        """Bytes copied to the device and to the host since this was last asked."""
-        moved = self._to_device, self._to_host
-        self._to_device = self._to_host = 0
+    def take_traffic(self) -> dict[Key, Traffic]:
+        """What was copied of each tensor since this was last asked."""
+        moved, self._traffic = self._traffic, {}
         return moved
+
+    def _count(self, key: Key, *, to_device: int = 0, to_host: int = 0) -> None:
+        before = self._traffic.get(key, Traffic())
+        self._traffic[key] = Traffic(before.to_device + to_device, before.to_host + to_host)
 
     @property
     def stored_bytes(self) -> int:
@@ -245,7 +256,7 @@ class OffloadPool:
         slot.emptied = place.written = self._copies.to_host(
             place.memory[:count], slot.memory[:count], [slot.used, place.read]
         )
-        self._to_host += count
+        self._count(key, to_host=count)
 
     def release(self, *keys: Key) -> None:
         """Ends the use of tensors; what `load` gave for them is void from here on."""
@@ -270,7 +281,7 @@ class OffloadPool:
         )
         self._turn += 1
         slot.turn = self._turn
-        self._to_device += count
+        self._count(key, to_device=count)
         return slot
 
     def _take(self, slot: _Slot) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 import itertools
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from chipsparse.config import SparsityConfig
+from chipsparse.config import ConfigError, Part, SparsityConfig
 from chipsparse.layout import ModelLayout
 
 
@@ -37,11 +38,23 @@ class SparsityPlan:
         config: what the user asked for.
         layout: the model's sizes.
         steps: number of denoising steps, or None where the pipeline does not say.
+
+    Raises:
+        ConfigError: if the config names a layer that the model does not have.
     """
 
     config: SparsityConfig
     layout: ModelLayout
     steps: int | None = None
+
+    def __post_init__(self) -> None:
+        count = self.layout.layers
+        for place, budget in enumerate(self.config.layers):
+            if budget.last >= count:
+                raise ConfigError(
+                    f"layers[{place}].layers: names layer {budget.last}, but this model has "
+                    f"{count} layers, 0 to {count - 1}"
+                )
 
     def differs_in_prompts_only(self, other: SparsityPlan) -> bool:
         """Whether two plans differ in text tokens and batch, as branches do, or not at all."""
@@ -69,12 +82,50 @@ class SparsityPlan:
             return Action.REFRESH if step in schedule.refresh_steps else Action.SPARSE
         return Action.REFRESH if since_warmup % schedule.refresh_every == 0 else Action.SPARSE
 
-    def action(self, layer: int, step: int) -> Action:
-        """The action of one layer at one step."""
+    def action(self, layer: int, step: int, part: Part) -> Action:
+        """The action of one layer's attention or MLP at one step."""
         action = self.step_action(step)
-        if layer < self.config.schedule.first_dense_layers and action is not Action.SKIP:
+        if not self.is_sparse(layer, part) and action is not Action.SKIP:
             return Action.DENSE
         return action
+
+    def keep_fraction(self, layer: int, part: Part) -> float | None:
+        """The share of columns or neurons that a layer keeps by score; None: it is never sparse."""
+        return self._keep_fractions[part][layer]
+
+    def is_sparse(self, layer: int, part: Part) -> bool:
+        """Whether a layer's attention or MLP runs sparse where the schedule says so."""
+        return self.keep_fraction(layer, part) is not None
+
+    def why_dense(self, layer: int, part: Part) -> str | None:
+        """What of the config keeps a layer's attention or MLP dense at every step, or None."""
+        if self.is_sparse(layer, part):
+            return None
+        config, first = self.config, self.config.schedule.first_dense_layers
+        if not (config.attention if part == "attention" else config.mlp).enabled:
+            return f"{part}.enabled is false"
+        if layer < first:
+            return f"schedule.first_dense_layers is {first}"
+        return "layers names it dense"
+
+    @cached_property
+    def _keep_fractions(self) -> dict[Part, list[float | None]]:
+        return {"attention": self._resolve("attention"), "mlp": self._resolve("mlp")}
+
+    def _resolve(self, part: Part) -> list[float | None]:
+        config = self.config.attention if part == "attention" else self.config.mlp
+        count = self.layout.layers
+        if not config.enabled:
+            return [None] * count
+        fractions: list[float | None] = [config.keep_fraction] * count
+        for budget in self.config.layers:
+            share = getattr(budget, part)
+            if share is not None:
+                for layers in budget.ranges:
+                    for layer in layers:
+                        fractions[layer] = None if share == "dense" else share
+        first = min(count, self.config.schedule.first_dense_layers)
+        return [None] * first + fractions[first:]
 
     def skips(self) -> bool:
         """Whether any step may reuse the transformer's last output."""
@@ -115,9 +166,9 @@ class SparsityPlan:
                 recorded = taken[-1]
         return taken
 
-    def attention_keep_count(self) -> int:
-        """Key columns that each query group keeps by score and by static rules."""
-        return _count(self.config.attention.keep_fraction, self.layout.tokens)
+    def attention_keep_count(self, layer: int) -> int:
+        """Key columns that each query group of a layer keeps by score and by static rules."""
+        return _count(self.keep_fraction(layer, "attention"), self.layout.tokens)
 
     def attention_random_count(self) -> int:
         """Further key columns that each query group keeps at random."""
@@ -125,7 +176,7 @@ class SparsityPlan:
 
     def mlp_keep_count(self, layer: int) -> int:
         """Neurons of a layer that each token group recomputes on a sparse step."""
-        return _count(self.config.mlp.keep_fraction, self.layout.kind(layer).mlp_width)
+        return _count(self.keep_fraction(layer, "mlp"), self.layout.kind(layer).mlp_width)
 
     def describe(self) -> str:
         """One line: the run-length coded actions, as in ``1 dense, 1 refresh, 9 sparse, ...``."""
@@ -135,5 +186,6 @@ class SparsityPlan:
         return ", ".join(f"{len(list(group))} {action.value}" for action, group in runs)
 
 
-def _count(fraction: float, total: int) -> int:
-    return min(total, round(fraction * total))
+def _count(fraction: float | None, total: int) -> int:
+    """So many of all; all where the layer is dense."""
+    return total if fraction is None else min(total, round(fraction * total))

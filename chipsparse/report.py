@@ -1,26 +1,33 @@
-"""What a generation did: action, kept fractions and time of every step, and every fallback."""
+"""What a generation did: every step and layer, and everything that was not as the config asks.
+
+A report has two lists of sentences. *Fallbacks* are what runs dense, or denser than asked, although
+the config wants it sparse; a strict report raises the first one. *Notes* are whatever else is worth
+knowing: slower copies, another token order, a cache that lives elsewhere than planned.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from chipsparse.config import FallbackError, Part, SparsityConfig
 from chipsparse.error_guard import DeviceNumber
 from chipsparse.kernels.dispatch import Choice
-from chipsparse.plan import Action
+from chipsparse.plan import Action, SparsityPlan
 
 
 class StepTimer:
-    """Wall time of one transformer call: device events on CUDA, the host clock elsewhere."""
+    """Wall time of a piece of work: device events on CUDA, the host clock elsewhere."""
 
     def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
         self._device = device
         self._clock = clock
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-        self._seconds = 0.0
+        self._seconds: float | None = None
         if device.type == "cuda":
             self._events = (
                 torch.cuda.Event(enable_timing=True),
@@ -30,18 +37,58 @@ class StepTimer:
         self._start = clock()
 
     def stop(self) -> None:
-        """Marks the end of the call; does not wait for the device."""
+        """Marks the end of the work; does not wait for the device."""
         if self._events is not None:
             self._events[1].record(torch.cuda.current_stream(self._device))
         self._seconds = self._clock() - self._start
 
-    def seconds(self) -> float:
-        """The measured time; waits for the device where it has not yet finished."""
-        if self._events is not None:
+    def seconds(self) -> float | None:
+        """The measured time, None before `stop`; waits for a device that has not yet finished."""
+        if self._events is not None and self._seconds is not None:
             self._events[1].synchronize()
             self._seconds = self._events[0].elapsed_time(self._events[1]) / 1e3
             self._events = None
         return self._seconds
+
+
+@dataclass
+class LayerRecord:
+    """A layer's attention or feed-forward layer in one transformer call.
+
+    Attributes:
+        layer: number of the block.
+        part: which of both.
+        action: what it did; never "skip", which leaves out whole calls.
+        computed: share of the attention columns or neurons that was computed: a number, or a 0-d
+            tensor of the device; 1 unless sparse.
+        backend: what computed it: the name of a kernel backend, "library" for PyTorch's own
+            operations, "model" where the model ran as without chipsparse, "cache" where nothing
+            was computed.
+        reason: why it was dense whatever the step did, or None.
+        timer: its time with what it waited for, where that is measured.
+        bytes_to_device: bytes of its caches that came from host memory in this call.
+        bytes_to_host: bytes of them that went there.
+    """
+
+    layer: int
+    part: Part
+    action: Action
+    computed: torch.Tensor | float = 1.0
+    backend: str = "model"
+    reason: str | None = None
+    timer: StepTimer | None = None
+    bytes_to_device: int = 0
+    bytes_to_host: int = 0
+
+    @property
+    def kept(self) -> float:
+        """The share that was computed; waits for the device where it has not yet finished."""
+        return float(self.computed)
+
+    @property
+    def seconds(self) -> float | None:
+        """Its time in seconds; None where it was not measured or did not come to its end."""
+        return None if self.timer is None else self.timer.seconds()
 
 
 @dataclass
@@ -57,6 +104,10 @@ class StepRecord:
         early_refreshes: layers whose attention was refreshed because of such an error.
         bytes_to_device: bytes of caches that came from host memory.
         bytes_to_host: bytes of caches that went there.
+        transformer: the pipeline's name for the transformer that was called.
+        layers: what each layer did, in the order in which they ran; none where nothing in the
+            whole generation is sparse, nor of layers that a block cache passed over.
+        finished: whether the call came to its end.
     """
 
     step: int
@@ -64,22 +115,40 @@ class StepRecord:
     branch: str
     action: Action
     timer: StepTimer | None = None
-    attention_fractions: list[torch.Tensor | float] = field(default_factory=list)
-    mlp_fractions: list[float] = field(default_factory=list)
     guard_errors: dict[int, DeviceNumber] = field(default_factory=dict)
     early_refreshes: list[int] = field(default_factory=list)
     bytes_to_device: int = 0
     bytes_to_host: int = 0
+    transformer: str = ""
+    layers: list[LayerRecord] = field(default_factory=list)
+    finished: bool = False
 
     @property
     def seconds(self) -> float:
-        """Time of the transformer call in seconds (0 for a skipped one)."""
-        return 0.0 if self.timer is None else self.timer.seconds()
+        """Time of the transformer call in seconds (0 for one that was skipped or broke off)."""
+        return 0.0 if self.timer is None else self.timer.seconds() or 0.0
+
+    @property
+    def attention_fractions(self) -> list[float]:
+        """Share of the columns that each layer with sparse attention computed."""
+        return self._fractions("attention")
+
+    @property
+    def mlp_fractions(self) -> list[float]:
+        """Share of the neurons that each layer with a sparse MLP computed."""
+        return self._fractions("mlp")
+
+    def _fractions(self, part: Part) -> list[float]:
+        return [
+            layer.kept
+            for layer in self.layers
+            if layer.part == part and layer.action is Action.SPARSE
+        ]
 
     @property
     def attention_kept(self) -> float | None:
         """Mean share of attention columns computed, over layers; None where nothing ran sparse."""
-        return _mean([float(value) for value in self.attention_fractions])
+        return _mean(self.attention_fractions)
 
     @property
     def mlp_kept(self) -> float | None:
@@ -87,23 +156,56 @@ class StepRecord:
         return _mean(self.mlp_fractions)
 
 
+@dataclass(frozen=True)
+class PipelineFacts:
+    """Which pipeline a report is about.
+
+    Attributes:
+        pipeline_class: its class.
+        location: the folder or hub name that it was loaded from, or None.
+        transformers: the class of each of its patched transformers, by the pipeline's name for it.
+    """
+
+    pipeline_class: str
+    location: str | None
+    transformers: Mapping[str, str]
+
+
 @dataclass
 class GenerationReport:
     """The record of the current or last generation.
 
     Attributes:
+        strict: whether a fallback raises `FallbackError`.
+        layer_times: whether the time of each layer is measured.
+        pipeline: what it is about, where known.
+        config: what was asked for, where known before the first call.
         generation: its number, from 1.
         steps: one record per transformer call, in order.
         fallbacks: one sentence for everything that runs dense, or denser than the config asks.
-        backends: the kernel backend that each op ran on.
+        notes: one sentence for whatever else is worth knowing.
+        error: the exception that ended the generation in a transformer call, or None.
+        plans: what was planned for each transformer that was called, by its name.
+        device: where they ran.
+        dtype: of the hidden states, where anything is sparse.
+        backends: the kernel backend that each op ran on; several where layers differ.
         passed_over: for each op the faster backends that did not run, with the reason.
         cache_bytes: the largest size that the caches had, in bytes, wherever they live.
         host_bytes: how much of it was in host memory beside the device.
     """
 
+    strict: bool = False
+    layer_times: bool = False
+    pipeline: PipelineFacts | None = None
+    config: SparsityConfig | None = None
     generation: int = 0
     steps: list[StepRecord] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    error: str | None = None
+    plans: dict[str, SparsityPlan] = field(default_factory=dict)
+    device: torch.device | None = None
+    dtype: torch.dtype | None = None
     backends: dict[str, str] = field(default_factory=dict)
     passed_over: dict[str, dict[str, str]] = field(default_factory=dict)
     cache_bytes: int = 0
@@ -113,21 +215,38 @@ class GenerationReport:
         """Adds a record; the first one of another generation clears what was there."""
         if generation != self.generation:
             self.generation = generation
-            self.steps, self.fallbacks = [], []
+            self.steps, self.fallbacks, self.notes = [], [], []
+            self.error, self.plans, self.device, self.dtype = None, {}, None, None
             self.backends, self.passed_over = {}, {}
             self.cache_bytes = self.host_bytes = 0
         self.steps.append(record)
 
     def fall_back(self, sentence: str) -> None:
-        """Notes once that something runs dense, and why."""
+        """Notes once that something runs dense although the config asks otherwise, and why.
+
+        Raises:
+            FallbackError: with this sentence, if the run is strict.
+        """
         if sentence not in self.fallbacks:
             self.fallbacks.append(sentence)
+        if self.strict:
+            raise FallbackError(sentence)
+
+    def note(self, sentence: str) -> None:
+        """Notes once what does not make anything dense."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+    def fail(self, error: BaseException) -> None:
+        """Notes what ended the generation."""
+        self.error = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
     def run_on(self, choices: Mapping[str, Choice]) -> None:
         """Notes the backend of each op, and why the ones before it were passed over."""
         for op, choice in choices.items():
-            self.backends[op] = choice.backend.name
-            self.passed_over[op] = dict(choice.skipped)
+            names = self.backends[op].split(", ") if op in self.backends else []
+            self.backends[op] = ", ".join(dict.fromkeys([*names, choice.backend.name]))
+            self.passed_over.setdefault(op, {}).update(choice.skipped)
 
     def backend_reasons(self) -> list[str]:
         """Why backends were passed over, one line for all ops with the same reasons."""
@@ -163,6 +282,15 @@ class GenerationReport:
     def mean_seconds(self, *actions: str) -> float | None:
         """Mean time of a transformer call with one of these actions, or None without any."""
         return _mean([record.seconds for record in self.steps if record.action in actions])
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as JSON values, in the form that `chipsparse.report_json` describes.
+
+        May be called at any time; waits for a device that has not yet finished.
+        """
+        from chipsparse.report_json import to_dict
+
+        return to_dict(self)
 
 
 def _mean(values: list[float]) -> float | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -12,6 +13,7 @@ from chipsparse import attention, mlp
 from chipsparse.attention import AttentionBudget
 from chipsparse.cache_kinds import PARTS, Part, read_kinds
 from chipsparse.cache_store import CacheStore
+from chipsparse.call_recorder import CallRecorder
 from chipsparse.config import SparsityConfig
 from chipsparse.error_guard import ErrorGuard
 from chipsparse.host_memory import HostMemory
@@ -21,7 +23,7 @@ from chipsparse.memory_plan import MemoryDemand
 from chipsparse.mlp import MLPWeights
 from chipsparse.offload import OffloadPool
 from chipsparse.plan import CACHED, Action, SparsityPlan
-from chipsparse.report import GenerationReport, StepRecord, StepTimer
+from chipsparse.report import GenerationReport, LayerRecord, StepRecord, StepTimer
 from chipsparse.step import StepContext
 from chipsparse.token_order import grids_order, inverse_order
 
@@ -37,22 +39,31 @@ class Session:
         report: where to record it; shared by the experts of one pipeline.
         pool: holds the caches that live in host memory, for this session alone; by default one
             with memory of its own.
+        name: the pipeline's name for the transformer.
     """
 
     def __init__(
-        self, config: SparsityConfig, report: GenerationReport, pool: OffloadPool | None = None
+        self,
+        config: SparsityConfig,
+        report: GenerationReport,
+        pool: OffloadPool | None = None,
+        name: str = "transformer",
     ) -> None:
         self.config = config
         self.report = report
-        self._pool = OffloadPool(HostMemory(), report.fall_back) if pool is None else pool
-        self._caches = CacheStore(self._pool, report.fall_back)
+        self.name = name
+        self._pool = OffloadPool(HostMemory(), report.note) if pool is None else pool
+        self._caches = CacheStore(self._pool, report.note, report.fall_back)
         # Facts about the device, not about a generation: a second one runs on the same kernels.
         self._kernels = FastestKernel()
         self._guard = ErrorGuard(config.guard, config.seed)
+        self._recorder = CallRecorder(report)
         self.reset()
 
     def reset(self) -> None:
         """Forgets everything and frees the caches: the next call starts a generation."""
+        self._recorder.end(self._pool.take_traffic(), finished=False)  # a call that broke off
+        self._recorder.reset()
         self._generation = 0
         self._plan: SparsityPlan | None = None
         self._plans: dict[str, SparsityPlan] = {}
@@ -114,10 +125,15 @@ class Session:
                 self._order = (order, inverse_order(order))
         self._plan = self._plans[context.branch] = plan
         action = plan.taken(context.step, self._recorded.get(context.branch))
-        record = StepRecord(context.step, context.steps, context.branch, action)
+        record = StepRecord(
+            context.step, context.steps, context.branch, action, transformer=self.name
+        )
         self.report.begin(context.generation, record)
+        self._recorder.begin(record, plan, device)
         if self._caching and context.branch not in self._caches:
-            self._caches.admit(context.branch, plan, device, demand())
+            wanted = demand()
+            self.report.dtype = wanted.dtype
+            self._caches.admit(context.branch, plan, device, wanted)
         self._context, self._record = context, record
         if action is not Action.SKIP:
             record.timer = StepTimer(device, time.perf_counter)
@@ -138,7 +154,7 @@ class Session:
         plan, context, record = self._open_call()
         if record.timer is not None:
             record.timer.stop()
-        record.bytes_to_device, record.bytes_to_host = self._pool.take_traffic()
+        self._recorder.end(self._pool.take_traffic())
         recorded = self._recorded.get(context.branch)
         if record.action not in CACHED and recorded is not Action.REFRESH:
             self._recorded[context.branch] = record.action
@@ -175,6 +191,21 @@ class Session:
         """Whether a call is open in whose generation anything is sparse."""
         return self._context is not None and self._caching
 
+    def leave_dense(self, part: Part, layers: Iterable[int], reason: str) -> None:
+        """Notes for the open call that the model computes a part of these layers by itself.
+
+        To report that as a fallback is left to the caller.
+        """
+        self._recorder.leave_dense(part, layers, reason)
+
+    def _watched(self, layer: int, part: Part) -> AbstractContextManager[LayerRecord]:
+        """Records what a layer does; it is dense where the record has a reason."""
+        plan, context, _ = self._open_call()
+        reason = plan.why_dense(layer, part)
+        if reason is None:
+            reason = self._caches.why_recomputed(context.branch, layer, part)
+        return self._recorder.watch(layer, part, reason)
+
     @property
     def is_first_call(self) -> bool:
         """Whether the open call is the first one of its guidance branch in this generation."""
@@ -205,21 +236,39 @@ class Session:
             scale: factor of the scores, None for ``D ** -0.5``.
             unpatched: computes the attention as the model would without chipsparse.
         """
-        config = self.config.attention
-        if not self.caching or not config.enabled or self._stays_dense(layer, "attention"):
+        if not self.caching:
             return unpatched()
+        with self._watched(layer, "attention") as entry:
+            if entry.reason is not None:
+                return unpatched()
+            return self._attention(entry, query, key, value, scale)
+
+    def _attention(
+        self,
+        entry: LayerRecord,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float | None,
+    ) -> torch.Tensor:
+        config, layer = self.config.attention, entry.layer
         _, context, record = self._open_call()
-        if "dense_attention" not in self.report.backends:
-            self.report.run_on(
-                attention.backend_choices(
-                    query, key, value, group_rows=config.group_rows, backend=self._backend
-                )
-            )
+        backends = self._recorder.backends(
+            entry,
+            lambda: attention.backend_choices(
+                query, key, value, group_rows=config.group_rows, backend=self._backend
+            ),
+        )
         action, early = self._attention_action(layer, record.action)
+        entry.action = action
         kinds, planned = (
             read_kinds(self.config, "attention", each) for each in (action, record.action)
         )
         with self._caches.lend(context.branch, layer, "attention", kinds, planned) as cache:
+            op = attention.main_op(
+                cache, action, config=config, reselect=self.config.schedule.reselect
+            )
+            entry.backend = "cache" if op is None else backends[op]
             if action is Action.DENSE:
                 return attention.dense_step(
                     cache,
@@ -231,7 +280,7 @@ class Session:
                     kernels=self._kernels,
                 )
             if action is Action.SPARSE:
-                record.attention_fractions.append(cache.kept_fraction)
+                entry.computed = cache.kept_fraction
                 output = attention.sparse_step(
                     cache, query, key, value, config=config, scale=scale, backend=self._backend
                 )
@@ -280,11 +329,11 @@ class Session:
             return self._caches.has(context.branch, layer, kind)
 
         if not recorded("lse"):
-            return Action.DENSE, False
+            return self._recorder.catch_up(layer, "attention", Action.DENSE), False
         if action is not Action.SPARSE:
             return action, False
         if not (recorded("columns") or recorded("residual")):
-            return Action.REFRESH, False
+            return self._recorder.catch_up(layer, "attention", Action.REFRESH), False
         return (Action.REFRESH, True) if passed_bound else (action, False)
 
     def _attention_budget(self, layer: int, key: torch.Tensor) -> AttentionBudget:
@@ -299,7 +348,7 @@ class Session:
                 device=key.device,
             )
         return AttentionBudget(
-            keep_count=plan.attention_keep_count(),
+            keep_count=plan.attention_keep_count(layer),
             random_count=plan.attention_random_count(),
             static_columns=self._static_columns[layout],
             seed=zlib.crc32(f"{self.config.seed} {context.branch} {context.step} {layer}".encode()),
@@ -326,7 +375,8 @@ class Session:
         hidden: torch.Tensor,
         weights: MLPWeights,
         *,
-        addend: torch.Tensor | None = None,
+        addend: Callable[[], torch.Tensor] | None = None,
+        unpatched: Callable[[], torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """The feed-forward layer of one block, plus what is to be added to it.
 
@@ -334,31 +384,65 @@ class Session:
             layer: number of the transformer block, from 0.
             hidden: ``[B, N, C]``, as are addend and the result.
             weights: read in place and never kept.
-            addend: another summand of the result, which changes with every step and is not cached.
+            addend: computes another summand of the result, which changes with every step and is not
+                cached.
+            unpatched: computes the whole result as the model would without chipsparse, where that
+                is something else than the layer and the addend one after the other.
         """
-        config = self.config.mlp
-        if not self.caching or not config.enabled or self._stays_dense(layer, "mlp"):
+
+        def summand() -> torch.Tensor | None:
+            return None if addend is None else addend()
+
+        def dense() -> torch.Tensor:
+            if unpatched is not None:
+                return unpatched()
             return mlp.dense_step(
-                None, hidden, weights, config=config, backend=self._backend, addend=addend
+                None,
+                hidden,
+                weights,
+                config=self.config.mlp,
+                backend=self._backend,
+                addend=summand(),
             )
+
+        if not self.caching:
+            return dense()
+        with self._watched(layer, "mlp") as entry:
+            if entry.reason is not None:
+                return dense()
+            return self._mlp(entry, hidden, weights, summand)
+
+    def _mlp(
+        self,
+        entry: LayerRecord,
+        hidden: torch.Tensor,
+        weights: MLPWeights,
+        summand: Callable[[], torch.Tensor | None],
+    ) -> torch.Tensor:
+        config, layer = self.config.mlp, entry.layer
         plan, context, record = self._open_call()
         action = record.action
-        if not self._caches.has(context.branch, layer, "activation"):
-            action = Action.REFRESH
+        recorded = self._caches.has(context.branch, layer, "activation")
+        if action is Action.SPARSE and not recorded:
+            action = self._recorder.catch_up(layer, "mlp", Action.REFRESH)
+        entry.action = action
         kinds = read_kinds(self.config, "mlp", action)
         with self._caches.lend(context.branch, layer, "mlp", kinds) as cache:
             if action is not Action.SPARSE:
+                entry.backend = self._backend or "library"
                 return mlp.dense_step(
-                    cache, hidden, weights, config=config, backend=self._backend, addend=addend
+                    cache, hidden, weights, config=config, backend=self._backend, addend=summand()
                 )
-            if "sparse_mlp_up" not in self.report.backends:
-                self.report.run_on(
-                    mlp.backend_choices(
-                        cache, hidden, weights, config=config, backend=self._backend
-                    )
-                )
+            backends = self._recorder.backends(
+                entry,
+                lambda: mlp.backend_choices(
+                    cache, hidden, weights, config=config, backend=self._backend
+                ),
+            )
+            both = (backends["sparse_mlp_up"], backends["sparse_mlp_down"])
+            entry.backend = "+".join(dict.fromkeys(both))
             keep_count = plan.mlp_keep_count(layer)
-            record.mlp_fractions.append(keep_count / weights.up.shape[0])
+            entry.computed = keep_count / weights.up.shape[0]
             return mlp.sparse_step(
                 cache,
                 hidden,
@@ -366,14 +450,8 @@ class Session:
                 config=config,
                 keep_count=keep_count,
                 backend=self._backend,
-                addend=addend,
+                addend=summand(),
             )
-
-    def _stays_dense(self, layer: int, part: Part) -> bool:
-        if layer < self.config.schedule.first_dense_layers:
-            return True
-        _, context, _ = self._open_call()
-        return self._caches.recomputes(context.branch, layer, part)
 
     @property
     def _backend(self) -> str | None:

@@ -5,6 +5,7 @@ A field is made with `option`: its default, its help text and its bounds in one 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import types
 import typing
@@ -61,8 +62,13 @@ def _checked(value: Any, kind: Any, path: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        return _checked(value, next(a for a in arguments if a is not type(None)), path)
-    if origin is Literal:
+        kinds = [a for a in arguments if a is not type(None)]
+        if len(kinds) == 1:
+            return _checked(value, kinds[0], path)
+        for each in kinds:
+            with contextlib.suppress(ValueError):
+                return _checked(value, each, path)
+    elif origin is Literal:
         if value in arguments:
             return value
     elif origin is tuple:
@@ -73,6 +79,8 @@ def _checked(value: Any, kind: Any, path: str) -> Any:
             return float(value)
     elif isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
         return value
+    elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return build(kind, value, path)
     raise ValueError(f"{path}: expected {_describe(kind)}, got {value!r}")
 
 
@@ -88,8 +96,10 @@ def _check_bounds(value: Any, item: dataclasses.Field[Any]) -> None:
 
 def _describe(kind: Any) -> str:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_describe(a) for a in arguments if a is not type(None))
     if origin is Literal:
-        return "one of " + ", ".join(map(str, arguments))
+        return ("one of " if len(arguments) > 1 else "") + ", ".join(map(str, arguments))
     if origin is tuple:
         return f"a list ({_describe(arguments[0])} each)"
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}

@@ -52,6 +52,7 @@ class Generation:
         backends: the kernel backend of each op.
         backend_reasons: one line for every set of backends passed over, and why.
         fallbacks: one sentence for everything that ran dense although the profile asks otherwise.
+        notes: one sentence for whatever else is worth knowing.
         guard: what the error guard measured and did, in one sentence; None where it was off.
     """
 
@@ -65,6 +66,7 @@ class Generation:
     backends: dict[str, str]
     backend_reasons: list[str]
     fallbacks: list[str]
+    notes: list[str]
     guard: str | None = None
 
 
@@ -120,6 +122,7 @@ def generate(
         backends=dict(made.backends) if made else {},
         backend_reasons=made.backend_reasons() if made else [],
         fallbacks=list(made.fallbacks) if made else [],
+        notes=list(made.notes) if made else [],
         guard=made.guard_summary() if made else None,
     )
 

@@ -34,15 +34,14 @@ def dense_layers(
     plan: SparsityPlan, never: Mapping[Part, str], placement: Placement
 ) -> dict[Part, dict[int, str]]:
     """Every layer part that runs dense, and why."""
-    first = plan.config.schedule.first_dense_layers
     dense: dict[Part, dict[int, str]] = {}
     for part in PARTS:
         dense[part] = {}
         for layer in range(plan.layout.layers):
             if part in never:
                 dense[part][layer] = never[part]
-            elif layer < first:
-                dense[part][layer] = f"schedule.first_dense_layers is {first} in the profile"
+            elif why := plan.why_dense(layer, part):
+                dense[part][layer] = f"{why} in the profile"
             elif (layer, part) in placement.recomputed:
                 dense[part][layer] = placement.why_recomputed(layer, part)
     return dense

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import chipsparse
 from chipsparse.cache_kinds import Part
 from chipsparse.cli.explanation import Explanation
+from chipsparse.cli.layer_budgets import layer_groups
 from chipsparse.cost_model import kept_columns
 from chipsparse.estimate import RunEstimate
 from chipsparse.kernels.checks import group_count
 
 
 def to_json(explained: Explanation) -> str:
-    """One JSON object; sizes in bytes, times in seconds."""
+    """One JSON object; sizes in bytes, times in seconds.
+
+    Columns and neurons are those of the layer that keeps most; ``keep`` has those of each.
+    """
     plan, layout, memory = explained.plan, explained.plan.layout, explained.memory
     attention = plan.config.attention
+    sparse = [layer for layer in range(layout.layers) if plan.is_sparse(layer, "attention")]
     content = {
         "chipsparse": chipsparse.__version__,
         "model": explained.model.location,
@@ -39,9 +45,9 @@ def to_json(explained: Explanation) -> str:
         "attention": {
             "groups": group_count(layout.tokens, attention.group_rows),
             "group_rows": attention.group_rows,
-            "columns_by_score": plan.attention_keep_count(),
+            "columns_by_score": _most(plan.attention_keep_count(layer) for layer in sparse),
             "columns_at_random": plan.attention_random_count(),
-            "columns": kept_columns(plan),
+            "columns": _most(kept_columns(plan, layer) for layer in sparse),
         },
         "layers": _layers(explained),
         "schedule": {"actions": plan.describe(), "counts": dict(explained.action_counts())},
@@ -66,6 +72,7 @@ def to_json(explained: Explanation) -> str:
 
 def _layers(explained: Explanation) -> list[dict[str, Any]]:
     plan, first, rows = explained.plan, 0, []
+    groups = layer_groups(plan)
     config, layout = plan.config.mlp, plan.layout
     for kind in layout.kinds:
         rows.append(
@@ -78,12 +85,29 @@ def _layers(explained: Explanation) -> list[dict[str, Any]]:
                     "groups": group_count(layout.mlp_tokens(first), config.group_rows),
                     "group_rows": config.group_rows,
                     "neurons": kind.mlp_width,
-                    "neurons_kept": plan.mlp_keep_count(first),
+                    "neurons_kept": _most(
+                        plan.mlp_keep_count(layer)
+                        for layer in range(first, first + kind.layers)
+                        if plan.is_sparse(layer, "mlp")
+                    ),
                 },
+                "keep": [
+                    {
+                        "layers": group.layers,
+                        "columns": group.kept["attention"],
+                        "neurons": group.kept["mlp"],
+                    }
+                    for group in groups
+                    if group.kind == kind.name
+                ],
             }
         )
         first += kind.layers
     return rows
+
+
+def _most(counts: Iterable[int]) -> int | None:
+    return max(counts, default=None)
 
 
 def _part(explained: Explanation, part: Part, kind: str, layers: int) -> dict[str, Any]:

@@ -10,12 +10,13 @@ from rich.table import Table
 from chipsparse.byte_sizes import format_bytes
 from chipsparse.cache_kinds import PARTS, Part
 from chipsparse.cli.explanation import Explanation
+from chipsparse.cli.layer_budgets import layer_groups, range_kept
 from chipsparse.cli.summary import seconds_text
 from chipsparse.cli.tables import Facts, facts_table, number_table
-from chipsparse.cost_model import kept_columns
 from chipsparse.estimate import RunEstimate
 from chipsparse.kernels.checks import group_count
 from chipsparse.layout import LayerKind
+from chipsparse.plan import SparsityPlan
 from chipsparse.profiles import ASSETS
 
 PART_NAMES: dict[Part, str] = {"attention": "attention", "mlp": "MLP"}
@@ -26,6 +27,8 @@ def print_explanation(explained: Explanation, console: Console) -> None:
     """The page: the generation, its layers, its memory, its times, and notes."""
     _print(console, facts_table(_generation_facts(explained)))
     _print(console, _layer_table(explained))
+    if budgets := _budget_facts(explained.plan):
+        _print(console, facts_table(budgets))
     if reasons := _reason_facts(explained):
         _print(console, facts_table(reasons))
     if explained.caches:
@@ -59,7 +62,8 @@ def _generation_facts(explained: Explanation) -> Facts:
     tokens = f"{layout.tokens:,}: grid of {grid}"
     if layout.text_tokens:
         tokens += f", and {layout.text_tokens:,} of text"
-    columns, groups = kept_columns(plan), group_count(layout.tokens, config.group_rows)
+    groups = group_count(layout.tokens, config.group_rows)
+    columns = range_kept(plan, "attention", range(layout.layers))
     again = "; two calls a step for guidance" if explained.branches > 1 else ""
     counts = ", ".join(f"{count} {action}" for action, count in explained.action_counts().items())
     facts = [
@@ -69,8 +73,8 @@ def _generation_facts(explained: Explanation) -> Facts:
         ("tokens", tokens),
         (
             "attention",
-            f"{groups:,} groups of {config.group_rows} rows, each keeps {columns:,} columns "
-            f"({columns / layout.tokens:.1%})",
+            f"{groups:,} groups of {config.group_rows} rows, each keeps "
+            f"{_share_text(columns, layout.tokens, 'columns')}",
         ),
     ]
     first = 0
@@ -86,14 +90,46 @@ def _short(place: str) -> str:
     return f"{path.relative_to(ASSETS)}, bundled" if path.is_relative_to(ASSETS) else place
 
 
+def _share_text(counts: tuple[int, int] | None, total: int, of: str) -> str:
+    """How many of all, and which share; from the least to the most where layers differ."""
+    if counts is None:
+        return "all of them (dense)"
+    least, most = counts
+    if least == most:
+        return f"{most:,} {of} ({most / total:.1%})"
+    return f"{least:,} to {most:,} {of} ({least / total:.1%} to {most / total:.1%})"
+
+
+def _kept_text(part: Part, count: int | None, total: int, of: str) -> str:
+    share = "dense" if count is None else _share_text((count, count), total, of)
+    return f"{PART_NAMES[part]} {share}"
+
+
+def _budget_facts(plan: SparsityPlan) -> Facts:
+    """What each layer keeps, where the profile tells layers apart."""
+    if not plan.config.layers:
+        return []
+    facts: Facts = []
+    for group in layer_groups(plan):
+        totals = {
+            "attention": (plan.layout.tokens, "columns"),
+            "mlp": (plan.layout.kind(group.layers[0]).mlp_width, "neurons"),
+        }
+        shares = [_kept_text(part, group.kept[part], *totals[part]) for part in PARTS]
+        name = "" if facts else "keep"
+        facts.append((name, f"{group.kind} {group.ranges}: {', '.join(shares)}"))
+    return facts
+
+
 def _mlp_text(explained: Explanation, kind: LayerKind, first: int) -> str:
     plan = explained.plan
-    config, kept = plan.config.mlp, plan.mlp_keep_count(first)
+    config = plan.config.mlp
+    neurons = range_kept(plan, "mlp", range(first, first + kind.layers))
     groups = group_count(plan.layout.mlp_tokens(first), config.group_rows)
     name = f"{kind.name}: " if len(plan.layout.kinds) > 1 else ""
     return (
-        f"{name}{groups:,} groups of {config.group_rows} rows, each recomputes {kept:,} of "
-        f"{kind.mlp_width:,} neurons ({kept / kind.mlp_width:.1%})"
+        f"{name}{groups:,} groups of {config.group_rows} rows, each recomputes "
+        f"{_share_text(neurons, kind.mlp_width, f'of {kind.mlp_width:,} neurons')}"
     )
 
 

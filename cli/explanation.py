@@ -21,7 +21,7 @@ from chipsparse.cli.settings import (
     vae_factors,
 )
 from chipsparse.cli.weights import ComponentWeights, count_weights
-from chipsparse.config import MemoryConfig
+from chipsparse.config import ConfigError, MemoryConfig
 from chipsparse.cost_model import Rates
 from chipsparse.estimate import DenseParts, RunEstimate, estimate_run
 from chipsparse.measured_rates import measure_rates
@@ -137,7 +137,10 @@ def explain(options: CommonOptions, model: ModelDescription, profile: Profile) -
         text_tokens=settings.max_sequence_length or 0,
         batch=2 if guided and adapter.guides_in_batch else 1,
     )
-    plan = SparsityPlan(profile.sparsity, layout, settings.num_inference_steps)
+    try:
+        plan = SparsityPlan(profile.sparsity, layout, settings.num_inference_steps)
+    except ConfigError as error:
+        raise UserError(f"{profile.source}: {error}") from error
     space, _ = vae_factors(model.vae_config)
     branches = 2 if guided and not adapter.guides_in_batch else 1
     never = never_sparse(plan, adapter, model)

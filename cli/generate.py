@@ -84,6 +84,24 @@ def generate(
             rich_help_panel=SPARSITY,
         ),
     ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Fail, before anything is written, where anything would run dense although the "
+            "profile wants it sparse.",
+            rich_help_panel=SPARSITY,
+        ),
+    ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON file for all that each step and layer of the sparse run did, with its time; "
+            "written also where the run fails.",
+            show_default="none",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
     fps: Annotated[
         int, typer.Option(help="Frames per second of a video.", rich_help_panel=OUTPUT)
     ] = 16,
@@ -118,6 +136,8 @@ def generate(
             fps=fps,
             dense=dense,
             compare=compare,
+            strict=strict,
+            report=report,
             json=json,
             debug=debug,
         )

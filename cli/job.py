@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ from chipsparse.cli.model import (
     quiet_libraries,
 )
 from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.report_file import staged_report
 from chipsparse.cli.request import choose_profile, look_up
 from chipsparse.cli.settings import GenerationSettings, Options, resolve_settings
-from chipsparse.memory_plan import BudgetError
+from chipsparse.config import ConfigError
 from chipsparse.pipelines.generic import UnservedModelError
 from chipsparse.profiles import GenerationDefaults, Profile
 from chipsparse.report import GenerationReport
@@ -88,14 +89,22 @@ def run(options: Options) -> summary.Outcome:
         job = Job(options, device, dtype, model, profile, settings)
         with display.stage("loading the model"):
             pipe = load_pipeline(model, device=device, dtype=dtype)
-        dense, sparse = _generate(job, pipe, display)
+        reports: list[GenerationReport] = []
+        try:
+            dense, sparse = _generate(job, pipe, display, reports)
+        except Exception as error:
+            _report_failure(job, reports, error)
+            raise
         comparison = summary.compare(dense, sparse) if dense and sparse else None
         clips = _clips(options.output, dense, sparse)
-        with display.stage(f"writing {options.output}"):
+        with display.stage(f"writing {options.output}"), _report_file(job, reports):
             written = media.write_media(dict(clips.values()), fps=options.fps)
+    files = {kind: written[path] for kind, (path, _) in clips.items()}
+    if options.report is not None:
+        files["report"] = [options.report]
     return summary.Outcome(
         request=job.as_json(),
-        files={kind: written[path] for kind, (path, _) in clips.items()},
+        files=files,
         sparse=sparse,
         dense=dense,
         comparison=comparison,
@@ -104,9 +113,12 @@ def run(options: Options) -> summary.Outcome:
 
 
 def _generate(
-    job: Job, pipe: Any, display: ProgressDisplay
+    job: Job, pipe: Any, display: ProgressDisplay, reports: list[GenerationReport]
 ) -> tuple[denoise.Generation | None, denoise.Generation | None]:
-    """The dense and the sparse generation, whichever the options ask for."""
+    """The dense and the sparse generation, whichever the options ask for.
+
+    Adds the report of the sparse one to `reports` before it begins.
+    """
     arguments, seed = job.call_arguments(), job.options.seed
 
     def make(name: str, report: ReportSource) -> denoise.Generation:
@@ -120,24 +132,49 @@ def _generate(
     if job.options.mode != "sparse":
         dense = make("dense", lambda: None)
     if job.options.mode != "dense":
-        assert job.profile is not None
-        with _patched(pipe, job.profile) as report:
-            sparse = make("sparse", report)
+        with _patched(pipe, job) as report:
+            reports.append(report)
+            sparse = make("sparse", lambda: report)
     return dense, sparse
 
 
 @contextmanager
-def _patched(pipe: Any, profile: Profile) -> Iterator[ReportSource]:
-    """Patches the pipeline and gives a way to its report; restores it at the end."""
+def _patched(pipe: Any, job: Job) -> Iterator[GenerationReport]:
+    """Patches the pipeline and gives its report; restores it at the end."""
+    assert job.profile is not None
     try:
-        handle = chipsparse.enable(pipe, profile.sparsity)
+        handle = chipsparse.enable(
+            pipe,
+            job.profile.sparsity,
+            strict=job.options.strict,
+            layer_times=job.options.report is not None,
+        )
     except ValueError as error:
         raise UserError(first_line(error)) from error
     with handle:
         try:
-            yield lambda: handle.report
-        except (BudgetError, UnservedModelError) as error:
+            yield handle.report
+        except (ConfigError, UnservedModelError) as error:
             raise UserError(str(error)) from error
+
+
+@contextmanager
+def _report_file(job: Job, reports: list[GenerationReport]) -> Iterator[None]:
+    """Writes the file of ``--report``, where one is asked for, if what follows succeeds."""
+    if job.options.report is None or not reports:
+        yield
+        return
+    content = {"request": job.as_json(), **reports[-1].to_dict()}
+    with staged_report(job.options.report, content):
+        yield
+
+
+def _report_failure(job: Job, reports: list[GenerationReport], error: Exception) -> None:
+    """Writes what was done until an error, as far as that is possible: the error matters more."""
+    if reports and reports[-1].error is None:
+        reports[-1].fail(error)
+    with suppress(Exception), _report_file(job, reports):
+        pass
 
 
 def _clips(

@@ -14,6 +14,7 @@ from chipsparse.byte_sizes import parse_bytes
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.media import check_output
 from chipsparse.cli.model import ModelDescription
+from chipsparse.cli.report_file import check_report
 from chipsparse.layout import Grid
 from chipsparse.profiles import GenerationDefaults
 
@@ -87,6 +88,8 @@ class Options(CommonOptions):
     fps: int
     dense: bool
     compare: bool
+    strict: bool = False
+    report: Path | None = None
 
     @property
     def mode(self) -> Literal["dense", "sparse", "compare"]:
@@ -99,11 +102,16 @@ class Options(CommonOptions):
             raise UserError(
                 "--dense and --compare exclude each other: --compare makes the dense video too"
             )
+        for option, given in (("--strict", self.strict), ("--report", self.report is not None)):
+            if self.dense and given:
+                raise UserError(f"{option} is about the sparse run, which --dense leaves out")
         super().check()
         check_positive("--fps", self.fps)
         if not 0 <= self.seed < 2**63:
             raise UserError(f"--seed {self.seed} is out of range; it must be from 0 to 2^63 - 1")
         check_output(self.output, fps=self.fps)
+        if self.report is not None:
+            check_report(self.report)
 
 
 def check_positive(option: str, number: int | None) -> None:

@@ -40,7 +40,7 @@ class Outcome:
 
     Attributes:
         request: prompt, model, profile, device, seed and settings, as JSON values.
-        files: what was written, by kind: "output", "dense", "compare".
+        files: what was written, by kind: "output", "dense", "compare", "report".
         sparse: the sparse generation, if any.
         dense: the dense generation, if any.
         comparison: of both, if both were made.
@@ -127,7 +127,8 @@ def _facts(outcome: Outcome, made: Generation) -> Facts:
     facts += [("passed over", line) for line in made.backend_reasons]
     facts += [("error guard", made.guard)] if made.guard else []
     facts += [("fallback", sentence) for sentence in made.fallbacks]
-    names = {"output": "written", "dense": "dense", "compare": "compare"}
+    facts += [("note", sentence) for sentence in made.notes]
+    names = {"output": "written", "dense": "dense", "compare": "compare", "report": "report"}
     facts += [(names[kind], _files(files)) for kind, files in outcome.files.items()]
     return facts
 

@@ -236,7 +236,7 @@ class ModelAdapter:
         return float(torch.as_tensor(timestep).max())
 
     def remarks(self, arguments: dict[str, Any]) -> list[str]:
-        """What else the report should say about a call with these arguments."""
+        """What the report should note of a call with these arguments, besides what runs dense."""
         return []
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
@@ -269,6 +269,7 @@ class ModelAdapter:
         Where gradients are recorded the model runs as if it were not patched.
         """
         if torch.is_grad_enabled():
+            self.session.report.fall_back("everything runs dense: gradients are recorded")
             return forward(*args, **kwargs)
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
         hidden, timestep = arguments["hidden_states"], arguments["timestep"]
@@ -295,7 +296,7 @@ class ModelAdapter:
                 lambda: self._memory_demand(arguments),
             )
             for remark in self.remarks(arguments):
-                self.session.report.fall_back(remark)
+                self.session.report.note(remark)
             if self._may_have_changed():
                 self._check_attention()
                 self._check_feed_forwards(hidden)
@@ -307,7 +308,8 @@ class ModelAdapter:
                 result = forward(*args, **kwargs)
             self.session.end(result[0])
             return result
-        except BaseException:
+        except BaseException as error:
+            self.session.report.fail(error)
             self.session.reset()
             raise
 
@@ -434,10 +436,11 @@ class ModelAdapter:
         layer: int,
         hidden: torch.Tensor,
         weights: MLPWeights,
-        addend: torch.Tensor | None = None,
+        addend: Callable[[], torch.Tensor] | None = None,
+        unpatched: Callable[[], torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Feed-forward layer of one block; see `Session.mlp`."""
-        return self.session.mlp(layer, hidden, weights, addend=addend)
+        return self.session.mlp(layer, hidden, weights, addend=addend, unpatched=unpatched)
 
     # What runs dense although the config asks otherwise.
 
@@ -462,6 +465,7 @@ class ModelAdapter:
         reason = self.why_attention_is_dense(arguments)
         wanted = self.session.caching and self.session.config.attention.enabled
         if reason is not None and wanted:
+            self.session.leave_dense("attention", range(len(self._unpatched_backends)), reason)
             self.session.report.fall_back(f"attention runs dense: {reason}")
         elif not self.needs_mask(arguments):
             yield
@@ -478,7 +482,7 @@ class ModelAdapter:
             if isinstance(form, str):
                 dense.setdefault(form, []).append(layer)
             site.run_as(form if isinstance(form, Form) else None)
-        self._report("MLP", dense)
+        self._report("mlp", dense)
 
     def _readable_form(self, site: FeedForwardSite, hidden: torch.Tensor) -> Form | str:
         """As `_form`, with the second weight of what runs sparse laid out for the kernels."""
@@ -506,10 +510,12 @@ class ModelAdapter:
         kernels = self.session.config.backend != "reference"
         return kernels and hidden.is_cuda and hidden.dtype in (torch.float16, torch.bfloat16)
 
-    def _report(self, part: str, dense: dict[str, list[int]]) -> None:
+    def _report(self, part: Part, dense: dict[str, list[int]]) -> None:
+        name, count = "MLP" if part == "mlp" else part, len(self.self_attentions())
         for reason, layers in dense.items():
+            self.session.leave_dense(part, layers, reason)
             self.session.report.fall_back(
-                f"{part} runs dense in {len(layers)} of {len(self.self_attentions())} layers "
+                f"{name} runs dense in {len(layers)} of {count} layers "
                 f"(first: layer {layers[0]}): {reason}"
             )
 

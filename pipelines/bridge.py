@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from diffusers.models import attention_dispatch
 
+from chipsparse.kernels.sparse_mlp_up import dense_activation
 from chipsparse.mlp import MLPWeights
 
 BACKEND_NAME = "chipsparse"
@@ -63,9 +64,10 @@ class LayerHost(Protocol):
         layer: int,
         hidden: torch.Tensor,
         weights: MLPWeights,
-        addend: torch.Tensor | None = None,
+        addend: Callable[[], torch.Tensor] | None = None,
+        unpatched: Callable[[], torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Feed-forward layer for ``[B, N, C]``, plus an addend of that shape."""
+        """Feed-forward layer for ``[B, N, C]``, plus an addend; see `Session.mlp`."""
 
 
 # Custom ops take tensors and numbers only, so an op finds its adapter by number. The map holds no
@@ -176,13 +178,28 @@ def parallel_feed_forward(
     host, layer = _find(tag)
     width = joined.shape[-1] - up.shape[1]
     attention, hidden = joined[..., :width], joined[..., width:]
-    # As rows of one matrix: for others a linear adds its bias by another pass over the result.
-    projected = F.linear(attention.flatten(0, -2), out[:, :width], out_bias)
-    projected = projected.unflatten(0, joined.shape[:-1])
     rows = (out.shape[1] - width) * (1 if gate == "none" else 2)
     up, up_bias = up[-rows:], None if up_bias is None else up_bias[-rows:]
     weights = MLPWeights.from_linears(up, up_bias, out[:, width:], None, activation, gate)
-    return host.mlp(layer, hidden, weights, projected).contiguous()
+
+    def project() -> torch.Tensor:
+        # As rows of one matrix: for others a linear adds its bias by another pass over the result.
+        projected = F.linear(attention.flatten(0, -2), out[:, :width], out_bias)
+        return projected.unflatten(0, joined.shape[:-1])
+
+    def unpatched() -> torch.Tensor:
+        neurons = dense_activation(
+            hidden.contiguous(),
+            weights.up,
+            weights.up_bias,
+            activation=weights.activation,
+            gate_weight=weights.gate,
+            gate_bias=weights.gate_bias,
+            backend="reference",
+        )
+        return F.linear(torch.cat([attention, neurons], dim=-1), out, out_bias)
+
+    return host.mlp(layer, hidden, weights, project, unpatched).contiguous()
 
 
 @_fake("parallel_feed_forward")

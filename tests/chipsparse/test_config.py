@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from chipsparse import SparsityConfig
+from chipsparse import LayerBudget, SparsityConfig
 
 
 def test_round_trip_through_mappings():
@@ -21,6 +21,49 @@ def test_round_trip_through_mappings():
     assert config.token_order.voxel is None
     assert SparsityConfig.from_mapping(dataclasses.asdict(config)) == config
     assert config != SparsityConfig()
+
+
+def test_budgets_of_layers():
+    listed = [{"layers": 12, "attention": 0.2}, {"layers": "0-1, 56", "mlp": "dense"}]
+    config = SparsityConfig.from_mapping({"layers": listed})
+    assert config.layers == (
+        LayerBudget(layers="12", attention=0.2),
+        LayerBudget(layers="0-1, 56", mlp="dense"),
+    )
+    assert config.layers[1].ranges == (range(0, 2), range(56, 57))
+    assert config.layers[1].last == 56
+    assert SparsityConfig().override({"layers": listed}) == config
+    assert SparsityConfig.from_mapping(dataclasses.asdict(config)) == config
+    assert config.override({"seed": 1}).layers == config.layers
+    assert len({config, SparsityConfig().override({"layers": listed}), SparsityConfig()}) == 2
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ({"layers": 3}, "layers: expected a list (LayerBudget each), got {'layers': 3}"),
+        ([3], "layers[0]: expected a mapping with layers, attention, mlp, got 3"),
+        ([{"mlp": 0.5}], "layers[0].layers: expected a layer such as 12, a range such as 10-19"),
+        ([{"layers": "5-3"}], "or several such as 0-1,56; got '5-3'"),
+        ([{"layers": -1}], "got '-1'"),
+        ([{"layers": "1;2"}], "got '1;2'"),
+        ([{"layers": True}], "layers[0].layers: expected a text, got True"),
+        ([{"layers": 1, "attn": 1}], "layers[0].attn: unknown field; allowed: layers, attention"),
+        ([{"layers": 1, "mlp": 1.5}], "layers[0].mlp: expected a number between 0 and 1, got 1.5"),
+        (
+            [{"layers": 1}, {"layers": 2, "attention": "sparse"}],
+            "layers[1].attention: expected a number or dense, got 'sparse'",
+        ),
+        (
+            [{"layers": "0-9", "mlp": 0.5}, {"layers": "2,7-12", "mlp": 0.5}],
+            "layers[1].mlp: layer 2 has a budget already",
+        ),
+    ],
+)
+def test_bad_budgets_of_layers_are_refused(entries, said):
+    with pytest.raises(ValueError, match="layers") as error:
+        SparsityConfig().override({"layers": entries})
+    assert said in str(error.value)
 
 
 def test_is_frozen():

@@ -112,7 +112,7 @@ def test_dense_parts_and_skipped_steps():
     ],
 )
 def test_columns_that_a_group_computes(changes, columns):
-    assert kept_columns(dataclasses.replace(PLAN, config=CONFIG.override(changes))) == columns
+    assert kept_columns(dataclasses.replace(PLAN, config=CONFIG.override(changes)), 0) == columns
 
 
 def test_more_samples_take_longer():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from chipsparse.host_memory import HostMemory
-from chipsparse.offload import OffloadPool
+from chipsparse.offload import OffloadPool, Traffic
 from tests.chipsparse.races import TracedCopies, WatchComputation
 
 CPU = torch.device("cpu")
@@ -82,10 +82,11 @@ def test_traffic_is_counted():
     pool.store(key(0), numbers(0, 16))
     pool.release(key(0))
     assert pool.stored_bytes == 64
-    assert pool.take_traffic() == (0, 64)
-    pool.load(key(0))
-    assert pool.take_traffic() == (64, 0)
-    assert pool.take_traffic() == (0, 0)
+    assert pool.take_traffic() == {key(0): Traffic(to_host=64)}
+    changed = pool.load(key(0))
+    pool.store(key(0), changed)
+    assert pool.take_traffic() == {key(0): Traffic(to_device=64, to_host=64)}
+    assert pool.take_traffic() == {}
 
 
 def test_what_is_larger_than_planned_is_not_taken():
@@ -199,11 +200,11 @@ def test_the_next_layer_loads_into_the_other_slot_before_this_one_is_released():
     pool.prefetch(key(1))
     pool.prefetch(key(2))  # no slot is left for it but the one just filled
     assert torch.equal(first, numbers(0, 16))
-    moved = pool.take_traffic()[0]
+    moved = sum(each.to_device for each in pool.take_traffic().values())
     second = pool.load(key(1))
     assert second.data_ptr() != first.data_ptr()
     assert torch.equal(second, numbers(1, 16))
-    assert pool.take_traffic()[0] <= moved
+    assert sum(each.to_device for each in pool.take_traffic().values()) <= moved
 
 
 def test_a_tensor_is_void_once_released():

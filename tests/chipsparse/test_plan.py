@@ -2,7 +2,8 @@
 
 import pytest
 
-from chipsparse import SparsityConfig
+from chipsparse import ConfigError, SparsityConfig
+from chipsparse.cache_kinds import PARTS
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import Action, SparsityPlan
 
@@ -45,8 +46,43 @@ def test_first_layers_stay_dense_but_are_skipped_too():
         {"schedule.first_dense_layers": 2, "schedule.skip_steps": [5]}
     )
     plan = SparsityPlan(config, LAYOUT, 12)
-    assert [plan.action(layer, 3).value for layer in range(4)] == ["dense"] * 2 + ["sparse"] * 2
-    assert plan.action(0, 5) is Action.SKIP
+    for part in PARTS:
+        found = [plan.action(layer, 3, part).value for layer in range(4)]
+        assert found == ["dense"] * 2 + ["sparse"] * 2
+        assert plan.action(0, 5, part) is Action.SKIP
+
+
+def test_layers_have_budgets_of_their_own():
+    config = SparsityConfig().override(
+        {
+            "attention.keep_fraction": 0.1,
+            "mlp.keep_fraction": 0.3,
+            "schedule.first_dense_layers": 1,
+            "layers": [
+                {"layers": "0,3", "attention": 0.5},  # layer 0 stays dense
+                {"layers": 2, "attention": "dense", "mlp": 1.0},
+                {"layers": "3", "mlp": "dense"},
+            ],
+        }
+    )
+    plan = SparsityPlan(config, LAYOUT, 12)
+    assert [plan.keep_fraction(layer, "attention") for layer in range(4)] == [None, 0.1, None, 0.5]
+    assert [plan.keep_fraction(layer, "mlp") for layer in range(4)] == [None, 0.3, 1.0, None]
+    assert [plan.attention_keep_count(layer) for layer in range(4)] == [60, 6, 60, 30]
+    assert [plan.mlp_keep_count(layer) for layer in range(4)] == [100, 30, 100, 100]
+    assert plan.action(3, 5, "attention") is Action.SPARSE
+    assert plan.action(3, 5, "mlp") is Action.DENSE
+    off = SparsityPlan(config.override({"attention.enabled": False}), LAYOUT, 12)
+    assert not any(off.is_sparse(layer, "attention") for layer in range(4))
+
+
+def test_a_layer_that_the_model_does_not_have_is_refused():
+    config = SparsityConfig().override({"layers": [{"layers": 3}, {"layers": "1-4", "mlp": 0.1}]})
+    with pytest.raises(ConfigError) as error:
+        SparsityPlan(config, LAYOUT, 12)
+    assert str(error.value) == (
+        "layers[1].layers: names layer 4, but this model has 4 layers, 0 to 3"
+    )
 
 
 def test_all_dense_plans_are_recognized():
@@ -66,7 +102,7 @@ def test_budgets_and_description():
         }
     )
     plan = SparsityPlan(config, LAYOUT, 12)
-    assert plan.attention_keep_count() == 6
+    assert plan.attention_keep_count(0) == 6
     assert plan.attention_random_count() == 3
     assert plan.mlp_keep_count(0) == 26
     assert plan.describe() == "1 dense, 1 refresh, 9 sparse, 1 refresh"

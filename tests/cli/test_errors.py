@@ -276,6 +276,14 @@ def test_a_budget_that_holds_no_cache_ends_with_the_numbers(fails):
     assert "there are 1.0 KiB on the device and 0 B of host memory" in sentence
 
 
+def test_a_layer_that_the_model_does_not_have(fails, workdir):
+    (workdir / "mine.yaml").write_text(
+        "model_class: WanTransformer3DModel\nsparsity: {layers: [{layers: 1-9, mlp: dense}]}\n"
+    )
+    sentence = fails("--config", "mine.yaml", "--frames", "5", "--height", "32", "--width", "48")
+    assert sentence == "layers[0].layers: names layer 9, but this model has 3 layers, 0 to 2"
+
+
 def test_values_that_are_not_finite(fails, monkeypatch):
     class Output:
         frames = np.full((1, 1, 16, 16, 3), np.nan)

@@ -567,3 +567,82 @@ def test_a_class_without_adapter(fails, folder):
     (path / "chipsparse.yaml").write_text("model_class: AllegroTransformer3DModel\n")
     sentence = fails("--model", path)
     assert "AllegroTransformer3DModel, which chipsparse does not support" in sentence
+
+
+# Budgets of layers.
+
+BUDGETS = """\
+model_class: FluxTransformer2DModel
+sparsity:
+  layers:
+    - {layers: "0-1,56", attention: dense, mlp: dense}
+    - {layers: 2-18, attention: 0.5}
+    - layers: 19
+      mlp: 0.6
+"""
+
+
+def test_budgets_of_layers(explained, explain, folder, workdir):
+    (workdir / "mine.yaml").write_text(BUDGETS)
+    arguments = ("--model", folder("flux"), "--config", "mine.yaml", "--steps", "20")
+    found = explained(*arguments)
+    double, single = found["layers"]
+    # A tenth of the columns unless said otherwise, but at least the 512 of the text.
+    assert double["keep"] == [
+        {"layers": [0, 1], "columns": None, "neurons": None},
+        {"layers": list(range(2, 19)), "columns": 2304, "neurons": 3686},
+    ]
+    assert single["keep"] == [
+        {"layers": [19], "columns": 512, "neurons": 7373},
+        {"layers": list(range(20, 56)), "columns": 512, "neurons": 3686},
+        {"layers": [56], "columns": None, "neurons": None},
+    ]
+    assert found["attention"]["columns"] == 2304
+    assert (double["mlp"]["neurons_kept"], single["mlp"]["neurons_kept"]) == (3686, 7373)
+    reason = "layers names it dense in the profile"
+    assert double["attention"] == {"sparse": 17, "dense": {reason: 2}}
+    assert single["attention"] == {"sparse": 37, "dense": {reason: 1}}
+    similar = [(row["name"], row["layers"]) for row in found["estimate"]["similar"]]
+    assert similar == [("double", 2), ("double", 17), ("single", 1), ("single", 36), ("single", 1)]
+    ran = explain(*arguments, columns=120)
+    text = " ".join(ran.stdout.split())
+    for part in (
+        "each keeps 512 to 2,304 columns (11.1% to 50.0%)",
+        "single: 36 groups of 128 rows, each recomputes 3,686 to 7,373 of 12,288 neurons",
+        "double 0-1: attention dense, MLP dense",
+        "double 2-18: attention 2,304 columns (50.0%), MLP 3,686 neurons (30.0%)",
+        "single 19: attention 512 columns (11.1%), MLP 7,373 neurons (60.0%)",
+        "single 56: attention dense, MLP dense",
+        "double 19 17 sparse, 2 dense 17 sparse, 2 dense",
+    ):
+        assert part in text, part
+    narrow = explain(*arguments)
+    assert max(len(line.rstrip()) for line in narrow.stdout.splitlines()) <= 80
+
+
+def test_a_dense_layer_takes_the_time_of_a_dense_one(explained, folder, workdir):
+    profile = "model_class: WanTransformer3DModel\nsparsity: {{layers: [{}]}}\n"
+    model, times = folder("wan"), {}
+    for name, entry in (
+        ("none", ""),
+        ("dense", "{layers: 0-39, attention: dense, mlp: dense}"),
+        ("half", "{layers: 0-19, attention: dense, mlp: dense}"),
+    ):
+        (workdir / "mine.yaml").write_text(profile.format(entry))
+        found = explained("--model", model, "--config", "mine.yaml", *LARGE)
+        times[name] = found["estimate"]["steps"]["sparse"]
+        stock, caches = found["estimate"]["stock"], found["memory"]["caches_wanted"]
+        if name == "none":
+            whole = caches
+        assert caches == {"none": whole, "dense": 0, "half": whole / 2}[name]
+    assert times["dense"] == pytest.approx(stock)
+    assert times["half"] == pytest.approx((times["none"] + stock) / 2)
+
+
+def test_a_layer_that_the_model_does_not_have(fails, folder, workdir):
+    (workdir / "mine.yaml").write_text(
+        "model_class: WanTransformer3DModel\nsparsity: {layers: [{layers: 38-40, mlp: dense}]}\n"
+    )
+    assert fails("--model", folder("wan"), "--config", "mine.yaml") == (
+        "mine.yaml: layers[0].layers: names layer 40, but this model has 40 layers, 0 to 39"
+    )

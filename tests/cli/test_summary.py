@@ -45,6 +45,7 @@ def test_what_of_the_caches_was_in_host_memory(host_bytes, text):
         backends={},
         backend_reasons=[],
         fallbacks=[],
+        notes=[],
     )
     outcome = summary.Outcome({}, {}, made, None, None, None)
     assert summary._memory(outcome, made) == text

@@ -1,0 +1,127 @@
+"""Layers with budgets of their own: what each keeps, what dense ones compute, and the memory."""
+
+import pytest
+import torch
+
+from chipsparse.cache_kinds import KINDS, PARTS, kept_kinds, kind_bytes
+from chipsparse.kernels.mask_packing.reference import packed_to_indices
+from chipsparse.memory_plan import Capacity, MemoryDemand, plan_memory
+from chipsparse.mlp import dense_step
+from chipsparse.plan import SparsityPlan
+from chipsparse.step import StepContext
+from tests.chipsparse.test_session_memory import (
+    CONFIG,
+    HOSTED,
+    TOTAL,
+    call,
+    equal,
+    generate,
+    layout_of,
+    session_with,
+    weights_of,
+)
+
+LAYOUT = layout_of()  # two double blocks, two single ones; 63 tokens, 3 of them text
+BUDGETS = {
+    "layers": [
+        {"layers": 0, "attention": "dense"},
+        {"layers": 1, "attention": 0.5, "mlp": 0.75},
+        {"layers": 2, "attention": 1.0, "mlp": "dense"},
+    ]
+}
+COLUMNS = [None, 32, 63, 13]  # of 63; the last one as attention.keep_fraction says: a fifth
+NEURONS = [7, 18, None, 12]  # of 24 and 40; 30 % where nothing else is said
+
+
+def test_each_layer_keeps_its_own_number():
+    session = session_with(BUDGETS | {"mlp.reselect_every": 2})
+    generate(session, steps=3)  # up to the first sparse step
+    for layer in range(LAYOUT.layers):
+        cache = session._caches["cond", layer]
+        if COLUMNS[layer] is None:
+            assert cache.attention.columns is None
+        else:
+            assert cache.attention.capacity == COLUMNS[layer]
+            _, counts = packed_to_indices(cache.attention.columns, LAYOUT.tokens, capacity=None)
+            assert (counts == COLUMNS[layer]).all()
+        if NEURONS[layer] is None:
+            assert cache.mlp.activation is None
+        else:
+            assert cache.mlp.neurons.shape[-1] == NEURONS[layer]
+
+
+def test_the_report_has_the_mean_of_sparse_layers():
+    session = session_with(BUDGETS)
+    generate(session, steps=3)
+    last = session.report.steps[-1]
+    assert last.attention_kept == pytest.approx((32 + 63 + 13) / 3 / 63)
+    assert last.mlp_kept == pytest.approx((7 / 24 + 18 / 24 + 12 / 40) / 3)
+
+
+@pytest.mark.parametrize("where", [{}, HOSTED], ids=["device", "host"])
+def test_dense_layers_compute_what_the_model_does(where):
+    session = session_with(BUDGETS | where)
+    outputs = generate(session)
+    assert session.report.fallbacks == []
+    dense = session_with({"schedule.first_dense_layers": 4})
+    expected = generate(dense)
+    parts = 2 * LAYOUT.layers
+    for place, (found, wanted) in enumerate(zip(outputs, expected, strict=True)):
+        layer, part = divmod(place % parts, 2)
+        if (COLUMNS, NEURONS)[part][layer] is None:
+            assert torch.equal(found, wanted)
+    step = outputs[parts * 4 : parts * 5]  # a sparse one: the others do differ
+    assert not torch.equal(step[2], expected[parts * 4 + 2])
+
+
+def test_caches_in_host_memory_give_the_same_bits():
+    assert equal(generate(session_with(BUDGETS | HOSTED)), generate(session_with(BUDGETS)))
+
+
+@pytest.mark.parametrize("rule", ["merge", "difference"])
+def test_the_plan_counts_what_is_allocated(rule):
+    session = session_with(
+        BUDGETS | {"attention.delta_rule": rule, "mlp.reselect_every": 2, **HOSTED}
+    )
+    generate(session, steps=3, branches=("cond",), known=1)
+    config = session.config
+    plan = SparsityPlan(config, LAYOUT, TOTAL)
+    memory = plan_memory(plan, Capacity(1 << 40, 1 << 40), MemoryDemand())
+    expected = {
+        (layer, kind)
+        for part, counts in zip(PARTS, (COLUMNS, NEURONS), strict=True)
+        for kind in kept_kinds(config, part)
+        for layer in range(LAYOUT.layers)
+        if counts[layer] is not None
+    }
+    assert set(memory.placement.host) == expected
+    for (layer, kind), size in memory.placement.host.items():
+        assert size == kind_bytes(kind, layer, layout=LAYOUT, config=config, dtype=torch.float32)
+        place = session._pool._opened.places["cond", layer, kind]
+        assert place.form.nbytes <= place.memory.numel() == size
+        if kind == "neurons" or not KINDS[kind].rewritten:
+            assert place.form.nbytes == size
+    assert memory.host_bytes == memory.wanted == sum(memory.placement.host.values())
+
+
+def test_a_layer_that_does_not_exist_ends_the_first_call():
+    session = session_with({"layers": [{"layers": "3-4", "mlp": "dense"}]})
+    with pytest.raises(ValueError, match=r"layers\[0\].layers: names layer 4, .* has 4 layers"):
+        generate(session)
+    larger = layout_of(layers=6)
+    outputs = generate(session, layout=larger)
+    assert len(outputs) == 2 * 2 * larger.layers * 8  # two branches, a skipped step
+
+
+def test_unpatched_computes_a_dense_layer_whole():
+    session = session_with(BUDGETS)
+    weights = weights_of(2, 40)
+    hidden, addend = torch.randn(2, 1, LAYOUT.tokens, 16)
+    generate(session, steps=2)
+    session.begin(StepContext(1, 2, "cond", TOTAL), LAYOUT, torch.device("cpu"))
+    whole = session.mlp(2, hidden, weights, addend=pytest.fail, unpatched=lambda: hidden + 1)
+    assert torch.equal(whole, hidden + 1)
+    found = session.mlp(2, hidden, weights, addend=lambda: addend)
+    layer = dense_step(None, hidden, weights, config=CONFIG.mlp, backend=None)
+    assert torch.equal(found, layer + addend)
+    assert len(call(session, session._context, LAYOUT)) == 8
