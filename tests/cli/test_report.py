@@ -1,0 +1,189 @@
+"""`chipsparse generate --report` and `--strict`: what they write, refuse, and leave behind."""
+
+import json
+import os
+
+import pytest
+import torch
+
+import chipsparse
+from chipsparse.cli import denoise, media, report_file
+
+DENSE_MLP = "MLP runs dense in 1 of 3 layers (first: layer 1): its second linear is of class Other"
+
+
+@pytest.fixture
+def adapted(monkeypatch):
+    """Loads pipelines in which one MLP cannot run sparse."""
+    from chipsparse.cli import job
+
+    class Other(torch.nn.Linear):
+        pass
+
+    load = job.load_pipeline
+
+    def spoiled(*arguments, **options):
+        pipe = load(*arguments, **options)
+        pipe.transformer.blocks[1].ffn.net[2].__class__ = Other
+        return pipe
+
+    monkeypatch.setattr(job, "load_pipeline", spoiled)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_report(generate, workdir):
+    ran = generate("-o", "out.png", "--frames", "1", "--report", "r.json", "--seed", "5", "--json")
+    assert ran.exit_code == 0, ran.stderr
+    assert names(workdir) == ["out.png", "r.json"]
+    told, printed = json.loads((workdir / "r.json").read_text()), json.loads(ran.stdout)
+    assert printed["files"] == {"output": ["out.png"], "report": ["r.json"]}
+    assert told["request"]["seed"] == 5
+    assert told["request"]["settings"]["num_inference_steps"] == 4
+    assert told["pipeline"]["class"] == "WanPipeline"
+    assert told["pipeline"]["location"] == told["request"]["model"]
+    assert (told["error"], told["fallbacks"], told["notes"]) == (None, [], [])
+    assert told["totals"]["steps"] == {"dense": 1, "refresh": 1, "sparse": 2}
+    assert told["totals"]["attention_kept"] == printed["sparse"]["steps"][3]["attention_kept"]
+    assert len(told["steps"]) == 8  # guidance
+    for step in told["steps"]:
+        assert len(step["layers"]) == 6
+        assert all(entry["seconds"] > 0 for entry in step["layers"])
+    (workdir / "reference").touch()
+    assert os.stat("r.json").st_mode == os.stat("reference").st_mode
+    assert chipsparse.SparsityConfig.from_mapping(told["config"]).schedule.warmup_steps == 2
+
+
+def test_the_table_names_the_report_and_notes(generate, monkeypatch):
+    from chipsparse.report import GenerationReport
+
+    begin = GenerationReport.begin
+
+    def noting(self, *arguments):
+        begin(self, *arguments)
+        self.note("a note")
+
+    monkeypatch.setattr(GenerationReport, "begin", noting)
+    ran = generate("-o", "out.gif", "--report", "r.json")
+    lines = [line.split() for line in ran.stdout.splitlines()]
+    assert ["report", "r.json"] in lines
+    assert ["note", "a", "note"] in lines
+
+
+def test_without_a_report_no_layer_is_timed(generate, monkeypatch):
+    enabled = []
+    real = chipsparse.enable
+
+    def enable(*arguments, **options):
+        enabled.append(options)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(chipsparse, "enable", enable)
+    assert generate("-o", "out.gif").exit_code == 0
+    assert generate("-o", "out.gif", "--strict", "--report", "r.json").exit_code == 0
+    assert enabled == [
+        {"strict": False, "layer_times": False},
+        {"strict": True, "layer_times": True},
+    ]
+
+
+def test_a_strict_run_fails_with_the_sentence_of_the_fallback(generate, workdir, adapted):
+    ran = generate("-o", "out.gif", "--strict")
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert ran.stderr.splitlines()[-1] == (
+        f"chipsparse: error: {DENSE_MLP} (an adapter, or quantized)"
+    )
+    assert names(workdir) == []
+    ran = generate("-o", "out.gif")
+    assert ran.exit_code == 0
+    assert "fallback" in ran.stdout
+
+
+def test_the_report_of_a_run_that_fails_says_how_far_it_came(generate, workdir, adapted):
+    ran = generate("-o", "out.gif", "--strict", "--report", "r.json")
+    assert ran.exit_code == 2
+    assert names(workdir) == ["r.json"]
+    told = json.loads((workdir / "r.json").read_text())
+    assert told["error"].startswith(f"FallbackError: {DENSE_MLP}")
+    (step,) = told["steps"]
+    assert (step["step"], step["finished"], step["seconds"]) == (0, False, None)
+
+
+def test_an_error_after_the_loop_is_told_too(generate, workdir, monkeypatch):
+    def breaks(_):
+        raise ZeroDivisionError("in the decoder")
+
+    monkeypatch.setattr(denoise, "_as_frames", breaks)
+    ran = generate("-o", "out.gif", "--report", "r.json")
+    assert ran.exit_code == 1
+    told = json.loads((workdir / "r.json").read_text())
+    assert told["error"] == "ZeroDivisionError: in the decoder"
+    assert all(step["finished"] for step in told["steps"])
+
+
+def test_a_report_that_cannot_be_written_leaves_everything_as_it_was(
+    generate, workdir, monkeypatch
+):
+    (workdir / "r.json").write_text("old")
+    (workdir / "out.gif").write_text("old")
+
+    def full(path, *_, **__):
+        with open(path, "w") as file:
+            file.write('{"half')
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(report_file.Path, "write_text", full)
+    ran = generate("-o", "out.gif", "--report", "r.json")
+    monkeypatch.undo()
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert ran.stderr.splitlines()[-1] == (
+        "chipsparse: error: --report r.json could not be written: "
+        "[Errno 28] No space left on device"
+    )
+    assert names(workdir) == ["out.gif", "r.json"]
+    assert {path.read_text() for path in workdir.iterdir()} == {"old"}
+
+
+def test_a_video_that_cannot_be_written_leaves_no_report(generate, workdir, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setitem(media.WRITERS, ".gif", full)
+    ran = generate("-o", "out.gif", "--report", "r.json")
+    assert ran.exit_code == 2
+    assert "out.gif could not be written" in ran.stderr
+    assert names(workdir) == []
+
+
+def test_a_report_that_fails_too_does_not_hide_the_error(generate, workdir, adapted, monkeypatch):
+    monkeypatch.setattr(report_file.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("no")))
+    ran = generate("-o", "out.gif", "--strict", "--report", "r.json")
+    assert ran.exit_code == 2
+    assert DENSE_MLP in ran.stderr
+    assert names(workdir) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--report", "r.txt"), "--report r.txt must end in .json"),
+        (("--report", "no/r.json"), "the folder no of --report no/r.json does not exist"),
+        (("--report", "r.json", "--dense"), "--report is about the sparse run, which --dense"),
+        (("--strict", "--dense"), "--strict is about the sparse run, which --dense leaves out"),
+    ],
+)
+def test_mistakes(generate, workdir, monkeypatch, arguments, sentence):
+    monkeypatch.setattr("chipsparse.cli.job.load_pipeline", lambda *_, **__: pytest.fail("loaded"))
+    ran = generate("-o", "out.gif", *arguments)
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert ran.stderr.startswith(f"chipsparse: error: {sentence}")
+    assert names(workdir) == []
+
+
+def test_a_report_on_a_folder(generate, workdir):
+    (workdir / "r.json").mkdir()
+    ran = generate("-o", "out.gif", "--report", "r.json")
+    assert ran.exit_code == 2
+    assert "--report r.json is a folder; name a file in it" in ran.stderr
