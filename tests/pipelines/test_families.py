@@ -104,7 +104,7 @@ def assert_expected(report, family):
     for sentence in report.fallbacks:
         assert any(part in sentence for part in family.fallbacks), sentence
     for part in family.fallbacks:
-        assert any(part in sentence for sentence in report.fallbacks), part
+        assert any(part in sentence for sentence in (*report.fallbacks, *report.notes)), part
 
 
 # What is computed.
@@ -280,6 +280,7 @@ def test_compiled_blocks_share_one_graph_for_each_kind(name):
         assert counters["stats"]["unique_graphs"] == family.kinds
         if family.kinds == 1 and "odd size" in family.variants:  # more kinds take too long here
             generate(pipe, name, "odd size")
-            assert counters["stats"]["unique_graphs"] <= 2
+            # With another size come graphs for any size, at most one for each length that changes.
+            assert counters["stats"]["unique_graphs"] <= 3
     assert not counters["graph_break"]
     torch._dynamo.reset()
