@@ -325,7 +325,7 @@ def test_refused_host_memory_is_told_and_the_device_takes_over(monkeypatch):
     with_capacity(monkeypatch, wanted(), wanted())
     session = session_with(HOSTED, memory=memory)
     assert equal(generate(session), expected)
-    assert session.report.fallbacks == [
+    assert session.report.notes == [
         "host memory for caches was refused (3.0 GiB of host memory: cannot allocate memory): they "
         "stay on the device as far as they fit, and the other layers run dense"
     ]
