@@ -7,11 +7,13 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse import FallbackError
+from chipsparse import FallbackError, memory_plan
 from chipsparse.cache_kinds import PARTS
 from chipsparse.estimate import moved_bytes
+from chipsparse.host_memory import HostMemory
 from chipsparse.kernels.dispatch import Backend, Choice, runs_anywhere
 from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.memory_plan import Capacity
 from chipsparse.placement import Placement
 from chipsparse.plan import Action
 from chipsparse.report import GenerationReport, StepRecord, StepTimer
@@ -333,6 +335,22 @@ def test_a_budget_that_holds_not_all_ends_a_strict_run_in_its_first_call():
         generate(session)
     (record,) = session.report.steps
     assert (record.step, record.layers) == (0, [])
+
+
+def test_refused_host_memory_ends_a_strict_run_where_layers_run_dense(monkeypatch):
+    def refuse(self, nbytes, **_):
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(HostMemory, "lend", refuse)
+    capacity = Capacity(device=30_000, host=1 << 30)
+    monkeypatch.setattr("chipsparse.cache_store.available", lambda *_, **__: capacity)
+    monkeypatch.setattr(memory_plan, "worth_moving", lambda layer, sizes, **_: frozenset(sizes))
+    session = session_with(HOSTED)
+    session.report.strict = True
+    with pytest.raises(FallbackError, match="its caches do not fit into the memory budgets"):
+        generate(session)
+    (note,) = session.report.notes
+    assert note.startswith("host memory for caches was refused (no more)")
 
 
 def test_a_part_that_never_came_ends_a_strict_run_at_the_first_sparse_step():

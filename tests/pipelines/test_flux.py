@@ -456,7 +456,7 @@ def test_positions_that_form_no_grid_stay_in_order_and_are_reported(pipe):
         with chipsparse.enable(pipe, SPARSE) as handle:
             found = pipe.transformer(**arguments)[0]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    assert handle.report.fallbacks == [
+    assert handle.report.notes == [
         "image tokens stay in the pipeline's order: their img_ids form no full grids"
     ]
 

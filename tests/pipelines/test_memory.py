@@ -161,7 +161,7 @@ def test_host_memory_that_is_refused(device, monkeypatch):
     monkeypatch.setattr("chipsparse.host_memory._map", refuse)
     with chipsparse.enable(pipe, wan.SPARSE.override(HOSTED)) as handle:
         assert torch.equal(wan.generate(pipe), expected)
-        assert "host memory for caches was refused (nothing left)" in handle.report.fallbacks[0]
+        assert "host memory for caches was refused (nothing left)" in handle.report.notes[0]
         assert handle.report.host_bytes == 0
 
 

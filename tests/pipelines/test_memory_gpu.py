@@ -70,7 +70,7 @@ def test_memory_that_cannot_be_pinned_serves_unpinned(expected, monkeypatch):
         assert torch.equal(generate(pipe), expected)
         assert memory_of(handle).pinned_bytes == 0
         assert memory_of(handle).nbytes > 0
-    assert any("could not be pinned (CUDA error 2)" in each for each in handle.report.fallbacks)
+    assert any("could not be pinned (CUDA error 2)" in each for each in handle.report.notes)
 
 
 def test_beside_model_offload(expected):
