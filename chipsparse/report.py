@@ -54,6 +54,8 @@ class StepRecord:
         action: what the call did.
         bytes_to_device: bytes of caches that came from host memory.
         bytes_to_host: bytes of caches that went there.
+        predicted_change: by what share of itself the output was predicted to have changed since it
+            was last computed, where ``skip_threshold`` asked for that; see `StepCache`.
     """
 
     step: int
@@ -65,6 +67,7 @@ class StepRecord:
     mlp_fractions: list[float] = field(default_factory=list)
     bytes_to_device: int = 0
     bytes_to_host: int = 0
+    predicted_change: float | None = None
 
     @property
     def seconds(self) -> float:

@@ -40,6 +40,10 @@ from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.plan import SparsityPlan
 from chipsparse.profiles import Profile
 
+AT_MOST = (
+    "counts and times are those of a generation in which skip_threshold skips no step: how many it "
+    "skips is not known beforehand"
+)
 NO_BUDGET = "planned for a GPU without limit; give --vram to see what fits"
 
 
@@ -164,7 +168,12 @@ def explain(options: CommonOptions, model: ModelDescription, profile: Profile) -
         dense=dense,
         caches=bytes_by_kind(memory, plan.layout),
         estimate=estimate,
-        notes=[*notes, *_notes(model, adapter, target, memory, profile, weights)],
+        notes=[
+            *plan.remarks(),
+            *([AT_MOST] if plan.skips_by_threshold() else []),
+            *notes,
+            *_notes(model, adapter, target, memory, profile, weights),
+        ],
     )
 
 

@@ -250,13 +250,14 @@ class ModelAdapter:
                 self.layout(arguments),
                 hidden.device,
                 lambda: self._memory_demand(arguments),
+                hidden,
             )
             for remark in self.remarks(arguments):
                 self.session.report.fall_back(remark)
             self._check_attention()
             self._check_feed_forwards(hidden)
             if action is Action.SKIP:
-                output = self.session.last_output()  # end() keeps a copy of its own
+                output = self.session.skipped_output()
                 self.session.end(output)
                 return self.wrap_output(output, arguments)
             with self._dense_attention(arguments):
