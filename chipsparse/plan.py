@@ -104,9 +104,7 @@ class SparsityPlan:
         """
         recording = recorded is None or (recorded is Action.DENSE and not self.is_dense())
         listed = step in self.config.schedule.skip_steps
-        return (
-            self.skips_by_threshold() and self._may_skip(step) and not listed and not recording
-        )
+        return self.skips_by_threshold() and self._may_skip(step) and not listed and not recording
 
     def is_dense(self) -> bool:
         """Whether no layer ever uses a cache, so that nothing need be recorded."""

@@ -156,7 +156,7 @@ class Session:
         elif plan.skips() and record.action is not Action.SKIP:
             self._last_output[branch] = held = output.clone()  # the caller may change it in place
             if self._step_cache is not None:
-                self._step_cache.computed(branch, held)
+                self._step_cache.computed(branch, held, sparse=record.action is Action.SPARSE)
         self._context = self._record = None
 
     def _finish(self, branch: str) -> None:

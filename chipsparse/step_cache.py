@@ -19,13 +19,16 @@ class StepCache:
 
         k * |x_n - x_j| / |v_j|
 
-    where |.| is the mean absolute value. The step is skipped where that is below the threshold. The
-    paper adds up the changes of x from step to step; here x_n is compared with x_j itself, because
-    v_j is what a skipped step returns, and the sum can only be larger.
+    where |.| is the mean absolute value. The step is skipped where that is below the threshold.
+    Two things differ from the paper. It reuses v_j - x_j and adds up the changes of x from step to
+    step; here v_j itself is reused, so x_n is compared with x_j, and the sum could only be larger.
+    And where v_i was computed sparsely and v_j in full, so that they differ by the error of v_i as
+    well, the rate from before stays.
 
-    One decision holds for all guidance branches of a step: that of the branch which comes first,
-    whose outputs alone are measured. It costs one pass over the input and one wait for the device;
-    a computed step costs three passes over tensors of that size and no wait.
+    One decision holds for the whole batch and for all guidance branches of a step: that of the
+    branch which comes first, whose outputs alone are measured. It costs a pass over the input,
+    another over the output, and one wait for the device, so that the host does not run ahead into
+    the next step; what a computed step measures is two such passes and no wait.
 
     Args:
         threshold: share of the output below which its change does not matter.
@@ -50,10 +53,11 @@ class StepCache:
 
     def release(self) -> None:
         """Gives up the tensors; what was decided for the step in progress still holds."""
-        self._measured = ""  # the branch whose input and output these are
+        self._measured: str | None = None  # the branch whose input and output these are
         self._input: torch.Tensor | None = None
         self._output: torch.Tensor | None = None
-        self._rate: torch.Tensor | None = None  # k / |v_j|, on the device
+        self._sparse = False  # whether the output was computed sparsely
+        self._rate: torch.Tensor | None = None  # k, on the device
         self._current: torch.Tensor | None = None
 
     def skips(self, step: int, branch: str, latents: torch.Tensor, *, allowed: bool) -> bool:
@@ -77,23 +81,27 @@ class StepCache:
     def _predict(self, latents: torch.Tensor) -> float | None:
         if self._rate is None or self._measured != self._leader:
             return None
-        return float(self._rate * _distance(latents, self._input))
+        assert self._output is not None
+        size = self._output.float().abs().mean()
+        return float(self._rate * _distance(latents, self._input) / size)
 
-    def computed(self, branch: str, output: torch.Tensor) -> None:
+    def computed(self, branch: str, output: torch.Tensor, *, sparse: bool = False) -> None:
         """Measures the output of a call that was computed.
 
         Args:
             branch: guidance branch of the call.
             output: what it returned, of any shape, the same for all steps; kept, not copied.
+            sparse: whether parts of it were reused.
         """
         if branch != self._leader or self._current is None:
             return
         latents = self._current.clone()  # the pipeline may change it in place
-        self._rate = None
-        if self._measured == branch:
-            rate = _distance(output, self._output) / _distance(latents, self._input)
-            self._rate = rate / output.float().abs().mean()
+        if self._measured != branch:
+            self._rate = None
+        elif sparse or not self._sparse:
+            self._rate = _distance(output, self._output) / _distance(latents, self._input)
         self._measured, self._input, self._output = branch, latents, output
+        self._sparse = sparse
         self._current = None
         self._since_computed = 0
 

@@ -39,6 +39,7 @@ from chipsparse.pipelines.feed_forward import (
 )
 from chipsparse.pipelines.offloaded_weights import pending_bytes
 from chipsparse.pipelines.patches import TAG, Patches
+from chipsparse.pipelines.stacked_caches import why_refused
 from chipsparse.plan import Action
 from chipsparse.session import Session
 from chipsparse.step import PositionTracker
@@ -128,6 +129,7 @@ class ModelAdapter:
         self._patches = Patches()
         self._attention_patches = Patches()
         self._unpatched_backends: list[Any] = []
+        self._checked_generation = 0
         self._argument_names = list(inspect.signature(type(transformer).forward).parameters)[1:]
         number = register_host(self)
         try:
@@ -252,6 +254,7 @@ class ModelAdapter:
                 lambda: self._memory_demand(arguments),
                 hidden,
             )
+            self._check_caches(context.generation)
             for remark in self.remarks(arguments):
                 self.session.report.fall_back(remark)
             self._check_attention()
@@ -433,6 +436,17 @@ class ModelAdapter:
         """Whether the kernels that run on this device want second weights of another layout."""
         kernels = self.session.config.backend != "reference"
         return kernels and hidden.is_cuda and hidden.dtype in (torch.float16, torch.bfloat16)
+
+    def _check_caches(self, generation: int) -> None:
+        """Refuses caches of diffusers that cannot be on top, once per generation."""
+        if generation == self._checked_generation:
+            return
+        skips = self.session.plan is not None and self.session.plan.skips()
+        if self.session.caching or skips:
+            reason = why_refused(self.transformer, skips=skips)
+            if reason is not None:
+                raise ValueError(f"{type(self.transformer).__name__}: {reason}")
+        self._checked_generation = generation
 
     def _report(self, part: str, dense: dict[str, list[int]]) -> None:
         for reason, layers in dense.items():

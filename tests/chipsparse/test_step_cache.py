@@ -43,6 +43,22 @@ def test_the_input_is_compared_with_itself_not_with_the_way_it_went():
     assert skipped_step(cache, 3, latents=9.125) == pytest.approx(0.0625)
 
 
+def test_the_error_of_a_sparse_output_is_no_change():
+    cache = StepCache(threshold=0.125, max_skips=10)
+
+    def compute(step, latents, output, *, sparse):
+        cache.skips(step, "cond", filled(latents), allowed=False)
+        cache.computed("cond", filled(output), sparse=sparse)
+
+    compute(0, 10, 1, sparse=False)
+    compute(1, 9, 2, sparse=False)  # k = 1
+    compute(2, 8, 4, sparse=True)  # k = 2
+    compute(3, 7, 64, sparse=False)  # a jump, which says nothing of the next step
+    assert skipped_step(cache, 4, latents=6) == pytest.approx(2 * 1 / 64)
+    compute(5, 5, 72, sparse=True)  # k = 8 / 2
+    assert skipped_step(cache, 6, latents=4) == pytest.approx(4 * 1 / 72)
+
+
 def test_mean_absolute_values_count():
     cache = StepCache(threshold=0.0, max_skips=1)
     tensors = [torch.tensor(values) for values in ([1.0, -1.0], [3.0, -2.0], [0.0, -2.0])]
