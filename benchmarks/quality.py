@@ -18,6 +18,7 @@ from benchmarks.records import Record, environment
 from chipsparse.config import SparsityConfig
 from chipsparse.quality import psnr, ssim
 
+UNSKIPPED: dict[str, Any] = {"schedule.skip_steps": [], "schedule.skip_threshold": None}
 KEEP_FRACTIONS = (0.05, 0.1, 0.2, 0.3)
 IMAGE_KEEP_FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5)
 DRIFT_KEEP_FRACTIONS, DRIFT_STEPS = (0.1, 0.3, 0.5), 50
@@ -91,13 +92,13 @@ def cases(base: SparsityConfig) -> dict[str, SparsityConfig]:
     rows["control: MLP only"] = {"attention.enabled": False}
     rows["control: token order alone, all layers dense"] = {"schedule.first_dense_layers": 10_000}
     rows["control: dense again"] = {"attention.enabled": False, **attention}
-    unskipped = base.override({"schedule.skip_steps": []})
+    unskipped = base.override(UNSKIPPED)
     return {"profile": base} | {name: unskipped.override(row) for name, row in rows.items()}
 
 
 def image_rows(base: SparsityConfig) -> dict[str, Row]:
     """The table of an image model: neurons alone, columns alone, both; drift; controls."""
-    unskipped = base.override({"schedule.skip_steps": []})
+    unskipped = base.override(UNSKIPPED)
     columns, neurons = {"mlp.enabled": False}, {"attention.enabled": False}
     parts: dict[str, dict[str, Any]] = {
         "MLP": neurons,

@@ -111,7 +111,23 @@ class ScheduleConfig(Validated):
         (), "steps (from 0) computed in full without a refresh", minimum=0
     )
     skip_steps: tuple[int, ...] = option(
-        (), "steps (from 0) that reuse the transformer's last output", minimum=0
+        (),
+        "steps (from 0) that reuse the transformer's last output; none of the warm-up, of "
+        "dense_steps and of final_dense_steps, and a refresh among them is made up for after it",
+        minimum=0,
+    )
+    skip_threshold: float | None = option(
+        None,
+        "also skip a sparse or refresh step where the output is predicted to change by less than "
+        "this share of it since it was last computed; one wait for the device per step; null: none",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    max_skips: int = option(
+        3,
+        "skip_threshold leaves at most this many steps in a row skipped, those of skip_steps "
+        "counted",
+        minimum=1,
     )
     actions: tuple[ActionName, ...] | None = option(
         None, "the action of every step, the last one repeated; overrides all the above"

@@ -49,7 +49,7 @@ class RunEstimate:
         to_host: bytes that it writes back.
         similar: the layers of a sparse step.
         stock_run: all steps without chipsparse.
-        run: all steps.
+        run: all steps, of which ``skip_threshold`` skips none: how many it will is not known.
     """
 
     rates: Rates

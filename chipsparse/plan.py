@@ -64,8 +64,15 @@ class SparsityPlan:
 
     def step_action(self, step: int) -> Action:
         """The action of a step (from 0) for the layers that may be sparse."""
-        if not (self.config.attention.enabled or self.config.mlp.enabled):
-            return Action.DENSE
+        action = self._scheduled(step)
+        if step in self.config.schedule.skip_steps and self._may_skip(step):
+            return Action.SKIP
+        if self.config.attention.enabled or self.config.mlp.enabled:
+            return action
+        return action if action is Action.SKIP else Action.DENSE
+
+    def _scheduled(self, step: int) -> Action:
+        """The action of a step if no list and no threshold skipped it."""
         schedule = self.config.schedule
         if schedule.actions:
             return Action(schedule.actions[min(step, len(schedule.actions) - 1)])
@@ -76,11 +83,18 @@ class SparsityPlan:
         since_warmup = step - (schedule.warmup_steps - 1)
         if since_warmup == 0:
             return Action.REFRESH
-        if step in schedule.skip_steps:
-            return Action.SKIP
         if schedule.refresh_steps is not None:
             return Action.REFRESH if step in schedule.refresh_steps else Action.SPARSE
         return Action.REFRESH if since_warmup % schedule.refresh_every == 0 else Action.SPARSE
+
+    def _may_skip(self, step: int) -> bool:
+        """Whether a step is none of those that are always computed."""
+        schedule = self.config.schedule
+        return (
+            not schedule.actions
+            and step >= schedule.warmup_steps
+            and self._scheduled(step) is not Action.DENSE
+        )
 
     def action(self, layer: int, step: int, part: Part) -> Action:
         """The action of one layer's attention or MLP at one step."""
@@ -130,10 +144,29 @@ class SparsityPlan:
     def skips(self) -> bool:
         """Whether any step may reuse the transformer's last output."""
         schedule = self.config.schedule
-        return bool(schedule.skip_steps) or "skip" in (schedule.actions or ())
+        listed = bool(schedule.skip_steps) or "skip" in (schedule.actions or ())
+        return listed or self.skips_by_threshold()
+
+    def skips_by_threshold(self) -> bool:
+        """Whether steps may be skipped that only the generation itself decides on."""
+        schedule = self.config.schedule
+        return schedule.skip_threshold is not None and not schedule.actions
+
+    def may_skip_by_threshold(self, step: int, recorded: Action | None) -> bool:
+        """Whether the threshold may skip a step of a guidance branch.
+
+        Args:
+            step: from 0.
+            recorded: see `taken`; what a branch has yet to record is not skipped.
+        """
+        recording = recorded is None or (recorded is Action.DENSE and not self.is_dense())
+        listed = step in self.config.schedule.skip_steps
+        return self.skips_by_threshold() and self._may_skip(step) and not listed and not recording
 
     def is_dense(self) -> bool:
-        """Whether no step ever uses a cache, so that nothing need be recorded."""
+        """Whether no layer ever uses a cache, so that nothing need be recorded."""
+        if not (self.config.attention.enabled or self.config.mlp.enabled):
+            return True
         steps = self.steps if self.steps is not None else 1000
         return not any(self.step_action(step) in CACHED for step in range(steps))
 
@@ -141,30 +174,62 @@ class SparsityPlan:
         """What a guidance branch really does at a step.
 
         The plan's action is raised to a fuller one where its inputs are missing: the first call of
-        a branch is DENSE, and nothing is sparse before the first REFRESH. Nothing is recorded, and
-        so no step is a refresh, where nothing will be read.
+        a branch is DENSE, nothing is sparse before the first REFRESH, and a refresh that was
+        skipped takes place before the next sparse step. Nothing is recorded, and so no step is a
+        refresh, where nothing will be read.
 
         Args:
             step: from 0.
-            recorded: REFRESH after the branch's first refresh, DENSE before, None at first.
+            recorded: what the branch has recorded: None at first, DENSE before its first refresh,
+                REFRESH after it, SKIP where a later one was skipped; see `recorded_after`.
         """
         action = self.step_action(step)
-        if recorded is None or self.is_dense():
+        if recorded is None:
             return Action.DENSE
+        if self.is_dense():
+            return action if action is Action.SKIP else Action.DENSE
         if action in CACHED and recorded is Action.DENSE:
+            return Action.REFRESH
+        if action is Action.SPARSE and recorded is Action.SKIP:
             return Action.REFRESH
         return action
 
+    def recorded_after(self, step: int, action: Action, recorded: Action | None) -> Action | None:
+        """What a branch has recorded once it took an action at a step; see `taken`."""
+        if action is Action.SKIP:
+            due = recorded is Action.REFRESH and self._scheduled(step) is Action.REFRESH
+            return Action.SKIP if due else recorded
+        if action is Action.SPARSE or (action is Action.DENSE and recorded is not None):
+            return recorded
+        return action
+
     def actions(self) -> list[Action]:
-        """What a branch that starts with the first step does at each; the steps must be known."""
+        """What a branch that starts with the first step does at each; the steps must be known.
+
+        Steps that only the threshold skips are not known, and are given with what they compute.
+        """
         assert self.steps is not None
         taken: list[Action] = []
         recorded = None
         for step in range(self.steps):
             taken.append(self.taken(step, recorded))
-            if taken[-1] not in CACHED and recorded is not Action.REFRESH:
-                recorded = taken[-1]
+            recorded = self.recorded_after(step, taken[-1], recorded)
         return taken
+
+    def remarks(self) -> list[str]:
+        """What else a user should know: steps that are listed as skipped, but computed."""
+        if self.steps is None:
+            return []
+        listed = self.config.schedule.skip_steps
+        taken = self.actions()
+        computed = [step for step in listed if step < self.steps and taken[step] is not Action.SKIP]
+        if self.config.schedule.actions or not computed:
+            return []
+        return [
+            f"skip_steps {', '.join(map(str, computed))} are computed: no step is skipped in the "
+            f"warm-up (the first {self.config.schedule.warmup_steps}), in dense_steps, in "
+            "final_dense_steps or before the first refresh"
+        ]
 
     def attention_keep_count(self, layer: int) -> int:
         """Key columns that each query group of a layer keeps by score and by static rules."""
@@ -183,7 +248,17 @@ class SparsityPlan:
         if self.steps is None:
             return "number of steps unknown"
         runs = itertools.groupby(self.actions())
-        return ", ".join(f"{len(list(group))} {action.value}" for action, group in runs)
+        text = ", ".join(f"{len(list(group))} {action.value}" for action, group in runs)
+        return f"{text}; {self.threshold_text()}" if self.skips_by_threshold() else text
+
+    def threshold_text(self) -> str:
+        """What the threshold does to the actions; only where there is one."""
+        schedule = self.config.schedule
+        return (
+            f"of the sparse and refresh ones, those are skipped that are predicted to change the "
+            f"output by less than {100 * (schedule.skip_threshold or 0):g}%, at most "
+            f"{schedule.max_skips} in a row: how many is not known beforehand"
+        )
 
 
 def _count(fraction: float | None, total: int) -> int:

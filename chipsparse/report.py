@@ -108,6 +108,8 @@ class StepRecord:
         layers: what each layer did, in the order in which they ran; none where nothing in the
             whole generation is sparse, nor of layers that a block cache passed over.
         finished: whether the call came to its end.
+        predicted_change: by what share of itself the output was predicted to have changed since it
+            was last computed, where ``skip_threshold`` asked for that; see `StepCache`.
     """
 
     step: int
@@ -122,6 +124,7 @@ class StepRecord:
     transformer: str = ""
     layers: list[LayerRecord] = field(default_factory=list)
     finished: bool = False
+    predicted_change: float | None = None
 
     @property
     def seconds(self) -> float:

@@ -25,6 +25,7 @@ from chipsparse.offload import OffloadPool
 from chipsparse.plan import CACHED, Action, SparsityPlan
 from chipsparse.report import GenerationReport, LayerRecord, StepRecord, StepTimer
 from chipsparse.step import StepContext
+from chipsparse.step_cache import StepCache
 from chipsparse.token_order import grids_order, inverse_order
 
 
@@ -72,6 +73,7 @@ class Session:
         self._guard.reset()
         self._recorded: dict[str, Action] = {}
         self._last_output: dict[str, torch.Tensor] = {}
+        self._step_cache: StepCache | None = None
         self._order: tuple[torch.Tensor, torch.Tensor] | None = None
         self._static_columns: dict[ModelLayout, torch.Tensor | None] = {}
         self._overfull_layers: set[int] = set()
@@ -100,6 +102,7 @@ class Session:
         layout: ModelLayout,
         device: torch.device,
         demand: Callable[[], MemoryDemand] = MemoryDemand,
+        latents: torch.Tensor | None = None,
     ) -> Action:
         """Opens a transformer call and returns what it does.
 
@@ -111,6 +114,7 @@ class Session:
             layout: sizes of the model and the call. Branches may differ in text tokens and batch.
             device: where it runs.
             demand: says what it asks of the memory; called once per branch.
+            latents: the transformer's input, of any shape; ``skip_threshold`` needs it.
 
         Raises:
             BudgetError: where the memory budgets leave no room for the caches of a single layer.
@@ -123,13 +127,31 @@ class Session:
             if self._caching and self.config.token_order.voxel is not None:
                 order = grids_order(layout.grids, self.config.token_order.voxel).to(device)
                 self._order = (order, inverse_order(order))
+            if plan.skips_by_threshold():
+                schedule = self.config.schedule
+                self._step_cache = StepCache(schedule.skip_threshold or 0.0, schedule.max_skips)
         self._plan = self._plans[context.branch] = plan
-        action = plan.taken(context.step, self._recorded.get(context.branch))
+        recorded = self._recorded.get(context.branch)
+        action = plan.taken(context.step, recorded)
+        predicted = None
+        if self._step_cache is not None and latents is not None:
+            allowed = plan.may_skip_by_threshold(context.step, recorded)
+            if self._step_cache.skips(context.step, context.branch, latents, allowed=allowed):
+                action = Action.SKIP
+            predicted = self._step_cache.predicted
         record = StepRecord(
-            context.step, context.steps, context.branch, action, transformer=self.name
+            context.step,
+            context.steps,
+            context.branch,
+            action,
+            transformer=self.name,
+            predicted_change=predicted,
         )
         self.report.begin(context.generation, record)
         self._recorder.begin(record, plan, device)
+        if recorded is None:
+            for remark in plan.remarks():
+                self.report.note(remark)
         if self._caching and context.branch not in self._caches:
             wanted = demand()
             self.report.dtype = wanted.dtype
@@ -155,28 +177,34 @@ class Session:
         if record.timer is not None:
             record.timer.stop()
         self._recorder.end(self._pool.take_traffic())
-        recorded = self._recorded.get(context.branch)
-        if record.action not in CACHED and recorded is not Action.REFRESH:
-            self._recorded[context.branch] = record.action
+        branch = context.branch
+        recorded = plan.recorded_after(context.step, record.action, self._recorded.get(branch))
+        if recorded is not None:
+            self._recorded[branch] = recorded
         if record.action not in CACHED:  # others add nothing, and counting takes its time
             self.report.cache_bytes = max(self.report.cache_bytes, self.cache_bytes())
             self.report.host_bytes = max(self.report.host_bytes, self._pool.stored_bytes)
-        if self._caching and context.steps is not None and context.step == context.steps - 1:
-            self._finish(context.branch)
-        elif plan.skips():
-            self._last_output[context.branch] = output.clone()
+        if context.steps is not None and context.step == context.steps - 1:
+            self._finish(branch)
+        elif plan.skips() and record.action is not Action.SKIP:
+            self._last_output[branch] = held = output.clone()  # the caller may change it in place
+            if self._step_cache is not None:
+                self._step_cache.computed(branch, held, sparse=record.action is Action.SPARSE)
         self._context = self._record = None
 
     def _finish(self, branch: str) -> None:
-        """Frees the caches of a branch after its last step: what decodes the latents needs room."""
-        self._caches.finish(branch)
+        """Frees what a branch has after its last step: what decodes the latents needs room."""
+        if self._caching:
+            self._caches.finish(branch)
+        if self._step_cache is not None:
+            self._step_cache.release()
         self._recorded.pop(branch, None)
         self._last_output.pop(branch, None)
 
-    def last_output(self) -> torch.Tensor:
-        """The last output of this branch, for a SKIP step."""
+    def skipped_output(self) -> torch.Tensor:
+        """What a skipped call returns: the output that its branch computed last, a copy of it."""
         _, context, _ = self._open_call()
-        return self._last_output[context.branch]
+        return self._last_output[context.branch].clone()
 
     def _open_call(self) -> tuple[SparsityPlan, StepContext, StepRecord]:
         assert self._plan is not None

@@ -28,6 +28,7 @@ class StepResult:
         seconds: from the end of the step before to the end of this one.
         attention_kept: mean share of attention columns computed; None where nothing ran sparse.
         mlp_kept: the same of MLP neurons.
+        predicted_change: see `StepRecord`; the same in all branches.
     """
 
     step: int
@@ -35,6 +36,7 @@ class StepResult:
     seconds: float
     attention_kept: float | None
     mlp_kept: float | None
+    predicted_change: float | None = None
 
 
 @dataclass(frozen=True)
@@ -221,6 +223,7 @@ def _step_results(
                 seconds=end - start,
                 attention_kept=_mean([record.attention_kept for record in records]),
                 mlp_kept=_mean([record.mlp_kept for record in records]),
+                predicted_change=records[0].predicted_change if records else None,
             )
         )
     return results

@@ -42,6 +42,10 @@ from chipsparse.profiles import Profile
 
 # In the names of pipelines that always see reference pictures.
 SEEING_PICTURES = ("Kontext", "ImageEdit", "ImageLayered")
+AT_MOST = (
+    "counts and times are those of a generation in which skip_threshold skips no step: how many it "
+    "skips is not known beforehand"
+)
 NO_BUDGET = "planned for a GPU without limit; give --vram to see what fits"
 
 
@@ -173,7 +177,12 @@ def explain(options: CommonOptions, model: ModelDescription, profile: Profile) -
         dense=dense,
         caches=bytes_by_kind(memory, plan.layout),
         estimate=estimate,
-        notes=[*notes, *_notes(model, adapter, target, memory, profile, weights)],
+        notes=[
+            *plan.remarks(),
+            *([AT_MOST] if plan.skips_by_threshold() else []),
+            *notes,
+            *_notes(model, adapter, target, memory, profile, weights),
+        ],
     )
 
 

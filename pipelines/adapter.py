@@ -39,6 +39,7 @@ from chipsparse.pipelines.feed_forward import (
 )
 from chipsparse.pipelines.offloaded_weights import pending_bytes
 from chipsparse.pipelines.patches import TAG, Patches
+from chipsparse.pipelines.stacked_caches import why_refused
 from chipsparse.plan import Action
 from chipsparse.session import Session
 from chipsparse.step import PositionTracker, StepContext
@@ -141,6 +142,7 @@ class ModelAdapter:
         self._attention_patches = Patches()
         self._unpatched_backends: list[Any] = []
         self._processors: list[Any] = []
+        self._checked_generation = 0
         self._argument_names = list(inspect.signature(type(transformer).forward).parameters)[1:]
         self._number = number = register_host(self)
         try:
@@ -294,14 +296,16 @@ class ModelAdapter:
                 self.layout(arguments),
                 hidden.device,
                 lambda: self._memory_demand(arguments),
+                hidden,
             )
+            self._check_caches(context.generation)
             for remark in self.remarks(arguments):
                 self.session.report.note(remark)
             if self._may_have_changed():
                 self._check_attention()
                 self._check_feed_forwards(hidden)
             if action is Action.SKIP:
-                output = self.session.last_output()  # end() keeps a copy of its own
+                output = self.session.skipped_output()
                 self.session.end(output)
                 return self.wrap_output(output, arguments)
             with self._dense_attention(arguments):
@@ -509,6 +513,17 @@ class ModelAdapter:
         """Whether the kernels that run on this device want second weights of another layout."""
         kernels = self.session.config.backend != "reference"
         return kernels and hidden.is_cuda and hidden.dtype in (torch.float16, torch.bfloat16)
+
+    def _check_caches(self, generation: int) -> None:
+        """Refuses caches of diffusers that cannot be on top, once per generation."""
+        if generation == self._checked_generation:
+            return
+        skips = self.session.plan is not None and self.session.plan.skips()
+        if self.session.caching or skips:
+            reason = why_refused(self.transformer, skips=skips)
+            if reason is not None:
+                raise ValueError(f"{type(self.transformer).__name__}: {reason}")
+        self._checked_generation = generation
 
     def _report(self, part: Part, dense: dict[str, list[int]]) -> None:
         name, count = "MLP" if part == "mlp" else part, len(self.self_attentions())

@@ -126,3 +126,100 @@ def test_actions_are_raised_where_their_inputs_are_missing(actions, taken):
     config = SparsityConfig().override({"schedule.actions": [names[letter] for letter in actions]})
     plan = SparsityPlan(config, LAYOUT, len(actions))
     assert "".join(LETTERS[action] for action in plan.actions()) == taken
+
+
+def config_of(**schedule):
+    return SparsityConfig().override({f"schedule.{k}": v for k, v in schedule.items()})
+
+
+def taken(steps=12, config=None, **schedule):
+    plan = SparsityPlan(config or config_of(**schedule), LAYOUT, steps)
+    return "".join(LETTERS[action] for action in plan.actions())
+
+
+def test_a_schedule_that_skips_half_of_50_steps():
+    """25 skipped steps between four dense ones, as published for column-sparse video models."""
+    skipped = [7, 11, 13, 14, 15, 17, 18, 19, 21, 22, 23, 25, 26, 27, 29, 31]
+    skipped += [33, 34, 35, 37, 38, 39, 41, 42, 43]
+    found = taken(50, refresh_steps=[1, 10, 40], skip_steps=skipped)
+    assert [step for step, letter in enumerate(found) if letter == "K"] == skipped
+    assert [step for step, letter in enumerate(found) if letter == "R"] == [1, 10, 40]
+    assert found.count("D") == 1
+    assert found.count("S") == 50 - 25 - 4
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ({"refresh_every": 5, "skip_steps": [6]}, "DRSSSSKRSSSR"),
+        ({"refresh_every": 5, "skip_steps": [5, 6, 7]}, "DRSSSKKKRSSR"),
+        ({"refresh_every": 5, "skip_steps": [3, 5, 7, 9, 11]}, "DRSKSKRKSKSK"),
+        ({"refresh_every": 5, "skip_steps": [6], "dense_steps": [7]}, "DRSSSSKDRSSR"),
+        ({"refresh_every": 5, "skip_steps": [6], "final_dense_steps": 5}, "DRSSSSKDDDDD"),
+        ({"refresh_steps": [5, 6], "skip_steps": [5]}, "DRSSSKRSSSSS"),
+    ],
+)
+def test_a_refresh_that_was_skipped_comes_before_the_next_sparse_step(schedule, expected):
+    assert taken(**schedule) == expected
+
+
+def test_every_other_step_skipped_still_refreshes():
+    found = taken(50, skip_steps=list(range(3, 50, 2)))
+    assert [step for step, letter in enumerate(found) if letter == "R"] == [1, 12, 22, 32, 42]
+
+
+def test_steps_can_be_skipped_where_nothing_is_sparse():
+    off = {"attention.enabled": False, "mlp.enabled": False}
+    config = config_of(skip_steps=[0, 1, 2, 4, 5, 11], refresh_every=4, final_dense_steps=1)
+    assert taken(config=config.override(off)) == "DDKDKKDDDDDD"
+    assert SparsityPlan(config.override(off), LAYOUT, 12).is_dense()
+
+
+def test_listed_steps_that_are_computed_are_named():
+    plan = SparsityPlan(config_of(skip_steps=[0, 1, 4, 11, 40], final_dense_steps=1), LAYOUT, 12)
+    (remark,) = plan.remarks()
+    assert remark.startswith("skip_steps 0, 1, 11 are computed: ")
+    late = config_of(skip_steps=[3, 4], warmup_steps=3, dense_steps=[2])
+    assert taken(config=late) == "DDDRKSSSSSSS"
+    assert SparsityPlan(late, LAYOUT, 12).remarks()[0].startswith("skip_steps 3 are computed")
+    assert SparsityPlan(config_of(skip_steps=[4]), LAYOUT, 12).remarks() == []
+    assert SparsityPlan(config_of(skip_steps=[0]), LAYOUT, None).remarks() == []
+    ignored = config_of(skip_steps=[0], actions=["dense"])
+    assert SparsityPlan(ignored, LAYOUT, 12).remarks() == []
+
+
+def test_what_the_threshold_may_skip():
+    config = config_of(
+        skip_threshold=0.05,
+        warmup_steps=3,
+        refresh_every=4,
+        dense_steps=[5],
+        skip_steps=[7],
+        final_dense_steps=2,
+    )
+
+    def free(config, recorded):
+        plan = SparsityPlan(config, LAYOUT, 12)
+        return [step for step in range(12) if plan.may_skip_by_threshold(step, recorded)]
+
+    assert free(config, Action.REFRESH) == [3, 4, 6, 8, 9]
+    assert free(config, Action.SKIP) == [3, 4, 6, 8, 9]
+    assert free(config, Action.DENSE) == []  # its first refresh is yet to come
+    assert free(config, None) == []
+    off = config.override({"attention.enabled": False, "mlp.enabled": False})
+    assert free(off, Action.DENSE) == [3, 4, 6, 8, 9]
+    assert free(config.override({"schedule.skip_threshold": None}), Action.REFRESH) == []
+    assert free(config.override({"schedule.actions": ["sparse"]}), Action.REFRESH) == []
+
+
+def test_a_threshold_is_described_as_what_it_is():
+    plan = SparsityPlan(config_of(skip_threshold=0.05), LAYOUT, 12)
+    assert plan.skips()
+    assert plan.describe() == (
+        "1 dense, 1 refresh, 9 sparse, 1 refresh; of the sparse and refresh ones, those are "
+        "skipped that are predicted to change the output by less than 5%, at most 3 in a row: "
+        "how many is not known beforehand"
+    )
+    listed = SparsityPlan(config_of(skip_threshold=0.05, actions=["sparse"]), LAYOUT, 12)
+    assert "not known" not in listed.describe()
+    assert not listed.skips()

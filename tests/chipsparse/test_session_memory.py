@@ -89,7 +89,7 @@ def generate(session, *, generation=1, layout=None, branches=("cond", "uncond"),
             context = StepContext(generation, step, branch, TOTAL)
             demand = MemoryDemand(branches=known)
             if session.begin(context, layout, CPU, lambda d=demand: d) is Action.SKIP:
-                session.end(session.last_output())
+                session.end(session.skipped_output())
                 continue
             outputs += call(session, context, layout)
             session.end(outputs[-1])

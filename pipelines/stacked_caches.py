@@ -1,0 +1,47 @@
+"""Caches of diffusers on a patched transformer (``enable_cache``): which of them cannot be there.
+
+Most can. They pass over blocks or attention modules, whose layers then miss what the others of
+their branch record, and make up for it at their next call (see `Session.attention`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+# Caches that take their place in the schedule from how often they were called.
+COUNTING = {"MagCacheHeadHook": "MagCache", "TaylorSeerCacheHook": "TaylorSeer"}
+
+
+def why_refused(transformer: torch.nn.Module, *, skips: bool) -> str | None:
+    """Why a transformer with the caches that are on it now cannot run sparse, or None.
+
+    Args:
+        transformer: the patched model.
+        skips: whether whole calls may be skipped.
+    """
+    for hook in hooks_of(transformer):
+        name = type(hook).__name__
+        if name == "FasterCacheDenoiserHook" and not hook.is_guidance_distilled:
+            return (
+                "FasterCache computes a part of the batch at some steps and the whole at others, "
+                "so what chipsparse cached of one would be read for the other; give it "
+                "is_guidance_distilled=True, or call disable_cache() on the transformer"
+            )
+        if skips and name in COUNTING:
+            return (
+                f"{COUNTING[name]} counts the transformer's calls as denoising steps, so it would "
+                "lose its place where chipsparse skips one; set schedule.skip_steps to [] and "
+                "schedule.skip_threshold to null, or call disable_cache() on the transformer"
+            )
+    return None
+
+
+def hooks_of(transformer: torch.nn.Module) -> Iterator[Any]:
+    """The diffusers hooks on a model and its modules, by whatever function they were put there."""
+    for module in transformer.modules():
+        registry = getattr(module, "_diffusers_hook", None)
+        if registry is not None:
+            yield from registry.hooks.values()
