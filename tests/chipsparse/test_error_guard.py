@@ -60,7 +60,7 @@ def generate(session, *, generation=1, branches=("cond", "uncond"), jumps=(), st
         for branch in branches:
             context = StepContext(generation, step, branch, steps + 1)
             if session.begin(context, LAYOUT, CPU) is Action.SKIP:
-                session.end(session.last_output())
+                session.end(session.skipped_output())
                 continue
             for layer in range(LAYERS):
                 query, key, value = tensors_of(step, layer, branch, jumps)

@@ -146,7 +146,7 @@ def test_neither_times_nor_reading_change_the_results():
         for session, outputs in ((plain, expected), (watched, found)):
             context = StepContext(1, step, "cond", TOTAL)
             if session.begin(context, LAYOUT, CPU) is Action.SKIP:
-                session.end(session.last_output())
+                session.end(session.skipped_output())
                 continue
             outputs += call(session, context, LAYOUT)
             session.end(outputs[-1])

@@ -145,7 +145,7 @@ def test_branches_of_other_prompts_run_side_by_side(overrides):
         for branch, layout in layouts.items():
             context = StepContext(1, step, branch, TOTAL)
             if together.begin(context, layout, CPU) is Action.SKIP:
-                together.end(together.last_output())
+                together.end(together.skipped_output())
                 continue
             found[branch] += call(together, context, layout)
             together.end(found[branch][-1])

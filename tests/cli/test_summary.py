@@ -55,7 +55,7 @@ def test_what_of_the_caches_was_in_host_memory(host_bytes, text):
 @pytest.mark.parametrize("sentence", [None, "3 early refreshes of attention"])
 def test_what_the_error_guard_did(sentence):
     made = Generation(
-        np.zeros((1, 2, 2, 3), np.uint8), [], 1.0, 1.0, None, 0, 0, {}, [], [], guard=sentence
+        np.zeros((1, 2, 2, 3), np.uint8), [], 1.0, 1.0, None, 0, 0, {}, [], [], [], guard=sentence
     )
     outcome = summary.Outcome({}, {}, made, None, None, None)
     told = [text for name, text in summary._facts(outcome, made) if name == "error guard"]
