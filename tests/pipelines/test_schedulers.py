@@ -11,6 +11,9 @@ from tests.pipelines import test_wan as wan
 from tests.pipelines.model_state import actions
 from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline
 
+# Of diffusers' older schedulers, which mix tensors and NumPy arrays.
+pytestmark = pytest.mark.filterwarnings("ignore:.*__array:DeprecationWarning")
+
 TWICE = [
     "FlowMatchHeunDiscreteScheduler",
     "HeunDiscreteScheduler",
