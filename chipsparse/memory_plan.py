@@ -31,8 +31,9 @@ from chipsparse.plan import Action, SparsityPlan
 UNLIMITED = 1 << 62
 
 # Of a GPU's free memory, left to what others ask for later: kernels that are loaded, workspaces of
-# libraries, gaps between blocks. A second generation finds that much less.
-DEVICE_RESERVE_SHARE = 0.03
+# libraries, gaps between blocks of PyTorch's allocator (8 of 137 GiB were seen). A second
+# generation finds that much less.
+DEVICE_RESERVE_SHARE = 0.06
 
 # Tensors as large as the hidden states that a transformer block holds at once: in a norm with its
 # float32 copies, around attention, and around the MLP, there beside its neurons once per linear.
@@ -238,9 +239,15 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype) -> int:
     """
     config, layout = plan.config, plan.layout
     tokens, heads = layout.tokens, layout.batch * layout.heads
-    widest = max(kind.mlp_width * kind.mlp_linears for kind in layout.kinds)
-    hidden = layout.batch * tokens * layout.channels * dtype.itemsize
-    neurons = layout.batch * tokens * widest * dtype.itemsize
+    token = layout.batch * tokens * dtype.itemsize
+    hidden = token * layout.channels
+    mlp = max(
+        MLP_TENSORS * hidden
+        + token * kind.mlp_width * kind.mlp_linears
+        # What runs dense beside the attention is copied into one tensor with its output.
+        + kind.mlp_joined * (token * kind.mlp_width + hidden)
+        for kind in layout.kinds
+    )
     attention, kept_lists = ATTENTION_TENSORS * hidden, 0
     sparse = [layer for layer in range(layout.layers) if plan.is_sparse(layer, "attention")]
     if sparse:
@@ -257,7 +264,6 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype) -> int:
         attention += groups * tokens if config.attention.local_groups is not None else tokens
         if lists <= LISTS_BYTES:
             kept_lists = BRANCHES * layout.layers * lists
-    mlp = MLP_TENSORS * hidden + neurons
     return max(NORM_TENSORS * hidden, attention, mlp) + kept_lists
 
 

@@ -25,7 +25,8 @@ Times are in seconds, sizes in bytes, shares between 0 and 1; what is not known 
             layer, part ("attention", "mlp"), action ("dense", "refresh", "sparse"), reason
             kept        share of the columns or neurons computed
             backend     a kernel backend's name, "library", "model" or "cache"
-            seconds     null unless layer times are measured
+            seconds     null unless layer times are measured; with the wait for its caches, and
+                        in parallel blocks (FLUX's single ones) the projection of both parts
             bytes_to_device, bytes_to_host
     fallbacks     sentences: what ran dense, or denser than asked, and why
     notes         sentences: what else is worth knowing
