@@ -139,6 +139,8 @@ def part_of(kernel: str, op: str | None) -> str:
         return "transfers"
     if op is not None:
         return "index work" if any(word in name for word in INDEX_WORK) else OPS[op]
+    if "sdpa" in name or "flash" in name:  # cross-attention
+        return "attention"
     return "other GEMM" if any(word in name for word in PRODUCTS) else "elementwise"
 
 
@@ -147,7 +149,8 @@ WIDTH, BAR, LEFT, RIGHT, TOP, BOTTOM = 1200, 64, 200, 40, 84, 56
 
 def draw(records: Sequence[Record]) -> Image.Image:
     """One bar per record with a ``breakdown_ms``: the parts' shares of a sparse step."""
-    records = [record for record in records if record.get("breakdown_ms")]
+    # Both schedules of a case have the same sparse step.
+    records = list({r["case"]: r for r in records if r.get("breakdown_ms")}.values())
     image = blank(WIDTH, TOP + BAR * len(records) + BOTTOM)
     canvas = Canvas(image)
     title = "One sparse step of a transformer (one guidance branch), by part"

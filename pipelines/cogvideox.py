@@ -62,6 +62,9 @@ class CogVideoXAdapter(ModelAdapter):
     """
 
     transformer_class = "CogVideoXTransformer3DModel"
+    families = "CogVideoX 1.0 and 1.5: text, image and video to video, Fun control"
+    sparse_attention = "joint attention"
+    sparse_mlp = "feed-forward, text tokens included"
     guides_in_batch = True
 
     def self_attentions(self) -> list[Any]:

@@ -26,6 +26,11 @@ class Flux2Adapter(FluxAdapter):
     """
 
     transformer_class = "Flux2Transformer2DModel"
+    families = "FLUX.2 dev and Klein: text to image, reference pictures"
+    sparse_attention = "joint attention of double and single blocks"
+    sparse_mlp = (
+        "feed-forward (gated) of the image tokens in double blocks, of all tokens in single ones"
+    )
     # Klein's guidance_scale is that of classifier-free guidance, dev's is an input of the model.
     guidance_argument = "true_cfg_scale"
     announces_guidance = True

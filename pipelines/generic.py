@@ -193,7 +193,9 @@ class GenericAdapter(ModelAdapter):
         record.timer.stop()
         self._use(self._known[shape])
         for remark in self.remarks(arguments):
-            report.fall_back(remark)
+            report.note(remark)
+        if len(self._shapes) > 1:
+            report.fall_back("attention runs dense: its calls differ in their tokens")
         self._check_outputs(result, context)
         return result
 

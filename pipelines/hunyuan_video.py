@@ -27,6 +27,9 @@ class HunyuanVideoAdapter(PaddedTextAdapter):
     """
 
     transformer_class = "HunyuanVideoTransformer3DModel"
+    families = "HunyuanVideo: text and image to video; SkyReels"
+    sparse_attention = "joint attention of double and single blocks"
+    sparse_mlp = "feed-forward of the video tokens in double blocks, of all tokens in single ones"
     guidance_argument = "true_cfg_scale"
     announces_guidance = False
 

@@ -86,6 +86,9 @@ class HunyuanVideo15Adapter(PaddedTextAdapter):
     """
 
     transformer_class = "HunyuanVideo15Transformer3DModel"
+    families = "HunyuanVideo 1.5: text and image to video (from Python only)"
+    sparse_attention = "joint attention"
+    sparse_mlp = "feed-forward of the video tokens"
     announces_guidance = False
     text_masks: ClassVar[Mapping[str, str]] = MappingProxyType(
         {

@@ -27,6 +27,9 @@ class LTXAdapter(ProcessorTaggingAdapter):
     """
 
     transformer_class = "LTXVideoTransformer3DModel"
+    families = "LTX-Video: text and image to video, conditions"
+    sparse_attention = "self-attention; cross-attention is left"
+    sparse_mlp = "feed-forward"
     guides_in_batch = True
 
     _grids: tuple[weakref.ref[torch.Tensor], tuple[Grid, ...] | None] | None = None

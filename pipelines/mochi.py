@@ -77,6 +77,9 @@ class MochiAdapter(ModelAdapter):
     """
 
     transformer_class = "MochiTransformer3DModel"
+    families = "Mochi 1: text to video; guidance runs as branches of their own"
+    sparse_attention = "joint attention"
+    sparse_mlp = "feed-forward of the video tokens (gated)"
 
     _lengths: list[int] | None = None  # of the prompts in the call; None: not to be told
     _padded_length = 0

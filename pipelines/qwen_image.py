@@ -29,6 +29,9 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
     """
 
     transformer_class = "QwenImageTransformer2DModel"
+    families = "Qwen-Image: text and image to image, inpainting, editing, ControlNet"
+    sparse_attention = "joint attention"
+    sparse_mlp = "feed-forward of the image tokens"
     guidance_argument = "true_cfg_scale"
     announces_guidance = False
     default_latents = 128

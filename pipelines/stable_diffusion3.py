@@ -70,6 +70,9 @@ class StableDiffusion3Adapter(ModelAdapter):
     """
 
     transformer_class = "SD3Transformer2DModel"
+    families = "Stable Diffusion 3 and 3.5: text and image to image, inpainting, ControlNet"
+    sparse_attention = "joint attention; the second one of 3.5 medium (attn2) is left dense"
+    sparse_mlp = "feed-forward of the image tokens"
     guides_in_batch = True
     default_latents = 128
 

@@ -193,7 +193,7 @@ def test_it_is_said_once_when_enabled_and_in_every_report(name):
         handle = chipsparse.enable(pipe, CONFIG)
         for _ in range(2):
             RUN[name](pipe)
-            assert handle.report.fallbacks == [limits(name)]
+            assert handle.report.notes == [limits(name)]
     ours = [warning for warning in caught if "adapter" in str(warning.message)]
     assert [str(warning.message) for warning in ours] == [limits(name)]
     assert ours[0].filename == __file__
@@ -207,7 +207,7 @@ def test_an_all_dense_plan_is_bit_equal_to_the_unpatched_model(name, dense):
             assert torch.equal(RUN[name](pipe), dense[name])
             assert set(handle.report.actions()) == {"dense"}
             assert handle.report.cache_bytes == 0
-            assert handle.report.fallbacks == ([limits(name)] if config.attention.enabled else [])
+            assert handle.report.notes == ([limits(name)] if config.attention.enabled else [])
 
 
 @each_model
@@ -275,7 +275,7 @@ def test_caches_in_host_memory_give_the_same_bits(name, sparse):
     with chipsparse.enable(pipe, CONFIG.override({"memory.offload": "always"})) as handle:
         assert torch.equal(RUN[name](pipe), sparse[name])
     assert handle.report.host_bytes > 0
-    assert handle.report.fallbacks == [limits(name)]
+    assert handle.report.notes == [limits(name)]
 
 
 @each_model
@@ -371,7 +371,7 @@ def test_both_experts_are_served():
     # Each of them begins as if it were alone.
     assert actions(handle) == FIRST[:3] + FIRST[:4]
     assert actions(handle, "uncond") == [*SECOND[:3], "dense", "refresh", "refresh", "sparse"]
-    assert [limits("SkyReelsV2Transformer3DModel")] == handle.report.fallbacks
+    assert [limits("SkyReelsV2Transformer3DModel")] == handle.report.notes
 
 
 def test_gradients_are_left_alone():
@@ -398,7 +398,8 @@ def test_branches_of_different_length_are_dense_and_it_is_said():
     with chipsparse.enable(pipe, CONFIG) as handle:
         assert_close(pipe(), expected)
     assert set(handle.report.actions()) == {"dense"}
-    assert handle.report.fallbacks == [
+    assert handle.report.fallbacks == ["attention runs dense: its calls differ in their tokens"]
+    assert handle.report.notes == [
         limits("BriaTransformer2DModel"),
         "its calls have 1 x 55 and 1 x 57 tokens, and what one of them records is forgotten by one "
         "of another size",
@@ -415,7 +416,7 @@ def test_other_lengths_of_cross_attention_change_nothing():
     }
     with chipsparse.enable(pipe, CONFIG) as handle:
         wan.generate(pipe, **embeds)
-    assert handle.report.fallbacks == [limits("SkyReelsV2Transformer3DModel")]
+    assert handle.report.notes == [limits("SkyReelsV2Transformer3DModel")]
     assert actions(handle)[3] == actions(handle, "uncond")[3] == "sparse"
 
 
