@@ -109,7 +109,9 @@ class MochiAdapter(ModelAdapter):
         )
         width = 4 * heads * head_dim * 2 // 3  # fixed in the model's code
         return ModelLayout(
-            kinds=(LayerKind("block", config["num_layers"], width, mlp_sees_text=False),),
+            kinds=(
+                LayerKind("block", config["num_layers"], width, mlp_sees_text=False, mlp_linears=3),
+            ),
             heads=heads,
             head_dim=head_dim,
             batch=batch,
