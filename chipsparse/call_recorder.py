@@ -30,18 +30,28 @@ class CallRecorder:
         """Forgets the call and what was chosen in its generation."""
         self._call: tuple[StepRecord, SparsityPlan, torch.device] | None = None
         self._backends: dict[tuple[str, Part], dict[str, str]] = {}
-        self._left_dense: dict[tuple[int, Part], str] = {}
+        self._dense_modules: dict[Part, dict[int, str]] = {}
+        self._dense_now: dict[Part, dict[int, str]] = {}
         self._behind: set[Part] = set()
 
     def begin(self, record: StepRecord, plan: SparsityPlan, device: torch.device) -> None:
         """Opens a call."""
         self._report.plans[record.transformer], self._report.device = plan, device
         self._call = record, plan, device
-        self._left_dense = {}
+        self._dense_now = {}
 
     def leave_dense(self, part: Part, layers: Iterable[int], reason: str) -> None:
         """Notes that the model computes a part of these layers by itself in the open call."""
-        self._left_dense |= {(layer, part): reason for layer in layers}
+        self._dense_now[part] = dict.fromkeys(layers, reason)
+
+    def leave_modules_dense(self, part: Part, reasons: Mapping[int, str]) -> None:
+        """Notes which layers' part the model computes by itself until their modules change.
+
+        Args:
+            part: of the layers.
+            reasons: of all these layers; replaces what was noted of the part before.
+        """
+        self._dense_modules[part] = dict(reasons)
 
     @contextlib.contextmanager
     def watch(self, layer: int, part: Part, reason: str | None) -> Iterator[LayerRecord]:
@@ -109,10 +119,16 @@ class CallRecorder:
         A layer of which nothing is known may have been passed over by a block cache.
         """
         seen = {(entry.layer, entry.part) for entry in record.layers}
-        known = seen | self._left_dense.keys()
+        left = {
+            (layer, part): reason
+            for reasons in (self._dense_modules, self._dense_now)
+            for part in PARTS
+            for layer, reason in reasons.get(part, {}).items()
+        }
+        known = seen | left.keys()
         for layer in range(plan.layout.layers):
             for part, other in (PARTS, PARTS[::-1]):
-                why = self._left_dense.get((layer, part)) or plan.why_dense(layer, part)
+                why = left.get((layer, part)) or plan.why_dense(layer, part)
                 if why is not None and (layer, part) not in seen and (layer, other) in known:
                     record.layers.append(LayerRecord(layer, part, Action.DENSE, reason=why))
         if len(record.layers) > len(seen):

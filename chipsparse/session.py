@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 
 import torch
@@ -225,6 +225,10 @@ class Session:
         To report that as a fallback is left to the caller.
         """
         self._recorder.leave_dense(part, layers, reason)
+
+    def leave_modules_dense(self, part: Part, reasons: Mapping[int, str]) -> None:
+        """Notes the same of all layers in which that is so until it is said anew."""
+        self._recorder.leave_modules_dense(part, reasons)
 
     def _watched(self, layer: int, part: Part) -> AbstractContextManager[LayerRecord]:
         """Records what a layer does; it is dense where the record has a reason."""

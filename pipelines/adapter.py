@@ -526,9 +526,10 @@ class ModelAdapter:
         self._checked_generation = generation
 
     def _report(self, part: Part, dense: dict[str, list[int]]) -> None:
+        reasons = {layer: reason for reason, layers in dense.items() for layer in layers}
+        self.session.leave_modules_dense(part, reasons)
         name, count = "MLP" if part == "mlp" else part, len(self.self_attentions())
         for reason, layers in dense.items():
-            self.session.leave_dense(part, layers, reason)
             self.session.report.fall_back(
                 f"{name} runs dense in {len(layers)} of {count} layers "
                 f"(first: layer {layers[0]}): {reason}"

@@ -185,7 +185,7 @@ def test_coordinates_that_form_no_grid_stay_in_order_and_are_reported(pipe):
         with chipsparse.enable(pipe, SPARSE) as handle:
             found = model(**arguments)[0]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    assert handle.report.fallbacks == [
+    assert handle.report.notes == [
         "video tokens stay in the pipeline's order: their video_coords form no full grids"
     ]
 

@@ -114,13 +114,14 @@ def test_the_second_attention_of_dual_layers_is_dense_and_the_report_says_so_onc
             block.attn2.to_q.register_forward_hook(lambda *_: seen.append(None))
         generate(pipe, PICTURE)
         assert len(seen) == 2 * STEPS
-        assert handle.report.fallbacks == [f"{DUAL}: only the joint one is sparse"]
+        assert handle.report.notes == [f"{DUAL}: only the joint one is sparse"]
+        assert handle.report.fallbacks == []
         last = handle.report.steps[-1]
         assert len(last.attention_fractions) == len(last.mlp_fractions) == MEDIUM["num_layers"]
         seen.clear()
     with chipsparse.enable(pipe, SPARSE.override({"attention.enabled": False})) as handle:
         generate(pipe, PICTURE)
-        assert handle.report.fallbacks == []
+        assert handle.report.notes == handle.report.fallbacks == []
 
 
 def test_dual_layers_are_a_kind_of_their_own():

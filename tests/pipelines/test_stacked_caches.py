@@ -125,7 +125,9 @@ def test_a_cache_works_as_it_does_alone(model, config):
         found = generate(pipe, module)
         assert len(calls) == passing_calls
         assert "sparse" in actions(handle, handle.report.steps[0].branch)
-        assert handle.report.fallbacks == []
+        # What the cache passed over at a refresh is caught up with later.
+        caught_up = "attention runs in full at sparse steps where a layer had recorded nothing"
+        assert all(line.startswith(caught_up) for line in handle.report.fallbacks)
         torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
         assert torch.equal(generate(pipe, module), found)
     assert torch.equal(generate(pipe, module), expected)

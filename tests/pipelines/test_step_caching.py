@@ -54,8 +54,8 @@ def test_listed_steps_that_must_be_computed_are_reported():
         for _ in range(2):
             wan.generate(pipe)
             assert actions(handle) == "DRSKSRS"
-            (fallback,) = handle.report.fallbacks
-            assert fallback.startswith("skip_steps 0, 1 are computed: no step is skipped in the")
+            (note,) = handle.report.notes
+            assert note.startswith("skip_steps 0, 1 are computed: no step is skipped in the")
 
 
 def test_a_listed_refresh_is_made_up_for():
