@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,35 @@ def enable(
     transformers = find_transformers(pipe)
     check_scheduler(getattr(pipe, "scheduler", None))
     resolved = _resolve(pipe, config, type(transformers[0]).__name__)
+    handle = attach(pipe, resolved, Session, strict=strict, layer_times=layer_times)
+    for name in {type(transformer).__name__ for transformer in transformers} - set(ADAPTERS):
+        warnings.warn(limits(name), stacklevel=2)
+    return handle
+
+
+def attach(
+    pipe: Any,
+    config: SparsityConfig,
+    make_session: Callable[[SparsityConfig, GenerationReport, OffloadPool, str], Session],
+    *,
+    strict: bool = False,
+    layer_times: bool = False,
+) -> Handle:
+    """Patches a pipeline as `enable` does, with sessions of another make, such as measuring ones.
+
+    Args:
+        pipe: as of `enable`, as are the last two.
+        config: what the sessions are made with.
+        make_session: makes the session of one transformer from the config, the report that all of
+            them share, memory for its caches, and the pipeline's name for the transformer.
+        strict: see `enable`.
+        layer_times: see `enable`.
+
+    Raises:
+        ValueError: as `enable`.
+    """
+    transformers = find_transformers(pipe)
+    check_scheduler(getattr(pipe, "scheduler", None))
     names = {id(item): name for name, item in pipe.components.items()}
     folder = getattr(getattr(pipe, "config", None), "_name_or_path", None)
     classes = {names[id(each)]: type(each).__name__ for each in transformers}
@@ -91,15 +121,16 @@ def enable(
         strict=strict,
         layer_times=layer_times,
         pipeline=PipelineFacts(type(pipe).__name__, folder or None, classes),
-        config=resolved,
+        config=config,
     )
     tracker, host = PositionTracker(), HostMemory()
-    handle = Handle(resolved, report, [])
+    handle = Handle(config, report, [])
     try:
         for transformer in transformers:
+            pool, name = OffloadPool(host, report.note), names[id(transformer)]
             adapter = adapter_class(transformer)(
                 transformer,
-                Session(resolved, report, OffloadPool(host, report.note), names[id(transformer)]),
+                make_session(config, report, pool, name),
                 tracker,
                 lambda: getattr(pipe, "scheduler", None),
                 lambda: bool(getattr(pipe, "do_classifier_free_guidance", False)),
@@ -110,8 +141,6 @@ def enable(
     except BaseException:
         handle.disable()
         raise
-    for name in {type(transformer).__name__ for transformer in transformers} - set(ADAPTERS):
-        warnings.warn(limits(name), stacklevel=2)
     return handle
 
 

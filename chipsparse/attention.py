@@ -187,6 +187,25 @@ def refresh_step(
         cache.capacity = None
     else:
         output = dense_step(cache, query, key, value, scale=scale, backend=backend, kernels=kernels)
+    record_residual(cache, output, query, key, value, config=config, scale=scale, backend=backend)
+    return output
+
+
+def record_residual(
+    cache: AttentionCache,
+    output: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    config: AttentionConfig,
+    scale: float | None,
+    backend: str | None,
+) -> None:
+    """Fills the residual cache of the delta rule from an exact output and the columns chosen.
+
+    ``cache.lse`` and ``cache.columns`` must be those of the output ``[B, H, N, D]``.
+    """
     assert cache.columns is not None
     assert cache.lse is not None
     indices, counts = packed_to_indices(
@@ -196,7 +215,7 @@ def refresh_step(
     cache.lists = (indices, counts) if indices.nbytes <= LISTS_BYTES else None
     cache.kept_fraction = counts.float().mean() / key.shape[2]
     if config.delta_rule == "kept_only":
-        return output
+        return
     kept, kept_lse = column_sparse_attention(
         query,
         key,
@@ -213,7 +232,6 @@ def refresh_step(
         cache.lse_dense = cache.lse
         cache.kept_mass = torch.exp(kept_lse - cache.lse)
         cache.residual = _without_kept(output, kept, cache.kept_mass)
-    return output
 
 
 def _without_kept(

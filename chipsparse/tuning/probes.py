@@ -1,0 +1,77 @@
+"""What a calibration looks at: a few steps, ages and budgets that stand for all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chipsparse.cache_kinds import Part
+
+BUDGETS: dict[Part, tuple[float, ...]] = {
+    "attention": (0.02, 0.05, 0.1, 0.2, 0.3, 0.5),
+    "mlp": (0.05, 0.1, 0.2, 0.3, 0.5),
+}
+AGES = (1, 2, 4, 8, 16)
+ANCHORS = 5
+DISTURBED_STEPS = 4
+SKIP_AGES = (1, 2, 3, 4)
+SAMPLED_GROUPS = 4
+HEAD_GROUPS = 4
+LAYER_GROUPS = 12
+
+
+@dataclass(frozen=True)
+class ProbeSteps:
+    """Steps at which a calibration of so many denoising steps measures.
+
+    Attributes:
+        steps: of the generation.
+        anchors: where columns are chosen and caches filled.
+        ages: how many steps after an anchor its errors are measured.
+        disturbed: where the errors of layers are passed on, to see what becomes of them.
+    """
+
+    steps: int
+    anchors: tuple[int, ...]
+    ages: tuple[int, ...]
+    disturbed: tuple[int, ...]
+
+    @classmethod
+    def spread(cls, steps: int) -> ProbeSteps:
+        """Evenly spread over a generation.
+
+        Raises:
+            ValueError: if it has fewer than four steps: a dense one, a refresh, and two to reuse.
+        """
+        if steps < 4:
+            raise ValueError(f"tuning needs at least 4 denoising steps, got {steps}")
+        last = steps - 2  # so that every anchor has a step after it
+        count = min(ANCHORS, last)
+        anchors = _spread(1, last, count)
+        ages = tuple(age for age in AGES if anchors[0] + age < steps)
+        gaps = [later - a for a, later in zip(anchors, (*anchors[1:], steps), strict=True)]
+        # Behind an anchor, where its caches have aged, but before the next one takes its place.
+        behind = [
+            a + max(age for age in ages if age == 1 or age < min(gap, 5))
+            for a, gap in zip(anchors, gaps, strict=True)
+        ]
+        chosen = _spread(0, count - 1, min(DISTURBED_STEPS, count))
+        return cls(steps, anchors, ages, tuple(sorted({behind[i] for i in chosen})))
+
+    def alive(self, step: int) -> list[int]:
+        """Anchors whose caches age at a step."""
+        return [a for a in self.anchors if 0 < step - a <= self.ages[-1]]
+
+    def measured(self, step: int) -> list[int]:
+        """Anchors whose errors are measured at a step: at the right age, or to be passed on."""
+        return [a for a in self.alive(step) if step - a in self.ages]
+
+    def latest(self, step: int) -> int | None:
+        """The anchor whose errors are passed on at a step."""
+        return max(self.alive(step), default=None)
+
+
+def _spread(first: int, last: int, count: int) -> tuple[int, ...]:
+    """So many whole numbers from first to last, evenly."""
+    if count == 1:
+        return (first,)
+    return tuple(round(first + i * (last - first) / (count - 1)) for i in range(count))
