@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -200,6 +200,17 @@ class LayerBudget(Validated):
     def last(self) -> int:
         """The highest layer that is meant."""
         return max(each[-1] for each in self.ranges)
+
+
+def ranges_text(numbers: Iterable[int]) -> str:
+    """Numbers in order as ranges, as `LayerBudget` reads them: ``0-1,56``."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    return ",".join("-".join(map(str, each)) for each in ranges)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from chipsparse.config import SparsityConfig
+from chipsparse.tuned_range import TunedFor
 from chipsparse.validation import Validated, build, option
 
 ASSETS = Path(__file__).parent / "assets"
@@ -46,6 +47,7 @@ class _ProfileFile(Validated):
     description: str = option("", "what the profile is for and what was measured")
     generation: GenerationDefaults = option(GenerationDefaults(), "settings of the pipeline call")
     sparsity: SparsityConfig = option(SparsityConfig(), "what is computed")
+    tuned: TunedFor | None = option(None, "what it was tuned for and measured with")
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Profile:
         generation: settings of the pipeline call.
         sparsity: what is computed.
         source: the file it came from.
+        tuned: what it was tuned for; None where people wrote it.
     """
 
     model_class: str
@@ -65,6 +68,7 @@ class Profile:
     generation: GenerationDefaults
     sparsity: SparsityConfig
     source: str
+    tuned: TunedFor | None = None
 
 
 def load_profile(path: Path | str) -> Profile:
@@ -86,7 +90,12 @@ def load_profile(path: Path | str) -> Profile:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return Profile(
-        parsed.model_class, parsed.description, parsed.generation, parsed.sparsity, str(path)
+        parsed.model_class,
+        parsed.description,
+        parsed.generation,
+        parsed.sparsity,
+        str(path),
+        parsed.tuned,
     )
 
 

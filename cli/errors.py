@@ -20,10 +20,11 @@ class UserError(Exception):
 
 
 @contextmanager
-def reported_errors(*, debug: bool) -> Iterator[None]:
+def reported_errors(*, debug: bool, kept: str = "nothing was written") -> Iterator[None]:
     """Ends the command with one line on stderr instead of a traceback, or with both under `debug`.
 
-    Exit codes: 2 for what the user can put right, 130 for Ctrl-C, 1 for everything else.
+    ``kept`` says what an interruption leaves. Exit codes: 2 for what the user can put right, 130
+    for Ctrl-C, 1 for everything else.
     """
     try:
         yield
@@ -32,7 +33,7 @@ def reported_errors(*, debug: bool) -> Iterator[None]:
     except UserError as error:
         _end(f"error: {_one_line(str(error))}", EXIT_USER_ERROR, error, debug)
     except KeyboardInterrupt as error:
-        _end("interrupted, nothing was written", EXIT_INTERRUPTED, error, debug)
+        _end(f"interrupted, {kept}", EXIT_INTERRUPTED, error, debug)
     except Exception as error:
         _end(_describe(error, debug), EXIT_FAILED, error, debug)
 

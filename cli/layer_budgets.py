@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from chipsparse.cache_kinds import PARTS, Part
+from chipsparse.config import ranges_text
 from chipsparse.cost_model import kept_columns
 from chipsparse.plan import SparsityPlan
 
@@ -53,14 +54,3 @@ def range_kept(plan: SparsityPlan, part: Part, layers: Iterable[int]) -> tuple[i
     """The least and the most that these layers compute; None where all of them are dense."""
     counts = [count for layer in layers if (count := kept(plan, layer, part)) is not None]
     return (min(counts), max(counts)) if counts else None
-
-
-def ranges_text(numbers: Iterable[int]) -> str:
-    """Numbers in order as ranges: ``0-1,56``."""
-    ranges: list[list[int]] = []
-    for number in sorted(numbers):
-        if ranges and number == ranges[-1][-1] + 1:
-            ranges[-1][1:] = [number]
-        else:
-            ranges.append([number])
-    return ",".join("-".join(map(str, each)) for each in ranges)

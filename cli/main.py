@@ -11,6 +11,8 @@ from chipsparse.cli.explain import EXAMPLE as EXPLAIN_EXAMPLE
 from chipsparse.cli.explain import explain
 from chipsparse.cli.generate import EXAMPLE, generate
 from chipsparse.cli.models import models
+from chipsparse.cli.tune import EXAMPLE as TUNE_EXAMPLE
+from chipsparse.cli.tune import tune
 
 app = typer.Typer(
     name="chipsparse",
@@ -26,6 +28,7 @@ app = typer.Typer(
 )
 app.command(epilog=EXAMPLE)(generate)
 app.command(epilog=EXPLAIN_EXAMPLE)(explain)
+app.command(epilog=TUNE_EXAMPLE)(tune)
 app.command()(models)
 
 

@@ -21,6 +21,10 @@ ModelOption = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+DeviceOption = Annotated[
+    str,
+    typer.Option(help="cpu, cuda, cuda:N, or auto: a GPU if there is one.", rich_help_panel=MODEL),
+]
 DtypeOption = Annotated[
     str,
     typer.Option(

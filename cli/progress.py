@@ -67,9 +67,12 @@ class ProgressDisplay:
                 self._bar.remove_task(task)
 
     @contextmanager
-    def denoising(self, text: str, steps: int) -> Iterator[StepDisplay]:
-        """Shows the steps of one denoising loop."""
-        display = StepDisplay(self._bar if self._live else None, self._console, text, steps)
+    def denoising(
+        self, text: str, steps: int, *, plain_lines: int = PLAIN_LINES_PER_GENERATION
+    ) -> Iterator[StepDisplay]:
+        """Shows the steps of one denoising loop; at most so many lines where there is no bar."""
+        bar = self._bar if self._live else None
+        display = StepDisplay(bar, self._console, text, steps, plain_lines)
         try:
             yield display
         finally:
@@ -82,11 +85,18 @@ class ProgressDisplay:
 class StepDisplay:
     """One denoising loop; call `done` after each step."""
 
-    def __init__(self, bar: Progress | None, console: Console, text: str, steps: int) -> None:
+    def __init__(
+        self,
+        bar: Progress | None,
+        console: Console,
+        text: str,
+        steps: int,
+        plain_lines: int = PLAIN_LINES_PER_GENERATION,
+    ) -> None:
         self._bar, self._console, self._text, self._steps = bar, console, text, steps
         self._start = time.perf_counter()
         self._task: TaskID | None = None
-        count = min(PLAIN_LINES_PER_GENERATION, steps)
+        count = min(plain_lines, steps)
         self._plain_steps = {round(steps * (index + 1) / count) for index in range(count)}
         if bar is not None:
             self._task = bar.add_task(text, total=steps, note=f"step 1 of {steps}")

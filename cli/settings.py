@@ -136,6 +136,15 @@ class GenerationSettings:
         """The arguments to pass to the pipeline."""
         return {name: v for name, v in dataclasses.asdict(self).items() if v is not None}
 
+    def pipeline_call(self, prompt: str, *, negative_prompt: str | None = None) -> dict[str, Any]:
+        """All arguments of a call that makes this prompt's picture, generator left out."""
+        arguments = {"prompt": prompt, **self.call_arguments()}
+        if negative_prompt is not None:
+            arguments["negative_prompt"] = negative_prompt
+        elif (self.true_cfg_scale or 0) > 1:
+            arguments["negative_prompt"] = ""  # without one, such a pipeline leaves guidance out
+        return arguments
+
 
 def resolve_settings(
     options: CommonOptions, model: ModelDescription, defaults: GenerationDefaults

@@ -44,11 +44,11 @@ class ProbeSteps:
         """
         if steps < 4:
             raise ValueError(f"tuning needs at least 4 denoising steps, got {steps}")
-        last = steps - 2  # so that every anchor has a step after it
+        last = max(1, steps - 3)  # so that what goes wrong behind it has a step to show
         count = min(ANCHORS, last)
         anchors = _spread(1, last, count)
         ages = tuple(age for age in AGES if anchors[0] + age < steps)
-        gaps = [later - a for a, later in zip(anchors, (*anchors[1:], steps), strict=True)]
+        gaps = [later - a for a, later in zip(anchors, (*anchors[1:], steps - 1), strict=True)]
         # Behind an anchor, where its caches have aged, but before the next one takes its place.
         behind = [
             a + max(age for age in ages if age == 1 or age < min(gap, 5))

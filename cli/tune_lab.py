@@ -1,0 +1,319 @@
+"""The measurements that tuning is made of, each kept in the results file as soon as it is made."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import platform
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from chipsparse import quality
+from chipsparse.api import attach
+from chipsparse.cli import denoise
+from chipsparse.cli.denoise import Generation
+from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.lpips import PerceptualDistance
+from chipsparse.cli.patching import patched
+from chipsparse.cli.settings import GenerationSettings
+from chipsparse.cli.tune_progress import TuneProgress
+from chipsparse.config import SparsityConfig
+from chipsparse.tuning.calibration import CalibrationSession
+from chipsparse.tuning.probes import ProbeSteps
+from chipsparse.tuning.recording import Recording
+from chipsparse.tuning.replay import Error, ReplaySession
+from chipsparse.tuning.results_file import ResultsFile
+
+# What measuring takes, in dense generations, until it is known better.
+CALIBRATION_COST = 2.5
+VERIFICATION_COST = 0.7
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt with its seed.
+
+    Attributes:
+        text: what to show.
+        seed: of the noise.
+    """
+
+    text: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """What measurements of it are called."""
+        return f"seed {self.seed}, {self.text}"
+
+
+class TuneLab:
+    """Generates and measures; whatever is in the results file is not measured again.
+
+    Args:
+        load: loads the pipeline; called when something must be generated.
+        settings: of the pipeline call.
+        negative_prompt: what not to show, or None.
+        config: what is to be tuned.
+        results: where measurements are kept.
+        progress: told of each.
+        lpips: measures LPIPS, where it is asked for.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], Any],
+        settings: GenerationSettings,
+        negative_prompt: str | None,
+        config: SparsityConfig,
+        results: ResultsFile,
+        progress: TuneProgress,
+        lpips: PerceptualDistance | None = None,
+    ) -> None:
+        self._load = load
+        self._settings = settings
+        self._negative_prompt = negative_prompt
+        self._config = config
+        self._results = results
+        self._progress = progress
+        self._lpips = lpips
+        self._recorded: tuple[Prompt, Recording, Generation] | None = None
+        self.probes = ProbeSteps.spread(settings.num_inference_steps)
+
+    @functools.cached_property
+    def _pipe(self) -> Any:
+        return self._load()
+
+    # Calibration.
+
+    def calibrate(self, prompts: list[Prompt]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Recordings of all prompts, and replays of the first one's."""
+        kinds: tuple[Error, ...] = ("sparse", "skip")
+        replays = [(step, kind) for step in self.probes.disturbed for kind in kinds]
+        steps = self._settings.num_inference_steps
+        first = prompts[0]
+        names = {
+            (step, kind): f"replay, step {step}, {kind}, {first.name}" for step, kind in replays
+        }
+        jobs = [(f"calibration, {p.name}, {i} of {len(prompts)}", p) for i, p in enumerate(prompts)]
+        self._progress.plan(
+            {name: CALIBRATION_COST for name, _ in jobs if name not in self._results}
+            | {
+                name: 1 - step / steps
+                for (step, _), name in names.items()
+                if name not in self._results
+            }
+        )
+        recordings = [
+            self._measured(name, functools.partial(self._calibrate, prompt, turn, len(prompts)))
+            for turn, (name, prompt) in enumerate(jobs)
+        ]
+        gains = [
+            self._measured(name, functools.partial(self._replay, prompts, step, kind))
+            for (step, kind), name in names.items()
+        ]
+        return recordings, gains
+
+    def _calibrate(self, prompt: Prompt, turn: int, turns: int) -> dict[str, Any]:
+        recording, made = self._record(prompt, turn, turns)
+        if turn == 0:
+            self._recorded = prompt, recording, made
+        other_seconds = made.total_seconds - made.denoising_seconds
+        return {**recording.to_json(), "other_seconds": other_seconds}
+
+    def _record(self, prompt: Prompt, turn: int, turns: int) -> tuple[Recording, Generation]:
+        recording = Recording()
+        make = functools.partial(
+            CalibrationSession,
+            probes=self.probes,
+            recording=recording,
+            turn=turn,
+            turns=turns,
+        )
+        with self._attached(make) as handle:
+            watches = [each.session.watch(each.transformer) for each in handle._adapters]
+            try:
+                made = self._generate(prompt, f"calibration {turn + 1} of {turns}", handle.report)
+            finally:
+                for watch in watches:
+                    watch.remove()
+        if not recording.errors:
+            reasons = "; ".join(handle.report.fallbacks) or "nothing of it can run sparse"
+            raise UserError(f"there is nothing to tune: {reasons}")
+        return recording, made
+
+    def _replay(self, prompts: list[Prompt], step: int, kind: Error) -> dict[str, Any]:
+        if self._recorded is None:  # an interruption lost the outputs, which no file keeps
+            self._recorded = (prompts[0], *self._record(prompts[0], 0, len(prompts)))
+        prompt, recording, exact = self._recorded
+        sessions: list[ReplaySession] = []
+
+        def make(*arguments: Any) -> ReplaySession:
+            sessions.append(
+                ReplaySession(*arguments, trajectory=recording.trajectory, step=step, error=kind)
+            )
+            return sessions[-1]
+
+        with self._attached(make) as handle:
+            made = self._generate(prompt, f"replay of step {step + 1}", handle.report)
+        changes = [change for session in sessions for change in session.changes.values()]
+        # The clock starts at the first call that computes; from then on steps are timed.
+        skipped = [s.seconds for s in made.steps[1:] if s.action == "skip"]
+        return {
+            "step": step,
+            "error": kind,
+            "change": float(np.sqrt(np.mean(np.square(changes)))) if changes else 0.0,
+            "squared_error": float(np.mean(np.square(_unit(made.frames) - _unit(exact.frames)))),
+            "step_seconds": [s.seconds for s in made.steps if s.action == "dense"],
+            "skipped_step_seconds": statistics.median(skipped) if skipped else 0.0,
+        }
+
+    @contextlib.contextmanager
+    def _attached(self, make: Callable[..., Any]) -> Iterator[Any]:
+        try:
+            handle = attach(self._pipe, self._config, make)
+        except ValueError as error:
+            raise UserError(first_line(error)) from error
+        with handle:
+            yield handle
+
+    # Verification.
+
+    def verify(self, config: SparsityConfig, prompt: Prompt) -> dict[str, Any]:
+        """The sparse generation of a prompt against the dense one, paired by seed."""
+        dense = self._dense(prompt)
+        pair = self._measured(self._pair_name(config, prompt), lambda: self._pair(config, prompt))
+        return {**pair, "dense_seconds": dense["seconds"]}
+
+    def known(self, config: SparsityConfig, prompt: Prompt) -> dict[str, Any] | None:
+        """The same where it was measured before, else None."""
+        pair = self._results.get(self._pair_name(config, prompt))
+        dense = self._results.get(_dense_name(prompt))
+        if pair is None or dense is None:
+            return None
+        return {**pair, "dense_seconds": dense["seconds"]}
+
+    def verification_work(self, config: SparsityConfig, prompts: list[Prompt]) -> dict[str, float]:
+        """What is left to measure for a config, by name, in dense generations."""
+        work = {_dense_name(prompt): 1.0 for prompt in prompts}
+        work |= {self._pair_name(config, prompt): VERIFICATION_COST for prompt in prompts}
+        return {name: cost for name, cost in work.items() if name not in self._results}
+
+    def _pair_name(self, config: SparsityConfig, prompt: Prompt) -> str:
+        with_lpips = "" if self._lpips is None else "with LPIPS, "
+        return f"pair, {with_lpips}{config_digest(config)}, {prompt.name}"
+
+    def _pair(self, config: SparsityConfig, prompt: Prompt) -> dict[str, Any]:
+        reference = _unit(self._dense_frames(prompt))
+        with patched(self._pipe, config) as report:
+            made = self._generate(prompt, f"verification, prompt {prompt.seed}", report)
+        frames = _unit(made.frames)
+        large_enough = min(frames.shape[1:3]) >= quality.SSIM_WINDOW
+        psnr = quality.psnr(reference, frames)
+        kept = [(s.attention_kept, s.mlp_kept) for s in made.steps]
+        return {
+            "psnr_db": psnr if np.isfinite(psnr) else None,
+            "ssim": quality.ssim(reference, frames) if large_enough else None,
+            "lpips": None if self._lpips is None else _lpips(self._lpips, reference, frames),
+            "seconds": made.total_seconds,
+            "actions": [s.action for s in made.steps],
+            "attention_kept": _mean([each for each, _ in kept]),
+            "mlp_kept": _mean([each for _, each in kept]),
+            "fallbacks": made.fallbacks,
+        }
+
+    def _dense(self, prompt: Prompt) -> dict[str, Any]:
+        measured: dict[str, Any] = self._measured(
+            _dense_name(prompt), lambda: self._make_dense(prompt)
+        )
+        return measured
+
+    def _make_dense(self, prompt: Prompt) -> dict[str, Any]:
+        made = self._generate(prompt, f"dense, prompt {prompt.seed}", None)
+        file = self._frames_file(prompt)
+        file.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".chipsparse-", dir=file.parent) as scratch:
+            np.save(Path(scratch) / file.name, made.frames)
+            os.replace(Path(scratch) / file.name, file)
+        return {"seconds": made.total_seconds}
+
+    def _dense_frames(self, prompt: Prompt) -> np.ndarray:
+        file = self._frames_file(prompt)
+        if not file.is_file():  # the folder may be deleted at any time
+            self._make_dense(prompt)
+        frames: np.ndarray = np.load(file)
+        return frames
+
+    def _frames_file(self, prompt: Prompt) -> Path:
+        digest = hashlib.sha256(prompt.name.encode()).hexdigest()[:16]
+        return dense_folder(self._results.path) / f"{digest}.npy"
+
+    # Generating.
+
+    def _measured(self, name: str, measure: Callable[[], Any]) -> Any:
+        with self._progress.working(name):
+            return self._results.measured(name, measure)
+
+    def _generate(self, prompt: Prompt, title: str, report: Any) -> Generation:
+        arguments = self._settings.pipeline_call(prompt.text, negative_prompt=self._negative_prompt)
+        pipe = self._pipe
+        with self._progress.denoising(title, self._settings.num_inference_steps) as steps:
+            return denoise.generate(
+                pipe, arguments, seed=prompt.seed, display=steps, report=lambda: report
+            )
+
+
+def _dense_name(prompt: Prompt) -> str:
+    return f"dense, {prompt.name}"
+
+
+def dense_folder(results: Path) -> Path:
+    """Where the dense pictures are kept that verification compares with."""
+    return results.with_name(f"{results.stem}-dense")
+
+
+def config_digest(config: SparsityConfig) -> str:
+    """A short name of what a config computes, wherever its caches live."""
+    content = asdict(config)
+    del content["memory"]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def device_name(device: torch.device) -> str:
+    """The device, as results and profiles name it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{_processor()}, {threads} {'thread' if threads == 1 else 'threads'}"
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _unit(frames: np.ndarray) -> np.ndarray:
+    return frames.astype(np.float64) / 255
+
+
+def _lpips(measure: PerceptualDistance, a: np.ndarray, b: np.ndarray) -> float:
+    frames = [(torch.from_numpy(clip[i : i + 1]) for clip in (a, b)) for i in range(len(a))]
+    return statistics.fmean(measure(*pair) for pair in frames)
+
+
+def _mean(values: list[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return statistics.fmean(present) if present else None

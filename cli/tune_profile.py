@@ -1,0 +1,87 @@
+"""The profile that `chipsparse tune` writes: like any other, with what it was tuned for."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.settings import GenerationSettings
+from chipsparse.config import SparsityConfig
+from chipsparse.profiles import load_profile
+from chipsparse.tuned_range import TunedFor
+
+HEADER = "# Written by `chipsparse tune`. What the fields mean: the profiles in assets/profiles.\n"
+
+
+def write_profile(
+    path: Path,
+    model_class: str,
+    settings: GenerationSettings,
+    config: SparsityConfig,
+    tuned: TunedFor,
+) -> None:
+    """Writes all of the profile or nothing; raises `UserError` where that fails."""
+    content = {
+        "model_class": model_class,
+        "description": description(tuned),
+        "generation": settings.call_arguments(),
+        "sparsity": _changed(config),
+        "tuned": _plain(dataclasses.asdict(tuned)),
+    }
+    text = HEADER + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".chipsparse-", dir=path.parent) as scratch:
+            file = Path(scratch) / path.name
+            file.write_text(text, encoding="utf-8")
+            assert load_profile(file).sparsity == config
+            os.replace(file, path)
+    except OSError as error:
+        raise UserError(f"--output {path} could not be written: {first_line(error)}") from error
+
+
+def description(tuned: TunedFor) -> str:
+    """One sentence for people."""
+    target = tuned.target
+    asked = (
+        f"at least {target.min_psnr_db:g} dB"
+        if target.min_psnr_db is not None
+        else f"an LPIPS of at most {target.max_lpips:g}"
+        if target.max_lpips is not None
+        else f"at most {target.max_seconds:g} s"
+    )
+    return f"{tuned.model}, tuned for {asked}."
+
+
+def _changed(config: SparsityConfig) -> dict[str, Any]:
+    """The fields that are not at their defaults, and always what tuning chooses."""
+    values, defaults = (_plain(dataclasses.asdict(c)) for c in (config, SparsityConfig()))
+    changed: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            value = {
+                field: each
+                for field, each in value.items()
+                if each != defaults[name][field] or field == "keep_fraction"
+            }
+        elif value == defaults[name]:
+            continue
+        if value:
+            changed[name] = value
+    return changed
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, as YAML has them; budgets without what they leave to the others."""
+    if isinstance(value, dict):
+        if "layers" in value and isinstance(value["layers"], str):
+            return {name: _plain(each) for name, each in value.items() if each is not None}
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value
