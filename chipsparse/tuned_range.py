@@ -92,12 +92,15 @@ def outside(tuned: TunedFor, generation: Mapping[str, Any]) -> list[str]:
     for name, phrase in RANGE.items():
         expected = getattr(tuned, name)
         if name in generation and generation[name] != expected:
-            given = "none" if generation[name] is None else generation[name]
-            differences.append(f"{phrase.format(given)}, not {expected}")
+            given, own = (
+                "none" if value is None else value for value in (generation[name], expected)
+            )
+            differences.append(f"{phrase.format(given)}, not {own}")
     return differences
 
 
 def digest(config: Mapping[str, Any]) -> str:
-    """A short name of a transformer's config."""
-    text = json.dumps(config, sort_keys=True, default=str)
+    """A short name of a transformer's config, whatever version of diffusers wrote it."""
+    own = {name: value for name, value in config.items() if not name.startswith("_")}
+    text = json.dumps(own, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -28,11 +29,16 @@ class Validated:
     """Base of all configs: checks types and bounds of every field when it is made."""
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
+        hints = _hints(type(self))
         for item in dataclasses.fields(self):
             value = _checked(getattr(self, item.name), hints[item.name], item.name)
             _check_bounds(value, item)
             object.__setattr__(self, item.name, value)
+
+
+@functools.cache  # to look them up takes most of the time of making a config
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def build(cls: type[T], data: Any, path: str = "") -> T:
@@ -41,7 +47,7 @@ def build(cls: type[T], data: Any, path: str = "") -> T:
     here = path or "the top level"
     if not isinstance(data, Mapping):
         raise ValueError(f"{here}: expected a mapping with {', '.join(fields)}, got {data!r}")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     values = {}
     for name, value in data.items():
         below = f"{path}.{name}" if path else str(name)

@@ -44,7 +44,7 @@ class Generation:
     """A finished generation.
 
     Attributes:
-        frames: `[F, H, W, 3]` uint8.
+        frames: `[F, H, W, 3]` uint8, or float32 in 0 to 1 where they were not to be rounded.
         steps: the denoising steps.
         denoising_seconds: from just before the first transformer call to the end of the last step.
         total_seconds: with text encoding and decoding.
@@ -79,6 +79,7 @@ def generate(
     seed: int,
     display: StepDisplay,
     report: Callable[[], GenerationReport | None],
+    rounded: bool = True,
 ) -> Generation:
     """Runs the pipeline once.
 
@@ -88,6 +89,7 @@ def generate(
         seed: of the noise, drawn on the CPU so that it is the same on every device.
         display: told of each finished step.
         report: gives the report of the patched pipeline, None where it is not patched.
+        rounded: to eight bits.
     """
     watch = _LoopWatch(pipe)
     ends: list[float] = []
@@ -114,7 +116,7 @@ def generate(
         raise RuntimeError(f"{type(pipe).__name__} made no denoising step")
     made = report()
     return Generation(
-        frames=_as_frames(result),
+        frames=_as_frames(result, rounded=rounded),
         steps=_step_results(made, watch.loop_start, ends),
         denoising_seconds=ends[-1] - watch.loop_start,
         total_seconds=total_seconds,
@@ -229,8 +231,8 @@ def _step_results(
     return results
 
 
-def _as_frames(result: Any) -> np.ndarray:
-    """The first clip or image of a pipeline's output as `[F, H, W, 3]` uint8."""
+def _as_frames(result: Any, *, rounded: bool) -> np.ndarray:
+    """The first clip or image of a pipeline's output as `[F, H, W, 3]`, see `Generation`."""
     output = result.frames if hasattr(result, "frames") else result.images
     frames = np.asarray(output[0], dtype=np.float32)
     if frames.ndim == 3:
@@ -239,7 +241,8 @@ def _as_frames(result: Any) -> np.ndarray:
         raise UserError(
             "the model produced values that are not finite; use --dtype float32 or bfloat16"
         )
-    return np.rint(frames.clip(0, 1) * 255).astype(np.uint8)
+    frames = frames.clip(0, 1)
+    return np.rint(frames * 255).astype(np.uint8) if rounded else frames
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import chipsparse
-from chipsparse.cli import denoise, media, summary
+from chipsparse.cli import denoise, media, profile_range, summary
 from chipsparse.cli.media import check_kind
 from chipsparse.cli.model import (
     ModelDescription,
@@ -50,6 +50,15 @@ class Job:
             self.options.prompt, negative_prompt=self.options.negative_prompt
         )
 
+    @property
+    def out_of_range(self) -> list[str]:
+        """What the profile was not tuned for; nothing where it is not used."""
+        if self.profile is None or self.options.dense:
+            return []
+        return profile_range.out_of_range(
+            self.profile, self.model, self.settings, self.device, self.dtype
+        )
+
     def as_json(self) -> dict[str, Any]:
         """The request part of `--json`."""
         return {
@@ -61,6 +70,7 @@ class Job:
             "pipeline_class": self.model.pipeline_class.__name__,
             "transformer_class": self.model.transformer_class,
             "profile": None if self.profile is None else self.profile.source,
+            "out_of_range": self.out_of_range,
             "device": str(self.device),
             "dtype": str(self.dtype).removeprefix("torch."),
             "seed": self.options.seed,
@@ -82,6 +92,9 @@ def run(options: Options) -> summary.Outcome:
         settings = resolve_settings(options, model, defaults)
         check_kind(options.output, video=model.accepts("num_frames"))
         job = Job(options, device, dtype, model, profile, settings)
+        if job.out_of_range:
+            assert profile is not None
+            display.tell(profile_range.warning(profile, job.out_of_range))
         with display.stage("loading the model"):
             pipe = load_pipeline(model, device=device, dtype=dtype)
         reports: list[GenerationReport] = []

@@ -78,6 +78,10 @@ class ProgressDisplay:
         finally:
             display.close()
 
+    def tell(self, text: str) -> None:
+        """A line that stays."""
+        self._print(text)
+
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 

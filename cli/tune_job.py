@@ -23,6 +23,7 @@ from chipsparse.cli.model import (
     load_pipeline,
     quiet_libraries,
 )
+from chipsparse.cli.profile_range import range_of
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.request import look_up, required_profile
 from chipsparse.cli.settings import (
@@ -31,7 +32,7 @@ from chipsparse.cli.settings import (
     check_positive,
     resolve_settings,
 )
-from chipsparse.cli.tune_lab import VERIFICATION_COST, Prompt, TuneLab, device_name
+from chipsparse.cli.tune_lab import VERIFICATION_COST, Prompt, TuneLab
 from chipsparse.cli.tune_profile import write_profile
 from chipsparse.cli.tune_progress import TuneProgress
 from chipsparse.config import SparsityConfig
@@ -427,19 +428,6 @@ def _tuned_for(
         versions=Versions(chipsparse.__version__, str(torch.__version__), _diffusers_version()),
         target=TunedTarget(options.min_psnr, options.max_lpips, options.max_seconds),
     )
-
-
-def range_of(
-    settings: GenerationSettings, device: torch.device, dtype: torch.dtype
-) -> dict[str, Any]:
-    """What a generation has of a profile's range."""
-    values = dataclasses.asdict(settings)
-    del values["max_sequence_length"]
-    return {
-        **values,
-        "dtype": str(dtype).removeprefix("torch."),
-        "device": device_name(device),
-    }
 
 
 def about(

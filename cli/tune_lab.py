@@ -7,7 +7,6 @@ import functools
 import hashlib
 import json
 import os
-import platform
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
@@ -35,7 +34,7 @@ from chipsparse.tuning.replay import Error, ReplaySession
 from chipsparse.tuning.results_file import ResultsFile
 
 # What measuring takes, in dense generations, until it is known better.
-CALIBRATION_COST = 2.5
+CALIBRATION_COST = 5.0
 VERIFICATION_COST = 0.7
 
 
@@ -143,7 +142,8 @@ class TuneLab:
         with self._attached(make) as handle:
             watches = [each.session.watch(each.transformer) for each in handle._adapters]
             try:
-                made = self._generate(prompt, f"calibration {turn + 1} of {turns}", handle.report)
+                title = f"calibration {turn + 1} of {turns}"
+                made = self._generate(prompt, title, handle.report, rounded=False)
             finally:
                 for watch in watches:
                     watch.remove()
@@ -165,7 +165,8 @@ class TuneLab:
             return sessions[-1]
 
         with self._attached(make) as handle:
-            made = self._generate(prompt, f"replay of step {step + 1}", handle.report)
+            title = f"replay of step {step + 1}"
+            made = self._generate(prompt, title, handle.report, rounded=False)
         changes = [change for session in sessions for change in session.changes.values()]
         # The clock starts at the first call that computes; from then on steps are timed.
         skipped = [s.seconds for s in made.steps[1:] if s.action == "skip"]
@@ -173,7 +174,10 @@ class TuneLab:
             "step": step,
             "error": kind,
             "change": float(np.sqrt(np.mean(np.square(changes)))) if changes else 0.0,
-            "squared_error": float(np.mean(np.square(_unit(made.frames) - _unit(exact.frames)))),
+            # Of unrounded pictures: most of what one step does is lost in eight bits.
+            "squared_error": float(
+                np.mean(np.square(made.frames - exact.frames, dtype=np.float64))
+            ),
             "step_seconds": [s.seconds for s in made.steps if s.action == "dense"],
             "skipped_step_seconds": statistics.median(skipped) if skipped else 0.0,
         }
@@ -264,12 +268,19 @@ class TuneLab:
         with self._progress.working(name):
             return self._results.measured(name, measure)
 
-    def _generate(self, prompt: Prompt, title: str, report: Any) -> Generation:
+    def _generate(
+        self, prompt: Prompt, title: str, report: Any, *, rounded: bool = True
+    ) -> Generation:
         arguments = self._settings.pipeline_call(prompt.text, negative_prompt=self._negative_prompt)
         pipe = self._pipe
         with self._progress.denoising(title, self._settings.num_inference_steps) as steps:
             return denoise.generate(
-                pipe, arguments, seed=prompt.seed, display=steps, report=lambda: report
+                pipe,
+                arguments,
+                seed=prompt.seed,
+                display=steps,
+                report=lambda: report,
+                rounded=rounded,
             )
 
 
@@ -289,20 +300,8 @@ def config_digest(config: SparsityConfig) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def device_name(device: torch.device) -> str:
-    """The device, as results and profiles name it."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    threads = torch.get_num_threads()
-    return f"{_processor()}, {threads} {'thread' if threads == 1 else 'threads'}"
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+def _squared_error(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.mean(np.square(a - b, dtype=np.float64)))
 
 
 def _unit(frames: np.ndarray) -> np.ndarray:

@@ -1,16 +1,17 @@
 """How far a generation ends from the exact one, predicted from calibrations.
 
-The squared error of the finished pictures is taken as a sum over denoising steps and, within a
-step, over layers: errors of different origin are hardly correlated. A layer contributes
+The squared error of the finished pictures is taken as a sum over computed steps and, within a step,
+over layers: errors of different origin are hardly correlated. A layer contributes
 
     gain(step) * joint * passed(layer, step)^2 * error(layer, budget, refresh, age)^2
 
 where ``error`` is the relative error of its output, ``passed`` the relative change of the
 transformer's output for it, ``joint`` what all layers together change over the sum of what each
 does alone, and ``gain`` the squared error of the pictures for a relative change of the output of
-that step. A skipped step contributes likewise by how much the output had changed, and carries the
-errors of the step whose output it repeats. Between the steps that were measured all logarithms are
-interpolated. What correlations do to the sum is left to verification, which moves the prediction.
+that step. Steps that are skipped in a row go wrong in the same direction, by how much the output
+had changed since it was computed, and repeat what its layers had wrong: there the roots are summed.
+Between the steps that were measured all logarithms are interpolated. What other correlations do to
+the sum is left to verification, which moves the prediction.
 """
 
 from __future__ import annotations
@@ -86,23 +87,24 @@ class ErrorModel:
 
     def of_schedule(self, actions: Sequence[Action]) -> ScheduleErrors:
         """The errors of a schedule, for all budgets at once."""
-        carried = np.zeros(self.steps)  # gains of the errors that sparse layers make at a step
-        fixed, computed = 0.0, 0
+        carried = np.zeros(self.steps)  # roots of the gains of what sparse layers do at a step
+        drifts = np.zeros(self.steps)  # roots of the errors of the skips behind a step
+        computed = 0
         for step, action in enumerate(actions):
             if action is Action.SKIP:
-                fixed += self.gain["skip"][step] * self._skip_error(step, step - computed)
-                if actions[computed] is Action.SPARSE:
-                    carried[computed] += self.gain["sparse"][step]
-                continue
-            computed = step
-            if action is Action.SPARSE:
-                carried[step] += self.gain["sparse"][step]
+                error = self.gain["skip"][step] * self._skip_error(step, step - computed)
+                drifts[computed] += math.sqrt(error)
+            else:
+                computed = step
+            if actions[computed] is Action.SPARSE:
+                carried[computed] += math.sqrt(self.gain["sparse"][step])
+        fixed = float(np.square(drifts).sum())
         of = {}
         for part in PARTS:
             total = np.zeros((len(self.layers[part]), len(BUDGETS[part])))
             for step, full in _last_full(actions, part):
                 own = self.error[part][:, :, full, step - full]
-                total += carried[step] * self.passed[part][:, step, None] * own
+                total += carried[step] ** 2 * self.passed[part][:, step, None] * own
             of[part] = self.joint * total
         return ScheduleErrors(fixed, of)
 

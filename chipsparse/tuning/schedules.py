@@ -41,6 +41,26 @@ def schedules(base: SparsityConfig, steps: int) -> Iterator[SparsityConfig]:
 
 
 def _grid(base: SparsityConfig, steps: int) -> Iterator[SparsityConfig]:
+    for warm_up, final, refreshes, skipped in dict.fromkeys(_patterns(steps)):
+        between = set(range(warm_up, steps - final)) - {*refreshes, *skipped}
+        if not between and not skipped:
+            continue
+        yield base.override(
+            {
+                **PLAIN,
+                "schedule.warmup_steps": warm_up,
+                "schedule.final_dense_steps": final,
+                "schedule.refresh_steps": refreshes,
+                "schedule.skip_steps": skipped,
+                # Without a sparse step there is nothing to record for.
+                "attention.enabled": base.attention.enabled and bool(between),
+                "mlp.enabled": base.mlp.enabled and bool(between),
+            }
+        )
+
+
+def _patterns(steps: int) -> Iterator[tuple[int, int, tuple[int, ...], tuple[int, ...]]]:
+    """Steps of the warm-up and at the end, those of refreshes, and those that are skipped."""
     warm_ups = sorted({max(2, round(share * steps)) for share in WARM_UP_SHARES})
     finals = sorted({math.ceil(share * steps) for share in FINAL_SHARES})
     for warm_up, final, gap, growth, skips in itertools.product(
@@ -49,22 +69,7 @@ def _grid(base: SparsityConfig, steps: int) -> Iterator[SparsityConfig]:
         refreshes = _refreshes(warm_up, steps - final, gap, growth)
         for first in [warm_up] if skips == 0 else [warm_up, max(warm_up, steps // 2)]:
             skipped = _skipped(first, steps - final, {warm_up - 1, *refreshes}, skips)
-            between = set(range(warm_up, steps - final)) - set(refreshes) - set(skipped)
-            sparse = bool(between)
-            if not sparse and not skipped:
-                continue
-            yield base.override(
-                {
-                    **PLAIN,
-                    "schedule.warmup_steps": warm_up,
-                    "schedule.final_dense_steps": final,
-                    "schedule.refresh_steps": refreshes,
-                    "schedule.skip_steps": skipped,
-                    # Without a sparse step there is nothing to record for.
-                    "attention.enabled": base.attention.enabled and sparse,
-                    "mlp.enabled": base.mlp.enabled and sparse,
-                }
-            )
+            yield warm_up, final, tuple(refreshes), tuple(skipped)
 
 
 def _refreshes(warm_up: int, end: int, gap: float, growth: float) -> list[int]:

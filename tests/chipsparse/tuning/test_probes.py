@@ -25,7 +25,7 @@ def test_a_long_generation():
     assert probes.disturbed == (5, 16, 40, 48)
     assert probes.alive(25) == [12, 24]
     assert probes.measured(28) == [12, 24]
-    assert probes.measured(16) == []
+    assert probes.measured(15) == []
 
 
 def test_too_few_steps_are_refused():

@@ -1,0 +1,295 @@
+"""`chipsparse tune` from end to end, on a tiny model of random weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from chipsparse.cli import tune_lab
+from chipsparse.cli.main import app
+from chipsparse.profiles import load_profile
+from chipsparse.tuning.results_file import ResultsFile
+from tests.tiny_models import PROMPT, tiny_flux_pipeline
+
+PROFILE = """\
+model_class: FluxTransformer2DModel
+description: for tests
+generation: {height: 64, width: 64, num_inference_steps: 6, max_sequence_length: 16}
+sparsity:
+  attention: {group_rows: 16}
+  mlp: {group_rows: 16}
+  schedule: {warmup_steps: 2, refresh_every: 3}
+  token_order: {voxel: [1, 4, 4]}
+"""
+PROMPTS = ["a red circle", "a blue square", "a green triangle", "a yellow circle"]
+FEW = ("--calibration-prompts", "1", "--held-out-prompts", "2")
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tiny_flux_pipeline().save_pretrained(folder)
+    (folder / "chipsparse.yaml").write_text(PROFILE)
+    return folder
+
+
+@pytest.fixture
+def tune(model_folder, workdir):
+    """Runs `chipsparse tune` in this process, in a folder with four prompts."""
+    Path("prompts.txt").write_text("\n".join(["", *PROMPTS, PROMPTS[0]]) + "\n")
+
+    def run(*arguments, model=model_folder, output="p.yaml"):
+        given = ["tune", "--model", str(model), "--prompts", "prompts.txt", "-o", output]
+        return CliRunner().invoke(app, [*given, *FEW, *arguments])
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def measured(model_folder, tmp_path_factory):
+    """A folder after one whole run, for other targets to start from."""
+    folder = tmp_path_factory.mktemp("measured")
+    (folder / "prompts.txt").write_text("\n".join(PROMPTS))
+    given = ["tune", "--model", str(model_folder), "--prompts", str(folder / "prompts.txt"), *FEW]
+    result = CliRunner().invoke(
+        app, [*given, "--min-psnr", "25", "-o", str(folder / "p.yaml"), "--json"]
+    )
+    assert result.exit_code == 0, result.stderr
+    return folder, json.loads(result.stdout)
+
+
+@pytest.fixture
+def again(measured, tune):
+    """The files of that run in the current folder, and the command."""
+    folder, _ = measured
+    shutil.copytree(folder, ".", dirs_exist_ok=True)
+    return tune
+
+
+def sentence(result):
+    """The one line of an error."""
+    lines = [line for line in result.stderr.splitlines() if line.startswith("chipsparse: error:")]
+    assert len(lines) == 1, result.stderr
+    return lines[0]
+
+
+def test_the_profile_holds_its_target_and_generate_uses_it(measured, model_folder, workdir):
+    folder, content = measured
+    profile = load_profile(folder / "p.yaml")
+    assert profile.tuned is not None
+    assert profile.tuned.target.min_psnr_db == 25
+    found = profile.tuned.measured
+    assert found.prompts == 2
+    assert found.psnr_db_worst is None or found.psnr_db_worst >= 25
+    assert found.seconds > 0
+    assert found.dense_seconds > 0
+    assert content["tuned"]["measured"]["psnr_db_worst"] == found.psnr_db_worst
+    # The seed of a prompt is its number, so that anybody can repeat what was verified.
+    given = ["--model", str(model_folder), "--config", str(folder / "p.yaml"), "--seed", "1"]
+    result = CliRunner().invoke(
+        app, ["generate", PROMPTS[1], "-o", "o.png", "--compare", "--json", *given]
+    )
+    assert result.exit_code == 0, result.stderr
+    made = json.loads(result.stdout)
+    psnr = made["comparison"]["psnr_db"]
+    results = json.loads((folder / "p.tune.json").read_text())["measured"]
+    pairs = [each for name, each in results.items() if name.startswith("pair, ")]
+    assert psnr in [pytest.approx(each["psnr_db"], abs=1e-6) for each in pairs]
+    assert psnr >= found.psnr_db_worst - 0.01
+    assert made["out_of_range"] == []
+    assert "warning" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "phrase"),
+    [
+        (("--steps", "5"), "5 steps, not 6"),
+        (("--height", "32"), "a height of 32 pixels, not 64"),
+        (("--guidance-scale", "2"), "true guidance 2.0, not 1.0"),
+        (("--dtype", "bfloat16"), "bfloat16, not float32"),
+    ],
+)
+def test_generate_warns_outside_the_range(measured, model_folder, workdir, change, phrase):
+    folder, _ = measured
+    config = ("--config", str(folder / "p.yaml"))
+    given = ["generate", PROMPT, "-o", "o.png", "--model", str(model_folder), *config, *change]
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 0, result.stderr
+    warnings = [line for line in result.stderr.splitlines() if "warning:" in line]
+    assert len(warnings) == 1
+    assert f"({phrase})" in warnings[0]
+    assert "its quality and speed were not measured here" in warnings[0]
+
+
+def test_a_model_of_another_config_is_outside_the_range(measured, workdir, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other") / "deeper"
+    from tests.tiny_models import tiny_flux_transformer
+
+    pipe = tiny_flux_pipeline(transformer=tiny_flux_transformer(num_single_layers=4))
+    pipe.save_pretrained(other)
+    (other / "chipsparse.yaml").write_text(PROFILE)
+    config = ("--config", str(measured[0] / "p.yaml"))
+    result = CliRunner().invoke(
+        app, ["generate", PROMPT, "-o", "o.png", "--model", str(other), *config]
+    )
+    assert result.exit_code == 0, result.stderr
+    assert "(another model than tiny)" in result.stderr
+
+
+def test_the_same_target_again_measures_nothing(again, monkeypatch):
+    before = Path("p.tune.json").read_bytes()
+    Path("p.yaml").unlink()
+    monkeypatch.setattr(
+        "chipsparse.cli.tune_job.load_pipeline", lambda *_, **__: pytest.fail("loaded a model")
+    )
+    result = again("--min-psnr", "25")
+    assert result.exit_code == 0, result.stderr
+    assert Path("p.tune.json").read_bytes() == before
+    assert load_profile("p.yaml").tuned.target.min_psnr_db == 25
+    assert "times as fast" in result.stdout
+
+
+def test_another_target_measures_pairs_only(again):
+    before = set(json.loads(Path("p.tune.json").read_text())["measured"])
+    result = again("--min-psnr", "40", "--results", "p.tune.json", output="q.yaml")
+    assert result.exit_code == 0, result.stderr
+    new = set(json.loads(Path("p.tune.json").read_text())["measured"]) - before
+    assert all(name.startswith("pair, ") for name in new), new
+    found = load_profile("q.yaml").tuned.measured
+    assert found.psnr_db_worst is None or found.psnr_db_worst >= 40
+
+
+def test_a_limit_of_time(again):
+    result = again("--max-seconds", "60")
+    assert result.exit_code == 0, result.stderr
+    tuned = load_profile("p.yaml").tuned
+    assert tuned.target.max_seconds == 60
+    assert tuned.measured.seconds <= 60
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (("--min-psnr", "120"), "--min-psnr 120 cannot be met by anything faster than dense"),
+        (("--max-seconds", "1e-6"), "--max-seconds 1e-06 cannot be met here: the fastest"),
+    ],
+)
+def test_a_target_that_cannot_be_met_tells_the_best(again, target, message):
+    before = Path("p.yaml").read_bytes()
+    result = again(*target, "--rounds", "2")
+    assert result.exit_code == 2
+    assert message in sentence(result)
+    assert " dB on the held-out prompts" in sentence(result) or "(dense: " in sentence(result)
+    assert Path("p.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("--steps", "7"), "was measured with num_inference_steps 6, not 7"),
+        (("--height", "32"), "was measured with height 64, not 32"),
+        (("--dtype", "bfloat16"), "was measured with dtype float32, not bfloat16"),
+    ],
+)
+def test_a_results_file_of_something_else_is_refused(again, change, message):
+    before = Path("p.tune.json").read_bytes()
+    result = again("--min-psnr", "25", *change)
+    assert result.exit_code == 2
+    assert message in sentence(result)
+    assert "name another results file" in sentence(result)
+    assert Path("p.tune.json").read_bytes() == before
+
+
+def test_a_results_file_of_another_version_is_refused(again):
+    content = json.loads(Path("p.tune.json").read_text())
+    content["about"]["chipsparse"] = "0.0.1"
+    Path("p.tune.json").write_text(json.dumps(content))
+    result = again("--min-psnr", "25")
+    assert result.exit_code == 2
+    assert "was measured with chipsparse 0.0.1, not" in sentence(result)
+
+
+class Interruption:
+    """Lets so many measurements be kept, and then presses Ctrl-C in the next."""
+
+    def __init__(self, monkeypatch, after):
+        kept = ResultsFile.measured
+
+        def measured(results, name, measure):
+            if name not in results:
+                if self.left == 0:
+                    raise KeyboardInterrupt
+                self.left -= 1
+                self.names.append(name)
+            return kept(results, name, measure)
+
+        self.left, self.names = after, []
+        monkeypatch.setattr(ResultsFile, "measured", measured)
+
+
+@pytest.mark.parametrize("after", [0, 1, 4, 10])
+def test_an_interrupted_run_goes_on_where_it_was(tune, monkeypatch, after):
+    stopped = Interruption(monkeypatch, after)
+    result = tune("--min-psnr", "25")
+    assert result.exit_code == 130
+    assert "interrupted, what was measured is in p.tune.json: run it again" in result.stderr
+    assert not Path("p.yaml").exists()
+    assert len(stopped.names) == after
+    if after:
+        assert set(json.loads(Path("p.tune.json").read_text())["measured"]) == set(stopped.names)
+    first, stopped.left, stopped.names = stopped.names, -1, []
+    result = tune("--min-psnr", "25")
+    assert result.exit_code == 0, result.stderr
+    assert not set(first) & set(stopped.names)
+    assert load_profile("p.yaml").tuned is not None
+
+
+def test_lost_dense_pictures_are_made_again(again):
+    shutil.rmtree(tune_lab.dense_folder(Path("p.tune.json")))
+    result = again("--min-psnr", "40")
+    assert result.exit_code == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give one target of --min-psnr, --max-lpips, --max-seconds; got none"),
+        (("--min-psnr", "30", "--max-seconds", "9"), "got --min-psnr and --max-seconds"),
+        (("--min-psnr", "-3"), "--min-psnr -3.0 must be a number above 0"),
+        (("--min-psnr", "30", "--rounds", "0"), "--rounds 0 is too small"),
+        (("--min-psnr", "30", "--steps", "3"), "at least 4 denoising steps, got 3"),
+        (("--min-psnr", "30", "--results", "r.txt"), "--results r.txt must end in .json"),
+        (("--min-psnr", "30", "--prompts", "none.txt"), "--prompts none.txt cannot be read"),
+        (
+            ("--min-psnr", "30", "--held-out-prompts", "5"),
+            "prompts.txt has 4 different prompts, but 6 are needed: 1 to calibrate with and 5",
+        ),
+        (("--max-lpips", "0.1"), "--max-lpips cannot be measured here: torchmetrics is not"),
+    ],
+)
+def test_bad_input(tune, arguments, message, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torchmetrics", None)
+    result = tune(*arguments)
+    assert result.exit_code == 2
+    assert message in sentence(result)
+    assert {path.name for path in Path().iterdir()} == {"prompts.txt"}
+
+
+def test_an_output_that_is_no_profile(tune):
+    result = tune("--min-psnr", "30", output="p.json")
+    assert result.exit_code == 2
+    assert "--output p.json must end in .yaml" in sentence(result)
+
+
+def test_the_profile_is_a_config_like_any_other(again):
+    content = yaml.safe_load(Path("p.yaml").read_text())
+    assert content.keys() == {"model_class", "description", "generation", "sparsity", "tuned"}
+    content["sparsity"]["attention"]["keep"] = 1
+    Path("p.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(ValueError, match=r"sparsity\.attention\.keep: unknown field"):
+        load_profile("p.yaml")
