@@ -29,7 +29,7 @@ class Validated:
     """Base of all configs: checks types and bounds of every field when it is made."""
 
     def __post_init__(self) -> None:
-        hints = _hints(type(self))
+        hints = _hints(type(self))  # type: ignore[arg-type]
         for item in dataclasses.fields(self):
             value = _checked(getattr(self, item.name), hints[item.name], item.name)
             _check_bounds(value, item)
@@ -47,7 +47,7 @@ def build(cls: type[T], data: Any, path: str = "") -> T:
     here = path or "the top level"
     if not isinstance(data, Mapping):
         raise ValueError(f"{here}: expected a mapping with {', '.join(fields)}, got {data!r}")
-    hints = _hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]
     values = {}
     for name, value in data.items():
         below = f"{path}.{name}" if path else str(name)
