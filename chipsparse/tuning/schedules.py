@@ -9,7 +9,7 @@ from typing import Any
 
 from chipsparse.config import SparsityConfig
 
-WARM_UP_SHARES = (0.06, 0.1, 0.16, 0.24)
+WARM_UP_SHARES = (0.06, 0.1, 0.13, 0.16, 0.2, 0.24)
 FINAL_SHARES = (0.0, 0.03, 0.06)
 REFRESH_GAPS = (3, 5, 8, 12, 16)
 GAP_GROWTHS = (1.0, 1.5)
