@@ -116,7 +116,7 @@ def generate(
         raise RuntimeError(f"{type(pipe).__name__} made no denoising step")
     made = report()
     return Generation(
-        frames=_as_frames(result, rounded=rounded),
+        frames=_as_frames(result) if rounded else _pixels(result),
         steps=_step_results(made, watch.loop_start, ends),
         denoising_seconds=ends[-1] - watch.loop_start,
         total_seconds=total_seconds,
@@ -231,8 +231,13 @@ def _step_results(
     return results
 
 
-def _as_frames(result: Any, *, rounded: bool) -> np.ndarray:
-    """The first clip or image of a pipeline's output as `[F, H, W, 3]`, see `Generation`."""
+def _as_frames(result: Any) -> np.ndarray:
+    """The first clip or image of a pipeline's output as `[F, H, W, 3]` uint8."""
+    return np.rint(_pixels(result) * 255).astype(np.uint8)
+
+
+def _pixels(result: Any) -> np.ndarray:
+    """The same as float32 in 0 to 1."""
     output = result.frames if hasattr(result, "frames") else result.images
     frames = np.asarray(output[0], dtype=np.float32)
     if frames.ndim == 3:
@@ -241,8 +246,7 @@ def _as_frames(result: Any, *, rounded: bool) -> np.ndarray:
         raise UserError(
             "the model produced values that are not finite; use --dtype float32 or bfloat16"
         )
-    frames = frames.clip(0, 1)
-    return np.rint(frames * 255).astype(np.uint8) if rounded else frames
+    return frames.clip(0, 1)
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -382,7 +382,7 @@ def _unreachable(options: TuneOptions, best: Verified, dense_seconds: float) -> 
         )
     return (
         f"--min-psnr {options.min_psnr:g} cannot be met by anything faster than dense: the best "
-        f"config that was tried reaches {min(best.psnrs):.1f} dB on the held-out prompts"
+        f"config that was tried reaches {min(best.psnrs):.2f} dB on the held-out prompts"
     )
 
 

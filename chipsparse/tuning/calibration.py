@@ -250,7 +250,7 @@ class CalibrationSession(ExactSession):
         if site not in self._attentions:
             return
         sampled = self._attentions[site]
-        for anchor in probes.measured(step):
+        for anchor in sampled.anchors(probes.measured(step)):
             outputs = sampled.outputs(anchor, query, key, value)
             rows = sampled.sample.of(exact)
             groups = min(HEAD_GROUPS, rows.shape[1])
@@ -316,7 +316,7 @@ class CalibrationSession(ExactSession):
                 self.config.mlp, keep_counts, sample, backend=self._backend
             )
         sampled = self._mlps[site]
-        for anchor in probes.alive(step):
+        for anchor in sampled.anchors(probes.alive(step)):
             outputs = sampled.outputs(anchor, hidden, weights)
             if anchor in probes.measured(step):
                 rows = sampled.exact(hidden, weights)

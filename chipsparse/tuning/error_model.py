@@ -1,17 +1,18 @@
 """How far a generation ends from the exact one, predicted from calibrations.
 
-The squared error of the finished pictures is taken as a sum over computed steps and, within a step,
-over layers: errors of different origin are hardly correlated. A layer contributes
+The squared error of the finished pictures is taken as a sum over layers and over the times between
+two refreshes: errors of different origin are hardly correlated. At one step a layer contributes
 
     gain(step) * joint * passed(layer, step)^2 * error(layer, budget, refresh, age)^2
 
 where ``error`` is the relative error of its output, ``passed`` the relative change of the
 transformer's output for it, ``joint`` what all layers together change over the sum of what each
 does alone, and ``gain`` the squared error of the pictures for a relative change of the output of
-that step. Steps that are skipped in a row go wrong in the same direction, by how much the output
-had changed since it was computed, and repeat what its layers had wrong: there the roots are summed.
-Between the steps that were measured all logarithms are interpolated. What other correlations do to
-the sum is left to verification, which moves the prediction.
+that step. What a layer has wrong grows from one step to the next in the same direction until its
+caches are filled again, and is repeated by steps that are skipped: there the roots are summed. So
+it is with the change of the output over steps that are skipped in a row. Between the steps that
+were measured all logarithms are interpolated. What other correlations do to the sum is left to
+verification, which moves the prediction.
 """
 
 from __future__ import annotations
@@ -101,11 +102,12 @@ class ErrorModel:
         fixed = float(np.square(drifts).sum())
         of = {}
         for part in PARTS:
-            total = np.zeros((len(self.layers[part]), len(BUDGETS[part])))
+            drift: dict[int, Array] = defaultdict(lambda: np.zeros(1))
             for step, full in _last_full(actions, part):
-                own = self.error[part][:, :, full, step - full]
-                total += carried[step] ** 2 * self.passed[part][:, step, None] * own
-            of[part] = self.joint * total
+                own = self.passed[part][:, step, None] * self.error[part][:, :, full, step - full]
+                drift[full] = drift[full] + carried[step] * np.sqrt(own)
+            total = np.zeros((len(self.layers[part]), len(BUDGETS[part])))
+            of[part] = self.joint * sum((np.square(each) for each in drift.values()), total)
         return ScheduleErrors(fixed, of)
 
     def _skip_error(self, step: int, age: int) -> float:

@@ -198,6 +198,10 @@ class SampledAttention:
             for cache in self._caches[anchor]
         ]
 
+    def anchors(self, of: Sequence[int]) -> list[int]:
+        """Those of some anchors that have caches: an expert that starts late has not seen all."""
+        return [anchor for anchor in of if anchor in self._caches]
+
     def keep_only(self, anchors: Sequence[int]) -> None:
         """Frees the caches of all other anchors."""
         self._caches = {a: self._caches[a] for a in anchors if a in self._caches}
@@ -254,6 +258,10 @@ class SampledMLP:
             )
             for cache, keep_count in zip(self._caches[anchor], self._keep_counts, strict=True)
         ]
+
+    def anchors(self, of: Sequence[int]) -> list[int]:
+        """Those of some anchors that have caches: an expert that starts late has not seen all."""
+        return [anchor for anchor in of if anchor in self._caches]
 
     def keep_only(self, anchors: Sequence[int]) -> None:
         """Frees the caches of all other anchors."""

@@ -11,6 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from chipsparse.cli import tune_lab
+from chipsparse.cli.lpips import Lpips
 from chipsparse.cli.main import app
 from chipsparse.profiles import load_profile
 from chipsparse.tuning.results_file import ResultsFile
@@ -170,6 +171,22 @@ def test_a_limit_of_time(again):
     tuned = load_profile("p.yaml").tuned
     assert tuned.target.max_seconds == 60
     assert tuned.measured.seconds <= 60
+
+
+def test_a_limit_of_a_perceptual_distance(again, monkeypatch):
+    def distance(a, b):
+        assert a.shape == b.shape == (1, 64, 64, 3)
+        return float((a - b).abs().mean())
+
+    monkeypatch.setattr(
+        "chipsparse.cli.tune_job.find_lpips", lambda height, width: Lpips(distance, None)
+    )
+    result = again("--max-lpips", "0.01")
+    assert result.exit_code == 0, result.stderr
+    tuned = load_profile("p.yaml").tuned
+    assert tuned.target.max_lpips == 0.01
+    assert 0 <= tuned.measured.lpips_worst <= 0.01
+    assert "LPIPS" in result.stdout
 
 
 @pytest.mark.parametrize(

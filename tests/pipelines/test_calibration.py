@@ -9,10 +9,16 @@ import torch
 import chipsparse
 from chipsparse.api import attach
 from chipsparse.tuning.calibration import CalibrationSession
+from chipsparse.tuning.error_model import ErrorModel
 from chipsparse.tuning.probes import BUDGETS, ProbeSteps
 from chipsparse.tuning.recording import Recording, layout_from_json
 from chipsparse.tuning.replay import ReplaySession
-from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_wan_pipeline
+from tests.tiny_models import (
+    PROMPT,
+    tiny_flux_pipeline,
+    tiny_wan_pipeline,
+    tiny_wan_transformer,
+)
 
 STEPS = 6
 WAN = {"height": 64, "width": 64, "num_frames": 9, "guidance_scale": 3.0}
@@ -31,10 +37,10 @@ PIPELINES = {
 }
 
 
-def generate(pipe, settings, seed=0):
+def generate(pipe, settings, seed=0, steps=STEPS):
     result = pipe(
         prompt=PROMPT,
-        num_inference_steps=STEPS,
+        num_inference_steps=steps,
         max_sequence_length=16,
         generator=torch.Generator().manual_seed(seed),
         output_type="pt",
@@ -43,7 +49,7 @@ def generate(pipe, settings, seed=0):
     return (result.frames if hasattr(result, "frames") else result.images).double()
 
 
-def calibrate(pipe, settings, config=CONFIG, probes=None, **turns):
+def calibrate(pipe, settings, config=CONFIG, probes=None, steps=STEPS, **turns):
     recording = Recording()
     session = functools.partial(
         CalibrationSession,
@@ -54,7 +60,7 @@ def calibrate(pipe, settings, config=CONFIG, probes=None, **turns):
     with attach(pipe, config, session) as handle:
         watches = [adapter.session.watch(adapter.transformer) for adapter in handle._adapters]
         try:
-            frames = generate(pipe, settings)
+            frames = generate(pipe, settings, steps=steps)
         finally:
             for watch in watches:
                 watch.remove()
@@ -124,6 +130,25 @@ def test_attention_errors_are_those_of_a_real_sparse_step(name, rule, monkeypatc
     for record in records:
         assert float(record.guard_errors[0]) > 1e-6
         assert measured[record.branch] == pytest.approx(float(record.guard_errors[0]), rel=2e-3)
+
+
+def test_an_expert_that_starts_late_measures_what_it_has_seen():
+    steps = 10
+    pipe = tiny_wan_pipeline(transformer_2=tiny_wan_transformer(seed=9), boundary_ratio=0.7)
+    stock = generate(pipe, WAN, steps=steps)
+    probes = ProbeSteps.spread(steps)
+    frames, recording = calibrate(pipe, WAN, probes=probes, steps=steps)
+    torch.testing.assert_close(frames, stock, rtol=0, atol=1e-4)
+    places = recording.trajectory.outputs
+    assert {name for name, _, _ in places} == {"transformer", "transformer_2"}
+    late = min(step for name, step, _ in places if name == "transformer_2")
+    before = [anchor for anchor in probes.anchors if anchor < late]
+    assert before
+    assert before != list(probes.anchors)
+    # No expert reads what the other one recorded.
+    for entry in recording.errors:
+        assert (entry["anchor"] < late) == (entry["anchor"] + entry["age"] < late)
+    ErrorModel([recording.to_json()], [], steps)
 
 
 def test_more_columns_hold_more_mass():

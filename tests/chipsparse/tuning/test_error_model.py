@@ -107,19 +107,24 @@ def test_a_schedule_sums_what_its_steps_make_and_carry(model):
         for run in runs
     )
     assert made.fixed == pytest.approx(fixed)
-    # Sparse steps with those that repeat them, and the step whose caches they read: a dense one
+    # Sparse steps by the step whose caches they read, each with those that repeat it: a dense step
     # fills the caches of the MLP, but not the residual of the attention.
-    sparse = {2: ((2, 3, 4), 1, 1), 6: ((6, 7), 5, 5), 9: ((9,), 5, 8)}
-    for part, of in (("attention", 1), ("mlp", 2)):
+    sparse = {
+        "attention": {1: {2: (2, 3, 4)}, 5: {6: (6, 7), 9: (9,)}},
+        "mlp": {1: {2: (2, 3, 4)}, 5: {6: (6, 7)}, 8: {9: (9,)}},
+    }
+    for part in BUDGETS:
         for layer in range(LAYERS):
             for i, budget in enumerate(BUDGETS[part]):
-                expected = sum(
-                    sum(math.sqrt(gain("sparse", each)) for each in entry[0]) ** 2
-                    * 1.5**2
-                    * passed(part, layer) ** 2
-                    * error(part, layer, budget, entry[of], step - entry[of]) ** 2
-                    for step, entry in sparse.items()
-                )
+                roots = [
+                    sum(
+                        sum(math.sqrt(gain("sparse", each)) for each in repeated)
+                        * error(part, layer, budget, full, step - full)
+                        for step, repeated in steps.items()
+                    )
+                    for full, steps in sparse[part].items()
+                ]
+                expected = 1.5**2 * passed(part, layer) ** 2 * sum(root**2 for root in roots)
                 assert made.of[part][layer, i] == pytest.approx(expected, rel=1e-5)
 
 
