@@ -5,6 +5,7 @@ import importlib.util
 import itertools
 import re
 import shlex
+import statistics
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -17,7 +18,8 @@ from benchmarks.__main__ import parse as parse_benchmarks
 from chipsparse import SparsityConfig, load_profile
 from chipsparse.cli.main import app
 from chipsparse.pipelines.registry import ADAPTERS
-from docs.tables import TABLES, pages, renewed
+from docs.tables import TABLES, measured, pages, renewed
+from docs.tables import __main__ as write_tables
 from tests.markdown_pages import Page, commands
 
 ROOT = Path(__file__).parents[1]
@@ -303,6 +305,18 @@ def test_a_table_that_is_out_of_date_is_written_anew():
     assert renewed(page.text.replace("| `0.1` |", "| `0.2` |")) == page.text
 
 
+def test_the_command_writes_what_has_changed(page_with, monkeypatch, capsys):
+    start, end = "<!-- table: other models -->\n", "<!-- end of table -->"
+    page = page_with(f"# Title\n\n{start}old\n\n{end}\n\nText.\n")
+    monkeypatch.setattr(write_tables, "pages", lambda: [page.path])
+    write_tables.main()
+    table = f"{start}\n{TABLES['other models']()}\n\n{end}"
+    assert page.path.read_text() == f"# Title\n\n{table}\n\nText.\n"
+    assert capsys.readouterr().out == f"{page.path}\n"
+    write_tables.main()
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -313,6 +327,63 @@ def test_a_table_that_is_out_of_date_is_written_anew():
 def test_places_that_cannot_be_filled_are_refused(text, problem):
     with pytest.raises(ValueError, match=problem):
         renewed(text)
+
+
+# Figures.
+
+
+def record(file, **values):
+    (found,) = measured.find(measured.read(file), **values)
+    return found
+
+
+def full_size_speedups(case):
+    found = measured.find(measured.read("full_size_h200.json"), case=case)
+    return [each["speedup"] for each in found]
+
+
+def mean_gain_db(case, over):
+    """Mean of the paired differences in PSNR of two rows of tiny-wan's quality."""
+    pairs = [record("quality_h200.json", case=name)["psnr"] for name in (case, over)]
+    return statistics.fmean(a - b for a, b in zip(*pairs, strict=True))
+
+
+def figures():
+    """Sentences of the pages with the figures that the records have now."""
+    every_step, half_skipped = full_size_speedups("wan1b_480p")
+    yield (
+        "tuning",
+        f"50 steps run {every_step:.1f} times as fast, and {half_skipped:.1f} times with half of "
+        "them skipped",
+    )
+    every_step, half_skipped = full_size_speedups("flux_1280x768")
+    yield "tuning", f"1280x768 runs {every_step:.1f} and {half_skipped:.1f} times as fast"
+    sums = measured.find(
+        measured.read("attention_kernels_h200.json"),
+        op="dense_attention_column_sums",
+        backend="gluon",
+    )
+    ratios = [each["latency_ms"] / each["baseline_ms"] for each in sums]
+    yield "limits", f"takes {min(ratios):.2f} to {max(ratios):.2f} times that of a dense step"
+    merge = "merge, keep 10%, attention"
+    raster = record("quality_h200.json", case=f"control: raster order, {merge}")["psnr_median"]
+    gain = record("quality_h200.json", case=merge)["psnr_median"] - raster
+    yield "method", f"On tiny-wan it is worth {gain:.1f} dB at 10 % of the columns"
+    smaller, larger = (mean_gain_db(f"{merge}, groups of {n} rows", merge) for n in (64, 192))
+    yield "tuning", f"on tiny-wan 64 gain {smaller:.1f} dB and 192 lose {-larger:.1f}"
+    mlp = record("quality_h200.json", case="control: MLP only")["psnr_median"]
+    yield "tuning", f"on tiny-wan the MLP alone at 30 % is at {mlp:.0f} dB"
+    moved = measured.find(measured.read("offload_h200.json"), mlp="dense")
+    ratios = [each["latency_ms"] / each["baseline_ms"] for each in moved]
+    yield "tuning", f"took {min(ratios):.2f} to {max(ratios):.2f} of its time"
+    caches_gb = max(each["to_device_bytes"] for each in moved) / 1e9
+    yield "limits", f"those of attention alone {caches_gb:.0f} GB"
+
+
+@pytest.mark.parametrize(("name", "sentence"), list(figures()))
+def test_figures_in_sentences_are_those_of_the_records(name, sentence):
+    page = next(page for page in DOCS if page.path.stem == name)
+    assert sentence in " ".join(page.text.split())
 
 
 @each_page

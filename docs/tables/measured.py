@@ -51,10 +51,10 @@ def attention_kernels() -> str:
         )[0]
         rows.append(
             (
-                CASES[case],
+                name_of(case),
                 f"{sparse['tokens']:,}",
                 f"{sparse['keep_fraction']:.1%}",
-                f"{sparse['baseline_ms']:.4g} ms",
+                f"{sparse['baseline_ms']:.3g}",
                 f"{sparse['ideal']:.1f}x",
                 speedup(case, "gluon", 128),
                 speedup(case, "gluon", 192),
@@ -66,7 +66,7 @@ def attention_kernels() -> str:
         "case",
         "tokens",
         "kept",
-        "dense cuDNN",
+        "cuDNN, ms",
         "ideal",
         "Gluon, 128 rows",
         "Gluon, 192",
@@ -103,16 +103,16 @@ def sparse_mlp() -> str:
         gluon, triton = by_backend["gluon"], by_backend["triton"]
         rows.append(
             (
-                CASES[case],
+                name_of(case),
                 f"{gluon['mlp_tokens']:,}",
                 f"{gluon['channels']:,} to {gluon['mlp_width']:,}",
                 f"{gluon['keep_fraction']:.0%}",
-                f"{gluon['baseline_ms']:.3g} ms",
+                f"{gluon['baseline_ms']:.3g}",
                 f"{gluon['speedup']:.2f}x",
                 f"{triton['speedup']:.2f}x",
             )
         )
-    columns = ("case", "tokens", "width", "neurons kept", "dense", "Gluon", "Triton")
+    columns = ("case", "tokens", "width", "neurons kept", "dense, ms", "Gluon", "Triton")
     return f"{table(columns, rows, texts=1)}\n\n{source(file, records)}"
 
 
@@ -124,13 +124,13 @@ def full_size() -> str:
     for record in records:
         rows.append(
             (
-                CASES[record["case"]],
+                name_of(record["case"]),
                 steps(record),
                 f"{record['keep_fraction']:.3g}, {record['mlp_keep_fraction']:.2g}",
-                milliseconds(record["baseline_step_ms"]),
-                milliseconds(record["dense_ms"]),
-                milliseconds(record["refresh_ms"]),
-                milliseconds(record["sparse_ms"]),
+                f"{record['baseline_step_ms']:,.0f}",
+                f"{record['dense_ms']:,.0f}",
+                f"{record['refresh_ms']:,.0f}",
+                f"{record['sparse_ms']:,.0f}",
                 f"{record['speedup']:.2f}x",
             )
         )
@@ -138,14 +138,16 @@ def full_size() -> str:
         "model",
         "steps",
         "columns, neurons",
-        "stock step",
-        "dense",
-        "refresh",
-        "sparse",
+        "stock, ms",
+        "dense, ms",
+        "refresh, ms",
+        "sparse, ms",
         "all steps",
     )
     remarks = {
-        f"{CASES[record['case']]}: {record['remark']}" for record in records if record.get("remark")
+        f"{name_of(record['case'])}: {record['remark']}"
+        for record in records
+        if record.get("remark")
     }
     notes = "".join(f". {remark}" for remark in sorted(remarks))
     return f"{table(columns, rows, texts=2)}\n\n{source(file, records)}{notes}."
@@ -159,13 +161,13 @@ def host_memory() -> str:
     for record in records:
         rows.append(
             (
-                CASES[record["case"]],
+                name_of(record["case"]),
                 str(record["layers"]),
                 record["mlp"],
                 f"{record['to_device_bytes'] / 1e9:.1f} GB",
                 f"{record['to_host_bytes'] / 1e9:.1f} GB" if record["to_host_bytes"] else "-",
-                milliseconds(record["baseline_ms"]),
-                milliseconds(record["latency_ms"]),
+                f"{record['baseline_ms']:,.0f}",
+                f"{record['latency_ms']:,.0f}",
                 f"{record['latency_ms'] / record['baseline_ms']:.3f}",
             )
         )
@@ -189,16 +191,16 @@ def tiny_wan_time() -> str:
     rows = [
         (
             record["case"],
-            f"{record['baseline_ms'] / 1e3:.1f} s",
-            f"{record['latency_ms'] / 1e3:.1f} s",
+            f"{record['baseline_ms'] / 1e3:.1f}",
+            f"{record['latency_ms'] / 1e3:.1f}",
             f"{record['speedup']:.2f}x",
-            f"{record['psnr']:.1f} dB",
+            f"{record['psnr']:.1f}",
             f"{record['ssim']:.3f}",
         )
         for record in records
     ]
     made = steps({"actions": records[0]["schedule"]})
-    columns = ("prompt", "dense", "sparse", "speed-up", "PSNR", "SSIM")
+    columns = ("prompt", "dense, s", "sparse, s", "speed-up", "PSNR, dB", "SSIM")
     return f"{table(columns, rows, texts=1)}\n\nSteps: {made}. {source(file, records)}"
 
 
@@ -298,6 +300,11 @@ def find(records: Iterable[Record], **values: Any) -> list[Record]:
     return [each for each in records if all(each.get(k) == v for k, v in values.items())]
 
 
+def name_of(case: str) -> str:
+    """A case as people know it."""
+    return CASES.get(case, case)
+
+
 def unique(records: Iterable[Record], name: str) -> Sequence[str]:
     """The values of a field that are known, in the order in which they come first."""
     return list(dict.fromkeys(each[name] for each in records if each.get(name) is not None))
@@ -314,13 +321,6 @@ def steps(record: Record) -> str:
     counts = record["actions"]
     names = [action.value for action in Action if action.value in counts]
     return ", ".join(f"{counts[name]} {name}" for name in names)
-
-
-def milliseconds(time_ms: float) -> str:
-    """A time in a unit that needs few digits."""
-    if time_ms >= 1e4:
-        return f"{time_ms / 1e3:.1f} s"
-    return f"{time_ms:,.0f} ms"
 
 
 def source(file: str, records: Iterable[Record]) -> str:
