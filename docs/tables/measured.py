@@ -177,8 +177,8 @@ def host_memory() -> str:
         "MLP",
         "to the GPU",
         "back",
-        "on the GPU",
-        "in host memory",
+        "on the GPU, ms",
+        "in host memory, ms",
         "ratio",
     )
     return f"{table(columns, rows, texts=1)}\n\n{source(file, records)}"
@@ -233,7 +233,7 @@ def tiny_wan_quality() -> str:
         "random columns, `merge`": "control: random columns, merge, keep 10%, attention",
         "random columns, `difference`": "control: random columns, difference, keep 10%, attention",
         "cached attention output only": "control: cached output only, attention",
-        "MLP alone": "control: MLP only",
+        "MLP alone, 30 % of the neurons": "control: MLP only",
         "token order alone, nothing sparse": "control: token order alone, all layers dense",
     }
     at_ten = table(
