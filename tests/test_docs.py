@@ -6,7 +6,9 @@ import itertools
 import re
 import shlex
 import statistics
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -18,7 +20,8 @@ from benchmarks.__main__ import parse as parse_benchmarks
 from chipsparse import SparsityConfig, load_profile
 from chipsparse.cli.main import app
 from chipsparse.pipelines.registry import ADAPTERS
-from docs.tables import TABLES, measured, pages, renewed
+from chipsparse.validation import option
+from docs.tables import TABLES, config, measured, pages, renewed
 from docs.tables import __main__ as write_tables
 from tests.markdown_pages import Page, commands
 
@@ -303,6 +306,39 @@ def test_every_table_has_one_place():
 def test_a_table_that_is_out_of_date_is_written_anew():
     page = next(page for page in DOCS if page.path.stem == "config")
     assert renewed(page.text.replace("| `0.1` |", "| `0.2` |")) == page.text
+
+
+def test_fields_are_described_in_words():
+    @dataclass(frozen=True)
+    class Inner:
+        """One thing."""
+
+    @dataclass(frozen=True)
+    class Outer:
+        """Some things.
+
+        Raises:
+            ValueError: never.
+        """
+
+        share: float | Literal["all"] | None = option(None, "a share", minimum=0, maximum=1)
+        steps: tuple[int, ...] = option((1, 2), "a | b", minimum=0)
+        inner: Inner | None = option(None, "one")
+        inners: tuple[Inner, ...] = option((), "several")
+
+    assert config.section("a.b", Outer).splitlines() == [
+        "### `a.b`",
+        "",
+        "Some things.",
+        "",
+        "| field | type | default | allowed | what it is |",
+        "| --- | --- | --- | --- | --- |",
+        "| `share` | number or word or null | `null` | 0 to 1, `all` | a share |",
+        "| `steps` | list of whole numbers | `[1, 2]` | at least 0 | a \\| b |",
+        "| `inner` | group of fields | `null` | [below](#abinner) | one |",
+        "| `inners` | list of groups of fields | `[]` | [below](#abinners) | several |",
+    ]
+    assert [path for path, _ in config.groups(Outer, "")] == ["", "inner", "inners"]
 
 
 def test_the_command_writes_what_has_changed(page_with, monkeypatch, capsys):

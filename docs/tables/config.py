@@ -17,18 +17,20 @@ NAMES = {bool: "true or false", int: "whole number", float: "number", str: "text
 
 def sections() -> str:
     """A section with a table for each group of fields, in the order of a profile."""
-    return "\n\n".join(_section(path, cls) for path, cls in _groups(profiles._ProfileFile, ""))
+    return "\n\n".join(section(path, cls) for path, cls in groups(profiles._ProfileFile, ""))
 
 
-def _groups(cls: type, path: str) -> Iterator[tuple[str, type]]:
+def groups(cls: type, path: str) -> Iterator[tuple[str, type]]:
+    """A dataclass and all within it, each with its path."""
     yield path, cls
     for item, kind in _fields(cls):
         inner = group_of(kind)
         if inner is not None:
-            yield from _groups(inner, f"{path}.{item.name}" if path else item.name)
+            yield from groups(inner, f"{path}.{item.name}" if path else item.name)
 
 
-def _section(path: str, cls: type) -> str:
+def section(path: str, cls: type) -> str:
+    """A heading, what the dataclass says of itself, and its fields."""
     heading = f"### {code(_short(path))}" if path else "### The file"
     rows = [_row(path, item, kind) for item, kind in _fields(cls)]
     text = _sentences(cls) if path else "A profile has these fields, all of which may be left out."
@@ -54,19 +56,20 @@ def _fields(cls: type) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
 
 def _row(path: str, item: dataclasses.Field[Any], kind: Any) -> tuple[str, ...]:
     help = item.metadata["help"]
-    inner = group_of(kind)
-    if inner is not None:
-        anchor = _short(f"{path}.{item.name}".strip(".")).replace(".", "")
-        one = typing.get_origin(kind) is not tuple
-        text = "group of fields" if one else "list of groups of fields"
-        return (code(item.name), text, "" if one else code("[]"), f"[below](#{anchor})", help)
-    return (code(item.name), described(kind), _default(item.default), allowed(kind, item), help)
+    if group_of(kind) is None:
+        return (code(item.name), described(kind), _default(item.default), allowed(kind, item), help)
+    anchor = _short(f"{path}.{item.name}" if path else item.name).replace(".", "")
+    listed = typing.get_origin(kind) is tuple
+    text = "list of groups of fields" if listed else "group of fields"
+    default = "" if dataclasses.is_dataclass(item.default) else _default(item.default)
+    return (code(item.name), text, default, f"[below](#{anchor})", help)
 
 
 def group_of(kind: Any) -> type | None:
-    """The dataclass that a field holds, or holds a list of; None for any other field."""
-    if typing.get_origin(kind) is tuple:
-        kind = typing.get_args(kind)[0]
+    """The dataclass that a field holds, one or a list of; None for any other field."""
+    if typing.get_origin(kind) is not None:
+        found = (group_of(each) for each in typing.get_args(kind))
+        return next((each for each in found if each is not None), None)
     return kind if dataclasses.is_dataclass(kind) and isinstance(kind, type) else None
 
 
