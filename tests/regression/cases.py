@@ -76,7 +76,7 @@ CASES = {
             arguments={"height": 192, "width": 192, "num_inference_steps": SHORT_STEPS},
             # Of 640 columns the 64 of the text are kept anyhow.
             sparsity={**SHORT, "attention.keep_fraction": 0.2},
-            bounds=Bounds(psnr=24, ssim=0.92, flicker=None, golden=52, golden_half=34),
+            bounds=Bounds(psnr=24, ssim=0.92, flicker=None, golden=50, golden_half=34),
             slow=False,
         ),
         Case(
@@ -91,7 +91,7 @@ CASES = {
                 "num_inference_steps": SHORT_STEPS,
             },
             sparsity=SHORT,
-            bounds=Bounds(psnr=22, ssim=0.9, flicker=1.25, golden=52, golden_half=33),
+            bounds=Bounds(psnr=22, ssim=0.9, flicker=1.25, golden=40, golden_half=33),
             slow=False,
         ),
         Case(
@@ -99,7 +99,7 @@ CASES = {
             "tiny-flux",
             "a yellow heart below a red triangle over gray stripes",
             seed=1,
-            bounds=Bounds(psnr=30, ssim=0.95, flicker=None, golden=48, golden_half=30),
+            bounds=Bounds(psnr=36, ssim=0.99, flicker=None, golden=46, golden_half=42),
         ),
         Case(
             "flux-difference",
@@ -110,12 +110,12 @@ CASES = {
             sparsity={
                 "attention.delta_rule": "difference",
                 "attention.keep_fraction": 0.2,
-                "schedule.warmup_steps": 4,
-                "schedule.refresh_steps": [8],
+                "schedule.warmup_steps": 6,
+                "schedule.refresh_steps": [10],
                 "schedule.skip_steps": [],
-                "schedule.final_dense_steps": 1,
+                "schedule.final_dense_steps": 2,
             },
-            bounds=Bounds(psnr=24, ssim=0.9, flicker=None, golden=48, golden_half=30),
+            bounds=Bounds(psnr=30, ssim=0.97, flicker=None, golden=40, golden_half=32),
         ),
         Case(
             "wan-profile",
@@ -123,7 +123,7 @@ CASES = {
             "a green square moves down over a purple background",
             seed=1,
             arguments={"height": 96, "width": 96, "num_frames": 17},
-            bounds=Bounds(psnr=27, ssim=0.9, flicker=1.5, golden=48, golden_half=30),
+            bounds=Bounds(psnr=31, ssim=0.97, flicker=1.2, golden=42, golden_half=38),
         ),
         Case(
             "wan-difference",
@@ -139,7 +139,7 @@ CASES = {
                 "schedule.skip_steps": [],
                 "schedule.final_dense_steps": 2,
             },
-            bounds=Bounds(psnr=24, ssim=0.9, flicker=1.5, golden=48, golden_half=30),
+            bounds=Bounds(psnr=35, ssim=0.99, flicker=1.15, golden=42, golden_half=38),
         ),
         Case(
             "wan-full-size",
@@ -148,7 +148,7 @@ CASES = {
             seed=3,
             arguments={"num_inference_steps": SHORT_STEPS},
             sparsity=SHORT,
-            bounds=Bounds(psnr=22, ssim=0.9, flicker=1.5, golden=48, golden_half=30),
+            bounds=Bounds(psnr=22, ssim=0.9, flicker=1.25, golden=32, golden_half=26),
         ),
     )
 }

@@ -48,7 +48,7 @@ def violations(case: Case, found: Closeness, *, half: bool = False) -> list[str]
     """Every bound of the case that is broken, in words; none where all is well.
 
     With ``half`` the results are of fp16 or bf16, and the golden dense result, which says whether
-    the machine computes the *model* as others do, is not asked for.
+    the machine computes the *model* as others do, is not looked at.
     """
     bounds: Bounds = case.bounds
     golden = bounds.golden_half if half else bounds.golden
