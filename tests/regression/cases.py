@@ -115,7 +115,7 @@ CASES = {
                 "schedule.skip_steps": [],
                 "schedule.final_dense_steps": 2,
             },
-            bounds=Bounds(psnr=30, ssim=0.97, flicker=None, golden=40, golden_half=32),
+            bounds=Bounds(psnr=34, ssim=0.985, flicker=None, golden=42, golden_half=38),
         ),
         Case(
             "wan-profile",
@@ -148,7 +148,7 @@ CASES = {
             seed=3,
             arguments={"num_inference_steps": SHORT_STEPS},
             sparsity=SHORT,
-            bounds=Bounds(psnr=22, ssim=0.9, flicker=1.25, golden=32, golden_half=26),
+            bounds=Bounds(psnr=21, ssim=0.9, flicker=1.25, golden=32, golden_half=26),
         ),
     )
 }
