@@ -48,7 +48,7 @@ def choose_profile(
         raise UserError(str(error)) from error
     if profile.model_class != model.transformer_class:
         raise UserError(
-            f"--config {options.config} is for {profile.model_class}, but the model "
+            f"{options.config} is for {profile.model_class}, but the model "
             f"{model.location} has a {model.transformer_class}"
         )
     return _budgeted(profile, options)
