@@ -29,7 +29,7 @@ from chipsparse.cli.model import (
 from chipsparse.cli.panels import stack_panels
 from chipsparse.cli.patching import patched
 from chipsparse.cli.progress import ProgressDisplay
-from chipsparse.cli.request import look_up, required_profile
+from chipsparse.cli.request import check_prompt_is_enough, look_up, required_profile
 from chipsparse.cli.settings import (
     OPTION_OF,
     CommonOptions,
@@ -140,6 +140,7 @@ def compare_configs(options: CompareOptions) -> ConfigsComparison:
     dtype = choose_dtype(options.dtype, device)
     with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)
+        check_prompt_is_enough(model, "configs are compared on prompts alone")
         profiles = {
             side: _profile(options, subject, model)
             for side, subject in zip(SIDES, options.subjects, strict=True)

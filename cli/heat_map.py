@@ -10,7 +10,7 @@ import numpy as np
 # From no difference to the largest that is told apart; each is lighter than the one before.
 COLOURS = ((0, 0, 0), (50, 10, 120), (180, 30, 110), (245, 130, 30), (255, 225, 90), (255,) * 3)
 FACTORS = (64, 32, 16, 8, 4, 2, 1)
-SATURATED_SHARE = 0.001
+SATURATED_SHARE = 0.005
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -24,7 +24,7 @@ def difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def choose_factor(differences: list[np.ndarray]) -> int:
     """The largest power of two, at most 64, with which hardly any pixel leaves the scale.
 
-    So many times is a difference amplified: all but one pixel in a thousand stay below 255.
+    So many times is a difference amplified: all but one pixel in two hundred stay on it.
     """
     counts = np.sum([np.bincount(each.ravel(), minlength=256) for each in differences], axis=0)
     for factor in FACTORS:

@@ -26,7 +26,7 @@ from chipsparse.cli.panels import Panel, join_panels
 from chipsparse.cli.patching import patched
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.report_file import staged_report
-from chipsparse.cli.request import choose_profile, look_up
+from chipsparse.cli.request import check_prompt_is_enough, choose_profile, look_up
 from chipsparse.cli.settings import GenerationSettings, Options, resolve_settings
 from chipsparse.profiles import GenerationDefaults, Profile
 from chipsparse.report import GenerationReport
@@ -78,6 +78,7 @@ def run(options: Options) -> summary.Outcome:
     dtype = choose_dtype(options.dtype, device)
     with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)
+        check_prompt_is_enough(model, "generate has nothing but a prompt for it; use it in Python")
         profile = choose_profile(options, model, optional=options.dense)
         defaults = GenerationDefaults() if profile is None else profile.generation
         settings = resolve_settings(options, model, defaults)

@@ -27,6 +27,15 @@ def look_up(options: CommonOptions, display: ProgressDisplay) -> ModelDescriptio
         return describe_model(location)
 
 
+def check_prompt_is_enough(model: ModelDescription, instead: str) -> None:
+    """Raises `UserError`, with a way out, where the pipeline cannot run on a prompt alone."""
+    missing = model.required_arguments() - {"prompt"}
+    if missing:
+        raise UserError(
+            f"{model.pipeline_class.__name__} also needs {', '.join(sorted(missing))}; {instead}"
+        )
+
+
 def choose_profile(
     options: CommonOptions, model: ModelDescription, *, optional: bool = False
 ) -> Profile | None:

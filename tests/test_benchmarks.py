@@ -34,7 +34,6 @@ from benchmarks.quality import cases, image_rows
 from benchmarks.records import table, write
 from benchmarks.run import Run
 from benchmarks.sampled_checks import WrongResultError, check_selection, samples
-from benchmarks.timing import LONG_REPEATS, REPEATS, time_call
 from benchmarks.transformer_step import Shape, make_transformer
 from chipsparse import SparsityConfig, mlp
 from chipsparse.kernels import column_sparse_attention
@@ -43,6 +42,7 @@ from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.kernels.neuron_selection import mean_preactivations
 from chipsparse.pipelines.flux import FluxAdapter
 from chipsparse.profiles import bundled_model, load_profile
+from chipsparse.timing import LONG_REPEATS, REPEATS, time_call
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
 CPU = torch.device("cpu")

@@ -17,6 +17,7 @@ from chipsparse.cli.main import app
 from chipsparse.cli.panels import GAP_PIXELS
 from chipsparse.profiles import ASSETS
 from tests.cli.conftest import PROFILE
+from tests.pipelines.test_families import FAMILIES
 from tests.tiny_models import PROMPT
 
 PROMPTS = [PROMPT, "a blue square moves up", "a white triangle grows and a black circle shrinks"]
@@ -307,6 +308,13 @@ def test_bad_prompts(fails_early, workdir):
     )
     assert fails_early("dense", "profile", prompts="no.txt").startswith(
         "--prompts no.txt could not be read: "
+    )
+
+
+def test_a_pipeline_that_wants_more_than_a_prompt(fails_early, tmp_path):
+    FAMILIES["wan 2.1 image to video"].make().save_pretrained(tmp_path / "i2v")
+    assert fails_early("dense", "WanTransformer3DModel", model=tmp_path / "i2v") == (
+        "WanImageToVideoPipeline also needs image; configs are compared on prompts alone"
     )
 
 

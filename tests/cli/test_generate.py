@@ -290,6 +290,7 @@ def test_help_and_version():
         (["generate", "--help"], "generate"),
         (["explain", "--help"], "explain"),
         (["compare", "--help"], "compare"),
+        (["bench", "--help"], "bench"),
     ):
         result = runner.invoke(app, arguments, env={"COLUMNS": "80"})
         assert result.exit_code == 0
@@ -300,7 +301,7 @@ def test_help_and_version():
     assert result.stdout.startswith("chipsparse 0.")
 
 
-@pytest.mark.parametrize("command", ["generate", "explain", "compare"])
+@pytest.mark.parametrize("command", ["generate", "explain", "compare", "bench"])
 def test_help_does_not_load_torch(command):
     code = (
         "import sys; from chipsparse.cli.main import app\n"
