@@ -7,13 +7,14 @@ from rich.table import Table
 
 from chipsparse.byte_sizes import format_bytes
 from chipsparse.cli.benchmark import Benchmark
-from chipsparse.cli.explain_text import PART_NAMES
+from chipsparse.cli.explain_text import PART_NAMES, short_place
 from chipsparse.cli.step_times import StepTimes
 from chipsparse.cli.summary import seconds_text
 from chipsparse.cli.tables import Facts, facts_table, number_table
 from chipsparse.layer_times import PartTimes
 
 ORDER = ("dense", "refresh", "sparse", "skip")
+UNEVEN = 0.05
 
 
 def print_benchmark(found: Benchmark, console: Console) -> None:
@@ -43,8 +44,8 @@ def _facts(found: Benchmark) -> Facts:
     versions = [f"{name} {version}" for name, version in found.versions.items() if version]
     dtype = str(found.dtype).removeprefix("torch.")
     return [
-        ("model", f"{found.model.location} ({found.model.transformer_class})"),
-        ("profile", found.profile.source),
+        ("model", f"{short_place(found.model.location)} ({found.model.transformer_class})"),
+        ("profile", short_place(found.profile.source)),
         (
             "picture",
             f"{picture}: {layout.tokens:,} tokens, {layout.heads} heads of {layout.head_dim}",
@@ -73,7 +74,7 @@ def _layer_table(layers: list[PartTimes]) -> Table:
 
 
 def _milliseconds(value: float) -> str:
-    return f"{value:.3g} ms" if value < 100 else f"{value:,.0f} ms"
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 3}f} ms"
 
 
 def _layer_facts(found: Benchmark) -> Facts:
@@ -93,7 +94,10 @@ def _layer_facts(found: Benchmark) -> Facts:
 def _step_table(steps: StepTimes) -> Table:
     table = number_table("one step", "time", "speed-up", "in a generation", gap=1)
     table.add_row("stock", seconds_text(steps.stock), "1.00x", "")
-    for action in sorted(steps.patched, key=lambda name: (name not in ORDER, name)):
+    others = [action for action in steps.patched if action not in ORDER]
+    for action in (*ORDER, *others):
+        if action not in steps.patched:
+            continue
         seconds = steps.patched[action]
         ratio = "" if action == "skip" else f"{steps.stock / seconds:.2f}x"
         table.add_row(action, seconds_text(seconds), ratio, str(steps.counts.get(action, 0)))
@@ -128,4 +132,19 @@ def _step_facts(steps: StepTimes, found: Benchmark) -> Facts:
         facts.append(("weights", "random: times mean something, pictures would not"))
     if found.planned.plan.skips_by_threshold():
         facts.append(("note", "what skip_threshold would skip is not known, and counted as run"))
+    facts += uneven_facts(steps)
     return facts + [("fallback", sentence) for sentence in steps.fallbacks]
+
+
+def uneven_facts(steps: StepTimes) -> Facts:
+    """Whether the machine was as fast before the measurement as after it."""
+    if abs(steps.stock_after / steps.stock_before - 1) <= UNEVEN:
+        return []
+    both = [seconds_text(each) for each in (steps.stock_before, steps.stock_after)]
+    return [
+        (
+            "note",
+            f"stock steps took {both[0]} before the others and {both[1]} after them: this "
+            "machine's speed changes, so its ratios are rough",
+        )
+    ]

@@ -112,7 +112,7 @@ def run_benchmark(options: BenchOptions) -> Benchmark:
         dense=dense,
         steps=steps,
         random_weights=options.random_weights,
-        command=_command(options, model, planned, device, dtype),
+        command=_command(options, planned, device, dtype),
     )
 
 
@@ -163,16 +163,13 @@ def _pipeline(
 
 
 def _command(
-    options: BenchOptions,
-    model: ModelDescription,
-    planned: PlannedGeneration,
-    device: torch.device,
-    dtype: torch.dtype,
+    options: BenchOptions, planned: PlannedGeneration, device: torch.device, dtype: torch.dtype
 ) -> str:
     """The command with everything that the options left to the profile and the machine."""
     settings = planned.settings
-    words = ["chipsparse", "bench", "--model", model.location]
+    words = ["chipsparse", "bench"]
     values = {
+        "--model": options.model,
         "--config": options.config,
         "--height": settings.height,
         "--width": settings.width,

@@ -15,7 +15,7 @@ from chipsparse.cli.progress import ProgressDisplay
 
 PROMPT = "a red circle moves left over a blue gradient"
 SEED = 0
-STOCK_STEPS = 4
+STOCK_STEPS = 3  # before the patched ones, and again behind them
 # Two of each that computes all, four sparse ones; the last step, which frees the caches, is not
 # counted.
 ACTIONS = ("dense", "dense", "refresh", "refresh", *["sparse"] * 5)
@@ -27,7 +27,9 @@ class StepTimes:
     """Median seconds of a denoising step, all guidance branches together.
 
     Attributes:
-        stock: of the pipeline as it was.
+        stock: of the pipeline as it was, all of its steps.
+        stock_before: of those before the patched ones.
+        stock_after: of those behind them; another time than before tells how even the machine is.
         patched: of each action.
         counts: how often a generation takes each action.
         attention_kept: mean share of the columns that the sparse steps computed, if any.
@@ -39,6 +41,8 @@ class StepTimes:
     """
 
     stock: float
+    stock_before: float
+    stock_after: float
     patched: dict[str, float]
     counts: dict[str, int]
     attention_kept: float | None
@@ -87,16 +91,19 @@ def measure_steps(pipe: Any, planned: PlannedGeneration, display: ProgressDispla
                 pipe, arguments, seed=SEED, display=shown, report=lambda: report
             )
 
-    stock, stock_peak = run("stock", STOCK_STEPS, None)
+    before, stock_peak = run("stock", STOCK_STEPS, None)
     with patched(pipe, config) as report:
         steps, patched_peak = run("patched", len(actions), report)
         backends, fallbacks = dict(report.backends), list(report.fallbacks)
+    after, _ = run("stock", STOCK_STEPS, None)
     times: dict[str, list[float]] = defaultdict(list)
     for step in steps[:-1]:
         times[step.action].append(step.seconds)
     sparse = next((step for step in steps if step.action == "sparse"), None)
     return StepTimes(
-        stock=statistics.median(step.seconds for step in stock),
+        stock=_median([*before, *after]),
+        stock_before=_median(before),
+        stock_after=_median(after),
         patched={action: statistics.median(found) for action, found in times.items()},
         counts=dict(counts),
         attention_kept=None if sparse is None else sparse.attention_kept,
@@ -106,3 +113,7 @@ def measure_steps(pipe: Any, planned: PlannedGeneration, display: ProgressDispla
         backends=backends,
         fallbacks=fallbacks,
     )
+
+
+def _median(steps: list[StepResult]) -> float:
+    return statistics.median(step.seconds for step in steps)

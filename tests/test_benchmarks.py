@@ -35,7 +35,7 @@ from benchmarks.records import table, write
 from benchmarks.run import Run
 from benchmarks.sampled_checks import WrongResultError, check_selection, samples
 from benchmarks.transformer_step import Shape, make_transformer
-from chipsparse import SparsityConfig, mlp
+from chipsparse import SparsityConfig, machine, mlp
 from chipsparse.kernels import column_sparse_attention
 from chipsparse.kernels.dispatch import Backend, runs_anywhere
 from chipsparse.kernels.mask_packing import unpack_mask
@@ -300,7 +300,7 @@ def test_records_do_without_diffusers(monkeypatch):
             raise PackageNotFoundError(package)
         return "1.0"
 
-    monkeypatch.setattr(records, "version", version)
+    monkeypatch.setattr(machine, "version", version)
     found = records.environment(CPU)
     assert (found["diffusers"], found["triton"]) == (None, "1.0")
 

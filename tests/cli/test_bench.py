@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from chipsparse.cli import benchmark, step_times
+from chipsparse.cli import bench_text, benchmark, step_times
 from chipsparse.cli.denoise import StepResult
 from chipsparse.cli.main import app
 from chipsparse.cli.model import describe_model
@@ -156,30 +156,42 @@ def test_of_layers_with_budgets_of_their_own_the_middle_one_is_measured():
 
 def test_medians_without_the_last_step(monkeypatch):
     """The last step frees the caches; medians are those of the others of each action."""
-    seconds = iter([1.0, 2.0, 3.0, 9.0])
-    stock = [StepResult(i, "dense", next(seconds), None, None) for i in range(4)]
+    before, after = (
+        [StepResult(i, "dense", second, None, None) for i, second in enumerate(seconds)]
+        for seconds in ([2.0, 1.0, 3.0], [4.0, 5.0, 9.0])
+    )
     actions = step_times.ACTIONS
     times = [4.0, 6.0, 7.0, 9.0, 1.0, 2.0, 2.5, 10.0, 100.0]
     patched = [
         StepResult(i, action, second, 0.1, 0.3)
         for i, (action, second) in enumerate(zip(actions, times, strict=True))
     ]
-    runs = iter([(stock, None), (patched, None)])
+    runs = iter([(before, None), (patched, None), (after, None)])
     monkeypatch.setattr(step_times.denoise, "warm_up", lambda *_, **__: None)
     monkeypatch.setattr(step_times.denoise, "time_steps", lambda *_, **__: next(runs))
     found = step_times.measure_steps(tiny_wan_pipeline(), planned(), display())
-    assert found.stock == 2.5
+    assert (found.stock, found.stock_before, found.stock_after) == (3.5, 2.0, 5.0)
     assert found.patched == {"dense": 5.0, "refresh": 8.0, "sparse": 2.25}
     assert found.counts == {"dense": 1, "refresh": 1, "sparse": 8}
     assert found.patched_run == 5.0 + 8.0 + 8 * 2.25
-    assert found.stock_run == 25.0
+    assert found.stock_run == 35.0
 
 
 def test_an_action_that_was_not_taken_cannot_be_summed():
     times = step_times.StepTimes(
-        1.0, {"dense": 1.0}, {"dense": 2, "sparse": 3}, None, None, None, None, {}, []
+        1.0, 1.0, 1.0, {"dense": 1.0}, {"dense": 2, "sparse": 3}, None, None, None, None, {}, []
     )
     assert times.patched_run is None
+
+
+@pytest.mark.parametrize(
+    ("after", "told"), [(1.04, False), (0.96, False), (1.2, True), (0.8, True)]
+)
+def test_a_machine_of_uneven_speed_is_told(after, told):
+    times = step_times.StepTimes(
+        1.0, 1.0, after, {"dense": 1.0}, {"dense": 2}, None, None, None, None, {}, []
+    )
+    assert bool(bench_text.uneven_facts(times)) is told
 
 
 def planned():
