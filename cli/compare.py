@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from chipsparse.cli.errors import reported_errors
+from chipsparse.cli.errors import EXIT_INTERRUPTED, reported_errors
 from chipsparse.cli.options import (
     OUTPUT,
     PICTURE,
@@ -178,3 +178,5 @@ def compare(
             print(compare_json.configs_json(configs))
         else:
             compare_text.print_configs(configs, Console())
+        if configs.interrupted:
+            raise typer.Exit(EXIT_INTERRUPTED)

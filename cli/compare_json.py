@@ -10,10 +10,11 @@ from typing import Any
 
 import chipsparse
 from chipsparse.bootstrap import LEVEL, RESAMPLES, Interval
-from chipsparse.cli.compare_configs import SIDES, ConfigRun, ConfigsComparison, notes
+from chipsparse.cli.compare_configs import ConfigsComparison, notes
 from chipsparse.cli.compare_files import FilesComparison, Picture
 from chipsparse.cli.config_statistics import Summary, statistics
 from chipsparse.cli.lpips import Lpips
+from chipsparse.cli.paired_runs import SIDES, ConfigRun
 from chipsparse.clip_comparison import ClipComparison
 
 FLICKER_OF_FILES = ("flicker_a", "flicker_b")
@@ -66,6 +67,7 @@ def configs_json(comparison: ConfigsComparison) -> str:
             )
         },
         "reference": "dense",
+        "interrupted": comparison.interrupted,
         "interval": {"level": LEVEL, "resamples": RESAMPLES, "method": "bootstrap percentile"},
         **sides,
         "B - A": {name: _summary_json(each) for name, each in found.difference.items()},

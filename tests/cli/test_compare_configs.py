@@ -11,14 +11,15 @@ from typer.testing import CliRunner
 
 from chipsparse import quality
 from chipsparse.bootstrap import Interval, draws, interval
-from chipsparse.cli import compare_configs, compare_text, denoise
+from chipsparse.cli import compare_text, denoise, paired_runs
 from chipsparse.cli.config_statistics import METRICS, Summary
 from chipsparse.cli.main import app
 from chipsparse.cli.panels import GAP_PIXELS
 from chipsparse.profiles import ASSETS
 from tests.cli.conftest import PROFILE
+from tests.cli.test_images import PROFILE as IMAGE_PROFILE
 from tests.pipelines.test_families import FAMILIES
-from tests.tiny_models import PROMPT
+from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
 PROMPTS = [PROMPT, "a blue square moves up", "a white triangle grows and a black circle shrinks"]
 
@@ -33,6 +34,14 @@ def compare(model_folder, workdir):
         return CliRunner().invoke(app, given + (["--prompts", prompts] if prompts else []))
 
     return run
+
+
+@pytest.fixture(scope="module")
+def flux_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "tiny-flux"
+    tiny_flux_pipeline().save_pretrained(folder)
+    (folder / "chipsparse.yaml").write_text(IMAGE_PROFILE)
+    return folder
 
 
 @pytest.fixture
@@ -216,7 +225,7 @@ def test_which_goes_first_changes_and_each_is_warmed_up_once(compare, monkeypatc
             seen.append({None: "dense", (): "A"}.get(rules, "B"))
             return original(pipe, arguments, report=report, **rest)
 
-        monkeypatch.setattr(compare_configs.denoise, name, call)
+        monkeypatch.setattr(paired_runs.denoise, name, call)
 
     watch("generate", order)
     watch("warm_up", warmed)
@@ -239,14 +248,54 @@ def test_caches_in_host_memory_are_warmed_up_each_time(compare, monkeypatch):
         made = generate(pipe, arguments, report=report, **rest)
         return dataclasses.replace(made, host_bytes=0 if report() is None else 1)
 
-    monkeypatch.setattr(compare_configs.denoise, "generate", with_host_memory)
+    monkeypatch.setattr(paired_runs.denoise, "generate", with_host_memory)
     monkeypatch.setattr(
-        compare_configs.denoise,
+        paired_runs.denoise,
         "warm_up",
         lambda *_, report, **__: warmed.append(report() is not None),
     )
     as_json(compare("profile", "skips.yaml", "--json"))
     assert sorted(warmed) == [False] + [True] * 6
+
+
+@pytest.mark.parametrize("complete", [1, 2])
+def test_an_interrupt_keeps_what_gives_intervals(compare, workdir, monkeypatch, complete):
+    generate, calls = denoise.generate, []
+
+    def interrupted(*arguments, **rest):
+        calls.append(1)
+        if len(calls) > 2 * complete:
+            raise KeyboardInterrupt
+        return generate(*arguments, **rest)
+
+    monkeypatch.setattr(paired_runs.denoise, "generate", interrupted)
+    ran = compare("dense", "profile", "--json", "-o", "worst.png")
+    assert ran.exit_code == 130
+    if complete == 1:
+        assert ran.stdout == ""
+        assert ran.stderr.splitlines()[-1] == "chipsparse: interrupted, nothing was written"
+        assert not list(workdir.glob("*.png"))
+    else:
+        content = json.loads(ran.stdout)
+        assert (len(content["prompts"]), content["interrupted"]) == (2, True)
+        assert "interrupted: of 3 prompts, the first 2 are told" in content["notes"]
+        assert len(list(workdir.glob("*.png"))) == 5
+
+
+def test_images(flux_folder, workdir):
+    arguments = ["compare", "dense", "profile", "--model", str(flux_folder), "--count", "2"]
+    ran = CliRunner().invoke(app, [*arguments, "-o", "worst.png", "--json"])
+    content = as_json(ran)
+    lines = (ASSETS / "prompts" / "images.txt").read_text().splitlines()
+    assert [each["prompt"] for each in content["prompts"]] == lines[:2]
+    assert content["B"]["flicker_change"] is None
+    assert content["B"]["psnr_db"]["mean"]["value"] > 10
+    assert content["picture"]["files"] == ["worst.png"]
+    shown = CliRunner().invoke(app, arguments).stdout
+    assert "flicker" not in shown
+    refused = CliRunner().invoke(app, [*arguments, "-o", "worst.mp4"])
+    assert refused.exit_code == 2
+    assert "this model makes images, not videos; use worst.png" in refused.stderr
 
 
 def test_bundled_prompts_and_profiles(compare):
