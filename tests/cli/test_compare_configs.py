@@ -67,23 +67,26 @@ def as_json(ran):
 
 
 def test_it_compares_what_generate_makes_with_the_same_seeds(compare, generate, workdir):
-    content = as_json(compare("profile", "skips.yaml", "--seed", "5", "--count", "2", "--json"))
+    (workdir / "twice.txt").write_text(f"a blue square\n{PROMPT}\n")
+    content = as_json(
+        compare("profile", "skips.yaml", "--seed", "5", "--json", prompts="twice.txt")
+    )
     assert [(each["prompt"], each["seed"]) for each in content["prompts"]] == [
-        (PROMPTS[0], 5),
-        (PROMPTS[1], 6),
+        ("a blue square", 5),
+        (PROMPT, 6),
     ]
     for name, arguments in (
         ("dense", ["--dense"]),
         ("A", []),
         ("B", ["--config", "skips.yaml"]),
     ):
-        assert generate("-o", f"{name}.png", "--seed", "5", *arguments).exit_code == 0
+        assert generate("-o", f"{name}.png", "--seed", "6", *arguments).exit_code == 0
     clips = {
         name: np.stack([iio.imread(f"{name}-00{n}.png") for n in range(5)]) / 255
         for name in ("dense", "A", "B")
     }
     for side in "AB":
-        run = content["prompts"][0][side]
+        run = content["prompts"][1][side]
         dense, sparse = clips["dense"], clips[side]
         assert run["psnr_db"] == pytest.approx(quality.psnr(dense, sparse))
         assert run["ssim"] == pytest.approx(quality.ssim(dense, sparse))
@@ -94,7 +97,7 @@ def test_it_compares_what_generate_makes_with_the_same_seeds(compare, generate, 
         assert [frame["psnr_db"] for frame in run["per_frame"]] == pytest.approx(
             quality.psnr_per_frame(dense, sparse)
         )
-    a, b = (content["prompts"][0][side]["psnr_db"] for side in "AB")
+    a, b = (content["prompts"][1][side]["psnr_db"] for side in "AB")
     assert a != b
 
 

@@ -86,7 +86,11 @@ def test_json_has_every_frame_and_the_whole(compare, pair):
     assert [frame["psnr_db"] is None for frame in frames] == [True, True, True, False, True]
     assert frames[3]["psnr_db"] == pytest.approx(-10 * np.log10(5 * error))
     assert [frame["ssim"] for frame in frames] == pytest.approx(quality.ssim_per_frame(a, b))
-    assert [frame["flicker_b"] is None for frame in frames] == [True, False, False, False, True]
+    for key, clip in (("flicker_a", a), ("flicker_b", b)):
+        around = [quality.flicker(clip[first : first + 3]) for first in range(3)]
+        values = [frame[key] for frame in frames]
+        assert [values[0], values[4]] == [None, None]
+        assert values[1:4] == pytest.approx(around)
     assert np.mean([frame["flicker_b"] for frame in frames[1:4]]) == pytest.approx(
         content["flicker_b"]
     )
