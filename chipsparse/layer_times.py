@@ -132,12 +132,22 @@ def attention_times(
             kernels=kernels,
         )
 
+    choices = attention.backend_choices(
+        query, key, value, group_rows=config.group_rows, backend=None
+    )
     refreshed = replace(before)
     refresh(refreshed)
 
     def sparse() -> torch.Tensor:
         return attention.sparse_step(
-            refreshed, query, key, value, config=config, scale=None, backend=None
+            refreshed,
+            query,
+            key,
+            value,
+            config=config,
+            scale=None,
+            backend=None,
+            choices=choices,
         )
 
     def baselines() -> dict[str, float]:
@@ -153,9 +163,6 @@ def attention_times(
     for name, found in baselines().items():
         stock[name] = min(found, stock[name])
     fastest = min(stock, key=lambda name: stock[name])
-    choices = attention.backend_choices(
-        query, key, value, group_rows=config.group_rows, backend=None
-    )
     return PartTimes(
         part="attention",
         layer=layer,
@@ -211,7 +218,13 @@ def mlp_times(
 
     def sparse(keep_count: int = plan.mlp_keep_count(layer)) -> torch.Tensor:
         return mlp.sparse_step(
-            replace(cache), after, weights, config=config, keep_count=keep_count, backend=None
+            replace(cache),
+            after,
+            weights,
+            config=config,
+            keep_count=keep_count,
+            backend=None,
+            choices=choices,
         )
 
     def stock() -> torch.Tensor:
@@ -224,12 +237,12 @@ def mlp_times(
         return F.linear(hidden, down, down_bias)
 
     dense(cache)
+    choices = mlp.backend_choices(cache, after, weights, config=config, backend=None)
     error = _checked("the MLP", sparse(width), stock(), layer)
     dense(cache)
     first_ms, full_ms, sparse_ms, last_ms = (
         time_call(call, device).latency_ms for call in (stock, dense, sparse, stock)
     )
-    choices = mlp.backend_choices(cache, after, weights, config=config, backend=None)
     return PartTimes(
         part="mlp",
         layer=layer,
