@@ -14,7 +14,6 @@ import torch
 
 import chipsparse
 from chipsparse.cli import denoise, media, summary
-from chipsparse.cli.errors import UserError, first_line
 from chipsparse.cli.media import check_kind
 from chipsparse.cli.model import (
     ModelDescription,
@@ -23,12 +22,12 @@ from chipsparse.cli.model import (
     load_pipeline,
     quiet_libraries,
 )
+from chipsparse.cli.panels import Panel, join_panels
+from chipsparse.cli.patching import patched
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.report_file import staged_report
-from chipsparse.cli.request import choose_profile, look_up
+from chipsparse.cli.request import check_prompt_is_enough, choose_profile, look_up
 from chipsparse.cli.settings import GenerationSettings, Options, resolve_settings
-from chipsparse.config import ConfigError
-from chipsparse.pipelines.generic import UnservedModelError
 from chipsparse.profiles import GenerationDefaults, Profile
 from chipsparse.report import GenerationReport
 
@@ -48,12 +47,9 @@ class Job:
 
     def call_arguments(self) -> dict[str, Any]:
         """What the pipeline is called with, for sparse and dense alike."""
-        arguments = {"prompt": self.options.prompt, **self.settings.call_arguments()}
-        if self.options.negative_prompt is not None:
-            arguments["negative_prompt"] = self.options.negative_prompt
-        elif (self.settings.true_cfg_scale or 0) > 1:
-            arguments["negative_prompt"] = ""  # without one, such a pipeline leaves guidance out
-        return arguments
+        return self.settings.pipeline_call(
+            self.options.prompt, negative_prompt=self.options.negative_prompt
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The request part of `--json`."""
@@ -82,6 +78,7 @@ def run(options: Options) -> summary.Outcome:
     dtype = choose_dtype(options.dtype, device)
     with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)
+        check_prompt_is_enough(model, "generate has nothing but a prompt for it; use it in Python")
         profile = choose_profile(options, model, optional=options.dense)
         defaults = GenerationDefaults() if profile is None else profile.generation
         settings = resolve_settings(options, model, defaults)
@@ -132,30 +129,16 @@ def _generate(
     if job.options.mode != "sparse":
         dense = make("dense", lambda: None)
     if job.options.mode != "dense":
-        with _patched(pipe, job) as report:
-            reports.append(report)
-            sparse = make("sparse", lambda: report)
-    return dense, sparse
-
-
-@contextmanager
-def _patched(pipe: Any, job: Job) -> Iterator[GenerationReport]:
-    """Patches the pipeline and gives its report; restores it at the end."""
-    assert job.profile is not None
-    try:
-        handle = chipsparse.enable(
+        assert job.profile is not None
+        with patched(
             pipe,
             job.profile.sparsity,
             strict=job.options.strict,
             layer_times=job.options.report is not None,
-        )
-    except ValueError as error:
-        raise UserError(first_line(error)) from error
-    with handle:
-        try:
-            yield handle.report
-        except (ConfigError, UnservedModelError) as error:
-            raise UserError(str(error)) from error
+        ) as report:
+            reports.append(report)
+            sparse = make("sparse", lambda: report)
+    return dense, sparse
 
 
 @contextmanager
@@ -185,11 +168,9 @@ def _clips(
     assert made is not None
     clips = {"output": (output, made.frames)}
     if dense is not None and sparse is not None:
-        joined = media.side_by_side(
-            dense.frames,
-            sparse.frames,
-            left_label=f"dense {summary.seconds_text(dense.denoising_seconds)}",
-            right_label=f"sparse {summary.seconds_text(sparse.denoising_seconds)}",
+        joined = join_panels(
+            Panel(made.frames, f"{name} {summary.seconds_text(made.denoising_seconds)}")
+            for name, made in (("dense", dense), ("sparse", sparse))
         )
         clips["dense"] = (media.beside(output, "dense"), dense.frames)
         clips["compare"] = (media.beside(output, "compare"), joined)

@@ -21,6 +21,10 @@ ModelOption = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+DeviceOption = Annotated[
+    str,
+    typer.Option(help="cpu, cuda, cuda:N, or auto: a GPU if there is one.", rich_help_panel=MODEL),
+]
 DtypeOption = Annotated[
     str,
     typer.Option(
@@ -56,6 +60,12 @@ GuidanceOption = Annotated[
         help="How closely to follow the prompt; 1 turns guidance off.",
         show_default=FROM_PROFILE,
         rich_help_panel=PICTURE,
+    ),
+]
+SeedOption = Annotated[
+    int,
+    typer.Option(
+        help="Seed of the noise; the same one gives the same result.", rich_help_panel=PICTURE
     ),
 ]
 ConfigOption = Annotated[

@@ -107,8 +107,7 @@ class Options(CommonOptions):
                 raise UserError(f"{option} is about the sparse run, which --dense leaves out")
         super().check()
         check_positive("--fps", self.fps)
-        if not 0 <= self.seed < 2**63:
-            raise UserError(f"--seed {self.seed} is out of range; it must be from 0 to 2^63 - 1")
+        check_seed(self.seed)
         check_output(self.output, fps=self.fps)
         if self.report is not None:
             check_report(self.report)
@@ -118,6 +117,12 @@ def check_positive(option: str, number: int | None) -> None:
     """Raises `UserError` for a number below 1."""
     if number is not None and number < 1:
         raise UserError(f"{option} {number} is too small; it must be at least 1")
+
+
+def check_seed(seed: int) -> None:
+    """Raises `UserError` for a seed that PyTorch does not take."""
+    if not 0 <= seed < 2**63:
+        raise UserError(f"--seed {seed} is out of range; it must be from 0 to 2^63 - 1")
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,15 @@ class GenerationSettings:
     def call_arguments(self) -> dict[str, Any]:
         """The arguments to pass to the pipeline."""
         return {name: v for name, v in dataclasses.asdict(self).items() if v is not None}
+
+    def pipeline_call(self, prompt: str, *, negative_prompt: str | None = None) -> dict[str, Any]:
+        """All arguments of a call that makes this prompt's picture, generator left out."""
+        arguments = {"prompt": prompt, **self.call_arguments()}
+        if negative_prompt is not None:
+            arguments["negative_prompt"] = negative_prompt
+        elif (self.true_cfg_scale or 0) > 1:
+            arguments["negative_prompt"] = ""  # without one, such a pipeline leaves guidance out
+        return arguments
 
 
 def resolve_settings(
