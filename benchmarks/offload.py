@@ -23,7 +23,6 @@ from benchmarks.random_inputs import generator_on
 from benchmarks.records import Record, environment
 from benchmarks.run import Run
 from benchmarks.sampled_checks import check_finite
-from benchmarks.timing import time_call
 from chipsparse import SparsityConfig
 from chipsparse.copies import HostCopies, Mark, StreamCopies, copies_for
 from chipsparse.host_memory import HostMemory
@@ -35,6 +34,7 @@ from chipsparse.offload import OffloadPool
 from chipsparse.report import GenerationReport
 from chipsparse.session import Session
 from chipsparse.step import StepContext
+from chipsparse.timing import time_call
 
 # Layers of the models whose shapes the cases have.
 LAYERS = {"hunyuan_720p": 60, "wan14b_720p": 40, "wan1b_480p": 30}

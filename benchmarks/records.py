@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from chipsparse.machine import device_name, package_version
+
 Record = dict[str, Any]
-
-
-def device_name(device: torch.device) -> str:
-    """The marketing name of a device, as results quote it."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{_cpu_model()}, {cores} cores"
 
 
 def environment(device: torch.device) -> Record:
@@ -30,8 +22,8 @@ def environment(device: torch.device) -> Record:
     return {
         "device": device_name(device),
         "torch": torch.__version__,
-        "triton": _version("triton"),
-        "diffusers": _version("diffusers"),
+        "triton": package_version("triton"),
+        "diffusers": package_version("diffusers"),
         "commit": _commit(),
     }
 
@@ -60,22 +52,6 @@ def table(records: Sequence[Record], columns: dict[str, str]) -> str:
             cells.append("" if value is None else format(value, form))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _cpu_model() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]
-    return names[0] if names else platform.machine()
 
 
 def _commit() -> str | None:

@@ -6,6 +6,7 @@ on GPU Kernel Optimizations and Systems", part III, 2025); the ``merge`` rule is
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -313,10 +314,12 @@ def sparse_step(
     config: AttentionConfig,
     scale: float | None,
     backend: str | None,
+    choices: Mapping[str, Choice] | None = None,
 ) -> torch.Tensor:
     """Attention over the kept columns only, combined with the residual cache.
 
-    The host does not wait for a GPU: the length of the lists is known from the refresh.
+    The host does not wait for a GPU: the length of the lists is known from the refresh. With the
+    `backend_choices` for tensors of this kind it does not look at them again either.
     """
     if config.delta_rule == "reuse":
         assert cache.residual is not None
@@ -341,6 +344,6 @@ def sparse_step(
         residual=cache.residual,
         lse_dense=cache.lse_dense,
         kept_mass=cache.kept_mass,
-        backend=backend,
+        backend=choices["column_sparse_attention"] if choices else backend,
     )
     return output

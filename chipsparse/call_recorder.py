@@ -29,7 +29,7 @@ class CallRecorder:
     def reset(self) -> None:
         """Forgets the call and what was chosen in its generation."""
         self._call: tuple[StepRecord, SparsityPlan, torch.device] | None = None
-        self._backends: dict[tuple[str, Part], dict[str, str]] = {}
+        self._choices: dict[tuple[object, ...], Mapping[str, Choice]] = {}
         self._dense_modules: dict[Part, dict[int, str]] = {}
         self._dense_now: dict[Part, dict[int, str]] = {}
         self._behind: set[Part] = set()
@@ -72,18 +72,20 @@ class CallRecorder:
         if entry.timer is not None:
             entry.timer.stop()
 
-    def backends(
-        self, entry: LayerRecord, choose: Callable[[], Mapping[str, Choice]]
-    ) -> Mapping[str, str]:
-        """The backend of each operation, chosen and reported once for all layers of a kind."""
-        assert self._call is not None
-        _, plan, _ = self._call
-        key = plan.layout.kind(entry.layer).name, entry.part
-        if key not in self._backends:
-            choices = choose()
-            self._report.run_on(choices)
-            self._backends[key] = {op: choice.backend.name for op, choice in choices.items()}
-        return self._backends[key]
+    def choices(
+        self, kind: tuple[object, ...], choose: Callable[[], Mapping[str, Choice]]
+    ) -> Mapping[str, Choice]:
+        """The backend of each operation, chosen and reported once for all layers of a kind.
+
+        Args:
+            kind: the part and the `kind_of` its tensors.
+            choose: chooses for them.
+        """
+        found = self._choices.get(kind)
+        if found is None:
+            found = self._choices[kind] = choose()
+            self._report.run_on(found)
+        return found
 
     def catch_up(self, layer: int, part: Part, action: Action) -> Action:
         """Returns a fuller action than the step's, and reports it once where the step is sparse."""

@@ -1,7 +1,10 @@
-"""How much memory the machine has to give: the device's, and the host's or its container's."""
+"""What the machine is called, and how much memory it and its devices have to give."""
 
 from __future__ import annotations
 
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -14,6 +17,22 @@ HOST_RESERVE_SHARE, HOST_RESERVE_MOST_SHARE = 0.1, 0.25
 HOST_RESERVE_LEAST = parse_bytes("1G")
 
 ROOT = Path("/")
+
+
+def device_name(device: torch.device) -> str:
+    """The marketing name of a device, as results quote it; of a CPU with its cores."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{_cpu_model()}, {cores} cores"
+
+
+def package_version(package: str) -> str | None:
+    """The version of an installed package; None where it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def device_free_bytes(device: torch.device) -> int:
@@ -94,3 +113,9 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
+
+
+def _cpu_model() -> str:
+    lines = _lines(ROOT / "proc/cpuinfo")
+    names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
+    return names[0] if names else platform.processor() or platform.machine()

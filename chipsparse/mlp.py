@@ -6,6 +6,7 @@ stay in charge of them. Source of the method: Chipmunk's sparse MLP delta, as fo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -183,11 +184,13 @@ def sparse_step(
     config: MLPConfig,
     keep_count: int,
     backend: str | None,
+    choices: Mapping[str, Choice] | None = None,
     addend: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Recomputes the neurons that changed most and adds their change to the cached output.
 
-    An ``addend`` ``[B, N, C]`` is added to the result, but not to the cache.
+    An ``addend`` ``[B, N, C]`` is added to the result, but not to the cache. With the
+    `backend_choices` for tensors of this kind, the operations do not look at them again.
     """
     assert cache.activation is not None
     assert cache.output is not None
@@ -204,7 +207,7 @@ def sparse_step(
             gate_bias=weights.gate_bias,
             activation=None if weights.gate is None else weights.activation,
             group_rows=config.group_rows,
-            backend=backend,
+            backend=choices["neuron_selection"] if choices else backend,
         )
     assert cache.neurons is not None
     cache.age += 1
@@ -218,7 +221,7 @@ def sparse_step(
         gate_weight=weights.gate,
         gate_bias=weights.gate_bias,
         group_rows=config.group_rows,
-        backend=backend,
+        backend=choices["sparse_mlp_up"] if choices else backend,
     )
     output = sparse_mlp_down(
         delta,
@@ -227,7 +230,7 @@ def sparse_step(
         cache.output,
         addend=addend,
         group_rows=config.group_rows,
-        backend=backend,
+        backend=choices["sparse_mlp_down"] if choices else backend,
     )
     if cache.age >= config.reselect_every:
         cache.neurons = None  # the next step chooses others

@@ -26,14 +26,14 @@ def psnr(a: Video, b: Video) -> float:
     Identical clips give `inf`. Raises `ValueError` where the shapes differ or are not a video's.
     """
     a, b = _pair(a, b)
-    frame_errors = [_mean_squared_error(x, y) for x, y in zip(a, b, strict=True)]
-    return _decibel(sum(frame_errors) / len(frame_errors))
+    frame_errors = [mean_squared_error(x, y) for x, y in zip(a, b, strict=True)]
+    return decibel(sum(frame_errors) / len(frame_errors))
 
 
 def psnr_per_frame(a: Video, b: Video) -> list[float]:
     """PSNR in dB of each frame; see `psnr`."""
     a, b = _pair(a, b)
-    return [_decibel(_mean_squared_error(x, y)) for x, y in zip(a, b, strict=True)]
+    return [decibel(mean_squared_error(x, y)) for x, y in zip(a, b, strict=True)]
 
 
 def ssim(a: Video, b: Video) -> float:
@@ -93,12 +93,14 @@ def _pair(a: Video, b: Video) -> tuple[torch.Tensor, torch.Tensor]:
     return first, second.to(first.device)
 
 
-def _mean_squared_error(a: torch.Tensor, b: torch.Tensor) -> float:
+def mean_squared_error(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Mean squared difference of two tensors of one shape, in float64."""
     return float((a.double() - b.double()).square().mean())
 
 
-def _decibel(mean_squared_error: float) -> float:
-    return math.inf if mean_squared_error == 0 else -10 * math.log10(mean_squared_error)
+def decibel(error: float) -> float:
+    """PSNR in dB of a mean squared error of values in [0, 1]; `inf` for 0."""
+    return math.inf if error == 0 else -10 * math.log10(error)
 
 
 def _frame_ssim(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -18,6 +18,7 @@ from chipsparse.config import SparsityConfig
 from chipsparse.error_guard import ErrorGuard
 from chipsparse.host_memory import HostMemory
 from chipsparse.kernels.dense_attention.measure import FastestKernel
+from chipsparse.kernels.dispatch import kind_of
 from chipsparse.layout import ModelLayout
 from chipsparse.memory_plan import MemoryDemand
 from chipsparse.mlp import MLPWeights
@@ -59,6 +60,7 @@ class Session:
         self._kernels = FastestKernel()
         self._guard = ErrorGuard(config.guard, config.seed)
         self._recorder = CallRecorder(report)
+        self._kinds: dict[tuple[Part, Action], frozenset[str]] = {}
         self.reset()
 
     def reset(self) -> None:
@@ -160,7 +162,7 @@ class Session:
         if action is not Action.SKIP:
             record.timer = StepTimer(device, time.perf_counter)
             for part in PARTS:
-                self._caches.start(context.branch, read_kinds(self.config, part, action))
+                self._caches.start(context.branch, self._reads(part, action))
         return action
 
     def _goes_on(self, context: StepContext, plan: SparsityPlan) -> bool:
@@ -285,22 +287,20 @@ class Session:
     ) -> torch.Tensor:
         config, layer = self.config.attention, entry.layer
         _, context, record = self._open_call()
-        backends = self._recorder.backends(
-            entry,
+        choices = self._recorder.choices(
+            ("attention", *kind_of(query, key, value)),
             lambda: attention.backend_choices(
                 query, key, value, group_rows=config.group_rows, backend=self._backend
             ),
         )
         action, early = self._attention_action(layer, record.action)
         entry.action = action
-        kinds, planned = (
-            read_kinds(self.config, "attention", each) for each in (action, record.action)
-        )
+        kinds, planned = self._reads("attention", action), self._reads("attention", record.action)
         with self._caches.lend(context.branch, layer, "attention", kinds, planned) as cache:
             op = attention.main_op(
                 cache, action, config=config, reselect=self.config.schedule.reselect
             )
-            entry.backend = "cache" if op is None else backends[op]
+            entry.backend = "cache" if op is None else choices[op].backend.name
             if action is Action.DENSE:
                 return attention.dense_step(
                     cache,
@@ -314,7 +314,14 @@ class Session:
             if action is Action.SPARSE:
                 entry.computed = cache.kept_fraction
                 output = attention.sparse_step(
-                    cache, query, key, value, config=config, scale=scale, backend=self._backend
+                    cache,
+                    query,
+                    key,
+                    value,
+                    config=config,
+                    scale=scale,
+                    backend=self._backend,
+                    choices=choices,
                 )
                 if self._guard.enabled:
                     record.guard_errors[layer] = self._guard.look(
@@ -458,21 +465,22 @@ class Session:
         if action is Action.SPARSE and not recorded:
             action = self._recorder.catch_up(layer, "mlp", Action.REFRESH)
         entry.action = action
-        kinds = read_kinds(self.config, "mlp", action)
+        kinds = self._reads("mlp", action)
         with self._caches.lend(context.branch, layer, "mlp", kinds) as cache:
             if action is not Action.SPARSE:
                 entry.backend = self._backend or "library"
                 return mlp.dense_step(
                     cache, hidden, weights, config=config, backend=self._backend, addend=summand()
                 )
-            backends = self._recorder.backends(
-                entry,
+            tensors = (hidden, weights.up, weights.gate, weights.down, cache.activation, cache.mean)
+            choices = self._recorder.choices(
+                ("mlp", *kind_of(*tensors)),
                 lambda: mlp.backend_choices(
                     cache, hidden, weights, config=config, backend=self._backend
                 ),
             )
-            both = (backends["sparse_mlp_up"], backends["sparse_mlp_down"])
-            entry.backend = "+".join(dict.fromkeys(both))
+            up, down = (choices[op].backend.name for op in ("sparse_mlp_up", "sparse_mlp_down"))
+            entry.backend = up if up == down else f"{up}+{down}"
             keep_count = plan.mlp_keep_count(layer)
             entry.computed = keep_count / weights.up.shape[0]
             return mlp.sparse_step(
@@ -482,8 +490,15 @@ class Session:
                 config=config,
                 keep_count=keep_count,
                 backend=self._backend,
+                choices=choices,
                 addend=summand(),
             )
+
+    def _reads(self, part: Part, action: Action) -> frozenset[str]:
+        """See `read_kinds`."""
+        if (part, action) not in self._kinds:
+            self._kinds[part, action] = read_kinds(self.config, part, action)
+        return self._kinds[part, action]
 
     @property
     def _backend(self) -> str | None:

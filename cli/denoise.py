@@ -91,6 +91,60 @@ def generate(
         report: gives the report of the patched pipeline, None where it is not patched.
         rounded: to eight bits.
     """
+    run = _run(pipe, arguments, seed, display, report, output_type="np")
+    made = report()
+    return Generation(
+        frames=_as_frames(run.result) if rounded else _pixels(run.result),
+        steps=run.steps,
+        denoising_seconds=sum(step.seconds for step in run.steps),
+        total_seconds=run.total_seconds,
+        peak_gpu_bytes=run.peak_gpu_bytes,
+        cache_bytes=made.cache_bytes if made else 0,
+        host_bytes=made.host_bytes if made else 0,
+        backends=dict(made.backends) if made else {},
+        backend_reasons=made.backend_reasons() if made else [],
+        fallbacks=list(made.fallbacks) if made else [],
+        notes=list(made.notes) if made else [],
+        guard=made.guard_summary() if made else None,
+    )
+
+
+def time_steps(
+    pipe: Any,
+    arguments: dict[str, Any],
+    *,
+    seed: int,
+    display: StepDisplay,
+    report: Callable[[], GenerationReport | None],
+) -> tuple[list[StepResult], int | None]:
+    """As `generate`, but decodes nothing.
+
+    Returns:
+        The denoising steps, and the largest amount of memory allocated on the GPU.
+    """
+    run = _run(pipe, arguments, seed, display, report, output_type="latent")
+    return run.steps, run.peak_gpu_bytes
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a call of the pipeline gave, and how long it took."""
+
+    result: Any
+    steps: list[StepResult]
+    total_seconds: float
+    peak_gpu_bytes: int | None
+
+
+def _run(
+    pipe: Any,
+    arguments: dict[str, Any],
+    seed: int,
+    display: StepDisplay,
+    report: Callable[[], GenerationReport | None],
+    *,
+    output_type: str,
+) -> _Run:
     watch = _LoopWatch(pipe)
     ends: list[float] = []
 
@@ -108,26 +162,17 @@ def generate(
             **arguments,
             generator=torch.Generator("cpu").manual_seed(seed),
             callback_on_step_end=on_step_end,
-            output_type="np",
+            output_type=output_type,
         )
     watch.wait()
     total_seconds = time.perf_counter() - start
     if not ends or watch.loop_start is None:
         raise RuntimeError(f"{type(pipe).__name__} made no denoising step")
-    made = report()
-    return Generation(
-        frames=_as_frames(result) if rounded else _pixels(result),
-        steps=_step_results(made, watch.loop_start, ends),
-        denoising_seconds=ends[-1] - watch.loop_start,
+    return _Run(
+        result=result,
+        steps=_step_results(report(), watch.loop_start, ends),
         total_seconds=total_seconds,
         peak_gpu_bytes=torch.cuda.max_memory_allocated(watch.device) if watch.on_cuda else None,
-        cache_bytes=made.cache_bytes if made else 0,
-        host_bytes=made.host_bytes if made else 0,
-        backends=dict(made.backends) if made else {},
-        backend_reasons=made.backend_reasons() if made else [],
-        fallbacks=list(made.fallbacks) if made else [],
-        notes=list(made.notes) if made else [],
-        guard=made.guard_summary() if made else None,
     )
 
 

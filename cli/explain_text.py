@@ -67,8 +67,8 @@ def _generation_facts(explained: Explanation) -> Facts:
     again = "; two calls a step for guidance" if explained.branches > 1 else ""
     counts = ", ".join(f"{count} {action}" for action, count in explained.action_counts().items())
     facts = [
-        ("model", f"{_short(explained.model.location)} ({explained.model.transformer_class})"),
-        ("profile", _short(explained.profile.source)),
+        ("model", f"{short_place(explained.model.location)} ({explained.model.transformer_class})"),
+        ("profile", short_place(explained.profile.source)),
         ("picture", f"{size}{settings.num_inference_steps} steps{again}"),
         ("tokens", tokens),
         (
@@ -84,7 +84,7 @@ def _generation_facts(explained: Explanation) -> Facts:
     return [*facts, ("schedule", counts), ("", f"in order: {plan.describe()}")]
 
 
-def _short(place: str) -> str:
+def short_place(place: str) -> str:
     """A path for people: what comes with chipsparse is known by its name."""
     path = Path(place)
     return f"{path.relative_to(ASSETS)}, bundled" if path.is_relative_to(ASSETS) else place

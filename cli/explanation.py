@@ -10,18 +10,13 @@ import torch
 from chipsparse.byte_sizes import format_bytes
 from chipsparse.cache_kinds import Part
 from chipsparse.cache_table import KindBytes, bytes_by_kind
-from chipsparse.cli.dense_layers import QUANTIZED, dense_layers, never_sparse
+from chipsparse.cli.dense_layers import QUANTIZED, dense_layers
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model import ModelDescription, choose_device, choose_dtype
-from chipsparse.cli.settings import (
-    CommonOptions,
-    GenerationSettings,
-    latent_sizes,
-    resolve_settings,
-    vae_factors,
-)
+from chipsparse.cli.planned import plan_generation
+from chipsparse.cli.settings import CommonOptions, GenerationSettings
 from chipsparse.cli.weights import ComponentWeights, count_weights
-from chipsparse.config import ConfigError, MemoryConfig
+from chipsparse.config import MemoryConfig
 from chipsparse.cost_model import Rates
 from chipsparse.estimate import DenseParts, RunEstimate, estimate_run
 from chipsparse.measured_rates import measure_rates
@@ -36,7 +31,6 @@ from chipsparse.memory_plan import (
     working_bytes,
 )
 from chipsparse.pipelines.adapter import ModelAdapter
-from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.plan import SparsityPlan
 from chipsparse.profiles import Profile
 
@@ -125,29 +119,9 @@ class Explanation:
 
 def explain(options: CommonOptions, model: ModelDescription, profile: Profile) -> Explanation:
     """Explains the generation that these options ask for; raises `UserError`."""
-    settings = resolve_settings(options, model, profile.generation)
     target = choose_target(options)
-    adapter = ADAPTERS.get(model.transformer_class)
-    if adapter is None:
-        raise UserError(
-            f"the transformer of {model.location} is a {model.transformer_class}, which chipsparse "
-            f"does not support; supported classes: {', '.join(ADAPTERS)}"
-        )
-    latents = latent_sizes(settings, model, default=adapter.default_latents)
-    guided = (getattr(settings, adapter.guidance_argument) or 0) > 1
-    layout = adapter.planned_layout(
-        model.transformer_config,
-        latents=latents,
-        text_tokens=settings.max_sequence_length or 0,
-        batch=2 if guided and adapter.guides_in_batch else 1,
-    )
-    try:
-        plan = SparsityPlan(profile.sparsity, layout, settings.num_inference_steps)
-    except ConfigError as error:
-        raise UserError(f"{profile.source}: {error}") from error
-    space, _ = vae_factors(model.vae_config)
-    branches = 2 if guided and not adapter.guides_in_batch else 1
-    never = never_sparse(plan, adapter, model)
+    planned = plan_generation(options, model, profile)
+    settings, adapter, plan = planned.settings, planned.adapter, planned.plan
     weights = count_weights(model, target.dtype)
     weight_bytes = sum(component.nbytes or 0 for component in weights)
     working = working_bytes(plan, dtype=target.dtype)
@@ -156,21 +130,23 @@ def explain(options: CommonOptions, model: ModelDescription, profile: Profile) -
         _capacity(plan, target, working=working, weights=weight_bytes),
         MemoryDemand(
             target.dtype,
-            branches,
-            dense=frozenset((layer, part) for part in never for layer in range(layout.layers)),
+            planned.branches,
+            dense=frozenset(
+                (layer, part) for part in planned.never for layer in range(plan.layout.layers)
+            ),
         ),
     )
     _check(memory, plan.config.memory, weights=weight_bytes, working=working)
-    dense = dense_layers(plan, never, memory.placement)
+    dense = dense_layers(plan, planned.never, memory.placement)
     estimate, notes = _estimate(plan, memory, dense, target)
     return Explanation(
         model=model,
         profile=profile,
         settings=settings,
-        pixels=(latents[1] * space, latents[2] * space),
+        pixels=planned.pixels,
         target=target,
         plan=plan,
-        branches=branches,
+        branches=planned.branches,
         weights=weights,
         working=working,
         memory=memory,

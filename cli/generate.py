@@ -11,12 +11,12 @@ import typer
 
 from chipsparse.cli.errors import reported_errors
 from chipsparse.cli.options import (
-    MODEL,
     OUTPUT,
     PICTURE,
     SPARSITY,
     ConfigOption,
     DebugOption,
+    DeviceOption,
     DtypeOption,
     FramesOption,
     GuidanceOption,
@@ -24,6 +24,7 @@ from chipsparse.cli.options import (
     JsonOption,
     ModelOption,
     RamOption,
+    SeedOption,
     StepsOption,
     VramOption,
     WidthOption,
@@ -46,12 +47,7 @@ def generate(
         ),
     ],
     model: ModelOption = None,
-    device: Annotated[
-        str,
-        typer.Option(
-            help="cpu, cuda, cuda:N, or auto: a GPU if there is one.", rich_help_panel=MODEL
-        ),
-    ] = "auto",
+    device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
     height: HeightOption = None,
     width: WidthOption = None,
@@ -62,12 +58,7 @@ def generate(
         str | None,
         typer.Option(help="What not to show.", show_default="none", rich_help_panel=PICTURE),
     ] = None,
-    seed: Annotated[
-        int,
-        typer.Option(
-            help="Seed of the noise; the same one gives the same result.", rich_help_panel=PICTURE
-        ),
-    ] = 0,
+    seed: SeedOption = 0,
     config: ConfigOption = None,
     vram: VramOption = None,
     ram: RamOption = None,

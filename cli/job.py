@@ -22,10 +22,11 @@ from chipsparse.cli.model import (
     load_pipeline,
     quiet_libraries,
 )
+from chipsparse.cli.panels import Panel, join_panels
 from chipsparse.cli.patching import patched
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.report_file import staged_report
-from chipsparse.cli.request import choose_profile, look_up
+from chipsparse.cli.request import check_prompt_is_enough, choose_profile, look_up
 from chipsparse.cli.settings import GenerationSettings, Options, resolve_settings
 from chipsparse.profiles import GenerationDefaults, Profile
 from chipsparse.report import GenerationReport
@@ -87,6 +88,7 @@ def run(options: Options) -> summary.Outcome:
     dtype = choose_dtype(options.dtype, device)
     with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)
+        check_prompt_is_enough(model, "generate has nothing but a prompt for it; use it in Python")
         profile = choose_profile(options, model, optional=options.dense)
         defaults = GenerationDefaults() if profile is None else profile.generation
         settings = resolve_settings(options, model, defaults)
@@ -179,11 +181,9 @@ def _clips(
     assert made is not None
     clips = {"output": (output, made.frames)}
     if dense is not None and sparse is not None:
-        joined = media.side_by_side(
-            dense.frames,
-            sparse.frames,
-            left_label=f"dense {summary.seconds_text(dense.denoising_seconds)}",
-            right_label=f"sparse {summary.seconds_text(sparse.denoising_seconds)}",
+        joined = join_panels(
+            Panel(made.frames, f"{name} {summary.seconds_text(made.denoising_seconds)}")
+            for name, made in (("dense", dense), ("sparse", sparse))
         )
         clips["dense"] = (media.beside(output, "dense"), dense.frames)
         clips["compare"] = (media.beside(output, "compare"), joined)

@@ -8,7 +8,6 @@ in the cache of torch.hub.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,7 @@ from typing import Any
 import torch
 
 from chipsparse.cli.errors import first_line
-
-# Distance of two frames `[1, H, W, 3]` with values in [0, 1].
-PerceptualDistance = Callable[[torch.Tensor, torch.Tensor], float]
+from chipsparse.clip_comparison import PerceptualDistance
 
 LEAST_SIDE = 32  # of a frame: AlexNet leaves nothing of smaller ones
 

@@ -7,6 +7,10 @@ from typing import Annotated
 import typer
 
 from chipsparse import __version__
+from chipsparse.cli.bench import EXAMPLE as BENCH_EXAMPLE
+from chipsparse.cli.bench import bench
+from chipsparse.cli.compare import EXAMPLE as COMPARE_EXAMPLE
+from chipsparse.cli.compare import compare
 from chipsparse.cli.explain import EXAMPLE as EXPLAIN_EXAMPLE
 from chipsparse.cli.explain import explain
 from chipsparse.cli.generate import EXAMPLE, generate
@@ -29,6 +33,8 @@ app = typer.Typer(
 app.command(epilog=EXAMPLE)(generate)
 app.command(epilog=EXPLAIN_EXAMPLE)(explain)
 app.command(epilog=TUNE_EXAMPLE)(tune)
+app.command(epilog=COMPARE_EXAMPLE)(compare)
+app.command(epilog=BENCH_EXAMPLE)(bench)
 app.command()(models)
 
 

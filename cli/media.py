@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
 from chipsparse.cli.errors import UserError, first_line
 
 GIF_MAX_FPS = 50
+DEFAULT_FPS = 16
 MP4_CONSTANT_RATE_FACTOR = 12  # visually lossless; 0 is lossless, 23 the encoder's default
-GAP_PIXELS = 4
 
 
 def check_output(path: Path, *, fps: int) -> None:
@@ -36,7 +36,7 @@ def check_output(path: Path, *, fps: int) -> None:
     if path.suffix.lower() == ".gif" and fps > GIF_MAX_FPS:
         raise UserError(f"--fps {fps} is too fast for a GIF; use {GIF_MAX_FPS} or less, or .mp4")
     if path.suffix.lower() == ".mp4":
-        _check_ffmpeg()
+        check_ffmpeg("write")
 
 
 def check_kind(path: Path, *, video: bool) -> None:
@@ -75,35 +75,6 @@ def write_media(clips: Mapping[Path, np.ndarray], *, fps: int) -> dict[Path, lis
 def beside(path: Path, word: str) -> Path:
     """`out.mp4` and `dense` give `out-dense.mp4`."""
     return path.with_name(f"{path.stem}-{word}{path.suffix}")
-
-
-def side_by_side(
-    left: np.ndarray, right: np.ndarray, *, left_label: str, right_label: str
-) -> np.ndarray:
-    """Joins two clips of one shape into a wider one, with a strip of labels above the pictures."""
-    if left.shape != right.shape:
-        raise ValueError(f"the clips differ in shape: {left.shape} and {right.shape}")
-    frames, height, width, channels = left.shape
-    font = ImageFont.load_default(size=max(10, min(28, height // 20)))
-    strip = _label_strip(width, [left_label, right_label], font)
-    gap = np.zeros((frames, height, GAP_PIXELS, channels), dtype=np.uint8)
-    pictures = np.concatenate([left, gap, right], axis=2)
-    strips = np.broadcast_to(strip, (frames, *strip.shape))
-    return np.concatenate([strips, pictures], axis=1)
-
-
-def _label_strip(
-    width: int, labels: list[str], font: ImageFont.FreeTypeFont | ImageFont.ImageFont
-) -> np.ndarray:
-    bottom = font.getbbox("".join(labels))[3]
-    strip = Image.new("RGB", (2 * width + GAP_PIXELS, (int(bottom) + 6) // 2 * 2))
-    draw = ImageDraw.Draw(strip)
-    for index, label in enumerate(labels):
-        words = label.split()
-        while len(words) > 1 and draw.textlength(" ".join(words), font=font) > width - 4:
-            words.pop()
-        draw.text((index * (width + GAP_PIXELS) + 2, 2), " ".join(words), fill="white", font=font)
-    return np.asarray(strip)
 
 
 def _write_mp4(path: Path, frames: np.ndarray, fps: int) -> list[Path]:
@@ -167,14 +138,15 @@ def _even_sides(frames: np.ndarray) -> np.ndarray:
     return np.pad(frames, ((0, 0), (0, bottom), (0, right), (0, 0)), mode="edge")
 
 
-def _check_ffmpeg() -> None:
+def check_ffmpeg(verb: str) -> None:
+    """Raises `UserError` where there is no ffmpeg to read or write MP4."""
     import imageio_ffmpeg
 
     try:
         imageio_ffmpeg.get_ffmpeg_exe()
     except RuntimeError as error:
         raise UserError(
-            "no ffmpeg was found to write .mp4; reinstall imageio-ffmpeg, or use .gif or .png"
+            f"no ffmpeg was found to {verb} .mp4; reinstall imageio-ffmpeg, or use .gif or .png"
         ) from error
 
 

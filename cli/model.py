@@ -49,6 +49,16 @@ class ModelDescription:
             return None
         return parameter.default
 
+    def required_arguments(self) -> set[str]:
+        """Arguments without which the pipeline cannot be called."""
+        return {
+            name
+            for name, parameter in self._call_parameters.items()
+            if name != "self"
+            and parameter.default is inspect.Parameter.empty
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        }
+
     @property
     def _call_parameters(self) -> dict[str, inspect.Parameter]:
         return dict(inspect.signature(self.pipeline_class.__call__).parameters)

@@ -62,6 +62,12 @@ GuidanceOption = Annotated[
         rich_help_panel=PICTURE,
     ),
 ]
+SeedOption = Annotated[
+    int,
+    typer.Option(
+        help="Seed of the noise; the same one gives the same result.", rich_help_panel=PICTURE
+    ),
+]
 ConfigOption = Annotated[
     Path | None,
     typer.Option(

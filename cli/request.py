@@ -27,6 +27,15 @@ def look_up(options: CommonOptions, display: ProgressDisplay) -> ModelDescriptio
         return describe_model(location)
 
 
+def check_prompt_is_enough(model: ModelDescription, instead: str) -> None:
+    """Raises `UserError`, with a way out, where the pipeline cannot run on a prompt alone."""
+    missing = model.required_arguments() - {"prompt"}
+    if missing:
+        raise UserError(
+            f"{model.pipeline_class.__name__} also needs {', '.join(sorted(missing))}; {instead}"
+        )
+
+
 def choose_profile(
     options: CommonOptions, model: ModelDescription, *, optional: bool = False
 ) -> Profile | None:
@@ -48,7 +57,7 @@ def choose_profile(
         raise UserError(str(error)) from error
     if profile.model_class != model.transformer_class:
         raise UserError(
-            f"--config {options.config} is for {profile.model_class}, but the model "
+            f"{options.config} is for {profile.model_class}, but the model "
             f"{model.location} has a {model.transformer_class}"
         )
     return _budgeted(profile, options)

@@ -107,8 +107,7 @@ class Options(CommonOptions):
                 raise UserError(f"{option} is about the sparse run, which --dense leaves out")
         super().check()
         check_positive("--fps", self.fps)
-        if not 0 <= self.seed < 2**63:
-            raise UserError(f"--seed {self.seed} is out of range; it must be from 0 to 2^63 - 1")
+        check_seed(self.seed)
         check_output(self.output, fps=self.fps)
         if self.report is not None:
             check_report(self.report)
@@ -118,6 +117,12 @@ def check_positive(option: str, number: int | None) -> None:
     """Raises `UserError` for a number below 1."""
     if number is not None and number < 1:
         raise UserError(f"{option} {number} is too small; it must be at least 1")
+
+
+def check_seed(seed: int) -> None:
+    """Raises `UserError` for a seed that PyTorch does not take."""
+    if not 0 <= seed < 2**63:
+        raise UserError(f"--seed {seed} is out of range; it must be from 0 to 2^63 - 1")
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from chipsparse import quality
 from chipsparse.byte_sizes import format_bytes
 from chipsparse.cli.denoise import Generation, StepResult
 from chipsparse.cli.tables import Facts, facts_table, number_table
+from chipsparse.clip_comparison import compare_clips
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,11 @@ class Outcome:
 
 def compare(dense: Generation, sparse: Generation) -> Comparison:
     """Measures the sparse generation against the dense one."""
-    frames = [made.frames.astype("float64") / 255 for made in (dense, sparse)]
-    large_enough = min(frames[0].shape[1:3]) >= quality.SSIM_WINDOW
+    compared = compare_clips(dense.frames, sparse.frames)
     return Comparison(
         speedup=dense.denoising_seconds / sparse.denoising_seconds,
-        psnr_db=quality.psnr(*frames),
-        ssim=quality.ssim(*frames) if large_enough else None,
+        psnr_db=compared.psnr_db,
+        ssim=compared.ssim,
     )
 
 
@@ -129,7 +128,7 @@ def _facts(outcome: Outcome, made: Generation) -> Facts:
     facts += [("fallback", sentence) for sentence in made.fallbacks]
     facts += [("note", sentence) for sentence in made.notes]
     names = {"output": "written", "dense": "dense", "compare": "compare", "report": "report"}
-    facts += [(names[kind], _files(files)) for kind, files in outcome.files.items()]
+    facts += [(names[kind], files_text(files)) for kind, files in outcome.files.items()]
     return facts
 
 
@@ -163,7 +162,8 @@ def _memory(outcome: Outcome, made: Generation) -> str:
     return ", ".join(parts)
 
 
-def _files(files: list[Path]) -> str:
+def files_text(files: list[Path]) -> str:
+    """The names of one clip's files: one, or the first and the last of numbered ones."""
     return str(files[0]) if len(files) == 1 else f"{files[0]} to {files[-1].name}"
 
 

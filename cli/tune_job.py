@@ -15,7 +15,7 @@ import torch
 
 import chipsparse
 from chipsparse.cli.errors import UserError, first_line
-from chipsparse.cli.lpips import PerceptualDistance, find_lpips
+from chipsparse.cli.lpips import find_lpips
 from chipsparse.cli.model import (
     ModelDescription,
     choose_device,
@@ -35,6 +35,7 @@ from chipsparse.cli.settings import (
 from chipsparse.cli.tune_lab import VERIFICATION_COST, Prompt, TuneLab
 from chipsparse.cli.tune_profile import write_profile
 from chipsparse.cli.tune_progress import TuneProgress
+from chipsparse.clip_comparison import PerceptualDistance
 from chipsparse.config import SparsityConfig
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import SparsityPlan

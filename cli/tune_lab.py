@@ -22,10 +22,10 @@ from chipsparse.api import attach
 from chipsparse.cli import denoise
 from chipsparse.cli.denoise import Generation
 from chipsparse.cli.errors import UserError, first_line
-from chipsparse.cli.lpips import PerceptualDistance
 from chipsparse.cli.patching import patched
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.tune_progress import TuneProgress
+from chipsparse.clip_comparison import PerceptualDistance
 from chipsparse.config import SparsityConfig
 from chipsparse.tuning.calibration import CalibrationSession
 from chipsparse.tuning.probes import ProbeSteps

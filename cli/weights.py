@@ -35,13 +35,14 @@ def count_weights(model: ModelDescription, dtype: torch.dtype) -> list[Component
     """
     counted = []
     for name, (library, class_name) in model.components.items():
-        found = _component_class(library, class_name)
+        found = component_class(library, class_name)
         if found is not None:
             counted.append(_count(model, name, found, dtype))
     return sorted(counted, key=lambda weights: -(weights.nbytes or 0))
 
 
-def _component_class(library: str, class_name: str) -> Any:
+def component_class(library: str, class_name: str) -> Any:
+    """The class of a component that has weights, else None."""
     import diffusers
     import transformers
 
@@ -51,22 +52,40 @@ def _component_class(library: str, class_name: str) -> Any:
     return found if is_module else None
 
 
+def made_from(found: Any, config: dict[str, Any]) -> torch.nn.Module:
+    """A component of a class of diffusers or transformers, with the weights it begins with."""
+    if hasattr(found, "from_config"):
+        made: torch.nn.Module = found.from_config(config)
+    else:  # of transformers
+        made = found(found.config_class.from_dict(config))
+    return made
+
+
+def stays_float32(found: Any, path: str, dtype: torch.dtype) -> bool:
+    """Whether a parameter is loaded in float32 where ``dtype`` is asked for.
+
+    Args:
+        found: class of its component.
+        path: of the parameter.
+        dtype: of the others.
+    """
+    of_diffusers = hasattr(found, "from_config")
+    # transformers makes exceptions from float16 only.
+    full_in = {torch.float16, torch.bfloat16} if of_diffusers else {torch.float16}
+    kept = set(getattr(found, "_keep_in_fp32_modules", None) or [])
+    return dtype in full_in and bool(kept & set(path.split(".")))
+
+
 def _count(model: ModelDescription, name: str, found: Any, dtype: torch.dtype) -> ComponentWeights:
     try:
         config = read_json(model.location, f"{name}/config.json")
     except UserError:
         return ComponentWeights(name, None, None)
     with torch.device("meta"):
-        if hasattr(found, "from_config"):
-            module = found.from_config(config)
-            full_in = {torch.float16, torch.bfloat16}
-        else:  # of transformers, which makes exceptions from float16 only
-            module = found(found.config_class.from_dict(config))
-            full_in = {torch.float16}
-    kept = set(getattr(found, "_keep_in_fp32_modules", None) or []) if dtype in full_in else set()
+        module = made_from(found, config)
     parameters = nbytes = 0
     for path, parameter in module.named_parameters():
-        size = torch.float32.itemsize if kept & set(path.split(".")) else dtype.itemsize
+        size = torch.float32.itemsize if stays_float32(found, path, dtype) else dtype.itemsize
         parameters += parameter.numel()
         nbytes += size * parameter.numel()
     return ComponentWeights(name, parameters, nbytes)

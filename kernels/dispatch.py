@@ -1,15 +1,19 @@
 """Chooses the backend of an operation for given tensors, and says why the others were passed over.
 
 An operation lists its backends fastest first. Nothing is remembered between calls: whoever runs an
-operation many times on tensors of one kind asks its ``select`` once and reports the `Choice`.
+operation many times on tensors of one kind (see `kind_of`) asks its ``select`` once, reports the
+`Choice`, and hands it to the operation, which then looks at nothing again.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,27 @@ def runs_anywhere(*_: object) -> None:
 def imported(module: str, name: str) -> Callable[..., Any]:
     """The function of that name, its module imported at the first call: Triton may be missing."""
 
+    @functools.cache
+    def function() -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        return found
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        return getattr(importlib.import_module(module), name)(*args, **kwargs)
+        return function()(*args, **kwargs)
 
     return call
+
+
+def kind_of(*tensors: torch.Tensor | None) -> tuple[object, ...]:
+    """All that decides about backends: tensors of one kind differ in their values alone."""
+    kind: list[object] = []
+    for tensor in tensors:
+        if tensor is None:
+            kind.append(None)
+        else:
+            kind += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+            kind.append(tensor.data_ptr() % 16)
+    return tuple(kind)
 
 
 def choose(

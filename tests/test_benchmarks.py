@@ -34,15 +34,15 @@ from benchmarks.quality import cases, image_rows
 from benchmarks.records import table, write
 from benchmarks.run import Run
 from benchmarks.sampled_checks import WrongResultError, check_selection, samples
-from benchmarks.timing import LONG_REPEATS, REPEATS, time_call
 from benchmarks.transformer_step import Shape, make_transformer
-from chipsparse import SparsityConfig, mlp
+from chipsparse import SparsityConfig, machine, mlp
 from chipsparse.kernels import column_sparse_attention
 from chipsparse.kernels.dispatch import Backend, runs_anywhere
 from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.kernels.neuron_selection import mean_preactivations
 from chipsparse.pipelines.flux import FluxAdapter
 from chipsparse.profiles import bundled_model, load_profile
+from chipsparse.timing import LONG_REPEATS, REPEATS, time_call
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
 CPU = torch.device("cpu")
@@ -300,7 +300,7 @@ def test_records_do_without_diffusers(monkeypatch):
             raise PackageNotFoundError(package)
         return "1.0"
 
-    monkeypatch.setattr(records, "version", version)
+    monkeypatch.setattr(machine, "version", version)
     found = records.environment(CPU)
     assert (found["diffusers"], found["triton"]) == (None, "1.0")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
 from typing import Literal
 
@@ -25,6 +26,7 @@ from chipsparse.kernels.triton_support import (
     why_not_unasked,
 )
 
+OP = "column_sparse_attention"
 BACKENDS = (
     Backend(
         "gluon",
@@ -54,7 +56,7 @@ def select(
     force: str | None = None,
 ) -> Choice:
     """The backend that `column_sparse_attention` would use for these tensors."""
-    return choose("column_sparse_attention", BACKENDS, query, key, value, group_rows, force=force)
+    return choose(OP, BACKENDS, query, key, value, group_rows, force=force)
 
 
 def column_sparse_attention(
@@ -72,7 +74,7 @@ def column_sparse_attention(
     kept_mass: torch.Tensor | None = None,
     max_transient_bytes: int = DEFAULT_TRANSIENT_BYTES,
     check_indices: bool = False,
-    backend: str | None = None,
+    backend: str | Choice | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Softmax attention over the kept columns, with tile packing, and the delta rule after it.
 
@@ -109,7 +111,7 @@ def column_sparse_attention(
         check_indices: for debugging, checks the values of indices and counts on the device before
             the launch, which makes the host wait for it.
         backend: forces one (``gluon``, ``triton``, ``reference``); None takes the first that can
-            run.
+            run. A `Choice` of `select` for such tensors runs unchecked.
 
     Returns:
         The output ``[B, H, N, D]`` in query's dtype, and the natural log-sum-exp of the kept
@@ -121,7 +123,9 @@ def column_sparse_attention(
             [0, K], an entry that counts not within [0, M), or a list repeats a column. Without it
             no values are looked at: that would make the host wait for the device.
     """
-    if torch.compiler.is_compiling():
+    if isinstance(backend, Choice):
+        choice = backend
+    elif torch.compiler.is_compiling():
         return ops.column_sparse_attention(
             query,
             key,
@@ -138,32 +142,12 @@ def column_sparse_attention(
             check_indices,
             backend,
         )
-    op = "column_sparse_attention"
-    check_attention_inputs(op, query, key, value)
-    check_group_rows(op, group_rows)
-    batch, heads, rows, _ = query.shape
-    groups = group_count(rows, group_rows)
-    check_dtype(op, "indices", indices, torch.int32)
-    check_dtype(op, "counts", counts, torch.int32)
-    if indices.dim() != 4:
-        raise ValueError(f"{op}: indices must be [B, H, G, K], got {list(indices.shape)}")
-    check_shape(op, "indices", indices, (batch, heads, groups, indices.shape[3]))
-    check_shape(op, "counts", counts, (batch, heads, groups))
-    if delta_rule not in (None, "merge", "difference"):
-        raise ValueError(f"{op}: delta_rule must be merge, difference or None, got {delta_rule!r}")
-    cache = {"residual": residual, "lse_dense": lse_dense, "kept_mass": kept_mass}
-    needed = {None: (), "difference": ("residual",), "merge": tuple(cache)}[delta_rule]
-    for name in needed:
-        tensor = cache[name]
-        if tensor is None:
-            raise ValueError(
-                f"{op}: delta_rule {delta_rule!r} needs {', '.join(needed)}; {name} is None"
-            )
-        check_floating(op, **{name: tensor})
-        check_shape(op, name, tensor, tuple(query.shape[: 4 if name == "residual" else 3]))
-    choice = select(query, key, value, group_rows=group_rows, force=backend)
+    else:
+        cache = {"residual": residual, "lse_dense": lse_dense, "kept_mass": kept_mass}
+        _check(query, key, value, indices, counts, group_rows, delta_rule, cache)
+        choice = select(query, key, value, group_rows=group_rows, force=backend)
     if check_indices:
-        _check_lists(op, indices, counts, key.shape[2])
+        _check_lists(OP, indices, counts, key.shape[2])
     return choice.backend.launch(
         query,
         key,
@@ -178,6 +162,41 @@ def column_sparse_attention(
         kept_mass=kept_mass,
         max_transient_bytes=max_transient_bytes,
     )
+
+
+def _check(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    indices: torch.Tensor,
+    counts: torch.Tensor,
+    group_rows: int,
+    delta_rule: str | None,
+    cache: Mapping[str, torch.Tensor | None],
+) -> None:
+    """Raises ``ValueError`` where shapes, dtypes, devices or the rule do not fit."""
+    op = OP
+    check_attention_inputs(op, query, key, value)
+    check_group_rows(op, group_rows)
+    batch, heads, rows, _ = query.shape
+    groups = group_count(rows, group_rows)
+    check_dtype(op, "indices", indices, torch.int32)
+    check_dtype(op, "counts", counts, torch.int32)
+    if indices.dim() != 4:
+        raise ValueError(f"{op}: indices must be [B, H, G, K], got {list(indices.shape)}")
+    check_shape(op, "indices", indices, (batch, heads, groups, indices.shape[3]))
+    check_shape(op, "counts", counts, (batch, heads, groups))
+    if delta_rule not in (None, "merge", "difference"):
+        raise ValueError(f"{op}: delta_rule must be merge, difference or None, got {delta_rule!r}")
+    needed = {None: (), "difference": ("residual",), "merge": tuple(cache)}[delta_rule]
+    for name in needed:
+        tensor = cache[name]
+        if tensor is None:
+            raise ValueError(
+                f"{op}: delta_rule {delta_rule!r} needs {', '.join(needed)}; {name} is None"
+            )
+        check_floating(op, **{name: tensor})
+        check_shape(op, name, tensor, tuple(query.shape[: 4 if name == "residual" else 3]))
 
 
 def _check_lists(op: str, indices: torch.Tensor, counts: torch.Tensor, columns: int) -> None:

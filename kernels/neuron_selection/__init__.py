@@ -92,7 +92,7 @@ def neuron_selection(
     gate_bias: torch.Tensor | None = None,
     activation: Literal["gelu-tanh", "gelu", "silu"] | None = None,
     group_rows: int = 128,
-    backend: str | None = None,
+    backend: str | Choice | None = None,
 ) -> torch.Tensor:
     """Chooses the neurons to recompute, by how far the group's mean pre-activation has moved.
 
@@ -113,6 +113,7 @@ def neuron_selection(
         activation: activation function of the gate; not used without one.
         group_rows: token rows per group; the last of the G = ceil(N / group_rows) may be ragged.
         backend: forces one (``triton``, ``reference``); None takes the first that can run.
+            A `Choice` of `select` for such tensors runs unchecked.
 
     Returns:
         int32 ``[B, G, K]``, ascending.
@@ -121,7 +122,9 @@ def neuron_selection(
         ValueError: shapes or dtypes do not fit, ``keep_count`` is negative, a gate has no
             activation, or the forced backend cannot run.
     """
-    if torch.compiler.is_compiling():
+    if isinstance(backend, Choice):
+        choice = backend
+    elif torch.compiler.is_compiling():
         return ops.neuron_selection(
             hidden,
             weight,
@@ -134,17 +137,23 @@ def neuron_selection(
             group_rows,
             backend,
         )
-    op = "neuron_selection"
-    _check(op, hidden, weight, bias, gate_weight, gate_bias, activation, group_rows)
-    if keep_count < 0:
-        raise ValueError(f"{op}: keep_count must not be negative, got {keep_count}")
-    if mean_cache.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"{op}: mean_cache must be float32 or float64, got {mean_cache.dtype}")
-    groups = group_count(hidden.shape[1], group_rows)
-    check_shape(op, "mean_cache", mean_cache, (hidden.shape[0], groups, weight.shape[0]))
-    choice = select(
-        hidden, weight, mean_cache, gate_weight=gate_weight, group_rows=group_rows, force=backend
-    )
+    else:
+        op = "neuron_selection"
+        _check(op, hidden, weight, bias, gate_weight, gate_bias, activation, group_rows)
+        if keep_count < 0:
+            raise ValueError(f"{op}: keep_count must not be negative, got {keep_count}")
+        if mean_cache.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"{op}: mean_cache must be float32 or float64, got {mean_cache.dtype}")
+        groups = group_count(hidden.shape[1], group_rows)
+        check_shape(op, "mean_cache", mean_cache, (hidden.shape[0], groups, weight.shape[0]))
+        choice = select(
+            hidden,
+            weight,
+            mean_cache,
+            gate_weight=gate_weight,
+            group_rows=group_rows,
+            force=backend,
+        )
     return choice.backend.launch(
         hidden,
         weight,

@@ -90,7 +90,7 @@ def sparse_mlp_down(
     addend: torch.Tensor | None = None,
     counts: torch.Tensor | None = None,
     group_rows: int = 128,
-    backend: str | None = None,
+    backend: str | Choice | None = None,
 ) -> torch.Tensor:
     """Adds ``delta @ weight[:, S].T`` to the cached output, where S is the group's neuron list.
 
@@ -110,6 +110,7 @@ def sparse_mlp_down(
             delta past the count are ignored.
         group_rows: token rows per group; the last of the G = ceil(N / group_rows) may be ragged.
         backend: forces one (``gluon``, ``triton``, ``reference``); None takes the first that runs.
+            A `Choice` of `select` for such tensors runs unchecked.
 
     Returns:
         A new contiguous ``[B, N, C]`` in delta's dtype: the updated ``output_cache`` as stored,
@@ -118,10 +119,36 @@ def sparse_mlp_down(
     Raises:
         ValueError: shapes or dtypes do not fit, or the forced backend cannot run.
     """
-    if torch.compiler.is_compiling():
+    if isinstance(backend, Choice):
+        choice = backend
+    elif torch.compiler.is_compiling():
         return ops.sparse_mlp_down(
             delta, weight, neuron_indices, output_cache, addend, counts, group_rows, backend
         )
+    else:
+        _check(delta, weight, neuron_indices, output_cache, addend, counts, group_rows)
+        choice = select(delta, weight, group_rows=group_rows, force=backend)
+    return choice.backend.launch(
+        delta,
+        weight,
+        neuron_indices,
+        output_cache,
+        addend=addend,
+        counts=counts,
+        group_rows=group_rows,
+    )
+
+
+def _check(
+    delta: torch.Tensor,
+    weight: torch.Tensor,
+    neuron_indices: torch.Tensor,
+    output_cache: torch.Tensor,
+    addend: torch.Tensor | None,
+    counts: torch.Tensor | None,
+    group_rows: int,
+) -> None:
+    """Raises ``ValueError`` where shapes or dtypes do not fit."""
     op = "sparse_mlp_down"
     check_floating(op, delta=delta, output_cache=output_cache)
     check_group_rows(op, group_rows)
@@ -141,12 +168,3 @@ def sparse_mlp_down(
     if counts is not None:
         check_dtype(op, "counts", counts, torch.int32)
         check_shape(op, "counts", counts, (batch, groups))
-    return select(delta, weight, group_rows=group_rows, force=backend).backend.launch(
-        delta,
-        weight,
-        neuron_indices,
-        output_cache,
-        addend=addend,
-        counts=counts,
-        group_rows=group_rows,
-    )

@@ -121,7 +121,7 @@ def sparse_mlp_up(
     gate_weight: torch.Tensor | None = None,
     gate_bias: torch.Tensor | None = None,
     group_rows: int = 128,
-    backend: str | None = None,
+    backend: str | Choice | None = None,
 ) -> torch.Tensor:
     """Computes the activations of the listed neurons and returns their change.
 
@@ -148,6 +148,7 @@ def sparse_mlp_up(
         gate_bias: ``[F]`` or None.
         group_rows: token rows per group; the last of the G = ceil(N / group_rows) may be ragged.
         backend: forces one (``gluon``, ``triton``, ``reference``); None takes the first that runs.
+            A `Choice` of `select` for such tensors runs unchecked.
 
     Returns:
         New minus old activation of the listed neurons, ``[B, N, K]`` in hidden's dtype; 0 past the
@@ -157,7 +158,9 @@ def sparse_mlp_up(
         ValueError: shapes or dtypes do not fit, the activation is unknown, or the forced backend
             cannot run.
     """
-    if torch.compiler.is_compiling():
+    if isinstance(backend, Choice):
+        choice = backend
+    elif torch.compiler.is_compiling():
         return ops.sparse_mlp_up(
             hidden,
             weight,
@@ -171,26 +174,18 @@ def sparse_mlp_up(
             group_rows,
             backend,
         )
-    op = "sparse_mlp_up"
-    _check(op, hidden, weight, bias, activation, gate_weight, gate_bias, group_rows)
-    check_floating(op, activation_cache=activation_cache)
-    batch, rows, _ = hidden.shape
-    groups = group_count(rows, group_rows)
-    check_dtype(op, "neuron_indices", neuron_indices, torch.int32)
-    capacity = neuron_indices.shape[-1:]
-    check_shape(op, "neuron_indices", neuron_indices, (batch, groups, *capacity))
-    check_shape(op, "activation_cache", activation_cache, (batch, rows, weight.shape[0]))
-    if counts is not None:
-        check_dtype(op, "counts", counts, torch.int32)
-        check_shape(op, "counts", counts, (batch, groups))
-    choice = select(
-        hidden,
-        weight,
-        activation_cache,
-        gate_weight=gate_weight,
-        group_rows=group_rows,
-        force=backend,
-    )
+    else:
+        op = "sparse_mlp_up"
+        _check(op, hidden, weight, bias, activation, gate_weight, gate_bias, group_rows)
+        _check_lists(op, hidden, weight, neuron_indices, activation_cache, counts, group_rows)
+        choice = select(
+            hidden,
+            weight,
+            activation_cache,
+            gate_weight=gate_weight,
+            group_rows=group_rows,
+            force=backend,
+        )
     return choice.backend.launch(
         hidden,
         weight,
@@ -270,3 +265,25 @@ def _check(
     check_group_rows(op, group_rows)
     check_first_layer(op, hidden, weight, bias, gate_weight, gate_bias)
     check_activation(op, activation)
+
+
+def _check_lists(
+    op: str,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    neuron_indices: torch.Tensor,
+    activation_cache: torch.Tensor,
+    counts: torch.Tensor | None,
+    group_rows: int,
+) -> None:
+    """What `sparse_mlp_up` asks of its lists and its cache."""
+    check_floating(op, activation_cache=activation_cache)
+    batch, rows, _ = hidden.shape
+    groups = group_count(rows, group_rows)
+    check_dtype(op, "neuron_indices", neuron_indices, torch.int32)
+    capacity = neuron_indices.shape[-1:]
+    check_shape(op, "neuron_indices", neuron_indices, (batch, groups, *capacity))
+    check_shape(op, "activation_cache", activation_cache, (batch, rows, weight.shape[0]))
+    if counts is not None:
+        check_dtype(op, "counts", counts, torch.int32)
+        check_shape(op, "counts", counts, (batch, groups))

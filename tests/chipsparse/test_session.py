@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import chipsparse.attention
 from chipsparse import SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.memory_plan import MemoryDemand
@@ -30,8 +31,18 @@ CONFIG = SparsityConfig().override(
 CPU = torch.device("cpu")
 
 
-def run(session, *, generation=1, branches=("cond", "uncond"), spoil=lambda step, layer: False):
-    """A generation of five steps; returns all outputs. Spoiled refreshes meet NaN constants."""
+def run(
+    session,
+    *,
+    generation=1,
+    branches=("cond", "uncond"),
+    spoil=lambda step, layer: False,
+    turned=lambda step: False,
+):
+    """A generation of five steps; returns all outputs.
+
+    Spoiled refreshes meet NaN constants. Turned queries lie in memory channel by channel.
+    """
     outputs = []
     for step in range(5):
         for branch in branches:
@@ -40,6 +51,8 @@ def run(session, *, generation=1, branches=("cond", "uncond"), spoil=lambda step
             for layer in range(LAYOUT.layers):
                 generator = torch.Generator().manual_seed(10 * step + layer)
                 query, key, value = torch.randn(3, 1, 2, 60, 8, generator=generator)
+                if turned(step):
+                    query = query.mT.contiguous().mT
                 if spoil(step, layer):
                     session._caches[branch, layer].attention.lse[0, 0, 3] = torch.nan
                 outputs.append(
@@ -71,6 +84,22 @@ def test_a_new_generation_forgets_the_backends_of_the_last():
     run(session)
     session.begin(StepContext(2, 0, "cond", 6), LAYOUT, CPU)
     assert (report.backends, report.passed_over, report.backend_reasons()) == ({}, {}, [])
+
+
+def test_backends_are_chosen_once_for_tensors_of_one_kind(monkeypatch):
+    chosen = []
+    choose = chipsparse.attention.backend_choices
+
+    def counted(query, *others, **settings):
+        chosen.append(query.stride())
+        return choose(query, *others, **settings)
+
+    monkeypatch.setattr(chipsparse.attention, "backend_choices", counted)
+    usual, other = (960, 480, 8, 1), (960, 480, 1, 60)
+    run(Session(CONFIG, GenerationReport()))
+    assert chosen == [usual]
+    run(Session(CONFIG, GenerationReport()), turned=lambda step: step == 3)
+    assert chosen == [usual, usual, other]
 
 
 def test_column_sums_of_nan_are_reported_once_per_layer():

@@ -12,6 +12,7 @@ import pytest
 
 from chipsparse.cli import denoise, media
 from chipsparse.pipelines.generic import UnservedModelError
+from tests.pipelines.test_families import FAMILIES
 from tests.tiny_models import PROMPT
 
 
@@ -106,6 +107,15 @@ def test_no_ffmpeg(fails_early, monkeypatch):
 
 def test_no_such_model(fails_early):
     assert fails_early(model="/nowhere/at/all") == "the model folder /nowhere/at/all does not exist"
+
+
+def test_a_pipeline_that_wants_more_than_a_prompt(fails_early, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("i2v")
+    FAMILIES["wan 2.1 image to video"].make().save_pretrained(folder)
+    assert fails_early(model=folder) == (
+        "WanImageToVideoPipeline also needs image; generate has nothing but a prompt for it; use "
+        "it in Python"
+    )
 
 
 def test_hub_name_without_network(fails_early, monkeypatch):

@@ -13,8 +13,8 @@ from diffusers import WanPipeline
 from PIL import Image
 from typer.testing import CliRunner
 
-from chipsparse.cli import media
 from chipsparse.cli.main import app
+from chipsparse.cli.panels import GAP_PIXELS
 from tests.tiny_models import PROMPT
 
 FRAME_SHAPE = (32, 48, 3)
@@ -168,7 +168,7 @@ def test_compare_writes_three_clips_and_measures_them(generate, workdir):
         for kind in ("dense", "output", "compare")
     )
     strip = joined.shape[1] - 32
-    assert joined.shape[2] == 2 * 48 + media.GAP_PIXELS
+    assert joined.shape[2] == 2 * 48 + GAP_PIXELS
     np.testing.assert_array_equal(joined[:, strip:, :48], dense)
     np.testing.assert_array_equal(joined[:, strip:, -48:], sparse)
     assert joined[:, :strip].max() > 200  # the labels
@@ -289,6 +289,8 @@ def test_help_and_version():
         (["--help"], "generate"),
         (["generate", "--help"], "generate"),
         (["explain", "--help"], "explain"),
+        (["compare", "--help"], "compare"),
+        (["bench", "--help"], "bench"),
     ):
         result = runner.invoke(app, arguments, env={"COLUMNS": "80"})
         assert result.exit_code == 0
@@ -299,7 +301,7 @@ def test_help_and_version():
     assert result.stdout.startswith("chipsparse 0.")
 
 
-@pytest.mark.parametrize("command", ["generate", "explain"])
+@pytest.mark.parametrize("command", ["generate", "explain", "compare", "bench"])
 def test_help_does_not_load_torch(command):
     code = (
         "import sys; from chipsparse.cli.main import app\n"

@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 
 from chipsparse.cli import media
+from chipsparse.cli.panels import GAP_PIXELS, Panel, join_panels
 
 COLOURS = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (128, 128, 128), (20, 60, 200)]
 
@@ -64,11 +65,9 @@ def test_all_files_or_none(tmp_path):
 def test_side_by_side(width):
     left = np.full((2, 32, width, 3), 10, dtype=np.uint8)
     right = np.full((2, 32, width, 3), 200, dtype=np.uint8)
-    joined = media.side_by_side(left, right, left_label="dense 12.3 s", right_label="sparse 4.5 s")
+    joined = join_panels([Panel(left, "dense 12.3 s"), Panel(right, "sparse 4.5 s")])
     assert joined.shape[0] == 2
-    assert joined.shape[2] == 2 * width + media.GAP_PIXELS
+    assert joined.shape[2] == 2 * width + GAP_PIXELS
     assert joined.shape[1] % 2 == 0
     np.testing.assert_array_equal(joined[:, -32:, :width], left)
     np.testing.assert_array_equal(joined[:, -32:, -width:], right)
-    with pytest.raises(ValueError, match="differ in shape"):
-        media.side_by_side(left, right[:1], left_label="", right_label="")

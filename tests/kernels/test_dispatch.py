@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from chipsparse.kernels.dispatch import Backend, choose, runs_anywhere
+from chipsparse.kernels.dispatch import Backend, choose, kind_of, runs_anywhere
 
 FAST = Backend("fast", lambda x: x + 1, lambda x: None if x.is_cuda else f"no {x.device.type}")
 PICKY = Backend("picky", lambda x: x + 2, lambda x: "never")
@@ -50,3 +50,22 @@ def test_choices_cannot_be_changed():
     choice = choose("op", (PLAIN,), X)
     with pytest.raises(dataclasses.FrozenInstanceError):
         choice.skipped = ()
+
+
+def test_one_kind_whatever_the_values():
+    tensor = torch.zeros(4, 6)
+    kind = kind_of(tensor, None)
+    assert kind_of(torch.ones(4, 6), None) == kind
+    assert hash(kind_of(torch.ones(4, 6), None)) == hash(kind)
+    others = {
+        "shape": torch.zeros(4, 7),
+        "strides": torch.zeros(6, 4).t(),
+        "dtype": torch.zeros(4, 6, dtype=torch.float64),
+        "device": torch.zeros(4, 6, device="meta"),
+        "alignment": torch.zeros(25)[1:].view(4, 6),
+        "none": None,
+    }
+    kinds = {name: kind_of(other, None) for name, other in others.items()}
+    assert len({kind, *kinds.values()}) == len(others) + 1
+    assert kind_of(tensor, tensor) != kind
+    assert kind_of(None, tensor) != kind

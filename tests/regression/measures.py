@@ -14,7 +14,16 @@ def centre(frame: torch.Tensor, colour: tuple[int, int, int]) -> torch.Tensor:
 
 
 def processor_seconds(run):
-    """What a call returns, and the time that all its threads computed, whoever else did."""
-    start = time.process_time()
-    result = run()
-    return result, time.process_time() - start
+    """What a call returns, and how long it computed, whoever else did.
+
+    On one thread: several would also count the time in which they wait for each other, which on a
+    busy machine is most of it.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        start = time.process_time()
+        result = run()
+        return result, time.process_time() - start
+    finally:
+        torch.set_num_threads(threads)

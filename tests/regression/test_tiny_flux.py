@@ -1,17 +1,13 @@
-"""The bundled image model with its own profile: what is in the folder, what it shows, how close.
-
-Floors with a wide margin, for any CPU, as in `test_tiny_wan.py`.
-"""
+"""The bundled image model with its own profile: what is in the folder, and what it shows."""
 
 import pytest
 import torch
 from diffusers import DiffusionPipeline, FluxPipeline
 
 import chipsparse
-from benchmarks.clips import Workload
 from chipsparse.profiles import ASSETS
-from chipsparse.quality import psnr, ssim
-from tests.regression.measures import centre, processor_seconds
+from tests.regression.cases import CASES
+from tests.regression.measures import centre
 
 FOLDER = ASSETS / "tiny-flux"
 PARTS = (
@@ -24,21 +20,11 @@ PARTS = (
     "vae",
 )
 RED, YELLOW, CYAN = (1, 0, 0), (1, 1, 0), (0, 1, 1)
-PROMPTS = {  # two colours (RGB, 0 or 1 each), and the first object's direction from the second
-    "a red circle to the left of a yellow square over a blue gradient": (RED, YELLOW, -1, 0),
-    "a yellow heart below a red triangle over gray stripes": (YELLOW, RED, 0, 1),
-    "a cyan star in the upper right and a red ring in the lower left over purple dots": (
-        CYAN,
-        RED,
-        1,
-        -1,
-    ),
-}
 
 
-@pytest.fixture(scope="module")
-def workload():
-    return Workload(FOLDER, list(PROMPTS)[:1], torch.device("cpu"), torch.float32)
+@pytest.fixture
+def workload(runs):
+    return runs.workload("tiny-flux")
 
 
 def test_the_folder_is_complete_small_and_stock():
@@ -70,36 +56,23 @@ def test_the_profile_is_found_and_an_image_has_at_least_1000_tokens(workload):
     assert (settings["height"] // patch) * (settings["width"] // patch) >= 1000
 
 
-def test_a_short_run_stays_close_to_dense(workload):
-    """Quick: few steps; finds a broken delta rule, not a small loss of quality."""
-    changes = {"num_inference_steps": 8}
-    config = workload.profile.sparsity.override(
-        {
-            "schedule.warmup_steps": 3,
-            "schedule.refresh_steps": [5],
-            "schedule.skip_steps": [],
-            "schedule.final_dense_steps": 0,
-        }
-    )
-    dense = workload.generate(None, **changes)
-    sparse = workload.generate(config, **changes)
-    assert sparse.report.actions() == {"dense": 2, "refresh": 2, "sparse": 4}
-    assert sparse.report.fallbacks == []
-    assert 20 < psnr(dense.frames[0], sparse.frames[0]) < 80
+@pytest.mark.slow
+def test_the_profile_shows_the_prompt_and_saves_time(runs):
+    case = CASES["flux-profile"]
+    dense, sparse = runs.dense(case), runs.sparse(case)
+    assert case.prompt == "a yellow heart below a red triangle over gray stripes"
+    for result in (dense, sparse):
+        down, right = (centre(result.frames[0], YELLOW) - centre(result.frames[0], RED)).tolist()
+        assert down > 40
+        assert abs(right) < 40
+    assert dense.seconds / sparse.seconds > 1.2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_the_profile_shows_the_prompt_and_stays_close_to_dense(workload, prompt):
-    config, prompts = workload.profile.sparsity, [prompt]
-    dense, dense_seconds = processor_seconds(lambda: workload.generate(None, prompts=prompts))
-    sparse, sparse_seconds = processor_seconds(lambda: workload.generate(config, prompts=prompts))
-    first, second, right, down = PROMPTS[prompt]
-    for image in (dense.frames[0, 0], sparse.frames[0, 0]):
-        apart = (centre(image, first) - centre(image, second)).tolist()
-        for distance, sign in zip(apart, (down, right), strict=True):
-            assert sign * distance > 40 if sign else abs(distance) < 40
-    assert psnr(dense.frames[0], sparse.frames[0]) > 23
-    assert ssim(dense.frames[0], sparse.frames[0]) > 0.9
-    assert dense_seconds / sparse_seconds > 1.2
-    assert {"dense", "refresh", "sparse"} <= set(sparse.report.actions())
+def test_two_objects_stand_where_the_prompt_puts_them(runs):
+    case = CASES["flux-difference"]
+    assert case.prompt.startswith("a cyan star in the upper right and a red ring in the lower left")
+    for result in (runs.dense(case), runs.sparse(case)):
+        down, right = (centre(result.frames[0], CYAN) - centre(result.frames[0], RED)).tolist()
+        assert down < -40
+        assert right > 40

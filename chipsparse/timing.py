@@ -1,9 +1,9 @@
 """How long a call takes: CUDA events on a GPU, the wall clock elsewhere.
 
 Calls repeat on the same tensors, baselines and candidates alike, so what fits in the last-level
-cache stays in it. The tensors of all named cases but `odd` exceed the 50 to 60 MB of today's
-largest GPU caches, so nothing is rotated; a smaller shape measures a warm cache, as a layer that
-has just written its inputs finds it.
+cache stays in it. The tensors of large layers exceed the 50 to 60 MB of today's largest GPU caches,
+so nothing is rotated; a smaller shape measures a warm cache, as a layer that has just written its
+inputs finds it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Timing:
-    """The median time of one call, and how it was taken: events, graph or clock."""
+    """The median time of one call.
+
+    Attributes:
+        latency_ms: in milliseconds.
+        method: how it was taken: "events", "graph" or "clock".
+    """
 
     latency_ms: float
     method: str
@@ -94,8 +99,7 @@ def _captured(call: Call, launches: int) -> torch.cuda.CUDAGraph | None:
         with torch.cuda.graph(graph):
             for _ in range(launches):
                 call()
-    except RuntimeError as error:
-        print(f"not captured, timed by events: {str(error).splitlines()[0]}", flush=True)
+    except RuntimeError:
         torch.cuda.set_stream(stream)  # a capture that fails leaves its own stream current
         torch.cuda.synchronize()
         return None

@@ -1,0 +1,150 @@
+"""What `chipsparse bench` measured, as tables for people."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from chipsparse.byte_sizes import format_bytes
+from chipsparse.cli.benchmark import Benchmark
+from chipsparse.cli.explain_text import PART_NAMES, short_place
+from chipsparse.cli.step_times import StepTimes
+from chipsparse.cli.summary import seconds_text
+from chipsparse.cli.tables import Facts, facts_table, number_table
+from chipsparse.layer_times import PartTimes
+
+ORDER = ("dense", "refresh", "sparse", "skip")
+UNEVEN = 0.05
+
+
+def print_benchmark(found: Benchmark, console: Console) -> None:
+    """What ran where, one layer, the steps, and how to run it again."""
+    _print(console, facts_table(_facts(found)))
+    if found.layers:
+        _print(console, _layer_table(found.layers))
+    if notes := _layer_facts(found):
+        _print(console, facts_table(notes))
+    if found.steps is not None:
+        _print(console, _step_table(found.steps))
+        _print(console, facts_table(_step_facts(found.steps, found)))
+    console.print(" again:", style="bold")
+    console.print(f" {found.command}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _print(console: Console, table: Table) -> None:
+    console.print(table, highlight=False, markup=False)
+    console.print()
+
+
+def _facts(found: Benchmark) -> Facts:
+    layout, (height, width) = found.planned.plan.layout, found.planned.pixels
+    frames = found.planned.settings.num_frames
+    picture = f"{width}x{height} pixels" + (f", {frames} frames" if frames else "")
+    threads = f", PyTorch on {found.threads} of them" if found.threads else ""
+    versions = [f"{name} {version}" for name, version in found.versions.items() if version]
+    dtype = str(found.dtype).removeprefix("torch.")
+    return [
+        ("model", f"{short_place(found.model.location)} ({found.model.transformer_class})"),
+        ("profile", short_place(found.profile.source)),
+        (
+            "picture",
+            f"{picture}: {layout.tokens:,} tokens, {layout.heads} heads of {layout.head_dim}",
+        ),
+        ("device", f"{found.device_name}{threads}, {dtype}"),
+        ("versions", ", ".join(versions)),
+    ]
+
+
+def _layer_table(layers: list[PartTimes]) -> Table:
+    table = number_table(
+        "one layer", "kept", "PyTorch", "dense", "refresh", "sparse", "speed-up", gap=1
+    )
+    several = len({each.kind for each in layers}) > 1
+    for each in layers:
+        name = PART_NAMES[each.part] + (f", {each.kind}" if several else "")
+        times = [_milliseconds(each.milliseconds[action]) for action in ORDER[:3]]
+        table.add_row(
+            name,
+            f"{each.kept / each.total:.1%}",
+            _milliseconds(each.baseline_ms),
+            *times,
+            f"{each.speedup:.2f}x",
+        )
+    return table
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 3}f} ms"
+
+
+def _layer_facts(found: Benchmark) -> Facts:
+    facts: Facts = []
+    for part, name in PART_NAMES.items():
+        baselines = dict.fromkeys(each.baseline for each in found.layers if each.part == part)
+        facts += [("PyTorch", f"{name}: {baseline}") for baseline in baselines]
+    errors = [each.error for each in found.layers if each.error is not None]
+    if errors:
+        facts.append(("checked", f"sparse against dense: relative error {max(errors):.0e} or less"))
+    backends = {op: backend for each in found.layers for op, backend in each.backends.items()}
+    if backends:
+        facts.append(("backends", ", ".join(f"{op}: {name}" for op, name in backends.items())))
+    return facts + [("dense", reason) for reason in found.dense]
+
+
+def _step_table(steps: StepTimes) -> Table:
+    table = number_table("one step", "time", "speed-up", "in a generation", gap=1)
+    table.add_row("stock", seconds_text(steps.stock), "1.00x", "")
+    others = [action for action in steps.patched if action not in ORDER]
+    for action in (*ORDER, *others):
+        if action not in steps.patched:
+            continue
+        seconds = steps.patched[action]
+        ratio = "" if action == "skip" else f"{steps.stock / seconds:.2f}x"
+        table.add_row(action, seconds_text(seconds), ratio, str(steps.counts.get(action, 0)))
+    return table
+
+
+def _step_facts(steps: StepTimes, found: Benchmark) -> Facts:
+    facts: Facts = []
+    count, run = sum(steps.counts.values()), steps.patched_run
+    if run is None:
+        facts.append(("generation", "not summed: the run took no step of some action"))
+    else:
+        facts.append(
+            (
+                "generation",
+                f"{count} steps: {seconds_text(run)}, stock {seconds_text(steps.stock_run)}: "
+                f"{steps.stock_run / run:.2f} times as fast (summed from these steps; text encoder "
+                "and decoder left out)",
+            )
+        )
+    shares = [
+        f"{share:.1%} of the {what}"
+        for share, what in ((steps.attention_kept, "columns"), (steps.mlp_kept, "neurons"))
+        if share is not None
+    ]
+    if shares:
+        facts.append(("computed", f"{' and '.join(shares)} at a sparse step"))
+    if steps.patched_peak_bytes is not None and steps.stock_peak_bytes is not None:
+        peaks = [format_bytes(size) for size in (steps.patched_peak_bytes, steps.stock_peak_bytes)]
+        facts.append(("memory", f"peak {peaks[0]} on the GPU, stock {peaks[1]}"))
+    if found.random_weights:
+        facts.append(("weights", "random: times mean something, pictures would not"))
+    if found.planned.plan.skips_by_threshold():
+        facts.append(("note", "what skip_threshold would skip is not known, and counted as run"))
+    facts += uneven_facts(steps)
+    return facts + [("fallback", sentence) for sentence in steps.fallbacks]
+
+
+def uneven_facts(steps: StepTimes) -> Facts:
+    """Whether the machine was as fast before the measurement as after it."""
+    if abs(steps.stock_after / steps.stock_before - 1) <= UNEVEN:
+        return []
+    both = [seconds_text(each) for each in (steps.stock_before, steps.stock_after)]
+    return [
+        (
+            "note",
+            f"stock steps took {both[0]} before the others and {both[1]} after them: this "
+            "machine's speed changes, so its ratios are rough",
+        )
+    ]

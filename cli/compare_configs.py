@@ -1,0 +1,212 @@
+"""Two configs against the stock model and against each other, over prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from chipsparse.bootstrap import LEAST_VALUES
+from chipsparse.cli import media
+from chipsparse.cli.compare_files import Picture
+from chipsparse.cli.compare_subjects import Subject
+from chipsparse.cli.difference_picture import difference_rows
+from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.lpips import Lpips
+from chipsparse.cli.model import (
+    ModelDescription,
+    choose_device,
+    choose_dtype,
+    load_pipeline,
+    quiet_libraries,
+)
+from chipsparse.cli.paired_runs import (
+    SIDES,
+    PairedRunner,
+    PromptRuns,
+    Side,
+    WorstClips,
+    run_prompts,
+)
+from chipsparse.cli.panels import stack_panels
+from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.request import check_prompt_is_enough, look_up, required_profile
+from chipsparse.cli.settings import (
+    OPTION_OF,
+    CommonOptions,
+    GenerationSettings,
+    check_seed,
+    resolve_settings,
+)
+from chipsparse.profiles import ASSETS, Profile
+
+BUNDLED_COUNT = 8  # prompts, where no file of them is given
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(CommonOptions):
+    """What the user typed for two configs; None where an option was left out."""
+
+    subjects: tuple[Subject, Subject]
+    prompts: Path | None
+    count: int | None
+    seed: int
+    output: Path | None
+    factor: int | None
+    fps: int
+
+    def check(self) -> None:
+        """Raises `UserError` for what is wrong with any model and on any device."""
+        super().check()
+        check_seed(self.seed)
+        if self.count is not None and self.count < LEAST_VALUES:
+            raise UserError(f"--count {self.count}: intervals need at least {LEAST_VALUES} prompts")
+        if self.output is not None:
+            media.check_output(self.output, fps=self.fps)
+
+
+@dataclass(frozen=True)
+class ConfigsComparison:
+    """What `chipsparse compare` found out about two configs.
+
+    Attributes:
+        model: what the model's files say.
+        device: where it ran.
+        dtype: of the weights.
+        subjects: A and B as they were typed.
+        profiles: of A and B; None for the stock model.
+        settings: of every generation.
+        prompts: one entry for each that was generated.
+        asked: how many there should be.
+        lpips: the metric, or why there is none.
+        picture: of the worst prompt, if one was asked for.
+        pictured: which prompt that is, from 0.
+    """
+
+    model: ModelDescription
+    device: torch.device
+    dtype: torch.dtype
+    subjects: tuple[Subject, Subject]
+    profiles: dict[Side, Profile | None]
+    settings: GenerationSettings
+    prompts: list[PromptRuns]
+    asked: int
+    lpips: Lpips
+    picture: Picture | None
+    pictured: int | None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user broke off before the last prompt."""
+        return len(self.prompts) < self.asked
+
+
+def compare_configs(options: CompareOptions) -> ConfigsComparison:
+    """Checks all that is cheap to check, then generates, compares and writes."""
+    options.check()
+    device = choose_device(options.device)
+    options.check_vram(device)
+    dtype = choose_dtype(options.dtype, device)
+    with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
+        model = look_up(options, display)
+        check_prompt_is_enough(model, "configs are compared on prompts alone")
+        profiles = {
+            side: _profile(options, subject, model)
+            for side, subject in zip(SIDES, options.subjects, strict=True)
+        }
+        settings = _common_settings(options, model, profiles)
+        prompts = read_prompts(options, video=model.accepts("num_frames"))
+        if options.output is not None:
+            media.check_kind(options.output, video=model.accepts("num_frames"))
+        with display.stage("loading the model"):
+            pipe = load_pipeline(model, device=device, dtype=dtype)
+        runner = PairedRunner(pipe, profiles, settings, display)
+        runs = run_prompts(runner, prompts, seed=options.seed)
+        picture = None
+        if options.output is not None:
+            with display.stage(f"writing {options.output}"):
+                picture = _write_picture(runs.worst, options.output, options)
+    return ConfigsComparison(
+        model=model,
+        device=device,
+        dtype=dtype,
+        subjects=options.subjects,
+        profiles=profiles,
+        settings=settings,
+        prompts=runs.prompts,
+        asked=runs.asked,
+        lpips=runs.lpips,
+        picture=picture,
+        pictured=None if picture is None else runs.worst.index,
+    )
+
+
+def read_prompts(options: CompareOptions, *, video: bool) -> list[str]:
+    """The first ``--count`` lines of ``--prompts`` that are not empty, or of the bundled ones."""
+    path = options.prompts or ASSETS / "prompts" / ("shapes.txt" if video else "images.txt")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--prompts {path} could not be read: {first_line(error)}") from error
+    found = [line.strip() for line in lines if line.strip()]
+    wanted = options.count or (BUNDLED_COUNT if options.prompts is None else len(found))
+    if len(found) < max(wanted, LEAST_VALUES):
+        asked = f"--count {options.count} asks for more" if options.count else ""
+        raise UserError(
+            f"{path} has {len(found)} prompt{'s' * (len(found) != 1)}; "
+            + (asked or f"intervals need at least {LEAST_VALUES}, one a line")
+        )
+    return found[:wanted]
+
+
+def _profile(options: CommonOptions, subject: Subject, model: ModelDescription) -> Profile | None:
+    if subject.kind == "dense":
+        return None
+    return required_profile(dataclasses.replace(options, config=subject.path), model)
+
+
+def _common_settings(
+    options: CommonOptions, model: ModelDescription, profiles: dict[Side, Profile | None]
+) -> GenerationSettings:
+    """The settings that both configs ask for; raises `UserError` where they ask for others."""
+    found = [
+        resolve_settings(options, model, profile.generation)
+        for profile in profiles.values()
+        if profile is not None
+    ]
+    first, last = (dataclasses.asdict(settings) for settings in (found[0], found[-1]))
+    for name, value in first.items():
+        if value != last[name]:
+            option = OPTION_OF.get(name)
+            way = f"give {option}" if option else "make them the same in both files"
+            raise UserError(
+                f"A generates with {name} {value} and B with {last[name]}; pictures of other "
+                f"settings do not compare: {way}"
+            )
+    return found[0]
+
+
+def _write_picture(worst: WorstClips, output: Path, options: CompareOptions) -> Picture:
+    others = [
+        (worst.frames[side], f"{side}: {Path(subject.text).stem}")
+        for side, subject in zip(SIDES, options.subjects, strict=True)
+        if subject.kind != "dense"
+    ]
+    rows, factor = difference_rows((worst.frames["dense"], "dense"), others, factor=options.factor)
+    written = media.write_media({output: stack_panels(rows)}, fps=options.fps)
+    return Picture(written[output], factor)
+
+
+def notes(comparison: ConfigsComparison) -> Iterator[str]:
+    """What to know beside the numbers, one sentence each."""
+    count = len(comparison.prompts)
+    if comparison.interrupted:
+        yield f"interrupted: of {comparison.asked} prompts, the first {count} are told"
+    if count < 10:
+        yield f"intervals from {count} prompts are rough and tend to be too narrow; use more"
+    for side in SIDES:
+        told = [line for runs in comparison.prompts for line in runs.sides[side].fallbacks]
+        yield from (f"{side}: {line}" for line in dict.fromkeys(told))

@@ -1,0 +1,122 @@
+"""Two videos or images against each other: numbers, and a picture of where they differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from chipsparse.cli import media
+from chipsparse.cli.difference_picture import difference_rows
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.lpips import Lpips, find_lpips
+from chipsparse.cli.panels import stack_panels
+from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.read_media import Clip, output_fps, read_clip
+from chipsparse.clip_comparison import ClipComparison, compare_clips
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A clip that shows a comparison.
+
+    Attributes:
+        files: what was written.
+        factor: by how much its heat-map amplifies.
+    """
+
+    files: list[Path]
+    factor: int
+
+
+@dataclass(frozen=True)
+class FilesComparison:
+    """What `chipsparse compare` found out about two files.
+
+    Attributes:
+        paths: of A and B.
+        clips: their pixels.
+        result: how far B is from A.
+        lpips: the metric, or why there is none.
+        picture: of both and their difference, if one was asked for.
+    """
+
+    paths: tuple[Path, Path]
+    clips: tuple[Clip, Clip]
+    result: ClipComparison
+    lpips: Lpips
+    picture: Picture | None
+
+    @property
+    def lossy(self) -> list[Path]:
+        """The files whose format changed the pixels."""
+        pairs = zip(self.paths, self.clips, strict=True)
+        return list(dict.fromkeys(path for path, clip in pairs if clip.lossy))
+
+
+def compare_files(
+    a: Path,
+    b: Path,
+    *,
+    output: Path | None,
+    factor: int | None,
+    fps: int | None,
+    display: ProgressDisplay,
+) -> FilesComparison:
+    """Reads both, compares them and writes their picture.
+
+    Args:
+        a: the reference.
+        b: what is compared with it.
+        output: of the picture; None for none.
+        factor: of its heat-map; None chooses one.
+        fps: of the picture; None takes that of the files.
+        display: told what goes on.
+
+    Raises:
+        UserError: a file cannot be read or written, or the two do not fit together.
+    """
+    if output is not None:
+        media.check_output(output, fps=fps or media.DEFAULT_FPS)
+    clips = []
+    for path in (a, b):
+        with display.stage(f"reading {path}"):
+            clips.append(read_clip(path))
+    first, second = clips
+    _check_pair(a, first, b, second)
+    rate = fps or output_fps(first, second)
+    if output is not None:
+        media.check_output(output, fps=rate)
+        _check_inputs_stay(output, [*first.files, *second.files])
+    lpips = find_lpips(*first.frames.shape[1:3])
+    with display.stage("comparing"):
+        result = compare_clips(first.frames, second.frames, perceptual=lpips.measure)
+    picture = None
+    if output is not None:
+        with display.stage(f"writing {output}"):
+            rows, used = difference_rows(
+                (first.frames, a.name), [(second.frames, b.name)], factor=factor, in_one_row=True
+            )
+            written = media.write_media({output: stack_panels(rows)}, fps=rate)
+            picture = Picture(written[output], used)
+    return FilesComparison((a, b), (first, second), result, lpips, picture)
+
+
+def _check_pair(a: Path, first: Clip, b: Path, second: Clip) -> None:
+    for what, index in (("frames", 0), ("pixels", slice(2, 0, -1))):
+        sizes = [clip.frames.shape[index] for clip in (first, second)]
+        if sizes[0] != sizes[1]:
+            texts = ["x".join(map(str, s)) if isinstance(s, tuple) else str(s) for s in sizes]
+            raise UserError(
+                f"{a} has {texts[0]} {what} and {b} has {texts[1]}; only clips of one size and "
+                "length can be compared"
+            )
+
+
+def _check_inputs_stay(output: Path, files: list[Path]) -> None:
+    """Raises `UserError` where the output, or one of its numbered files, would replace an input."""
+    for file in files:
+        stem, dash, number = file.stem.rpartition("-")
+        numbered = bool(dash) and number.isdigit() and file.with_name(stem + file.suffix)
+        for taken in (file, numbered):
+            if taken and taken.resolve() == output.resolve():
+                raise UserError(f"--output {output} would replace {file}, which is compared")

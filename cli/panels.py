@@ -1,0 +1,87 @@
+"""Clips beside and above each other in one picture, each under its label.
+
+Frames are `[F, H, W, 3]` uint8 arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+GAP_PIXELS = 4
+
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One clip of a picture of several.
+
+    Attributes:
+        frames: uint8 ``[F, H, W, 3]``.
+        label: stands above it; words that do not fit are left out from the end.
+    """
+
+    frames: np.ndarray
+    label: str
+
+
+def join_panels(panels: Iterable[Panel]) -> np.ndarray:
+    """One wide clip of clips of one shape; raises `ValueError` where they differ."""
+    return stack_panels([list(panels)])
+
+
+def stack_panels(rows: Sequence[Sequence[Panel | None]]) -> np.ndarray:
+    """Rows of clips of one shape, from top to bottom; None leaves a place black.
+
+    Raises:
+        ValueError: the clips differ in shape, the rows in length, or there is no clip.
+    """
+    shapes = {panel.frames.shape for row in rows for panel in row if panel is not None}
+    if len(shapes) != 1:
+        raise ValueError(f"the clips differ in shape: {' and '.join(map(str, sorted(shapes)))}")
+    if len({len(row) for row in rows}) != 1:
+        raise ValueError(f"the rows differ in length: {[len(row) for row in rows]}")
+    shape = shapes.pop()
+    font = ImageFont.load_default(size=max(10, min(28, shape[1] // 20)))
+    labels = [panel.label for row in rows for panel in row if panel is not None]
+    height = _strip_height("".join(labels), font)
+    joined = [_row(row, shape, font, height) for row in rows]
+    return np.concatenate(_with_gaps(joined, axis=1), axis=1)
+
+
+def _row(
+    panels: Sequence[Panel | None], shape: tuple[int, ...], font: Font, strip_height: int
+) -> np.ndarray:
+    frames, _, width, _ = shape
+    columns = []
+    for panel in panels:
+        shown = Panel(np.zeros(shape, np.uint8), "") if panel is None else panel
+        strip = _strip(shown.label, width, strip_height, font)
+        strips = np.broadcast_to(strip, (frames, *strip.shape))
+        columns.append(np.concatenate([strips, shown.frames], axis=1))
+    return np.concatenate(_with_gaps(columns, axis=2), axis=2)
+
+
+def _with_gaps(clips: list[np.ndarray], *, axis: int) -> list[np.ndarray]:
+    shape = list(clips[0].shape)
+    shape[axis] = GAP_PIXELS
+    gap = np.zeros(shape, np.uint8)
+    return [piece for clip in clips for piece in (gap, clip)][1:]
+
+
+def _strip_height(labels: str, font: Font) -> int:
+    return (int(font.getbbox(labels)[3]) + 6) // 2 * 2
+
+
+def _strip(label: str, width: int, height: int, font: Font) -> np.ndarray:
+    strip = Image.new("RGB", (width, height))
+    draw = ImageDraw.Draw(strip)
+    words = label.split()
+    while len(words) > 1 and draw.textlength(" ".join(words), font=font) > width - 4:
+        words.pop()
+    draw.text((2, 2), " ".join(words), fill="white", font=font)
+    return np.asarray(strip)

@@ -1,0 +1,19 @@
+"""``python -m docs.tables``: writes the tables of the documentation anew."""
+
+from __future__ import annotations
+
+from docs.tables import pages, renewed
+
+
+def main() -> None:
+    """Writes the pages that change, and names them."""
+    for page in pages():
+        before = page.read_text(encoding="utf-8")
+        after = renewed(before)
+        if after != before:
+            page.write_text(after, encoding="utf-8")
+            print(page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,333 @@
+"""What was measured, from the committed records; nothing here is typed by hand."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from chipsparse.plan import Action
+from docs.tables.markdown import table
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+CASES = {
+    "hunyuan_720p": "HunyuanVideo 720p",
+    "hunyuan_32k": "32k tokens",
+    "wan14b_720p": "Wan 14B 720p",
+    "wan1b_480p": "Wan 1.3B 480p",
+    "flux_1280x768": "FLUX.1-dev 1280x768",
+    "flux_image": "FLUX.1-dev, image tokens",
+    "d64_video": "head size 64",
+}
+RULES = ("merge", "difference")
+
+Record = dict[str, Any]
+
+
+def attention_kernels() -> str:
+    """Column-sparse attention and a refresh's attention, against the dense one."""
+    file = "attention_kernels_h200.json"
+    records = read(file)
+
+    def speedup(case: str, backend: str, rows: int) -> str:
+        """Without a delta rule: it was timed for one backend only."""
+        found = find(
+            records,
+            op="column_sparse_attention",
+            case=case,
+            backend=backend,
+            group_rows=rows,
+            delta_rule="none",
+        )
+        return f"{found[0]['speedup']:.1f}x" if found else "-"
+
+    rows = []
+    for case in unique(records, "case"):
+        sparse = find(records, op="column_sparse_attention", case=case)[0]
+        refresh = find(
+            records, op="dense_attention_column_sums", case=case, backend="gluon", group_rows=128
+        )[0]
+        rows.append(
+            (
+                name_of(case),
+                f"{sparse['tokens']:,}",
+                f"{sparse['keep_fraction']:.1%}",
+                f"{sparse['baseline_ms']:.3g}",
+                f"{sparse['ideal']:.1f}x",
+                speedup(case, "gluon", 128),
+                speedup(case, "gluon", 192),
+                speedup(case, "triton", 128),
+                f"{refresh['latency_ms'] / refresh['baseline_ms']:.2f}",
+            )
+        )
+    columns = (
+        "case",
+        "tokens",
+        "kept",
+        "cuDNN, ms",
+        "ideal",
+        "Gluon, 128 rows",
+        "Gluon, 192",
+        "Triton, 128",
+        "refresh over dense",
+    )
+    return f"{table(columns, rows, texts=1)}\n\n{source(file, records)}"
+
+
+def attention_by_share() -> str:
+    """The speed-up over dense attention, by the share of columns kept."""
+    file = "attention_curve_h200.json"
+    records = find(read(file), curve="keep")
+    shares = sorted({round(record["keep_fraction"], 2) for record in records})
+    rows = []
+    for case in unique(records, "case"):
+        found = {round(each["keep_fraction"], 2): each for each in find(records, case=case)}
+        first = found[shares[0]]
+        name = f"{first['tokens']:,} tokens, {first['heads']} heads"
+        rows.append((name, *(f"{found[share]['speedup']:.1f}x" for share in shares)))
+    ideals = [f"{1 / share:.1f}x" for share in shares]
+    rows.append(("ideal", *ideals))
+    columns = ("columns kept", *(f"{share:.0%}" for share in shares))
+    return f"{table(columns, rows, texts=1)}\n\n{source(file, records)}"
+
+
+def sparse_mlp() -> str:
+    """The sparse feed-forward layer, choice of neurons included."""
+    file = "sparse_mlp_h200.json"
+    records = find(read(file), op="sparse_mlp")
+    rows = []
+    for case in unique(records, "case"):
+        by_backend = {record["backend"]: record for record in find(records, case=case)}
+        gluon, triton = by_backend["gluon"], by_backend["triton"]
+        rows.append(
+            (
+                name_of(case),
+                f"{gluon['mlp_tokens']:,}",
+                f"{gluon['channels']:,} to {gluon['mlp_width']:,}",
+                f"{gluon['keep_fraction']:.0%}",
+                f"{gluon['baseline_ms']:.3g}",
+                f"{gluon['speedup']:.2f}x",
+                f"{triton['speedup']:.2f}x",
+            )
+        )
+    columns = ("case", "tokens", "width", "neurons kept", "dense, ms", "Gluon", "Triton")
+    return f"{table(columns, rows, texts=1)}\n\n{source(file, records)}"
+
+
+def full_size() -> str:
+    """Generations of full-size transformers, summed from measured steps."""
+    file = "full_size_h200.json"
+    records = read(file)
+    rows = []
+    for record in records:
+        rows.append(
+            (
+                name_of(record["case"]),
+                steps(record),
+                f"{record['keep_fraction']:.3g}, {record['mlp_keep_fraction']:.2g}",
+                f"{record['baseline_step_ms']:,.0f}",
+                f"{record['dense_ms']:,.0f}",
+                f"{record['refresh_ms']:,.0f}",
+                f"{record['sparse_ms']:,.0f}",
+                f"{record['speedup']:.2f}x",
+            )
+        )
+    columns = (
+        "model",
+        "steps",
+        "columns, neurons",
+        "stock, ms",
+        "dense, ms",
+        "refresh, ms",
+        "sparse, ms",
+        "all steps",
+    )
+    remarks = {
+        f"{name_of(record['case'])}: {record['remark']}"
+        for record in records
+        if record.get("remark")
+    }
+    notes = "".join(f". {remark}" for remark in sorted(remarks))
+    return f"{table(columns, rows, texts=2)}\n\n{source(file, records)}{notes}."
+
+
+def host_memory() -> str:
+    """Sparse steps with all caches in host memory, against all of them on the GPU."""
+    file = "offload_h200.json"
+    records = read(file)
+    rows = []
+    for record in records:
+        rows.append(
+            (
+                name_of(record["case"]),
+                str(record["layers"]),
+                record["mlp"],
+                f"{record['to_device_bytes'] / 1e9:.1f} GB",
+                f"{record['to_host_bytes'] / 1e9:.1f} GB" if record["to_host_bytes"] else "-",
+                f"{record['baseline_ms']:,.0f}",
+                f"{record['latency_ms']:,.0f}",
+                f"{record['latency_ms'] / record['baseline_ms']:.3f}",
+            )
+        )
+    columns = (
+        "case",
+        "layers",
+        "MLP",
+        "to the GPU",
+        "back",
+        "on the GPU, ms",
+        "in host memory, ms",
+        "ratio",
+    )
+    return f"{table(columns, rows, texts=1)}\n\n{source(file, records)}"
+
+
+def tiny_wan_time() -> str:
+    """Whole generations of tiny-wan on a CPU."""
+    file = "end_to_end_cpu.json"
+    records = read(file)
+    rows = [
+        (
+            record["case"],
+            f"{record['baseline_ms'] / 1e3:.1f}",
+            f"{record['latency_ms'] / 1e3:.1f}",
+            f"{record['speedup']:.2f}x",
+            f"{record['psnr']:.1f}",
+            f"{record['ssim']:.3f}",
+        )
+        for record in records
+    ]
+    made = steps({"actions": records[0]["schedule"]})
+    columns = ("prompt", "dense, s", "sparse, s", "speed-up", "PSNR, dB", "SSIM")
+    return f"{table(columns, rows, texts=1)}\n\nSteps: {made}. {source(file, records)}"
+
+
+def tiny_wan_quality() -> str:
+    """Both delta rules by the share of columns, with controls, on tiny-wan."""
+    file = "quality_h200.json"
+    records = read(file)
+    shares = ("5%", "10%", "20%", "30%")
+    rows = [
+        (
+            f"`{rule}`, {parts}",
+            *(quality(records, f"{rule}, keep {share}, {parts}") for share in shares),
+        )
+        for parts in ("attention", "attention + MLP")
+        for rule in RULES
+    ]
+    control = "control: kept columns only, keep {}, attention"
+    rows.append(
+        ("kept columns, no cache", *(quality(records, control.format(share)) for share in shares))
+    )
+    by_share = table(("columns kept", *shares), rows, texts=1)
+    (profile,) = find(records, case="profile")
+    (first, *_) = find(records, case="merge, keep 10%, attention")
+    others = {
+        f"the profile, attention + MLP ({steps(profile)})": "profile",
+        "64 rows a group, `merge`": "merge, keep 10%, attention, groups of 64 rows",
+        "192 rows a group, `merge`": "merge, keep 10%, attention, groups of 192 rows",
+        "256 rows a group, `merge`": "merge, keep 10%, attention, groups of 256 rows",
+        "raster token order, `merge`": "control: raster order, merge, keep 10%, attention",
+        "random columns, `merge`": "control: random columns, merge, keep 10%, attention",
+        "random columns, `difference`": "control: random columns, difference, keep 10%, attention",
+        "cached attention output only": "control: cached output only, attention",
+        "MLP alone, 30 % of the neurons": "control: MLP only",
+        "token order alone, nothing sparse": "control: token order alone, all layers dense",
+    }
+    at_ten = table(
+        ("what, at 10 % of the columns", "PSNR, median (worst)"),
+        [(name, quality(records, case)) for name, case in others.items()],
+        texts=1,
+    )
+    made = f"Steps, where nothing else is said: {steps(first)}; {first['prompts']} prompts."
+    return f"{by_share}\n\n{at_ten}\n\n{made} {source(file, records)}"
+
+
+def captured_mass() -> str:
+    """The softmax mass of a group's best columns, by layer of tiny-wan, mean over steps."""
+    file = "captured_mass_h200.json"
+    records = [record for record in read(file) if record.get("layer") is not None]
+    shares = ("5%", "10%", "20%")
+    rows = []
+    for layer in unique(records, "layer"):
+        found = find(records, layer=layer)
+        means = (statistics.fmean(each[f"top_{share}"] for each in found) for share in shares)
+        rows.append((str(layer), *(f"{mean:.0%}" for mean in means)))
+    columns = ("layer", *(f"best {share} of the columns" for share in shares))
+    return f"{table(columns, rows, texts=1)}\n\n{source(file, records)}"
+
+
+def tiny_flux_quality() -> str:
+    """Shares of columns and neurons on tiny-flux, with and without refreshes."""
+    file = "quality_flux_h200.json"
+    records = read(file)
+    shares = ("10%", "20%", "30%", "40%", "50%")
+    rows = [
+        (parts, *(quality(records, f"keep {share}, {parts}") for share in shares))
+        for parts in ("MLP", "attention", "attention + MLP")
+    ]
+    by_share = table(("kept of each", *shares), rows, texts=1)
+    (profile,) = find(records, case="profile")
+    (first, *_) = find(records, case="keep 10%, MLP")
+    others = {
+        f"the profile, attention + MLP ({steps(profile)})": "profile",
+        "cached outputs only, MLP": "control: cached output only, MLP",
+        "cached outputs only, attention": "control: cached output only, attention",
+        "random columns, 10 %": "control: random columns, keep 10%, attention",
+        "random columns, 30 %": "control: random columns, keep 30%, attention",
+        "all but two steps sparse, 30 %, MLP": "drift over 50 steps, keep 30%, MLP",
+        "all but two steps sparse, 30 %, attention": "drift over 50 steps, keep 30%, attention",
+    }
+    controls = table(
+        ("control", "PSNR, median (worst)"),
+        [(name, quality(records, case)) for name, case in others.items()],
+        texts=1,
+    )
+    made = f"Steps, where nothing else is said: {steps(first)}; {first['prompts']} prompts."
+    return f"{by_share}\n\n{controls}\n\n{made} {source(file, records)}"
+
+
+def read(file: str) -> list[Record]:
+    """The records of a file of results."""
+    records: list[Record] = json.loads((RESULTS / file).read_text(encoding="utf-8"))
+    return records
+
+
+def find(records: Iterable[Record], **values: Any) -> list[Record]:
+    """The records that have these values."""
+    return [each for each in records if all(each.get(k) == v for k, v in values.items())]
+
+
+def name_of(case: str) -> str:
+    """A case as people know it."""
+    return CASES.get(case, case)
+
+
+def unique(records: Iterable[Record], name: str) -> Sequence[str]:
+    """The values of a field that are known, in the order in which they come first."""
+    return list(dict.fromkeys(each[name] for each in records if each.get(name) is not None))
+
+
+def quality(records: Iterable[Record], case: str) -> str:
+    """Median and worst PSNR of a case in dB."""
+    (record,) = find(records, case=case)
+    return f"{record['psnr_median']:.1f} ({record['psnr_min']:.1f})"
+
+
+def steps(record: Record) -> str:
+    """How many steps took each action, as in ``1 dense, 5 refresh, 44 sparse``."""
+    counts = record["actions"]
+    names = [action.value for action in Action if action.value in counts]
+    return ", ".join(f"{counts[name]} {name}" for name in names)
+
+
+def source(file: str, records: Iterable[Record]) -> str:
+    """Where and with what it was measured, from the records themselves."""
+    facts = {name: "/".join(unique(records, name)) for name in ("device", "torch", "diffusers")}
+    triton = "" if "cpu" in facts["torch"] else f", Triton {'/'.join(unique(records, 'triton'))}"
+    return (
+        f"{facts['device']}, torch {facts['torch']}{triton}, diffusers {facts['diffusers']}; "
+        f"[records](../benchmarks/results/{file})"
+    )

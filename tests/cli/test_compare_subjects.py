@@ -1,0 +1,40 @@
+"""How an argument of `chipsparse compare` is told to be a file or a config."""
+
+from pathlib import Path
+
+import pytest
+
+from chipsparse.cli.compare_subjects import bundled_profiles, read_subject, read_subjects
+from chipsparse.cli.errors import UserError
+from chipsparse.profiles import ASSETS, load_profile
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "path"),
+    [
+        ("dense", "dense", None),
+        ("./dense", "files", Path("dense")),
+        ("profile", "config", None),
+        ("profile.yaml", "config", Path("profile.yaml")),
+        ("tuned/PROFILE.YML", "config", Path("tuned/PROFILE.YML")),
+        ("WanTransformer3DModel", "config", ASSETS / "profiles" / "WanTransformer3DModel.yaml"),
+        ("frames", "files", Path("frames")),
+        ("out.mp4", "files", Path("out.mp4")),
+    ],
+)
+def test_by_its_name_alone(text, kind, path):
+    subject = read_subject(text)
+    assert (subject.text, subject.kind, subject.path) == (text, kind, path)
+
+
+def test_bundled_profiles_are_those_that_are_there():
+    assert "FluxTransformer2DModel" in bundled_profiles()
+    for name in bundled_profiles():
+        assert load_profile(read_subject(name).path).model_class == name
+
+
+def test_a_file_and_a_config_do_not_compare():
+    for pair in (("a.mp4", "dense"), ("profile", "frames"), ("a.yaml", "b.png")):
+        with pytest.raises(UserError, match=r"is a config and .* is taken for a file"):
+            read_subjects(*pair)
+    assert [each.kind for each in read_subjects("a.yaml", "dense")] == ["config", "dense"]

@@ -1,0 +1,154 @@
+"""What the regression tests generate, and how close it must come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How close a sparse result must come; `benchmarks/notes/regression.md` says why these.
+
+    Attributes:
+        psnr: least PSNR in dB against dense of the same machine.
+        ssim: least SSIM against the same.
+        flicker: most that the flicker may differ from it, as a factor; None for an image.
+        golden: least PSNR in dB of the dense and the sparse result against the golden files, in
+            float32 on any device.
+        golden_half: the same of the sparse result in fp16 and bf16.
+    """
+
+    psnr: float
+    ssim: float
+    flicker: float | None
+    golden: float
+    golden_half: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """One clip or image, to be made dense and sparse.
+
+    Attributes:
+        name: also of its golden files.
+        model: folder below ``assets``; its profile holds what is not changed here.
+        prompt: what to make.
+        seed: of the first latents.
+        bounds: how close dense and sparse must be.
+        arguments: changes of the profile's generation settings.
+        sparsity: changes of the profile's sparsity config.
+        slow: whether it takes too long for ``make test``.
+    """
+
+    name: str
+    model: str
+    prompt: str
+    seed: int
+    bounds: Bounds
+    arguments: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    sparsity: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    slow: bool = True
+
+
+# Every action, and a second refresh with sparse steps on both sides: dense, refresh, two sparse,
+# refresh, sparse, skip, sparse.
+SHORT = {
+    "schedule.warmup_steps": 2,
+    "schedule.refresh_steps": [4],
+    "schedule.skip_steps": [6],
+    "schedule.final_dense_steps": 0,
+}
+SHORT_STEPS = 8
+
+CASES = {
+    case.name: case
+    for case in (
+        Case(
+            "flux",
+            "tiny-flux",
+            "a red circle to the left of a yellow square over a blue gradient",
+            seed=0,
+            arguments={"height": 192, "width": 192, "num_inference_steps": SHORT_STEPS},
+            # Of 640 columns the 64 of the text are kept anyhow.
+            sparsity={**SHORT, "attention.keep_fraction": 0.2},
+            bounds=Bounds(psnr=24, ssim=0.92, flicker=None, golden=50, golden_half=34),
+            slow=False,
+        ),
+        Case(
+            "wan",
+            "tiny-wan",
+            "a red circle moves left over a blue gradient",
+            seed=1,
+            arguments={
+                "height": 96,
+                "width": 96,
+                "num_frames": 17,
+                "num_inference_steps": SHORT_STEPS,
+            },
+            sparsity=SHORT,
+            bounds=Bounds(psnr=22, ssim=0.9, flicker=1.25, golden=40, golden_half=33),
+            slow=False,
+        ),
+        Case(
+            "flux-profile",
+            "tiny-flux",
+            "a yellow heart below a red triangle over gray stripes",
+            seed=1,
+            bounds=Bounds(psnr=36, ssim=0.99, flicker=None, golden=46, golden_half=42),
+        ),
+        Case(
+            "flux-difference",
+            "tiny-flux",
+            "a cyan star in the upper right and a red ring in the lower left over purple dots",
+            seed=2,
+            arguments={"num_inference_steps": 16},
+            sparsity={
+                "attention.delta_rule": "difference",
+                "attention.keep_fraction": 0.2,
+                "schedule.warmup_steps": 6,
+                "schedule.refresh_steps": [10],
+                "schedule.skip_steps": [],
+                "schedule.final_dense_steps": 2,
+            },
+            bounds=Bounds(psnr=34, ssim=0.985, flicker=None, golden=42, golden_half=38),
+        ),
+        Case(
+            "wan-profile",
+            "tiny-wan",
+            "a green square moves down over a purple background",
+            seed=1,
+            arguments={"height": 96, "width": 96, "num_frames": 17},
+            bounds=Bounds(psnr=31, ssim=0.97, flicker=1.2, golden=42, golden_half=38),
+        ),
+        Case(
+            "wan-difference",
+            "tiny-wan",
+            "a yellow star moves right over a gray checkerboard",
+            seed=2,
+            arguments={"num_frames": 9, "num_inference_steps": 12},
+            sparsity={
+                "attention.delta_rule": "difference",
+                "attention.keep_fraction": 0.2,
+                "schedule.warmup_steps": 5,
+                "schedule.refresh_steps": [7],
+                "schedule.skip_steps": [],
+                "schedule.final_dense_steps": 2,
+            },
+            bounds=Bounds(psnr=35, ssim=0.99, flicker=1.15, golden=42, golden_half=38),
+        ),
+        Case(
+            "wan-full-size",
+            "tiny-wan",
+            "a large yellow square bounces over purple stripes",
+            seed=3,
+            arguments={"num_inference_steps": SHORT_STEPS},
+            sparsity=SHORT,
+            bounds=Bounds(psnr=21, ssim=0.9, flicker=1.25, golden=32, golden_half=26),
+        ),
+    )
+}

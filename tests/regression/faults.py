@@ -1,0 +1,309 @@
+"""Faults that the regression tests must see, each put into the narrowest place that makes it.
+
+A fault is a function that patches the system through pytest's ``monkeypatch``. All sit above the
+kernels, where tensors are handed over, so that they are the same on every backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from chipsparse import attention, mlp
+from chipsparse.cache import AttentionCache
+from chipsparse.cache_store import CacheStore
+from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.session import Session
+
+Fault = Callable[[pytest.MonkeyPatch], None]
+
+ROW_TENSORS = ("residual", "lse_dense", "kept_mass")  # along the query rows, dimension 2
+
+
+# The delta rule of attention.
+
+
+def attention_delta_subtracted(patch: pytest.MonkeyPatch) -> None:
+    """What changed since the refresh is subtracted: ``o - d`` in the place of ``o + d``."""
+    refresh, sparse = attention.refresh_step, attention.sparse_step
+    refreshed: dict[int, torch.Tensor] = {}
+
+    def remembering(cache: AttentionCache, *args: Any, **kwargs: Any) -> torch.Tensor:
+        refreshed[id(cache)] = refresh(cache, *args, **kwargs)
+        return refreshed[id(cache)]
+
+    def subtracting(cache: AttentionCache, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return 2 * refreshed[id(cache)] - sparse(cache, *args, **kwargs)
+
+    patch.setattr(attention, "refresh_step", remembering)
+    patch.setattr(attention, "sparse_step", subtracting)
+
+
+def residual_subtracted(patch: pytest.MonkeyPatch) -> None:
+    """The cached rest of the output is subtracted from the kept columns' part."""
+    _change_sparse_attention(patch, residual=torch.neg)
+
+
+def residual_of_an_earlier_refresh(patch: pytest.MonkeyPatch) -> None:
+    """A later refresh chooses columns, but leaves what it should add to them."""
+    _keep_at_later_refreshes(patch, *ROW_TENSORS)
+
+
+def softmax_constants_not_stored(patch: pytest.MonkeyPatch) -> None:
+    """A refresh keeps the softmax constants of the dense step before it."""
+    attend = attention.dense_attention_column_sums
+
+    def forgetting(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        lse: torch.Tensor,
+        **options: Any,
+    ) -> tuple[torch.Tensor, ...]:
+        output, _, column_sums = attend(query, key, value, lse, **options)
+        return output, lse.clone(), column_sums
+
+    patch.setattr(attention, "dense_attention_column_sums", forgetting)
+
+
+# Which columns.
+
+
+def columns_of_an_earlier_refresh(patch: pytest.MonkeyPatch) -> None:
+    """A stale mask: the first refresh's columns go with a later one's residual."""
+    _keep_at_later_refreshes(patch, "columns", "lists", "capacity")
+
+
+def columns_never_chosen_anew(patch: pytest.MonkeyPatch) -> None:
+    """A stale mask, milder: later refreshes make the right residual for the first one's columns."""
+    refresh = attention.refresh_step
+
+    def keeping(cache: AttentionCache, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return refresh(cache, *args, **{**kwargs, "reselect": False})
+
+    patch.setattr(attention, "refresh_step", keeping)
+
+
+def groups_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    """Sparse steps give every query group the columns of the group before it."""
+    sparse = attention.column_sparse_attention
+
+    def shifted(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        indices: torch.Tensor,
+        counts: torch.Tensor,
+        **options: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if options.get("delta_rule") is not None:
+            indices, counts = indices.roll(1, dims=2), counts.roll(1, dims=2)
+        return sparse(query, key, value, indices, counts, **options)
+
+    patch.setattr(attention, "column_sparse_attention", shifted)
+
+
+def rows_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    """Sparse steps let every group begin one row late: its first row goes with the one before."""
+    sparse = attention.column_sparse_attention
+
+    def shifted(
+        query: torch.Tensor, *args: Any, **options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if options.get("delta_rule") is None:
+            return sparse(query, *args, **options)
+        rows = {
+            name: options[name].roll(-1, dims=2)
+            for name in ROW_TENSORS
+            if options[name] is not None
+        }
+        output, lse = sparse(query.roll(-1, dims=2), *args, **{**options, **rows})
+        return output.roll(1, dims=2), lse.roll(1, dims=2)
+
+    patch.setattr(attention, "column_sparse_attention", shifted)
+
+
+def columns_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    """Sparse steps read the key and value behind the one that was chosen."""
+    sparse = attention.column_sparse_attention
+
+    def shifted(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        indices: torch.Tensor,
+        counts: torch.Tensor,
+        **options: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if options.get("delta_rule") is not None:
+            indices = (indices + 1) % key.shape[2]
+        return sparse(query, key, value, indices, counts, **options)
+
+    patch.setattr(attention, "column_sparse_attention", shifted)
+
+
+def other_random_columns(patch: pytest.MonkeyPatch) -> None:
+    """The random columns are not those of the seed."""
+    select = attention.column_selection
+
+    def reseeded(column_sums: torch.Tensor, *, seed: int, **options: Any) -> torch.Tensor:
+        return select(column_sums, seed=seed + 1, **options)
+
+    patch.setattr(attention, "column_selection", reseeded)
+
+
+# Whose tensors, and where they belong.
+
+
+def branches_swapped(patch: pytest.MonkeyPatch) -> None:
+    """Sparse steps of each guidance branch get the other one's caches."""
+    lend = CacheStore.lend
+
+    def swapped(
+        store: CacheStore, branch: str, layer: int, part: str, kinds: frozenset[str], *rest: Any
+    ) -> Any:
+        (other,) = {"cond", "uncond"} - {branch}
+        reads_results = bool(kinds & {"residual", "activation"})
+        if reads_results and all(store.has(other, layer, kind) for kind in kinds):
+            branch = other
+        return lend(store, branch, layer, part, kinds, *rest)
+
+    patch.setattr(CacheStore, "lend", swapped)
+
+
+def skipped_output_of_the_other_branch(patch: pytest.MonkeyPatch) -> None:
+    """A skipped call returns what the other guidance branch computed last."""
+
+    def swapped(session: Session) -> torch.Tensor:
+        _, context, _ = session._open_call()
+        (other,) = {"cond", "uncond"} - {context.branch}
+        return session._last_output[other].clone()
+
+    patch.setattr(Session, "skipped_output", swapped)
+
+
+def token_order_not_restored(patch: pytest.MonkeyPatch) -> None:
+    """The tokens leave the blocks voxel by voxel."""
+    patch.setattr(ModelAdapter, "restore_order", lambda *_: None)
+
+
+# The delta of feed-forward layers.
+
+
+def mlp_delta_subtracted(patch: pytest.MonkeyPatch) -> None:
+    """What changed in the neurons is subtracted from the cached output."""
+    _change_mlp_delta(patch, torch.neg)
+
+
+def mlp_delta_taken_too_late(patch: pytest.MonkeyPatch) -> None:
+    """The cache has the new activations before the old ones are subtracted: nothing changed."""
+    _change_mlp_delta(patch, torch.zeros_like)
+
+
+def mlp_activations_not_stored(patch: pytest.MonkeyPatch) -> None:
+    """The cache keeps the refresh's activations, so later steps add the same change again."""
+    up = mlp.sparse_mlp_up
+
+    def forgetting(
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        neurons: torch.Tensor,
+        activation_cache: torch.Tensor,
+        **options: Any,
+    ) -> torch.Tensor:
+        return up(hidden, weight, bias, neurons, activation_cache.clone(), **options)
+
+    patch.setattr(mlp, "sparse_mlp_up", forgetting)
+
+
+def mlp_output_not_stored(patch: pytest.MonkeyPatch) -> None:
+    """The cache keeps the refresh's output, so each sparse step forgets the one before it."""
+    down = mlp.sparse_mlp_down
+
+    def forgetting(
+        delta: torch.Tensor,
+        weight: torch.Tensor,
+        neurons: torch.Tensor,
+        output_cache: torch.Tensor,
+        **options: Any,
+    ) -> torch.Tensor:
+        return down(delta, weight, neurons, output_cache.clone(), **options)
+
+    patch.setattr(mlp, "sparse_mlp_down", forgetting)
+
+
+def neurons_off_by_one_group(patch: pytest.MonkeyPatch) -> None:
+    """Every token group recomputes the neurons of the group before it."""
+    select = mlp.neuron_selection
+
+    def shifted(*args: Any, **options: Any) -> torch.Tensor:
+        return select(*args, **options).roll(1, dims=1)
+
+    patch.setattr(mlp, "neuron_selection", shifted)
+
+
+FAULTS: tuple[Fault, ...] = (
+    attention_delta_subtracted,
+    residual_subtracted,
+    residual_of_an_earlier_refresh,
+    softmax_constants_not_stored,
+    columns_of_an_earlier_refresh,
+    columns_never_chosen_anew,
+    groups_off_by_one,
+    rows_off_by_one,
+    columns_off_by_one,
+    other_random_columns,
+    branches_swapped,
+    skipped_output_of_the_other_branch,
+    token_order_not_restored,
+    mlp_delta_subtracted,
+    mlp_delta_taken_too_late,
+    mlp_activations_not_stored,
+    mlp_output_not_stored,
+    neurons_off_by_one_group,
+)
+
+
+def _change_sparse_attention(
+    patch: pytest.MonkeyPatch, **changes: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Changes what sparse steps, but not refreshes, hand to the operation."""
+    sparse = attention.column_sparse_attention
+
+    def changed(*args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        if options.get("delta_rule") is not None:
+            options |= {name: change(options[name]) for name, change in changes.items()}
+        return sparse(*args, **options)
+
+    patch.setattr(attention, "column_sparse_attention", changed)
+
+
+def _keep_at_later_refreshes(patch: pytest.MonkeyPatch, *names: str) -> None:
+    """Lets every refresh but a layer's first leave these fields of its cache as they were."""
+    refresh = attention.refresh_step
+
+    def keeping(cache: AttentionCache, *args: Any, **kwargs: Any) -> torch.Tensor:
+        before = {name: getattr(cache, name) for name in names}
+        is_first = cache.residual is None
+        output = refresh(cache, *args, **kwargs)
+        if not is_first:
+            for name, tensor in before.items():
+                setattr(cache, name, tensor)
+        return output
+
+    patch.setattr(attention, "refresh_step", keeping)
+
+
+def _change_mlp_delta(
+    patch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    up = mlp.sparse_mlp_up
+
+    def changed(*args: Any, **options: Any) -> torch.Tensor:
+        return change(up(*args, **options))
+
+    patch.setattr(mlp, "sparse_mlp_up", changed)

@@ -1,0 +1,72 @@
+"""Generates the cases of the regression tests; models and dense results are made once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.clips import Workload
+from chipsparse import SparsityConfig
+from chipsparse.profiles import ASSETS
+from chipsparse.report import GenerationReport
+from tests.regression.cases import Case
+from tests.regression.measures import processor_seconds
+
+
+@dataclass(frozen=True)
+class Result:
+    """One generated clip.
+
+    Attributes:
+        frames: float32 ``[F, H, W, C]`` in 0..1 on the CPU; an image is a clip of one frame.
+        seconds: processor time of all threads, text and decoding included.
+        report: what the patched pipeline did, or None for a dense run.
+    """
+
+    frames: torch.Tensor
+    seconds: float
+    report: GenerationReport | None
+
+
+class Runs:
+    """Makes cases on one device in one dtype."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device, self._dtype = device, dtype
+        self._workloads: dict[str, Workload] = {}
+        self._results: dict[tuple[str, str], Result] = {}
+
+    def workload(self, model: str) -> Workload:
+        """The model of that folder, with its profile."""
+        if model not in self._workloads:
+            self._workloads[model] = Workload(ASSETS / model, [], self._device, self._dtype)
+        return self._workloads[model]
+
+    def config(self, case: Case, **changes: object) -> SparsityConfig:
+        """The profile's config with the changes of the case and these."""
+        profile = self.workload(case.model).profile
+        return profile.sparsity.override({**case.sparsity, **changes})
+
+    def dense(self, case: Case) -> Result:
+        """What the stock pipeline makes; remembered."""
+        return self._remembered(case, "dense", None)
+
+    def sparse(self, case: Case) -> Result:
+        """What the patched pipeline makes; remembered."""
+        return self._remembered(case, "sparse", self.config(case))
+
+    def generate(self, case: Case, config: SparsityConfig | None) -> Result:
+        """Makes the case anew, dense for None."""
+        workload = self.workload(case.model)
+        clips, seconds = processor_seconds(
+            lambda: workload.generate(
+                config, prompts=[case.prompt], first_seed=case.seed, **case.arguments
+            )
+        )
+        return Result(clips.frames[0].cpu(), seconds, clips.report)
+
+    def _remembered(self, case: Case, kind: str, config: SparsityConfig | None) -> Result:
+        if (case.name, kind) not in self._results:
+            self._results[case.name, kind] = self.generate(case, config)
+        return self._results[case.name, kind]

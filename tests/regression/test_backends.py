@@ -1,0 +1,128 @@
+"""The check of `test_sparse` on a GPU, with every backend.
+
+On the CPU a picture of a few tokens, with Triton's interpreter, tests what these tests stand on.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import chipsparse
+from chipsparse.kernels.triton_support import interpreting, triton_installed, why_not_hopper
+from tests.pipelines.small_sparse import SPARSE
+from tests.regression.backends import prefer, sparse_backends
+from tests.regression.cases import CASES
+from tests.regression.check import closeness, violations
+from tests.regression.golden import read
+from tests.regression.runs import Runs
+from tests.tiny_models import PROMPT, tiny_wan_pipeline, tiny_wan_transformer
+
+ROOT = Path(__file__).parents[2]
+HALF = (torch.bfloat16, torch.float16)
+
+
+@pytest.fixture(scope="module")
+def gpu_runs():
+    """Models and dense results on the GPU, by dtype."""
+    made = {}
+
+    def of(dtype):
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device")
+        return made.setdefault(dtype, Runs(torch.device("cuda"), dtype))
+
+    return of
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        ("reference", torch.float32),
+        *((backend, dtype) for backend in ("triton", "gluon") for dtype in HALF),
+    ],
+)
+def test_sparse_on_a_gpu(name, backend, dtype, gpu_runs, monkeypatch):
+    # Convolutions of float32 would be rounded to 10 bits otherwise, and the frames are looked at.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    case, runs = CASES[name], gpu_runs(dtype)
+    skip_unless_it_can_run(backend)
+    dense = runs.dense(case)
+    prefer(monkeypatch, backend)
+    sparse = runs.generate(case, runs.config(case))
+    assert sparse.report.fallbacks == []
+    assert sparse_backends(sparse.report, "attention") == {backend}
+    assert sparse_backends(sparse.report, "mlp") == {backend}
+    found = closeness(dense.frames, sparse.frames, read(case))
+    assert violations(case, found, half=dtype in HALF) == []
+
+
+def skip_unless_it_can_run(backend):
+    if backend == "reference":
+        return
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("the kernels need compute capability 8.0")
+    if backend == "gluon":
+        reason = why_not_hopper(torch.empty(0, device="cuda"))
+        if reason is not None:
+            pytest.skip(reason)
+
+
+def small_latents(config):
+    """Latents of a model of random weights, whose heads have a size that the kernels take."""
+    model = tiny_wan_transformer(
+        num_layers=2, num_attention_heads=1, attention_head_dim=64, ffn_dim=64
+    )
+    for block in model.blocks:  # the layout that an adapter gives them on a GPU
+        linear = block.ffn.net[2]
+        linear.weight.data = linear.weight.data.t().contiguous().t()
+    pipe = tiny_wan_pipeline(transformer=model.bfloat16())
+    with chipsparse.enable(pipe, config) as handle:
+        latents = pipe(
+            PROMPT,
+            height=32,
+            width=32,
+            num_frames=5,
+            num_inference_steps=4,
+            guidance_scale=1.0,
+            max_sequence_length=16,
+            output_type="latent",
+            generator=torch.Generator().manual_seed(0),
+        ).frames
+    assert handle.report.fallbacks == []
+    return latents.float(), handle.report
+
+
+@pytest.mark.parametrize("backend", ["triton", "reference"])
+def test_a_preferred_backend_computes_everything(backend, monkeypatch):
+    if backend == "triton" and not (triton_installed() and interpreting()):
+        pytest.skip("needs Triton's interpreter")
+    config = SPARSE.override({"schedule.refresh_steps": [2]})
+    expected, _ = small_latents(config.override({"backend": "reference"}))
+    prefer(monkeypatch, backend)
+    found, report = small_latents(config)
+    assert sparse_backends(report, "attention") == {backend}
+    assert sparse_backends(report, "mlp") == {backend}
+    assert (found - expected).norm() < 0.02 * expected.norm()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not triton_installed(), reason="Triton is not installed")
+def test_under_the_interpreter():
+    test = "tests/regression/test_backends.py::test_a_preferred_backend_computes_everything[triton]"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", test, "-q", "-p", "no:cacheprovider"],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout, done.stdout
