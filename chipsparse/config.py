@@ -64,8 +64,8 @@ class AttentionConfig(Validated):
     forecast: float = option(
         0.0,
         "share of its error at the last refresh that the output is corrected by, growing from 0 "
-        "after a refresh to all of the share when as many steps have passed as before it; meant for "
-        "merge, and costs a cache as large as the residual",
+        "after a refresh to all of the share when as many steps have passed as before it; for the "
+        "merge rule; costs a cache as large as the residual",
         minimum=0.0,
         maximum=1.0,
     )
