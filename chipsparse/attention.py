@@ -169,13 +169,56 @@ def refresh_step(
     scale: float | None,
     backend: str | None,
     kernels: FastestKernel | None = None,
+    step: int = 0,
 ) -> torch.Tensor:
     """Full attention; chooses the columns by their sums and fills the residual cache.
 
     The column sums are weighed with the softmax constants of the previous dense step
     (``cache.lse``), which must be there. Where columns are chosen, the host waits once for the
     length of the longest list (``cache.capacity``).
+
+    With a forecast, a refresh after the first also computes what a sparse step would have given at
+    this ``step``, with the columns and the residual of the refresh before; what that lacks is the
+    drift.
     """
+    expected = None
+    if config.forecast > 0 and cache.refreshed_at is not None:
+        expected = _without_forecast(
+            cache, query, key, value, config=config, scale=scale, backend=backend
+        )
+    output = _refresh(
+        cache,
+        query,
+        key,
+        value,
+        config=config,
+        budget=budget,
+        reselect=reselect,
+        scale=scale,
+        backend=backend,
+        kernels=kernels,
+    )
+    if config.forecast > 0:
+        if expected is not None and cache.refreshed_at is not None:
+            cache.drift = torch.sub(output, expected, out=expected)
+            cache.interval = step - cache.refreshed_at
+        cache.refreshed_at = step
+    return output
+
+
+def _refresh(
+    cache: AttentionCache,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    config: AttentionConfig,
+    budget: AttentionBudget,
+    reselect: bool,
+    scale: float | None,
+    backend: str | None,
+    kernels: FastestKernel | None,
+) -> torch.Tensor:
     assert cache.lse is not None
     if config.delta_rule == "reuse":
         output = dense_step(cache, query, key, value, scale=scale, backend=backend, kernels=kernels)
@@ -315,12 +358,43 @@ def sparse_step(
     scale: float | None,
     backend: str | None,
     choices: Mapping[str, Choice] | None = None,
+    step: int = 0,
 ) -> torch.Tensor:
     """Attention over the kept columns only, combined with the residual cache.
 
     The host does not wait for a GPU: the length of the lists is known from the refresh. With the
     `backend_choices` for tensors of this kind it does not look at them again either.
+
+    With a forecast, the error is taken to grow with the steps since the refresh as it did before
+    it, times ``config.forecast``, and that is added.
     """
+    output = _without_forecast(
+        cache,
+        query,
+        key,
+        value,
+        config=config,
+        scale=scale,
+        backend=backend,
+        choices=choices,
+    )
+    if cache.drift is not None and cache.refreshed_at is not None:
+        grown = config.forecast * (step - cache.refreshed_at) / cache.interval
+        output.add_(cache.drift, alpha=grown)
+    return output
+
+
+def _without_forecast(
+    cache: AttentionCache,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    config: AttentionConfig,
+    scale: float | None,
+    backend: str | None,
+    choices: Mapping[str, Choice] | None = None,
+) -> torch.Tensor:
     if config.delta_rule == "reuse":
         assert cache.residual is not None
         return cache.residual.clone()

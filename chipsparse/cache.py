@@ -24,6 +24,10 @@ class AttentionCache:
             with the working memory, wherever the cache lives.
         lse_dense: (merge) softmax constants of the refresh, float32 ``[B, H, N]``.
         kept_mass: (merge) softmax mass of the kept columns at the refresh, float32 ``[B, H, N]``.
+        drift: what the last refresh found missing in the output that a sparse step would have
+            given in its place, ``[B, H, N, D]``; None before the second refresh.
+        refreshed_at: step of the last refresh, where a drift is recorded.
+        interval: steps from the refresh before it to the last one, over which the drift arose.
     """
 
     lse: torch.Tensor | None = None
@@ -34,6 +38,9 @@ class AttentionCache:
     residual: torch.Tensor | None = None
     lse_dense: torch.Tensor | None = None
     kept_mass: torch.Tensor | None = None
+    drift: torch.Tensor | None = None
+    refreshed_at: int | None = None
+    interval: int = 1
 
 
 @dataclass

@@ -50,6 +50,7 @@ KINDS = {
         CacheKind("kept_mass", "attention"),
         CacheKind("columns", "attention"),
         CacheKind("residual", "attention"),
+        CacheKind("drift", "attention"),
     )
 }
 
@@ -64,7 +65,8 @@ RULE_KINDS = {
 def kept_kinds(config: SparsityConfig, part: Part) -> frozenset[str]:
     """What a sparse layer of this config keeps."""
     if part == "attention":
-        return frozenset(RULE_KINDS[config.attention.delta_rule])
+        kinds = RULE_KINDS[config.attention.delta_rule]
+        return frozenset(kinds | {"drift"} if config.attention.forecast > 0 else kinds)
     kinds = {"activation", "output", "mean"}
     # Lists that are chosen anew at every step need not be kept.
     return frozenset(kinds | {"neurons"} if config.mlp.reselect_every > 1 else kinds)
@@ -76,6 +78,8 @@ def read_kinds(config: SparsityConfig, part: Part, action: Action) -> frozenset[
     if action is Action.SPARSE:
         return kept - {"lse"}
     if action is Action.REFRESH and part == "attention":
+        if "drift" in kept:  # a refresh also computes what a sparse step would
+            return kept - {"drift"}
         return kept & ({"lse"} if config.schedule.reselect else {"lse", "columns"})
     return frozenset()
 
@@ -116,6 +120,7 @@ def kind_bytes(
         "kept_mass": layout.heads * tokens * SOFTMAX_BYTES,
         "columns": layout.heads * groups * -(-tokens // 8),
         "residual": layout.channels * tokens * dtype.itemsize,
+        "drift": layout.channels * tokens * dtype.itemsize,
         "activation": neurons * padded_rows * dtype.itemsize,
         "output": layout.channels * rows * dtype.itemsize,
         "mean": mlp_groups * neurons * SOFTMAX_BYTES,

@@ -61,6 +61,14 @@ class AttentionConfig(Validated):
         "how kept columns join the cache: merge weighs both by their softmax mass, difference adds "
         "the change; kept_only and reuse are the controls without cache and without sparse part",
     )
+    forecast: float = option(
+        0.0,
+        "share of its error at the last refresh that the output is corrected by, growing from 0 "
+        "after a refresh to all of the share when as many steps have passed as before it; for the "
+        "merge rule; costs a cache as large as the residual",
+        minimum=0.0,
+        maximum=1.0,
+    )
     selection: Selection = option(
         "column_sums", "columns with the largest attention mass, or random ones (a control)"
     )

@@ -29,6 +29,7 @@ from chipsparse.plan import Action, SparsityPlan
 # Reads and writes of tensors as large as the hidden states, in a block compiled by PyTorch:
 # what a dense step of FLUX.1-dev takes beyond its attention and linears.
 ELEMENTWISE_PASSES = 66
+FORECAST_PASSES = 3  # reads the output and the drift, writes the output
 
 
 @dataclass(frozen=True)
@@ -146,11 +147,15 @@ def layer_time(
     attention = 4.0 * tokens * layout.tokens * layout.channels / rates.attention
     sparse = {part for part in PARTS if part not in dense_parts and plan.is_sparse(layer, part)}
     if "attention" in sparse:
+        kept = kept_columns(plan, layer) / layout.tokens / rates.sparse_attention
+        forecast = plan.config.attention.forecast > 0
         if action is Action.SPARSE:
-            kept = kept_columns(plan, layer) / layout.tokens / rates.sparse_attention
             attention *= kept + checked_share(plan)
+            passes = FORECAST_PASSES if forecast else 0
+            attention += passes * tokens * layout.channels * dtype.itemsize / rates.memory
         elif action is Action.REFRESH:
-            attention = rates.refresh_attention * attention + rates.refresh_seconds
+            expected = kept * attention if forecast else 0.0
+            attention = rates.refresh_attention * attention + rates.refresh_seconds + expected
     kind = layout.kind(layer)
     rows = kind.mlp_linears * kind.mlp_width
     mlp_tokens = layout.batch * layout.mlp_tokens(layer)

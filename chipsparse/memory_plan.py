@@ -261,6 +261,7 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype) -> int:
         if config.attention.delta_rule == "merge":
             whole = FLOAT32_TENSORS * 4 * layout.batch * tokens * layout.channels
             attention += min(whole, RESIDUAL_BYTES)
+        attention += hidden if config.attention.forecast > 0 else 0
         attention += groups * tokens if config.attention.local_groups is not None else tokens
         if lists <= LISTS_BYTES:
             kept_lists = BRANCHES * layout.layers * lists

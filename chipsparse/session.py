@@ -322,6 +322,7 @@ class Session:
                     scale=scale,
                     backend=self._backend,
                     choices=choices,
+                    step=context.step,
                 )
                 if self._guard.enabled:
                     record.guard_errors[layer] = self._guard.look(
@@ -351,6 +352,7 @@ class Session:
                 scale=scale,
                 backend=self._backend,
                 kernels=self._kernels,
+                step=context.step,
             )
             self._check_capacity(layer, cache.capacity, budget.most_columns(config))
             return output

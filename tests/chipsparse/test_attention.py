@@ -331,3 +331,66 @@ def watch(monkeypatch, name, look):
 
     monkeypatch.setattr(attention, name, watched)
     return seen
+
+
+# The forecast of the error.
+
+
+def moving_values(step):
+    """Only the values move, evenly: so does every output, and what its dropped columns add."""
+    (query, key, value), (_, _, change) = inputs(), inputs(9)
+    return query, key, value + 0.1 * step * change
+
+
+def run_actions(actions, *, tensors=moving_values, reselect=True, rule="merge", **config):
+    """The cache, and what was given at each step, "s" for sparse and "r" for a refresh."""
+    cache, outputs = AttentionCache(), []
+    settings = AttentionConfig(delta_rule=rule, group_rows=ROWS, **config)
+    given = {"scale": None, "backend": None}
+    dense_step(cache, *tensors(0), **given)
+    for step, action in enumerate(actions):
+        if action == "s":
+            outputs.append(sparse_step(cache, *tensors(step), config=settings, step=step, **given))
+            continue
+        options = {"config": settings, "budget": BUDGET, "reselect": reselect, "step": step}
+        outputs.append(refresh_step(cache, *tensors(step), **options, **given))
+    return cache, outputs
+
+
+@pytest.mark.parametrize("rule", ["merge", "difference", "reuse"])
+def test_an_error_that_grows_evenly_is_forecast_exactly(rule):
+    actions = "rssrsssssrss"
+    _, held = run_actions(actions, rule=rule, reselect=False)
+    _, found = run_actions(actions, rule=rule, reselect=False, forecast=1.0)
+    for step, action in enumerate(actions):
+        exact, _ = softmax_parts(*moving_values(step))
+        if action == "r" or step > 3:
+            torch.testing.assert_close(found[step].double(), exact, atol=1e-5, rtol=1e-5)
+        if action == "s":
+            assert (held[step] - exact).norm() > 0.02 * exact.norm()
+            assert step > 3 or torch.equal(found[step], held[step])  # before the second refresh
+
+
+@pytest.mark.parametrize("share", [0.25, 1.0])
+@pytest.mark.parametrize("rule", ["merge", "difference", "kept_only", "reuse"])
+def test_a_share_of_the_error_at_the_refresh_is_added(rule, share):
+    """All moves and the columns are chosen anew; against what sparse steps alone would give."""
+
+    def tensors(step):
+        return [a + 0.05 * step * b for a, b in zip(inputs(), inputs(9), strict=True)]
+
+    _, (*_, without) = run_actions("rssss", tensors=tensors, rule=rule)
+    _, held = run_actions("rsssrsss", tensors=tensors, rule=rule)
+    cache, found = run_actions("rsssrsss", tensors=tensors, rule=rule, forecast=share)
+    drift = softmax_parts(*tensors(4))[0] - without
+    torch.testing.assert_close(cache.drift.double(), drift, atol=1e-5, rtol=1e-5)
+    for step in (5, 6, 7):
+        wanted = held[step] + share * (step - 4) / 4 * drift
+        torch.testing.assert_close(found[step].double(), wanted, atol=1e-5, rtol=1e-5)
+    for step in (1, 2, 3, 4):
+        assert torch.equal(found[step], held[step])
+
+
+def test_no_drift_is_kept_without_a_forecast():
+    cache, _ = run_actions("rsrs")
+    assert cache.drift is None

@@ -274,10 +274,12 @@ def test_a_second_generation_measures_and_refreshes_the_same():
     assert runs[0][1:] == runs[1][1:]
 
 
-def test_an_early_refresh_with_caches_in_host_memory_gives_the_same_bits():
+@pytest.mark.parametrize("forecast", [0.0, 0.5])
+def test_an_early_refresh_with_caches_in_host_memory_gives_the_same_bits(forecast):
     jumps = {(0, "cond"), (BAD_LAYER, "cond"), (3, "uncond")}
-    expected = generate(session_with(GUARDED), jumps=jumps)
-    hosted = session_with(GUARDED.override(HOSTED), poison=True)
+    config = GUARDED.override({"attention.forecast": forecast})
+    expected = generate(session_with(config), jumps=jumps)
+    hosted = session_with(config.override(HOSTED), poison=True)
     assert same(generate(hosted, jumps=jumps), expected)
     assert len(early(hosted.report)) == 2
 

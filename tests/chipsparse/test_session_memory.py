@@ -169,6 +169,32 @@ def test_a_branch_that_changes_its_sizes_starts_anew():
     assert session.plan.layout.batch == 2
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_a_forecast_from_host_memory_gives_the_same_bits(rule):
+    overrides = {"attention.delta_rule": rule, "attention.forecast": 0.5}
+    held, here = session_with({"attention.delta_rule": rule}), session_with(overrides)
+    hosted = session_with(overrides | HOSTED, poison=True)
+    expected = generate(here)
+    assert equal(generate(hosted), expected)
+    assert not equal(generate(held), expected)
+    # Until the second refresh, two steps from the end, nothing is known of the error.
+    calls = 2 * 2 * layout_of().layers
+    assert equal(generate(held, generation=2)[:-calls], expected[:-calls])
+
+
+def test_no_copy_can_overtake_a_forecast():
+    traces = []
+
+    def traced(_device):
+        traces.append(TracedCopies())
+        return traces[-1]
+
+    session = session_with(HOSTED | {"attention.forecast": 0.5}, copies=traced)
+    with WatchComputation(session._pool):
+        generate(session)
+    assert [trace.races for trace in traces] == [[]]
+
+
 def test_no_released_slot_is_used():
     expected = generate(session_with())
     assert equal(generate(session_with(HOSTED, poison=True)), expected)
@@ -218,9 +244,9 @@ def test_each_layer_is_fetched_once_and_before_it_is_due():
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("reselect_every", [1, 3])
 def test_the_planned_bytes_are_the_bytes_that_are_kept(batch, reselect_every):
-    session = session_with({"mlp.reselect_every": reselect_every})
+    session = session_with({"mlp.reselect_every": reselect_every, "attention.forecast": 0.5})
     layout = layout_of(batch=batch)
-    generate(session, layout=layout, steps=4)
+    generate(session, layout=layout)
     seen = set()
     for (_, layer), cache in ((key, session._caches[key]) for key in session._caches):
         for kind in KINDS.values():
