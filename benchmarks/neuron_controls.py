@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 
 from chipsparse import mlp
+from chipsparse.kernels.dispatch import Choice
 from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
 
 Control = Callable[[torch.Tensor, int], torch.Tensor]
@@ -41,14 +42,22 @@ def neurons_chosen_by(control: Control | None) -> Iterator[None]:
         mean_cache: torch.Tensor,
         *,
         keep_count: int,
+        backend: str | Choice | None = None,
         **options: Any,
     ) -> torch.Tensor:
         # The real selection would mark its own choice as recomputed.
         chosen = neuron_selection(
-            hidden, weight, bias, mean_cache.clone(), keep_count=keep_count, **options
+            hidden,
+            weight,
+            bias,
+            mean_cache.clone(),
+            keep_count=keep_count,
+            backend=backend,
+            **options,
         )
         neurons = control(chosen, weight.shape[0])
-        now = mean_preactivations(hidden, weight, bias, **options)
+        name = backend.backend.name if isinstance(backend, Choice) else backend
+        now = mean_preactivations(hidden, weight, bias, backend=name, **options)
         places = neurons.long()
         mean_cache.scatter_(-1, places, now.gather(-1, places).to(mean_cache.dtype))
         return neurons
