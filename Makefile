@@ -10,6 +10,9 @@ PYTHON ?= python3
 #   make demo TORCH="torch==2.13.0 --index-url URL"
 TORCH ?= torch==2.13.0
 
+# Test processes; each takes about a GiB.
+WORKERS ?= 2
+
 VENV := .venv
 BIN := $(VENV)/bin
 PROMPT := a red circle moves left over a blue gradient
@@ -26,7 +29,7 @@ demo: $(VENV)/.installed
 	@echo "The video is in $(CURDIR)/$(VIDEO), the image in $(CURDIR)/$(IMAGE)"
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n $(WORKERS) --dist loadfile
 
 slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m "slow and not gpu"
