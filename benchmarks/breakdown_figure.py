@@ -5,14 +5,11 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from PIL import Image
 
-from benchmarks.canvas import INK, Canvas, blank, finished
+from benchmarks.canvas import INK, Canvas, blank, draw_from_records, finished
 from benchmarks.records import Record
 from benchmarks.step_breakdown import PARTS
 
@@ -57,15 +54,5 @@ def draw(records: Sequence[Record]) -> Image.Image:
     return finished(image)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.breakdown_figure", description=__doc__
-    )
-    parser.add_argument("records", type=Path)
-    parser.add_argument("figure", type=Path)
-    args = parser.parse_args()
-    draw(json.loads(args.records.read_text(encoding="utf-8"))).save(args.figure)
-
-
 if __name__ == "__main__":
-    main()
+    draw_from_records("breakdown_figure", __doc__, draw)

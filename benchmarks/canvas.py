@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
+
+from benchmarks.records import Record
 
 OVERSAMPLING = 3
 INK, GRID = "#222222", "#e4e4e4"
@@ -14,6 +19,23 @@ INK, GRID = "#222222", "#e4e4e4"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 
 Points = list[tuple[float, float]]
+
+
+def draw_from_records(
+    module: str, help_text: str | None, draw: Callable[[Sequence[Record]], Image.Image]
+) -> None:
+    """The command of a figure's module: reads a file of records, writes the figure.
+
+    Args:
+        module: its name in ``benchmarks``.
+        help_text: what it says of itself.
+        draw: makes the figure.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{module}", description=help_text)
+    parser.add_argument("records", type=Path)
+    parser.add_argument("figure", type=Path)
+    args = parser.parse_args()
+    draw(json.loads(args.records.read_text(encoding="utf-8"))).save(args.figure)
 
 
 def blank(width: int, height: int) -> Image.Image:

@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from PIL import Image
 
-from benchmarks.canvas import COLOURS, GRID, INK, Canvas, Points, blank, finished
+from benchmarks.canvas import COLOURS, GRID, INK, Canvas, Points, blank, draw_from_records, finished
 from benchmarks.records import Record
 
 WIDTH, HEIGHT = 1200, 500
@@ -214,13 +211,5 @@ def _y_ticks(bounds: tuple[float, float]) -> list[float]:
     return [value for value in values if bounds[0] <= math.log10(value) <= bounds[1]]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.curve_figure", description=__doc__)
-    parser.add_argument("records", type=Path)
-    parser.add_argument("figure", type=Path)
-    args = parser.parse_args()
-    draw(json.loads(args.records.read_text(encoding="utf-8"))).save(args.figure)
-
-
 if __name__ == "__main__":
-    main()
+    draw_from_records("curve_figure", __doc__, draw)

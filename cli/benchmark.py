@@ -13,15 +13,18 @@ from chipsparse.cli.errors import UserError
 from chipsparse.cli.layer_budgets import kept
 from chipsparse.cli.model import (
     ModelDescription,
-    choose_device,
-    choose_dtype,
     load_pipeline,
     quiet_libraries,
 )
 from chipsparse.cli.planned import PlannedGeneration, plan_generation
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.random_pipeline import random_pipeline
-from chipsparse.cli.request import check_prompt_is_enough, look_up, required_profile
+from chipsparse.cli.request import (
+    check_prompt_is_enough,
+    checked,
+    look_up,
+    required_profile,
+)
 from chipsparse.cli.settings import CommonOptions
 from chipsparse.cli.step_times import StepTimes, measure_steps
 from chipsparse.layer_times import PartTimes, attention_times, mlp_times
@@ -84,10 +87,7 @@ class Benchmark:
 
 def run_benchmark(options: BenchOptions) -> Benchmark:
     """Checks all that is cheap to check, then measures."""
-    options.check()
-    device = choose_device(options.device)
-    options.check_vram(device)
-    dtype = choose_dtype(options.dtype, device)
+    device, dtype = checked(options)
     with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)
         profile = required_profile(options, model)

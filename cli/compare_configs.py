@@ -18,8 +18,6 @@ from chipsparse.cli.errors import UserError, first_line
 from chipsparse.cli.lpips import Lpips
 from chipsparse.cli.model import (
     ModelDescription,
-    choose_device,
-    choose_dtype,
     load_pipeline,
     quiet_libraries,
 )
@@ -33,7 +31,12 @@ from chipsparse.cli.paired_runs import (
 )
 from chipsparse.cli.panels import stack_panels
 from chipsparse.cli.progress import ProgressDisplay
-from chipsparse.cli.request import check_prompt_is_enough, look_up, required_profile
+from chipsparse.cli.request import (
+    check_prompt_is_enough,
+    checked,
+    look_up,
+    required_profile,
+)
 from chipsparse.cli.settings import (
     OPTION_OF,
     CommonOptions,
@@ -106,10 +109,7 @@ class ConfigsComparison:
 
 def compare_configs(options: CompareOptions) -> ConfigsComparison:
     """Checks all that is cheap to check, then generates, compares and writes."""
-    options.check()
-    device = choose_device(options.device)
-    options.check_vram(device)
-    dtype = choose_dtype(options.dtype, device)
+    device, dtype = checked(options)
     with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)
         check_prompt_is_enough(model, "configs are compared on prompts alone")

@@ -17,8 +17,6 @@ from chipsparse.cli import denoise, media, profile_range, summary
 from chipsparse.cli.media import check_kind
 from chipsparse.cli.model import (
     ModelDescription,
-    choose_device,
-    choose_dtype,
     load_pipeline,
     quiet_libraries,
 )
@@ -26,7 +24,12 @@ from chipsparse.cli.panels import Panel, join_panels
 from chipsparse.cli.patching import patched
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.report_file import staged_report
-from chipsparse.cli.request import check_prompt_is_enough, choose_profile, look_up
+from chipsparse.cli.request import (
+    check_prompt_is_enough,
+    checked,
+    choose_profile,
+    look_up,
+)
 from chipsparse.cli.settings import GenerationSettings, Options, resolve_settings
 from chipsparse.profiles import GenerationDefaults, Profile
 from chipsparse.report import GenerationReport
@@ -82,10 +85,7 @@ class Job:
 
 def run(options: Options) -> summary.Outcome:
     """Checks all that is cheap to check, then loads, generates and writes."""
-    options.check()
-    device = choose_device(options.device)
-    options.check_vram(device)
-    dtype = choose_dtype(options.dtype, device)
+    device, dtype = checked(options)
     with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)
         check_prompt_is_enough(model, "generate has nothing but a prompt for it; use it in Python")

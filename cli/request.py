@@ -5,8 +5,16 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import torch
+
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.model import ModelDescription, describe_model, is_local
+from chipsparse.cli.model import (
+    ModelDescription,
+    choose_device,
+    choose_dtype,
+    describe_model,
+    is_local,
+)
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.settings import CommonOptions
 from chipsparse.profiles import (
@@ -16,6 +24,14 @@ from chipsparse.profiles import (
     find_profile,
     load_profile,
 )
+
+
+def checked(options: CommonOptions) -> tuple[torch.device, torch.dtype]:
+    """Checks what can be checked without a model; returns what to compute on, and in."""
+    options.check()
+    device = choose_device(options.device)
+    options.check_vram(device)
+    return device, choose_dtype(options.dtype, device)
 
 
 def look_up(options: CommonOptions, display: ProgressDisplay) -> ModelDescription:

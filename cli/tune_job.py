@@ -18,14 +18,16 @@ from chipsparse.cli.errors import UserError, first_line
 from chipsparse.cli.lpips import find_lpips
 from chipsparse.cli.model import (
     ModelDescription,
-    choose_device,
-    choose_dtype,
     load_pipeline,
     quiet_libraries,
 )
 from chipsparse.cli.profile_range import range_of
 from chipsparse.cli.progress import ProgressDisplay
-from chipsparse.cli.request import look_up, required_profile
+from chipsparse.cli.request import (
+    checked,
+    look_up,
+    required_profile,
+)
 from chipsparse.cli.settings import (
     CommonOptions,
     GenerationSettings,
@@ -170,10 +172,7 @@ class Verified:
 
 def run(options: TuneOptions) -> Tuned:
     """Checks all that is cheap to check, then measures, searches and writes."""
-    options.check()
-    device = choose_device(options.device)
-    options.check_vram(device)
-    dtype = choose_dtype(options.dtype, device)
+    device, dtype = checked(options)
     with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)
         profile = required_profile(options, model)
