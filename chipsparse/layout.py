@@ -19,7 +19,6 @@ class LayerKind:
         mlp_sees_text: whether text tokens go through that layer as well.
         mlp_linears: linears of that layer with one row or column for each neuron; 3 where it is
             gated.
-        mlp_joined: whether its neurons stand beside the attention's output before a common linear.
         projections: linears as wide as the hidden states that each token passes besides.
     """
 
@@ -28,7 +27,6 @@ class LayerKind:
     mlp_width: int
     mlp_sees_text: bool = True
     mlp_linears: int = 2
-    mlp_joined: bool = False
     projections: int = 4
 
 

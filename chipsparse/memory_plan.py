@@ -242,11 +242,7 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype) -> int:
     token = layout.batch * tokens * dtype.itemsize
     hidden = token * layout.channels
     mlp = max(
-        MLP_TENSORS * hidden
-        + token * kind.mlp_width * kind.mlp_linears
-        # What runs dense beside the attention is copied into one tensor with its output.
-        + kind.mlp_joined * (token * kind.mlp_width + hidden)
-        for kind in layout.kinds
+        MLP_TENSORS * hidden + token * kind.mlp_width * kind.mlp_linears for kind in layout.kinds
     )
     attention, kept_lists = ATTENTION_TENSORS * hidden, 0
     sparse = [layer for layer in range(layout.layers) if plan.is_sparse(layer, "attention")]

@@ -131,7 +131,8 @@ def dense_step(
     """The whole layer for hidden ``[B, N, C]``; records activations, output and group means.
 
     Without a cache it records nothing and computes in the model's own layout, as ``reference``
-    does. An ``addend`` ``[B, N, C]`` is added to the result, but not to what is recorded.
+    does. An ``addend`` ``[B, N, C]``, which may be overwritten, is added to the result, but not to
+    what is recorded.
     """
     activation = dense_activation(
         hidden,
@@ -143,6 +144,8 @@ def dense_step(
         group_rows=config.group_rows,
         backend="reference" if cache is None else backend,
     )
+    if cache is None and addend is not None:
+        return _add_second_linear(activation, weights, addend.contiguous())
     output = _second_linear(activation, weights)
     if cache is not None:
         cache.mean = mean_preactivations(
@@ -174,6 +177,21 @@ def _second_linear(activation: torch.Tensor, weights: MLPWeights) -> torch.Tenso
         else:
             torch.addmm(weights.down_bias, sample, weights.down.t(), out=result)
     return output
+
+
+def _add_second_linear(
+    activation: torch.Tensor, weights: MLPWeights, onto: torch.Tensor
+) -> torch.Tensor:
+    """`_second_linear` added in place to ``onto``, contiguous ``[B, N, C]``.
+
+    A model that has both in one linear joins their inputs before it: at a video's length that copy
+    takes longer than to read and write the sum once more.
+    """
+    rows = onto.flatten(0, 1)
+    rows.addmm_(activation.flatten(0, 1), weights.down.t())
+    if weights.down_bias is not None:
+        rows += weights.down_bias
+    return onto
 
 
 def sparse_step(

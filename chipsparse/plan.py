@@ -67,9 +67,9 @@ class SparsityPlan:
         action = self._scheduled(step)
         if step in self.config.schedule.skip_steps and self._may_skip(step):
             return Action.SKIP
-        if self.config.attention.enabled or self.config.mlp.enabled:
+        if self._has_sparse_layers or action is Action.SKIP:
             return action
-        return action if action is Action.SKIP else Action.DENSE
+        return Action.DENSE
 
     def _scheduled(self, step: int) -> Action:
         """The action of a step if no list and no threshold skipped it."""
@@ -126,6 +126,11 @@ class SparsityPlan:
     def _keep_fractions(self) -> dict[Part, list[float | None]]:
         return {"attention": self._resolve("attention"), "mlp": self._resolve("mlp")}
 
+    @cached_property
+    def _has_sparse_layers(self) -> bool:
+        layers = range(self.layout.layers)
+        return any(self.is_sparse(layer, part) for part in self._keep_fractions for layer in layers)
+
     def _resolve(self, part: Part) -> list[float | None]:
         config = self.config.attention if part == "attention" else self.config.mlp
         count = self.layout.layers
@@ -165,7 +170,7 @@ class SparsityPlan:
 
     def is_dense(self) -> bool:
         """Whether no layer ever uses a cache, so that nothing need be recorded."""
-        if not (self.config.attention.enabled or self.config.mlp.enabled):
+        if not self._has_sparse_layers:
             return True
         steps = self.steps if self.steps is not None else 1000
         return not any(self.step_action(step) in CACHED for step in range(steps))

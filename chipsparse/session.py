@@ -417,7 +417,6 @@ class Session:
         weights: MLPWeights,
         *,
         addend: Callable[[], torch.Tensor] | None = None,
-        unpatched: Callable[[], torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """The feed-forward layer of one block, plus what is to be added to it.
 
@@ -426,17 +425,13 @@ class Session:
             hidden: ``[B, N, C]``, as are addend and the result.
             weights: read in place and never kept.
             addend: computes another summand of the result, which changes with every step and is not
-                cached.
-            unpatched: computes the whole result as the model would without chipsparse, where that
-                is something else than the layer and the addend one after the other.
+                cached; it may be overwritten.
         """
 
         def summand() -> torch.Tensor | None:
             return None if addend is None else addend()
 
         def dense() -> torch.Tensor:
-            if unpatched is not None:
-                return unpatched()
             return mlp.dense_step(
                 None,
                 hidden,

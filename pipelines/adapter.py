@@ -441,10 +441,9 @@ class ModelAdapter:
         hidden: torch.Tensor,
         weights: MLPWeights,
         addend: Callable[[], torch.Tensor] | None = None,
-        unpatched: Callable[[], torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Feed-forward layer of one block; see `Session.mlp`."""
-        return self.session.mlp(layer, hidden, weights, addend=addend, unpatched=unpatched)
+        return self.session.mlp(layer, hidden, weights, addend=addend)
 
     # What runs dense although the config asks otherwise.
 
@@ -465,13 +464,17 @@ class ModelAdapter:
 
     @contextlib.contextmanager
     def _dense_attention(self, arguments: dict[str, Any]) -> Iterator[None]:
-        """Gives the attention back for a call in which none of it can run sparse, and says so."""
+        """Gives the attention back for a call in which none of it can run sparse, and says so.
+
+        Also where nothing is sparse at all: the model's own kernels then get q, k and v as compiled
+        code lays them out for them, and the call costs what it does without chipsparse.
+        """
         reason = self.why_attention_is_dense(arguments)
         wanted = self.session.caching and self.session.config.attention.enabled
         if reason is not None and wanted:
             self.session.leave_dense("attention", range(len(self._unpatched_backends)), reason)
             self.session.report.fall_back(f"attention runs dense: {reason}")
-        elif not self.needs_mask(arguments):
+        elif self.session.caching and not self.needs_mask(arguments):
             yield
             return
         with self.attention_released():

@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from diffusers.models import attention_dispatch
 
-from chipsparse.kernels.sparse_mlp_up import dense_activation
 from chipsparse.mlp import MLPWeights
 
 BACKEND_NAME = "chipsparse"
@@ -65,7 +64,6 @@ class LayerHost(Protocol):
         hidden: torch.Tensor,
         weights: MLPWeights,
         addend: Callable[[], torch.Tensor] | None = None,
-        unpatched: Callable[[], torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Feed-forward layer for ``[B, N, C]``, plus an addend; see `Session.mlp`."""
 
@@ -187,19 +185,7 @@ def parallel_feed_forward(
         projected = F.linear(attention.flatten(0, -2), out[:, :width], out_bias)
         return projected.unflatten(0, joined.shape[:-1])
 
-    def unpatched() -> torch.Tensor:
-        neurons = dense_activation(
-            hidden.contiguous(),
-            weights.up,
-            weights.up_bias,
-            activation=weights.activation,
-            gate_weight=weights.gate,
-            gate_bias=weights.gate_bias,
-            backend="reference",
-        )
-        return F.linear(torch.cat([attention, neurons], dim=-1), out, out_bias)
-
-    return host.mlp(layer, hidden, weights, project, unpatched).contiguous()
+    return host.mlp(layer, hidden, weights, project).contiguous()
 
 
 @_fake("parallel_feed_forward")

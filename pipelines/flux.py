@@ -83,7 +83,7 @@ class FluxAdapter(ModelAdapter):
         channels = config["num_attention_heads"] * config["attention_head_dim"]
         width = int(channels * config.get("mlp_ratio", MLP_RATIO))
         double = LayerKind("double", config["num_layers"], width, mlp_sees_text=False)
-        single = LayerKind("single", config["num_single_layers"], width, mlp_joined=True)
+        single = LayerKind("single", config["num_single_layers"], width)
         return ModelLayout(
             kinds=tuple(replace(kind, mlp_linears=cls.mlp_linears) for kind in (double, single)),
             heads=config["num_attention_heads"],

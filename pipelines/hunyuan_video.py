@@ -58,7 +58,7 @@ class HunyuanVideoAdapter(PaddedTextAdapter):
         return ModelLayout(
             kinds=(
                 LayerKind("double", config["num_layers"], width, mlp_sees_text=False),
-                LayerKind("single", config["num_single_layers"], width, mlp_joined=True),
+                LayerKind("single", config["num_single_layers"], width),
             ),
             heads=heads,
             head_dim=head_dim,

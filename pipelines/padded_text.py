@@ -53,8 +53,8 @@ class PaddedTextAdapter(ModelAdapter):
         return (), {**arguments, "attention_mask": getattr(module, TAG)}
 
     def needs_mask(self, arguments: dict[str, Any]) -> bool:
-        """Where the text is not cut, or cannot be cut to valid tokens alone."""
-        return not self.session.caching or self.why_attention_is_dense(arguments) is not None
+        """Where the text cannot be cut to valid tokens alone."""
+        return self.why_attention_is_dense(arguments) is not None
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
         """Prompts that differ in length, or a mask of another form."""

@@ -1,5 +1,7 @@
 """Layers with budgets of their own: what each keeps, what dense ones compute, and the memory."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -113,15 +115,16 @@ def test_a_layer_that_does_not_exist_ends_the_first_call():
     assert len(outputs) == 2 * 2 * larger.layers * 8  # two branches, a skipped step
 
 
-def test_unpatched_computes_a_dense_layer_whole():
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_dense_layer_is_added_to_what_it_is_given(bias):
     session = session_with(BUDGETS)
     weights = weights_of(2, 40)
+    down_bias = torch.randn(16) if bias else None
+    weights = dataclasses.replace(weights, down_bias=down_bias)
     hidden, addend = torch.randn(2, 1, LAYOUT.tokens, 16)
     generate(session, steps=2)
     session.begin(StepContext(1, 2, "cond", TOTAL), LAYOUT, torch.device("cpu"))
-    whole = session.mlp(2, hidden, weights, addend=pytest.fail, unpatched=lambda: hidden + 1)
-    assert torch.equal(whole, hidden + 1)
-    found = session.mlp(2, hidden, weights, addend=lambda: addend)
+    found = session.mlp(2, hidden, weights, addend=addend.clone)
     layer = dense_step(None, hidden, weights, config=CONFIG.mlp, backend=None)
-    assert torch.equal(found, layer + addend)
+    torch.testing.assert_close(found, layer + addend)
     assert len(call(session, session._context, LAYOUT)) == 8

@@ -154,16 +154,13 @@ def test_a_gated_layer_holds_one_more_tensor_of_neurons():
     assert sizes[1] - sizes[0] == 64 * (1 << 16) * 2
 
 
-DOUBLE, SINGLE = LayerKind("double", 2, 12288), LayerKind("single", 2, 12288, mlp_joined=True)
-
-
 @pytest.mark.parametrize(
     ("kinds", "heads", "grid", "measured"),
     [
         ((LayerKind("block", 2, 8960),), 12, (21, 30, 52), 1.06),
         ((LayerKind("block", 2, 13824),), 40, (21, 45, 80), 8.01),
         (
-            (LayerKind("double", 2, 12288), LayerKind("single", 2, 12288, mlp_joined=True)),
+            (LayerKind("double", 2, 12288), LayerKind("single", 2, 12288)),
             24,
             (1, 48, 80),
             0.36,
