@@ -7,12 +7,13 @@ on GPU Kernel Optimizations and Systems", part III, 2025); the ``merge`` rule is
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from chipsparse.cache import AttentionCache
 from chipsparse.config import AttentionConfig
+from chipsparse.device_number import DeviceNumber
 from chipsparse.kernels import column_selection as column_selection_op
 from chipsparse.kernels import column_sparse_attention as column_sparse_attention_op
 from chipsparse.kernels import dense_attention as dense_attention_op
@@ -35,6 +36,8 @@ FLOAT32_TENSORS = 3
 # A layer's lists of columns are kept between steps where they take no more. To make them costs a
 # large layer nothing beside its attention; a small one waits for the host to launch it.
 LISTS_BYTES = 4 << 20
+# Of the entries in a list whose length is not read back: rows of the table stay aligned.
+CAPACITY_MULTIPLE = 16
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class AttentionBudget:
         static_columns: bool ``[G or 1, N]`` of columns that are always kept, or None.
         seed: seed of the random columns, below 2**32.
         static_count: the most static columns that a group may have.
+        capacity: entries that the lists of columns get; None for as many as the longest needs, for
+            which the host waits.
     """
 
     keep_count: int
@@ -54,6 +59,7 @@ class AttentionBudget:
     static_columns: torch.Tensor | None
     seed: int
     static_count: int = 0
+    capacity: int | None = None
 
     def counts(self, config: AttentionConfig) -> tuple[int, int]:
         """Columns by score and at random; the control of random columns has all of them so."""
@@ -65,6 +71,12 @@ class AttentionBudget:
         """What no list exceeds, unless column sums are NaN: their rows keep every column."""
         by_score, random = self.counts(config)
         return max(by_score, self.static_count) + random
+
+    def without_waiting(self, config: AttentionConfig, tokens: int) -> AttentionBudget:
+        """The same with lists for `most_columns` and a little more, so that longer ones show."""
+        longer = self.most_columns(config) + 1
+        rounded = -(-longer // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
+        return replace(self, capacity=min(tokens, rounded))
 
 
 def static_columns(
@@ -174,8 +186,9 @@ def refresh_step(
     """Full attention; chooses the columns by their sums and fills the residual cache.
 
     The column sums are weighed with the softmax constants of the previous dense step
-    (``cache.lse``), which must be there. Where columns are chosen, the host waits once for the
-    length of the longest list (``cache.capacity``).
+    (``cache.lse``), which must be there. Where columns are chosen and the budget has no capacity,
+    the host waits once for the length of the longest list (``cache.capacity``); where it has one,
+    ``cache.longest`` tells later whether that was enough.
 
     With a forecast, a refresh after the first also computes what a sparse step would have given at
     this ``step``, with the columns and the residual of the refresh before; what that lacks is the
@@ -228,10 +241,14 @@ def _refresh(
         output = _choose_columns(
             cache, query, key, value, config=config, budget=budget, scale=scale, backend=backend
         )
-        cache.capacity = None
+        cache.capacity = budget.capacity
     else:
         output = dense_step(cache, query, key, value, scale=scale, backend=backend, kernels=kernels)
-    record_residual(cache, output, query, key, value, config=config, scale=scale, backend=backend)
+    counts = record_residual(
+        cache, output, query, key, value, config=config, scale=scale, backend=backend
+    )
+    roomy = budget.capacity is None or budget.capacity >= key.shape[2]
+    cache.longest = None if roomy else DeviceNumber(counts.max())
     return output
 
 
@@ -245,10 +262,11 @@ def record_residual(
     config: AttentionConfig,
     scale: float | None,
     backend: str | None,
-) -> None:
+) -> torch.Tensor:
     """Fills the residual cache of the delta rule from an exact output and the columns chosen.
 
-    ``cache.lse`` and ``cache.columns`` must be those of the output ``[B, H, N, D]``.
+    ``cache.lse`` and ``cache.columns`` must be those of the output ``[B, H, N, D]``. Returns how
+    many columns each query group has in its list, int32 ``[B, H, G]``.
     """
     assert cache.columns is not None
     assert cache.lse is not None
@@ -259,7 +277,7 @@ def record_residual(
     cache.lists = (indices, counts) if indices.nbytes <= LISTS_BYTES else None
     cache.kept_fraction = counts.float().mean() / key.shape[2]
     if config.delta_rule == "kept_only":
-        return
+        return counts
     kept, kept_lse = column_sparse_attention(
         query,
         key,
@@ -276,6 +294,7 @@ def record_residual(
         cache.lse_dense = cache.lse
         cache.kept_mass = torch.exp(kept_lse - cache.lse)
         cache.residual = _without_kept(output, kept, cache.kept_mass)
+    return counts
 
 
 def _without_kept(

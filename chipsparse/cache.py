@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from chipsparse.device_number import DeviceNumber
+
 
 @dataclass
 class AttentionCache:
@@ -15,8 +17,11 @@ class AttentionCache:
     Attributes:
         lse: softmax constants of the last dense or refresh step, float32 ``[B, H, N]``.
         columns: packed bits of the kept columns, uint8 ``[B, H, G, ceil(N / 8)]``.
-        capacity: most columns that any query group keeps, read back from the device at the refresh
-            so that no sparse step need wait for it; None before the columns are chosen.
+        capacity: entries of the lists of kept columns, known to the host since the refresh so that
+            no sparse step need wait for it; None before the columns are chosen.
+        longest: the most columns that any query group keeps, where the capacity was not read from
+            the columns themselves, so that lists may have been cut off there; None once it is known
+            that none was.
         kept_fraction: mean share of the columns that is kept, as a number or 0-d tensor.
         residual: what the delta rule adds to the kept columns, ``[B, H, N, D]``.
         lists: the kept columns as lists, with their lengths (see `packed_to_indices`), where they
@@ -33,6 +38,7 @@ class AttentionCache:
     lse: torch.Tensor | None = None
     columns: torch.Tensor | None = None
     capacity: int | None = None
+    longest: DeviceNumber | None = None
     kept_fraction: torch.Tensor | float = 0.0
     lists: tuple[torch.Tensor, torch.Tensor] | None = None
     residual: torch.Tensor | None = None

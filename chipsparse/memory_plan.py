@@ -8,7 +8,12 @@ from itertools import combinations
 
 import torch
 
-from chipsparse.attention import FLOAT32_TENSORS, LISTS_BYTES, RESIDUAL_BYTES
+from chipsparse.attention import (
+    CAPACITY_MULTIPLE,
+    FLOAT32_TENSORS,
+    LISTS_BYTES,
+    RESIDUAL_BYTES,
+)
 from chipsparse.byte_sizes import format_bytes
 from chipsparse.cache_kinds import (
     INDEX_BYTES,
@@ -252,7 +257,7 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype) -> int:
         kept = max(plan.attention_keep_count(layer) for layer in sparse)
         kept += plan.attention_random_count()
         attention += min(sums, config.attention.column_sums_bytes)
-        lists = heads * groups * kept * INDEX_BYTES
+        lists = heads * groups * (kept + CAPACITY_MULTIPLE) * INDEX_BYTES
         attention += lists
         if config.attention.delta_rule == "merge":
             whole = FLOAT32_TENSORS * 4 * layout.batch * tokens * layout.channels

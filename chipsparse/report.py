@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from chipsparse.config import FallbackError, Part, SparsityConfig
-from chipsparse.error_guard import DeviceNumber
+from chipsparse.device_number import DeviceNumber
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.plan import Action, SparsityPlan
 

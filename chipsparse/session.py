@@ -30,6 +30,10 @@ from chipsparse.step_cache import StepCache
 from chipsparse.token_order import grids_order, inverse_order
 
 
+# Where the host need not wait for what it reads.
+READY_DEVICES = ("cpu",)
+
+
 class Session:
     """Owns the caches of one transformer: one `LayerCache` per layer and guidance branch.
 
@@ -79,6 +83,7 @@ class Session:
         self._order: tuple[torch.Tensor, torch.Tensor] | None = None
         self._static_columns: dict[ModelLayout, torch.Tensor | None] = {}
         self._overfull_layers: set[int] = set()
+        self._cut_layers: set[int] = set()
         self._context: StepContext | None = None
         self._record: StepRecord | None = None
 
@@ -340,6 +345,8 @@ class Session:
             if early:
                 record.early_refreshes.append(layer)
             budget = self._attention_budget(layer, key)
+            if self._lists_by_budget(layer, key):
+                budget = budget.without_waiting(config, key.shape[2])
             output = attention.refresh_step(
                 cache,
                 query,
@@ -354,7 +361,8 @@ class Session:
                 kernels=self._kernels,
                 step=context.step,
             )
-            self._check_capacity(layer, cache.capacity, budget.most_columns(config))
+            if budget.capacity is None:
+                self._check_capacity(layer, cache.capacity, budget.most_columns(config))
             return output
 
     def _attention_action(self, layer: int, action: Action) -> tuple[Action, bool]:
@@ -375,6 +383,8 @@ class Session:
             return action, False
         if not (recorded("columns") or recorded("residual")):
             return self._recorder.catch_up(layer, "attention", Action.REFRESH), False
+        if self._lists_were_cut(layer):
+            return Action.REFRESH, False
         return (Action.REFRESH, True) if passed_bound else (action, False)
 
     def _attention_budget(self, layer: int, key: torch.Tensor) -> AttentionBudget:
@@ -397,6 +407,29 @@ class Session:
                 key.shape[2], config, text_tokens=layout.text_tokens
             ),
         )
+
+    def _lists_by_budget(self, layer: int, key: torch.Tensor) -> bool:
+        """Whether a refresh makes the lists as long as the budget says, with no wait for the GPU.
+
+        Column sums that are NaN make them longer, which is seen when the layer is reached again; it
+        then refreshes once more, and reads the lengths from then on.
+        """
+        return key.device.type not in READY_DEVICES and layer not in self._cut_layers
+
+    def _lists_were_cut(self, layer: int) -> bool:
+        """Whether the last refresh kept more columns than it made room for."""
+        _, context, _ = self._open_call()
+        cache = self._caches[context.branch, layer].attention
+        longest, cache.longest = cache.longest, None
+        if longest is None or float(longest) < cache.capacity:
+            return False
+        cache.capacity = None
+        self._cut_layers.add(layer)
+        self.report.fall_back(
+            f"attention of layer {layer} runs in full once more at step {context.step}: column "
+            "sums were NaN at its refresh, which made its lists longer than any choice does"
+        )
+        return True
 
     def _check_capacity(self, layer: int, longest: int | None, most_columns: int) -> None:
         """Reports, once per layer, a list of columns that is longer than any choice makes it."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import chipsparse.attention
+import chipsparse.session
 from chipsparse import SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.memory_plan import MemoryDemand
@@ -110,6 +111,69 @@ def test_column_sums_of_nan_are_reported_once_per_layer():
         "column sums were NaN, and their query groups keep every column"
     ]
     assert all(output.isfinite().all() for output in outputs)
+
+
+@pytest.fixture
+def slow_device(monkeypatch):
+    """A CPU that is treated as a device for which the host would have to wait."""
+    make = chipsparse.attention.packed_to_indices
+
+    def cutting(packed, columns, *, capacity, backend):
+        indices, counts = make(packed, columns, backend=backend)
+        if capacity is None:
+            return indices, counts
+        room = torch.zeros(*indices.shape[:-1], max(capacity, indices.shape[-1]), dtype=torch.int32)
+        room[..., : indices.shape[-1]] = indices
+        return room[..., :capacity].contiguous(), counts.clamp(max=capacity)
+
+    monkeypatch.setattr(chipsparse.attention, "packed_to_indices", cutting)
+    monkeypatch.setattr(chipsparse.session, "READY_DEVICES", ())
+
+
+@pytest.mark.parametrize("reselect", [True, False])
+def test_a_refresh_need_not_wait_for_the_length_of_its_lists(reselect, request):
+    config = CONFIG.override({"schedule.reselect": reselect})
+    expected = run(Session(config, GenerationReport()))
+    request.getfixturevalue("slow_device")
+    session = Session(config, GenerationReport())
+    torch.testing.assert_close(run(session), expected)
+    assert {cache.attention.capacity for cache in session._caches.values()} == {16}  # 12 are kept
+
+
+@pytest.mark.parametrize("reselect", [True, False])
+def test_lists_that_were_cut_are_made_anew_where_the_layer_is_reached_again(reselect, request):
+    config = CONFIG.override({"schedule.reselect": reselect})
+
+    def spoil(step, layer):
+        return step == 1 and layer == 1
+
+    expected = run(Session(config, GenerationReport()), spoil=spoil)
+    request.getfixturevalue("slow_device")
+    session = Session(config, GenerationReport())
+    found = run(session, spoil=spoil)
+    once_more, *still_long = session.report.fallbacks
+    assert once_more == (
+        "attention of layer 1 runs in full once more at step 2: column sums were NaN at its "
+        "refresh, which made its lists longer than any choice does"
+    )
+    assert still_long == [
+        "attention of layer 1 keeps up to 60 columns from step 2 on instead of 12 at most: "
+        "column sums were NaN, and their query groups keep every column"
+    ] * (not reselect)
+    actions = [
+        [entry.action.value for entry in record.layers if entry.part == "attention"]
+        for record in session.report.steps
+        if record.branch == "cond"
+    ]
+    assert actions[2] == ["sparse", "refresh"]
+    assert actions[4] == ["sparse", "sparse"]
+    in_full = ["dense", "refresh", "refresh", "refresh", "sparse"]
+    full = run(Session(config.override({"schedule.actions": in_full}), GenerationReport()))
+    for step in (0, 1, 3):
+        places = slice(4 * step, 4 * step + 4)
+        torch.testing.assert_close(found[places], expected[places])
+    torch.testing.assert_close(found[9:12:2], full[9:12:2])  # layer 1 at step 2
+    assert all(output.isfinite().all() for output in found)
 
 
 def test_a_second_generation_reports_nan_again():
