@@ -276,8 +276,9 @@ def measure_patched(
         with peak_of(device) as peak:  # from step 0: another generation, with caches of its own
             times, outputs = run_timed(calls[:timed], device)
         host_ms = until_return(calls[timed], device)
-        table = kernel_table(calls[timed + 1], device) if profile else ""
         report = handle.report
+        report.layer_times = profile  # so that kernels are launched one by one
+        table = kernel_table(calls[timed + 1], device) if profile else ""
     did = [record.action.value for record in report.steps]
     if did != actions[: len(did)]:
         raise ValueError(f"the schedule was {actions}, but the steps were {did}")

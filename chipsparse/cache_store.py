@@ -116,7 +116,9 @@ class CacheStore:
             available,
             plan.config.memory,
             device,
-            working=working_bytes(plan, dtype=demand.dtype),
+            working=working_bytes(
+                plan, dtype=demand.dtype, recorded=device.type == "cuda" and plan.records_steps()
+            ),
             pending=demand.pending_bytes,
             promised=sum(each.promised_bytes() for each in self._branches.values()),
             held=sum(each.device_bytes() for each in self._branches.values()),
@@ -150,6 +152,10 @@ class CacheStore:
         self._branches[branch].finished = True
         if all(each.finished for each in self._branches.values()):
             self.reset()
+
+    def stay_on_device(self, branch: str) -> bool:
+        """Whether none of the caches of a branch lives in host memory."""
+        return not self._branches[branch].memory.placement.host
 
     def why_recomputed(self, branch: str, layer: int, part: Part) -> str | None:
         """Why there are no caches for a layer's part, so that it runs dense; None: there are."""
@@ -215,7 +221,7 @@ class CacheStore:
             The `AttentionCache` or `MLPCache`. What the layer sets there is kept.
         """
         cache = getattr(self[branch, layer], part)
-        if not self._branches[branch].memory.placement.host:  # all is there already
+        if self.stay_on_device(branch):
             yield cache
             return
         keys = {

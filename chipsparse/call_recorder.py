@@ -40,6 +40,12 @@ class CallRecorder:
         self._call = record, plan, device
         self._dense_now = {}
 
+    @property
+    def device(self) -> torch.device:
+        """Where the open call runs."""
+        assert self._call is not None
+        return self._call[2]
+
     def leave_dense(self, part: Part, layers: Iterable[int], reason: str) -> None:
         """Notes that the model computes a part of these layers by itself in the open call."""
         self._dense_now[part] = dict.fromkeys(layers, reason)

@@ -22,6 +22,7 @@ Selection = Literal["column_sums", "random"]
 ActionName = Literal["dense", "refresh", "sparse", "skip"]
 BackendName = Literal["auto", "reference"]
 OffloadMode = Literal["auto", "always", "never"]
+RecordMode = Literal["auto", "always", "never"]
 Dense = Literal["dense"]
 
 
@@ -292,6 +293,11 @@ class SparsityConfig(Validated):
     token_order: TokenOrderConfig = option(TokenOrderConfig(), "order of the video or image tokens")
     memory: MemoryConfig = option(MemoryConfig(), "memory of the caches")
     seed: int = option(0, "seed of the random columns", minimum=0)
+    cuda_graphs: RecordMode = option(
+        "auto",
+        "auto: sparse steps of at most 16,384 tokens are recorded once and then launched as a "
+        "whole, where their caches are on the GPU; always: longer ones too",
+    )
     backend: BackendName = option("auto", "auto: the fastest kernels that can run; or reference")
 
     def __post_init__(self) -> None:

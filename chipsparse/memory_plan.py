@@ -236,11 +236,12 @@ def worth_moving(
     return frozenset(min(choices, key=seconds))
 
 
-def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype) -> int:
+def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, recorded: bool = False) -> int:
     """Device memory that a transformer call needs besides weights and caches: an estimate.
 
     The tensors of one block at its fullest, with what a refresh holds for a moment; and the lists
-    of columns that small layers keep.
+    of columns that small layers keep. Where sparse calls are recorded as CUDA graphs, those have
+    memory of their own.
     """
     config, layout = plan.config, plan.layout
     tokens, heads = layout.tokens, layout.batch * layout.heads
@@ -266,7 +267,7 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype) -> int:
         attention += groups * tokens if config.attention.local_groups is not None else tokens
         if lists <= LISTS_BYTES:
             kept_lists = BRANCHES * layout.layers * lists
-    return max(NORM_TENSORS * hidden, attention, mlp) + kept_lists
+    return (1 + recorded) * max(NORM_TENSORS * hidden, attention, mlp) + kept_lists
 
 
 def declared(config: MemoryConfig, *, working: int, pending: int) -> Capacity:

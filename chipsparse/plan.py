@@ -26,6 +26,8 @@ class Action(str, enum.Enum):
     __str__ = str.__str__
 
 
+# A transformer of longer sequences computes long enough for the host to keep ahead of it.
+RECORDED_TOKENS = 16_384
 # Actions that read what others recorded.
 CACHED = (Action.SPARSE, Action.SKIP)
 
@@ -175,6 +177,24 @@ class SparsityPlan:
         steps = self.steps if self.steps is not None else 1000
         return not any(self.step_action(step) in CACHED for step in range(steps))
 
+    def records_steps(self) -> bool:
+        """Whether sparse steps are to be recorded as CUDA graphs, where the device has them."""
+        mode = self.config.cuda_graphs
+        short = self.layout.batch * self.layout.tokens <= RECORDED_TOKENS
+        wanted = mode == "always" or (mode == "auto" and short)
+        return wanted and not self.is_dense() and self._why_steps_differ() is None
+
+    def _why_steps_differ(self) -> str | None:
+        """What makes sparse steps launch other kernels one time than another, or None."""
+        config = self.config
+        if config.guard.bound is not None:
+            return "guard.bound lets layers refresh early"
+        if config.attention.enabled and config.attention.forecast > 0:
+            return "attention.forecast grows with every step"
+        if config.mlp.enabled and config.mlp.reselect_every > 1:
+            return f"mlp.reselect_every is {config.mlp.reselect_every}"
+        return None
+
     def taken(self, step: int, recorded: Action | None) -> Action:
         """What a guidance branch really does at a step.
 
@@ -222,7 +242,16 @@ class SparsityPlan:
         return taken
 
     def remarks(self) -> list[str]:
-        """What else a user should know: steps that are listed as skipped, but computed."""
+        """What else a user should know: what of the config cannot be done."""
+        return [*self._unskipped_steps(), *self._unrecorded_steps()]
+
+    def _unrecorded_steps(self) -> list[str]:
+        reason = self._why_steps_differ()
+        if self.config.cuda_graphs != "always" or reason is None:
+            return []
+        return [f"sparse steps are not launched as a CUDA graph: {reason}"]
+
+    def _unskipped_steps(self) -> list[str]:
         if self.steps is None:
             return []
         listed = self.config.schedule.skip_steps

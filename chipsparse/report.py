@@ -108,6 +108,7 @@ class StepRecord:
         layers: what each layer did, in the order in which they ran; none where nothing in the
             whole generation is sparse, nor of layers that a block cache passed over.
         finished: whether the call came to its end.
+        replayed: whether it was launched as a whole, as an earlier call of its kind was recorded.
         predicted_change: by what share of itself the output was predicted to have changed since it
             was last computed, where ``skip_threshold`` asked for that; see `StepCache`.
     """
@@ -124,6 +125,7 @@ class StepRecord:
     transformer: str = ""
     layers: list[LayerRecord] = field(default_factory=list)
     finished: bool = False
+    replayed: bool = False
     predicted_change: float | None = None
 
     @property

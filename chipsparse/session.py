@@ -6,6 +6,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
@@ -27,9 +28,10 @@ from chipsparse.plan import CACHED, Action, SparsityPlan
 from chipsparse.report import GenerationReport, LayerRecord, StepRecord, StepTimer
 from chipsparse.step import StepContext
 from chipsparse.step_cache import StepCache
+from chipsparse.step_graph import StepGraphs, TensorsInPlace, keep_in_place, tensors_in_place
 from chipsparse.token_order import grids_order, inverse_order
 
-
+UNKNOWN = "not asked yet"
 # Where the host need not wait for what it reads.
 READY_DEVICES = ("cpu",)
 
@@ -46,6 +48,7 @@ class Session:
         pool: holds the caches that live in host memory, for this session alone; by default one
             with memory of its own.
         name: the pipeline's name for the transformer.
+        graphs: the recorded sparse steps of this session alone; by default those of a GPU.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Session:
         report: GenerationReport,
         pool: OffloadPool | None = None,
         name: str = "transformer",
+        graphs: StepGraphs | None = None,
     ) -> None:
         self.config = config
         self.report = report
@@ -64,6 +68,7 @@ class Session:
         self._kernels = FastestKernel()
         self._guard = ErrorGuard(config.guard, config.seed)
         self._recorder = CallRecorder(report)
+        self._graphs = StepGraphs() if graphs is None else graphs
         self._kinds: dict[tuple[Part, Action], frozenset[str]] = {}
         self.reset()
 
@@ -75,6 +80,7 @@ class Session:
         self._plan: SparsityPlan | None = None
         self._plans: dict[str, SparsityPlan] = {}
         self._caching = False
+        self._graphs.reset()
         self._caches.reset()
         self._guard.reset()
         self._recorded: dict[str, Action] = {}
@@ -84,6 +90,7 @@ class Session:
         self._static_columns: dict[ModelLayout, torch.Tensor | None] = {}
         self._overfull_layers: set[int] = set()
         self._cut_layers: set[int] = set()
+        self._why_not_recorded: str | None = UNKNOWN
         self._context: StepContext | None = None
         self._record: StepRecord | None = None
 
@@ -178,6 +185,53 @@ class Session:
             and all(known.differs_in_prompts_only(plan) for known in self._plans.values())
         )
 
+    def run(
+        self,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        why_not_recorded: Callable[[], str | None] = lambda: None,
+    ) -> Any:
+        """The model's own forward in the open call; sparse ones as a CUDA graph where that pays.
+
+        Args:
+            forward: the model's own.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            why_not_recorded: says why the model does not do the same at every sparse step, or None.
+        """
+        if not self._may_be_recorded(why_not_recorded):
+            return forward(*args, **kwargs)
+        _, context, record = self._open_call()
+        result = self._graphs.run(forward, args, kwargs, record, self.report.note)
+        if record.replayed:
+            for entry in record.layers:
+                if entry.part == "attention" and entry.action is Action.SPARSE:
+                    cache = self._caches[context.branch, entry.layer].attention
+                    entry.computed = cache.kept_fraction
+        return result
+
+    def _may_be_recorded(self, why_not_recorded: Callable[[], str | None]) -> bool:
+        """Whether the open call does just what other sparse calls of its branch do."""
+        plan, context, record = self._open_call()
+        if record.action is not Action.SPARSE or not plan.records_steps():
+            return False
+        device = self._recorder.device
+        if device.type != self._graphs.device_type or self.report.layer_times:
+            return False
+        if not self._caches.stay_on_device(context.branch):
+            return False
+        if any(self._lists_were_cut(layer) for layer in range(plan.layout.layers)):
+            self._graphs.drop(context.branch)  # those layers refresh
+            return False
+        if self._why_not_recorded is UNKNOWN:
+            self._why_not_recorded = why_not_recorded()
+            if self._why_not_recorded is not None:
+                self.report.note(
+                    f"sparse steps are not launched as a CUDA graph: {self._why_not_recorded}"
+                )
+        return self._why_not_recorded is None
+
     def end(self, output: torch.Tensor) -> None:
         """Closes the call with the transformer's output tensor."""
         plan, context, record = self._open_call()
@@ -202,6 +256,7 @@ class Session:
     def _finish(self, branch: str) -> None:
         """Frees what a branch has after its last step: what decodes the latents needs room."""
         if self._caching:
+            self._graphs.drop(branch)
             self._caches.finish(branch)
         if self._step_cache is not None:
             self._step_cache.release()
@@ -347,6 +402,7 @@ class Session:
             budget = self._attention_budget(layer, key)
             if self._lists_by_budget(layer, key):
                 budget = budget.without_waiting(config, key.shape[2])
+            before = self._recorded_memory(cache, "attention")
             output = attention.refresh_step(
                 cache,
                 query,
@@ -361,6 +417,7 @@ class Session:
                 kernels=self._kernels,
                 step=context.step,
             )
+            self._keep_in_place(cache, before)
             if budget.capacity is None:
                 self._check_capacity(layer, cache.capacity, budget.most_columns(config))
             return output
@@ -384,6 +441,7 @@ class Session:
         if not (recorded("columns") or recorded("residual")):
             return self._recorder.catch_up(layer, "attention", Action.REFRESH), False
         if self._lists_were_cut(layer):
+            self._make_lists_anew(layer)
             return Action.REFRESH, False
         return (Action.REFRESH, True) if passed_bound else (action, False)
 
@@ -420,16 +478,23 @@ class Session:
         """Whether the last refresh kept more columns than it made room for."""
         _, context, _ = self._open_call()
         cache = self._caches[context.branch, layer].attention
-        longest, cache.longest = cache.longest, None
-        if longest is None or float(longest) < cache.capacity:
+        if cache.longest is None:
             return False
-        cache.capacity = None
+        assert cache.capacity is not None
+        if float(cache.longest) >= cache.capacity:
+            return True
+        cache.longest = None
+        return False
+
+    def _make_lists_anew(self, layer: int) -> None:
+        """Lets a layer's refresh, and those to come, wait for the length of its lists."""
+        _, context, _ = self._open_call()
+        self._caches[context.branch, layer].attention.capacity = None
         self._cut_layers.add(layer)
         self.report.fall_back(
             f"attention of layer {layer} runs in full once more at step {context.step}: column "
             "sums were NaN at its refresh, which made its lists longer than any choice does"
         )
-        return True
 
     def _check_capacity(self, layer: int, longest: int | None, most_columns: int) -> None:
         """Reports, once per layer, a list of columns that is longer than any choice makes it."""
@@ -499,9 +564,12 @@ class Session:
         with self._caches.lend(context.branch, layer, "mlp", kinds) as cache:
             if action is not Action.SPARSE:
                 entry.backend = self._backend or "library"
-                return mlp.dense_step(
+                before = self._recorded_memory(cache, "mlp")
+                output = mlp.dense_step(
                     cache, hidden, weights, config=config, backend=self._backend, addend=summand()
                 )
+                self._keep_in_place(cache, before)
+                return output
             tensors = (hidden, weights.up, weights.gate, weights.down, cache.activation, cache.mean)
             choices = self._recorder.choices(
                 ("mlp", *kind_of(*tensors)),
@@ -523,6 +591,19 @@ class Session:
                 choices=choices,
                 addend=summand(),
             )
+
+    def _recorded_memory(self, cache: Any, part: Part) -> TensorsInPlace:
+        """The tensors of a layer's cache that a recorded call, if any, reads and writes."""
+        _, context, _ = self._open_call()
+        if context.branch not in self._graphs:
+            return {}
+        return tensors_in_place(cache, self._reads(part, Action.SPARSE))
+
+    def _keep_in_place(self, cache: Any, before: TensorsInPlace) -> None:
+        """Leaves what a layer recorded anew where a recorded call reads it."""
+        _, context, _ = self._open_call()
+        if not keep_in_place(cache, before):
+            self._graphs.drop(context.branch)
 
     def _reads(self, part: Part, action: Action) -> frozenset[str]:
         """See `read_kinds`."""

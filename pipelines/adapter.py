@@ -309,7 +309,7 @@ class ModelAdapter:
                 self.session.end(output)
                 return self.wrap_output(output, arguments)
             with self._dense_attention(arguments):
-                result = forward(*args, **kwargs)
+                result = self.session.run(forward, args, kwargs, self._why_not_recorded)
             self.session.end(result[0])
             return result
         except BaseException as error:
@@ -323,6 +323,15 @@ class ModelAdapter:
         In the middle of a generation only adapters (LoRA) come, go and change.
         """
         return self.session.is_first_call or bool(getattr(self.transformer, "peft_config", None))
+
+    def _why_not_recorded(self) -> str | None:
+        """Why the transformer may not do the same at every sparse step of a generation, or None."""
+        if getattr(self.transformer, "peft_config", None):
+            return "the model has adapters (LoRA), which may change between steps"
+        for name, module in self.transformer.named_modules():
+            if has_foreign_hooks(module, self._patches, is_whole_model=name == ""):
+                return f"hooks run with {name or 'the transformer'}"
+        return None
 
     def _memory_demand(self, arguments: dict[str, Any]) -> MemoryDemand:
         """What a generation of such calls asks of the memory, as things stand now."""
@@ -537,6 +546,23 @@ class ModelAdapter:
                 f"{name} runs dense in {len(layers)} of {count} layers "
                 f"(first: layer {layers[0]}): {reason}"
             )
+
+
+def has_foreign_hooks(module: Any, patches: Patches, *, is_whole_model: bool) -> bool:
+    """Whether a module runs hooks that are not among the patches.
+
+    That of accelerate's model offload is none: it does nothing while the model is on its device.
+    """
+    registry = getattr(module, "_diffusers_hook", None)
+    if (registry is not None and registry.hooks) or (
+        hasattr(module, "_hf_hook") and not is_whole_model
+    ):
+        return True
+    return any(
+        number not in patches.hook_numbers
+        for hooks in (module._forward_hooks, module._forward_pre_hooks)
+        for number in hooks
+    )
 
 
 def is_claimed(module: Any) -> bool:

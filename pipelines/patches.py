@@ -12,9 +12,14 @@ TAG = "chipsparse_tag"
 
 
 class Patches:
-    """A list of undo steps, taken in reverse."""
+    """A list of undo steps, taken in reverse.
+
+    Attributes:
+        hook_numbers: PyTorch's numbers of the hooks among the changes.
+    """
 
     def __init__(self) -> None:
+        self.hook_numbers: set[int] = set()
         self._undo: list[Callable[[], None]] = []
 
     def undo(self) -> None:
@@ -41,6 +46,7 @@ class Patches:
 
     def add_hook(self, handle: Any) -> None:
         """Takes over a handle that PyTorch returned for a hook."""
+        self.hook_numbers.add(handle.id)
         self.add_undo(handle.remove)
 
     def add_undo(self, step: Callable[[], None]) -> None:
