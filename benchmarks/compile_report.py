@@ -34,10 +34,10 @@ LEAVING = {"BRA", "BRX", "EXIT", "RET"}  # after these another basic block start
 
 # Types of arguments by name, for plain Triton; Gluon's are in `gluon_compat`, which explains them.
 TRITON_TYPES = {
-    "(query|key|value|output|residual)_ptr": "*{half}:16",
-    "(lse|lse_dense|lse_previous|kept_mass)_ptr": "*fp32:16",
+    "(query|key|value|output|kept|residual)_ptr": "*{half}:16",
+    "(lse|lse_dense|lse_previous|kept_lse|kept_mass)_ptr": "*fp32:16",
     "column_sums_ptr": "*bf16:16",
-    "(query|key|value|output|residual)_stride_[bhnm]": "i32:16",
+    "(query|key|value|output|kept|residual)_stride_[bhnm]": "i32:16",
     "indices_stride_[bhg]": "i32",
     "(indices_stride_k|residual_stride_d)": "i32:1",
     "(indices|counts|static_counts)_ptr": "*i32:16",
@@ -104,7 +104,7 @@ class Report:
 
 def cases() -> list[Case]:
     """Every kernel in all configurations that the launchers choose from."""
-    return [*_gluon(), *_triton_attention(), *_selection(), *_packing(), *_mlp()]
+    return [*_gluon(), *_triton_attention(), *_selection(), *_packing(), *_residuals(), *_mlp()]
 
 
 def _gluon() -> Iterator[Case]:
@@ -278,6 +278,26 @@ def _packing() -> Iterator[Case]:
             yield Case("mask_packing", "triton", variant, True, partial(_pack, kernel, even))
     for kernel in ("count", "list"):
         yield Case("mask_packing", "triton", kernel, True, partial(_pack, kernel, True))
+
+
+def _residuals() -> Iterator[Case]:
+    for half in ("bf16", "fp32"):
+        for head_dim in (64, 128):
+            variant = f"D{head_dim} {half}"
+            yield Case(
+                "merge_residual", "triton", variant, True, partial(_residual, head_dim, half)
+            )
+
+
+def _residual(head_dim: int, dtype: str) -> Any:
+    module = import_module("chipsparse.kernels.merge_residual.triton_kernel")
+    constants = {
+        "WIDTH": head_dim,
+        "ROWS": module.TILE_ELEMENTS // head_dim,
+        "COLUMNS": head_dim,
+        "num_warps": module.WARPS,
+    }
+    return _triton(module, "_residual_kernel", constants, half=dtype)
 
 
 def _pack(kernel: str, even: bool) -> Any:

@@ -28,11 +28,9 @@ from chipsparse.kernels.dense_attention_column_sums import dense_attention_colum
 from chipsparse.kernels.dense_attention_column_sums.reference import column_sums_dtype
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.kernels.mask_packing import packed_to_indices
+from chipsparse.kernels.merge_residual import merge_residual
 from chipsparse.plan import Action
 
-# What the residual of a refresh may hold in float32 at a time.
-RESIDUAL_BYTES = 256 << 20
-FLOAT32_TENSORS = 3
 # A layer's lists of columns are kept between steps where they take no more. To make them costs a
 # large layer nothing beside its attention; a small one waits for the host to launch it.
 LISTS_BYTES = 4 << 20
@@ -292,23 +290,10 @@ def record_residual(
         cache.residual = output - kept
     else:
         cache.lse_dense = cache.lse
-        cache.kept_mass = torch.exp(kept_lse - cache.lse)
-        cache.residual = _without_kept(output, kept, cache.kept_mass)
+        cache.residual, cache.kept_mass = merge_residual(
+            output, kept, kept_lse, cache.lse, backend=backend
+        )
     return counts
-
-
-def _without_kept(
-    output: torch.Tensor, kept: torch.Tensor, kept_mass: torch.Tensor
-) -> torch.Tensor:
-    """``output - kept_mass * kept`` in float32, a few heads at a time."""
-    residual = torch.empty_like(output)
-    batch, heads, tokens, head_dim = output.shape
-    head_bytes = FLOAT32_TENSORS * 4 * batch * tokens * head_dim
-    for first, last in ranges(heads, head_bytes, RESIDUAL_BYTES):
-        part = slice(first, last)
-        weighted = kept_mass[:, part].unsqueeze(-1) * kept[:, part].float()
-        residual[:, part] = output[:, part].float() - weighted
-    return residual
 
 
 def _choose_columns(

@@ -8,12 +8,7 @@ from itertools import combinations
 
 import torch
 
-from chipsparse.attention import (
-    CAPACITY_MULTIPLE,
-    FLOAT32_TENSORS,
-    LISTS_BYTES,
-    RESIDUAL_BYTES,
-)
+from chipsparse.attention import CAPACITY_MULTIPLE, LISTS_BYTES
 from chipsparse.byte_sizes import format_bytes
 from chipsparse.cache_kinds import (
     INDEX_BYTES,
@@ -29,6 +24,7 @@ from chipsparse.config import ConfigError, MemoryConfig
 from chipsparse.cost_model import Rates, layer_time
 from chipsparse.host_memory import HostMemory
 from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.merge_residual.reference import TRANSIENT_BYTES, TRANSIENT_TENSORS
 from chipsparse.machine import device_free_bytes, host_budget, host_free_bytes
 from chipsparse.placement import PartNeed, Placement, place
 from chipsparse.plan import Action, SparsityPlan
@@ -261,8 +257,8 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, recorded: bool = Fa
         lists = heads * groups * (kept + CAPACITY_MULTIPLE) * INDEX_BYTES
         attention += lists
         if config.attention.delta_rule == "merge":
-            whole = FLOAT32_TENSORS * 4 * layout.batch * tokens * layout.channels
-            attention += min(whole, RESIDUAL_BYTES)
+            whole = TRANSIENT_TENSORS * 4 * layout.batch * tokens * layout.channels
+            attention += min(whole, TRANSIENT_BYTES)
         attention += hidden if config.attention.forecast > 0 else 0
         attention += groups * tokens if config.attention.local_groups is not None else tokens
         if lists <= LISTS_BYTES:

@@ -16,6 +16,7 @@ from chipsparse.attention import (
 from chipsparse.cache import AttentionCache
 from chipsparse.config import AttentionConfig
 from chipsparse.kernels.mask_packing import unpack_mask
+from chipsparse.kernels.merge_residual import reference as merge_residual_reference
 
 ROWS, TOKENS, KEEP, RANDOM = 16, 75, 20, 3
 BUDGET = AttentionBudget(KEEP, RANDOM, None, seed=5)
@@ -263,7 +264,7 @@ def test_column_sums_of_a_few_heads_at_a_time(limit, monkeypatch):
 def test_the_residual_of_a_few_heads_at_a_time(monkeypatch):
     expected, _, _ = refreshed("merge")
     assert expected.residual.stride() == inputs(0)[0].stride()
-    monkeypatch.setattr(attention, "RESIDUAL_BYTES", 1)
+    monkeypatch.setattr(merge_residual_reference, "TRANSIENT_BYTES", 1)
     found, _, _ = refreshed("merge")
     assert torch.equal(found.residual, expected.residual)
     assert found.residual.stride() == expected.residual.stride()

@@ -22,6 +22,7 @@ OPERATIONS = [
     "sparse_mlp_down",
     "sparse_mlp_up",
     "mask_packing",
+    "merge_residual",
 ]
 
 
