@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -32,9 +33,12 @@ from chipsparse.plan import Action, SparsityPlan
 UNLIMITED = 1 << 62
 
 # Of a GPU's free memory, left to what others ask for later: kernels that are loaded, workspaces of
-# libraries, gaps between blocks of PyTorch's allocator (8 of 137 GiB were seen). A second
-# generation finds that much less.
+# libraries, gaps between blocks of PyTorch's allocator (8 of 137 GiB were seen; segments that can
+# grow leave hardly any). A second generation finds that much less.
 DEVICE_RESERVE_SHARE = 0.06
+GAPLESS_RESERVE_SHARE = 0.03
+GAPLESS = "expandable_segments:true"
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 # Tensors as large as the hidden states that a transformer block holds at once: in a norm with its
 # float32 copies, around attention, and around the MLP, there beside its neurons once per linear.
@@ -294,7 +298,7 @@ def available(
     promised: int = 0,
     held: int = 0,
     memory: HostMemory | None = None,
-    reserve: float = DEVICE_RESERVE_SHARE,
+    reserve: float | None = None,
 ) -> Capacity:
     """What this machine and the config's budgets leave for caches now.
 
@@ -306,7 +310,8 @@ def available(
         promised: bytes on the device that caches planned earlier will take yet.
         held: bytes that they have taken there.
         memory: host memory that is ours already; what is spare of it is free for caches.
-        reserve: share of the device's free memory that is left to others.
+        reserve: share of the device's free memory that is left to others; None for
+            `reserve_share`.
     """
     memory = HostMemory() if memory is None else memory
     on_cpu = device.type != "cuda"  # one memory for all, the work and the weights too
@@ -324,8 +329,15 @@ def available(
         room -= promised
         return Capacity(room, room if config.offload == "always" else 0)
     free = device_free_bytes(device)
-    free -= round(free * reserve)
+    free -= round(free * (reserve_share() if reserve is None else reserve))
     if config.vram is not None:
         free = min(free, config.vram - torch.cuda.memory_allocated(device))
     on_device = free - working - pending - promised
     return Capacity(on_device, 0 if config.offload == "never" else room)
+
+
+def reserve_share() -> float:
+    """The share of a GPU's free memory to leave to others, by how PyTorch's allocator is set up."""
+    settings = (os.environ.get(name, "") for name in ALLOCATOR_VARIABLES)
+    gapless = any(GAPLESS in text.replace(" ", "").lower() for text in settings)
+    return GAPLESS_RESERVE_SHARE if gapless else DEVICE_RESERVE_SHARE

@@ -130,8 +130,8 @@ def dense_step(
 ) -> torch.Tensor:
     """The whole layer for hidden ``[B, N, C]``; records activations, output and group means.
 
-    Without a cache it records nothing and computes in the model's own layout, as ``reference``
-    does. An ``addend`` ``[B, N, C]``, which may be overwritten, is added to the result, but not to
+    Without a cache it records nothing and computes in the model's own layout, as fast as PyTorch
+    can. An ``addend`` ``[B, N, C]``, which may be overwritten, is added to the result, but not to
     what is recorded.
     """
     activation = dense_activation(
@@ -142,7 +142,7 @@ def dense_step(
         gate_weight=weights.gate,
         gate_bias=weights.gate_bias,
         group_rows=config.group_rows,
-        backend="reference" if cache is None else backend,
+        backend="library" if cache is None else backend,
     )
     if cache is None and addend is not None:
         return _add_second_linear(activation, weights, addend.contiguous())

@@ -17,7 +17,7 @@ from chipsparse.kernels.checks import (
     group_count,
 )
 from chipsparse.kernels.dispatch import Backend, Choice, choose, imported, runs_anywhere
-from chipsparse.kernels.sparse_mlp_up import reference
+from chipsparse.kernels.sparse_mlp_up import library, reference
 from chipsparse.kernels.token_layout import is_token_contiguous, rows_are_evenly_spaced
 from chipsparse.kernels.triton_support import (
     NOT_ON_CPU,
@@ -222,11 +222,12 @@ def dense_activation(
         gate_bias: ``[F]`` or None.
         group_rows: token rows per group of the sparse steps that follow.
         backend: the backend of those steps (``gluon``, ``triton``, ``reference``); None for the one
-            that `sparse_mlp_up` would take.
+            that `sparse_mlp_up` would take; ``library`` where none follow, for what PyTorch does
+            fastest.
 
     Returns:
         ``[B, N, F]`` in hidden's dtype, in the strides which that backend wants: contiguous for the
-        reference, else with contiguous tokens, as `token_layout` says.
+        reference and the library, else with contiguous tokens, as `token_layout` says.
 
     Raises:
         ValueError: shapes or dtypes do not fit, the activation is unknown, or the forced backend
@@ -237,6 +238,10 @@ def dense_activation(
             hidden, weight, bias, activation, gate_weight, gate_bias, group_rows, backend
         )
     _check("dense_activation", hidden, weight, bias, activation, gate_weight, gate_bias, group_rows)
+    if backend == "library":
+        if library.can_fuse(hidden, bias, activation, gate_weight):
+            return library.dense_activation(hidden, weight, bias)
+        backend = "reference"
     choice = select(hidden, weight, gate_weight=gate_weight, group_rows=group_rows, force=backend)
     launch = reference.dense_activation
     if choice.backend.name != "reference":

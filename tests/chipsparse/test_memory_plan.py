@@ -193,6 +193,24 @@ def there_is(device=GPU, **options):
 
 
 @pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(
+    ("variable", "text", "share"),
+    [
+        ("PYTORCH_CUDA_ALLOC_CONF", "", 0.06),
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False", 0.06),
+        ("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64, expandable_segments: True", 0.03),
+        ("PYTORCH_ALLOC_CONF", "expandable_segments:True", 0.03),
+    ],
+)
+def test_segments_that_grow_leave_fewer_gaps(variable, text, share, monkeypatch):
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, text)
+    device, _ = there_is(reserve=None)
+    assert device == pytest.approx(20 * (1 - share))
+
+
+@pytest.mark.usefixtures("machine")
 def test_without_budgets_caches_may_take_what_is_free():
     assert there_is() == (20, 36)
     assert there_is(working=3 * GIB, pending=2 * GIB) == (15, 36)

@@ -54,7 +54,7 @@ def test_a_dense_step_is_the_layer(gate, bias, cached):
     made = dense_step(cache, hidden, weights_of(gate, bias), config=CONFIG, backend=None)
     torch.testing.assert_close(made, expected(hidden, gate, bias), atol=1e-4, rtol=1e-4)
     summed = dense_step(
-        cache, hidden, weights_of(gate, bias), config=CONFIG, backend=None, addend=addend
+        cache, hidden, weights_of(gate, bias), config=CONFIG, backend=None, addend=addend.clone()
     )
     torch.testing.assert_close(summed, made + addend)
     if cached:

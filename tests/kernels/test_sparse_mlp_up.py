@@ -289,6 +289,31 @@ def test_a_sparse_step_takes_up_where_the_dense_one_left(backend, rows, dtype, d
     assert_close(cache, dense_activation(moved, weight, bias, **options), TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("activation", ["gelu-tanh", "gelu", "silu"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dense_activation_where_nothing_sparse_follows(activation, bias, dtype, device):
+    generator = torch.Generator().manual_seed(0)
+    wide, weight, offset = (
+        torch.randn(shape, generator=generator).to(device, dtype)
+        for shape in [(2, 70, 48), (96, 32), (96,)]
+    )
+    hidden, offset = wide[..., 16:], offset if bias else None  # as a joined tensor has it
+    with torch.no_grad():
+        found = dense_activation(hidden, weight, offset, activation=activation, backend="library")
+    exact = torch.nn.functional.linear(
+        hidden.double(), weight.double(), None if offset is None else offset.double()
+    )
+    exact = {
+        "gelu-tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+        "gelu": torch.nn.functional.gelu,
+        "silu": torch.nn.functional.silu,
+    }[activation](exact)
+    assert found.is_contiguous()
+    assert found.dtype == dtype
+    assert_close(found, exact, TOLERANCE[dtype])
+
+
 @backend_names(BACKENDS)
 def test_dense_activation_without_bias(backend, device):
     hidden, weight, _, _ = mlp_inputs(1, 20, 24, 50, dtype=torch.float16, device=device)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import pytest
 import torch
+from diffusers.pipelines.flux import pipeline_flux
 
 from benchmarks.clips import Workload
 from chipsparse import SparsityConfig
@@ -59,14 +64,32 @@ class Runs:
     def generate(self, case: Case, config: SparsityConfig | None) -> Result:
         """Makes the case anew, dense for None."""
         workload = self.workload(case.model)
-        clips, seconds = processor_seconds(
-            lambda: workload.generate(
-                config, prompts=[case.prompt], first_seed=case.seed, **case.arguments
+        with noise_of_float32():
+            clips, seconds = processor_seconds(
+                lambda: workload.generate(
+                    config, prompts=[case.prompt], first_seed=case.seed, **case.arguments
+                )
             )
-        )
         return Result(clips.frames[0].cpu(), seconds, clips.report)
 
     def _remembered(self, case: Case, kind: str, config: SparsityConfig | None) -> Result:
         if (case.name, kind) not in self._results:
             self._results[case.name, kind] = self.generate(case, config)
         return self._results[case.name, kind]
+
+
+@contextmanager
+def noise_of_float32() -> Iterator[None]:
+    """Lets FLUX begin with the same noise in every dtype.
+
+    It draws it in the dtype of the prompt, and PyTorch's normal numbers in half precision are not
+    the same in all versions. (Wan always draws in float32.)
+    """
+    draw = pipeline_flux.randn_tensor
+
+    def drawn(*args: Any, dtype: torch.dtype, **options: Any) -> torch.Tensor:
+        return draw(*args, dtype=torch.float32, **options).to(dtype)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline_flux, "randn_tensor", drawn)
+        yield
