@@ -42,6 +42,16 @@ def device_free_bytes(device: torch.device) -> int:
     return free + cached
 
 
+def device_allocated_bytes(device: torch.device) -> tuple[int, int] | None:
+    """Bytes that PyTorch has allocated on a GPU now, and the most at a time since its last reset.
+
+    None where the device is not CUDA. Does not wait for the device.
+    """
+    if device.type != "cuda":
+        return None
+    return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+
+
 def host_free_bytes(root: Path = ROOT) -> int | None:
     """Bytes of host memory that the machine and every control group above us have free.
 

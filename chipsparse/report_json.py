@@ -21,6 +21,10 @@ Times are in seconds, sizes in bytes, shares between 0 and 1; what is not known 
         seconds         null where skipped or broken off
         attention_kept, mlp_kept      mean over the layers that ran sparse
         bytes_to_device, bytes_to_host
+        cache_bytes, host_bytes       what the caches held behind the call, and that part of it
+                                      which is in host memory
+        allocated_bytes, peak_allocated_bytes
+                        on a CUDA device behind the call, and the most at a time until then
         layers          one entry for each attention and each MLP that ran:
             layer, part ("attention", "mlp"), action ("dense", "refresh", "sparse"), reason
             kept        share of the columns or neurons computed
@@ -36,7 +40,9 @@ Times are in seconds, sizes in bytes, shares between 0 and 1; what is not known 
                   mlp_seconds (null unless measured), attention_kept, mlp_kept, bytes_to_device,
                   bytes_to_host, cache_bytes (the most at a time), host_bytes (likewise)
 
-Further fields of a `StepRecord` stand in its entry under their own names.
+The file of ``chipsparse generate --report`` has beside these what ``--json`` tells: ``request``, and
+of a run that came to its end ``files``, ``denoising_seconds`` (of each run) and ``comparison`` with
+dense, or null. Further fields of a `StepRecord` stand in its entry under their own names.
 """
 
 from __future__ import annotations

@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from chipsparse.machine import device_free_bytes, host_budget, host_free_bytes
+from chipsparse.machine import (
+    device_allocated_bytes,
+    device_free_bytes,
+    host_budget,
+    host_free_bytes,
+)
 
 MIB = 1 << 20
 
@@ -96,6 +101,13 @@ def test_this_machine_has_some():
 )
 def test_the_host_keeps_a_reserve(free, budget):
     assert host_budget(free) == budget
+
+
+def test_a_cpu_has_no_allocator_to_ask(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 3 if device.index else 0)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7)
+    assert device_allocated_bytes(torch.device("cpu")) is None
+    assert device_allocated_bytes(torch.device("cuda:1")) == (3, 7)
 
 
 @pytest.mark.gpu
