@@ -40,9 +40,9 @@ Times are in seconds, sizes in bytes, shares between 0 and 1; what is not known 
                   mlp_seconds (null unless measured), attention_kept, mlp_kept, bytes_to_device,
                   bytes_to_host, cache_bytes (the most at a time), host_bytes (likewise)
 
-The file of ``chipsparse generate --report`` has beside these what ``--json`` tells: ``request``, and
-of a run that came to its end ``files``, ``denoising_seconds`` (of each run) and ``comparison`` with
-dense, or null. Further fields of a `StepRecord` stand in its entry under their own names.
+Further fields of a `StepRecord` stand in its entry under their own names. The file of ``chipsparse
+generate --report`` has beside all this ``request``, as ``--json`` tells it, and of a run that came
+to its end ``files``, ``denoising_seconds`` of each run, and ``comparison`` with dense, or null.
 """
 
 from __future__ import annotations

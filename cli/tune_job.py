@@ -37,6 +37,7 @@ from chipsparse.cli.settings import (
 from chipsparse.cli.tune_lab import VERIFICATION_COST, Prompt, TuneLab
 from chipsparse.cli.tune_profile import write_profile
 from chipsparse.cli.tune_progress import TuneProgress
+from chipsparse.cli.tune_record import SearchRecord
 from chipsparse.clip_comparison import PerceptualDistance
 from chipsparse.config import SparsityConfig
 from chipsparse.layout import ModelLayout
@@ -202,12 +203,15 @@ def run(options: TuneOptions) -> Tuned:
         except ValueError as error:
             raise UserError(first_line(error)) from error
         candidates, dense_seconds, layout = predict(lab, calibration, profile.sparsity, settings)
+        names = [prompt.name for prompt in held_out]
+        record = SearchRecord(results, tuned.target, candidates, dense_seconds, names)
         chosen, verified, tried = _search(
             options, lab, candidates, held_out, progress, dense_seconds
         )
+    plan = SparsityPlan(chosen.config, layout, settings.num_inference_steps)
+    record.choose(plan)
     tuned = dataclasses.replace(tuned, measured=_measurement(verified))
     write_profile(options.output, model.transformer_class, settings, chosen.config, tuned)
-    plan = SparsityPlan(chosen.config, layout, settings.num_inference_steps)
     return Tuned(options.output, options.results_file, chosen.config, tuned, chosen, tried, plan)
 
 
