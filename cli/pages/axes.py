@@ -50,7 +50,7 @@ class Axis:
 
 def steps_axis(count: int) -> Axis:
     """The denoising steps of a generation."""
-    return Axis("denoising step, from 0", -0.5, count - 0.5, whole=True, grid=False)
+    return Axis("denoising step, from 0", -0.5, max(1, count) - 0.5, whole=True, grid=False)
 
 
 def fitting(

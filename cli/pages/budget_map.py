@@ -47,7 +47,12 @@ def budget_map(
     rows = (_row(cells, layer, steps, least, most) for layer in range(layers))
     height = min(MOST_PIXELS, max(LEAST_PIXELS, ROW_PIXELS * layers))
     layer_axis = Axis(
-        "layer (transformer block), from 0", -0.5, layers - 0.5, whole=True, down=True, grid=False
+        "layer (transformer block), from 0",
+        -0.5,
+        max(1, layers) - 0.5,
+        whole=True,
+        down=True,
+        grid=False,
     )
     chart = Chart(
         caption,

@@ -26,8 +26,8 @@ def memory_section(record: GenerationRecord) -> Section | Missing:
         )
     return Section(
         title,
-        "What the caches held behind each step, where PyTorch can tell what was allocated on the "
-        "GPU, and what moved between host memory and device.",
+        "What the caches held behind each step and, on a GPU, what PyTorch had allocated there in "
+        "all; below, what moved between host memory and the device.",
         body,
     )
 

@@ -160,7 +160,7 @@ def read_generation(values: Values) -> GenerationRecord:
     """Raises `UserError` where the file is damaged."""
     entries = values.objects("steps")
     calls = [_call(each) for each in entries]
-    totals = [each.count("steps_total") for each in entries if "steps_total" in each]
+    totals = [each.index("steps_total") for each in entries if "steps_total" in each]
     numbers = sorted({call.step for call in calls})
     compared = values.object("comparison")
     return GenerationRecord(
@@ -178,7 +178,7 @@ def read_generation(values: Values) -> GenerationRecord:
 def _call(entry: Values) -> Call:
     errors = entry.object("guard_errors")
     return Call(
-        step=entry.count("step"),
+        step=entry.index("step"),
         branch=entry.text("branch"),
         transformer=entry.text("transformer"),
         action=entry.choice("action", ACTIONS),
@@ -186,7 +186,7 @@ def _call(entry: Values) -> Call:
         seconds=entry.number_or_none("seconds"),
         layers=[
             LayerCall(
-                each.count("layer"),
+                each.index("layer"),
                 each.choice("part", PARTS),
                 each.choice("action", ACTIONS),
                 each.number("kept"),
@@ -198,7 +198,7 @@ def _call(entry: Values) -> Call:
             for layer in errors.content
             if layer.isdigit() and layer in errors
         },
-        early_refreshes=entry.counts("early_refreshes"),
+        early_refreshes=entry.indices("early_refreshes"),
         predicted_change=entry.number_or_none("predicted_change"),
         bytes_to_device=entry.number("bytes_to_device"),
         bytes_to_host=entry.number("bytes_to_host"),

@@ -11,6 +11,9 @@ from typing import Any
 
 from chipsparse.cli.errors import UserError, first_line
 
+# More steps or layers than anything has; a damaged file must not make a page of them.
+MOST_PLACES = 100_000
+
 
 @dataclass(frozen=True)
 class Values:
@@ -57,6 +60,11 @@ class Values:
         value = self.number(name)
         return int(value) if value == int(value) >= 0 else self._fail(name, "a whole number")
 
+    def index(self, name: str) -> int:
+        """The number of a step, a layer or the like, or how many there are."""
+        value = self.count(name)
+        return value if value < MOST_PLACES else self._fail(name, f"below {MOST_PLACES:,}")
+
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
         """One of some words."""
         value = self.text(name)
@@ -85,9 +93,9 @@ class Values:
             for index, value in enumerate(self._list(name))
         ]
 
-    def counts(self, name: str) -> list[int]:
-        """The whole numbers of a list; none where there is none."""
-        return [each.count("value") for each in self._each(name)]
+    def indices(self, name: str) -> list[int]:
+        """The numbers of steps or layers in a list; none where there is none."""
+        return [each.index("value") for each in self._each(name)]
 
     def texts(self, name: str) -> list[str]:
         """The texts of a list; none where there is none."""

@@ -29,6 +29,8 @@ from chipsparse.cli.pages.tuning_record import (
 from chipsparse.cli.pages.units import decibels, picture_text, times
 from chipsparse.cli.summary import seconds_text
 
+# The chart reaches so far above what was measured, and at least to so much and that.
+MARGIN_DB, LEAST_TOP_DB = 8.0, 40.0
 AGAIN = "Run the same tune command again: what is in the file is not measured anew."
 
 
@@ -129,11 +131,9 @@ def _quality_section(record: TuningRecord) -> Section:
 def _quality_figure(record: TuningRecord) -> Element:
     newest = record.searches[-1] if record.searches else None
     predicted = [] if newest is None else [(x, y) for x, y, _ in newest.predicted]
-    # What is predicted to be all but the same as dense would press the rest together.
     measured = [psnr for each in record.verified for psnr in each.psnrs]
     goals = [s.min_psnr_db for s in record.searches if s.min_psnr_db is not None]
-    top = max([*measured, *goals, 40.0]) + 8
-    predicted = [point for point in predicted if point[1] <= top]
+    predicted = _shown(predicted, max([*measured, *goals, LEAST_TOP_DB]) + MARGIN_DB)
     chosen = {search.chosen.name for search in record.searches if search.chosen is not None}
     verified = [each for each in record.verified if each.psnrs]
     whiskers = [
@@ -175,6 +175,12 @@ def _quality_figure(record: TuningRecord) -> Element:
     if any(search.max_seconds is not None for search in record.searches):
         keys.append(Key("fourth", "target", "dashed"))
     return figure(chart, caption="PSNR over time: predicted and verified configs", keys=keys)
+
+
+def _shown(predicted: Sequence[tuple[float, float]], top: float) -> Sequence[tuple[float, float]]:
+    """All but what is predicted to be so close to dense that it would press the rest together."""
+    below = [point for point in predicted if point[1] <= top]
+    return below if len(below) > 1 else predicted
 
 
 def _config_text(config: VerifiedConfig) -> str:
