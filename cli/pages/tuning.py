@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 from chipsparse.cache_kinds import PARTS
-from chipsparse.cli.pages.axes import fitting
 from chipsparse.cli.pages.budget_map import Cell, budget_map
-from chipsparse.cli.pages.chart import (
-    Chart,
-    Dots,
-    Key,
-    Level,
-    Line,
-    Mark,
-    Whisker,
-    figure,
-)
-from chipsparse.cli.pages.elements import Child, Element, element
+from chipsparse.cli.pages.elements import Child, element
 from chipsparse.cli.pages.generation_record import PART_TITLES
 from chipsparse.cli.pages.json_values import Values
 from chipsparse.cli.pages.part import Missing, Part, QualityPoint, Section, Tile, table
+from chipsparse.cli.pages.tuning_chart import quality_figure
 from chipsparse.cli.pages.tuning_record import (
     Chosen,
     Search,
     TuningRecord,
-    VerifiedConfig,
     read_tuning,
 )
 from chipsparse.cli.pages.units import decibels, picture_text, times
 from chipsparse.cli.summary import seconds_text
 
-# The chart reaches so far above what was measured, and at least to so much and that.
-MARGIN_DB, LEAST_TOP_DB = 8.0, 40.0
 AGAIN = "Run the same tune command again: what is in the file is not measured anew."
 
 
@@ -124,71 +111,7 @@ def _quality_section(record: TuningRecord) -> Section:
         "that was verified on held-out prompts, at the lowest PSNR that it reached; the upright "
         "line above it reaches to its highest. A config is given up at the first prompt that "
         "misses the target, so that a single dot may stand for one prompt.",
-        [_quality_figure(record)],
-    )
-
-
-def _quality_figure(record: TuningRecord) -> Element:
-    newest = record.searches[-1] if record.searches else None
-    predicted = [] if newest is None else [(x, y) for x, y, _ in newest.predicted]
-    measured = [psnr for each in record.verified for psnr in each.psnrs]
-    goals = [s.min_psnr_db for s in record.searches if s.min_psnr_db is not None]
-    predicted = _shown(predicted, max([*measured, *goals, LEAST_TOP_DB]) + MARGIN_DB)
-    chosen = {search.chosen.name for search in record.searches if search.chosen is not None}
-    verified = [each for each in record.verified if each.psnrs]
-    whiskers = [
-        Whisker((each.seconds, min(each.psnrs)), (each.seconds, max(each.psnrs)), "second")
-        for each in verified
-        if len(each.psnrs) > 1
-    ]
-    marks: list[Mark] = [Line(predicted, "first"), *whiskers]
-    for class_, square, group in (
-        ("second", False, [each for each in verified if each.name not in chosen]),
-        ("third", True, [each for each in verified if each.name in chosen]),
-    ):
-        points = [(each.seconds, min(each.psnrs)) for each in group]
-        tips = [_config_text(each) for each in group]
-        marks.append(Dots(points, tips, class_, radius=6 if square else 4, square=square))
-    dense = record.dense_seconds or (None if newest is None else newest.dense_seconds)
-    quality = [*(y for _, y in predicted), *measured, *goals]
-    seconds = [*(x for x, _ in predicted), *(each.seconds for each in verified)]
-    y = fitting("PSNR against dense, dB", quality, zero=False)
-    if dense is not None:
-        seconds.append(dense)
-        marks.insert(0, Line([(dense, y.low), (dense, y.high)], "muted", dashed=True))
-    for limit in (search.max_seconds for search in record.searches):
-        if limit is not None and limit <= 1.5 * max(seconds):
-            seconds.append(limit)
-            marks.insert(0, Line([(limit, y.low), (limit, y.high)], "fourth", dashed=True))
-    chart = Chart(
-        "PSNR of configs over the time of a generation",
-        fitting("time of a generation, s", seconds),
-        y,
-        marks,
-        [Level(goal, f"target {goal:g} dB") for goal in dict.fromkeys(goals)],
-        height=380,
-    )
-    keys = [Key("first", "predicted", "line")] if predicted else []
-    keys += [Key("second", "verified", "dot"), Key("third", "chosen", "square")]
-    if dense is not None:
-        keys.append(Key("muted", f"dense, {seconds_text(dense)}", "dashed"))
-    if any(search.max_seconds is not None for search in record.searches):
-        keys.append(Key("fourth", "target", "dashed"))
-    return figure(chart, caption="PSNR over time: predicted and verified configs", keys=keys)
-
-
-def _shown(predicted: Sequence[tuple[float, float]], top: float) -> Sequence[tuple[float, float]]:
-    """All but what is predicted to be so close to dense that it would press the rest together."""
-    below = [point for point in predicted if point[1] <= top]
-    return below if len(below) > 1 else predicted
-
-
-def _config_text(config: VerifiedConfig) -> str:
-    prompts = f"{len(config.pairs)} prompt{'s' * (len(config.pairs) > 1)}"
-    speedup = "" if config.speedup is None else f", {times(config.speedup)} dense"
-    return (
-        f"{config.name}: {min(config.psnrs):.2f} dB at worst on {prompts}, "
-        f"{seconds_text(config.seconds)}{speedup}"
+        [quality_figure(record)],
     )
 
 
