@@ -44,7 +44,6 @@ def budget_map(
     sparse = [cell.kept for cell in cells.values() if cell.action == "sparse"]
     most = max(sparse, default=1.0) or 1.0
     least = min(sparse, default=0.0)
-    rows = (_row(cells, layer, steps, least, most) for layer in range(layers))
     height = min(MOST_PIXELS, max(LEAST_PIXELS, ROW_PIXELS * layers))
     layer_axis = Axis(
         "layer (transformer block), from 0",
@@ -58,31 +57,66 @@ def budget_map(
         caption,
         steps_axis(steps),
         layer_axis,
-        [box for row in rows for box in row],
+        _boxes(cells, layers, steps, least, most),
         height=height + FRAME_PIXELS,
     )
     return figure(chart, caption=caption, keys=_keys(cells, least, most))
 
 
-def _row(
-    cells: Mapping[tuple[int, int], Cell], layer: int, steps: int, least: float, most: float
-) -> list[Box]:
-    """Boxes over all neighbours that are alike, so that a long generation makes no huge page."""
-    boxes = []
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring steps of a layer that are alike.
 
+    Attributes:
+        first: step.
+        last: step.
+        class_: their colour.
+        text: what they did.
+    """
+
+    first: int
+    last: int
+    class_: str
+    text: str
+
+
+def _boxes(
+    cells: Mapping[tuple[int, int], Cell], layers: int, steps: int, least: float, most: float
+) -> list[Box]:
+    """Boxes over all neighbours that are alike, so that a large model makes no huge page."""
+    boxes: list[Box] = []
+    growing: dict[Run, int] = {}  # runs with the first of the layers that have them
+    for layer in range(layers + 1):
+        runs = _runs(cells, layer, steps, least, most)  # none behind the last layer
+        for run in [each for each in growing if each not in runs]:
+            boxes.append(_box(run, growing.pop(run), layer - 1))
+        growing = {run: growing.get(run, layer) for run in runs}
+    return boxes
+
+
+def _runs(
+    cells: Mapping[tuple[int, int], Cell], layer: int, steps: int, least: float, most: float
+) -> list[Run]:
     def look(step: int) -> tuple[str, str] | None:
         cell = cells.get((layer, step))
         return None if cell is None else (shade(cell, least, most), _text(cell))
 
-    for seen, run in groupby(range(steps), look):
-        if seen is None:
-            continue
-        places = [*run]
-        first, last = places[0], places[-1]
-        span = f"step {first}" if first == last else f"steps {first} to {last}"
-        across, up = (first - 0.5, last + 0.5), (layer - 0.5, layer + 0.5)
-        boxes.append(Box(across, up, seen[0], f"layer {layer}, {span}: {seen[1]}"))
-    return boxes
+    runs = []
+    for seen, group in groupby(range(steps), look):
+        if seen is not None:
+            places = [*group]
+            runs.append(Run(places[0], places[-1], *seen))
+    return runs
+
+
+def _box(run: Run, first: int, last: int) -> Box:
+    text = f"{_span('layer', first, last)}, {_span('step', run.first, run.last)}: {run.text}"
+    across, up = (run.first - 0.5, run.last + 0.5), (first - 0.5, last + 0.5)
+    return Box(across, up, run.class_, text)
+
+
+def _span(name: str, first: int, last: int) -> str:
+    return f"{name} {first}" if first == last else f"{name}s {first} to {last}"
 
 
 def shade(cell: Cell, least: float, most: float) -> str:

@@ -121,7 +121,9 @@ def _tiles(values: Values, names: dict[Side, str]) -> list[Tile]:
         speed = _estimate(values.object(side), "speedup", "median")
         quality = _estimate(values.object(side), "psnr_db", "median")
         if speed is not None and speed.value is not None:
-            tiles.append(Tile(times(speed.value), f"{side}, over dense", f"median; {names[side]}"))
+            tiles.append(
+                Tile(times(speed.value), f"speed of {side} over dense", f"median; {names[side]}")
+            )
         if quality is not None:
             label = f"PSNR of {side} against dense"
             tiles.append(Tile(decibels(quality.value), label, f"median; {names[side]}"))

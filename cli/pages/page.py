@@ -8,7 +8,7 @@ from pathlib import Path
 import chipsparse
 from chipsparse.cli.pages.elements import Child, Element, element, rendered
 from chipsparse.cli.pages.part import Missing, Part, Section, Tile, facts_list
-from chipsparse.cli.pages.quality_speed import quality_speed_figure
+from chipsparse.cli.pages.quality_speed import points_table, quality_speed_figure
 
 STYLE = Path(__file__).with_name("style.css")
 # No browser will fetch anything for this page, whatever should get into it.
@@ -58,12 +58,14 @@ def _overview(parts: Sequence[Part]) -> Child:
     """The points of all files in one chart, where more than one has any."""
     if sum(bool(part.points) for part in parts) < 2:
         return None
-    figure = quality_speed_figure([point for part in parts for point in part.points])
+    points = [point for part in parts for point in part.points]
     text = (
         "Every result of these files against its own dense run. Files about other prompts, sizes "
         "or step counts are not comparable."
     )
-    return _section(Section("All files", text, [figure]))
+    return _section(
+        Section("All files", text, [quality_speed_figure(points), points_table(points)])
+    )
 
 
 def _part(part: Part, number: int) -> Element:

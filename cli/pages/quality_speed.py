@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from chipsparse.cli.pages.axes import fitting
 from chipsparse.cli.pages.chart import Chart, Dots, Key, Line, Mark, figure
 from chipsparse.cli.pages.elements import Element
-from chipsparse.cli.pages.part import QualityPoint
+from chipsparse.cli.pages.part import QualityPoint, folded, table
 from chipsparse.cli.pages.units import times
 
 
@@ -47,3 +47,10 @@ def quality_speed_figure(points: Sequence[QualityPoint]) -> Element:
     if others:
         keys.append(Key("second", "something here is", "square"))
     return figure(chart, caption="Quality over speed", keys=keys)
+
+
+def points_table(points: Sequence[QualityPoint]) -> Element:
+    """The same as a table, the fastest first."""
+    ordered = sorted(points, key=lambda each: -each.speedup)
+    rows = ((each.label, times(each.speedup), f"{each.psnr_db:.2f} dB") for each in ordered)
+    return folded("All points as a table", table(("", "speed-up", "PSNR"), rows))

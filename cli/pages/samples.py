@@ -89,9 +89,9 @@ def _strip(sample: Sample) -> Element:
         for number, frame in zip(sample.numbers, sample.frames, strict=True)
     )
     several = len(sample.numbers) > 1
-    strip = element("div", *pictures, class_=f"strip{' joined' if sample.joined else ''}")
-    class_ = "sample" if several else "sample single"
-    return element("div", element("h4", sample.label), strip, class_=class_)
+    strip = element("div", *pictures, class_="strip")
+    classes = ["sample", *([] if several else ["single"]), *(["joined"] if sample.joined else [])]
+    return element("div", element("h4", sample.label), strip, class_=" ".join(classes))
 
 
 def data_uri(frame: np.ndarray, side: int) -> str:
