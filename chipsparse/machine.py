@@ -49,7 +49,10 @@ def device_allocated_bytes(device: torch.device) -> tuple[int, int] | None:
     """
     if device.type != "cuda":
         return None
-    return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+    # One look; `memory_allocated` and its like each flatten and sort all that the allocator counts.
+    found = torch.cuda.memory_stats_as_nested_dict(device)
+    total = found.get("allocated_bytes", {}).get("all", {})
+    return total.get("current", 0), total.get("peak", 0)
 
 
 def host_free_bytes(root: Path = ROOT) -> int | None:

@@ -86,7 +86,7 @@ def _layers_section(layers: list[Values], dense: list[str]) -> Section:
     headings = ("layer", "kept", "PyTorch", "dense", "refresh", "sparse", "speed-up")
     body = [table(headings, rows)]
     if dense:
-        body += [element("h4", "Dense"), listed(dense)]
+        body += [element("h3", "Dense"), listed(dense)]
     return Section(
         "One layer",
         "Median time of one layer of each kind. The speed-up is that of the sparse step over "

@@ -210,7 +210,7 @@ def _intervals_section(values: Values) -> Section:
     level = values.object("interval").number("level")
     body: list[Element] = []
     for which in ("median", "mean"):
-        body.append(element("h4", f"{which.capitalize()} over prompts"))
+        body.append(element("h3", f"{which.capitalize()} over prompts"))
         body.append(_intervals_table(values, which))
     notes = values.texts("notes")
     missing = values.text_or_none("lpips_missing")

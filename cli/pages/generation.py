@@ -183,7 +183,7 @@ def _running_section(record: GenerationRecord) -> Section | Missing:
     ):
         sentences = values.texts(name)
         if sentences:
-            body += [element("h4", heading), listed(sentences)]
+            body += [element("h3", heading), listed(sentences)]
     backends = values.object("backends").texts_by_name()
     passed = values.object("passed_over")
     if backends:

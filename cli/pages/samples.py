@@ -91,7 +91,7 @@ def _strip(sample: Sample) -> Element:
     several = len(sample.numbers) > 1
     strip = element("div", *pictures, class_="strip")
     classes = ["sample", *([] if several else ["single"]), *(["joined"] if sample.joined else [])]
-    return element("div", element("h4", sample.label), strip, class_=" ".join(classes))
+    return element("div", element("h3", sample.label), strip, class_=" ".join(classes))
 
 
 def data_uri(frame: np.ndarray, side: int) -> str:

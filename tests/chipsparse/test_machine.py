@@ -103,11 +103,27 @@ def test_the_host_keeps_a_reserve(free, budget):
     assert host_budget(free) == budget
 
 
-def test_a_cpu_has_no_allocator_to_ask(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 3 if device.index else 0)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7)
+def test_what_the_allocator_says(monkeypatch):
+    told = {"allocated_bytes": {"all": {"current": 3, "peak": 7, "freed": 1}, "small_pool": {}}}
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: told)
     assert device_allocated_bytes(torch.device("cpu")) is None
     assert device_allocated_bytes(torch.device("cuda:1")) == (3, 7)
+    told.clear()  # as before anything was allocated
+    assert device_allocated_bytes(torch.device("cuda:1")) == (0, 0)
+
+
+@pytest.mark.gpu
+def test_the_allocator_of_a_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    device = torch.device("cuda")
+    held = torch.empty(64 * MIB, dtype=torch.uint8, device=device)
+    now, peak = device_allocated_bytes(device)
+    assert (now, peak) == (
+        torch.cuda.memory_allocated(device),
+        torch.cuda.max_memory_allocated(device),
+    )
+    assert now >= held.nbytes
 
 
 @pytest.mark.gpu

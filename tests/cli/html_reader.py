@@ -12,7 +12,7 @@ class PageReader(HTMLParser):
 
     Attributes:
         elements: tag and attributes, in order.
-        headings: texts of h1, h2 and h4.
+        headings: texts of h1, h2 and h3.
         texts: all other texts but the style sheet, in order.
         sections: texts of each section, by its heading.
         style: the style sheet.
@@ -55,9 +55,9 @@ class PageReader(HTMLParser):
         inside = self._open[-1] if self._open else ""
         if inside == "style":
             self.style += data
-        elif inside in ("h1", "h2", "h4"):
+        elif inside in ("h1", "h2", "h3"):
             self.headings.append(data)
-            self._section = data if inside != "h4" else self._section
+            self._section = data if inside != "h3" else self._section
         else:
             self.texts.append(data)
             self.sections[self._section] = f"{self.sections.get(self._section, '')}{data}\n"
