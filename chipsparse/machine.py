@@ -42,6 +42,19 @@ def device_free_bytes(device: torch.device) -> int:
     return free + cached
 
 
+def device_allocated_bytes(device: torch.device) -> tuple[int, int] | None:
+    """Bytes that PyTorch has allocated on a GPU now, and the most at a time since its last reset.
+
+    None where the device is not CUDA. Does not wait for the device.
+    """
+    if device.type != "cuda":
+        return None
+    # One look; `memory_allocated` and its like each flatten and sort all that the allocator counts.
+    found = torch.cuda.memory_stats_as_nested_dict(device)
+    total = found.get("allocated_bytes", {}).get("all", {})
+    return total.get("current", 0), total.get("peak", 0)
+
+
 def host_free_bytes(root: Path = ROOT) -> int | None:
     """Bytes of host memory that the machine and every control group above us have free.
 

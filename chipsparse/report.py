@@ -104,6 +104,11 @@ class StepRecord:
         early_refreshes: layers whose attention was refreshed because of such an error.
         bytes_to_device: bytes of caches that came from host memory.
         bytes_to_host: bytes of caches that went there.
+        cache_bytes: what the caches of its transformer held behind it, wherever they live.
+        host_bytes: how much of that was in host memory beside the device.
+        allocated_bytes: what PyTorch had allocated on the device behind it, weights included; None
+            where the device is not CUDA.
+        peak_allocated_bytes: the most that was allocated there at a time until then.
         transformer: the pipeline's name for the transformer that was called.
         layers: what each layer did, in the order in which they ran; none where nothing in the
             whole generation is sparse, nor of layers that a block cache passed over.
@@ -122,6 +127,10 @@ class StepRecord:
     early_refreshes: list[int] = field(default_factory=list)
     bytes_to_device: int = 0
     bytes_to_host: int = 0
+    cache_bytes: int = 0
+    host_bytes: int = 0
+    allocated_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
     transformer: str = ""
     layers: list[LayerRecord] = field(default_factory=list)
     finished: bool = False

@@ -21,6 +21,11 @@ Times are in seconds, sizes in bytes, shares between 0 and 1; what is not known 
         seconds         null where skipped or broken off
         attention_kept, mlp_kept      mean over the layers that ran sparse
         bytes_to_device, bytes_to_host
+        guard_errors    relative error of sparse attention by layer, where the guard measured it
+        cache_bytes, host_bytes       what the caches held behind the call, and that part of it
+                                      which is in host memory
+        allocated_bytes, peak_allocated_bytes
+                        on a CUDA device behind the call, and the most at a time until then
         layers          one entry for each attention and each MLP that ran:
             layer, part ("attention", "mlp"), action ("dense", "refresh", "sparse"), reason
             kept        share of the columns or neurons computed
@@ -36,7 +41,9 @@ Times are in seconds, sizes in bytes, shares between 0 and 1; what is not known 
                   mlp_seconds (null unless measured), attention_kept, mlp_kept, bytes_to_device,
                   bytes_to_host, cache_bytes (the most at a time), host_bytes (likewise)
 
-Further fields of a `StepRecord` stand in its entry under their own names.
+Further fields of a `StepRecord` stand in its entry under their own names. The file of ``chipsparse
+generate --report`` has beside all this ``request``, as ``--json`` tells it, and of a run that came
+to its end ``files``, ``denoising_seconds`` of each run, and ``comparison`` with dense, or null.
 """
 
 from __future__ import annotations
@@ -52,6 +59,7 @@ from typing import Any
 import torch
 
 from chipsparse.config import Part
+from chipsparse.error_guard import DeviceNumber
 from chipsparse.plan import SparsityPlan
 from chipsparse.report import GenerationReport, LayerRecord, StepRecord
 
@@ -194,6 +202,8 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, torch.Tensor):
         return _plain(value.tolist())
+    if isinstance(value, DeviceNumber):
+        return _plain(float(value))
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, torch.dtype):

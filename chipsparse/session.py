@@ -21,6 +21,7 @@ from chipsparse.host_memory import HostMemory
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.kernels.dispatch import kind_of
 from chipsparse.layout import ModelLayout
+from chipsparse.machine import device_allocated_bytes
 from chipsparse.memory_plan import MemoryDemand
 from chipsparse.mlp import MLPWeights
 from chipsparse.offload import OffloadPool
@@ -82,6 +83,7 @@ class Session:
         self._caching = False
         self._graphs.reset()
         self._caches.reset()
+        self._held_bytes = 0, 0  # of the caches when they were last counted: all, and on the host
         self._guard.reset()
         self._recorded: dict[str, Action] = {}
         self._last_output: dict[str, torch.Tensor] = {}
@@ -242,9 +244,7 @@ class Session:
         recorded = plan.recorded_after(context.step, record.action, self._recorded.get(branch))
         if recorded is not None:
             self._recorded[branch] = recorded
-        if record.action not in CACHED:  # others add nothing, and counting takes its time
-            self.report.cache_bytes = max(self.report.cache_bytes, self.cache_bytes())
-            self.report.host_bytes = max(self.report.host_bytes, self._pool.stored_bytes)
+        self._count_memory(record, output.device)
         if context.steps is not None and context.step == context.steps - 1:
             self._finish(branch)
         elif plan.skips() and record.action is not Action.SKIP:
@@ -253,11 +253,22 @@ class Session:
                 self._step_cache.computed(branch, held, sparse=record.action is Action.SPARSE)
         self._context = self._record = None
 
+    def _count_memory(self, record: StepRecord, device: torch.device) -> None:
+        if record.action not in CACHED:  # others add nothing, and counting takes its time
+            self._held_bytes = self.cache_bytes(), self._pool.stored_bytes
+            self.report.cache_bytes = max(self.report.cache_bytes, self._held_bytes[0])
+            self.report.host_bytes = max(self.report.host_bytes, self._held_bytes[1])
+        record.cache_bytes, record.host_bytes = self._held_bytes
+        allocated = device_allocated_bytes(device)
+        if allocated is not None:
+            record.allocated_bytes, record.peak_allocated_bytes = allocated
+
     def _finish(self, branch: str) -> None:
         """Frees what a branch has after its last step: what decodes the latents needs room."""
         if self._caching:
             self._graphs.drop(branch)
             self._caches.finish(branch)
+            self._held_bytes = self.cache_bytes(), self._pool.stored_bytes
         if self._step_cache is not None:
             self._step_cache.release()
         self._recorded.pop(branch, None)

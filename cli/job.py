@@ -107,7 +107,16 @@ def run(options: Options) -> summary.Outcome:
             raise
         comparison = summary.compare(dense, sparse) if dense and sparse else None
         clips = _clips(options.output, dense, sparse)
-        with display.stage(f"writing {options.output}"), _report_file(job, reports):
+        results = {
+            "files": {kind: str(path) for kind, (path, _) in clips.items()},
+            "denoising_seconds": {
+                name: made.denoising_seconds
+                for name, made in (("dense", dense), ("sparse", sparse))
+                if made is not None
+            },
+            "comparison": summary.comparison_json(comparison),
+        }
+        with display.stage(f"writing {options.output}"), _report_file(job, reports, results):
             written = media.write_media(dict(clips.values()), fps=options.fps)
     files = {kind: written[path] for kind, (path, _) in clips.items()}
     if options.report is not None:
@@ -155,12 +164,18 @@ def _generate(
 
 
 @contextmanager
-def _report_file(job: Job, reports: list[GenerationReport]) -> Iterator[None]:
-    """Writes the file of ``--report``, where one is asked for, if what follows succeeds."""
+def _report_file(
+    job: Job, reports: list[GenerationReport], results: dict[str, Any]
+) -> Iterator[None]:
+    """Writes the file of ``--report``, where one is asked for, if what follows succeeds.
+
+    Beside the report it holds the request and, of a run that came to its end, the files, the times
+    of the denoising and how far sparse is from dense.
+    """
     if job.options.report is None or not reports:
         yield
         return
-    content = {"request": job.as_json(), **reports[-1].to_dict()}
+    content = {"request": job.as_json(), **results, **reports[-1].to_dict()}
     with staged_report(job.options.report, content):
         yield
 
@@ -169,7 +184,7 @@ def _report_failure(job: Job, reports: list[GenerationReport], error: Exception)
     """Writes what was done until an error, as far as that is possible: the error matters more."""
     if reports and reports[-1].error is None:
         reports[-1].fail(error)
-    with suppress(Exception), _report_file(job, reports):
+    with suppress(Exception), _report_file(job, reports, {}):
         pass
 
 

@@ -15,6 +15,8 @@ from chipsparse.cli.explain import EXAMPLE as EXPLAIN_EXAMPLE
 from chipsparse.cli.explain import explain
 from chipsparse.cli.generate import EXAMPLE, generate
 from chipsparse.cli.models import models
+from chipsparse.cli.report import EXAMPLE as REPORT_EXAMPLE
+from chipsparse.cli.report import report
 from chipsparse.cli.tune import EXAMPLE as TUNE_EXAMPLE
 from chipsparse.cli.tune import tune
 
@@ -35,6 +37,7 @@ app.command(epilog=EXPLAIN_EXAMPLE)(explain)
 app.command(epilog=TUNE_EXAMPLE)(tune)
 app.command(epilog=COMPARE_EXAMPLE)(compare)
 app.command(epilog=BENCH_EXAMPLE)(bench)
+app.command(epilog=REPORT_EXAMPLE)(report)
 app.command()(models)
 
 

@@ -66,22 +66,25 @@ def compare(dense: Generation, sparse: Generation) -> Comparison:
 
 
 def to_json(outcome: Outcome) -> str:
-    """One JSON object; `psnr_db` is null where the videos are the same."""
-    comparison = None
-    if outcome.comparison is not None:
-        comparison = dataclasses.asdict(outcome.comparison)
-        comparison["identical"] = math.isinf(outcome.comparison.psnr_db)
-        if comparison["identical"]:
-            comparison["psnr_db"] = None
+    """One JSON object."""
     content = {
         **outcome.request,
         "files": {kind: [str(file) for file in files] for kind, files in outcome.files.items()},
         "sparse": _generation_json(outcome.sparse),
         "dense": _generation_json(outcome.dense),
-        "comparison": comparison,
+        "comparison": comparison_json(outcome.comparison),
         "peak_process_bytes": outcome.peak_process_bytes,
     }
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def comparison_json(comparison: Comparison | None) -> dict[str, Any] | None:
+    """A comparison as JSON values; `psnr_db` is null where the videos are the same."""
+    if comparison is None:
+        return None
+    content = dataclasses.asdict(comparison)
+    content["identical"] = math.isinf(comparison.psnr_db)
+    return content | {"psnr_db": None} if content["identical"] else content
 
 
 def print_summary(outcome: Outcome, console: Console) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from chipsparse.cli.model import (
 )
 from chipsparse.cli.profile_range import range_of
 from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.report_file import check_file
 from chipsparse.cli.request import (
     checked,
     look_up,
@@ -37,6 +37,7 @@ from chipsparse.cli.settings import (
 from chipsparse.cli.tune_lab import VERIFICATION_COST, Prompt, TuneLab
 from chipsparse.cli.tune_profile import write_profile
 from chipsparse.cli.tune_progress import TuneProgress
+from chipsparse.cli.tune_record import SearchRecord
 from chipsparse.clip_comparison import PerceptualDistance
 from chipsparse.config import SparsityConfig
 from chipsparse.layout import ModelLayout
@@ -103,19 +104,8 @@ class TuneOptions(CommonOptions):
             ("--rounds", self.rounds),
         ):
             check_positive(name, count)
-        if self.output.suffix.lower() not in (".yaml", ".yml"):
-            raise UserError(f"--output {self.output} must end in .yaml")
-        if self.results_file.suffix.lower() != ".json":
-            raise UserError(f"--results {self.results_file} must end in .json")
-        for name, file in (("--output", self.output), ("--results", self.results_file)):
-            if file.is_dir():
-                raise UserError(f"{name} {file} is a folder; name a file in it")
-            if not file.parent.is_dir():
-                raise UserError(
-                    f"the folder {file.parent} of {name} {file} does not exist; create it first"
-                )
-            if not os.access(file.parent, os.W_OK | os.X_OK):
-                raise UserError(f"the folder {file.parent} of {name} {file} cannot be written to")
+        check_file("--output", self.output, ".yaml", ".yml")
+        check_file("--results", self.results_file, ".json")
 
 
 @dataclass(frozen=True)
@@ -202,12 +192,15 @@ def run(options: TuneOptions) -> Tuned:
         except ValueError as error:
             raise UserError(first_line(error)) from error
         candidates, dense_seconds, layout = predict(lab, calibration, profile.sparsity, settings)
+        names = [prompt.name for prompt in held_out]
+        record = SearchRecord(results, tuned.target, candidates, dense_seconds, names)
         chosen, verified, tried = _search(
             options, lab, candidates, held_out, progress, dense_seconds
         )
+    plan = SparsityPlan(chosen.config, layout, settings.num_inference_steps)
+    record.choose(plan)
     tuned = dataclasses.replace(tuned, measured=_measurement(verified))
     write_profile(options.output, model.transformer_class, settings, chosen.config, tuned)
-    plan = SparsityPlan(chosen.config, layout, settings.num_inference_steps)
     return Tuned(options.output, options.results_file, chosen.config, tuned, chosen, tried, plan)
 
 

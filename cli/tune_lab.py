@@ -24,6 +24,7 @@ from chipsparse.cli.denoise import Generation
 from chipsparse.cli.errors import UserError, first_line
 from chipsparse.cli.patching import patched
 from chipsparse.cli.settings import GenerationSettings
+from chipsparse.cli.tune_names import dense_name, pair_name
 from chipsparse.cli.tune_progress import TuneProgress
 from chipsparse.clip_comparison import PerceptualDistance
 from chipsparse.config import SparsityConfig
@@ -202,20 +203,20 @@ class TuneLab:
     def known(self, config: SparsityConfig, prompt: Prompt) -> dict[str, Any] | None:
         """The same where it was measured before, else None."""
         pair = self._results.get(self._pair_name(config, prompt))
-        dense = self._results.get(_dense_name(prompt))
+        dense = self._results.get(dense_name(prompt.name))
         if pair is None or dense is None:
             return None
         return {**pair, "dense_seconds": dense["seconds"]}
 
     def verification_work(self, config: SparsityConfig, prompts: list[Prompt]) -> dict[str, float]:
         """What is left to measure for a config, by name, in dense generations."""
-        work = {_dense_name(prompt): 1.0 for prompt in prompts}
+        work = {dense_name(prompt.name): 1.0 for prompt in prompts}
         work |= {self._pair_name(config, prompt): VERIFICATION_COST for prompt in prompts}
         return {name: cost for name, cost in work.items() if name not in self._results}
 
     def _pair_name(self, config: SparsityConfig, prompt: Prompt) -> str:
-        with_lpips = "" if self._lpips is None else "with LPIPS, "
-        return f"pair, {with_lpips}{config_digest(config)}, {prompt.name}"
+        lpips = self._lpips is not None
+        return pair_name(config_digest(config), prompt.name, lpips=lpips)
 
     def _pair(self, config: SparsityConfig, prompt: Prompt) -> dict[str, Any]:
         reference = _unit(self._dense_frames(prompt))
@@ -238,7 +239,7 @@ class TuneLab:
 
     def _dense(self, prompt: Prompt) -> dict[str, Any]:
         measured: dict[str, Any] = self._measured(
-            _dense_name(prompt), lambda: self._make_dense(prompt)
+            dense_name(prompt.name), lambda: self._make_dense(prompt)
         )
         return measured
 
@@ -282,10 +283,6 @@ class TuneLab:
                 report=lambda: report,
                 rounded=rounded,
             )
-
-
-def _dense_name(prompt: Prompt) -> str:
-    return f"dense, {prompt.name}"
 
 
 def dense_folder(results: Path) -> Path:

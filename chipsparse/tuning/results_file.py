@@ -1,7 +1,8 @@
 """One JSON file with everything that was measured, so that nothing is measured twice.
 
 A measurement has a name and is kept as soon as it is made: whoever asks for it again, in this run
-or in one after an interruption, gets what is in the file.
+or in one after an interruption, gets what is in the file. Beside the measurements stands what each
+search made of them, which nothing is read from but the page of `chipsparse report`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,12 @@ class ResultsFile:
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         self.path = path
         self._about = json.loads(json.dumps(about))
-        self._measured: dict[str, Any] = self._read() if path.exists() else {}
+        self._measured: dict[str, Any] = {}
+        self._searches: dict[str, Any] = {}
+        if path.exists():
+            content = self._read()
+            self._measured = dict(content["measured"])
+            self._searches = dict(content.get("searches", {}))
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -56,7 +62,7 @@ class ResultsFile:
                     f"{self.path} was measured with {name} {_short(theirs.get(name))}, not "
                     f"{_short(self._about.get(name))}; name another results file"
                 )
-        return dict(content["measured"])
+        return content
 
     def __contains__(self, name: str) -> bool:
         """Whether this was measured."""
@@ -75,12 +81,31 @@ class ResultsFile:
         """
         if name not in self._measured:
             value = json.loads(json.dumps(measure(), allow_nan=False))
-            self._write({**self._measured, name: value})
+            self._write({**self._measured, name: value}, self._searches)
             self._measured[name] = value
         return self._measured[name]
 
-    def _write(self, measured: dict[str, Any]) -> None:
+    def keep_search(self, name: str, search: Mapping[str, Any]) -> None:
+        """Keeps what a search predicted and chose, in place of what it kept before.
+
+        Args:
+            name: of the search.
+            search: as JSON values with finite numbers.
+        """
+        value = json.loads(json.dumps(search, allow_nan=False))
+        if self._searches.get(name) != value:
+            searches = {each: old for each, old in self._searches.items() if each != name}
+            self._write(self._measured, {**searches, name: value})
+            self._searches = {**searches, name: value}
+
+    def search(self, name: str) -> Any:
+        """What a search kept, or None."""
+        return self._searches.get(name)
+
+    def _write(self, measured: dict[str, Any], searches: dict[str, Any]) -> None:
         content = {"format": FORMAT, "about": self._about, "measured": measured}
+        if searches:
+            content["searches"] = searches
         with tempfile.TemporaryDirectory(prefix=".chipsparse-", dir=self.path.parent) as scratch:
             file = Path(scratch) / self.path.name
             file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

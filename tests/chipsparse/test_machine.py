@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from chipsparse.machine import device_free_bytes, host_budget, host_free_bytes
+from chipsparse.machine import (
+    device_allocated_bytes,
+    device_free_bytes,
+    host_budget,
+    host_free_bytes,
+)
 
 MIB = 1 << 20
 
@@ -96,6 +101,29 @@ def test_this_machine_has_some():
 )
 def test_the_host_keeps_a_reserve(free, budget):
     assert host_budget(free) == budget
+
+
+def test_what_the_allocator_says(monkeypatch):
+    told = {"allocated_bytes": {"all": {"current": 3, "peak": 7, "freed": 1}, "small_pool": {}}}
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: told)
+    assert device_allocated_bytes(torch.device("cpu")) is None
+    assert device_allocated_bytes(torch.device("cuda:1")) == (3, 7)
+    told.clear()  # as before anything was allocated
+    assert device_allocated_bytes(torch.device("cuda:1")) == (0, 0)
+
+
+@pytest.mark.gpu
+def test_the_allocator_of_a_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    device = torch.device("cuda")
+    held = torch.empty(64 * MIB, dtype=torch.uint8, device=device)
+    now, peak = device_allocated_bytes(device)
+    assert (now, peak) == (
+        torch.cuda.memory_allocated(device),
+        torch.cuda.max_memory_allocated(device),
+    )
+    assert now >= held.nbytes
 
 
 @pytest.mark.gpu

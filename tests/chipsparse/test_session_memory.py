@@ -131,6 +131,24 @@ def test_offloaded_caches_give_the_same_bits(rule, reselect, reselect_every):
     assert hosted.report.fallbacks == []
 
 
+def test_each_call_tells_what_the_caches_hold_behind_it():
+    session = session_with(HOSTED)
+    generate(session, steps=TOTAL)  # one more than the config names: the last action again
+    records = session.report.steps
+    held = [record.cache_bytes for record in records]
+    hosted = [record.host_bytes for record in records]
+    assert 0 < held[0] < held[1] < held[3]  # constants of one branch, of both; a refresh adds
+    assert max(held) == session.report.cache_bytes
+    assert max(hosted) == session.report.host_bytes
+    for record, before in zip(records[2:], records, strict=False):
+        if record.action in (Action.SPARSE, Action.SKIP) and record.step < TOTAL - 1:
+            assert record.cache_bytes == max(before.cache_bytes, records[3].cache_bytes)
+    assert all(0 < host <= both for host, both in zip(hosted, held, strict=True))
+    assert {record.allocated_bytes for record in records} == {None}  # not a CUDA device
+    generate(session, generation=2, steps=1)
+    assert session.report.steps[0].cache_bytes == held[0]
+
+
 @pytest.mark.parametrize("overrides", [{}, HOSTED], ids=["device", "host"])
 def test_branches_of_other_prompts_run_side_by_side(overrides):
     """As with prompts of other lengths, or where a pipeline guides one sample of a batch again."""

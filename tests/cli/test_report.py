@@ -45,6 +45,8 @@ def test_report(generate, workdir):
     assert told["pipeline"]["class"] == "WanPipeline"
     assert told["pipeline"]["location"] == told["request"]["model"]
     assert (told["error"], told["fallbacks"], told["notes"]) == (None, [], [])
+    assert (told["files"], told["comparison"]) == ({"output": "out.png"}, None)
+    assert told["denoising_seconds"] == {"sparse": printed["sparse"]["denoising_seconds"]}
     assert told["totals"]["steps"] == {"dense": 1, "refresh": 1, "sparse": 2}
     assert told["totals"]["attention_kept"] == printed["sparse"]["steps"][3]["attention_kept"]
     assert len(told["steps"]) == 8  # guidance
@@ -54,6 +56,20 @@ def test_report(generate, workdir):
     (workdir / "reference").touch()
     assert os.stat("r.json").st_mode == os.stat("reference").st_mode
     assert chipsparse.SparsityConfig.from_mapping(told["config"]).schedule.warmup_steps == 2
+
+
+def test_a_report_of_both_runs_says_how_far_they_are_apart(generate, workdir):
+    ran = generate("-o", "out.gif", "--compare", "--report", "r.json", "--json")
+    assert ran.exit_code == 0, ran.stderr
+    told, printed = json.loads((workdir / "r.json").read_text()), json.loads(ran.stdout)
+    assert told["comparison"] == printed["comparison"]
+    assert told["comparison"]["speedup"] > 0
+    expected = {name: printed[name]["denoising_seconds"] for name in ("dense", "sparse")}
+    assert told["denoising_seconds"] == expected
+    assert {kind: [file] for kind, file in told["files"].items()} == {
+        kind: files for kind, files in printed["files"].items() if kind != "report"
+    }
+    assert set(told["files"]) == {"output", "dense", "compare"}
 
 
 def test_the_table_names_the_report_and_notes(generate, monkeypatch):

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from chipsparse.cli import tune_lab
 from chipsparse.cli.lpips import Lpips
 from chipsparse.cli.main import app
+from chipsparse.cli.tune_names import pair_of
 from chipsparse.profiles import load_profile
 from chipsparse.tuning.results_file import ResultsFile
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
@@ -106,6 +107,32 @@ def test_the_profile_holds_its_target_and_generate_uses_it(measured, model_folde
     assert "warning" not in result.stderr
 
 
+def test_the_results_file_keeps_what_the_search_predicted_and_chose(measured):
+    folder, content = measured
+    results = json.loads((folder / "p.tune.json").read_text())
+    ((name, search),) = results["searches"].items()
+    assert name == "min_psnr_db 25"
+    assert search["target"] == {"min_psnr_db": 25}
+    assert search["held_out"] == ["seed 1, a blue square", "seed 2, a green triangle"]
+    predicted = [(each["seconds"], each["psnr_db"]) for each in search["candidates"]]
+    assert predicted == sorted(predicted)
+    assert all(0 < seconds < search["dense_seconds"] for seconds, _ in predicted)
+    chosen = search["chosen"]
+    (own,) = [each for each in search["candidates"] if each["config"] == chosen["config"]]
+    told = content["predicted"]
+    assert (own["psnr_db"], own["seconds"]) == (told["psnr_db"], told["seconds"])
+    pairs = [pair_of(each) for each in results["measured"]]
+    assert {each[1] for each in pairs if each is not None} == set(search["held_out"])
+    assert chosen["config"] in {each[0] for each in pairs if each is not None}
+    assert len(chosen["actions"]) == 6
+    layers = results["measured"]["calibration, seed 0, a red circle, 0 of 1"]["layout"]["kinds"]
+    count = sum(kind["layers"] for kind in layers)
+    assert len(chosen["attention"]) == len(chosen["mlp"]) == count
+    config = content["sparsity"]
+    if config["attention"]["enabled"] and not config["layers"]:
+        assert chosen["attention"] == [config["attention"]["keep_fraction"]] * count
+
+
 @pytest.mark.parametrize(
     ("change", "phrase"),
     [
@@ -161,6 +188,8 @@ def test_another_target_measures_pairs_only(again):
     assert result.exit_code == 0, result.stderr
     new = set(json.loads(Path("p.tune.json").read_text())["measured"]) - before
     assert all(name.startswith("pair, ") for name in new), new
+    searches = json.loads(Path("p.tune.json").read_text())["searches"]
+    assert list(searches) == ["min_psnr_db 25", "min_psnr_db 40"]
     found = load_profile("q.yaml").tuned.measured
     assert found.psnr_db_worst is None or found.psnr_db_worst >= 40
 
@@ -203,6 +232,8 @@ def test_a_target_that_cannot_be_met_tells_the_best(again, target, message):
     assert message in sentence(result)
     assert " dB on the held-out prompts" in sentence(result) or "(dense: " in sentence(result)
     assert Path("p.yaml").read_bytes() == before
+    searches = list(json.loads(Path("p.tune.json").read_text())["searches"].values())
+    assert [each["chosen"] is None for each in searches] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -90,3 +90,24 @@ def test_numbers_that_are_not_finite_are_not_kept(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
         results.measured("a", lambda: float("nan"))
     assert "a" not in results
+
+
+def test_searches_stand_beside_the_measurements(tmp_path):
+    path = tmp_path / "results.json"
+    results = ResultsFile(path, ABOUT)
+    results.keep_search("30 dB", {"chosen": None})
+    results.measured("first", lambda: 1)
+    results.keep_search("40 dB", {"chosen": "b"})
+    again = ResultsFile(path, ABOUT)
+    again.keep_search("30 dB", {"chosen": "a"})
+    content = json.loads(path.read_text())
+    assert content["measured"] == {"first": 1}
+    assert list(content["searches"].items()) == [
+        ("40 dB", {"chosen": "b"}),
+        ("30 dB", {"chosen": "a"}),
+    ]
+    assert again.search("30 dB") == {"chosen": "a"}
+    assert again.search("20 dB") is None
+    with pytest.raises(ValueError, match="JSON compliant"):
+        again.keep_search("20 dB", {"psnr_db": float("inf")})
+    assert json.loads(path.read_text()) == content

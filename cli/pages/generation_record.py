@@ -1,0 +1,220 @@
+"""The report of a generation, read back: its calls put together to denoising steps."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from chipsparse.cache_kinds import PARTS
+from chipsparse.cli.pages.json_values import Values
+
+ACTIONS = ("dense", "refresh", "sparse", "skip")
+PART_TITLES = {"attention": "attention columns", "mlp": "MLP neurons"}
+NO_LAYERS = "Nothing was sparse, or the generation broke off before anything could be recorded."
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """A layer's attention or MLP in one transformer call.
+
+    Attributes:
+        layer: number of the block.
+        part: "attention" or "mlp".
+        action: "dense", "refresh" or "sparse".
+        kept: share that was computed.
+    """
+
+    layer: int
+    part: str
+    action: str
+    kept: float
+
+
+@dataclass(frozen=True)
+class Call:
+    """A transformer call; see `StepRecord` for what the values are."""
+
+    step: int
+    branch: str
+    transformer: str
+    action: str
+    finished: bool
+    seconds: float | None
+    layers: Sequence[LayerCall]
+    guard_errors: dict[int, float]
+    early_refreshes: Sequence[int]
+    predicted_change: float | None
+    bytes_to_device: float
+    bytes_to_host: float
+    cache_bytes: float | None
+    host_bytes: float | None
+    allocated_bytes: float | None
+    peak_allocated_bytes: float | None
+
+
+@dataclass(frozen=True)
+class Step:
+    """All calls of a denoising step, one for each guidance branch.
+
+    Attributes:
+        number: from 0.
+        calls: at least one.
+    """
+
+    number: int
+    calls: Sequence[Call]
+
+    @property
+    def action(self) -> str:
+        """What the calls did, the fullest of it."""
+        return min((call.action for call in self.calls), key=ACTIONS.index)
+
+    @property
+    def seconds(self) -> float:
+        """Of all calls together; 0 where none was measured."""
+        return sum(call.seconds or 0.0 for call in self.calls)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every call came to its end."""
+        return all(call.finished for call in self.calls)
+
+    @property
+    def errors(self) -> dict[int, float]:
+        """The largest error of each layer that the guard measured."""
+        layers = sorted({layer for call in self.calls for layer in call.guard_errors})
+        return {
+            layer: max(each.guard_errors.get(layer, 0.0) for each in self.calls) for layer in layers
+        }
+
+    def cells(self, part: str) -> dict[int, tuple[str, float]]:
+        """Action and mean share of every layer's part; nothing of a skipped step."""
+        found: dict[int, list[LayerCall]] = {}
+        for call in self.calls:
+            for each in call.layers:
+                if each.part == part:
+                    found.setdefault(each.layer, []).append(each)
+        return {
+            layer: (
+                min((each.action for each in calls), key=ACTIONS.index),
+                statistics.fmean(each.kept for each in calls),
+            )
+            for layer, calls in found.items()
+        }
+
+    def computed(self, part: str) -> float | None:
+        """Mean share over all layers: 1 where all was computed, 0 where the step was skipped."""
+        if self.action == "skip":
+            return 0.0
+        shares = [kept for _, kept in self.cells(part).values()]
+        return statistics.fmean(shares) if shares else None
+
+    def largest(self, name: str) -> float | None:
+        """The largest value of a field of its calls; None where it was not recorded."""
+        values = [getattr(call, name) for call in self.calls]
+        return max((value for value in values if value is not None), default=None)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The sparse generation against the dense one.
+
+    Attributes:
+        speedup: of the denoising.
+        psnr_db: None where both are the same.
+        ssim: None where the pictures are too small for it.
+    """
+
+    speedup: float
+    psnr_db: float | None
+    ssim: float | None
+
+
+@dataclass(frozen=True)
+class GenerationRecord:
+    """A generation.
+
+    Attributes:
+        values: the whole file, for what is only quoted.
+        request: prompt and settings, where the command wrote it.
+        steps: in order.
+        steps_total: how many there were to be.
+        layers: of the model.
+        comparison: with dense, if one was made.
+        denoising_seconds: of the dense and the sparse run, as far as they are known.
+        files: what was written, by kind.
+    """
+
+    values: Values
+    request: Values
+    steps: Sequence[Step]
+    steps_total: int
+    layers: int
+    comparison: Comparison | None
+    denoising_seconds: dict[str, float]
+    files: dict[str, str]
+
+
+def read_generation(values: Values) -> GenerationRecord:
+    """Raises `UserError` where the file is damaged."""
+    entries = values.objects("steps")
+    calls = [_call(each) for each in entries]
+    totals = [each.index("steps_total") for each in entries if "steps_total" in each]
+    numbers = sorted({call.step for call in calls})
+    compared = values.object("comparison")
+    return GenerationRecord(
+        values=values,
+        request=values.object("request"),
+        steps=[Step(number, [call for call in calls if call.step == number]) for number in numbers],
+        steps_total=max([*totals, *(number + 1 for number in numbers)], default=0),
+        layers=1 + max((each.layer for call in calls for each in call.layers), default=-1),
+        comparison=_comparison(compared) if compared.content else None,
+        denoising_seconds=values.object("denoising_seconds").numbers_by_name(),
+        files=values.object("files").texts_by_name(),
+    )
+
+
+def _call(entry: Values) -> Call:
+    errors = entry.object("guard_errors")
+    return Call(
+        step=entry.index("step"),
+        branch=entry.text("branch"),
+        transformer=entry.text("transformer"),
+        action=entry.choice("action", ACTIONS),
+        finished=entry.flag("finished"),
+        seconds=entry.number_or_none("seconds"),
+        layers=[
+            LayerCall(
+                each.index("layer"),
+                each.choice("part", PARTS),
+                each.choice("action", ACTIONS),
+                each.number("kept"),
+            )
+            for each in entry.objects("layers")
+        ],
+        guard_errors={
+            int(layer): errors.number(layer)
+            for layer in errors.content
+            if layer.isdigit() and layer in errors
+        },
+        early_refreshes=entry.indices("early_refreshes"),
+        predicted_change=entry.number_or_none("predicted_change"),
+        bytes_to_device=entry.number("bytes_to_device"),
+        bytes_to_host=entry.number("bytes_to_host"),
+        cache_bytes=entry.number_or_none("cache_bytes"),
+        host_bytes=entry.number_or_none("host_bytes"),
+        allocated_bytes=entry.number_or_none("allocated_bytes"),
+        peak_allocated_bytes=entry.number_or_none("peak_allocated_bytes"),
+    )
+
+
+def _comparison(entry: Values) -> Comparison:
+    return Comparison(
+        entry.number("speedup"), entry.number_or_none("psnr_db"), entry.number_or_none("ssim")
+    )
+
+
+def known(values: Iterable[float | None]) -> list[float]:
+    """Those that were recorded."""
+    return [value for value in values if value is not None]

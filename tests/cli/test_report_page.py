@@ -1,0 +1,747 @@
+"""`chipsparse report`: the page of every kind of file, and what it refuses."""
+
+import base64
+import copy
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import chipsparse
+from chipsparse.cli import job, report_file
+from chipsparse.cli.main import app
+from chipsparse.cli.pages.samples import FRAMES, LARGEST_SIDE, SAME_RUN_SECONDS
+from tests.cli.conftest import PROFILE
+from tests.cli.html_reader import PageReader
+from tests.cli.test_tune import PROFILE as FLUX_PROFILE
+from tests.cli.test_tune import PROMPTS
+from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_wan_pipeline
+
+HOSTILE = "<script>alert(\"1\")</script> & 'x' </h1><img src=http://example.org/a.png>"
+GUARDED = PROFILE + "  guard: {bound: 10}\n  memory: {offload: always}\n"
+FRAME = (32, 48, 3)
+LAYERS, STEPS, PARTS = 3, 4, 2
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(each) for each in arguments])
+
+
+def as_made(*arguments):
+    ran = run(*arguments)
+    assert ran.exit_code == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.fixture(scope="module")
+def made(model_folder, tmp_path_factory):
+    """A folder with what the other commands write, made once."""
+    folder = tmp_path_factory.mktemp("made")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        Path("guarded.yaml").write_text(GUARDED)
+        Path("prompts.txt").write_text(f"{PROMPT}\n{HOSTILE}\na third one\n")
+        Path("flux.txt").write_text("\n".join(PROMPTS))
+        tiny_flux_pipeline().save_pretrained("flux")
+        Path("flux/chipsparse.yaml").write_text(FLUX_PROFILE)
+        wan = ("--model", model_folder)
+        config = ("--config", "guarded.yaml")
+        as_made("generate", PROMPT, *wan, *config, "-o", "o.gif", "--compare", "--report", "r.json")
+        as_made("generate", HOSTILE, *wan, "-o", "h.png", "--frames", 1, "--report", "hostile.json")
+        Path("configs.json").write_text(
+            as_made(
+                *("compare", "dense", "profile", *wan, "--prompts", "prompts.txt"),
+                *("--count", 2, "-o", "worst.gif", "--json"),
+            )
+        )
+        Path("files.json").write_text(as_made("compare", "o-dense.gif", "o.gif", "--json"))
+        Path("bench.json").write_text(as_made("bench", *wan, "--json"))
+        as_made(
+            *("tune", "--model", "flux", "--prompts", "flux.txt", "--min-psnr", 25, "-o", "p.yaml"),
+            *("--calibration-prompts", 1, "--held-out-prompts", 2),
+        )
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def folder(made, workdir):
+    """A copy of these files as the current folder, with their times."""
+    shutil.copytree(made, workdir, dirs_exist_ok=True)
+    return workdir
+
+
+@pytest.fixture
+def report(folder):
+    """Makes a page and reads it."""
+
+    def make(*arguments):
+        ran = run("report", *arguments, "-o", "page.html")
+        assert ran.exit_code == 0, ran.stderr
+        assert ran.stdout.startswith("page.html (")
+        page = PageReader(Path("page.html").read_text(encoding="utf-8"))
+        assert page.problems == []
+        return page
+
+    return make
+
+
+@pytest.fixture
+def refused(folder):
+    """Returns the one sentence of a page that cannot be made, before which nothing was written."""
+
+    def make(*arguments):
+        before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+        ran = run("report", *arguments)
+        assert (ran.exit_code, ran.stdout) == (2, ""), ran.stderr
+        assert len(ran.stderr.splitlines()) == 1
+        assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+        return ran.stderr.strip().removeprefix("chipsparse: error: ")
+
+    return make
+
+
+def changed(name, change, to="changed.json"):
+    """A copy of a file with a change; its pictures are still those of the first one."""
+    content = json.loads(Path(name).read_text())
+    change(content)
+    Path(to).write_text(json.dumps(content))
+    return to
+
+
+KINDS = ("r.json", "hostile.json", "configs.json", "files.json", "bench.json", "p.tune.json")
+
+
+# Every page.
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_page_needs_nothing_else(report, name):
+    page = report(name)
+    assert page.external() == []
+    (policy,) = page.all("meta", **{"http-equiv": "Content-Security-Policy"})
+    assert policy["content"].startswith("default-src 'none'; img-src data:;")
+    assert "prefers-color-scheme: dark" in page.style
+    assert f"chipsparse {chipsparse.__version__}" in page.text
+    assert "None" not in page.text
+    assert "nan" not in page.text.split()
+    ids = [found["id"] for _, found in page.elements if "id" in found]
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_chart_says_what_it_shows(report, name):
+    page = report(name)
+    wide, narrow = (page.all("svg", **{"class": width}) for width in ("wide", "narrow"))
+    assert [each["aria-label"] for each in wide] == [each["aria-label"] for each in narrow]
+    assert all(each["role"] == "img" and each["aria-label"] for each in wide)
+    assert bool(wide) == (name != "bench.json")
+    for each in page.all("rect") + page.all("circle"):
+        numbers = [float(each[k]) for k in ("x", "y", "width", "height", "cx", "cy") if k in each]
+        assert all(np.isfinite(numbers))
+        assert float(each.get("width", 0)) >= 0
+
+
+def test_texts_of_the_files_are_shown_as_texts(report):
+    page = report("hostile.json")
+    assert page.headings[0] == HOSTILE
+    assert page.all("script") == []
+    assert not [each for each in page.all("img") if each["src"].startswith("http")]
+    page = report("configs.json")
+    assert HOSTILE in page.texts
+
+
+def test_what_html_cannot_write_is_replaced(report):
+    def spoil(content):
+        content["request"]["prompt"] = "a\x00b\ud800c\x1bd"
+
+    assert report(changed("r.json", spoil)).headings[0] == "a\ufffdb\ufffdc\ufffdd"
+
+
+# A generation.
+
+
+def test_the_numbers_of_a_generation(report):
+    told = json.loads(Path("r.json").read_text())
+    page = report("r.json")
+    assert page.headings[0] == PROMPT
+    found = told["comparison"]
+    assert f"{found['speedup']:.2f}\N{MULTIPLICATION SIGN}" in page.texts
+    assert f"{found['psnr_db']:.2f} dB" in page.texts
+    assert f"SSIM {found['ssim']:.4f}" in page.texts
+    assert "1 dense, 1 refresh, 2 sparse" in page.texts
+    assert "48\N{MULTIPLICATION SIGN}32 pixels, 5 frames" in page.texts
+    assert told["versions"]["torch"] in page.text
+    assert list(page.sections) == [
+        "",
+        PROMPT,
+        "Sample frames",
+        "Steps",
+        "Budget of each layer and step",
+        "Error over steps",
+        "Memory over steps",
+        "What ran where",
+    ]
+    assert "Not on this page" not in page.headings
+    assert page.all("p", **{"class": "alert"}) == []
+
+
+def test_the_steps_of_a_generation(report):
+    told = json.loads(Path("r.json").read_text())
+    steps = report("r.json").sections["Steps"]
+    for number, action in enumerate(("dense", "refresh", "sparse", "sparse")):
+        calls = [step for step in told["steps"] if step["step"] == number]
+        seconds = sum(step["seconds"] for step in calls)
+        shown = f"{seconds:.2f} s" if seconds >= 0.1 else f"{1e3 * seconds:.1f} ms"
+        assert f"step {number}, {action}: {shown}" in steps
+    mean = told["denoising_seconds"]["dense"] / STEPS
+    shown = f"{mean:.2f} s" if mean >= 0.1 else f"{1e3 * mean:.1f} ms"
+    assert f"mean step of the dense run, {shown}" in steps
+
+
+def test_the_budgets_cover_every_layer_and_step(report):
+    budgets = report("r.json").sections["Budget of each layer and step"]
+    sparse = json.loads(Path("r.json").read_text())["steps"][4]["layers"]
+    wide_and_narrow = 2
+    for text in ("step 0: dense", "step 1: refresh"):
+        assert budgets.count(f"layers 0 to {LAYERS - 1}, {text}\n") == PARTS * wide_and_narrow
+    shares = {entry["part"]: entry["kept"] for entry in sparse if entry["layer"] == 2}
+    for share in shares.values():
+        assert f"steps 2 to 3: sparse, {share:.1%} computed" in budgets
+
+
+def test_the_errors_of_a_generation(report):
+    steps = json.loads(Path("r.json").read_text())["steps"]
+    errors = report("r.json").sections["Error over steps"]
+    for number in (2, 3):
+        by_layer = {}
+        for step in steps:
+            if step["step"] == number:
+                for layer, error in step["guard_errors"].items():
+                    by_layer[layer] = max(error, by_layer.get(layer, 0))
+        worst = max(by_layer, key=by_layer.get)
+        assert f"step {number}: largest {by_layer[worst]:.3f}, in layer {worst}" in errors
+    assert "bound 10" not in errors  # far above all errors: it only measures
+    assert "early refreshes of layers: 0" in errors
+
+
+def test_a_bound_near_the_errors_is_marked(report):
+    def lower(content):
+        largest = max(error for s in content["steps"] for error in s["guard_errors"].values())
+        content["config"]["guard"]["bound"] = largest * 1.5
+        content["steps"][-1]["early_refreshes"] = [1, 2]
+
+    page = report(changed("r.json", lower))
+    assert "bound 0." in page.sections["Error over steps"]
+    assert "early refreshes of layers: 2" in page.sections["Error over steps"]
+
+
+def test_the_predicted_change_of_a_generation(report):
+    def predict(content):
+        content["config"]["schedule"]["skip_threshold"] = 0.05
+        for step in content["steps"]:
+            if step["step"] >= 2:
+                step["predicted_change"] = 0.031 * step["step"]
+
+    errors = report(changed("hostile.json", predict)).sections["Error over steps"]
+    assert "threshold 5.0%" in errors
+    assert "step 2, sparse: 6.2%" in errors
+    assert "step 3, sparse: 9.3%" in errors
+
+
+def test_the_memory_of_a_generation(report):
+    page = report("r.json")
+    memory = page.sections["Memory over steps"]
+    assert "caches in host memory" in memory
+    assert "to the device" in memory
+    assert "allocated on the GPU behind" not in memory
+    assert (
+        "host memory" not in report("hostile.json").sections["Memory over steps"].split("\n", 1)[1]
+    )
+
+
+def test_the_memory_of_a_gpu(report):
+    def on_a_gpu(content):
+        for step in content["steps"]:
+            step["allocated_bytes"] = 3 << 30
+            step["peak_allocated_bytes"] = 5 << 30
+
+    memory = report(changed("r.json", on_a_gpu)).sections["Memory over steps"]
+    assert "memory, GiB" in memory
+    assert "allocated on the GPU behind the step" in memory
+    assert "most allocated on the GPU until then" in memory
+
+
+def test_what_is_not_in_a_report_is_said_with_the_way_to_get_it(report):
+    page = report("hostile.json")
+    missing = page.sections["Not on this page"]
+    assert "Quality and speed: \nThey are there with generate --compare" in missing
+    assert "Error over steps: \nSet guard.bound in the profile" in missing
+    assert "Error over steps" not in page.headings
+
+
+def test_fallbacks_notes_and_backends(report):
+    def add(content):
+        content["fallbacks"] = ["MLP runs dense in <3> layers"]
+        content["notes"] = ["a note"]
+
+    shown = report(changed("r.json", add))
+    ran = shown.sections["What ran where"]
+    assert "MLP runs dense in <3> layers\n" in ran
+    assert "a note\n" in ran
+    assert "column_selection\nreference\n" in ran
+    assert "triton: CPU tensors need" in ran
+    assert "Nothing ran dense" not in ran
+    assert "Nothing ran dense" in report("r.json").sections["What ran where"]
+
+
+def test_a_generation_that_failed(report, monkeypatch, model_folder):
+    def fail(*_, **__):
+        raise ZeroDivisionError("in the <decoder>")
+
+    monkeypatch.setattr(job.media, "write_media", fail)
+    given = ("generate", PROMPT, "--model", model_folder, "-o", "f.gif", "--strict")
+    assert run(*given, "--ram", "1K", "--report", "failed.json").exit_code == 2
+    page = report("failed.json")
+    (alert,) = (text for text in page.texts if text.startswith("This generation failed"))
+    assert "FallbackError" in alert or "BudgetError" in alert
+    assert "Steps" not in page.headings
+
+
+def test_a_generation_that_broke_off(report):
+    def break_off(content):
+        content["steps"] = content["steps"][:5]
+        content["steps"][-1] |= {"finished": False, "seconds": None}
+        content["error"] = "OutOfMemoryError: <too> large"
+        for name in ("files", "comparison", "denoising_seconds"):
+            del content[name]
+
+    page = report(changed("r.json", break_off))
+    assert "This generation failed after 2 of 4 steps: OutOfMemoryError: <too> large" in page.texts
+    assert "2 of 4" in page.texts
+    assert "step 1, refresh" in page.sections["Steps"]
+    assert "sparse, broke off" in page.sections["Steps"]
+    assert "layers 0 to 2, step 1: refresh" in page.sections["Budget of each layer and step"]
+
+
+def test_a_generation_that_was_interrupted(report):
+    def interrupt(content):
+        content["steps"] = content["steps"][:4]
+
+    page = report(changed("r.json", interrupt))
+    assert "This generation was not finished: 2 of 4 steps were." in page.texts
+
+
+def test_a_report_from_python_at_any_time(report):
+    from chipsparse.report import GenerationReport
+
+    Path("new.json").write_text(json.dumps(GenerationReport().to_dict()))
+    page = report("new.json")
+    assert page.headings == ["A generation", "Not on this page"]
+    config = chipsparse.SparsityConfig().override(
+        {"schedule.actions": ["dense", "refresh", "sparse"], "token_order.voxel": None}
+    )
+    pipe = tiny_wan_pipeline()
+    sizes = {"height": 32, "width": 48, "num_frames": 5, "num_inference_steps": 3}
+    with chipsparse.enable(pipe, config) as handle:
+        pipe(PROMPT, **sizes, max_sequence_length=16, output_type="latent")
+        Path("python.json").write_text(json.dumps(handle.report.to_dict()))
+    page = report("python.json")
+    assert page.headings[0] == "A generation"
+    assert "Budget of each layer and step" in page.headings
+    assert "python.json names no picture" in page.text
+
+
+def test_a_report_of_an_older_version_says_what_it_lacks(report):
+    def older(content):
+        for step in content["steps"]:
+            for name in ("cache_bytes", "host_bytes", "allocated_bytes", "peak_allocated_bytes"):
+                del step[name]
+            step["bytes_to_device"] = step["bytes_to_host"] = 0
+
+    page = report(changed("r.json", older))
+    assert "did not record it; generate again" in page.sections["Not on this page"]
+
+
+# Sample frames.
+
+
+def pictures(page):
+    """The embedded frames, in order."""
+    found = []
+    for each in page.all("img"):
+        kind, _, content = each["src"].partition(";base64,")
+        image = Image.open(io.BytesIO(base64.b64decode(content)))
+        assert kind == f"data:image/{image.format.lower()}"
+        found.append(np.asarray(image.convert("RGB")))
+    return found
+
+
+def test_the_frames_that_a_report_names(report):
+    page = report("r.json")
+    found = pictures(page)
+    assert [each.shape for each in found] == [FRAME] * 15  # dense, sparse, and their difference
+    with Image.open("o-dense.gif") as image:
+        for index in range(5):
+            image.seek(index)
+            expected = np.asarray(image.convert("RGB")).astype(int)
+            apart = [np.abs(each - expected).mean() for each in found[:5]]
+            assert apart[index] == min(apart) < 8  # it may be a JPEG
+    assert "difference x" in page.text
+    assert page.all("img")[3]["alt"] == "dense: o-dense.gif, frame 3"
+
+
+def test_long_and_large_clips_are_shown_in_small(report):
+    rng = np.random.default_rng(0)
+    (folder := Path("frames")).mkdir()
+    for index in range(20):
+        noise = rng.integers(0, 256, (500, 700, 3), np.uint8)
+        Image.fromarray(noise).save(folder / f"{index}.png")
+    page = report("r.json", "--media", "frames")
+    found = pictures(page)
+    assert len(found) == FRAMES
+    assert {max(each.shape) for each in found} == {LARGEST_SIDE}
+    assert [each["alt"] for each in page.all("img")][::5] == ["frames, frame 0", "frames, frame 19"]
+    assert page.headings.count("Sample frames") == 1
+
+
+def test_frames_are_found_beside_a_file_that_was_moved(folder, report, monkeypatch):
+    Path("moved").mkdir()
+    for name in ("r.json", "o.gif", "o-dense.gif"):
+        shutil.copy2(name, "moved")
+        Path(name).unlink()
+    assert len(pictures(report("moved/r.json"))) == 15
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda path: path.unlink(), "o.gif, which r.json names, is not there"),
+        (lambda path: path.write_bytes(b"no picture"), "o.gif could not be read"),
+        (
+            lambda path: os.utime(path, (2e9, 2e9 + SAME_RUN_SECONDS)),
+            "o.gif was written after r.json",
+        ),
+    ],
+)
+def test_frames_that_are_not_those_of_the_report_are_left_out(report, spoil, sentence):
+    spoil(Path("o.gif"))
+    page = report("r.json")
+    assert pictures(page) == []
+    assert sentence in page.sections["Not on this page"]
+    assert "Sample frames" not in page.headings
+
+
+# The other kinds.
+
+
+def test_a_tuning(report):
+    results = json.loads(Path("p.tune.json").read_text())
+    page = report("p.tune.json")
+    assert page.headings[0] == "Tuning of flux"
+    pairs = {n: each for n, each in results["measured"].items() if n.startswith("pair, ")}
+    held_out = page.sections["Held-out prompts"]
+    for name, pair in pairs.items():
+        config = name.split(", ")[1]
+        psnr = "identical" if pair["psnr_db"] is None else f"{pair['psnr_db']:.2f} dB"
+        assert f"{config}\n" in held_out
+        assert f"{psnr}\n" in held_out
+    quality = page.sections["Quality and speed"]
+    assert "target 25 dB" in quality
+    assert "chosen" in quality
+    assert "Budget of each layer and step, for PSNR of at least 25 dB" in page.headings
+
+
+def a_search(content, **changes):
+    (search,) = content["searches"].values()
+    search.update(changes)
+    return search
+
+
+def test_what_was_predicted_is_a_line(report):
+    places = [(0.03, 20.0), (0.05, 30.0), (0.06, 35.0), (0.07, 99.0)]
+
+    def predict(content):
+        found = [{"config": "a", "seconds": x, "psnr_db": y} for x, y in places]
+        a_search(content, candidates=found, dense_seconds=0.1)
+        content["measured"] = {}
+
+    page = report(changed("p.tune.json", predict))
+    line = page.all("path", **{"class": "line first"})[1]  # behind that of the legend
+    points = [tuple(map(float, each.split())) for each in line["d"].removeprefix("M").split("L")]
+    across, up = zip(*points, strict=True)
+    assert len(points) == 3  # what is all but the same as dense is left out
+    assert (across[1] - across[0]) / (across[2] - across[1]) == pytest.approx(2, rel=0.01)
+    assert (up[0] - up[1]) / (up[1] - up[2]) == pytest.approx(2, rel=0.01)
+    (level, _) = page.all("line", **{"class": "level"})  # 25 dB
+    assert (up[0] - float(level["y1"])) / (up[0] - up[1]) == pytest.approx(0.5, abs=0.01)
+
+
+def test_the_chosen_budgets_of_a_tuning(report):
+    def choose(content):
+        a_search(
+            content,
+            chosen={
+                "config": "abc",
+                "actions": ["dense", "refresh", "sparse", "sparse", "skip", "dense"],
+                "attention": [0.1, None, 0.3],
+                "mlp": [None, None, None],
+            },
+        )
+
+    page = report(changed("p.tune.json", choose))
+    budgets = page.sections["Budget of each layer and step, for PSNR of at least 25 dB"]
+    assert "No layer has sparse MLP neurons." in budgets
+    for text in (
+        "layer 0, steps 2 to 3: sparse, 10.0% computed",
+        "layer 1, steps 0 to 3: dense",
+        "layer 2, steps 2 to 3: sparse, 30.0% computed",
+        "layers 0 to 2, step 4: skip",
+        "layer 0, step 1: refresh",
+        "sparse: 10.0%",
+    ):
+        assert f"{text}\n" in budgets
+    classes = {each["class"] for each in page.all("rect", **{"class": "box"})}
+    assert {"box shade-0", "box shade-9", "box action-refresh", "box action-skip"} <= classes
+
+
+def test_a_tuning_that_was_interrupted(report):
+    def calibrated_only(content):
+        kept = {n: m for n, m in content["measured"].items() if n.startswith("calibration")}
+        content["measured"] = kept
+        del content["searches"]
+
+    page = report(changed("p.tune.json", calibrated_only))
+    missing = page.sections["Not on this page"]
+    assert "Nothing was verified yet. Run the same tune command again" in missing
+    assert "keeps no search" in missing
+
+    def unfinished(content):
+        a_search(content, chosen=None)
+
+    page = report(changed("p.tune.json", unfinished))
+    assert "target 25 dB" in page.sections["Quality and speed"]
+    assert "was seen to reach the target" in page.sections["Not on this page"]
+
+
+def test_a_tuning_for_a_limit_of_time(report):
+    def limit(content):
+        a_search(content, target={"max_seconds": 0.125})
+
+    page = report(changed("p.tune.json", limit))
+    assert "at most 0.125 s" in page.text
+    assert "target 25 dB" not in page.text
+
+
+def test_two_configs(report):
+    told = json.loads(Path("configs.json").read_text())
+    page = report("configs.json")
+    median = told["B"]["speedup"]["median"]
+    intervals = page.sections["Intervals"]
+    shown = f"{median['value']:.2f} ({median['low']:.2f} to {median['high']:.2f})"
+    assert shown in intervals
+    assert "intervals from 2 prompts are rough" in intervals
+    prompts = page.sections["Prompts"]
+    assert f"{told['prompts'][1]['B']['psnr_db']:.2f} dB" in prompts
+    quality = page.sections["Quality and speed"]
+    assert "A makes the same pictures as dense and is not in it." in quality
+    assert "PSNR of each frame" in page.sections["Frame by frame"]
+    assert len(pictures(page)) == 3
+    assert "Not on this page" not in page.headings
+
+
+def test_two_files(report):
+    told = json.loads(Path("files.json").read_text())
+    page = report("files.json")
+    assert page.headings[0] == "o.gif against o-dense.gif"
+    assert f"{told['psnr_db']:.2f} dB" in page.texts
+    frames = page.sections["Frame by frame"]
+    for entry in told["per_frame"]:
+        assert f"{entry['psnr_db']:.4g}\n" in frames
+    assert f"{255 * told['per_frame'][2]['flicker_b']:.4g}\n" in frames
+    assert len(pictures(page)) == 15
+
+
+def test_a_benchmark(report):
+    told = json.loads(Path("bench.json").read_text())
+    page = report("bench.json")
+    for each in told["layers"]:
+        shown = f"{each['speedup']:.2f}\N{MULTIPLICATION SIGN}"
+        assert shown in page.sections["One layer"]
+    assert told["command"] in page.sections["Run it again"]
+
+    def kernels(content):
+        content["steps"] = None
+
+    page = report(changed("bench.json", kernels))
+    assert "measured by bench without its --kernels" in page.sections["Not on this page"]
+
+
+def test_several_files_make_one_page(report):
+    changed("r.json", lambda content: content["comparison"].update(speedup=3.25, psnr_db=20.0))
+    page = report("r.json", "changed.json", "bench.json")
+    assert [each["href"] for each in page.all("a")] == ["#part-1", "#part-2", "#part-3"]
+    assert [each["id"] for each in page.all("article")] == ["part-1", "part-2", "part-3"]
+    assert f"changed: 3.25{chr(215)}, 20.00 dB" in page.text
+    assert page.external() == []
+    assert "changed\n3.25" in page.sections["All files"]
+    assert "All files" not in report("r.json", "bench.json").headings
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{", "bad.json is no JSON: Expecting property name enclosed in double quotes"),
+        ("[" * 100_000, "bad.json is no JSON: "),
+        ("[1]", "bad.json is no JSON object, which every file of chipsparse is"),
+        ("{}", "bad.json is of no kind that report knows: generate --report, a results file of"),
+        ('{"schema": 2, "steps": [], "totals": {}}', "bad.json has the schema 2, and this version"),
+        (
+            '{"format": 9, "about": {}, "measured": {}}',
+            "bad.json has the format 9, and this",
+        ),
+        (
+            '{"mode": "sparse", "prompt": "a", "sparse": {}, "dense": null}',
+            "bad.json is what generate --json prints; give the file of its --report instead",
+        ),
+        (
+            '{"profile": "p", "results": "p.tune.json", "tuned": {}, "predicted": {}}',
+            "bad.json is what tune --json prints; give the results file that it names, p.tune.js",
+        ),
+        (
+            '{"schema": 1, "steps": [{"step": -1}], "totals": {}}',
+            "bad.json is damaged: steps[0].step is -1, not a whole number",
+        ),
+        (
+            '{"schema": 1, "steps": 7, "totals": {}}',
+            "bad.json is damaged: steps is 7, not a list",
+        ),
+        (b"\xff\xfe", "bad.json could not be read"),
+    ],
+)
+def test_files_that_are_not_what_they_should_be(refused, folder, content, sentence):
+    Path("bad.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    Path("page.html").write_text("old")
+    assert refused("bad.json", "-o", "page.html").startswith(sentence)
+    # One bad file of several, too.
+    assert refused("r.json", "bad.json", "-o", "page.html").startswith(sentence)
+    assert Path("page.html").read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "place"),
+    [
+        (("steps", 2, "action"), "paint", 'steps[2].action is "paint", not one of dense, refresh'),
+        (
+            ("steps", 2, "layers", 1, "kept"),
+            "all",
+            'steps[2].layers[1].kept is "all", not a number',
+        ),
+        (("steps", 0, "step"), 10**9, "steps[0].step is 1000000000, not below 100,000"),
+        (("steps", 1, "seconds"), True, "steps[1].seconds is true, not a number"),
+        (("fallbacks",), [1], "fallbacks[0] is 1, not a text"),
+        (("config", "guard"), 3, "config.guard is 3, not an object"),
+    ],
+)
+def test_damaged_values_are_told_with_their_place(refused, path, value, place):
+    def damage(content):
+        for name in path[:-1]:
+            content = content[name]
+        content[path[-1]] = value
+
+    name = changed("r.json", damage)
+    assert refused(name, "-o", "page.html").startswith(f"changed.json is damaged: {place}")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_no_damaged_file_is_an_error_of_ours(folder, name):
+    """Each value of a file replaced by others: a page or one sentence, never a traceback."""
+    from chipsparse.cli.errors import UserError
+    from chipsparse.cli.pages.job import PARTS
+    from chipsparse.cli.pages.json_values import Values
+    from chipsparse.cli.pages.sources import kind_of
+
+    whole = json.loads(Path(name).read_text())
+    if name == "p.tune.json":  # nothing of these is read
+        whole["measured"] = {
+            n: {} if n.startswith(("calibration", "replay")) else m
+            for n, m in whole["measured"].items()
+        }
+    rendered, sentences = 0, []
+    for path in [each for each in paths(whole) if each]:
+        for bad in (None, "x", -1, 1e300, [], {}, [None], {"a": 1}):
+            content = copy.deepcopy(whole)
+            place = content
+            for step in path[:-1]:
+                place = place[step]
+            place[path[-1]] = bad
+            try:
+                values = Values(Path(name), "", content)
+                PARTS[kind_of(values)][0](values)
+                rendered += 1
+            except UserError as error:
+                sentences.append(str(error))
+    assert rendered > 50
+    assert len(sentences) > 50
+    assert all(sentence.startswith(name) for sentence in sentences)
+
+
+def paths(value, path=()):
+    """Where a value is, and the first of each list."""
+    yield path
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from paths(each, (*path, name))
+    elif isinstance(value, list) and value:
+        yield from paths(value[0], (*path, 0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("no.json", "-o", "page.html"), "the file no.json does not exist"),
+        (("flux", "-o", "page.html"), "flux could not be read"),
+        (("r.json", "-o", "page.txt"), "--output page.txt must end in .html"),
+        (("r.json", "-o", "no/page.html"), "the folder no of --output no/page.html does not exist"),
+        (("r.json", "-o", "page.html", "--media", "no.mp4"), "the file no.mp4 does not exist"),
+        (("r.json", "-o", "page.html", "--media", "r.json"), "r.json is no .mp4, .gif, .png"),
+    ],
+)
+def test_mistakes(refused, arguments, sentence):
+    assert refused(*arguments).startswith(sentence)
+
+
+def test_an_output_that_is_a_folder(refused, folder):
+    Path("page.html").mkdir()
+    assert "--output page.html is a folder; name a file in it" in refused(
+        "r.json", "-o", "page.html"
+    )
+
+
+def test_a_page_that_cannot_be_written_leaves_everything_as_it_was(folder, monkeypatch):
+    Path("page.html").write_text("old")
+    before = sorted(path.name for path in folder.iterdir())
+
+    def full(path, *_, **__):
+        with open(path, "w") as file:
+            file.write("<half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(report_file.Path, "write_text", full)
+    ran = run("report", "r.json", "-o", "page.html")
+    monkeypatch.undo()
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert "--output page.html could not be written: [Errno 28] No space left" in ran.stderr
+    assert (folder / "page.html").read_text() == "old"
+    assert sorted(path.name for path in folder.iterdir()) == before
