@@ -1,0 +1,70 @@
+"""All model families on a GPU: kernels for half precision, recorded steps, all prompts."""
+
+import pytest
+import torch
+
+import chipsparse
+from chipsparse import SparsityConfig
+from chipsparse.kernels.dense_attention.measure import FastestKernel
+from tests.pipelines.test_families import (
+    CALLS,
+    EXACT,
+    FAMILIES,
+    SPARSE,
+    assert_expected,
+    each_family,
+    generate,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+# Two steps in a row are sparse, so that the second can be recorded, and the one after a refresh.
+STEPS = 8
+UNSKIPPED = SPARSE.override({"schedule.skip_steps": [], "schedule.refresh_every": 4})
+
+
+@pytest.fixture(autouse=True)
+def first_dense_kernel(monkeypatch):
+    """Two sessions may find another dense kernel the fastest, and so round otherwise."""
+    monkeypatch.setattr(FastestKernel, "pick", lambda _, kernels, *inputs: next(iter(kernels)))
+
+
+def make(name, dtype=torch.bfloat16):
+    return FAMILIES[name].make().to("cuda", dtype)
+
+
+@pytest.mark.parametrize(("name", "variant"), CALLS)
+def test_recorded_steps_give_what_launched_ones_do(name, variant):
+    pipe, results = make(name), []
+    for mode in ("never", "always"):
+        config = UNSKIPPED.override({"cuda_graphs": mode})
+        with chipsparse.enable(pipe, config) as handle:
+            results += [generate(pipe, name, variant, steps=STEPS) for _ in range(2)]
+        assert_expected(handle.report, FAMILIES[name])
+        assert handle.report.actions()["sparse"] > 0
+    replayed = [record.step for record in handle.report.steps if record.replayed]
+    assert replayed or [note for note in handle.report.notes if "CUDA graph" in note]
+    assert results[0].isfinite().all()
+    for result in results[1:]:
+        assert torch.equal(result, results[0])
+
+
+@each_family
+def test_an_all_dense_plan_is_bit_equal_to_the_unpatched_pipeline(name):
+    pipe = make(name)
+    expected = generate(pipe, name)
+    with chipsparse.enable(pipe, SparsityConfig.dense()):
+        assert torch.equal(generate(pipe, name), expected)
+    assert torch.equal(generate(pipe, name), expected)
+
+
+@each_family
+def test_keeping_everything_is_the_dense_result(name):
+    pipe = make(name, torch.float32)
+    expected = generate(pipe, name)
+    with chipsparse.enable(pipe, EXACT):
+        found = generate(pipe, name)
+    assert (found - expected).norm() < 1e-3 * expected.norm()
