@@ -21,7 +21,7 @@ from benchmarks import (
     kernel_runs,
     mlp_writeback,
     offload,
-    peers,
+    peers_table,
     quality,
     transformer_step,
 )
@@ -37,7 +37,7 @@ COLUMNS = {
     "quality": quality.COLUMNS,
     "end_to_end": end_to_end.COLUMNS,
     "captured_mass": captured_mass.COLUMNS,
-    "peers": peers.COLUMNS,
+    "peers": peers_table.COLUMNS,
     "attention_curve": kernel_runs.COLUMNS,
     "transformer_step": transformer_step.COLUMNS,
     "full_size": full_size.COLUMNS,
@@ -80,8 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 run_pipeline(op, workload, args, run)
     for columns in {id(COLUMNS[op]): COLUMNS[op] for op in ops}.values():
         shown = [record for record in run.records if columns_of(record) is columns]
-        if columns is peers.COLUMNS:
-            shown = peers.summaries(shown)
+        if columns is peers_table.COLUMNS:
+            shown = peers_table.summaries(shown)
         print(table(shown, columns))
     if run.failed:
         print("FAILED: " + "; ".join(run.failed))
@@ -135,7 +135,9 @@ def run_pipeline(op: str, workload: Workload, args: argparse.Namespace, run: Run
     elif op == "end_to_end":
         records = end_to_end.run(workload)
     elif op == "peers":
-        run.add(*peers.earlier(args.json))
+        from benchmarks import peers  # imports diffusers, which kernels are measured without
+
+        run.add(*peers_table.earlier(args.json))
         steps = args.steps or workload.settings().get("num_inference_steps", 50)
         peers.run(workload, run, steps=steps, frames=args.frames, sheet=args.sheet)
         return

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 import chipsparse
-from chipsparse.api import attach
 from chipsparse.profiles import Profile, find_profile
 from chipsparse.report import GenerationReport
 from chipsparse.session import Session
@@ -74,6 +73,8 @@ class Workload:
 
         ``make_session`` is what a config runs with, such as one that measures.
         """
+        from chipsparse.api import attach
+
         prompts = self.prompts if prompts is None else prompts
         clock = _LoopClock(self.pipe, self.device)
         arguments = self.settings(**changes) | {

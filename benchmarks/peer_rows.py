@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.peer_caches import COUNTING_METHODS, Cache, caches, stackable
+from benchmarks.peers_table import DENSE
 from benchmarks.static_window import WindowSession
 from chipsparse.config import SparsityConfig
 from chipsparse.session import Session
@@ -18,7 +19,6 @@ KEEP_FRACTIONS = (0.1, 0.3)
 # Of steps that are computed in full or skipped: those at the start (of 30), and every how many-th.
 STRIDES = ((0.2, 2), (0.16, 4), (0.16, 8))
 THRESHOLDS = ((0.03, 3), (0.1, 3), (0.3, 8))
-DENSE = "dense"
 NOTHING_SPARSE = {"attention.enabled": False, "mlp.enabled": False}
 ATTENTION_ALONE = {"mlp.enabled": False}
 

@@ -8,14 +8,11 @@ machines that are not quiet, and the multiply-adds that were really done.
 
 from __future__ import annotations
 
-import json
-import math
 import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,29 +20,14 @@ from benchmarks.clips import Clips, Workload
 from benchmarks.computed_work import WorkCounter
 from benchmarks.contact_sheet import contact_sheet
 from benchmarks.peer_caches import CacheRun, cached, calibrated_ratios
-from benchmarks.peer_rows import DENSE, Row, rows
+from benchmarks.peer_rows import Row, rows
+from benchmarks.peers_table import DENSE, IDENTITY, OP
 from benchmarks.records import Record, environment
 from benchmarks.run import Run
 from chipsparse.quality import flicker, psnr, ssim
 
-OP = "peers"
-COLUMNS = {
-    "model": "",
-    "method": "",
-    "setting": "",
-    "prompts": "",
-    "speedup": ".2f",
-    "work": ".1%",
-    "psnr_median": ".1f",
-    "psnr_min": ".1f",
-    "ssim_median": ".3f",
-    "flicker": ".2f",
-    "refused": "",
-}
 FIRST = Row(DENSE, "first")
 CALIBRATION = {"method": "MagCache", "setting": "calibration", "seed": None}
-# What makes a clip the same.
-IDENTITY = ("model", "method", "setting", "prompt", "seed", "steps", "frames")
 
 
 def run(
@@ -71,66 +53,6 @@ def run(
         if sheet is not None and made:
             contact_sheet(torch.cat(made)).save(sheet)
             sheet = None
-
-
-def earlier(path: Path | None) -> list[Record]:
-    """The records of a file, none where there is no file yet."""
-    if path is None or not path.exists():
-        return []
-    found: list[Record] = json.loads(path.read_text(encoding="utf-8"))
-    return found
-
-
-def summaries(records: Sequence[Record]) -> list[Record]:
-    """One record per model, method and setting: medians over its clips.
-
-    ``speedup`` is the median of dense processor seconds over the clip's, ``work`` that of the share
-    of dense's multiply-adds, ``flicker`` that of the clip's over dense's. What was refused has its
-    reason and no numbers.
-    """
-    clips = [record for record in records if record["op"] == OP and "refused" in record]
-    baselines: dict[tuple[Any, ...], list[float]] = {}
-    for clip in clips:
-        if clip["method"] == DENSE:
-            baselines.setdefault(_pair(clip), []).append(clip["processor_seconds"])
-    grouped: dict[tuple[str, str, str], list[Record]] = {}
-    for clip in clips:
-        grouped.setdefault((clip["model"], clip["method"], clip["setting"]), []).append(clip)
-    return [
-        {"model": model, "method": method, "setting": setting, **_medians(group, baselines)}
-        for (model, method, setting), group in grouped.items()
-    ]
-
-
-def _pair(clip: Record) -> tuple[Any, ...]:
-    """What a clip shares with the dense one that it is compared with."""
-    return tuple(clip[name] for name in IDENTITY if name not in ("method", "setting"))
-
-
-def _medians(clips: Sequence[Record], baselines: dict[tuple[Any, ...], list[float]]) -> Record:
-    made = [clip for clip in clips if clip["refused"] is None]
-    found: Record = {"prompts": len(clips), "refused": None}
-    if not made:
-        return found | {"refused": clips[0]["refused"]}
-    # Equal clips have an infinite PSNR, which a file of records holds as null.
-    psnrs = [math.inf if clip["psnr"] is None else clip["psnr"] for clip in made]
-    speedups = [
-        statistics.fmean(baselines[_pair(clip)]) / clip["processor_seconds"] for clip in made
-    ]
-    flickers = [
-        clip["flicker"] / clip["dense_flicker"] for clip in made if clip["flicker"] is not None
-    ]
-    return found | {
-        "speedup": statistics.median(speedups),
-        "seconds": statistics.median(clip["processor_seconds"] for clip in made),
-        "work": statistics.median(clip["work"] for clip in made),
-        "psnr_median": statistics.median(psnrs),
-        "psnr_min": min(psnrs),
-        "ssim_median": statistics.median(clip["ssim"] for clip in made),
-        "flicker": statistics.median(flickers) if flickers else None,
-        "inert": all(psnr == math.inf for psnr in psnrs),
-        "remarks": made[0]["remarks"],
-    }
 
 
 @dataclass(frozen=True)
