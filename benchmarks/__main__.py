@@ -97,7 +97,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--op", required=True, help=f"comma-separated: {', '.join(COLUMNS)}")
     parser.add_argument(
-        "--case", help="only these kernel cases, or the quality cases whose name contains this"
+        "--case",
+        help="only these kernel cases, or the quality cases whose name contains this, or the peers "
+        "whose 'method, setting' holds this regular expression",
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
@@ -139,7 +141,7 @@ def run_pipeline(op: str, workload: Workload, args: argparse.Namespace, run: Run
 
         run.add(*peers_table.earlier(args.json))
         steps = args.steps or workload.settings().get("num_inference_steps", 50)
-        peers.run(workload, run, steps=steps, frames=args.frames, sheet=args.sheet)
+        peers.run(workload, run, steps=steps, frames=args.frames, only=args.case, sheet=args.sheet)
         return
     else:
         steps = workload.settings().get("num_inference_steps", 50)

@@ -9,6 +9,7 @@ machines that are not quiet, and the multiply-adds that were really done.
 from __future__ import annotations
 
 import random
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ def run(
     *,
     steps: int,
     frames: int | None = None,
+    only: str | None = None,
     sheet: Path | None = None,
 ) -> None:
     """Measures what the results lack, one record per clip.
@@ -45,9 +47,10 @@ def run(
         results: with what was measured before; grows.
         steps: denoising steps.
         frames: of a clip, None for the profile's.
+        only: a regular expression that "method, setting" of a row must hold; None: all rows.
         sheet: a PNG of what this run made of its first prompt, row by row, the stock clip first.
     """
-    bench = _Bench(workload, results, steps=steps, frames=frames)
+    bench = _Bench(workload, results, steps=steps, frames=frames, only=only or "")
     for seed, prompt in enumerate(workload.prompts):
         made = bench.measure(seed, prompt)
         if sheet is not None and made:
@@ -66,14 +69,17 @@ class _Made:
 class _Bench:
     """Generates row by row and keeps what was measured."""
 
-    def __init__(self, workload: Workload, results: Run, *, steps: int, frames: int | None) -> None:
+    def __init__(
+        self, workload: Workload, results: Run, *, steps: int, frames: int | None, only: str
+    ) -> None:
         self._workload, self._results = workload, results
         self._changes = {"num_inference_steps": steps}
         if frames is not None:
             self._changes["num_frames"] = frames
         shown = None if workload.makes_images else workload.settings(**self._changes)["num_frames"]
         self._run = {"op": OP, "model": workload.name, "steps": steps, "frames": shown}
-        self._rows = rows(workload.profile.sparsity, steps, video=not workload.makes_images)
+        every = rows(workload.profile.sparsity, steps, video=not workload.makes_images)
+        self._rows = [row for row in every if re.search(only, f"{row.method}, {row.setting}")]
         self._work = WorkCounter()
         self._caches: CacheRun | None = None
 

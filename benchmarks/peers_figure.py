@@ -12,7 +12,7 @@ from PIL import Image
 
 from benchmarks.axes import NOTE_SIZE, TEXT_SIZE, Axes, Panel, Series
 from benchmarks.canvas import INK, Canvas, blank, draw_from_records, finished
-from benchmarks.peers_table import summaries
+from benchmarks.peers_table import STACKED, summaries
 from benchmarks.records import Record
 
 PANEL_WIDTH, PANEL_HEIGHT, LEGEND_WIDTH, NOTE_HEIGHT = 600, 440, 330, 24
@@ -31,7 +31,6 @@ COLOURS = {
     "FasterCache": "#66a61e",
     "SeaCache": "#8b1a1a",
 }
-STACKED = "chipsparse + "
 AXES = {"speedup": "speed-up by processor time", "saved": "speed-up if all work were equally fast"}
 TICKS = (0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 8, 10)
 
