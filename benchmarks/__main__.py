@@ -21,6 +21,7 @@ from benchmarks import (
     kernel_runs,
     mlp_writeback,
     offload,
+    peers_table,
     quality,
     transformer_step,
 )
@@ -36,6 +37,7 @@ COLUMNS = {
     "quality": quality.COLUMNS,
     "end_to_end": end_to_end.COLUMNS,
     "captured_mass": captured_mass.COLUMNS,
+    "peers": peers_table.COLUMNS,
     "attention_curve": kernel_runs.COLUMNS,
     "transformer_step": transformer_step.COLUMNS,
     "full_size": full_size.COLUMNS,
@@ -69,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         offload.run(args, device, DTYPES[args.dtype or "bfloat16"], run)
     if "mlp_writeback" in ops:
         mlp_writeback.run(args, device, DTYPES[args.dtype or "bfloat16"], run)
-    pipeline_ops = [op for op in ops if op in ("quality", "end_to_end", "captured_mass")]
+    pipeline_ops = [op for op in ops if op in ("quality", "end_to_end", "captured_mass", "peers")]
     if pipeline_ops:
         prompts = args.prompts.read_text(encoding="utf-8").splitlines()[: args.count]
         workload = Workload(args.model, prompts, device, DTYPES[args.dtype or "float32"])
@@ -78,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 run_pipeline(op, workload, args, run)
     for columns in {id(COLUMNS[op]): COLUMNS[op] for op in ops}.values():
         shown = [record for record in run.records if columns_of(record) is columns]
+        if columns is peers_table.COLUMNS:
+            shown = peers_table.summaries(shown)
         print(table(shown, columns))
     if run.failed:
         print("FAILED: " + "; ".join(run.failed))
@@ -93,7 +97,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--op", required=True, help=f"comma-separated: {', '.join(COLUMNS)}")
     parser.add_argument(
-        "--case", help="only these kernel cases, or the quality cases whose name contains this"
+        "--case",
+        help="only these kernel cases, or the quality cases whose name contains this, or the peers "
+        "whose 'method, setting' holds this regular expression",
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
@@ -109,7 +115,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     group.add_argument("--model", type=Path, default=bundled_model())
     group.add_argument("--prompts", type=Path, default=ASSETS / "prompts" / "shapes.txt")
     group.add_argument("--count", type=int, default=16, help="how many prompts")
-    group.add_argument("--sheet", type=Path, help="write a contact sheet of dense clips (quality)")
+    group.add_argument(
+        "--sheet",
+        type=Path,
+        help="write a contact sheet: of dense clips (quality), of all rows of one prompt (peers)",
+    )
+    group.add_argument("--steps", type=int, help="denoising steps, default the profile's (peers)")
+    group.add_argument("--frames", type=int, help="of a clip, default the profile's (peers)")
     args = parser.parse_args(arguments)
     for op in args.op.split(","):
         if op not in COLUMNS:
@@ -124,6 +136,13 @@ def run_pipeline(op: str, workload: Workload, args: argparse.Namespace, run: Run
             contact_sheet(dense.frames).save(args.sheet)
     elif op == "end_to_end":
         records = end_to_end.run(workload)
+    elif op == "peers":
+        from benchmarks import peers  # imports diffusers, which kernels are measured without
+
+        run.add(*peers_table.earlier(args.json))
+        steps = args.steps or workload.settings().get("num_inference_steps", 50)
+        peers.run(workload, run, steps=steps, frames=args.frames, only=args.case, sheet=args.sheet)
+        return
     else:
         steps = workload.settings().get("num_inference_steps", 50)
         records = captured_mass.run(workload, steps=steps, every=12)

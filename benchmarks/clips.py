@@ -15,6 +15,7 @@ import torch
 import chipsparse
 from chipsparse.profiles import Profile, find_profile
 from chipsparse.report import GenerationReport
+from chipsparse.session import Session
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,13 @@ class Clips:
     Attributes:
         frames: float32 ``[B, F, H, W, C]`` in 0..1, on the pipeline's device.
         seconds: time of the denoising loop, from the first transformer call to the last step.
+        processor_seconds: processor time of all threads in it, for machines that others use, too.
         report: what the patched pipeline did, or None for a dense run.
     """
 
     frames: torch.Tensor
     seconds: float
+    processor_seconds: float
     report: GenerationReport | None
 
 
@@ -40,6 +43,7 @@ class Workload:
     ) -> None:
         from diffusers import DiffusionPipeline
 
+        self.name = model.name
         self.pipe: Any = DiffusionPipeline.from_pretrained(str(model), dtype=dtype)
         self.pipe.to(device)
         self.pipe.set_progress_bar_config(disable=True)
@@ -62,9 +66,15 @@ class Workload:
         *,
         prompts: list[str] | None = None,
         first_seed: int = 0,
+        make_session: type[Session] = Session,
         **changes: Any,
     ) -> Clips:
-        """Generates one clip per prompt in one batch; ``config`` None runs the stock pipeline."""
+        """Generates one clip per prompt in one batch; ``config`` None runs the stock pipeline.
+
+        ``make_session`` is what a config runs with, such as one that measures.
+        """
+        from chipsparse.api import attach
+
         prompts = self.prompts if prompts is None else prompts
         clock = _LoopClock(self.pipe, self.device)
         arguments = self.settings(**changes) | {
@@ -78,7 +88,7 @@ class Workload:
         }
         if arguments.get("true_cfg_scale", 1) > 1:  # without a prompt, guidance would be left out
             arguments["negative_prompt"] = [""] * len(prompts)
-        handle = None if config is None else chipsparse.enable(self.pipe, config)
+        handle = None if config is None else attach(self.pipe, config, make_session)
         try:
             output = self.pipe(**arguments)
         finally:
@@ -90,7 +100,7 @@ class Workload:
             frames = output.images.permute(0, 2, 3, 1)[:, None].float()
         else:
             frames = self.decode(output.frames)
-        return Clips(frames, clock.seconds, report)
+        return Clips(frames, clock.seconds, clock.processor_seconds, report)
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
@@ -114,14 +124,14 @@ class _LoopClock:
 
     def __init__(self, pipe: Any, device: torch.device) -> None:
         self._device = device
-        self._start: float | None = None
-        self.seconds = 0.0
+        self._start: tuple[float, float] | None = None
+        self.seconds = self.processor_seconds = 0.0
         self._hook = pipe.transformer.register_forward_pre_hook(self._call_begins)
 
-    def _now(self) -> float:
+    def _now(self) -> tuple[float, float]:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return time.perf_counter()
+        return time.perf_counter(), time.process_time()
 
     def _call_begins(self, *_: Any) -> None:
         if self._start is None:
@@ -130,7 +140,9 @@ class _LoopClock:
     def step_ended(self, _pipe: Any, _step: int, _timestep: Any, tensors: Any) -> Any:
         """Callback of the pipeline."""
         assert self._start is not None
-        self.seconds = self._now() - self._start
+        self.seconds, self.processor_seconds = (
+            now - start for now, start in zip(self._now(), self._start, strict=True)
+        )
         return tensors
 
     def remove(self) -> None:

@@ -101,7 +101,7 @@ class CallRecorder:
             self._behind.add(part)
             self._report.fall_back(
                 f"{_name(part)} runs in full at sparse steps where a layer had recorded nothing "
-                f"before (first: layer {layer}, step {record.step})"
+                f"since the last refresh (first: layer {layer}, step {record.step})"
             )
         return action
 

@@ -23,6 +23,7 @@ from chipsparse.kernels.dispatch import kind_of
 from chipsparse.layout import ModelLayout
 from chipsparse.machine import device_allocated_bytes
 from chipsparse.memory_plan import MemoryDemand
+from chipsparse.missed_refreshes import MissedRefreshes
 from chipsparse.mlp import MLPWeights
 from chipsparse.offload import OffloadPool
 from chipsparse.plan import CACHED, Action, SparsityPlan
@@ -70,6 +71,7 @@ class Session:
         self._guard = ErrorGuard(config.guard, config.seed)
         self._recorder = CallRecorder(report)
         self._graphs = StepGraphs() if graphs is None else graphs
+        self._missed = MissedRefreshes()
         self._kinds: dict[tuple[Part, Action], frozenset[str]] = {}
         self.reset()
 
@@ -85,6 +87,7 @@ class Session:
         self._caches.reset()
         self._held_bytes = 0, 0  # of the caches when they were last counted: all, and on the host
         self._guard.reset()
+        self._missed.reset()
         self._recorded: dict[str, Action] = {}
         self._last_output: dict[str, torch.Tensor] = {}
         self._step_cache: StepCache | None = None
@@ -165,6 +168,7 @@ class Session:
         )
         self.report.begin(context.generation, record)
         self._recorder.begin(record, plan, device)
+        self._missed.begin(context.branch, context.step, action)
         if recorded is None:
             for remark in plan.remarks():
                 self.report.note(remark)
@@ -431,6 +435,7 @@ class Session:
             self._keep_in_place(cache, before)
             if budget.capacity is None:
                 self._check_capacity(layer, cache.capacity, budget.most_columns(config))
+            self._missed.made(context.branch, layer, "attention", context.step)
             return output
 
     def _attention_action(self, layer: int, action: Action) -> tuple[Action, bool]:
@@ -449,7 +454,8 @@ class Session:
             return self._recorder.catch_up(layer, "attention", Action.DENSE), False
         if action is not Action.SPARSE:
             return action, False
-        if not (recorded("columns") or recorded("residual")):
+        empty = not (recorded("columns") or recorded("residual"))
+        if empty or self._missed.behind(context.branch, layer, "attention"):
             return self._recorder.catch_up(layer, "attention", Action.REFRESH), False
         if self._lists_were_cut(layer):
             self._make_lists_anew(layer)
@@ -567,9 +573,12 @@ class Session:
         config, layer = self.config.mlp, entry.layer
         plan, context, record = self._open_call()
         action = record.action
-        recorded = self._caches.has(context.branch, layer, "activation")
-        if action is Action.SPARSE and not recorded:
+        empty = not self._caches.has(context.branch, layer, "activation")
+        behind = empty or self._missed.behind(context.branch, layer, "mlp")
+        if action is Action.SPARSE and behind:
             action = self._recorder.catch_up(layer, "mlp", Action.REFRESH)
+        if action is Action.REFRESH:
+            self._missed.made(context.branch, layer, "mlp", context.step)
         entry.action = action
         kinds = self._reads("mlp", action)
         with self._caches.lend(context.branch, layer, "mlp", kinds) as cache:

@@ -32,6 +32,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tiny-wan quality": measured.tiny_wan_quality,
     "captured mass": measured.captured_mass,
     "tiny-flux quality": measured.tiny_flux_quality,
+    "peers": measured.peers,
 }
 START, END = "<!-- table: {} -->", "<!-- end of table -->"
 PLACE = re.compile(r"<!-- table: (?P<name>.*?) -->\n(?P<content>.*?)<!-- end of table -->", re.S)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import peers_table
 from chipsparse.plan import Action
 from docs.tables.markdown import table
 
@@ -287,6 +288,55 @@ def tiny_flux_quality() -> str:
     )
     made = f"Steps, where nothing else is said: {steps(first)}; {first['prompts']} prompts."
     return f"{by_share}\n\n{controls}\n\n{made} {source(file, records)}"
+
+
+def peers() -> str:
+    """Quality over speed beside diffusers' own caches and a static window, alone and stacked."""
+    file = "peers_cpu.json"
+    records = read(file)
+    found = peers_table.summaries(records)
+    models = sorted({each["model"] for each in found})
+    points = dict.fromkeys((each["method"], each["setting"]) for each in found)
+    by_point = {(each["model"], each["method"], each["setting"]): each for each in found}
+    rows = [
+        (
+            method,
+            setting,
+            *(cell for model in models for cell in peer_cells(by_point.get((model, *point)))),
+        )
+        for point in points
+        for method, setting in [point]
+    ]
+    columns = ("speed-up", "work", "PSNR, dB")
+    named = (f"{model}: {column}" for model in models for column in columns)
+    runs = [
+        f"{model}: {sizes(find(found, model=model))}, "
+        f"{max(each['prompts'] for each in find(found, model=model))} prompts"
+        for model in models
+    ]
+    made = table(("method", "setting", *named), rows, texts=2)
+    return f"{made}\n\n{'; '.join(runs)}. {source(file, records)}"
+
+
+def peer_cells(summary: Record | None) -> tuple[str, str, str]:
+    """Speed-up, work, and median and worst PSNR of one method at one setting."""
+    if summary is None:
+        return "-", "-", "-"
+    if summary["refused"] is not None:
+        return "refused", "-", "-"
+    psnrs = "equal bits" if summary["inert"] else "{psnr_median:.1f} ({psnr_min:.1f})"
+    return (
+        f"{summary['speedup']:.2f}x",
+        f"{summary['work']:.0%}",
+        psnrs.format(**summary),
+    )
+
+
+def sizes(found: Sequence[Record]) -> str:
+    """Steps and frames, which all rows of a model have in common."""
+    steps, frames = unique(found, "steps"), unique(found, "frames")
+    texts = [f"{each} steps" for each in steps] + [f"{each} frames" for each in frames]
+    return ", ".join(texts)
 
 
 def read(file: str) -> list[Record]:

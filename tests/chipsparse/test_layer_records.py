@@ -323,8 +323,8 @@ def test_a_layer_that_had_recorded_nothing_is_a_fallback():
     session.begin(StepContext(1, 2, "cond", TOTAL), LAYOUT, CPU)
     call(session, session._context, LAYOUT)
     assert session.report.fallbacks == [
-        f"{part} runs in full at sparse steps where a layer had recorded nothing before "
-        "(first: layer 3, step 2)"
+        f"{part} runs in full at sparse steps where a layer had recorded nothing since "
+        "the last refresh (first: layer 3, step 2)"
         for part in ("attention", "MLP")
     ]
     session.end(torch.zeros(1))
