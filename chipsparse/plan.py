@@ -26,6 +26,7 @@ class Action(str, enum.Enum):
     __str__ = str.__str__
 
 
+NOT_RECORDED = "sparse steps are not launched as a CUDA graph"
 # A transformer of longer sequences computes long enough for the host to keep ahead of it.
 RECORDED_TOKENS = 16_384
 # Actions that read what others recorded.
@@ -249,7 +250,7 @@ class SparsityPlan:
         reason = self._why_steps_differ()
         if self.config.cuda_graphs != "always" or reason is None:
             return []
-        return [f"sparse steps are not launched as a CUDA graph: {reason}"]
+        return [f"{NOT_RECORDED}: {reason}"]
 
     def _unskipped_steps(self) -> list[str]:
         if self.steps is None:

@@ -26,7 +26,7 @@ from chipsparse.memory_plan import MemoryDemand
 from chipsparse.missed_refreshes import MissedRefreshes
 from chipsparse.mlp import MLPWeights
 from chipsparse.offload import OffloadPool
-from chipsparse.plan import CACHED, Action, SparsityPlan
+from chipsparse.plan import CACHED, NOT_RECORDED, Action, SparsityPlan
 from chipsparse.report import GenerationReport, LayerRecord, StepRecord, StepTimer
 from chipsparse.step import StepContext
 from chipsparse.step_cache import StepCache
@@ -233,9 +233,7 @@ class Session:
         if self._why_not_recorded is UNKNOWN:
             self._why_not_recorded = why_not_recorded()
             if self._why_not_recorded is not None:
-                self.report.note(
-                    f"sparse steps are not launched as a CUDA graph: {self._why_not_recorded}"
-                )
+                self.report.note(f"{NOT_RECORDED}: {self._why_not_recorded}")
         return self._why_not_recorded is None
 
     def end(self, output: torch.Tensor) -> None:

@@ -13,32 +13,36 @@ import copy
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils import _pytree as pytree
 
-from chipsparse.plan import Action
+from chipsparse.cuda_recorder import CudaRecorder
+from chipsparse.plan import NOT_RECORDED, Action
 from chipsparse.report import LayerRecord, StepRecord
 
 Forward = Callable[..., Any]
 Launch = Callable[[], None]
-# Records what a call launches, without computing anything: its result, and what computes it.
-Record = Callable[[Callable[[], Any]], tuple[Any, Launch]]
-
 TensorsInPlace = Mapping[str, tuple[torch.Tensor, ...]]
 
-# A pipeline whose arguments change all the time is left alone after so many recordings.
+# A pipeline whose arguments change all the time is left alone after so many recordings, and a model
+# that waits for the device after so many calls: the first ones may, while they compile and tune.
 MOST_RECORDINGS = 4
+MOST_WAITS = 3
 PLAIN = (bool, int, float, str, type(None))
 
 
-def record_cuda(call: Callable[[], Any]) -> tuple[Any, Launch]:
-    """`Record` by capturing a graph on the current device; other threads may go on using it."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        result = call()
-    return result, graph.replay
+class Recorder(Protocol):
+    """How calls are recorded on devices of one type."""
+
+    device_type: str
+
+    def watch(self, call: Callable[[], Any]) -> tuple[Any, bool]:
+        """Makes a call as usual: its result, and whether the host waited for the device."""
+
+    def record(self, call: Callable[[], Any]) -> tuple[Any, Launch]:
+        """Makes a call that computes nothing: its result, and what computes it."""
 
 
 class Arguments:
@@ -118,13 +122,12 @@ class StepGraphs:
     """The recorded sparse calls of one transformer, one for each guidance branch.
 
     Args:
-        record: how to record a call.
-        device_type: of the devices on which calls are recorded.
+        recorder: records them.
     """
 
-    def __init__(self, record: Record = record_cuda, device_type: str = "cuda") -> None:
-        self.device_type = device_type
-        self._record = record
+    def __init__(self, recorder: Recorder | None = None) -> None:
+        self._recorder = CudaRecorder() if recorder is None else recorder
+        self.device_type = self._recorder.device_type
         self.reset()
 
     def reset(self) -> None:
@@ -132,6 +135,7 @@ class StepGraphs:
         self._graphs: dict[str, StepGraph] = {}
         self._last: dict[str, Arguments] = {}
         self._recordings: dict[str, int] = {}
+        self._waits: dict[str, int] = {}
 
     def __contains__(self, branch: str) -> bool:
         """Whether a call of a branch is recorded, so that its caches must stay where they are."""
@@ -175,10 +179,20 @@ class StepGraphs:
             record.replayed = True
             record.layers = [dataclasses.replace(layer) for layer in graph.layers]
             return graph.run(arguments)
-        result = forward(*args, **kwargs)
-        if _was_plain(record) and self._recordings.get(branch, 0) < MOST_RECORDINGS:
+        if self._gave_up(branch):
+            return forward(*args, **kwargs)
+        result, waited = self._recorder.watch(lambda: forward(*args, **kwargs))
+        if waited:
+            self._waits[branch] = self._waits.get(branch, 0) + 1
+            if self._gave_up(branch):
+                note(f"{NOT_RECORDED}: the model makes the host wait for the device in every step")
+        elif _was_plain(record):
             self._last[branch] = arguments
         return result
+
+    def _gave_up(self, branch: str) -> bool:
+        recordings, waits = (each.get(branch, 0) for each in (self._recordings, self._waits))
+        return recordings >= MOST_RECORDINGS or waits >= MOST_WAITS
 
     def _graph(
         self,
@@ -193,12 +207,12 @@ class StepGraphs:
         inputs = arguments.with_copies(copied)
         self._recordings[branch] = self._recordings.get(branch, 0) + 1
         try:
-            result, launch = self._record(lambda: inputs.call(forward))
+            result, launch = self._recorder.record(lambda: inputs.call(forward))
         except RuntimeError as error:  # of CUDA: it cannot be recorded, or there is no memory
             record.layers.clear()
             self._recordings[branch] = MOST_RECORDINGS
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            note(f"sparse steps are not launched as a CUDA graph: it was not recorded ({reason})")
+            note(f"{NOT_RECORDED}: {reason}")
             return None
         graph = StepGraph(inputs, copied, result, tuple(record.layers), launch)
         self._graphs[branch] = graph
