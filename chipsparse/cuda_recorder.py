@@ -19,6 +19,10 @@ class CudaRecorder:
 
     device_type = "cuda"
 
+    def on(self, device: torch.device) -> torch.cuda.device:
+        """See `chipsparse.step_graph.Recorder`: the model may be on another than the first."""
+        return torch.cuda.device(device)
+
     def watch(self, call: Callable[[], Any]) -> tuple[Any, bool]:
         """A call as usual, and whether the host waited in it: while recording, that is an error.
 

@@ -209,7 +209,8 @@ class Session:
         if not self._may_be_recorded(why_not_recorded):
             return forward(*args, **kwargs)
         _, context, record = self._open_call()
-        result = self._graphs.run(forward, args, kwargs, record, self.report.note)
+        with self._graphs.on(self._recorder.device):
+            result = self._graphs.run(forward, args, kwargs, record, self.report.note)
         if record.replayed:
             for entry in record.layers:
                 if entry.part == "attention" and entry.action is Action.SPARSE:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,6 +38,9 @@ class Recorder(Protocol):
     """How calls are recorded on devices of one type."""
 
     device_type: str
+
+    def on(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Makes it the current device, on which calls are recorded and launched."""
 
     def watch(self, call: Callable[[], Any]) -> tuple[Any, bool]:
         """Makes a call as usual: its result, and whether the host waited for the device."""
@@ -127,7 +131,7 @@ class StepGraphs:
 
     def __init__(self, recorder: Recorder | None = None) -> None:
         self._recorder = CudaRecorder() if recorder is None else recorder
-        self.device_type = self._recorder.device_type
+        self.device_type, self.on = self._recorder.device_type, self._recorder.on
         self.reset()
 
     def reset(self) -> None:
