@@ -60,10 +60,11 @@ def summaries(records: Sequence[Record]) -> list[Record]:
         {**dict(zip(POINT, point, strict=True)), **_medians(group, baselines)}
         for point, group in grouped.items()
     ]
-    return sorted(found, key=_place)
+    return sorted(found, key=lambda row: (row["model"], *place(row)))
 
 
-def _place(row: Record) -> tuple[Any, ...]:
+def place(row: Record) -> tuple[int, str, float]:
+    """What a table of one model, or of several side by side, is sorted by."""
     method: str = row["method"]
     places = (
         method == DENSE,
@@ -72,7 +73,7 @@ def _place(row: Record) -> tuple[Any, ...]:
         not method.startswith(STACKED),
         True,
     )
-    return row["model"], places.index(True), method, -row.get("work", 0)
+    return places.index(True), method, -row.get("work", 0.0)
 
 
 def _pair(clip: Record) -> tuple[Any, ...]:

@@ -296,39 +296,39 @@ def peers() -> str:
     records = read(file)
     found = peers_table.summaries(records)
     models = sorted({each["model"] for each in found})
-    points = dict.fromkeys((each["method"], each["setting"]) for each in found)
+    most = {model: max(e["prompts"] for e in find(found, model=model)) for model in models}
     by_point = {(each["model"], each["method"], each["setting"]): each for each in found}
+    in_order = sorted(found, key=peers_table.place)
     rows = [
-        (
-            method,
-            setting,
-            *(cell for model in models for cell in peer_cells(by_point.get((model, *point)))),
-        )
-        for point in points
-        for method, setting in [point]
+        (*point, *(cell for m in models for cell in peer_cells(by_point.get((m, *point)), most[m])))
+        for point in dict.fromkeys((each["method"], each["setting"]) for each in in_order)
     ]
     columns = ("speed-up", "work", "PSNR, dB")
     named = (f"{model}: {column}" for model in models for column in columns)
-    runs = [
-        f"{model}: {sizes(find(found, model=model))}, "
-        f"{max(each['prompts'] for each in find(found, model=model))} prompts"
-        for model in models
-    ]
+    runs = [f"{m}: {sizes(find(found, model=m))}, {most[m]} prompts" for m in models]
+    fewer = {e["prompts"] for e in found if e["prompts"] < most[e["model"]]}
+    star = f"; with \\* {'/'.join(map(str, sorted(fewer)))} prompts" if fewer else ""
     made = table(("method", "setting", *named), rows, texts=2)
-    return f"{made}\n\n{'; '.join(runs)}. {source(file, records)}"
+    return f"{made}\n\n{'; '.join(runs)}{star}. {source(file, records)}"
 
 
-def peer_cells(summary: Record | None) -> tuple[str, str, str]:
-    """Speed-up, work, and median and worst PSNR of one method at one setting."""
+def peer_cells(summary: Record | None, prompts: int) -> tuple[str, str, str]:
+    """Speed-up, work, and median and worst PSNR of one method at one setting.
+
+    Args:
+        summary: of its clips, None where it was not measured.
+        prompts: how many others have; one that has fewer gets a star.
+    """
     if summary is None:
         return "-", "-", "-"
     if summary["refused"] is not None:
         return "refused", "-", "-"
     psnrs = "equal bits" if summary["inert"] else "{psnr_median:.1f} ({psnr_min:.1f})"
+    star = " \\*" if summary["prompts"] < prompts else ""
     return (
         f"{summary['speedup']:.2f}x",
         f"{summary['work']:.0%}",
-        psnrs.format(**summary),
+        psnrs.format(**summary) + star,
     )
 
 
