@@ -300,8 +300,11 @@ def _warnings() -> Iterator[list[str]]:
                 heard.append(sentence)
 
     logger, ear = logging.getLogger("diffusers"), Ear(logging.WARNING)
+    level = logger.level
     logger.addHandler(ear)
+    logger.setLevel(min(level, logging.WARNING) or logging.WARNING)
     try:
         yield heard
     finally:
+        logger.setLevel(level)
         logger.removeHandler(ear)

@@ -9,8 +9,8 @@ A layer's time is the sum of
 - the elementwise work between them: `ELEMENTWISE_PASSES` times the bytes of the hidden states.
 
 Left out: attention to a prompt beside the sequence, and the embeddings. For all layers of
-FLUX.1-dev at 1280x768 on an H200 it gives 126, 163 and 78 ms dense, at a refresh and sparse;
-measured were 126, 165 and 79 (benchmarks/results/transformer_step_h200.json).
+FLUX.1-dev at 1280x768 on an H200 it gives 126, 144 and 78 ms dense, at a refresh and sparse;
+measured were 124, 144 and 76 (benchmarks/results/transformer_step_h200.json).
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Rates:
         sparse_mlp: likewise the sparse feed-forward layer, choice of neurons included.
         refresh_attention: time of a refresh's attention over that of a dense one.
         refresh_seconds: what a refresh of a layer takes besides, whatever the sizes.
-        launch_seconds: what the host takes to launch a sparse layer; none is faster.
+        launch_seconds: what the host takes to launch a sparse layer; none is faster that is not
+            recorded.
     """
 
     device: str = "NVIDIA H200"
@@ -59,7 +60,7 @@ class Rates:
     sparse_attention: float = 0.85
     sparse_mlp: float = 0.75
     refresh_attention: float = 1.12
-    refresh_seconds: float = 0.6e-3
+    refresh_seconds: float = 0.27e-3
     launch_seconds: float = 1.2e-3
 
 

@@ -126,10 +126,14 @@ def estimate_run(
     def moved(layer: int, part: Part, action: Action) -> tuple[int, int]:
         return moved_bytes(layer, part, action, config=plan.config, placement=placement)
 
+    # A recorded sparse step is launched as a whole.
+    recorded = plan.records_steps() and not placement.host
+    launched = {Action.REFRESH} if recorded else {Action.REFRESH, Action.SPARSE}
+
     def pieces(layer: int, action: Action) -> list[Load]:
         time = time_of(layer, action)
         patched = any(layer not in dense_parts[part] for part in PARTS)
-        least = rates.launch_seconds if patched and action is not Action.DENSE else 0.0
+        least = rates.launch_seconds if patched and action in launched else 0.0
         return [
             Load(time.attention, "attention", *moved(layer, "attention", action)),
             Load(time.rest + max(0.0, least - time.total)),

@@ -132,9 +132,17 @@ def test_slow_transfers_decide_how_long_a_step_takes():
     assert found.hidden == pytest.approx(0, abs=0.01)
 
 
-def test_no_sparse_layer_is_faster_than_its_launch():
-    found = estimate(plan_of(), Placement(), rates=Rates(launch_seconds=1.0))
-    assert found.steps[Action.SPARSE] == pytest.approx(3.0)
+@pytest.mark.parametrize(
+    ("mode", "host", "recorded"),
+    [("never", {}, False), ("auto", {}, True), ("auto", {(0, "activation"): 1}, False)],
+)
+def test_no_sparse_layer_is_faster_than_its_launch(mode, host, recorded):
+    plan, rates = plan_of(cuda_graphs=mode), Rates(launch_seconds=1.0)
+    found = estimate(plan, Placement(host=host), rates=rates)
+    if recorded:
+        assert found.steps[Action.SPARSE] < 0.1
+    else:
+        assert found.steps[Action.SPARSE] == pytest.approx(3.0)
     assert found.steps[Action.REFRESH] == pytest.approx(3.0)
     assert found.steps[Action.DENSE] == pytest.approx(found.stock)
     assert found.stock < 1.0
