@@ -45,11 +45,17 @@ class CudaRecorder:
             RuntimeError: where CUDA cannot record the call, or has no memory for it.
         """
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        # A stream of its own: PyTorch shares one among all recordings, on the device of the first.
+        stream, before = torch.cuda.Stream(), torch.cuda.current_stream()
+        recording = torch.cuda.graph(
+            graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+        )
         try:
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            with recording:
                 result = call()
         except RuntimeError:
-            _mend(torch.cuda.current_device(), pool)
+            torch.cuda.set_stream(before)
+            _mend(stream.device_index, pool)
             raise
         return result, graph.replay
 
@@ -68,9 +74,13 @@ def _waits_are_told() -> Iterator[None]:
 
 
 def _mend(device: int, pool: Any) -> None:
-    """Where CUDA breaks a recording off, PyTorch's random generator and allocator go on with it."""
+    """Where CUDA breaks a recording off, PyTorch's random generator and allocator go on with it.
+
+    Neither is told to in public; where PyTorch has ended the recording itself, both calls refuse.
+    """
     generator = torch.cuda.default_generators[device]
     with contextlib.suppress(AttributeError, RuntimeError):
         generator.graphsafe_set_state(generator.clone_state())
-    with contextlib.suppress(AttributeError, RuntimeError):  # it is not public; it may have ended
+    with contextlib.suppress(AttributeError, RuntimeError):
         torch._C._cuda_endAllocateToPool(device, pool)
+        torch._C._cuda_releasePool(device, pool)

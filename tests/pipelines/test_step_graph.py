@@ -289,6 +289,8 @@ def test_a_call_that_cannot_be_recorded_runs_as_usual(pipe, monkeypatch):
             if pipe.device.type == "cpu":  # a GPU says what it does not permit
                 assert note == "sparse steps are not launched as a CUDA graph: no memory"
     torch.randn(3, device=pipe.device)  # nothing is left behind of what was broken off
+    if pipe.device.type == "cuda":
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
 
 
 def test_a_model_that_waits_for_the_device_is_not_recorded(pipe, monkeypatch):
