@@ -38,6 +38,7 @@ COLUMNS = {
     "end_to_end": end_to_end.COLUMNS,
     "captured_mass": captured_mass.COLUMNS,
     "peers": peers_table.COLUMNS,
+    "tuned": peers_table.COLUMNS,
     "attention_curve": kernel_runs.COLUMNS,
     "transformer_step": transformer_step.COLUMNS,
     "full_size": full_size.COLUMNS,
@@ -45,6 +46,7 @@ COLUMNS = {
     "mlp_writeback": mlp_writeback.COLUMNS,
     **dict.fromkeys(OPS, kernel_runs.COLUMNS),
 }
+PIPELINE_OPS = ("quality", "end_to_end", "captured_mass", "peers", "tuned")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,9 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         offload.run(args, device, DTYPES[args.dtype or "bfloat16"], run)
     if "mlp_writeback" in ops:
         mlp_writeback.run(args, device, DTYPES[args.dtype or "bfloat16"], run)
-    pipeline_ops = [op for op in ops if op in ("quality", "end_to_end", "captured_mass", "peers")]
+    pipeline_ops = [op for op in ops if op in PIPELINE_OPS]
     if pipeline_ops:
-        prompts = args.prompts.read_text(encoding="utf-8").splitlines()[: args.count]
+        last = args.first + args.count
+        prompts = args.prompts.read_text(encoding="utf-8").splitlines()[:last]
         workload = Workload(args.model, prompts, device, DTYPES[args.dtype or "float32"])
         for op in pipeline_ops:
             with run.attempt(op):
@@ -81,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for columns in {id(COLUMNS[op]): COLUMNS[op] for op in ops}.values():
         shown = [record for record in run.records if columns_of(record) is columns]
         if columns is peers_table.COLUMNS:
-            shown = peers_table.summaries(shown)
+            shown = [summary for op in ops for summary in peers_table.summaries(shown, op)]
         print(table(shown, columns))
     if run.failed:
         print("FAILED: " + "; ".join(run.failed))
@@ -99,7 +102,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--case",
         help="only these kernel cases, or the quality cases whose name contains this, or the peers "
-        "whose 'method, setting' holds this regular expression",
+        "or tuned rows whose 'method, setting' holds this regular expression",
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
@@ -116,12 +119,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     group.add_argument("--prompts", type=Path, default=ASSETS / "prompts" / "shapes.txt")
     group.add_argument("--count", type=int, default=16, help="how many prompts")
     group.add_argument(
+        "--first", type=int, default=0, help="number of the first one (peers, tuned), from 0"
+    )
+    group.add_argument(
+        "--tuned", type=Path, nargs="+", default=[], help="profiles to compare (tuned)"
+    )
+    group.add_argument(
         "--sheet",
         type=Path,
-        help="write a contact sheet: of dense clips (quality), of all rows of one prompt (peers)",
+        help="write a contact sheet: of dense clips (quality), of a prompt's rows (peers, tuned)",
     )
-    group.add_argument("--steps", type=int, help="denoising steps, default the profile's (peers)")
-    group.add_argument("--frames", type=int, help="of a clip, default the profile's (peers)")
+    default = "default the profile's (peers, tuned)"
+    group.add_argument("--steps", type=int, help=f"denoising steps, {default}")
+    group.add_argument("--frames", type=int, help=f"of a clip, {default}")
     args = parser.parse_args(arguments)
     for op in args.op.split(","):
         if op not in COLUMNS:
@@ -136,12 +146,29 @@ def run_pipeline(op: str, workload: Workload, args: argparse.Namespace, run: Run
             contact_sheet(dense.frames).save(args.sheet)
     elif op == "end_to_end":
         records = end_to_end.run(workload)
-    elif op == "peers":
-        from benchmarks import peers  # imports diffusers, which kernels are measured without
+    elif op in ("peers", "tuned"):
+        # They import diffusers, which kernels are measured without.
+        from benchmarks import peer_rows, peers, tuned_rows
 
         run.add(*peers_table.earlier(args.json))
         steps = args.steps or workload.settings().get("num_inference_steps", 50)
-        peers.run(workload, run, steps=steps, frames=args.frames, only=args.case, sheet=args.sheet)
+        base = workload.profile.sparsity
+        rows = (
+            tuned_rows.rows(base, steps, args.tuned)
+            if op == "tuned"
+            else peer_rows.rows(base, steps, video=not workload.makes_images)
+        )
+        peers.run(
+            workload,
+            run,
+            rows,
+            op=op,
+            steps=steps,
+            frames=args.frames,
+            only=args.case,
+            first=args.first,
+            sheet=args.sheet,
+        )
         return
     else:
         steps = workload.settings().get("num_inference_steps", 50)

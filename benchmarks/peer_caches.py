@@ -215,12 +215,12 @@ def stackable(*, video: bool) -> list[Cache]:
 
 
 @contextmanager
-def cached(run: CacheRun, cache: Cache | None) -> Iterator[list[str]]:
+def cached(run: CacheRun | None, cache: Cache | None) -> Iterator[list[str]]:
     """Puts a cache on the pipeline's transformer for the time being.
 
     Yields what diffusers warns of meanwhile, each sentence once.
     """
-    if cache is None:
+    if run is None or cache is None:
         yield []
         return
     transformer = run.pipe.transformer

@@ -1,4 +1,4 @@
-"""Quality over speed of chipsparse, static windows and diffusers' own caches, alone and stacked.
+"""Quality over speed of several ways to generate: rows, such as those of `peer_rows`.
 
 All in one process, in an order that is shuffled for every prompt, and paired by prompt and seed
 with the stock model. There is one record for every clip; a run that is started again with the same
@@ -21,8 +21,8 @@ from benchmarks.clips import Clips, Workload
 from benchmarks.computed_work import WorkCounter
 from benchmarks.contact_sheet import contact_sheet
 from benchmarks.peer_caches import CacheRun, cached, calibrated_ratios
-from benchmarks.peer_rows import Row, rows
-from benchmarks.peers_table import DENSE, IDENTITY, OP
+from benchmarks.peer_rows import Row
+from benchmarks.peers_table import DENSE, IDENTITY
 from benchmarks.records import Record, environment
 from benchmarks.run import Run
 from chipsparse.quality import flicker, psnr, ssim
@@ -34,10 +34,13 @@ CALIBRATION = {"method": "MagCache", "setting": "calibration", "seed": None}
 def run(
     workload: Workload,
     results: Run,
+    rows: Sequence[Row],
     *,
+    op: str,
     steps: int,
     frames: int | None = None,
     only: str | None = None,
+    first: int = 0,
     sheet: Path | None = None,
 ) -> None:
     """Measures what the results lack, one record per clip.
@@ -45,13 +48,17 @@ def run(
     Args:
         workload: model and prompts.
         results: with what was measured before; grows.
+        rows: what to compare.
+        op: the benchmark's name.
         steps: denoising steps.
         frames: of a clip, None for the profile's.
         only: a regular expression that "method, setting" of a row must hold; None: all rows.
+        first: number of the first prompt to take; a prompt's number is its seed.
         sheet: a PNG of what this run made of its first prompt, row by row, the stock clip first.
     """
-    bench = _Bench(workload, results, steps=steps, frames=frames, only=only or "")
-    for seed, prompt in enumerate(workload.prompts):
+    rows = [row for row in rows if re.search(only or "", f"{row.method}, {row.setting}")]
+    bench = _Bench(workload, results, rows, op=op, steps=steps, frames=frames)
+    for seed, prompt in list(enumerate(workload.prompts))[first:]:
         made = bench.measure(seed, prompt)
         if sheet is not None and made:
             contact_sheet(torch.cat(made)).save(sheet)
@@ -70,16 +77,22 @@ class _Bench:
     """Generates row by row and keeps what was measured."""
 
     def __init__(
-        self, workload: Workload, results: Run, *, steps: int, frames: int | None, only: str
+        self,
+        workload: Workload,
+        results: Run,
+        rows: Sequence[Row],
+        *,
+        op: str,
+        steps: int,
+        frames: int | None,
     ) -> None:
         self._workload, self._results = workload, results
         self._changes = {"num_inference_steps": steps}
         if frames is not None:
             self._changes["num_frames"] = frames
         shown = None if workload.makes_images else workload.settings(**self._changes)["num_frames"]
-        self._run = {"op": OP, "model": workload.name, "steps": steps, "frames": shown}
-        every = rows(workload.profile.sparsity, steps, video=not workload.makes_images)
-        self._rows = [row for row in every if re.search(only, f"{row.method}, {row.setting}")]
+        self._run = {"op": op, "model": workload.name, "steps": steps, "frames": shown}
+        self._rows = rows
         self._work = WorkCounter()
         self._caches: CacheRun | None = None
 
@@ -92,7 +105,7 @@ class _Bench:
         ]
         if not missing:
             return []
-        caches = self._prepared()
+        caches = self._prepared() if any(row.cache is not None for row in missing) else None
         stock = self._generate(FIRST, seed, prompt)
         frames = {FIRST: stock.clips.frames}
         facts = {**_named(FIRST), "prompt": prompt, "seed": seed}

@@ -40,7 +40,7 @@ def earlier(path: Path | None) -> list[Record]:
     return found
 
 
-def summaries(records: Sequence[Record]) -> list[Record]:
+def summaries(records: Sequence[Record], op: str = OP) -> list[Record]:
     """One record per model, method, setting, steps and frames: medians over its clips.
 
     ``speedup`` is the median of dense processor seconds over the clip's, ``work`` that of the share
@@ -48,7 +48,7 @@ def summaries(records: Sequence[Record]) -> list[Record]:
     reason and no numbers. In order: dense, chipsparse, its controls, diffusers' caches, and these
     on top of chipsparse; each from the most work to the least.
     """
-    clips = [record for record in records if record["op"] == OP and "refused" in record]
+    clips = [record for record in records if record["op"] == op and "refused" in record]
     baselines: dict[tuple[Any, ...], list[float]] = {}
     for clip in clips:
         if clip["method"] == DENSE:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks import peers, peers_figure
+from benchmarks import peer_rows, peers, peers_figure
 from benchmarks.__main__ import main
 from benchmarks.computed_work import WorkCounter
 from benchmarks.peer_caches import CacheRun, cached, caches, faster, pyramid, taylor_seer
@@ -282,7 +282,7 @@ def model(tmp_path, monkeypatch):
         assert len(found) == len(chosen)
         return found
 
-    monkeypatch.setattr(peers, "rows", fewer)
+    monkeypatch.setattr(peer_rows, "rows", fewer)
     return folder
 
 

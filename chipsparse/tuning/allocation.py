@@ -6,6 +6,10 @@ can have. To raise the price of an error step by step is to take, again and agai
 removes most error per second; this greedy walk visits every optimum of that Lagrangian (Everett,
 "Generalized Lagrange multiplier method", Operations Research 11, 1963). The walks of all schedules
 together, without what another one beats, are the frontier.
+
+What single layers have wrong says only so much of what all do together. So no layer gets more than
+`SPREAD` times the common share of its part, or less than that fraction of it: allocations that went
+by the prediction alone lost to one share for all layers (benchmarks/notes/tuning.md).
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -29,9 +33,25 @@ from chipsparse.tuning.time_model import TimeModel
 
 # Neighbours on the frontier differ by at least so much.
 SPACING_DB = 0.05
+SPREAD = 2.0
 
 Budget = float | None  # a share, or None where a layer is never sparse
 Site = tuple[Part, int]
+
+
+class Costed(Protocol):
+    """Something that takes time and brings an error."""
+
+    @property
+    def seconds(self) -> float:
+        """What it takes."""
+
+    @property
+    def error(self) -> float:
+        """What it brings, squared."""
+
+
+AnyCosted = TypeVar("AnyCosted", bound=Costed)
 
 
 @dataclass(frozen=True)
@@ -84,9 +104,9 @@ class Walk:
     budgets: Callable[[int], dict[Site, Budget]]
 
 
-def hull(options: Iterable[Option]) -> list[Option]:
+def hull(options: Iterable[AnyCosted]) -> list[AnyCosted]:
     """Those on the lower convex hull of error over seconds, from the fastest to the best."""
-    kept: list[Option] = []
+    kept: list[AnyCosted] = []
     for option in sorted(options, key=lambda each: (each.seconds, each.error)):
         if kept and option.error >= kept[-1].error:
             continue
@@ -96,7 +116,7 @@ def hull(options: Iterable[Option]) -> list[Option]:
     return kept
 
 
-def _removed(worse: Option, better: Option) -> float:
+def _removed(worse: Costed, better: Costed) -> float:
     """Error removed per second."""
     spent = better.seconds - worse.seconds
     return math.inf if spent <= 0 else (worse.error - better.error) / spent
@@ -133,27 +153,85 @@ def walk(sites: dict[Site, list[Option]], *, seconds: float = 0.0, error: float 
     )
 
 
-def global_budgets(
-    sites: dict[Site, list[Option]], *, seconds: float = 0.0, error: float = 0.0
-) -> Walk:
-    """For comparison: one budget for all attention, one for all feed-forward layers."""
-    rows: list[tuple[float, float, dict[Part, Budget]]] = []
+@dataclass(frozen=True)
+class OneBudget:
+    """The same for all attention, and the same for all feed-forward layers.
+
+    Attributes:
+        budgets: by part.
+        seconds: of the whole generation.
+        error: squared.
+    """
+
+    budgets: dict[Part, Budget]
+    seconds: float
+    error: float
+
+
+def _every_one(
+    sites: dict[Site, list[Option]], seconds: float, error: float
+) -> Iterable[OneBudget]:
     present = {part: {o.budget for o in each} for (part, _), each in sites.items()}
     for chosen in itertools.product(*present.values()):
-        budget = dict(zip(present, chosen, strict=True))
+        budgets = dict(zip(present, chosen, strict=True))
         taken = [
             option
             for (part, _), options in sites.items()
             for option in options
-            if option.budget == budget[part]
+            if option.budget == budgets[part]
         ]
-        total = seconds + sum(o.seconds for o in taken)
-        rows.append((total, error + sum(o.error for o in taken), budget))
+        yield OneBudget(
+            budgets,
+            seconds + sum(option.seconds for option in taken),
+            error + sum(option.error for option in taken),
+        )
+
+
+def global_budgets(
+    sites: dict[Site, list[Option]], *, seconds: float = 0.0, error: float = 0.0
+) -> Walk:
+    """For comparison: one budget for all attention, one for all feed-forward layers."""
+    rows = list(_every_one(sites, seconds, error))
     return Walk(
-        [row[0] for row in rows],
-        [row[1] for row in rows],
-        lambda number: {site: rows[number][2][site[0]] for site in sites},
+        [row.seconds for row in rows],
+        [row.error for row in rows],
+        lambda number: {site: rows[number].budgets[site[0]] for site in sites},
     )
+
+
+def near_one_budget(
+    sites: dict[Site, list[Option]], *, seconds: float = 0.0, error: float = 0.0
+) -> Walk:
+    """The optima with every layer near a common budget of its part, for all common budgets.
+
+    Args:
+        sites: what each can have.
+        seconds: what is spent besides.
+        error: what is wrong besides.
+    """
+    walks = [
+        walk(
+            {
+                site: [each for each in options if _is_near(each.budget, common.budgets[site[0]])]
+                for site, options in sites.items()
+            },
+            seconds=seconds,
+            error=error,
+        )
+        for common in hull(_every_one(sites, seconds, error))
+    ]
+    places = [(each, number) for each in walks for number in range(len(each.seconds))]
+    return Walk(
+        [each.seconds[number] for each, number in places],
+        [each.errors[number] for each, number in places],
+        lambda place: places[place][0].budgets(places[place][1]),
+    )
+
+
+def _is_near(budget: Budget, common: Budget) -> bool:
+    if budget is None or common is None:
+        return budget is common
+    return 1 / SPREAD <= budget / common <= SPREAD
 
 
 def frontier(
@@ -161,7 +239,7 @@ def frontier(
     layout: ModelLayout,
     errors: ErrorModel,
     times: TimeModel,
-    allocate: Callable[..., Walk] = walk,
+    allocate: Callable[..., Walk] = near_one_budget,
 ) -> list[Candidate]:
     """Configs that are faster than dense and that no other one beats, from the fastest on.
 
@@ -170,7 +248,7 @@ def frontier(
         layout: of the model.
         errors: predicts errors.
         times: predicts seconds.
-        allocate: `walk` or `global_budgets`.
+        allocate: `near_one_budget`, or for comparison `walk` or `global_budgets`.
     """
     walks = []
     points: list[tuple[float, float, int, int]] = []

@@ -6,7 +6,15 @@ import random
 import pytest
 
 from chipsparse.config import SparsityConfig
-from chipsparse.tuning.allocation import Option, global_budgets, hull, walk, with_budgets
+from chipsparse.tuning.allocation import (
+    SPREAD,
+    Option,
+    global_budgets,
+    hull,
+    near_one_budget,
+    walk,
+    with_budgets,
+)
 
 SHARES = (None, 0.1, 0.3, 0.5)
 
@@ -83,8 +91,35 @@ def test_global_budgets_are_the_same_in_every_layer():
         assert made.seconds[number] == pytest.approx(1.0 + total)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_no_layer_is_far_from_the_others(seed):
+    """And of what is left, nothing beats it; a single budget for all layers is never better."""
+    sites = random_sites(seed, 5)
+    for options in sites.values():  # as with real layers, more is slower and better
+        seconds = sorted(option.seconds for option in options)
+        errors = sorted((option.error for option in options), reverse=True)
+        options[:] = map(Option, (*SHARES[1:], None), seconds, errors)
+    made = near_one_budget(sites)
+    for number in range(len(made.seconds)):
+        chosen = made.budgets(number)
+        for part in ("attention", "mlp"):
+            shares = [share for (each, _), share in chosen.items() if each == part]
+            if None in shares:
+                assert set(shares) == {None}
+            else:
+                assert max(shares) / min(shares) <= SPREAD**2
+        taken = [o for site, options in sites.items() for o in options if o.budget == chosen[site]]
+        assert made.seconds[number] == pytest.approx(sum(o.seconds for o in taken))
+        assert made.errors[number] == pytest.approx(sum(o.error for o in taken))
+    whole = global_budgets(sites)
+    points = list(zip(made.seconds, made.errors, strict=True))
+    for price in (0.0, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 1e3):
+        single = min(s + price * e for s, e in zip(whole.seconds, whole.errors, strict=True))
+        assert min(s + price * e for s, e in points) <= single + 1e-9
+
+
 def test_nothing_to_allocate():
-    for allocate in (walk, global_budgets):
+    for allocate in (walk, global_budgets, near_one_budget):
         made = allocate({}, seconds=3.0, error=0.25)
         assert list(made.seconds) == [3.0]
         assert list(made.errors) == [0.25]
