@@ -12,10 +12,10 @@ from pathlib import Path
 
 from benchmarks.peer_rows import SKIPS, Row, scheduled
 from benchmarks.peers_table import DENSE
+from benchmarks.tuned_table import ONE_BUDGET, TUNED
 from chipsparse.config import SparsityConfig
 from chipsparse.profiles import load_profile
 
-ONE_BUDGET, TUNED = "one budget", "tuned"
 # Shares of columns and of neurons.
 BUDGETS = ((0.05, 0.1), (0.1, 0.2), (0.2, 0.3), (0.3, 0.5), (0.5, 0.5))
 

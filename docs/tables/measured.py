@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import peers_table
+from benchmarks import peers_table, tuned_table
 from chipsparse.plan import Action
 from docs.tables.markdown import table
 
@@ -310,6 +310,36 @@ def peers() -> str:
     star = f"; with \\* {'/'.join(map(str, sorted(fewer)))} prompts" if fewer else ""
     made = table(("method", "setting", *named), rows, texts=2)
     return f"{made}\n\n{'; '.join(runs)}{star}. {source(file, records)}"
+
+
+def tuned() -> str:
+    """Profiles that were tuned, and the best single budget that is as close to dense."""
+    file = "tuned_cpu.json"
+    records = read(file)
+    found = peers_table.summaries(records, tuned_table.OP)
+    rows = []
+    for pair in tuned_table.pairings(found):
+        single = pair.single or pair.closest
+        rows.append(
+            (
+                pair.tuned["model"],
+                pair.tuned["setting"],
+                *peer_cells(pair.tuned, pair.tuned["prompts"]),
+                single["setting"] + ("" if pair.single else " (the closest one)"),
+                *peer_cells(single, single["prompts"]),
+                f"{pair.tuned['speedup'] / single['speedup']:.2f}x",
+            )
+        )
+    columns = ("speed-up", "work", "PSNR, dB")
+    made = table(
+        ("model", "tuned for", *columns, "best single budget", *columns, "ahead"), rows, texts=2
+    )
+    models = unique(found, "model")
+    runs = []
+    for model in models:
+        own = find(found, model=model)
+        runs.append(f"{model}: {sizes(own)}, {max(each['prompts'] for each in own)} prompts")
+    return f"{made}\n\n{'; '.join(runs)}. {source(file, records)}"
 
 
 def peer_cells(summary: Record | None, prompts: int) -> tuple[str, str, str]:
