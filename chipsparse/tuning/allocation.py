@@ -7,19 +7,20 @@ removes most error per second; this greedy walk visits every optimum of that Lag
 "Generalized Lagrange multiplier method", Operations Research 11, 1963). The walks of all schedules
 together, without what another one beats, are the frontier.
 
-What single layers have wrong says only so much of what all do together. So no layer gets more than
-`SPREAD` times the common share of its part, or less than that fraction of it: allocations that went
-by the prediction alone lost to one share for all layers (benchmarks/notes/tuning.md).
+What single layers have wrong says only so much of what all do together: budgets that went by it
+alone were no better than one budget for all layers. So exchanges are chosen by errors that are half
+way to those of the other layers; these budgets were better (benchmarks/notes/tuning.md).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -33,25 +34,11 @@ from chipsparse.tuning.time_model import TimeModel
 
 # Neighbours on the frontier differ by at least so much.
 SPACING_DB = 0.05
-SPREAD = 2.0
+# The part of the differences between layers, in logarithms, that is believed.
+TRUST = 0.5
 
 Budget = float | None  # a share, or None where a layer is never sparse
 Site = tuple[Part, int]
-
-
-class Costed(Protocol):
-    """Something that takes time and brings an error."""
-
-    @property
-    def seconds(self) -> float:
-        """What it takes."""
-
-    @property
-    def error(self) -> float:
-        """What it brings, squared."""
-
-
-AnyCosted = TypeVar("AnyCosted", bound=Costed)
 
 
 @dataclass(frozen=True)
@@ -104,9 +91,9 @@ class Walk:
     budgets: Callable[[int], dict[Site, Budget]]
 
 
-def hull(options: Iterable[AnyCosted]) -> list[AnyCosted]:
+def hull(options: Iterable[Option]) -> list[Option]:
     """Those on the lower convex hull of error over seconds, from the fastest to the best."""
-    kept: list[AnyCosted] = []
+    kept: list[Option] = []
     for option in sorted(options, key=lambda each: (each.seconds, each.error)):
         if kept and option.error >= kept[-1].error:
             continue
@@ -116,31 +103,43 @@ def hull(options: Iterable[AnyCosted]) -> list[AnyCosted]:
     return kept
 
 
-def _removed(worse: Costed, better: Costed) -> float:
+def _removed(worse: Option, better: Option) -> float:
     """Error removed per second."""
     spent = better.seconds - worse.seconds
     return math.inf if spent <= 0 else (worse.error - better.error) / spent
 
 
-def walk(sites: dict[Site, list[Option]], *, seconds: float = 0.0, error: float = 0.0) -> Walk:
+def walk(
+    sites: dict[Site, list[Option]],
+    *,
+    seconds: float = 0.0,
+    error: float = 0.0,
+    trust: float = 1.0,
+) -> Walk:
     """All optima of the Lagrangian, each site for itself.
 
     Args:
         sites: what each can have.
         seconds: what is spent besides.
         error: what is wrong besides.
+        trust: how much of the difference between layers is believed when exchanges are chosen, 0
+            to 1; the errors of the walk are those of the sites.
     """
-    hulls = {site: hull(options) for site, options in sites.items()}
+    hulls = {site: hull(options) for site, options in _believed(sites, trust).items()}
     exchanges = [
         (_removed(worse, better), site, worse, better)
         for site, kept in hulls.items()
         for worse, better in itertools.pairwise(kept)
     ]
     exchanges.sort(key=lambda each: -each[0])  # stable: on a hull, each site's stay in order
+    known = {site: {each.budget: each.error for each in options} for site, options in sites.items()}
     start_seconds = seconds + sum(kept[0].seconds for kept in hulls.values())
-    start_error = error + sum(kept[0].error for kept in hulls.values())
+    start_error = error + sum(known[site][kept[0].budget] for site, kept in hulls.items())
     spent = [better.seconds - worse.seconds for _, _, worse, better in exchanges]
-    removed = [worse.error - better.error for _, _, worse, better in exchanges]
+    removed = [
+        known[site][worse.budget] - known[site][better.budget]
+        for _, site, worse, better in exchanges
+    ]
 
     def budgets(number: int) -> dict[Site, Budget]:
         chosen = {site: kept[0].budget for site, kept in hulls.items()}
@@ -153,85 +152,56 @@ def walk(sites: dict[Site, list[Option]], *, seconds: float = 0.0, error: float 
     )
 
 
-@dataclass(frozen=True)
-class OneBudget:
-    """The same for all attention, and the same for all feed-forward layers.
-
-    Attributes:
-        budgets: by part.
-        seconds: of the whole generation.
-        error: squared.
-    """
-
-    budgets: dict[Part, Budget]
-    seconds: float
-    error: float
-
-
-def _every_one(
-    sites: dict[Site, list[Option]], seconds: float, error: float
-) -> Iterable[OneBudget]:
-    present = {part: {o.budget for o in each} for (part, _), each in sites.items()}
-    for chosen in itertools.product(*present.values()):
-        budgets = dict(zip(present, chosen, strict=True))
-        taken = [
-            option
-            for (part, _), options in sites.items()
+def _believed(sites: dict[Site, list[Option]], trust: float) -> dict[Site, list[Option]]:
+    """The sites with errors moved towards the geometric mean of their part at the same budget."""
+    if trust == 1:
+        return sites
+    logs: dict[tuple[Part, Budget], list[float]] = {}
+    for (part, _), options in sites.items():
+        for option in options:
+            if option.error > 0:
+                logs.setdefault((part, option.budget), []).append(math.log(option.error))
+    means = {place: math.exp(sum(each) / len(each)) for place, each in logs.items()}
+    return {
+        (part, layer): [
+            dataclasses.replace(
+                option,
+                error=means.get((part, option.budget), 0.0) ** (1 - trust) * option.error**trust,
+            )
             for option in options
-            if option.budget == budgets[part]
         ]
-        yield OneBudget(
-            budgets,
-            seconds + sum(option.seconds for option in taken),
-            error + sum(option.error for option in taken),
-        )
+        for (part, layer), options in sites.items()
+    }
+
+
+def cautious_walk(
+    sites: dict[Site, list[Option]], *, seconds: float = 0.0, error: float = 0.0
+) -> Walk:
+    """A `walk` that trusts what is known of single layers only so far."""
+    return walk(sites, seconds=seconds, error=error, trust=TRUST)
 
 
 def global_budgets(
     sites: dict[Site, list[Option]], *, seconds: float = 0.0, error: float = 0.0
 ) -> Walk:
     """For comparison: one budget for all attention, one for all feed-forward layers."""
-    rows = list(_every_one(sites, seconds, error))
+    rows: list[tuple[float, float, dict[Part, Budget]]] = []
+    present = {part: {o.budget for o in each} for (part, _), each in sites.items()}
+    for chosen in itertools.product(*present.values()):
+        budget = dict(zip(present, chosen, strict=True))
+        taken = [
+            option
+            for (part, _), options in sites.items()
+            for option in options
+            if option.budget == budget[part]
+        ]
+        total = seconds + sum(o.seconds for o in taken)
+        rows.append((total, error + sum(o.error for o in taken), budget))
     return Walk(
-        [row.seconds for row in rows],
-        [row.error for row in rows],
-        lambda number: {site: rows[number].budgets[site[0]] for site in sites},
+        [row[0] for row in rows],
+        [row[1] for row in rows],
+        lambda number: {site: rows[number][2][site[0]] for site in sites},
     )
-
-
-def near_one_budget(
-    sites: dict[Site, list[Option]], *, seconds: float = 0.0, error: float = 0.0
-) -> Walk:
-    """The optima with every layer near a common budget of its part, for all common budgets.
-
-    Args:
-        sites: what each can have.
-        seconds: what is spent besides.
-        error: what is wrong besides.
-    """
-    walks = [
-        walk(
-            {
-                site: [each for each in options if _is_near(each.budget, common.budgets[site[0]])]
-                for site, options in sites.items()
-            },
-            seconds=seconds,
-            error=error,
-        )
-        for common in hull(_every_one(sites, seconds, error))
-    ]
-    places = [(each, number) for each in walks for number in range(len(each.seconds))]
-    return Walk(
-        [each.seconds[number] for each, number in places],
-        [each.errors[number] for each, number in places],
-        lambda place: places[place][0].budgets(places[place][1]),
-    )
-
-
-def _is_near(budget: Budget, common: Budget) -> bool:
-    if budget is None or common is None:
-        return budget is common
-    return 1 / SPREAD <= budget / common <= SPREAD
 
 
 def frontier(
@@ -239,7 +209,7 @@ def frontier(
     layout: ModelLayout,
     errors: ErrorModel,
     times: TimeModel,
-    allocate: Callable[..., Walk] = near_one_budget,
+    allocate: Callable[..., Walk] = cautious_walk,
 ) -> list[Candidate]:
     """Configs that are faster than dense and that no other one beats, from the fastest on.
 
@@ -248,7 +218,7 @@ def frontier(
         layout: of the model.
         errors: predicts errors.
         times: predicts seconds.
-        allocate: `near_one_budget`, or for comparison `walk` or `global_budgets`.
+        allocate: `cautious_walk`, or for comparison `walk` or `global_budgets`.
     """
     walks = []
     points: list[tuple[float, float, int, int]] = []
