@@ -16,9 +16,10 @@ from chipsparse.cli.progress import ProgressDisplay
 PROMPT = "a red circle moves left over a blue gradient"
 SEED = 0
 STOCK_STEPS = 3  # before the patched ones, and again behind them
-# Two of each that computes all, four sparse ones; the last step, which frees the caches, is not
-# counted.
-ACTIONS = ("dense", "dense", "refresh", "refresh", *["sparse"] * 5)
+# Two of each that computes all, and six sparse ones: on a GPU the first is launched kernel by
+# kernel, the second may be recorded, and the others run as most of a generation's do. The last
+# step, which frees the caches, is not counted.
+ACTIONS = ("dense", "dense", "refresh", "refresh", *["sparse"] * 7)
 ACTIONS_WITH_SKIP = (*ACTIONS[:-1], "skip", "sparse")
 
 

@@ -161,7 +161,7 @@ def test_medians_without_the_last_step(monkeypatch):
         for seconds in ([2.0, 1.0, 3.0], [4.0, 5.0, 9.0])
     )
     actions = step_times.ACTIONS
-    times = [4.0, 6.0, 7.0, 9.0, 1.0, 2.0, 2.5, 10.0, 100.0]
+    times = [4.0, 6.0, 7.0, 9.0, 10.0, 20.0, 1.0, 2.0, 2.5, 2.0, 100.0]
     patched = [
         StepResult(i, action, second, 0.1, 0.3)
         for i, (action, second) in enumerate(zip(actions, times, strict=True))
