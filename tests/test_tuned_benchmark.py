@@ -30,10 +30,11 @@ def test_every_budget_is_one_for_all_layers(tmp_path):
         assert (config.layers, config.schedule.first_dense_layers) == ((), 0)
         assert row.setting.startswith(
             f"{config.attention.keep_fraction:.0%} and {config.mlp.keep_fraction:.0%}, "
+            f"{config.attention.delta_rule}, "
         )
     skipped = {row.setting: len(row.config.schedule.skip_steps) for row in single}
-    assert skipped[setting(0.1, 0.2, 0)] == 0 < skipped[setting(0.1, 0.2, 1)]
-    assert skipped[setting(0.1, 0.2, 1)] < skipped[setting(0.1, 0.2, 3)]
+    counts = [skipped[setting(BUDGETS[0], skips)] for skips in (0, 1, 3)]
+    assert counts[0] == 0 < counts[1] < counts[2]
 
 
 def test_a_profile_is_held_against_the_least_work_that_is_as_close():
@@ -73,7 +74,12 @@ def test_profiles_are_measured_on_the_prompts_that_are_asked_for(model, capsys):
     file = model.parent / "tuned.json"
     arguments = ["--op", "tuned", "--device", "cpu", "--json", str(file), "--model", str(model)]
     arguments += ["--prompts", str(model.parent / "prompts.txt"), "--first", "1", "--count", "1"]
-    arguments += ["--tuned", str(model.parent / "sparser.yaml"), "--case", "tuned|30% and 50%, 1"]
+    arguments += [
+        "--tuned",
+        str(model.parent / "sparser.yaml"),
+        "--case",
+        "tuned|30% and 50%, difference, 1",
+    ]
     assert main(arguments) == 0
     found = json.loads(file.read_text())
     assert {(each["seed"], each["prompt"]) for each in found} == {(1, "a blue square")}
@@ -82,10 +88,10 @@ def test_profiles_are_measured_on_the_prompts_that_are_asked_for(model, capsys):
     assert set(names) == {
         ("dense", "first"),
         ("tuned", "sparser"),
-        ("one budget", "30% and 50%, 1 skipped in a row"),
+        ("one budget", "30% and 50%, difference, 1 skipped in a row"),
     }
     sparser = names["tuned", "sparser"]
-    single = names["one budget", "30% and 50%, 1 skipped in a row"]
+    single = names["one budget", "30% and 50%, difference, 1 skipped in a row"]
     assert sparser["attention_kept"] < single["attention_kept"]
     assert 5 < sparser["psnr"] < 100
     assert f"| {model.name} | tuned | sparser | 1 |" in capsys.readouterr().out
