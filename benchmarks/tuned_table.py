@@ -11,44 +11,54 @@ OP = "tuned"
 ONE_BUDGET, TUNED = "one budget", "tuned"
 
 
+# What "as close to dense" is told by: the median PSNR of the clips, and that of the worst one.
+CRITERIA = ("psnr_median", "psnr_min")
+
+
 @dataclass(frozen=True)
 class Pairing:
     """A tuned profile and what it is to beat.
 
     Attributes:
         tuned: summary of its clips.
-        single: summary of the single budget that does least work among those whose worst clip is no
-            further from dense; None where none is that close.
-        closest: summary of the single budget with the best worst clip.
+        criterion: one of `CRITERIA`.
+        single: summary of the single budget that does least work among those that are as close to
+            dense; None where none is.
+        closest: summary of the single budget that is closest.
     """
 
     tuned: Record
+    criterion: str
     single: Record | None
     closest: Record
 
 
 def pairings(summaries: Sequence[Record]) -> list[Pairing]:
-    """One for every tuned profile, by model, from the least work on.
+    """Two for every tuned profile, by model, from the least work on.
 
     Args:
         summaries: of `benchmarks.peers_table.summaries`.
     """
-    made = []
-    for tuned in sorted(summaries, key=lambda each: (each["model"], each.get("work", 0.0))):
-        if tuned["method"] != TUNED:
-            continue
-        singles = [
-            each
-            for each in summaries
-            if each["method"] == ONE_BUDGET
-            and all(each[name] == tuned[name] for name in ("model", "steps", "frames", "prompts"))
-        ]
-        as_close = [each for each in singles if each["psnr_min"] >= tuned["psnr_min"]]
-        made.append(
-            Pairing(
-                tuned,
-                min(as_close, key=lambda each: each["work"], default=None),
-                max(singles, key=lambda each: each["psnr_min"]),
-            )
-        )
-    return made
+    in_order = sorted(summaries, key=lambda each: (each["model"], each.get("work", 0.0)))
+    return [
+        _pairing(tuned, criterion, summaries)
+        for tuned in in_order
+        if tuned["method"] == TUNED
+        for criterion in CRITERIA
+    ]
+
+
+def _pairing(tuned: Record, criterion: str, summaries: Sequence[Record]) -> Pairing:
+    singles = [
+        each
+        for each in summaries
+        if each["method"] == ONE_BUDGET
+        and all(each[name] == tuned[name] for name in ("model", "steps", "frames", "prompts"))
+    ]
+    as_close = [each for each in singles if each[criterion] >= tuned[criterion]]
+    return Pairing(
+        tuned,
+        criterion,
+        min(as_close, key=lambda each: each["work"], default=None),
+        max(singles, key=lambda each: each[criterion]),
+    )

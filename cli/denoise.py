@@ -166,11 +166,13 @@ def _run(
         )
     watch.wait()
     total_seconds = time.perf_counter() - start
-    if not ends or watch.loop_start is None:
+    if not ends:
         raise RuntimeError(f"{type(pipe).__name__} made no denoising step")
+    # Where no step was computed at all, the first one counts from the start of the call.
+    loop_start = start if watch.loop_start is None else watch.loop_start
     return _Run(
         result=result,
-        steps=_step_results(report(), watch.loop_start, ends),
+        steps=_step_results(report(), loop_start, ends),
         total_seconds=total_seconds,
         peak_gpu_bytes=torch.cuda.max_memory_allocated(watch.device) if watch.on_cuda else None,
     )

@@ -101,6 +101,8 @@ class TuneLab:
         kinds: tuple[Error, ...] = ("sparse", "skip")
         replays = [(step, kind) for step in self.probes.disturbed for kind in kinds]
         steps = self._settings.num_inference_steps
+        # Nothing is behind the last step: to skip it may cost far less than one before, or more.
+        replays.append((steps - 1, "skip"))
         first = prompts[0]
         names = {
             (step, kind): f"replay, step {step}, {kind}, {first.name}" for step, kind in replays

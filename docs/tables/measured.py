@@ -317,6 +317,7 @@ def tuned() -> str:
     file = "tuned_cpu.json"
     records = read(file)
     found = peers_table.summaries(records, tuned_table.OP)
+    by = {"psnr_median": "median", "psnr_min": "worst"}
     rows = []
     for pair in tuned_table.pairings(found):
         single = pair.single or pair.closest
@@ -324,22 +325,21 @@ def tuned() -> str:
             (
                 pair.tuned["model"],
                 pair.tuned["setting"],
+                by[pair.criterion],
                 *peer_cells(pair.tuned, pair.tuned["prompts"]),
-                single["setting"] + ("" if pair.single else " (the closest one)"),
+                single["setting"] + ("" if pair.single else " (the closest, not as close)"),
                 *peer_cells(single, single["prompts"]),
                 f"{pair.tuned['speedup'] / single['speedup']:.2f}x",
             )
         )
     columns = ("speed-up", "work", "PSNR, dB")
-    made = table(
-        ("model", "tuned for", *columns, "best single budget", *columns, "ahead"), rows, texts=2
-    )
+    names = ("model", "tuned for", "as close by", *columns, "best single budget", *columns, "ahead")
     models = unique(found, "model")
-    runs = []
-    for model in models:
-        own = find(found, model=model)
-        runs.append(f"{model}: {sizes(own)}, {max(each['prompts'] for each in own)} prompts")
-    return f"{made}\n\n{'; '.join(runs)}. {source(file, records)}"
+    runs = [
+        f"{m}: {sizes(find(found, model=m))}, {find(found, model=m)[0]['prompts']} prompts"
+        for m in models
+    ]
+    return f"{table(names, rows, texts=3)}\n\n{'; '.join(runs)}. {source(file, records)}"
 
 
 def peer_cells(summary: Record | None, prompts: int) -> tuple[str, str, str]:
