@@ -108,14 +108,11 @@ class TuneLab:
             (step, kind): f"replay, step {step}, {kind}, {first.name}" for step, kind in replays
         }
         jobs = [(f"calibration, {p.name}, {i} of {len(prompts)}", p) for i, p in enumerate(prompts)]
-        self._progress.plan(
-            {name: CALIBRATION_COST for name, _ in jobs if name not in self._results}
-            | {
-                name: 1 - step / steps
-                for (step, _), name in names.items()
-                if name not in self._results
-            }
-        )
+        work = {name: CALIBRATION_COST for name, _ in jobs if name not in self._results}
+        missing = {n: 1 - step / steps for (step, _), n in names.items() if n not in self._results}
+        if missing and jobs[0][0] in self._results:  # see `_replay`
+            missing[next(iter(missing))] += CALIBRATION_COST
+        self._progress.plan(work | missing)
         recordings = [
             self._measured(name, functools.partial(self._calibrate, prompt, turn, len(prompts)))
             for turn, (name, prompt) in enumerate(jobs)

@@ -297,6 +297,23 @@ def test_an_interrupted_run_goes_on_where_it_was(tune, monkeypatch, after):
     assert load_profile("p.yaml").tuned is not None
 
 
+def test_a_calibration_that_must_be_made_again_is_in_the_estimate(again, monkeypatch):
+    """No file keeps its outputs, which the last replay, of the last step skipped, needs."""
+    results = Path("p.tune.json")
+    content = json.loads(results.read_text())
+    (name,) = [name for name in content["measured"] if name.startswith("replay, step 5, ")]
+    assert "skip" in name
+    del content["measured"][name]
+    results.write_text(json.dumps(content))
+    planned = []
+    monkeypatch.setattr(tune_lab.TuneProgress, "plan", lambda _, work: planned.append(dict(work)))
+    result = again("--min-psnr", "25")
+    assert result.exit_code == 0, result.stderr
+    assert planned[0] == {name: pytest.approx(tune_lab.CALIBRATION_COST + 1 / 6)}
+    again("--min-psnr", "25")
+    assert planned[1] == {}
+
+
 def test_lost_dense_pictures_are_made_again(again):
     shutil.rmtree(tune_lab.dense_folder(Path("p.tune.json")))
     result = again("--min-psnr", "40")
