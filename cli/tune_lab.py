@@ -36,6 +36,7 @@ from chipsparse.tuning.results_file import ResultsFile
 
 # What measuring takes, in dense generations, until it is known better.
 CALIBRATION_COST = 5.0
+EARLY = 0.1  # share of the steps behind which the first skip is measured
 VERIFICATION_COST = 0.7
 
 
@@ -101,8 +102,12 @@ class TuneLab:
         kinds: tuple[Error, ...] = ("sparse", "skip")
         replays = [(step, kind) for step in self.probes.disturbed for kind in kinds]
         steps = self._settings.num_inference_steps
-        # Nothing is behind the last step: to skip it may cost far less than one before, or more.
+        # Early steps lay the picture out, and behind the last one is nothing: to skip them may cost
+        # a hundred times more or less than to skip a step between.
         replays.append((steps - 1, "skip"))
+        early = max(2, round(EARLY * steps))
+        if early < self.probes.disturbed[0]:
+            replays.append((early, "skip"))
         first = prompts[0]
         names = {
             (step, kind): f"replay, step {step}, {kind}, {first.name}" for step, kind in replays
