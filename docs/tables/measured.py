@@ -23,6 +23,7 @@ CASES = {
     "d64_video": "head size 64",
 }
 RULES = ("merge", "difference")
+STAR = "\\* The closest one; none is as close. "
 
 Record = dict[str, Any]
 
@@ -321,25 +322,29 @@ def tuned() -> str:
     rows = []
     for pair in tuned_table.pairings(found):
         single = pair.single or pair.closest
+        speedup, work, psnrs = peer_cells(pair.tuned, pair.tuned["prompts"])
+        least_speedup, least_work, least_psnrs = peer_cells(single, single["prompts"])
         rows.append(
             (
-                pair.tuned["model"],
-                pair.tuned["setting"],
+                f"{pair.tuned['model']}, {pair.tuned['setting']}",
                 by[pair.criterion],
-                *peer_cells(pair.tuned, pair.tuned["prompts"]),
-                single["setting"] + ("" if pair.single else " (the closest, not as close)"),
-                *peer_cells(single, single["prompts"]),
+                f"{speedup}, {work}",
+                psnrs,
+                single["setting"] + ("" if pair.single else " \\*"),
+                f"{least_speedup}, {least_work}",
+                least_psnrs,
                 f"{pair.tuned['speedup'] / single['speedup']:.2f}x",
             )
         )
-    columns = ("speed-up", "work", "PSNR, dB")
-    names = ("model", "tuned for", "as close by", *columns, "best single budget", *columns, "ahead")
+    columns = ("speed-up, work", "PSNR, dB")
+    names = ("tuned for", "as close by", *columns, "best single budget", *columns, "ahead")
     models = unique(found, "model")
     runs = [
         f"{m}: {sizes(find(found, model=m))}, {find(found, model=m)[0]['prompts']} prompts"
         for m in models
     ]
-    return f"{table(names, rows, texts=3)}\n\n{'; '.join(runs)}. {source(file, records)}"
+    star = "" if all(pair.single for pair in tuned_table.pairings(found)) else STAR
+    return f"{table(names, rows, texts=2)}\n\n{star}{'; '.join(runs)}. {source(file, records)}"
 
 
 def peer_cells(summary: Record | None, prompts: int) -> tuple[str, str, str]:
