@@ -55,7 +55,7 @@ class CudaRecorder:
                 result = call()
         except RuntimeError:
             torch.cuda.set_stream(before)
-            _mend(stream.device_index, pool)
+            _mend(torch.cuda.current_device(), pool)
             raise
         return result, graph.replay
 

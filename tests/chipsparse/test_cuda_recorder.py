@@ -75,11 +75,12 @@ def cuda(monkeypatch):
             raise RuntimeError("operation not permitted when stream is capturing")
         cuda.streams.append("user")
 
-    own = SimpleNamespace(name="own", device_index=1)
+    own = SimpleNamespace(name="own")
     for name, value in (
         ("CUDAGraph", lambda: SimpleNamespace(replay="replay")),
         ("graph_pool_handle", lambda: "pool"),
         ("Stream", lambda: own),
+        ("current_device", lambda: 1),
         ("current_stream", lambda: cuda.streams[-1]),
         ("set_stream", cuda.streams.append),
         ("graph", graph),
