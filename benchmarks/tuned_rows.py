@@ -1,8 +1,8 @@
 """What `tuned` compares: profiles that `chipsparse tune` wrote, and one budget for all layers.
 
 The single budgets are what a user would try by hand: the schedule of the model's profile with more
-or fewer skipped steps, and one share of columns and one of neurons everywhere, under the
-delta rule that is better for it.
+or fewer skipped steps, and one share of columns and one of neurons everywhere, under the delta rule
+that is better for it.
 """
 
 from __future__ import annotations

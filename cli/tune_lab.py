@@ -36,7 +36,6 @@ from chipsparse.tuning.results_file import ResultsFile
 
 # What measuring takes, in dense generations, until it is known better.
 CALIBRATION_COST = 5.0
-EARLY = 0.1  # share of the steps behind which the first skip is measured
 VERIFICATION_COST = 0.7
 
 
@@ -99,15 +98,11 @@ class TuneLab:
 
     def calibrate(self, prompts: list[Prompt]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Recordings of all prompts, and replays of the first one's."""
-        kinds: tuple[Error, ...] = ("sparse", "skip")
-        replays = [(step, kind) for step in self.probes.disturbed for kind in kinds]
+        replays: list[tuple[int, Error]] = [
+            *((step, "sparse") for step in self.probes.disturbed),
+            *((step, "skip") for step in self.probes.skipped),
+        ]
         steps = self._settings.num_inference_steps
-        # Early steps lay the picture out, and behind the last one is nothing: to skip them may cost
-        # a hundred times more or less than to skip a step between.
-        replays.append((steps - 1, "skip"))
-        early = max(2, round(EARLY * steps))
-        if early < self.probes.disturbed[0]:
-            replays.append((early, "skip"))
         first = prompts[0]
         names = {
             (step, kind): f"replay, step {step}, {kind}, {first.name}" for step, kind in replays

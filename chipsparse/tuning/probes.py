@@ -17,6 +17,7 @@ SKIP_AGES = (1, 2, 3, 4)
 SAMPLED_GROUPS = 4
 HEAD_GROUPS = 4
 LAYER_GROUPS = 12
+EARLY = 0.1  # share of the steps behind which the first skip is looked at
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,17 @@ class ProbeSteps:
         ]
         chosen = _spread(0, count - 1, min(DISTURBED_STEPS, count))
         return cls(steps, anchors, ages, tuple(sorted({behind[i] for i in chosen})))
+
+    @property
+    def skipped(self) -> tuple[int, ...]:
+        """Where a step is skipped, to see what becomes of that.
+
+        Early steps lay the picture out, and behind the last one is nothing: to skip them may cost a
+        hundred times more or less than to skip a step between.
+        """
+        early = max(2, round(EARLY * self.steps))
+        first = (early,) if early < self.disturbed[0] else ()
+        return (*self.disturbed, self.steps - 1, *first)
 
     def alive(self, step: int) -> list[int]:
         """Anchors whose caches age at a step."""

@@ -10,6 +10,7 @@ from chipsparse.layer_times import WrongResultError, attention_times, mlp_times
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import SparsityPlan
 from chipsparse.timing import Timing
+from tests.devices import DEVICES
 
 CPU = torch.device("cpu")
 KIND = LayerKind("block", 4, 96)
@@ -125,19 +126,7 @@ def test_a_wrong_result_is_not_timed(timed, monkeypatch, part):
     assert timed == []
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        "cpu",
-        pytest.param(
-            "cuda",
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-            ],
-        ),
-    ],
-)
+@pytest.mark.parametrize("where", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_real_times(where, dtype):
     device = torch.device(where)

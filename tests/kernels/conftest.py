@@ -3,19 +3,10 @@
 import pytest
 import torch
 
+from tests.devices import DEVICES
 
-@pytest.fixture(
-    params=[
-        "cpu",
-        pytest.param(
-            "cuda",
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-            ],
-        ),
-    ]
-)
+
+@pytest.fixture(params=DEVICES)
 def device(request):
     return torch.device(request.param)
 

@@ -50,10 +50,10 @@ def taylor_seer_lite(pipe):
     )
 
 
-def mag(pipe):
+def mag(pipe, threshold=0.5, most=2):
     return MagCacheConfig(
-        threshold=0.5,
-        max_skip_steps=2,
+        threshold=threshold,
+        max_skip_steps=most,
         retention_ratio=0.3,
         num_inference_steps=STEPS,
         mag_ratios=NEARLY_EVEN,
@@ -169,13 +169,7 @@ def one_of_three_calls(pipe):
 
 def one_at_a_time(pipe):
     """Passes over every other call of all blocks."""
-    return MagCacheConfig(
-        threshold=9.0,
-        max_skip_steps=1,
-        retention_ratio=0.3,
-        num_inference_steps=STEPS,
-        mag_ratios=NEARLY_EVEN,
-    )
+    return mag(pipe, threshold=9.0, most=1)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from chipsparse.step_graph import (
     keep_in_place,
     tensors_in_place,
 )
+from tests.devices import DEVICES
 from tests.pipelines.test_flux import SPARSE
 from tests.pipelines.test_flux import generate as generate_image
 from tests.tiny_models import tiny_flux_pipeline
@@ -89,18 +90,7 @@ def parts_of(session):
     return [part for cache in session._caches.values() for part in (cache.attention, cache.mlp)]
 
 
-@pytest.fixture(
-    params=[
-        "cpu",
-        pytest.param(
-            "cuda",
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-            ],
-        ),
-    ]
-)
+@pytest.fixture(params=DEVICES)
 def device(request):
     return request.param
 
