@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-# What PyTorch says where it was asked to tell of waits, and that it was asked.
-WAITING = "synchronizing CUDA operation"
-ASKED = "ynchronization debug mode"
+# PyTorch records one call at a time: its random generators and memory pools know of one.
+_RECORDING = threading.Lock()
+
+
+class CudaRecording:
+    """See `chipsparse.step_graph.Recording`.
+
+    Args:
+        graph: what was recorded, on the current device.
+    """
+
+    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+        self._graph = graph
+        self._launched = torch.cuda.Event()
+
+    def launch(self) -> None:
+        """Launches the graph on the current stream."""
+        self._graph.replay()
+        self._launched.record()
+
+    def release(self) -> None:
+        """Frees the graph's memory behind its last launch.
+
+        PyTorch may give that memory back to the system at once, so the launch must be over.
+        """
+        self._launched.synchronize()
+        self._graph.reset()
 
 
 class CudaRecorder:
@@ -23,54 +47,36 @@ class CudaRecorder:
         """See `chipsparse.step_graph.Recorder`: the model may be on another than the first."""
         return torch.cuda.device(device)
 
-    def watch(self, call: Callable[[], Any]) -> tuple[Any, bool]:
-        """A call as usual, and whether the host waited in it: while recording, that is an error.
-
-        PyTorch tells of waits in all threads, so one of another thread may count too.
-        """
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            with _waits_are_told():
-                result = call()
-        waits = [each for each in caught if WAITING in str(each.message)]
-        for each in caught:
-            if each not in waits and ASKED not in str(each.message):
-                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-        return result, bool(waits)
-
-    def record(self, call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    def record(self, call: Callable[[], Any]) -> tuple[Any, CudaRecording]:
         """A call that computes nothing, and what computes it; other threads may use the device.
 
         Raises:
-            RuntimeError: where CUDA cannot record the call, or has no memory for it.
+            RuntimeError: where CUDA cannot record the call: it does not where the host waits for
+                the device.
+            torch.OutOfMemoryError: where there is no memory for it.
         """
-        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-        # A stream of its own: PyTorch shares one among all recordings, on the device of the first.
-        stream, before = torch.cuda.Stream(), torch.cuda.current_stream()
-        recording = torch.cuda.graph(
-            graph, pool=pool, stream=stream, capture_error_mode="thread_local"
-        )
-        try:
-            with recording:
-                result = call()
-        except RuntimeError:
-            torch.cuda.set_stream(before)
-            _mend(torch.cuda.current_device(), pool)
-            raise
-        return result, graph.replay
-
-
-@contextlib.contextmanager
-def _waits_are_told() -> Iterator[None]:
-    mode = torch.cuda.get_sync_debug_mode()
-    if mode != 0:  # somebody else has asked, and is told as they wish
-        yield
-        return
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
+        with _RECORDING:
+            graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+            # A stream of its own: PyTorch shares one among all recordings, on the first device.
+            stream, before = torch.cuda.Stream(), torch.cuda.current_stream()
+            recording = torch.cuda.graph(
+                graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+            )
+            cause: BaseException | None = None
+            try:
+                with recording:
+                    try:
+                        result = call()
+                    except BaseException as error:
+                        cause = error
+                        raise
+            except BaseException as error:
+                torch.cuda.set_stream(before)
+                _mend(torch.cuda.current_device(), pool)
+                if cause is not None and cause is not error:
+                    raise cause from None  # PyTorch tells how the recording ended, not why
+                raise
+            return result, CudaRecording(graph)
 
 
 def _mend(device: int, pool: Any) -> None:

@@ -213,9 +213,10 @@ def sparse_step(
     assert cache.activation is not None
     assert cache.output is not None
     assert cache.mean is not None
-    if cache.age is None or cache.age >= config.reselect_every:
-        cache.age = 0
-        cache.neurons = neuron_selection(
+    neurons, age = cache.neurons, cache.age
+    if age is None or age >= config.reselect_every:
+        age = 0
+        neurons = neuron_selection(
             hidden,
             weights.up,
             weights.up_bias,
@@ -227,13 +228,12 @@ def sparse_step(
             group_rows=config.group_rows,
             backend=choices["neuron_selection"] if choices else backend,
         )
-    assert cache.neurons is not None
-    cache.age += 1
+    assert neurons is not None
     delta = sparse_mlp_up(
         hidden,
         weights.up,
         weights.up_bias,
-        cache.neurons,
+        neurons,
         cache.activation,
         activation=weights.activation,
         gate_weight=weights.gate,
@@ -244,12 +244,13 @@ def sparse_step(
     output = sparse_mlp_down(
         delta,
         weights.down,
-        cache.neurons,
+        neurons,
         cache.output,
         addend=addend,
         group_rows=config.group_rows,
         backend=choices["sparse_mlp_down"] if choices else backend,
     )
-    if cache.age >= config.reselect_every:
-        cache.neurons = None  # the next step chooses others
+    # Only now: where a call breaks off, as one that is recorded may, the next starts as it did.
+    cache.age = age + 1
+    cache.neurons = None if cache.age >= config.reselect_every else neurons
     return output

@@ -30,7 +30,7 @@ from chipsparse.plan import CACHED, NOT_RECORDED, Action, SparsityPlan
 from chipsparse.report import GenerationReport, LayerRecord, StepRecord, StepTimer
 from chipsparse.step import StepContext
 from chipsparse.step_cache import StepCache
-from chipsparse.step_graph import StepGraphs, TensorsInPlace, keep_in_place, tensors_in_place
+from chipsparse.step_graph import StepGraphs, TensorsInPlace
 from chipsparse.token_order import grids_order, inverse_order
 
 UNKNOWN = "not asked yet"
@@ -89,6 +89,7 @@ class Session:
         self._guard.reset()
         self._missed.reset()
         self._recorded: dict[str, Action] = {}
+        self._last_step: dict[str, int] = {}
         self._last_output: dict[str, torch.Tensor] = {}
         self._step_cache: StepCache | None = None
         self._order: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -204,7 +205,8 @@ class Session:
             forward: the model's own.
             args: its positional arguments.
             kwargs: its keyword arguments.
-            why_not_recorded: says why the model does not do the same at every sparse step, or None.
+            why_not_recorded: says why the model does not do the same at every sparse step, or None;
+                asked once a generation, and again after `model_changed`.
         """
         if not self._may_be_recorded(why_not_recorded):
             return forward(*args, **kwargs)
@@ -217,6 +219,16 @@ class Session:
                     cache = self._caches[context.branch, entry.layer].attention
                     entry.computed = cache.kept_fraction
         return result
+
+    def model_changed(self, what: str) -> None:
+        """Forgets the recorded calls, which do what the model did before.
+
+        Args:
+            what: name of what changed.
+        """
+        self._why_not_recorded = UNKNOWN
+        if self._graphs.drop_all():
+            self.report.note(f"a sparse step recorded as a CUDA graph was dropped: {what} changed")
 
     def _may_be_recorded(self, why_not_recorded: Callable[[], str | None]) -> bool:
         """Whether the open call does just what other sparse calls of its branch do."""
@@ -237,8 +249,14 @@ class Session:
                 self.report.note(f"{NOT_RECORDED}: {self._why_not_recorded}")
         return self._why_not_recorded is None
 
-    def end(self, output: torch.Tensor) -> None:
-        """Closes the call with the transformer's output tensor."""
+    def end(self, output: torch.Tensor, *, is_last_branch: bool = False) -> None:
+        """Closes the call with the transformer's output tensor.
+
+        Args:
+            output: of the transformer.
+            is_last_branch: whether no other guidance branch is called at this step any more, as far
+                as that is known.
+        """
         plan, context, record = self._open_call()
         if record.timer is not None:
             record.timer.stop()
@@ -248,8 +266,13 @@ class Session:
         if recorded is not None:
             self._recorded[branch] = recorded
         self._count_memory(record, output.device)
+        self._last_step[branch] = context.step
         if context.steps is not None and context.step == context.steps - 1:
             self._finish(branch)
+            for other in list(self._recorded):
+                # Guidance may end before the last step, in whole or by one of several branches.
+                if is_last_branch or self._last_step[other] < context.step - 1:
+                    self._finish(other)
         elif plan.skips() and record.action is not Action.SKIP:
             self._last_output[branch] = held = output.clone()  # the caller may change it in place
             if self._step_cache is not None:
@@ -270,7 +293,8 @@ class Session:
         """Frees what a branch has after its last step: what decodes the latents needs room."""
         if self._caching:
             self._graphs.drop(branch)
-            self._caches.finish(branch)
+            if branch in self._caches:
+                self._caches.finish(branch)
             self._held_bytes = self.cache_bytes(), self._pool.stored_bytes
         if self._step_cache is not None:
             self._step_cache.release()
@@ -611,17 +635,17 @@ class Session:
                 addend=summand(),
             )
 
-    def _recorded_memory(self, cache: Any, part: Part) -> TensorsInPlace:
-        """The tensors of a layer's cache that a recorded call, if any, reads and writes."""
+    def _recorded_memory(self, cache: Any, part: Part) -> TensorsInPlace | None:
+        """What of a layer's cache a recorded call, if there is one, reads and writes."""
         _, context, _ = self._open_call()
         if context.branch not in self._graphs:
-            return {}
-        return tensors_in_place(cache, self._reads(part, Action.SPARSE))
+            return None
+        return TensorsInPlace(cache, self._reads(part, Action.SPARSE))
 
-    def _keep_in_place(self, cache: Any, before: TensorsInPlace) -> None:
+    def _keep_in_place(self, cache: Any, before: TensorsInPlace | None) -> None:
         """Leaves what a layer recorded anew where a recorded call reads it."""
         _, context, _ = self._open_call()
-        if not keep_in_place(cache, before):
+        if before is not None and not before.take(cache):
             self._graphs.drop(context.branch)
 
     def _reads(self, part: Part, action: Action) -> frozenset[str]:

@@ -5,6 +5,9 @@ longer for that than a fast GPU takes to run them. All sparse calls of a generat
 ones, on the same memory as long as the caches stay where they are (see `keep_in_place`). So the
 first runs as usual, which compiles what there is to compile, the second one is recorded, and it and
 all later ones are launched at once.
+
+A launch runs none of the model's Python and reads its weights where they were. Whoever runs calls
+here says so with `StepGraphs.drop_all` when the model has changed; see `ModelState`.
 """
 
 from __future__ import annotations
@@ -24,14 +27,22 @@ from chipsparse.plan import NOT_RECORDED, Action
 from chipsparse.report import LayerRecord, StepRecord
 
 Forward = Callable[..., Any]
-Launch = Callable[[], None]
-TensorsInPlace = Mapping[str, tuple[torch.Tensor, ...]]
 
 # A pipeline whose arguments change all the time is left alone after so many recordings, and a model
-# that waits for the device after so many calls: the first ones may, while they compile and tune.
+# that cannot be recorded after so many attempts: a first call may still compile and tune.
 MOST_RECORDINGS = 4
-MOST_WAITS = 3
+MOST_ATTEMPTS = 2
 PLAIN = (bool, int, float, str, type(None))
+
+
+class Recording(Protocol):
+    """A recorded call."""
+
+    def launch(self) -> None:
+        """Computes it, on the current stream."""
+
+    def release(self) -> None:
+        """Frees its memory, once the device has done with it; it is not launched again."""
 
 
 class Recorder(Protocol):
@@ -42,11 +53,13 @@ class Recorder(Protocol):
     def on(self, device: torch.device) -> AbstractContextManager[Any]:
         """Makes it the current device, on which calls are recorded and launched."""
 
-    def watch(self, call: Callable[[], Any]) -> tuple[Any, bool]:
-        """Makes a call as usual: its result, and whether the host waited for the device."""
+    def record(self, call: Callable[[], Any]) -> tuple[Any, Recording]:
+        """Makes a call that computes nothing: its result, and what computes it.
 
-    def record(self, call: Callable[[], Any]) -> tuple[Any, Launch]:
-        """Makes a call that computes nothing: its result, and what computes it."""
+        Raises:
+            RuntimeError: where the call cannot be recorded, such as one that waits for the device.
+            torch.OutOfMemoryError: where there is no memory for it now.
+        """
 
 
 class Arguments:
@@ -55,14 +68,34 @@ class Arguments:
     Args:
         args: positional arguments.
         kwargs: keyword arguments.
+        device_type: where calls are recorded. The values of tensors elsewhere become part of what
+            is recorded, as numbers do.
     """
 
-    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], device_type: str) -> None:
         self.leaves, self.form = pytree.tree_flatten((args, dict(kwargs)))
+        self._numbers = {
+            place: leaf.detach().clone()
+            for place, leaf in enumerate(self.leaves)
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != device_type
+        }
 
     def are_like(self, other: Arguments) -> bool:
-        """Whether both differ in the values of tensors alone."""
-        return self.form == other.form and all(map(_alike, self.leaves, other.leaves))
+        """Whether both differ in the values of tensors on the device alone."""
+        return (
+            self.form == other.form
+            and all(map(_alike, self.leaves, other.leaves))
+            and all(torch.equal(own, other._numbers[place]) for place, own in self._numbers.items())
+        )
+
+    def others(self, before: Arguments) -> frozenset[int]:
+        """The places where those before, which are like these, have different tensors."""
+        pairs = zip(self.leaves, before.leaves, strict=True)
+        return frozenset(
+            place
+            for place, (leaf, other) in enumerate(pairs)
+            if isinstance(leaf, torch.Tensor) and leaf is not other and place not in self._numbers
+        )
 
     def call(self, forward: Forward) -> Any:
         """Calls a function with them."""
@@ -101,24 +134,24 @@ class StepGraph:
             what is known of them by their identity, such as the length of a prompt, stays known.
         result: what it writes, as the model returned it.
         layers: what its layers do.
-        launch: runs it on the current stream.
+        recording: runs it.
     """
 
     inputs: Arguments
     copied: frozenset[int]
     result: Any
     layers: tuple[LayerRecord, ...]
-    launch: Launch
+    recording: Recording
 
     def fits(self, arguments: Arguments) -> bool:
         """Whether it computes the call with these arguments."""
-        return arguments.are_like(self.inputs) and self.copied >= _others(arguments, self.inputs)
+        return arguments.are_like(self.inputs) and self.copied >= arguments.others(self.inputs)
 
     def run(self, arguments: Arguments) -> Any:
         """The result for these arguments, in memory of its own."""
         for place in self.copied:
             self.inputs.leaves[place].copy_(arguments.leaves[place])
-        self.launch()
+        self.recording.launch()
         return pytree.tree_map_only(torch.Tensor, torch.clone, self.result)
 
 
@@ -132,14 +165,16 @@ class StepGraphs:
     def __init__(self, recorder: Recorder | None = None) -> None:
         self._recorder = CudaRecorder() if recorder is None else recorder
         self.device_type, self.on = self._recorder.device_type, self._recorder.on
+        self._graphs: dict[str, StepGraph] = {}
+        # What cannot be recorded in one generation cannot in the next.
+        self._attempts = 0
+        self._why_not = ""
         self.reset()
 
     def reset(self) -> None:
         """Forgets all calls and frees their memory."""
-        self._graphs: dict[str, StepGraph] = {}
-        self._last: dict[str, Arguments] = {}
+        self.drop_all()
         self._recordings: dict[str, int] = {}
-        self._waits: dict[str, int] = {}
 
     def __contains__(self, branch: str) -> bool:
         """Whether a call of a branch is recorded, so that its caches must stay where they are."""
@@ -147,8 +182,18 @@ class StepGraphs:
 
     def drop(self, branch: str) -> None:
         """Forgets the call of a branch; another one may be recorded."""
-        self._graphs.pop(branch, None)
         self._last.pop(branch, None)
+        graph = self._graphs.pop(branch, None)
+        if graph is not None:
+            graph.recording.release()
+
+    def drop_all(self) -> bool:
+        """Forgets the calls of all branches; returns whether there were any."""
+        self._last: dict[str, Arguments] = {}
+        dropped = list(self._graphs)
+        for branch in dropped:
+            self.drop(branch)
+        return bool(dropped)
 
     def run(
         self,
@@ -171,7 +216,10 @@ class StepGraphs:
         Returns:
             What the forward returns.
         """
-        branch, arguments = record.branch, Arguments(args, kwargs)
+        if self._attempts >= MOST_ATTEMPTS:
+            note(f"{NOT_RECORDED}: {self._why_not}")
+            return forward(*args, **kwargs)
+        branch, arguments = record.branch, Arguments(args, kwargs, self.device_type)
         graph = self._graphs.get(branch)
         if graph is not None and not graph.fits(arguments):
             self.drop(branch)
@@ -183,20 +231,10 @@ class StepGraphs:
             record.replayed = True
             record.layers = [dataclasses.replace(layer) for layer in graph.layers]
             return graph.run(arguments)
-        if self._gave_up(branch):
-            return forward(*args, **kwargs)
-        result, waited = self._recorder.watch(lambda: forward(*args, **kwargs))
-        if waited:
-            self._waits[branch] = self._waits.get(branch, 0) + 1
-            if self._gave_up(branch):
-                note(f"{NOT_RECORDED}: the model makes the host wait for the device in every step")
-        elif _was_plain(record):
+        result = forward(*args, **kwargs)
+        if _was_plain(record) and self._recordings.get(branch, 0) < MOST_RECORDINGS:
             self._last[branch] = arguments
         return result
-
-    def _gave_up(self, branch: str) -> bool:
-        recordings, waits = (each.get(branch, 0) for each in (self._recordings, self._waits))
-        return recordings >= MOST_RECORDINGS or waits >= MOST_WAITS
 
     def _graph(
         self,
@@ -207,30 +245,29 @@ class StepGraphs:
         note: Callable[[str], None],
     ) -> StepGraph | None:
         """The call as a graph; None where it cannot be recorded."""
-        branch, copied = record.branch, _others(arguments, before)
-        inputs = arguments.with_copies(copied)
+        branch, copied = record.branch, arguments.others(before)
         self._recordings[branch] = self._recordings.get(branch, 0) + 1
         try:
-            result, launch = self._recorder.record(lambda: inputs.call(forward))
-        except RuntimeError as error:  # of CUDA: it cannot be recorded, or there is no memory
-            record.layers.clear()
+            inputs = arguments.with_copies(copied)
+            result, recording = self._recorder.record(lambda: inputs.call(forward))
+        except torch.OutOfMemoryError as error:  # there may be enough for another generation
             self._recordings[branch] = MOST_RECORDINGS
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            note(f"{NOT_RECORDED}: {reason}")
-            return None
-        graph = StepGraph(inputs, copied, result, tuple(record.layers), launch)
-        self._graphs[branch] = graph
-        return graph
+            note(f"{NOT_RECORDED}: {_first_line(error)}")
+        except RuntimeError as error:
+            self._attempts += 1
+            self._why_not = _first_line(error)
+            if self._attempts >= MOST_ATTEMPTS:
+                note(f"{NOT_RECORDED}: {self._why_not}")
+        else:
+            graph = StepGraph(inputs, copied, result, tuple(record.layers), recording)
+            self._graphs[branch] = graph
+            return graph
+        record.layers.clear()
+        return None
 
 
-def _others(arguments: Arguments, before: Arguments) -> frozenset[int]:
-    """The places where both, of one form, have different tensors."""
-    pairs = zip(arguments.leaves, before.leaves, strict=True)
-    return frozenset(
-        place
-        for place, (leaf, other) in enumerate(pairs)
-        if isinstance(leaf, torch.Tensor) and leaf is not other
-    )
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _was_plain(record: StepRecord) -> bool:
@@ -238,36 +275,42 @@ def _was_plain(record: StepRecord) -> bool:
     return all(layer.action is Action.SPARSE or layer.reason is not None for layer in record.layers)
 
 
-# Caches that a graph reads and writes.
-
-
-def tensors_in_place(cache: Any, kinds: Collection[str]) -> TensorsInPlace:
-    """The tensors of some kinds that a layer's cache holds, and its lists of columns."""
-    named = {kind: getattr(cache, kind) for kind in (*kinds, "lists") if hasattr(cache, kind)}
-    return {
-        kind: held if isinstance(held, tuple) else (held,)
-        for kind, held in named.items()
-        if held is not None
-    }
-
-
-def keep_in_place(cache: Any, before: TensorsInPlace) -> bool:
-    """Moves what a layer recorded anew to where it was before.
+class TensorsInPlace:
+    """Where a layer's cache holds what a recorded call reads and writes.
 
     Args:
         cache: of the layer.
-        before: its `tensors_in_place` before.
-
-    Returns:
-        False where something new has another form, so that it stays where it is.
+        kinds: the kinds of tensors; the lists of columns are among them anyway.
     """
-    for kind, memory in before.items():
-        held = getattr(cache, kind)
-        new = held if isinstance(held, tuple) else (held,)
-        if len(new) != len(memory) or not all(map(_alike, new, memory)):
+
+    def __init__(self, cache: Any, kinds: Collection[str]) -> None:
+        self._memory = {
+            kind: _as_tuple(getattr(cache, kind))
+            for kind in (*kinds, "lists")
+            if getattr(cache, kind, None) is not None
+        }
+        self._capacity = getattr(cache, "capacity", None)
+
+    def take(self, cache: Any) -> bool:
+        """Moves what a layer recorded anew to where it was before.
+
+        Returns:
+            False where it stays where it is: it has another form, or longer lists of columns than
+            the recorded call makes room for.
+        """
+        if self._capacity is not None and (cache.capacity or 0) > self._capacity:
             return False
-        for source, target in zip(new, memory, strict=True):
-            if source is not target:
-                target.copy_(source)
-        setattr(cache, kind, memory if isinstance(held, tuple) else memory[0])
-    return True
+        for kind, memory in self._memory.items():
+            held = getattr(cache, kind)
+            new = _as_tuple(held)
+            if len(new) != len(memory) or not all(map(_alike, new, memory)):
+                return False
+            for source, target in zip(new, memory, strict=True):
+                if source is not target:
+                    target.copy_(source)
+            setattr(cache, kind, memory if isinstance(held, tuple) else memory[0])
+        return True
+
+
+def _as_tuple(held: Any) -> tuple[Any, ...]:
+    return held if isinstance(held, tuple) else (held,)

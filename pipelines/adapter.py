@@ -25,6 +25,7 @@ from chipsparse.cache_kinds import Part
 from chipsparse.layout import Grid, ModelLayout
 from chipsparse.memory_plan import MemoryDemand
 from chipsparse.mlp import MLPWeights
+from chipsparse.model_state import ModelState
 from chipsparse.pipelines.bridge import (
     BACKEND_NAME,
     attention_backend,
@@ -143,6 +144,7 @@ class ModelAdapter:
         self._unpatched_backends: list[Any] = []
         self._processors: list[Any] = []
         self._checked_generation = 0
+        self._state: ModelState | None = None
         self._argument_names = list(inspect.signature(type(transformer).forward).parameters)[1:]
         self._number = number = register_host(self)
         try:
@@ -301,33 +303,45 @@ class ModelAdapter:
             self._check_caches(context.generation)
             for remark in self.remarks(arguments):
                 self.session.report.note(remark)
-            if self._may_have_changed():
-                self._check_attention()
-                self._check_feed_forwards(hidden)
+            self._look_at_modules(hidden)
             if action is Action.SKIP:
                 output = self.session.skipped_output()
                 self.session.end(output)
                 return self.wrap_output(output, arguments)
             with self._dense_attention(arguments):
                 result = self.session.run(forward, args, kwargs, self._why_not_recorded)
-            self.session.end(result[0])
+            # Where guidance was switched off midway, the other branch's last call has been.
+            unguided = self.announces_guidance and not self._guided()
+            self.session.end(result[0], is_last_branch=unguided)
             return result
         except BaseException as error:
             self.session.report.fail(error)
             self.session.reset()
             raise
 
-    def _may_have_changed(self) -> bool:
-        """Whether modules may be others than at the last call, so that they must be looked at.
+    def _look_at_modules(self, hidden: torch.Tensor) -> None:
+        """Decides anew what can run sparse, at first and when anything about the model changed.
 
-        In the middle of a generation only adapters (LoRA) come, go and change.
+        In the middle of a generation adapters (LoRA), hooks and processors come, go and change, and
+        weights move: a callback may do so, and offloading.
         """
-        return self.session.is_first_call or bool(getattr(self.transformer, "peft_config", None))
+        what = "the model" if self._state is None else self._state.change()
+        if what is not None:
+            self.session.model_changed(what)
+            self._state = None
+        if what is not None or self.session.is_first_call:
+            self._check_attention()
+            self._check_feed_forwards(hidden)
+        if self._state is None and not self.session.is_first_call:  # weights are where they stay
+            self._state = ModelState(
+                self.transformer,
+                hidden.device,
+                ignored={ADAPTER},
+                surroundings=lambda: surroundings(hidden.device.type),
+            )
 
     def _why_not_recorded(self) -> str | None:
         """Why the transformer may not do the same at every sparse step of a generation, or None."""
-        if getattr(self.transformer, "peft_config", None):
-            return "the model has adapters (LoRA), which may change between steps"
         for name, module in self.transformer.named_modules():
             if has_foreign_hooks(module, self._patches, is_whole_model=name == ""):
                 return f"hooks run with {name or 'the transformer'}"
@@ -546,6 +560,21 @@ class ModelAdapter:
                 f"{name} runs dense in {len(layers)} of {count} layers "
                 f"(first: layer {layers[0]}): {reason}"
             )
+
+
+def surroundings(device_type: str) -> dict[str, object]:
+    """What a call on devices of a type depends on outside of its model and arguments, by name."""
+    attention_backends = attention_dispatch._AttentionBackendRegistry
+    return {
+        "autocast": (
+            torch.is_autocast_enabled(device_type),
+            torch.get_autocast_dtype(device_type),
+        ),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "the precision of products": torch.get_float32_matmul_precision(),
+        "the use of deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "diffusers' attention backend": attention_backends._active_backend,
+    }
 
 
 def has_foreign_hooks(module: Any, patches: Patches, *, is_whole_model: bool) -> bool:

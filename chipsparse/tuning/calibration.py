@@ -184,7 +184,7 @@ class CalibrationSession(ExactSession):
             self._recording.layout = layout_to_json(layout)
         return action
 
-    def end(self, output: torch.Tensor) -> None:
+    def end(self, output: torch.Tensor, *, is_last_branch: bool = False) -> None:
         """Closes the call; keeps its output and compares it with those before."""
         _, context, _ = self._open_call()
         outputs = self._recording.trajectory.outputs
@@ -203,7 +203,7 @@ class CalibrationSession(ExactSession):
         outputs[self._place] = output.to("cpu", copy=True)
         branches = {branch for _, _, branch in outputs}
         self._recording.branches = len(branches)
-        super().end(output)
+        super().end(output, is_last_branch=is_last_branch)
 
     @property
     def _place(self) -> Place:

@@ -1,7 +1,7 @@
-"""Waits for a device that are told, and recordings that break off: by stand-ins for PyTorch's."""
+"""Recordings that break off, one at a time, and what becomes of their memory: by stand-ins."""
 
 import contextlib
-import warnings
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,74 +10,32 @@ import torch
 from chipsparse import cuda_recorder
 from chipsparse.cuda_recorder import CudaRecorder
 
-WAITS = "called a synchronizing CUDA operation"
-
-
-@pytest.fixture
-def modes(monkeypatch):
-    """The modes that were set, the first of them before."""
-    modes = [0]
-    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
-
-    def change(mode):
-        modes.append({"warn": 1}.get(mode, mode))
-        warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=1)
-
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", change)
-    return modes
-
-
-@pytest.mark.parametrize("waits", [False, True])
-def test_waits_are_told_while_a_call_is_watched(waits, modes):
-    during = []
-
-    def call():
-        during.append(modes[-1])
-        if waits:
-            warnings.warn(WAITS, stacklevel=1)
-        return "result"
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # nothing of this reaches the user
-        assert CudaRecorder().watch(call) == ("result", waits)
-    assert during == [1]
-    assert modes == [0, 1, 0]
-
-
-def test_other_warnings_come_through(modes):
-    with pytest.warns(FutureWarning, match="this will change"):
-        CudaRecorder().watch(lambda: warnings.warn("this will change", FutureWarning, stacklevel=1))
-
-
-def test_the_mode_is_restored_after_an_error(modes):
-    with pytest.raises(KeyError):
-        CudaRecorder().watch(lambda: {}["missing"])
-    assert modes == [0, 1, 0]
-
-
-def test_a_mode_that_somebody_else_set_stays(modes):
-    modes[0] = 2
-    assert CudaRecorder().watch(lambda: modes[-1]) == (2, False)
-    assert modes == [2]
-
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """Names of the stand-in's streams, the current one last; ``breaks`` as PyTorch's recording."""
-    cuda = SimpleNamespace(streams=["user"], breaks=False, mended=[])
+    """Streams of the stand-in, the current one last; ``breaks`` as PyTorch's recording does."""
+    cuda = SimpleNamespace(streams=["user"], breaks=False, mended=[], done=[])
 
     @contextlib.contextmanager
     def graph(_graph, *, pool, stream, capture_error_mode):
         assert (pool, capture_error_mode) == ("pool", "thread_local")
         cuda.streams.append(stream.name)
-        yield
-        if cuda.breaks:  # PyTorch does not go back to the stream before, then
-            raise RuntimeError("operation not permitted when stream is capturing")
-        cuda.streams.append("user")
+        try:
+            yield
+        finally:
+            if cuda.breaks:  # PyTorch does not go back to the stream before, then
+                raise RuntimeError("capture was invalidated")
+            cuda.streams.append("user")
 
+    def named(word):
+        return lambda: cuda.done.append(word)
+
+    recorded = SimpleNamespace(replay=named("launched"), reset=named("freed"))
+    event = SimpleNamespace(record=named("marked"), synchronize=named("waited"))
     own = SimpleNamespace(name="own")
     for name, value in (
-        ("CUDAGraph", lambda: SimpleNamespace(replay="replay")),
+        ("CUDAGraph", lambda: recorded),
+        ("Event", lambda: event),
         ("graph_pool_handle", lambda: "pool"),
         ("Stream", lambda: own),
         ("current_device", lambda: 1),
@@ -91,12 +49,53 @@ def cuda(monkeypatch):
 
 
 def test_a_call_is_recorded_on_a_stream_of_its_own(cuda):
-    assert CudaRecorder().record(lambda: cuda.streams[-1]) == ("own", "replay")
+    result, _ = CudaRecorder().record(lambda: cuda.streams[-1])
+    assert result == "own"
     assert (cuda.streams[-1], cuda.mended) == ("user", [])
 
 
-def test_the_stream_is_the_users_again_where_a_recording_breaks_off(cuda):
+def test_memory_is_freed_behind_the_last_launch(cuda):
+    _, recording = CudaRecorder().record(lambda: None)
+    recording.launch()
+    recording.release()
+    assert cuda.done == ["launched", "marked", "waited", "freed"]
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("error", [RuntimeError("it waits"), KeyboardInterrupt(), KeyError("x")])
+def test_what_breaks_a_recording_off_is_told(error, breaks, cuda):
+    cuda.breaks = breaks
+
+    def call():
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        CudaRecorder().record(call)
+    assert raised.value is error
+    assert (cuda.streams[-1], cuda.mended) == ("user", [(1, "pool")])
+
+
+def test_a_recording_that_cannot_be_ended(cuda):
     cuda.breaks = True
-    with pytest.raises(RuntimeError, match="not permitted"):
+    with pytest.raises(RuntimeError, match="was invalidated"):
         CudaRecorder().record(lambda: None)
     assert (cuda.streams[-1], cuda.mended) == ("user", [(1, "pool")])
+
+
+def test_one_call_of_the_process_is_recorded_at_a_time(cuda):
+    order, begun = [], threading.Event()
+
+    def other():
+        begun.set()
+        CudaRecorder().record(lambda: order.append("other"))
+
+    thread = threading.Thread(target=other)
+
+    def call():
+        thread.start()
+        begun.wait()
+        order.append("first")
+
+    CudaRecorder().record(call)
+    thread.join()
+    assert order == ["first", "other"]

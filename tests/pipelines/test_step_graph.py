@@ -1,31 +1,33 @@
 """Sparse steps that are recorded once and launched as a whole: on a GPU, and with a CPU's stand-in.
 
-The stand-in computes a call, takes back what that changed, and computes it again at every launch:
-like a graph it reads and writes the memory that the recorded call did, and nothing else.
+The stand-in runs none of the model's Python at a launch, and fails where the model is not what it
+was when the step was recorded; see `tests/graph_stand_in.py`.
 """
 
-import contextlib
 import dataclasses
-import functools
+import itertools
 
+import accelerate
 import pytest
 import torch
-from torch.utils import _pytree as pytree
+from peft import LoraConfig
 
 import chipsparse
 import chipsparse.session
 from chipsparse.cache import AttentionCache
+from chipsparse.cuda_recorder import CudaRecorder
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.memory_plan import working_bytes
 from chipsparse.plan import SparsityPlan
 from chipsparse.step_graph import (
+    MOST_ATTEMPTS,
     MOST_RECORDINGS,
     Arguments,
     StepGraphs,
-    keep_in_place,
-    tensors_in_place,
+    TensorsInPlace,
 )
 from tests.devices import DEVICES
+from tests.graph_stand_in import TapeRecorder
 from tests.pipelines.test_flux import SPARSE
 from tests.pipelines.test_flux import generate as generate_image
 from tests.tiny_models import tiny_flux_pipeline
@@ -36,58 +38,43 @@ GUIDED = {"negative_prompt": "a blue square", "true_cfg_scale": 3.0}
 REPLAYED = [3, 4, 6]
 
 
-class StandIn:
-    """Records calls of the sessions that are made while it is in place."""
+class StandIn(TapeRecorder):
+    """A recorder whose launches fail where the model has changed."""
 
-    device_type = "cpu"
-
-    def __init__(self):
-        self.sessions = []
-        self.recorded = self.launched = 0
-        self.waits = False
-
-    def on(self, device):
-        assert device.type == "cpu"
-        return contextlib.nullcontext()
-
-    def watch(self, call):
-        return call(), self.waits
+    def __init__(self, model):
+        super().__init__()
+        self._model = model
 
     def record(self, call):
-        self.recorded += 1
-        with _nothing_written(self.sessions):
-            result = call()
-        return result, functools.partial(self._launch, call, result)
+        held = facts(self._model)
+        result, recording = super().record(call)
+        launch = recording.launch
 
-    def _launch(self, call, result):
-        self.launched += 1
-        (session,) = [each for each in self.sessions if each._record is not None]
-        layers, session._record.layers = session._record.layers, []
-        new = call()
-        session._record.layers = layers
-        for target, source in zip(pytree.tree_leaves(result), pytree.tree_leaves(new), strict=True):
-            target.copy_(source)
+        def checked():
+            assert facts(self._model) == held
+            launch()
+
+        recording.launch = checked
+        return result, recording
 
 
-class _nothing_written:
-    def __init__(self, sessions):
-        self._caches = [part for each in sessions for part in parts_of(each)]
-
-    def __enter__(self):
-        self._before = [
-            (tensor, tensor.clone())
-            for cache in self._caches
-            for tensor in vars(cache).values()
-            if isinstance(tensor, torch.Tensor)
-        ]
-
-    def __exit__(self, *_):
-        for tensor, before in self._before:
-            tensor.copy_(before)
-
-
-def parts_of(session):
-    return [part for cache in session._caches.values() for part in (cache.attention, cache.mlp)]
+def facts(model):
+    """What a launch depends on, found in another way than the product's."""
+    tensors = itertools.chain(model.named_parameters(), model.named_buffers())
+    facts = {name: (tensor.data_ptr(), tensor.device, tensor.dtype) for name, tensor in tensors}
+    for name, module in model.named_modules():
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        processor = getattr(module, "processor", None)
+        facts[name] = (
+            type(module),
+            list(map(id, hooks)),
+            id(processor),
+            repr(vars(processor)) if hasattr(processor, "__dict__") else "",
+            repr(getattr(module, "scaling", None)),
+            repr(getattr(module, "active_adapters", None)),
+        )
+    facts["adapters"] = sorted(getattr(model, "peft_config", None) or ())
+    return facts
 
 
 @pytest.fixture(params=DEVICES)
@@ -97,21 +84,22 @@ def device(request):
 
 @pytest.fixture
 def pipe(device, monkeypatch):
-    """A pipeline on the device; ``pipe.stand_in`` is None on a GPU."""
+    """A pipeline on the device; ``pipe.stand_in`` records on a CPU."""
     pipe = tiny_flux_pipeline().to(device)
     if device == "cuda":
         first_dense_kernel(monkeypatch)
         pipe.to(torch.bfloat16)
-        return pipe
-    pipe.stand_in = stand_in = StandIn()
+        yield pipe
+        return
+    pipe.stand_in = stand_in = StandIn(pipe.transformer)
 
     class Watched(chipsparse.session.Session):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs, graphs=StepGraphs(stand_in))
-            stand_in.sessions.append(self)
 
     monkeypatch.setattr("chipsparse.api.Session", Watched)
-    return pipe
+    yield pipe
+    assert (stand_in.dangling, stand_in.held) == (0, 0)
 
 
 def first_dense_kernel(monkeypatch):
@@ -246,14 +234,219 @@ def test_hooks_of_others_run_at_every_step(place, pipe):
     )
 
 
-def test_a_model_with_adapters_is_launched_as_usual(pipe, monkeypatch):
-    monkeypatch.setattr(pipe.transformer, "peft_config", {"style": object()}, raising=False)
-    _, report = generate(pipe)
+CHANGED = "a sparse step recorded as a CUDA graph was dropped: "
+LONG = SPARSE.override({"schedule.refresh_every": 100})  # only steps 2 to 6 are sparse, 3 recorded
+
+
+def add_lora(transformer, name="style"):
+    torch.manual_seed(0)
+    transformer.add_adapter(
+        LoraConfig(r=4, target_modules=["to_q", "to_k"], init_lora_weights=False), name
+    )
+
+
+def replace_processors(transformer):
+    for block in transformer.transformer_blocks:
+        block.attn.processor = type(block.attn.processor)()
+
+
+def hook_a_linear(transformer):
+    transformer.transformer_blocks[0].ff.net[2].register_forward_hook(
+        lambda _module, _args, output: output * 1.5
+    )
+
+
+def move_weights(transformer):
+    """As `.to()` a device and back does: other memory with the same values."""
+    for parameter in transformer.parameters():
+        parameter.data = parameter.data.clone()
+
+
+def load_weights(transformer):
+    changed = {name: value * 0.9 for name, value in transformer.state_dict().items()}
+    transformer.load_state_dict(changed, assign=True)
+
+
+def change_weights(transformer):
+    for parameter in transformer.parameters():
+        parameter.data.mul_(0.9)
+
+
+# What a callback may do after a step was recorded: the first name that changes, None where a launch
+# sees the change anyway; and the steps that are launched then.
+BETWEEN = {
+    "weights moved": (move_weights, "_parameters.", [3, 5, 6]),
+    "weights exchanged": (load_weights, "_parameters.", [3, 5, 6]),
+    "weights changed": (change_weights, None, [3, 4, 5, 6]),
+    "LoRA added": (add_lora, "", [3, 5, 6]),
+    "hook added": (hook_a_linear, "_forward_hooks", [3]),
+    "processors replaced": (replace_processors, "processor", [3, 5, 6]),
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_a_model_that_changes_after_the_recording(name, pipe):
+    change, told, launched = BETWEEN[name]
+
+    def between(given, step, _time, _tensors):
+        if step == 3:
+            change(given.transformer)
+        return {}
+
+    state = {key: value.clone() for key, value in pipe.transformer.state_dict().items()}
+    expected, usual = generate(pipe, LONG.override({"cuda_graphs": "never"}), between=between)
+    restore(pipe.transformer, state)
+    found, report = generate(pipe, LONG, between=between)
+    assert same(found, expected)
+    assert replayed(report) == launched
+    notes = [note for note in report.notes if note.startswith(CHANGED)]
+    assert len(notes) == (told is not None)
+    assert all(told in note for note in notes)
+    assert report.fallbacks == usual.fallbacks
+
+
+def restore(transformer, state):
+    """Takes back what `BETWEEN` does."""
+    if getattr(transformer, "peft_config", None):
+        transformer.delete_adapters("style")
+    for module in transformer.modules():
+        module._forward_hooks.clear()
+    weights = dict(transformer.named_parameters())
+    for key, value in state.items():
+        name = key if key in weights else key.replace(".weight", ".base_layer.weight")
+        weights.get(name, weights.get(key.replace(".bias", ".base_layer.bias"))).data = value
+
+
+def test_the_modules_are_looked_at_again_after_a_change(pipe):
+    def between(given, step, _time, _tensors):
+        if step == 2:
+            hook_a_linear(given.transformer)
+            replace_processors(given.transformer)
+        return {}
+
+    _, report = generate(pipe, LONG, between=between)
+    assert any("its second linear has hooks of its own" in each for each in report.fallbacks)
+    assert any("its processor was replaced" in each for each in report.fallbacks)
+
+
+def test_a_processor_whose_settings_change(pipe):
+    stock, seen = type(pipe.transformer.transformer_blocks[0].attn.processor), []
+
+    class Scaled(stock):
+        scale = 1.0
+
+        def __call__(self, attn, hidden_states, *args, **kwargs):
+            seen.append(self.scale)
+            return super().__call__(attn, hidden_states * self.scale, *args, **kwargs)
+
+    def between(given, step, _time, _tensors):
+        for block in given.transformer.transformer_blocks:
+            block.attn.processor.scale = 0.5 if step >= 3 else 1.0
+        return {}
+
+    for block in pipe.transformer.transformer_blocks:
+        block.attn.processor = Scaled()
+    expected, _ = generate(pipe, LONG.override({"cuda_graphs": "never"}), between=between)
+    layers, seen[:] = len(pipe.transformer.transformer_blocks), []
+    for block in pipe.transformer.transformer_blocks:
+        block.attn.processor.scale = 1.0
+    found, report = generate(pipe, LONG, between=between)
+    assert same(found, expected)
+    assert 0.5 in seen
+    assert replayed(report) == [3, 5, 6]
+    assert len(seen) < 7 * layers
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_model_with_adapters_is_recorded(scaled, pipe):
+    add_lora(pipe.transformer)
+
+    def between(given, step, _time, _tensors):
+        if scaled and step == 3:
+            given.transformer.set_adapters(["style"], [0.3])
+        return {}
+
+    never = LONG.override({"cuda_graphs": "never"})
+    expected, _ = generate(pipe, never, between=between)
+    pipe.transformer.set_adapters(["style"], [1.0])
+    found, report = generate(pipe, LONG, between=between)
+    assert same(found, expected)
+    assert replayed(report) == ([3, 5, 6] if scaled else [3, 4, 5, 6])
+    assert len([note for note in report.notes if note.startswith(CHANGED)]) == scaled
+
+
+def test_a_preview_under_model_offload(pipe):
+    """The VAE's hook moves the transformer away, and only a call of it brings it back."""
+    _, hook = accelerate.cpu_offload_with_hook(pipe.transformer, pipe.device)
+
+    def between(given, step, _time, tensors):
+        if step == 3:
+            latents = given._unpack_latents(tensors["latents"], 32, 48, given.vae_scale_factor)
+            move_weights(given.transformer)
+            given.vae.decode(latents)
+        return {}
+
+    expected, _ = generate(pipe, LONG.override({"cuda_graphs": "never"}), between=between)
+    found, report = generate(pipe, LONG, between=between)
+    hook.remove()
+    assert same(found, expected)
+    assert replayed(report) == [3, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "mlp.neuron_selection",
+        "mlp.sparse_mlp_up",
+        "mlp.sparse_mlp_down",
+        "attention.column_sparse_attention",
+    ],
+)
+def test_out_of_memory_while_recording(place, pipe, monkeypatch):
+    expected, _ = generate(pipe, NEVER)
+    module, _, name = place.partition(".")
+    module = getattr(chipsparse, module)
+    kernel, recording = getattr(module, name), []
+
+    def failing(*args, **kwargs):
+        if recording:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
+        return kernel(*args, **kwargs)
+
+    recorder = type(pipe.stand_in) if pipe.device.type == "cpu" else CudaRecorder
+    record = recorder.record
+
+    def watched(self, call):
+        recording.append(1)
+        try:
+            return record(self, call)
+        finally:
+            recording.pop()
+
+    monkeypatch.setattr(module, name, failing)
+    monkeypatch.setattr(recorder, "record", watched)
+    found, report = generate(pipe)
+    assert same(found, expected)
     assert replayed(report) == []
     assert [note for note in report.notes if "CUDA graph" in note] == [
-        "sparse steps are not launched as a CUDA graph: the model has adapters (LoRA), which may "
-        "change between steps"
+        "sparse steps are not launched as a CUDA graph: CUDA out of memory. Tried to allocate 2 MiB"
     ]
+
+
+def test_a_recording_is_released_before_the_image_is_decoded(pipe, monkeypatch):
+    if pipe.device.type == "cuda":
+        pytest.skip("counted by the stand-in")
+    held, decode = [], pipe.vae.decode
+
+    def watched(*args, **kwargs):
+        held.append(pipe.stand_in.held)
+        return decode(*args, **kwargs)
+
+    monkeypatch.setattr(pipe.vae, "decode", watched)
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        pipe("a red circle", height=32, width=48, num_inference_steps=7, max_sequence_length=16)
+    assert len(replayed(handle.report)) == 3
+    assert held == [0]
 
 
 def test_a_call_that_cannot_be_recorded_runs_as_usual(pipe, monkeypatch):
@@ -285,24 +478,24 @@ def test_a_call_that_cannot_be_recorded_runs_as_usual(pipe, monkeypatch):
 
 def test_a_model_that_waits_for_the_device_is_not_recorded(pipe, monkeypatch):
     expected, _ = generate(pipe, NEVER)
-    if pipe.device.type == "cuda":
-        forward = pipe.transformer.time_text_embed.forward
+    forward, calls = pipe.transformer.time_text_embed.forward, []
 
-        def waiting(*args):
-            result = forward(*args)
-            assert result.isfinite().all().item()
-            return result
+    def waiting(*args):
+        calls.append(1)
+        result = forward(*args)
+        assert result.isfinite().all().item()
+        return result
 
-        monkeypatch.setattr(pipe.transformer.time_text_embed, "forward", waiting)
-    else:
-        pipe.stand_in.waits = True
-    found, report = generate(pipe)
-    assert same(found, expected)
-    assert replayed(report) == []
-    assert [note for note in report.notes if "CUDA graph" in note] == [
-        "sparse steps are not launched as a CUDA graph: the model makes the host wait for the "
-        "device in every step"
-    ]
+    monkeypatch.setattr(pipe.transformer.time_text_embed, "forward", waiting)
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        for attempts in (MOST_ATTEMPTS, 0):  # a second generation does not try again
+            calls.clear()
+            assert same(generate_image(pipe), expected)
+            assert replayed(handle.report) == []
+            assert len(calls) == 7 + attempts
+            (note,) = [note for note in handle.report.notes if "CUDA graph" in note]
+            assert note.startswith("sparse steps are not launched as a CUDA graph: ")
+            assert "permitted" in note
 
 
 def test_skipped_steps_stand_between(pipe):
@@ -394,7 +587,7 @@ def test_a_plan_says_whether_steps_are_recorded():
 
 def test_arguments_are_alike_where_only_values_differ():
     def arguments(hidden, *, scale=1.0, extra=None):
-        return Arguments((hidden,), {"options": {"scale": scale}, "extra": extra})
+        return Arguments((hidden,), {"options": {"scale": scale}, "extra": extra}, "cpu")
 
     first = arguments(torch.zeros(2, 3))
     assert first.are_like(arguments(torch.ones(2, 3)))
@@ -414,15 +607,40 @@ def test_what_is_kept_in_place_is_what_was_recorded():
     old, new = torch.zeros(3), torch.ones(3)
     lists = (torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32))
     cache = AttentionCache(residual=old, lse=old, lists=lists)
-    before = tensors_in_place(cache, {"residual", "columns"})
+    before = TensorsInPlace(cache, {"residual", "columns"})
     cache.residual, cache.lse = new, new
     cache.lists = tuple(part + 1 for part in lists)
-    assert keep_in_place(cache, before)
+    assert before.take(cache)
     assert cache.residual is old
     assert cache.lse is new
     assert cache.lists[0] is lists[0]
     assert torch.equal(old, torch.ones(3))
     assert torch.equal(lists[0], torch.ones(2, dtype=torch.int32))
     cache.residual = torch.ones(4)
-    assert not keep_in_place(cache, before)
+    assert not before.take(cache)
     assert len(cache.residual) == 4
+
+
+def test_longer_lists_of_columns_need_another_recording():
+    """Where the lists are made of the columns in every step, their length is the recorded one."""
+    cache = AttentionCache(columns=torch.zeros(2, dtype=torch.uint8), capacity=32)
+    before = TensorsInPlace(cache, {"columns"})
+    columns, cache.columns = cache.columns, torch.ones(2, dtype=torch.uint8)
+    cache.capacity = 16
+    assert before.take(cache)
+    assert cache.columns is columns
+    cache.capacity = 48
+    assert not before.take(cache)
+
+
+def test_tensors_of_the_host_are_part_of_what_is_recorded():
+    def arguments(number, hidden):
+        return Arguments((hidden,), {"timestep": number}, "meta")
+
+    number, hidden = torch.tensor([3.0]), torch.ones(2, device="meta")
+    first = arguments(number, hidden)
+    assert first.are_like(arguments(torch.tensor([3.0]), torch.ones(2, device="meta")))
+    assert arguments(torch.tensor([3.0]), torch.ones(2, device="meta")).others(first) == {0}
+    assert not first.are_like(arguments(torch.tensor([4.0]), hidden))
+    number.add_(1)  # in place, which its identity does not tell
+    assert not first.are_like(arguments(number, hidden))
