@@ -115,7 +115,15 @@ def kernels_named(*names):
 
 @pytest.mark.parametrize(
     ("times", "fastest"),
-    [((3.0, 2.0, 1.0), "c"), ((3.0, 1.0, 2.0), "b"), ((1.0, 1.0, 1.0), "a"), ((2, 1, 1), "b")],
+    [
+        ((3.0, 2.0, 1.0), "c"),
+        ((3.0, 1.0, 2.0), "b"),
+        ((1.0, 1.0, 1.0), "a"),
+        ((2, 1, 1), "b"),
+        ((1.0, 0.9, 0.95), "a"),  # about as fast: another process would measure it otherwise
+        ((2.0, 1.0, 0.9), "b"),
+        ((0.05, 0.01, 0.02), "a"),  # too short to measure
+    ],
 )
 def test_the_fastest_kernel_is_picked_and_remembered(times, fastest):
     kernels = FastestKernel(FakeTimer(*times))
