@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -50,12 +50,15 @@ class CudaRecorder:
     def record(self, call: Callable[[], Any]) -> tuple[Any, CudaRecording]:
         """A call that computes nothing, and what computes it; other threads may use the device.
 
+        They may not wait for the whole device (``torch.cuda.synchronize``) meanwhile: CUDA refuses
+        that, and breaks the recording off.
+
         Raises:
             RuntimeError: where CUDA cannot record the call: it does not where the host waits for
-                the device.
+                the device, or random numbers are drawn.
             torch.OutOfMemoryError: where there is no memory for it.
         """
-        with _RECORDING:
+        with _RECORDING, _own_workspaces():
             graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
             # A stream of its own: PyTorch shares one among all recordings, on the first device.
             stream, before = torch.cuda.Stream(), torch.cuda.current_stream()
@@ -65,6 +68,7 @@ class CudaRecorder:
             cause: BaseException | None = None
             try:
                 with recording:
+                    _release_random_numbers(torch.cuda.current_device())
                     try:
                         result = call()
                     except BaseException as error:
@@ -72,21 +76,46 @@ class CudaRecorder:
                         raise
             except BaseException as error:
                 torch.cuda.set_stream(before)
-                _mend(torch.cuda.current_device(), pool)
+                _end_allocation(torch.cuda.current_device(), pool)
                 if cause is not None and cause is not error:
                     raise cause from None  # PyTorch tells how the recording ended, not why
                 raise
             return result, CudaRecording(graph)
 
 
-def _mend(device: int, pool: Any) -> None:
-    """Where CUDA breaks a recording off, PyTorch's random generator and allocator go on with it.
+# What PyTorch does not offer in public. Each does nothing where a release has no such function.
 
-    Neither is told to in public; where PyTorch has ended the recording itself, both calls refuse.
+
+@contextlib.contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Lets products that are recorded make their workspaces in the memory of the recording.
+
+    PyTorch keeps one for each stream, for good. A recording must not use one from elsewhere, which
+    may be freed before it, nor leave one behind.
+    """
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
+    clear()
+    try:
+        yield
+    finally:
+        clear()
+
+
+def _release_random_numbers(device: int) -> None:
+    """Lets other threads draw from the device's default generator while a recording goes on.
+
+    PyTorch gives the generator's state to the recording; the generator goes on with a copy.
     """
     generator = torch.cuda.default_generators[device]
-    with contextlib.suppress(AttributeError, RuntimeError):
+    with contextlib.suppress(AttributeError):
         generator.graphsafe_set_state(generator.clone_state())
+
+
+def _end_allocation(device: int, pool: Any) -> None:
+    """Takes the allocator out of the memory pool of a recording that broke off.
+
+    Where PyTorch has done so itself, it refuses.
+    """
     with contextlib.suppress(AttributeError, RuntimeError):
         torch._C._cuda_endAllocateToPool(device, pool)
         torch._C._cuda_releasePool(device, pool)

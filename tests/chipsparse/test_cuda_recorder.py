@@ -44,7 +44,13 @@ def cuda(monkeypatch):
         ("graph", graph),
     ):
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(cuda_recorder, "_mend", lambda *args: cuda.mended.append(args))
+    generator = SimpleNamespace(
+        clone_state=lambda: "copy",
+        graphsafe_set_state=lambda state: cuda.done.append(f"generator: {state}"),
+    )
+    monkeypatch.setattr(torch.cuda, "default_generators", [None, generator])
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", named("workspaces"), raising=False)
+    monkeypatch.setattr(cuda_recorder, "_end_allocation", lambda *args: cuda.mended.append(args))
     return cuda
 
 
@@ -58,7 +64,8 @@ def test_memory_is_freed_behind_the_last_launch(cuda):
     _, recording = CudaRecorder().record(lambda: None)
     recording.launch()
     recording.release()
-    assert cuda.done == ["launched", "marked", "waited", "freed"]
+    recorded = ["workspaces", "generator: copy", "workspaces"]
+    assert cuda.done == [*recorded, "launched", "marked", "waited", "freed"]
 
 
 @pytest.mark.parametrize("breaks", [False, True])
@@ -73,6 +80,7 @@ def test_what_breaks_a_recording_off_is_told(error, breaks, cuda):
         CudaRecorder().record(call)
     assert raised.value is error
     assert (cuda.streams[-1], cuda.mended) == ("user", [(1, "pool")])
+    assert cuda.done == ["workspaces", "generator: copy", "workspaces"]
 
 
 def test_a_recording_that_cannot_be_ended(cuda):

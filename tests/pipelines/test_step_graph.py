@@ -5,7 +5,9 @@ was when the step was recorded; see `tests/graph_stand_in.py`.
 """
 
 import dataclasses
+import gc
 import itertools
+import threading
 
 import accelerate
 import pytest
@@ -482,9 +484,7 @@ def test_a_model_that_waits_for_the_device_is_not_recorded(pipe, monkeypatch):
 
     def waiting(*args):
         calls.append(1)
-        result = forward(*args)
-        assert result.isfinite().all().item()
-        return result
+        return _waiting(forward(*args))
 
     monkeypatch.setattr(pipe.transformer.time_text_embed, "forward", waiting)
     with chipsparse.enable(pipe, SPARSE) as handle:
@@ -552,6 +552,70 @@ def test_beside_model_offload(monkeypatch):
     found, report = generate(pipe)
     assert replayed(report) == REPLAYED
     assert same(found, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("breaks", [False, True])
+def test_recordings_leave_no_memory_behind(breaks, monkeypatch):
+    first_dense_kernel(monkeypatch)
+    pipe = tiny_flux_pipeline().to("cuda", torch.bfloat16)
+    if breaks:
+        embed = pipe.transformer.time_text_embed
+        forward = embed.forward
+        monkeypatch.setattr(embed, "forward", lambda *args: _waiting(forward(*args)))
+    held = []
+    for _ in range(4):
+        generate(pipe)
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        held.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
+    assert held[1:] == held[1:2] * 3
+
+
+def _waiting(result):
+    assert result.isfinite().all().item()
+    return result
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_other_threads_use_the_device_while_a_call_is_recorded():
+    """They launch, allocate, copy, wait for their own work and draw random numbers."""
+    numbers = torch.arange(1024.0, device="cuda")
+    recorder, done, stop = CudaRecorder(), [], threading.Event()
+
+    def other():
+        while not stop.is_set():
+            torch.randn(8, device="cuda")
+            torch.relu(numbers)[-1].item()
+            torch.ones(8).pin_memory().to("cuda", non_blocking=True)
+            torch.cuda.empty_cache()
+            done.append(1)
+
+    thread = threading.Thread(target=other)
+
+    def call():
+        thread.start()
+        while len(done) < 100:
+            assert thread.is_alive()
+        return numbers * 2
+
+    state = torch.cuda.get_rng_state()
+    try:
+        result, recording = recorder.record(call)
+    finally:
+        stop.set()
+        thread.join()
+    recording.launch()
+    assert torch.equal(result, numbers * 2)
+    recording.release()
+    drawn = torch.randn(8, device="cuda")
+    torch.cuda.set_rng_state(state)
+    for _ in range(len(done)):
+        torch.randn(8, device="cuda")
+    assert torch.equal(torch.randn(8, device="cuda"), drawn)
 
 
 # What a user asks for, and what is planned.
