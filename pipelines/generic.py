@@ -256,7 +256,8 @@ class GenericAdapter(ModelAdapter):
         self._watched = shapes
         self._watched_backend = getattr(processor, "_attention_backend", None)
         try:
-            patches.set_attribute(processor, "_attention_backend", attention_backend())
+            backend = attention_backend(self._watched_backend)
+            patches.set_attribute(processor, "_attention_backend", backend)
             copies = {
                 name: value.clone() if isinstance(value, torch.Tensor) else value
                 for name, value in arguments.items()
