@@ -112,13 +112,14 @@ class CacheStore:
         self, plan: SparsityPlan, device: torch.device, demand: MemoryDemand, *, host: bool = True
     ) -> MemoryPlan:
         first = not self._branches
+        recorded = 0
+        if device.type == "cuda" and plan.records_steps():
+            recorded = max(demand.branches, len(self._branches) + 1)
         room = partial(
             available,
             plan.config.memory,
             device,
-            working=working_bytes(
-                plan, dtype=demand.dtype, recorded=device.type == "cuda" and plan.records_steps()
-            ),
+            working=working_bytes(plan, dtype=demand.dtype, recorded=recorded),
             pending=demand.pending_bytes,
             promised=sum(each.promised_bytes() for each in self._branches.values()),
             held=sum(each.device_bytes() for each in self._branches.values()),

@@ -58,10 +58,19 @@ class Capacity:
     Attributes:
         device: on the device, slots included.
         host: in host memory besides; 0 where nothing may or need go there.
+        one_memory: whether the host's are the device's own, as on a CPU: they are there once.
     """
 
     device: int
     host: int
+    one_memory: bool = False
+
+    def __str__(self) -> str:
+        """As it is said in messages."""
+        device = format_bytes(max(0, self.device))
+        if self.one_memory:
+            return f"{device} of memory"
+        return f"{device} on the device and {format_bytes(max(0, self.host))} of host memory"
 
 
 @dataclass(frozen=True)
@@ -114,17 +123,16 @@ class MemoryPlan:
 
     def fits(self, capacity: Capacity) -> bool:
         """Whether there is room for it as it is."""
-        return self.device_bytes <= capacity.device and self.host_bytes <= capacity.host
+        on_device = self.device_bytes + (self.host_bytes if capacity.one_memory else 0)
+        return on_device <= capacity.device and self.host_bytes <= capacity.host
 
     def check(self) -> None:
         """Raises `BudgetError` where caches are wanted and none fits."""
         if self.placement.recomputed and not (self.placement.device or self.placement.host):
             raise BudgetError(
                 f"not one layer's caches fit: all of them need {format_bytes(self.wanted)}, and "
-                f"besides weights and working memory there are "
-                f"{format_bytes(max(0, self.capacity.device))} on the device and "
-                f"{format_bytes(max(0, self.capacity.host))} of host memory for them; raise the "
-                "budgets, make a smaller picture, or run dense"
+                f"besides weights and working memory there are {self.capacity} for them; raise "
+                "the budgets, make a smaller picture, or run dense"
             )
 
     def remarks(self, layers: int) -> list[str]:
@@ -162,6 +170,7 @@ def plan_memory(
         device_bytes=capacity.device,
         host_bytes=capacity.host,
         branches=branches,
+        one_memory=capacity.one_memory,
         open_slots=open_slots,
         prefer_host=plan.config.memory.offload == "always" and capacity.host > 0,
     )
@@ -236,12 +245,17 @@ def worth_moving(
     return frozenset(min(choices, key=seconds))
 
 
-def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, recorded: bool = False) -> int:
+def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, recorded: int = 0) -> int:
     """Device memory that a transformer call needs besides weights and caches: an estimate.
 
     The tensors of one block at its fullest, with what a refresh holds for a moment; and the lists
-    of columns that small layers keep. Where sparse calls are recorded as CUDA graphs, those have
-    memory of their own.
+    of columns that small layers keep.
+
+    Args:
+        plan: has the sizes.
+        dtype: that the blocks compute in.
+        recorded: guidance branches whose sparse calls are recorded as CUDA graphs; each graph has
+            memory of its own.
     """
     config, layout = plan.config, plan.layout
     tokens, heads = layout.tokens, layout.batch * layout.heads
@@ -327,7 +341,8 @@ def available(
         room = min(room, config.ram - memory.lent_bytes - (held if on_cpu else 0))
     if on_cpu:
         room -= promised
-        return Capacity(room, room if config.offload == "always" else 0)
+        both = config.offload == "always"
+        return Capacity(room, room if both else 0, one_memory=both)
     free = device_free_bytes(device)
     free -= round(free * (reserve_share() if reserve is None else reserve))
     if config.vram is not None:

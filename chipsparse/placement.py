@@ -110,6 +110,7 @@ def place(
     device_bytes: int,
     host_bytes: int,
     branches: int = 1,
+    one_memory: bool = False,
     open_slots: Mapping[str, int] | None = None,
     prefer_host: bool = False,
 ) -> Placement:
@@ -120,12 +121,15 @@ def place(
         device_bytes: free for caches and slots on the device.
         host_bytes: free for caches on the host; 0 where nothing may go there.
         branches: guidance branches that keep caches of their own and share the slots.
+        one_memory: whether what goes to the host takes of ``device_bytes``, too.
         open_slots: bytes of slots that are there already.
         prefer_host: put everything on the host that fits there.
     """
     ranked = sorted(needs, key=lambda need: (need.saved / max(need.nbytes, 1), need.layer))
     ranked.reverse()
-    room = _Room(device_bytes, host_bytes, branches, dict(open_slots or {}), prefer_host)
+    room = _Room(
+        device_bytes, host_bytes, branches, one_memory, dict(open_slots or {}), prefer_host
+    )
     # What must stay on the device may leave no slots for what could move: two orders are tried.
     kept, left_out = max(
         (
@@ -177,6 +181,7 @@ class _Room:
     device_bytes: int
     host_bytes: int
     branches: int
+    one_memory: bool
     open_slots: Mapping[str, int]
     prefer_host: bool
 
@@ -216,7 +221,8 @@ class _Room:
         """Bytes that stay free on the device."""
         grown = (size - self.open_slots.get(kind, 0) for kind, size in slot_sizes(host).items())
         slots = SLOTS * sum(max(0, size) for size in grown)
-        return self.device_bytes - self.branches * sum(device.values()) - slots
+        taken = sum(device.values()) + (sum(host.values()) if self.one_memory else 0)
+        return self.device_bytes - self.branches * taken - slots
 
     def _most(
         self,

@@ -124,7 +124,8 @@ def explain(options: CommonOptions, model: ModelDescription, profile: Profile) -
     settings, adapter, plan = planned.settings, planned.adapter, planned.plan
     weights = count_weights(model, target.dtype)
     weight_bytes = sum(component.nbytes or 0 for component in weights)
-    working = working_bytes(plan, dtype=target.dtype, recorded=plan.records_steps())
+    records = target.device.type == "cuda" and plan.records_steps()
+    working = working_bytes(plan, dtype=target.dtype, recorded=planned.branches if records else 0)
     memory = plan_memory(
         plan,
         _capacity(plan, target, working=working, weights=weight_bytes),

@@ -27,8 +27,8 @@ from chipsparse.memory_plan import MemoryDemand
 from chipsparse.mlp import MLPWeights
 from chipsparse.model_state import ModelState
 from chipsparse.pipelines.bridge import (
-    BACKEND_NAME,
     attention_backend,
+    is_our_backend,
     make_tag,
     register_host,
 )
@@ -412,10 +412,10 @@ class ModelAdapter:
         self._unpatched_backends = [
             getattr(processor, "_attention_backend", None) for processor in self._processors
         ]
-        for processor in self._processors:
+        for processor, other in zip(self._processors, self._unpatched_backends, strict=True):
             if hasattr(processor, "_attention_backend"):
                 self._attention_patches.set_attribute(
-                    processor, "_attention_backend", attention_backend()
+                    processor, "_attention_backend", attention_backend(other)
                 )
 
     def release_attention(self) -> None:
@@ -600,7 +600,7 @@ def is_claimed(module: Any) -> bool:
     It does not where gradients are recorded, nor after somebody replaced its processor.
     """
     backend = getattr(module.processor, "_attention_backend", None)
-    return backend == BACKEND_NAME and not torch.is_grad_enabled()
+    return is_our_backend(backend) and not torch.is_grad_enabled()
 
 
 def tagged(

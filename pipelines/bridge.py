@@ -202,48 +202,80 @@ def _(
     return joined.new_empty((*joined.shape[:-1], out.shape[0]))
 
 
-def attention_backend() -> Any:
+def attention_backend(other: Any = None) -> Any:
     """The member of diffusers' ``AttentionBackendName`` that leads to `self_attention`.
 
     Added to the Enum on first use; diffusers looks backends up there and nowhere else.
+
+    Args:
+        other: the backend that it takes the place of, for what our op does not compute; None for
+            the one that is active in diffusers at the time.
     """
     names = attention_dispatch.AttentionBackendName
-    if BACKEND_NAME not in names._value2member_map_:
-        member = str.__new__(names, BACKEND_NAME)
-        member._name_, member._value_ = BACKEND_NAME.upper(), BACKEND_NAME
+    over = None if other is None else names(other)
+    value = BACKEND_NAME if over is None else f"{BACKEND_NAME}_over_{over.value}"
+    if value not in names._value2member_map_:
+        member = str.__new__(names, value)
+        member._name_, member._value_ = value.upper(), value
+        member.is_chipsparse = True
         names._member_map_[member._name_] = member
         names._member_names_.append(member._name_)
-        names._value2member_map_[BACKEND_NAME] = member
-        attention_dispatch._AttentionBackendRegistry.register(member)(_dispatched)
-    return names._value2member_map_[BACKEND_NAME]
+        names._value2member_map_[value] = member
+        attention_dispatch._AttentionBackendRegistry.register(member)(_dispatcher(over))
+    return names._value2member_map_[value]
 
 
-def _dispatched(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    _parallel_config: Any = None,
-) -> torch.Tensor:
-    """What diffusers calls for a patched attention module.
+def is_our_backend(backend: Any) -> bool:
+    """Whether a processor's backend is one of `attention_backend`."""
+    ours: bool = getattr(backend, "is_chipsparse", False)  # what compiled code can ask
+    return ours
+
+
+def _dispatcher(over: Any) -> Callable[..., torch.Tensor]:
+    """What diffusers calls for a patched attention module in the place of another backend."""
+
+    def dispatched(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        _parallel_config: Any = None,
+    ) -> torch.Tensor:
+        tag, attn_mask = _read_tag(
+            attn_mask, _parallel_config, other_kind=is_causal or enable_gqa or dropout_p > 0
+        )
+        if tag is not None:
+            return torch.ops.chipsparse.self_attention(query, key, value, tag, scale)
+        return attention_dispatch.dispatch_attention_fn(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, backend=over
+        )
+
+    return dispatched
+
+
+def _read_tag(
+    mask: torch.Tensor | None, parallel_config: Any, *, other_kind: bool
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The tag of a call and its mask; no tag where the call is not for our op.
 
     The tag comes as the mask, or as the ``_parallel_config`` of processors that take no mask.
+
+    Args:
+        mask: of the call, or the tag.
+        parallel_config: of the call, or the tag.
+        other_kind: whether the attention is of another kind than our op computes.
     """
-    tag = attn_mask
-    if isinstance(_parallel_config, torch.Tensor):
-        tag = _parallel_config if attn_mask is None and not torch.is_grad_enabled() else None
-    elif _parallel_config is not None:
+    if isinstance(parallel_config, torch.Tensor):
+        tag = parallel_config
+        ours = mask is None and not torch.is_grad_enabled()
+    elif parallel_config is not None:
         raise ValueError("chipsparse does not run under context parallelism; call disable() first")
-    is_tag = tag is not None and tag.dtype == torch.int64 and tag.ndim == 1
-    if is_tag and (is_causal or enable_gqa or dropout_p > 0):  # what our op does not compute
-        attn_mask = None if tag is attn_mask else attn_mask
-        is_tag = False
-    if not is_tag:
-        return attention_dispatch.dispatch_attention_fn(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-        )
-    return torch.ops.chipsparse.self_attention(query, key, value, tag, scale)
+    elif mask is not None and mask.dtype == torch.int64 and mask.ndim == 1:
+        tag, mask, ours = mask, None, True
+    else:
+        return None, mask
+    return (tag if ours and not other_kind else None), mask

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -19,6 +18,7 @@ from chipsparse.pipelines.feed_forward import (
     FeedForwardSite,
     ParallelFeedForward,
 )
+from chipsparse.pipelines.tensor_facts import TensorFacts
 
 ATTENTION_ARGUMENTS = (
     "hidden_states",
@@ -54,7 +54,9 @@ class FluxAdapter(ModelAdapter):
 
     mlp_linears: ClassVar[int] = 2
 
-    _grids: tuple[weakref.ref[torch.Tensor], tuple[Grid, ...] | None] | None = None
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._grids_of = TensorFacts(grids_of)
+        super().__init__(*args, **kwargs)
 
     def self_attentions(self) -> list[Any]:
         """``attn`` of every block."""
@@ -97,7 +99,7 @@ class FluxAdapter(ModelAdapter):
     def layout(self, arguments: dict[str, Any]) -> ModelLayout:
         """Sizes for packed latents ``[B, N, C]`` at the places that ``img_ids`` names."""
         batch, tokens, _ = arguments["hidden_states"].shape
-        grids = self._read_grids(arguments["img_ids"])
+        grids = self._grids_of(arguments["img_ids"])
         if grids is not None and sum(math.prod(grid) for grid in grids) != tokens:
             grids = None  # the model says itself what does not fit
         return self._sizes(
@@ -126,7 +128,7 @@ class FluxAdapter(ModelAdapter):
 
     def remarks(self, arguments: dict[str, Any]) -> list[str]:
         """Whether the image tokens could not be put in order."""
-        unordered = self._read_grids(arguments["img_ids"]) is None
+        unordered = self._grids_of(arguments["img_ids"]) is None
         if not unordered or self.session.token_order is None:
             return []
         return ["image tokens stay in the pipeline's order: their img_ids form no full grids"]
@@ -144,12 +146,6 @@ class FluxAdapter(ModelAdapter):
     @property
     def _single_blocks(self) -> list[Any]:
         return list(self._model.single_transformer_blocks)
-
-    def _read_grids(self, ids: torch.Tensor) -> tuple[Grid, ...] | None:
-        """`grids_of` position ids, read once where the pipeline passes the same at every step."""
-        if self._grids is None or self._grids[0]() is not ids:
-            self._grids = (weakref.ref(ids), grids_of(ids))
-        return self._grids[1]
 
     def _order_inputs(
         self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

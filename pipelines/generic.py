@@ -25,6 +25,7 @@ from chipsparse.pipelines.adapter import ModelAdapter, tagged
 from chipsparse.pipelines.bridge import attention_backend, make_tag
 from chipsparse.pipelines.feed_forward import FeedForwardSite
 from chipsparse.pipelines.patches import TAG, Patches
+from chipsparse.pipelines.uncompiled import uncompiled
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report import StepRecord, StepTimer
 from chipsparse.step import StepContext
@@ -183,7 +184,7 @@ class GenericAdapter(ModelAdapter):
         record.timer = StepTimer(hidden.device, time.perf_counter)
         shape = call_shape(arguments)
         # Compiled blocks would neither see the hooks that observe, nor run without the tags.
-        with self.attention_released(), torch.compiler.set_stance("force_eager"):
+        with self.attention_released(), uncompiled(self.transformer):
             if shape in self._known:
                 result = forward()
             else:
@@ -256,7 +257,8 @@ class GenericAdapter(ModelAdapter):
         self._watched = shapes
         self._watched_backend = getattr(processor, "_attention_backend", None)
         try:
-            patches.set_attribute(processor, "_attention_backend", attention_backend())
+            backend = attention_backend(self._watched_backend)
+            patches.set_attribute(processor, "_attention_backend", backend)
             copies = {
                 name: value.clone() if isinstance(value, torch.Tensor) else value
                 for name, value in arguments.items()

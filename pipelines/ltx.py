@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
 from chipsparse.pipelines.processor_tags import ProcessorTaggingAdapter
+from chipsparse.pipelines.tensor_facts import TensorFacts
 
 MLP_RATIO = 4  # fixed in the model's code
 PROJECTIONS = 6  # q, k, v and out of self-attention; q and out of cross-attention
@@ -32,7 +32,9 @@ class LTXAdapter(ProcessorTaggingAdapter):
     sparse_mlp = "feed-forward"
     guides_in_batch = True
 
-    _grids: tuple[weakref.ref[torch.Tensor], tuple[Grid, ...] | None] | None = None
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._grids_at = TensorFacts(lambda coordinates: grids_at(coordinates[0]))
+        super().__init__(*args, **kwargs)
 
     def self_attentions(self) -> list[Any]:
         """``attn1`` of every block."""
@@ -89,9 +91,7 @@ class LTXAdapter(ProcessorTaggingAdapter):
         coordinates = arguments.get("video_coords")
         if coordinates is None:
             return ((arguments["num_frames"], arguments["height"], arguments["width"]),)
-        if self._grids is None or self._grids[0]() is not coordinates:  # the same at every step
-            self._grids = (weakref.ref(coordinates), grids_at(coordinates[0]))
-        return self._grids[1]
+        return self._grids_at(coordinates)
 
     def _order_inputs(
         self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
 from chipsparse.pipelines.flux import PACKED, undivided_timestep
 from chipsparse.pipelines.processor_tags import ProcessorTaggingAdapter
+from chipsparse.pipelines.tensor_facts import TensorFacts
 
 MLP_RATIO = 4  # fixed in the model's code
 TEXT, TEXT_MASK = "encoder_hidden_states", "encoder_hidden_states_mask"
@@ -36,8 +36,9 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
     announces_guidance = False
     default_latents = 128
 
-    # Of the last masks, one for each guidance branch.
-    _lengths: tuple[tuple[weakref.ref[torch.Tensor], int | None], ...] = ()
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._length_of = TensorFacts(valid_length)
+        super().__init__(*args, **kwargs)
 
     def self_attentions(self) -> list[Any]:
         """``attn`` of every block."""
@@ -111,16 +112,9 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         return sparse and self._valid_length(arguments) is not None
 
     def _valid_length(self, arguments: dict[str, Any]) -> int | None:
-        """`valid_length` of the mask, read once where every step passes the same one."""
+        """`valid_length` of the call's mask; None without one."""
         mask = arguments.get(TEXT_MASK)
-        if mask is None:
-            return None
-        for known, length in self._lengths:
-            if known() is mask:
-                return length
-        length = valid_length(mask)
-        self._lengths = ((weakref.ref(mask), length), *self._lengths[:1])
-        return length
+        return None if mask is None else self._length_of(mask)
 
     def _prepare_inputs(
         self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -92,6 +92,9 @@ def column_sparse_attention(
       when nothing changed, and safe for any ``lse``. Where ``1 - w`` is within the rounding of the
       residual's dtype nothing was dropped, and the output is A.
 
+    NaN in a query, or in a key or value that a list names, comes out as NaN in the rows that it
+    enters, an infinite score as NaN too; no other row of key and value is read.
+
     Args:
         query: ``[B, H, N, D]`` fp16, bf16, fp32 or fp64, of any strides.
         key: ``[B, H, M, D]``, dtype and device of query.

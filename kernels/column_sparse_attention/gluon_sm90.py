@@ -219,6 +219,7 @@ def _consume(
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         b, h, row0 = _locate(item, blocks, H, BLOCKS_PER_GROUP, 64 * CONSUMERS, GROUP_ROWS)
         tiles, first = _tiles(next_count, TILE)
+        empty = next_count == 0
         _, next_count = _list(
             item + gl.num_programs(0), items, blocks, counts_ptr, BLOCKS_PER_GROUP
         )
@@ -275,16 +276,18 @@ def _consume(
         if RULE == MERGE:
             shift = (lse - gl.load(lse_dense_ptr + constants, mask=inside, other=0.0)) * LOG2_E
             dropped = 1.0 - gl.load(mass_ptr + constants, mask=inside, other=0.0)
-            kept_share = gl.exp2(gl.minimum(shift, 0.0))
-            residual_share = gl.exp2(gl.minimum(-shift, 0.0))
+            # Not gl.minimum, which hides NaN.
+            kept_share = gl.exp2(gl.where(shift > 0.0, 0.0, shift))
+            residual_share = gl.exp2(gl.where(shift < 0.0, 0.0, -shift))
             both = kept_share + residual_share * dropped
             kept_share = gl.where(dropped <= rounding, 1.0, kept_share / both)
             residual_share = gl.where(dropped <= rounding, 0.0, residual_share / both)
-        kept_share = gl.where(total > 0.0, kept_share / total, 0.0)
+        kept_share = kept_share / total
         o = warpgroup_mma_wait(1, deps=[o_token])
         mbarrier.arrive(empty_v.index(stage), count=1)
-        # An empty list multiplied one row of garbage by zero; NaN survives that.
-        o = gl.where((total > 0.0)[:, None], o * kept_share[:, None], 0.0)
+        # An empty list multiplied one row of garbage by zero, and NaN survives that. The count says
+        # so, not the total: that of other lists may be NaN, and so must their result be.
+        o = gl.where(empty, 0.0, o * kept_share[:, None])
         if RULE != 0:
             residual_head = residual_ptr + _offset(b, h, stride_rb, stride_rh)
             cached = gl.load(

@@ -50,6 +50,9 @@ def column_sparse_attention(
         tiles = query[:, :, row_slice].unflatten(2, (-1, size)).flatten(0, 2)
         lists = packed_rows[:, :, groups].flatten(0, 2)
         list_counts = counts[:, :, groups].flatten()
+        if masked:  # no row is read that a list does not name: what is NaN there would show
+            counted = torch.arange(capacity, device=device) < list_counts[:, None]
+            lists = torch.where(counted, lists, lists[:, :1])
         kept = torch.empty(tiles.shape, dtype=dtype, device=device)
         kept_lse = torch.empty(tiles.shape[:2], dtype=dtype, device=device)
         for first, last in ranges(len(tiles), group_bytes, limit):

@@ -275,6 +275,40 @@ def test_a_cpu_has_one_memory_for_all():
     assert there_is(CPU, offload="always") == (36, 36)
 
 
+@pytest.mark.usefixtures("machine")
+def test_what_goes_to_the_host_is_not_there_twice_on_a_cpu():
+    """With all caches beside the device: caches and slots together take what there is once."""
+    plan = plan_of(memory__offload="always")
+    assert available(plan.config.memory, CPU, working=0).one_memory
+    for branches in (1, 2):
+        demand = MemoryDemand(torch.bfloat16, branches)
+        wanted = plan_memory(plan, Capacity(999 * GIB, 999 * GIB), demand)
+        for share in (1.0, 0.7, 0.3):
+            budget = round(share * wanted.host_bytes)
+            capacity = Capacity(budget, budget, one_memory=True)
+            memory = plan_memory(plan, capacity, demand)
+            assert memory.placement.host
+            assert memory.placement.recomputed  # there is no room for all of it and for the slots
+            assert memory.device_bytes + memory.host_bytes <= budget
+            assert memory.fits(capacity)
+            assert not wanted.fits(capacity)
+
+
+def test_a_memory_of_one_kind_is_named_once():
+    capacity = Capacity(GIB, GIB, one_memory=True)
+    demand = MemoryDemand(torch.bfloat16)
+    with pytest.raises(BudgetError, match=r"there are 1\.00 GiB of memory for them"):
+        plan_memory(plan_of(memory__offload="always"), capacity, demand).check()
+
+
+def test_each_guidance_branch_has_a_recorded_call_of_its_own():
+    none, one, two = (
+        working_bytes(plan_of(), dtype=torch.bfloat16, recorded=count) for count in range(3)
+    )
+    assert one > none
+    assert two - one == one - none
+
+
 def test_a_system_that_tells_nothing_has_no_limit(monkeypatch):
     monkeypatch.setattr(memory_plan, "host_free_bytes", lambda: None)
     assert available(MemoryConfig(), CPU, working=0).device == UNLIMITED

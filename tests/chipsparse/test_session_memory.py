@@ -12,7 +12,13 @@ from chipsparse import SparsityConfig, memory_plan
 from chipsparse.cache_kinds import KINDS, kept_kinds, kind_bytes
 from chipsparse.host_memory import HostMemory
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.memory_plan import BudgetError, Capacity, MemoryDemand, cache_needs
+from chipsparse.memory_plan import (
+    BudgetError,
+    Capacity,
+    MemoryDemand,
+    cache_needs,
+    working_bytes,
+)
 from chipsparse.mlp import MLPWeights
 from chipsparse.offload import OffloadPool
 from chipsparse.placement import SLOTS
@@ -391,6 +397,23 @@ def on_a_machine(monkeypatch, session, device, host):
     monkeypatch.setattr(chipsparse.cache_store, "available", available)
     monkeypatch.setattr(memory_plan, "worth_moving", lambda layer, sizes, **_: frozenset(sizes))
     return memory
+
+
+def test_there_is_room_for_a_recorded_call_of_each_branch(monkeypatch):
+    """Also for those that nobody announced."""
+    plan, asked = SparsityPlan(CONFIG, layout_of(), len(ACTIONS)), []
+
+    def available(*args, working, **kwargs):
+        asked.append(working)
+        return Capacity(1 << 40, 0)
+
+    monkeypatch.setattr(chipsparse.cache_store, "available", available)
+    session = session_with()
+    for branch in ("cond", "uncond", "third"):
+        session._caches.admit(branch, plan, torch.device("cuda"), BOTH)
+    assert plan.records_steps()
+    for found, branches in zip((asked[0], asked[-1]), (2, 3), strict=True):
+        assert found == working_bytes(plan, dtype=BOTH.dtype, recorded=branches)
 
 
 @pytest.mark.parametrize("share", [0.4, 0.7, 1.0, 1.5])

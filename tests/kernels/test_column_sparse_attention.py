@@ -114,7 +114,7 @@ def test_any_count_in_shuffled_lists(backend, count, dtype, device):
     assert_close(lse, expected_lse, LSE_TOLERANCE[dtype])
 
 
-@kernel_names(BACKENDS)
+@backend_names(BACKENDS)
 @pytest.mark.parametrize("dtype", HALF)
 def test_only_listed_rows_are_used(backend, dtype, device):
     """NaN in all other rows, row 0 among them, does not reach the result; nothing listed is 0."""
@@ -132,6 +132,55 @@ def test_only_listed_rows_are_used(backend, dtype, device):
     assert_close(lse, expected_lse, LSE_TOLERANCE[dtype])
     assert (output[:, 0, :128] == 0).all()
     assert (lse[:, 0, :128] == -torch.inf).all()
+
+
+@backend_names(BACKENDS)
+@pytest.mark.parametrize(
+    ("rule", "group_rows"), [(None, 128), ("difference", 64), ("merge", 128), ("merge", 192)]
+)
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf], ids=str)
+def test_nan_and_infinity_come_out_where_they_went_in(backend, poison, rule, group_rows, device):
+    """In the rows that they enter, and nowhere else; nothing listed is still the cache alone."""
+    shape = (1, 2, 3 * group_rows - 5, 200, 64)
+    inputs = attention_inputs(*shape, dtype=torch.bfloat16, device=device)
+    skip_unless_it_runs(BACKENDS, backend, *inputs, group_rows)
+    mask = torch.zeros(1, 2, 3, 200, dtype=torch.bool, device=device)
+    mask[:, 0, 1, 7:20] = True
+    mask[:, 0, 2, 40:170] = True  # two tiles and a part
+    mask[:, 1, :2, 1] = True
+    cache = refreshed(inputs, mask, group_rows, torch.float32)
+    options = {"group_rows": group_rows, "backend": backend, "delta_rule": rule}
+    if rule is not None:
+        options["residual"] = cache[rule].bfloat16()
+    if rule == "merge":
+        options |= {name: cache[name] for name in ("lse_dense", "kept_mass")}
+    clean, _ = attend(inputs, mask, **options)
+    assert clean.isfinite().all()
+    lists = mask.repeat_interleave(group_rows, 2)[:, :, : shape[2]]
+    places = {
+        # Rows: of a group that lists nothing, of one with a part of a tile, of one with several.
+        0: [(0, 0, 5), (0, 0, group_rows + 5), (0, 0, 2 * group_rows + 5)],
+        # Columns: of no list, of a part of a tile, of several tiles, alone in its lists.
+        1: [(0, 0, 0), (0, 0, 12), (0, 0, 169), (0, 1, 1)],
+        2: [(0, 0, 0), (0, 0, 12), (0, 0, 45), (0, 1, 1)],
+    }
+    for operand, poisoned_places in places.items():
+        operands = [tensor.clone() for tensor in inputs]
+        affected = torch.zeros_like(clean[..., 0], dtype=torch.bool)
+        for b, h, n in poisoned_places:
+            operands[operand][b, h, n, 3] = poison
+            if operand == 0:
+                affected[b, h, n] = lists[b, h, n].any()
+            else:
+                affected[b, h] |= lists[b, h, :, n]
+        found, _ = attend(operands, mask, **options)
+        assert torch.equal(found[~affected], clean[~affected])
+        if operand == 2:
+            assert not found[..., 3][affected].isfinite().any()
+            continue
+        if operand == 1 and poison is torch.inf:
+            affected[:, 0] &= inputs[0][:, 0, :, 3] > 0  # a score of -inf is a weight of 0
+        assert found[affected].isnan().all()
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

@@ -235,6 +235,27 @@ def test_a_nan_row_poisons_only_its_group(backend, device):
 
 
 @backend_names(BACKENDS)
+def test_nan_comes_out_where_it_went_in(backend, device):
+    """A query in its row, with the sums of its group; a key and a value in the rows of its head."""
+    inputs = attention_inputs(1, 4, 140, 150, 64, dtype=torch.bfloat16, device=device)
+    skip_unless_it_runs(BACKENDS, backend, *inputs)
+    previous = full_attention(*inputs)[1].float()
+    clean, _, clean_sums = dense_attention_column_sums(*inputs, previous, backend=backend)
+    query, key, value = inputs
+    query[0, 0, 5, 3], key[0, 1, 9, 3], value[0, 2, 9, 3] = torch.nan, torch.nan, torch.nan
+    output, lse, sums = dense_attention_column_sums(*inputs, previous, backend=backend)
+    affected = torch.zeros(1, 4, 140, 64, dtype=torch.bool, device=device)
+    affected[0, 0, 5] = affected[0, 1] = affected[0, 2, :, 3] = True
+    assert output[affected].isnan().all()
+    assert torch.equal(output[~affected], clean[~affected])
+    assert lse[0, 0, 5].isnan()
+    assert lse[0, 1].isnan().all()
+    assert sums[0, 0, 0].isnan().all()
+    assert sums[0, 1, :, 9].isnan().all()
+    assert torch.equal(sums[0, 2:], clean_sums[0, 2:])
+
+
+@backend_names(BACKENDS)
 def test_repeats_bit_for_bit(backend, device):
     inputs = attention_inputs(2, 2, 333, 131, 64, dtype=torch.bfloat16, device=device)
     skip_unless_it_runs(BACKENDS, backend, *inputs)

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from chipsparse.kernels.sparse_mlp_down import BACKENDS, select, sparse_mlp_down
+from chipsparse.kernels.sparse_mlp_up import BACKENDS as UP_BACKENDS
 from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
 from tests.kernels.formulas import (
     DTYPES,
@@ -106,6 +107,38 @@ def test_what_is_past_the_count_is_ignored(backend, dtype, device):
     delta[0, :, 5:] = torch.nan
     found = sparse_mlp_down(delta, weight, neurons, old.clone(), counts=counts, backend=backend)
     assert torch.equal(found, expected)
+
+
+@backend_names(BACKENDS)
+def test_nan_comes_out_of_both_layers_where_it_went_in(backend, device):
+    """A token in its row, a neuron in the rows of the groups that keep it."""
+    hidden, up, _, down = mlp_inputs(1, 200, 64, 128, dtype=torch.bfloat16, device=device)
+    down = down.T.contiguous().T
+    delta = token_contiguous(hidden)
+    skip_unless_it_runs(BACKENDS, backend, delta, down)
+    skip_unless_it_runs(UP_BACKENDS, backend, hidden, up, delta, None)
+    neurons = torch.stack([torch.arange(64), torch.arange(64) + 64])[None].int().to(device)
+    old = torch.randn(1, 200, 64, device=device).bfloat16()
+
+    def layer(hidden, up, down):
+        cache = token_contiguous(torch.zeros(1, 200, 128, device=device).bfloat16())
+        delta = sparse_mlp_up(hidden, up, None, neurons, cache, activation="gelu", backend=backend)
+        return sparse_mlp_down(delta, down, neurons, old.clone(), backend=backend)[0]
+
+    clean = layer(hidden, up, down)
+    for place, affected in ((0, slice(7, 8)), (1, slice(128, 200)), (2, slice(0, 128))):
+        tensors = [tensor.clone() for tensor in (hidden, up, down)]
+        if place == 0:
+            tensors[0][0, 7, 3] = torch.nan
+        elif place == 1:
+            tensors[1][100, 3] = torch.nan  # kept by the second group
+        else:
+            tensors[2][:, 20] = torch.nan  # kept by the first
+        found = layer(*tensors)
+        others = torch.ones(200, dtype=torch.bool, device=device)
+        others[affected] = False
+        assert found[affected].isnan().all()
+        assert torch.equal(found[others], clean[others])
 
 
 @backend_names(BACKENDS)
