@@ -32,9 +32,13 @@ def test_a_signal_is_delivered_once_at_the_end(came, number):
 
 
 def test_also_where_the_block_fails(came):
-    with pytest.raises(ZeroDivisionError), deferred_signals():
-        signal.raise_signal(signal.SIGTERM)
-        raise ZeroDivisionError
+    def fails():
+        with deferred_signals():
+            signal.raise_signal(signal.SIGTERM)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
     assert came == [signal.SIGTERM]
 
 
