@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from chipsparse.cli.errors import EXIT_INTERRUPTED, reported_errors
+from chipsparse.cli.errors import UserError, reported_errors
 from chipsparse.cli.options import (
     OUTPUT,
     PICTURE,
@@ -178,5 +178,7 @@ def compare(
             print(compare_json.configs_json(configs))
         else:
             compare_text.print_configs(configs, Console())
-        if configs.interrupted:
-            raise typer.Exit(EXIT_INTERRUPTED)
+        if configs.unwritten:
+            raise UserError(configs.unwritten)
+        if configs.exit_code:
+            raise typer.Exit(configs.exit_code)

@@ -21,6 +21,7 @@ from chipsparse.cli.model import (
     load_pipeline,
     quiet_libraries,
 )
+from chipsparse.cli.output_names import check_inputs_stay
 from chipsparse.cli.paired_runs import (
     SIDES,
     PairedRunner,
@@ -69,6 +70,7 @@ class CompareOptions(CommonOptions):
             raise UserError(f"--count {self.count}: intervals need at least {LEAST_VALUES} prompts")
         if self.output is not None:
             media.check_output(self.output, fps=self.fps)
+            check_inputs_stay("--output", self.output, [self.prompts])
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class ConfigsComparison:
         lpips: the metric, or why there is none.
         picture: of the worst prompt, if one was asked for.
         pictured: which prompt that is, from 0.
+        unwritten: why the picture could not be written.
+        exit_code: of the command: 0, or that of an interruption.
     """
 
     model: ModelDescription
@@ -100,6 +104,8 @@ class ConfigsComparison:
     lpips: Lpips
     picture: Picture | None
     pictured: int | None
+    unwritten: str | None
+    exit_code: int
 
     @property
     def interrupted(self) -> bool:
@@ -125,10 +131,13 @@ def compare_configs(options: CompareOptions) -> ConfigsComparison:
             pipe = load_pipeline(model, device=device, dtype=dtype)
         runner = PairedRunner(pipe, profiles, settings, display)
         runs = run_prompts(runner, prompts, seed=options.seed)
-        picture = None
+        picture, unwritten = None, None
         if options.output is not None:
-            with display.stage(f"writing {options.output}"):
-                picture = _write_picture(runs.worst, options.output, options)
+            try:
+                with display.stage(f"writing {options.output}"):
+                    picture = _write_picture(runs.worst, options.output, options)
+            except UserError as error:  # the numbers took longer than the picture
+                unwritten = str(error)
     return ConfigsComparison(
         model=model,
         device=device,
@@ -141,6 +150,8 @@ def compare_configs(options: CompareOptions) -> ConfigsComparison:
         lpips=runs.lpips,
         picture=picture,
         pictured=None if picture is None else runs.worst.index,
+        unwritten=unwritten,
+        exit_code=runs.exit_code,
     )
 
 

@@ -86,7 +86,7 @@ def compare_files(
     rate = fps or output_fps(first, second)
     if output is not None:
         media.check_output(output, fps=rate)
-        _check_inputs_stay(output, [*first.files, *second.files])
+        _check_clips_stay(output, [*first.files, *second.files])
     lpips = find_lpips(*first.frames.shape[1:3])
     with display.stage("comparing"):
         result = compare_clips(first.frames, second.frames, perceptual=lpips.measure)
@@ -112,7 +112,7 @@ def _check_pair(a: Path, first: Clip, b: Path, second: Clip) -> None:
             )
 
 
-def _check_inputs_stay(output: Path, files: list[Path]) -> None:
+def _check_clips_stay(output: Path, files: list[Path]) -> None:
     """Raises `UserError` where the output, or one of its numbered files, would replace an input."""
     for file in files:
         stem, dash, number = file.stem.rpartition("-")

@@ -40,7 +40,7 @@ def generate(
         typer.Option(
             "--output",
             "-o",
-            help="File to write: .mp4, .gif, or .png (numbered files for several frames). "
+            help="File to write: .mp4, .webm, .gif, or .png (numbered files for several frames). "
             "Models of images write .png.",
             show_default=False,
             rich_help_panel=OUTPUT,
@@ -96,6 +96,15 @@ def generate(
     fps: Annotated[
         int, typer.Option(help="Frames per second of a video.", rich_help_panel=OUTPUT)
     ] = 16,
+    crf: Annotated[
+        int | None,
+        typer.Option(
+            help="Constant rate factor of the encoder of a video, 0 to 51 for .mp4 and to 63 for "
+            ".webm: less is better and larger.",
+            show_default="visually lossless",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -125,6 +134,7 @@ def generate(
             negative_prompt=negative_prompt,
             guidance_scale=guidance_scale,
             fps=fps,
+            crf=crf,
             dense=dense,
             compare=compare,
             strict=strict,

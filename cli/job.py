@@ -15,6 +15,7 @@ import torch
 import chipsparse
 from chipsparse.cli import denoise, media, profile_range, summary
 from chipsparse.cli.media import check_kind
+from chipsparse.cli.metadata import generation_metadata
 from chipsparse.cli.model import (
     ModelDescription,
     load_pipeline,
@@ -117,7 +118,12 @@ def run(options: Options) -> summary.Outcome:
             "comparison": summary.comparison_json(comparison),
         }
         with display.stage(f"writing {options.output}"), _report_file(job, reports, results):
-            written = media.write_media(dict(clips.values()), fps=options.fps)
+            written = media.write_media(
+                dict(clips.values()),
+                fps=options.fps,
+                crf=options.crf,
+                metadata=generation_metadata(job.as_json()),
+            )
     files = {kind: written[path] for kind, (path, _) in clips.items()}
     if options.report is not None:
         files["report"] = [options.report]

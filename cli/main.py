@@ -11,6 +11,7 @@ from chipsparse.cli.bench import EXAMPLE as BENCH_EXAMPLE
 from chipsparse.cli.bench import bench
 from chipsparse.cli.compare import EXAMPLE as COMPARE_EXAMPLE
 from chipsparse.cli.compare import compare
+from chipsparse.cli.errors import written_output
 from chipsparse.cli.explain import EXAMPLE as EXPLAIN_EXAMPLE
 from chipsparse.cli.explain import explain
 from chipsparse.cli.generate import EXAMPLE, generate
@@ -61,7 +62,8 @@ def _global_options(
 
 def main() -> None:
     """Entry point of the `chipsparse` command."""
-    app()
+    with written_output():
+        app()
 
 
 if __name__ == "__main__":

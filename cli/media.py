@@ -1,42 +1,79 @@
-"""Frames to files: MP4, GIF and PNG, all of a command's files or none of them.
+"""Frames to files: MP4, WebM, GIF and PNG, all of a command's files or none of them.
 
 Frames are `[F, H, W, 3]` uint8 arrays everywhere in this file.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli import ffmpeg
+from chipsparse.cli.errors import UserError, reason
+from chipsparse.cli.kept_elsewhere import keep_elsewhere
+from chipsparse.cli.output_names import check_writable
+from chipsparse.cli.pictures import beside, earlier_pngs, write_gif, write_pngs
+from chipsparse.placing import place
+from chipsparse.scratch import scratch_folder
 
 GIF_MAX_FPS = 50
 DEFAULT_FPS = 16
-MP4_CONSTANT_RATE_FACTOR = 12  # visually lossless; 0 is lossless, 23 the encoder's default
 
 
-def check_output(path: Path, *, fps: int) -> None:
-    """Raises `UserError` where `path` could not be written; writes nothing."""
-    if path.suffix.lower() not in WRITERS:
+@dataclass(frozen=True)
+class Style:
+    """How clips are written.
+
+    Attributes:
+        fps: frames per second of a video.
+        crf: the constant rate factor of a video's encoder; None for visually lossless.
+        metadata: facts about the clips, by name.
+    """
+
+    fps: int
+    crf: int | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_output(
+    path: Path, *, fps: int, crf: int | None = None, also: tuple[str, ...] = ()
+) -> None:
+    """Raises `UserError` where clips could not be written; leaves nothing.
+
+    Args:
+        path: of ``--output``.
+        fps: frames per second.
+        crf: of ``--crf``, or None.
+        also: words of further clips, see `beside`.
+    """
+    kind = path.suffix.lower()
+    if kind not in WRITERS:
         known = ", ".join(WRITERS)
         suffix = f"the suffix {path.suffix}" if path.suffix else "no suffix"
         raise UserError(f"--output {path} has {suffix}; use one of {known}")
-    if path.is_dir():
-        raise UserError(f"--output {path} is a folder; name a file in it")
-    folder = path.parent
-    if not folder.is_dir():
-        raise UserError(f"the folder {folder} of --output {path} does not exist; create it first")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"the folder {folder} of --output {path} cannot be written to")
-    if path.suffix.lower() == ".gif" and fps > GIF_MAX_FPS:
+    clips = [beside(path, word) for word in also]
+    frames = [beside(each, "0000") for each in (path, *clips)] if kind == ".png" else []
+    check_writable("--output", path, clips, longest=frames)
+    if kind == ".gif" and fps > GIF_MAX_FPS:
         raise UserError(f"--fps {fps} is too fast for a GIF; use {GIF_MAX_FPS} or less, or .mp4")
-    if path.suffix.lower() == ".mp4":
-        check_ffmpeg("write")
+    if kind in ffmpeg.CODECS:
+        ffmpeg.check_ffmpeg("write", kind)
+        if fps > ffmpeg.FASTEST:
+            raise UserError(f"--fps {fps} is too fast for a video; use {ffmpeg.FASTEST} or less")
+    _check_crf(kind, crf)
+
+
+def _check_crf(kind: str, crf: int | None) -> None:
+    if crf is None:
+        return
+    if kind not in ffmpeg.CODECS:
+        raise UserError(f"--crf is about {' and '.join(ffmpeg.CODECS)}, and {kind} has none")
+    most = ffmpeg.CODECS[kind].most_crf
+    if not 0 <= crf <= most:
+        raise UserError(f"--crf {crf} is out of range; for {kind} it must be from 0 to {most}")
 
 
 def check_kind(path: Path, *, video: bool) -> None:
@@ -45,110 +82,70 @@ def check_kind(path: Path, *, video: bool) -> None:
         raise UserError(f"this model makes images, not videos; use {path.with_suffix('.png')}")
 
 
-def write_media(clips: Mapping[Path, np.ndarray], *, fps: int) -> dict[Path, list[Path]]:
+def write_media(
+    clips: Mapping[Path, np.ndarray],
+    *,
+    fps: int,
+    crf: int | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> dict[Path, list[Path]]:
     """Writes each clip to its path and returns the files of each; all paths share one folder.
 
     A PNG of several frames becomes `stem-000.png`, `stem-001.png`, … Everything is written to a
-    temporary folder beside the outputs first, so that a failure leaves neither new files nor
-    changed ones.
+    temporary folder beside the outputs first and read back, so that a failure leaves neither new
+    files nor changed ones. PNG files that an earlier run wrote for the same path go with it.
+
+    Args:
+        clips: frames by the path of their clip.
+        fps: frames per second of a video.
+        crf: see `Style`.
+        metadata: facts about the clips, such as `generation_metadata` gives.
+
+    Raises:
+        UserError: a file could not be written; it says where the clips were kept instead.
     """
+    style = Style(fps, crf, metadata or {})
     written: dict[Path, list[Path]] = {}
     try:
         folder = next(iter(clips)).parent
-        with tempfile.TemporaryDirectory(prefix=".chipsparse-", dir=folder) as scratch:
+        with scratch_folder(folder) as scratch:
+            finished: dict[Path, Path] = {}
+            stale: set[Path] = set()
             for path, frames in clips.items():
-                writer = WRITERS[path.suffix.lower()]
-                written[path] = writer(Path(scratch) / path.name, frames, fps)
-            for file in (file for files in written.values() for file in files):
-                if (folder / file.name).is_dir():
-                    raise IsADirectoryError(f"{folder / file.name} is a folder")
-            for path, files in written.items():
-                for file in files:
-                    os.replace(file, folder / file.name)
+                files = WRITERS[path.suffix.lower()](scratch / path.name, frames, style)
                 written[path] = [folder / file.name for file in files]
+                finished |= zip(written[path], files, strict=True)
+                if path.suffix.lower() == ".png":
+                    stale.update(earlier_pngs(path))
+            place(finished, stale=stale - finished.keys(), scratch=scratch)
     except OSError as error:
         name = ", ".join(str(path) for path in clips)
-        raise UserError(f"{name} could not be written: {first_line(error)}") from error
+        kept = keep_elsewhere(clips, metadata=style.metadata)
+        rest = (
+            "nothing could be kept elsewhere" if kept is None else f"all is kept as PNG in {kept}"
+        )
+        raise UserError(f"{name} could not be written: {reason(error)}; {rest}") from error
     return written
 
 
-def beside(path: Path, word: str) -> Path:
-    """`out.mp4` and `dense` give `out-dense.mp4`."""
-    return path.with_name(f"{path.stem}-{word}{path.suffix}")
-
-
-def _write_mp4(path: Path, frames: np.ndarray, fps: int) -> list[Path]:
-    import imageio_ffmpeg
-
-    frames = _even_sides(frames)
-    height, width = frames.shape[1:3]
-    colours = "bt709"
-    parameters = ["-crf", str(MP4_CONSTANT_RATE_FACTOR), "-preset", "slow"]
-    parameters += ["-vf", f"scale=out_color_matrix={colours}:out_range=tv"]
-    parameters += ["-colorspace", colours, "-color_primaries", colours, "-color_trc", colours]
-    parameters += ["-movflags", "+faststart"]
-    encoder = imageio_ffmpeg.write_frames(
-        str(path),
-        (width, height),
-        fps=fps,
-        codec="libx264",
-        quality=None,
-        pix_fmt_in="rgb24",
-        pix_fmt_out="yuv420p",
-        macro_block_size=1,
-        ffmpeg_log_level="error",
-        output_params=parameters,
-    )
-    try:
-        encoder.send(None)
-        for frame in frames:
-            encoder.send(np.ascontiguousarray(frame))
-    finally:
-        encoder.close()
-    if not path.is_file() or path.stat().st_size == 0:
-        raise OSError("ffmpeg wrote no file")
+def _write_video(path: Path, frames: np.ndarray, style: Style) -> list[Path]:
+    ffmpeg.encode(path, frames, fps=style.fps, crf=style.crf, metadata=style.metadata)
     return [path]
 
 
-def _write_gif(path: Path, frames: np.ndarray, fps: int) -> list[Path]:
-    images = [Image.fromarray(frame).quantize(256) for frame in frames]
-    # A GIF counts in hundredths of a second: spread the rounding so that the whole length is right.
-    ends = [round(100 * (index + 1) / fps) for index in range(len(images))]
-    durations_ms = [10 * (end - start) for start, end in zip([0, *ends], ends, strict=False)]
-    images[0].save(
-        path, save_all=True, append_images=images[1:], duration=durations_ms, loop=0, disposal=1
-    )
+def _write_gif(path: Path, frames: np.ndarray, style: Style) -> list[Path]:
+    write_gif(path, frames, fps=style.fps, metadata=style.metadata)
     return [path]
 
 
-def _write_png(path: Path, frames: np.ndarray, fps: int) -> list[Path]:
-    if len(frames) == 1:
-        files = [path]
-    else:
-        digits = max(3, len(str(len(frames) - 1)))
-        files = [beside(path, f"{index:0{digits}}") for index in range(len(frames))]
-    for file, frame in zip(files, frames, strict=True):
-        Image.fromarray(frame).save(file)
-    return files
+def _write_png(path: Path, frames: np.ndarray, style: Style) -> list[Path]:
+    return write_pngs(path, frames, metadata=style.metadata)
 
 
-def _even_sides(frames: np.ndarray) -> np.ndarray:
-    """Repeats the last row or column where a side is odd, which yuv420p cannot store."""
-    bottom, right = frames.shape[1] % 2, frames.shape[2] % 2
-    return np.pad(frames, ((0, 0), (0, bottom), (0, right), (0, 0)), mode="edge")
-
-
-def check_ffmpeg(verb: str) -> None:
-    """Raises `UserError` where there is no ffmpeg to read or write MP4."""
-    import imageio_ffmpeg
-
-    try:
-        imageio_ffmpeg.get_ffmpeg_exe()
-    except RuntimeError as error:
-        raise UserError(
-            f"no ffmpeg was found to {verb} .mp4; reinstall imageio-ffmpeg, or use .gif or .png"
-        ) from error
-
-
-Writer = Callable[[Path, np.ndarray, int], list[Path]]
-WRITERS: dict[str, Writer] = {".mp4": _write_mp4, ".gif": _write_gif, ".png": _write_png}
+Writer = Callable[[Path, np.ndarray, Style], list[Path]]
+WRITERS: dict[str, Writer] = {
+    ".mp4": _write_video,
+    ".webm": _write_video,
+    ".gif": _write_gif,
+    ".png": _write_png,
+}

@@ -14,6 +14,7 @@ from chipsparse.cli.lpips import Lpips, find_lpips
 from chipsparse.cli.patching import patched
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.settings import GenerationSettings
+from chipsparse.cli.signals import exit_code
 from chipsparse.clip_comparison import ClipComparison, compare_clips
 from chipsparse.config import SparsityConfig
 from chipsparse.profiles import Profile
@@ -80,12 +81,14 @@ class PairedRuns:
         asked: how many there should be; more, where the user interrupted.
         lpips: the metric, or why there is none.
         worst: the clips that differ most.
+        exit_code: 0, or that of the interruption.
     """
 
     prompts: list[PromptRuns]
     asked: int
     lpips: Lpips
     worst: WorstClips
+    exit_code: int
 
 
 def run_prompts(runner: PairedRunner, prompts: list[str], *, seed: int) -> PairedRuns:
@@ -96,12 +99,14 @@ def run_prompts(runner: PairedRunner, prompts: list[str], *, seed: int) -> Paire
     runs: list[PromptRuns] = []
     lpips: Lpips | None = None
     worst: WorstClips | None = None
+    code = 0
     for index, prompt in enumerate(prompts):
         try:
             made = runner.generate(prompt, seed + index, index, len(prompts))
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             if len(runs) < LEAST_VALUES:
                 raise
+            code = exit_code(error)
             break
         dense = made["dense"]
         lpips = lpips or find_lpips(*dense.frames.shape[1:3])
@@ -112,7 +117,7 @@ def run_prompts(runner: PairedRunner, prompts: list[str], *, seed: int) -> Paire
             worst = WorstClips(index, lowest, {name: each.frames for name, each in made.items()})
     assert lpips is not None
     assert worst is not None
-    return PairedRuns(runs, len(prompts), lpips, worst)
+    return PairedRuns(runs, len(prompts), lpips, worst, code)
 
 
 def _against(dense: denoise.Generation, made: denoise.Generation, lpips: Lpips) -> ConfigRun:

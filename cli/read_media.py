@@ -1,4 +1,4 @@
-"""Files to frames: MP4, GIF, PNG, and folders of PNG."""
+"""Files to frames: MP4, WebM, GIF, PNG, and folders of PNG."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from chipsparse.cli.errors import UserError, first_line
-from chipsparse.cli.media import DEFAULT_FPS, check_ffmpeg
+from chipsparse.cli.ffmpeg import check_ffmpeg, decode
+from chipsparse.cli.media import DEFAULT_FPS
+from chipsparse.cli.pictures import frame_of, numbered
 
 EIGHT_BIT_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
 
@@ -37,9 +39,9 @@ def read_clip(path: Path) -> Clip:
     """Reads a video, an image, or the numbered images that `write_media` makes of a clip.
 
     Args:
-        path: ``.mp4``, ``.gif``, ``.png``, or a folder of PNG files, which are taken in the order
-            of the numbers in their names. Where ``out.png`` does not exist, ``out-000.png`` and so
-            on are meant.
+        path: ``.mp4``, ``.webm``, ``.gif``, ``.png``, or a folder of PNG files, which are taken in
+            the order of the numbers in their names. Where ``out.png`` does not exist,
+            ``out-000.png`` and so on are meant; as many as the first one says that there are.
 
     Raises:
         UserError: there is no such file, or it cannot be read.
@@ -52,36 +54,24 @@ def read_clip(path: Path) -> Clip:
             known = ", ".join(READERS)
             raise UserError(f"{path} is no {known} or folder of .png; nothing else can be read")
         if not path.exists() and path.suffix.lower() == ".png":
-            numbered = re.compile(re.escape(path.stem) + r"-\d+" + re.escape(path.suffix))
-            found = [each for each in path.parent.glob("*") if numbered.fullmatch(each.name)]
-            return _read_pngs(path, found)
+            return _read_pngs(path, _sequence(path))
         if not path.exists():
             raise UserError(f"the file {path} does not exist")
+        if not path.is_file():  # a pipe may never end, and cannot be read twice
+            raise UserError(f"{path} is no regular file")
         return reader(path)
-    except (OSError, RuntimeError, StopIteration, SyntaxError, ValueError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # a damaged file makes decoders raise anything
         raise UserError(f"{path} could not be read: {first_line(error)}") from error
 
 
-def _read_mp4(path: Path) -> Clip:
-    import imageio_ffmpeg
-
-    check_ffmpeg("read")
-    # One frame out for each frame in: by default ffmpeg repeats and drops some to keep the rate.
-    frames = imageio_ffmpeg.read_frames(
-        str(path), pix_fmt="rgb24", output_params=["-fps_mode", "passthrough"]
-    )
-    try:
-        facts = next(frames)
-        width, height = facts["size"]
-        pixels = [
-            np.frombuffer(frame, np.uint8).reshape(height, width, 3)  # a copy is made by np.stack
-            for frame in frames
-        ]
-    finally:
-        frames.close()
-    if not pixels:
+def _read_video(path: Path) -> Clip:
+    check_ffmpeg("read", path.suffix)
+    frames, fps = decode(path)
+    if not len(frames):
         raise UserError(f"{path} has no frame")
-    return Clip(np.stack(pixels), float(facts["fps"]) or None, [path], lossy=True)
+    return Clip(frames, fps, [path], lossy=True)
 
 
 def _read_gif(path: Path) -> Clip:
@@ -114,6 +104,20 @@ def _read_pngs(path: Path, files: list[Path]) -> Clip:
     return Clip(np.stack(frames), None, files, lossy=False)
 
 
+def _sequence(path: Path) -> list[Path]:
+    """The numbered frames of a clip; of those that `write_media` made, all of one clip."""
+    files = numbered(path)
+    first = frame_of(files[0]) if files else None
+    if first is None:
+        return files
+    count = first[1]
+    wanted = {(index, count) for index in range(count)}
+    frames = [file for file in files if frame_of(file) in wanted]
+    if len(frames) != count:
+        raise UserError(f"{path} has {len(frames)} of its {count} frames; the others are missing")
+    return frames
+
+
 def _png(path: Path) -> np.ndarray:
     try:
         with Image.open(path) as image:
@@ -142,7 +146,8 @@ def output_fps(*clips: Clip) -> int:
 
 
 READERS: dict[str, Callable[[Path], Clip]] = {
-    ".mp4": _read_mp4,
+    ".mp4": _read_video,
+    ".webm": _read_video,
     ".gif": _read_gif,
     ".png": _read_png,
 }

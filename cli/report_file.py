@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.errors import UserError, reason
+from chipsparse.cli.output_names import check_writable
+from chipsparse.placing import place, write_checked
+from chipsparse.scratch import scratch_folder
 
 
 def check_report(path: Path) -> None:
-    """Raises `UserError` where the file of ``--report`` could not be written; writes nothing."""
+    """Raises `UserError` where the file of ``--report`` could not be written; leaves nothing."""
     check_file("--report", path, ".json")
 
 
 def check_file(option: str, path: Path, *suffixes: str) -> None:
-    """Raises `UserError` where a file could not be written; writes nothing.
+    """Raises `UserError` where a file could not be written; leaves nothing.
 
     Args:
         option: which names it.
@@ -28,13 +29,7 @@ def check_file(option: str, path: Path, *suffixes: str) -> None:
     """
     if path.suffix.lower() not in suffixes:
         raise UserError(f"{option} {path} must end in {suffixes[0]}")
-    if path.is_dir():
-        raise UserError(f"{option} {path} is a folder; name a file in it")
-    folder = path.parent
-    if not folder.is_dir():
-        raise UserError(f"the folder {folder} of {option} {path} does not exist; create it first")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"the folder {folder} of {option} {path} cannot be written to")
+    check_writable(option, path)
 
 
 @contextmanager
@@ -46,17 +41,17 @@ def staged_report(path: Path, content: dict[str, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def staged_file(option: str, path: Path, text: str) -> Iterator[None]:
+def staged_file(option: str, path: Path, text: str) -> Iterator[Path]:
     """Writes a file beside its path, and moves it there when what follows has succeeded.
 
-    A failure, here or there, leaves neither a new file nor a changed one; `UserError` names the
-    option.
+    Gives the file before it is moved. A failure, here or there, leaves neither a new file nor a
+    changed one; `UserError` names the option.
     """
     try:
-        with tempfile.TemporaryDirectory(prefix=".chipsparse-", dir=path.parent) as scratch:
-            file = Path(scratch) / path.name
-            file.write_text(text, encoding="utf-8")
-            yield
-            os.replace(file, path)
+        with scratch_folder(path.parent) as scratch:
+            file = scratch / path.name
+            write_checked(file, text)
+            yield file
+            place({path: file}, scratch=scratch)
     except OSError as error:
-        raise UserError(f"{option} {path} could not be written: {first_line(error)}") from error
+        raise UserError(f"{option} {path} could not be written: {reason(error)}") from error

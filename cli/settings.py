@@ -14,6 +14,7 @@ from chipsparse.byte_sizes import parse_bytes
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.media import check_output
 from chipsparse.cli.model import ModelDescription
+from chipsparse.cli.output_names import check_inputs_stay
 from chipsparse.cli.report_file import check_report
 from chipsparse.layout import Grid
 from chipsparse.profiles import GenerationDefaults
@@ -90,6 +91,7 @@ class Options(CommonOptions):
     compare: bool
     strict: bool = False
     report: Path | None = None
+    crf: int | None = None
 
     @property
     def mode(self) -> Literal["dense", "sparse", "compare"]:
@@ -108,9 +110,11 @@ class Options(CommonOptions):
         super().check()
         check_positive("--fps", self.fps)
         check_seed(self.seed)
-        check_output(self.output, fps=self.fps)
+        also = ("dense", "compare") if self.compare else ()
+        check_output(self.output, fps=self.fps, crf=self.crf, also=also)
         if self.report is not None:
             check_report(self.report)
+            check_inputs_stay("--report", self.report, [self.config])
 
 
 def check_positive(option: str, number: int | None) -> None:

@@ -119,7 +119,12 @@ def tune(
     Measures in a few dense generations what every layer and step loses at each budget and what
     it takes, predicts from that, and verifies with pairs of dense and sparse generations.
     """
-    kept = f"what was measured is in {results or output.with_suffix('.tune.json')}: run it again"
+
+    def kept() -> str:
+        file = results or output.with_suffix(".tune.json")
+        known = f"what was measured is in {file}: run it again"
+        return known if file.is_file() else "nothing was measured"
+
     with reported_errors(debug=debug, kept=kept):
         # Imported here so that --help does not wait for torch and diffusers.
         from rich.console import Console

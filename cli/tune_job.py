@@ -20,6 +20,7 @@ from chipsparse.cli.model import (
     load_pipeline,
     quiet_libraries,
 )
+from chipsparse.cli.output_names import check_inputs_stay
 from chipsparse.cli.profile_range import range_of
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.report_file import check_file
@@ -34,7 +35,7 @@ from chipsparse.cli.settings import (
     check_positive,
     resolve_settings,
 )
-from chipsparse.cli.tune_lab import VERIFICATION_COST, Prompt, TuneLab
+from chipsparse.cli.tune_lab import VERIFICATION_COST, Prompt, TuneLab, check_dense_folder
 from chipsparse.cli.tune_profile import write_profile
 from chipsparse.cli.tune_progress import TuneProgress
 from chipsparse.cli.tune_record import SearchRecord
@@ -47,7 +48,7 @@ from chipsparse.tuned_range import TunedFor, TunedMeasurement, TunedTarget, Vers
 from chipsparse.tuning.allocation import Candidate, frontier
 from chipsparse.tuning.error_model import ErrorModel
 from chipsparse.tuning.recording import layout_from_json
-from chipsparse.tuning.results_file import ResultsError, ResultsFile
+from chipsparse.tuning.results_file import ResultsError, ResultsFile, ResultsWriteError
 from chipsparse.tuning.schedules import schedules
 from chipsparse.tuning.search import search
 from chipsparse.tuning.time_model import TimeModel, WholeTimes
@@ -106,6 +107,9 @@ class TuneOptions(CommonOptions):
             check_positive(name, count)
         check_file("--output", self.output, ".yaml", ".yml")
         check_file("--results", self.results_file, ".json")
+        for option, output in (("--output", self.output), ("--results", self.results_file)):
+            check_inputs_stay(option, output, [self.config, self.prompts])
+        check_dense_folder(self.results_file)
 
 
 @dataclass(frozen=True)
@@ -162,6 +166,13 @@ class Verified:
 
 def run(options: TuneOptions) -> Tuned:
     """Checks all that is cheap to check, then measures, searches and writes."""
+    try:
+        return _run(options)
+    except (ResultsError, ResultsWriteError) as error:
+        raise UserError(str(error)) from error
+
+
+def _run(options: TuneOptions) -> Tuned:
     device, dtype = checked(options)
     with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)
@@ -187,8 +198,8 @@ def run(options: TuneOptions) -> Tuned:
                 progress,
                 lpips,
             )
-        except ResultsError as error:
-            raise UserError(str(error)) from error
+        except ResultsError:
+            raise
         except ValueError as error:
             raise UserError(first_line(error)) from error
         candidates, dense_seconds, layout = predict(lab, calibration, profile.sparsity, settings)

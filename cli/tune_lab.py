@@ -6,9 +6,7 @@ import contextlib
 import functools
 import hashlib
 import json
-import os
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,13 +19,16 @@ from chipsparse import quality
 from chipsparse.api import attach
 from chipsparse.cli import denoise
 from chipsparse.cli.denoise import Generation
-from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.errors import UserError, first_line, reason
+from chipsparse.cli.output_names import check_writable
 from chipsparse.cli.patching import patched
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.tune_names import dense_name, pair_name
 from chipsparse.cli.tune_progress import TuneProgress
 from chipsparse.clip_comparison import PerceptualDistance
 from chipsparse.config import SparsityConfig
+from chipsparse.placing import place
+from chipsparse.scratch import scratch_folder
 from chipsparse.tuning.calibration import CalibrationSession
 from chipsparse.tuning.probes import ProbeSteps
 from chipsparse.tuning.recording import Recording
@@ -245,10 +246,15 @@ class TuneLab:
     def _make_dense(self, prompt: Prompt) -> dict[str, Any]:
         made = self._generate(prompt, f"dense, prompt {prompt.seed}", None)
         file = self._frames_file(prompt)
-        file.parent.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".chipsparse-", dir=file.parent) as scratch:
-            np.save(Path(scratch) / file.name, made.frames)
-            os.replace(Path(scratch) / file.name, file)
+        try:
+            file.parent.mkdir(exist_ok=True)
+            with scratch_folder(file.parent) as scratch:
+                np.save(scratch / file.name, made.frames)
+                place({file: scratch / file.name}, scratch=scratch)
+        except OSError as error:
+            raise UserError(
+                f"the dense pictures in {file.parent} could not be written: {reason(error)}"
+            ) from error
         return {"seconds": made.total_seconds}
 
     def _dense_frames(self, prompt: Prompt) -> np.ndarray:
@@ -287,6 +293,17 @@ class TuneLab:
 def dense_folder(results: Path) -> Path:
     """Where the dense pictures are kept that verification compares with."""
     return results.with_name(f"{results.stem}-dense")
+
+
+def check_dense_folder(results: Path) -> None:
+    """Raises `UserError` where that folder could not be made or written to."""
+    folder = dense_folder(results)
+    if folder.is_dir():
+        check_writable("the folder", folder / "frames.npy")
+    elif folder.exists():
+        raise UserError(
+            f"{folder}, a folder beside --results {results} for dense pictures, is a file"
+        )
 
 
 def config_digest(config: SparsityConfig) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.report_file import staged_file
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.config import SparsityConfig
 from chipsparse.profiles import load_profile
@@ -35,14 +33,8 @@ def write_profile(
         "tuned": _plain(dataclasses.asdict(tuned)),
     }
     text = HEADER + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
-    try:
-        with tempfile.TemporaryDirectory(prefix=".chipsparse-", dir=path.parent) as scratch:
-            file = Path(scratch) / path.name
-            file.write_text(text, encoding="utf-8")
-            assert load_profile(file).sparsity == config
-            os.replace(file, path)
-    except OSError as error:
-        raise UserError(f"--output {path} could not be written: {first_line(error)}") from error
+    with staged_file("--output", path, text) as file:
+        assert load_profile(file).sparsity == config
 
 
 def description(tuned: TunedFor) -> str:

@@ -8,17 +8,21 @@ search made of them, which nothing is read from but the page of `chipsparse repo
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from chipsparse.placing import write_whole
 
 FORMAT = 1
 
 
 class ResultsError(ValueError):
     """A results file that cannot be used for what is to be measured."""
+
+
+class ResultsWriteError(OSError):
+    """A results file that cannot be written; what it held before is still in it."""
 
 
 class ResultsFile:
@@ -78,6 +82,9 @@ class ResultsFile:
         Args:
             name: of the measurement.
             measure: makes it, as JSON values with finite numbers.
+
+        Raises:
+            ResultsWriteError: it could not be kept.
         """
         if name not in self._measured:
             value = json.loads(json.dumps(measure(), allow_nan=False))
@@ -106,10 +113,13 @@ class ResultsFile:
         content = {"format": FORMAT, "about": self._about, "measured": measured}
         if searches:
             content["searches"] = searches
-        with tempfile.TemporaryDirectory(prefix=".chipsparse-", dir=self.path.parent) as scratch:
-            file = Path(scratch) / self.path.name
-            file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            os.replace(file, self.path)
+        try:
+            write_whole(self.path, json.dumps(content, indent=1) + "\n")
+        except OSError as error:
+            raise ResultsWriteError(
+                f"the results file {self.path} could not be written: {error.strerror or error}"
+                + ("; what was measured before is in it" if self._measured else "")
+            ) from error
 
 
 def _short(value: Any) -> str:

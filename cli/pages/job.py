@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from chipsparse.cli.output_names import check_inputs_stay
 from chipsparse.cli.pages import samples
 from chipsparse.cli.pages.benchmark import benchmark_part
 from chipsparse.cli.pages.comparison import comparison_part
@@ -59,6 +60,7 @@ def write_report(options: ReportOptions) -> int:
             be read, or the page cannot be written.
     """
     check_file("--output", options.output, *SUFFIXES)
+    check_inputs_stay("--output", options.output, [*options.sources, *options.media])
     parts = [part_of(read_values(source)) for source in options.sources]
     if options.media:
         shown = [samples.read_sample(path, str(path)) for path in options.media]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,8 @@ from chipsparse.cli.errors import UserError, first_line
 
 # More steps or layers than anything has; a damaged file must not make a page of them.
 MOST_PLACES = 100_000
+# Larger than anything that is measured; charts of such numbers overflow.
+LARGEST_NUMBER = 1e30
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,15 @@ class Values:
         return self.text(name) if name in self else None
 
     def number(self, name: str) -> float:
-        """A finite number."""
+        """A number, of a size that can be drawn."""
         value = self.content.get(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return self._fail(name, "a number")
-        return value if math.isfinite(value) else self._fail(name, "a finite number")
+        fits = abs(value) <= LARGEST_NUMBER  # not so for NaN
+        return value if fits else self._fail(name, "a finite number")
 
     def number_or_none(self, name: str) -> float | None:
-        """A finite number, or None where there is none."""
+        """The same, or None where there is none."""
         return self.number(name) if name in self else None
 
     def count(self, name: str) -> int:
@@ -148,6 +150,8 @@ class Values:
 def read_values(path: Path) -> Values:
     """The JSON object of a file; raises `UserError` where there is none."""
     try:
+        if path.exists() and not path.is_file():  # a pipe may never end
+            raise UserError(f"{path} is no regular file")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"the file {path} does not exist") from None

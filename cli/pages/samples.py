@@ -18,6 +18,7 @@ from chipsparse.cli.pages.elements import Element, element
 from chipsparse.cli.pages.generation_record import GenerationRecord
 from chipsparse.cli.pages.json_values import Values
 from chipsparse.cli.pages.part import Missing, Section
+from chipsparse.cli.pictures import numbered
 from chipsparse.cli.read_media import read_clip
 
 FRAMES, LARGEST_SIDE = 6, 320
@@ -167,17 +168,12 @@ def _named(
 def find(source: Path, name: str) -> Path | None:
     """Where a file is that another one names: from the current folder, or beside that one."""
     for path in (Path(name), source.parent / name, source.parent / Path(name).name):
-        if path.exists() or _numbered(path):
+        if path.exists() or numbered(path):
             return path
     return None
 
 
 def newest(path: Path) -> float:
     """When a file, or the last of its numbered ones, was written."""
-    files = [path] if path.exists() else _numbered(path)
+    files = [path] if path.exists() else numbered(path)
     return max(file.stat().st_mtime for file in files)
-
-
-def _numbered(path: Path) -> list[Path]:
-    """The files of a PNG of several frames."""
-    return [*path.parent.glob(f"{path.stem}-[0-9]*{path.suffix}")] if path.suffix else []

@@ -218,7 +218,7 @@ def test_gray_and_transparent_images_are_read_as_colours(workdir):
     )
 
 
-@pytest.mark.parametrize("suffix", [".mp4", ".gif", ".png"])
+@pytest.mark.parametrize("suffix", [".mp4", ".webm", ".gif", ".png"])
 def test_reading_gives_what_was_written(workdir, suffix):
     path = workdir / f"clip{suffix}"
     written = media.write_media({path: gradient(frames=7)}, fps=10)[path]
@@ -254,7 +254,7 @@ def test_what_cannot_be_read(fails, pair, workdir):
         (workdir / name).write_text("no pixels")
         assert fails("a.png", name).startswith(f"{name} ")
     assert fails("a.png", "b.avi") == (
-        "b.avi is no .mp4, .gif, .png or folder of .png; nothing else can be read"
+        "b.avi is no .mp4, .webm, .gif, .png or folder of .png; nothing else can be read"
     )
     Image.fromarray(np.zeros((8, 8), np.uint16)).save("deep.png")
     assert "does not have 8 bits per channel" in fails("deep.png", "deep.png")

@@ -48,8 +48,11 @@ def fails_early(fails, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["-o", "out.avi"], r"--output out.avi has the suffix .avi; use one of .mp4, .gif, .png"),
-        (["-o", "out"], r"--output out has no suffix; use one of .mp4, .gif, .png"),
+        (
+            ["-o", "out.avi"],
+            r"--output out.avi has the suffix .avi; use one of .mp4, .webm, .gif, .png",
+        ),
+        (["-o", "out"], r"--output out has no suffix; use one of .mp4, .webm, .gif, .png"),
         (["-o", "no/out.mp4"], r"the folder no of --output no/out.mp4 does not exist; create it"),
         (["--dense", "--compare"], r"--dense and --compare exclude each other"),
         (["--steps", "0"], r"--steps 0 is too small; it must be at least 1"),
@@ -221,24 +224,29 @@ def test_debug_shows_the_traceback(generate):
     assert ran.stderr.splitlines()[-1].endswith("it must be at least 1")
 
 
-@pytest.mark.parametrize("suffix", [".mp4", ".gif", ".png"])
-def test_a_failure_while_writing_leaves_nothing(fails, workdir, monkeypatch, suffix):
+@pytest.mark.parametrize("suffix", [".mp4", ".webm", ".gif", ".png"])
+def test_a_failure_while_writing_leaves_nothing(fails, workdir, temporary, monkeypatch, suffix):
     write = media.WRITERS[suffix]
 
-    def breaks(path, frames, fps):
-        write(path, frames, fps)
+    def breaks(path, frames, style):
+        files = write(path, frames, style)
         if "compare" in path.name:
             raise OSError("no space left on device")
+        return files
 
     (workdir / f"out-dense{suffix}").write_bytes(b"older")
     monkeypatch.setitem(media.WRITERS, suffix, breaks)
     sentence = fails("-o", f"out{suffix}", "--compare", "--frames", "1")
-    assert sentence.endswith("could not be written: no space left on device")
+    (kept,) = temporary.iterdir()
+    assert sentence.endswith(
+        f"could not be written: no space left on device; all is kept as PNG in {kept}"
+    )
+    assert {path.name for path in kept.iterdir()} == {"out.png", "out-dense.png", "out-compare.png"}
     assert (workdir / f"out-dense{suffix}").read_bytes() == b"older"
 
 
 def test_ctrl_c_while_writing_leaves_nothing(fails, monkeypatch):
-    def interrupted(path, frames, fps):
+    def interrupted(path, frames, style):
         path.write_bytes(b"half a file")
         raise KeyboardInterrupt
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import chipsparse
+from chipsparse import placing
 from chipsparse.cli import denoise, media, report_file
 
 DENSE_MLP = "MLP runs dense in 1 of 3 layers (first: layer 1): its second linear is of class Other"
@@ -145,18 +146,16 @@ def test_a_report_that_cannot_be_written_leaves_everything_as_it_was(
     (workdir / "r.json").write_text("old")
     (workdir / "out.gif").write_text("old")
 
-    def full(path, *_, **__):
-        with open(path, "w") as file:
-            file.write('{"half')
+    def full(path, _):
+        path.write_text('{"half')
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(report_file.Path, "write_text", full)
+    monkeypatch.setattr(report_file, "write_checked", full)
     ran = generate("-o", "out.gif", "--report", "r.json")
     monkeypatch.undo()
     assert (ran.exit_code, ran.stdout) == (2, "")
     assert ran.stderr.splitlines()[-1] == (
-        "chipsparse: error: --report r.json could not be written: "
-        "[Errno 28] No space left on device"
+        "chipsparse: error: --report r.json could not be written: No space left on device"
     )
     assert names(workdir) == ["out.gif", "r.json"]
     assert {path.read_text() for path in workdir.iterdir()} == {"old"}
@@ -174,7 +173,7 @@ def test_a_video_that_cannot_be_written_leaves_no_report(generate, workdir, monk
 
 
 def test_a_report_that_fails_too_does_not_hide_the_error(generate, workdir, adapted, monkeypatch):
-    monkeypatch.setattr(report_file.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("no")))
+    monkeypatch.setattr(placing.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("no")))
     ran = generate("-o", "out.gif", "--strict", "--report", "r.json")
     assert ran.exit_code == 2
     assert DENSE_MLP in ran.stderr

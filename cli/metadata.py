@@ -1,0 +1,85 @@
+"""What a file says of how it was made: the prompt, the seed and the settings.
+
+`parameters` is the form that viewers and other programs for image generation read: the prompt, the
+negative prompt, and one line of ``Name: value`` pairs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# What others call these; what is not here begins with a capital letter.
+NAMES = {"guidance_scale": "CFG scale", "dtype": "Precision", "chipsparse": "Version"}
+TEXTS = ("prompt", "negative_prompt")
+
+
+def generation_metadata(request: Mapping[str, Any]) -> dict[str, str]:
+    """The facts about a generation, without any folder: a file may be sent to others.
+
+    Args:
+        request: as ``--json`` has it.
+
+    Returns:
+        Texts by name, in the order in which they are to be shown.
+    """
+    settings = request["settings"]
+    sides = (settings["width"], settings["height"])
+    facts = {
+        "prompt": request["prompt"],
+        "negative_prompt": request["negative_prompt"],
+        "steps": settings["num_inference_steps"],
+        "guidance_scale": _first(settings["true_cfg_scale"], settings["guidance_scale"]),
+        "seed": request["seed"],
+        "size": None if None in sides else "x".join(map(str, sides)),
+        "frames": settings["num_frames"],
+        "model": _without_folder(request["model"]),
+        "dtype": request["dtype"],
+        "mode": request["mode"],
+        "profile": None if request["mode"] == "dense" else _without_folder(request["profile"]),
+        "chipsparse": request["chipsparse"],
+    }
+    return {name: _clean(str(value)) for name, value in facts.items() if value is not None}
+
+
+def parameters(facts: Mapping[str, str]) -> str:
+    """The facts for people and other programs."""
+    lines = [facts["prompt"]] if "prompt" in facts else []
+    if facts.get("negative_prompt"):
+        lines.append(f"Negative prompt: {facts['negative_prompt']}")
+    pairs = (f"{_name(name)}: {_value(name, v)}" for name, v in facts.items() if name not in TEXTS)
+    return "\n".join([*lines, ", ".join(pairs)])
+
+
+def as_json(facts: Mapping[str, str]) -> str:
+    """The facts for chipsparse."""
+    return json.dumps(dict(facts), ensure_ascii=False)
+
+
+def _name(name: str) -> str:
+    return NAMES.get(name, name.replace("_", " ").capitalize())
+
+
+def _value(name: str, value: str) -> str:
+    value = f"chipsparse {value}" if name == "chipsparse" else value
+    quoted = any(mark in value for mark in ',:\n"')
+    return json.dumps(value, ensure_ascii=False) if quoted else value
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _without_folder(location: str | None) -> str | None:
+    """The name of a model or a profile; that of a model on the hub has no folder."""
+    if location is None:
+        return None
+    path = Path(location).expanduser()
+    return path.resolve().name if path.is_absolute() or path.exists() else location
+
+
+def _clean(text: str) -> str:
+    """Without what no encoding can take: an argument of the command may hold any bytes."""
+    return text.encode("utf-8", "replace").decode("utf-8")
