@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -20,11 +20,13 @@ class UserError(Exception):
 
 
 @contextmanager
-def reported_errors(*, debug: bool, kept: str = "nothing was written") -> Iterator[None]:
+def reported_errors(
+    *, debug: bool, kept: Callable[[], str] = lambda: "nothing was written"
+) -> Iterator[None]:
     """Ends the command with one line on stderr instead of a traceback, or with both under `debug`.
 
-    ``kept`` says what an interruption leaves. Exit codes: 2 for what the user can put right, 130
-    for Ctrl-C, 1 for everything else.
+    ``kept`` says, asked behind an interruption, what that leaves. Exit codes: 2 for what the user
+    can put right, 130 for Ctrl-C, 1 for everything else.
     """
     try:
         yield
@@ -33,7 +35,7 @@ def reported_errors(*, debug: bool, kept: str = "nothing was written") -> Iterat
     except UserError as error:
         _end(f"error: {_one_line(str(error))}", EXIT_USER_ERROR, error, debug)
     except KeyboardInterrupt as error:
-        _end(f"interrupted, {kept}", EXIT_INTERRUPTED, error, debug)
+        _end(f"interrupted, {kept()}", EXIT_INTERRUPTED, error, debug)
     except Exception as error:
         _end(_describe(error, debug), EXIT_FAILED, error, debug)
 

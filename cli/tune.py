@@ -55,7 +55,7 @@ def tune(
     max_lpips: Annotated[
         float | None,
         typer.Option(
-            help="The same with LPIPS, where torchmetrics and its weights are installed.",
+            help="The same with LPIPS, where the extra lpips and AlexNet's weights are installed.",
             show_default=False,
             rich_help_panel=TARGET,
         ),
@@ -119,7 +119,13 @@ def tune(
     Measures in a few dense generations what every layer and step loses at each budget and what
     it takes, predicts from that, and verifies with pairs of dense and sparse generations.
     """
-    kept = f"what was measured is in {results or output.with_suffix('.tune.json')}: run it again"
+
+    def kept() -> str:
+        file = results or output.with_suffix(".tune.json")
+        if not file.is_file():
+            return "nothing was written"
+        return f"what was measured is in {file}: run it again"
+
     with reported_errors(debug=debug, kept=kept):
         # Imported here so that --help does not wait for torch and diffusers.
         from rich.console import Console

@@ -34,7 +34,7 @@ from chipsparse.cli.settings import (
     check_positive,
     resolve_settings,
 )
-from chipsparse.cli.tune_lab import VERIFICATION_COST, Prompt, TuneLab
+from chipsparse.cli.tune_lab import VERIFICATION_COST, Prompt, TuneLab, check_dense_folder
 from chipsparse.cli.tune_profile import write_profile
 from chipsparse.cli.tune_progress import TuneProgress
 from chipsparse.cli.tune_record import SearchRecord
@@ -106,6 +106,7 @@ class TuneOptions(CommonOptions):
             check_positive(name, count)
         check_file("--output", self.output, ".yaml", ".yml")
         check_file("--results", self.results_file, ".json")
+        check_dense_folder(self.results_file)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from chipsparse import quality
 from chipsparse.api import attach
 from chipsparse.cli import denoise
 from chipsparse.cli.denoise import Generation
@@ -26,7 +24,7 @@ from chipsparse.cli.patching import patched
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.tune_names import dense_name, pair_name
 from chipsparse.cli.tune_progress import TuneProgress
-from chipsparse.clip_comparison import PerceptualDistance
+from chipsparse.clip_comparison import PerceptualDistance, compare_clips
 from chipsparse.config import SparsityConfig
 from chipsparse.tuning.calibration import CalibrationSession
 from chipsparse.tuning.probes import ProbeSteps
@@ -218,17 +216,15 @@ class TuneLab:
         return pair_name(config_digest(config), prompt.name, lpips=lpips)
 
     def _pair(self, config: SparsityConfig, prompt: Prompt) -> dict[str, Any]:
-        reference = _unit(self._dense_frames(prompt))
+        dense = self._dense_frames(prompt)
         with patched(self._pipe, config) as report:
             made = self._generate(prompt, f"verification, prompt {prompt.seed}", report)
-        frames = _unit(made.frames)
-        large_enough = min(frames.shape[1:3]) >= quality.SSIM_WINDOW
-        psnr = quality.psnr(reference, frames)
+        found = compare_clips(dense, made.frames, perceptual=self._lpips)
         kept = [(s.attention_kept, s.mlp_kept) for s in made.steps]
         return {
-            "psnr_db": psnr if np.isfinite(psnr) else None,
-            "ssim": quality.ssim(reference, frames) if large_enough else None,
-            "lpips": None if self._lpips is None else _lpips(self._lpips, reference, frames),
+            "psnr_db": None if found.identical else found.psnr_db,
+            "ssim": found.ssim,
+            "lpips": found.lpips,
             "seconds": made.total_seconds,
             "actions": [s.action for s in made.steps],
             "attention_kept": _mean([each for each, _ in kept]),
@@ -289,24 +285,21 @@ def dense_folder(results: Path) -> Path:
     return results.with_name(f"{results.stem}-dense")
 
 
+def check_dense_folder(results: Path) -> None:
+    """Raises `UserError` where the dense pictures could not be kept; writes nothing."""
+    folder = dense_folder(results)
+    what = f"{folder}, which keeps the dense pictures beside {results},"
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise UserError(f"{what} is no folder; move it, or name another file with --results")
+    if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"{what} cannot be written to; name another file with --results")
+
+
 def config_digest(config: SparsityConfig) -> str:
     """A short name of what a config computes, wherever its caches live."""
     content = asdict(config)
     del content["memory"]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _squared_error(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.mean(np.square(a - b, dtype=np.float64)))
-
-
-def _unit(frames: np.ndarray) -> np.ndarray:
-    return frames.astype(np.float64) / 255
-
-
-def _lpips(measure: PerceptualDistance, a: np.ndarray, b: np.ndarray) -> float:
-    frames = [(torch.from_numpy(clip[i : i + 1]) for clip in (a, b)) for i in range(len(a))]
-    return statistics.fmean(measure(*pair) for pair in frames)
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -285,7 +285,9 @@ def test_an_interrupted_run_goes_on_where_it_was(tune, monkeypatch, after):
     stopped = Interruption(monkeypatch, after)
     result = tune("--min-psnr", "25")
     assert result.exit_code == 130
-    assert "interrupted, what was measured is in p.tune.json: run it again" in result.stderr
+    kept = "what was measured is in p.tune.json: run it again" if after else "nothing was written"
+    assert f"chipsparse: interrupted, {kept}\n" in result.stderr
+    assert Path("p.tune.json").exists() == bool(after)
     assert not Path("p.yaml").exists()
     assert len(stopped.names) == after
     if after:
@@ -334,7 +336,11 @@ def test_lost_dense_pictures_are_made_again(again):
             ("--min-psnr", "30", "--held-out-prompts", "5"),
             "prompts.txt has 4 different prompts, but 6 are needed: 1 to calibrate with and 5",
         ),
-        (("--max-lpips", "0.1"), "--max-lpips cannot be measured here: torchmetrics is not"),
+        (
+            ("--max-lpips", "0.1"),
+            "--max-lpips cannot be measured here: torchmetrics is not installed "
+            "(pip install 'chipsparse[lpips]'); use --min-psnr",
+        ),
     ],
 )
 def test_bad_input(tune, arguments, message, monkeypatch):
@@ -343,6 +349,20 @@ def test_bad_input(tune, arguments, message, monkeypatch):
     assert result.exit_code == 2
     assert message in sentence(result)
     assert {path.name for path in Path().iterdir()} == {"prompts.txt"}
+
+
+def test_a_file_in_place_of_the_dense_pictures_is_refused_before_anything_is_loaded(
+    tune, monkeypatch
+):
+    monkeypatch.setattr("chipsparse.cli.tune_job.load_pipeline", None)  # would raise if called
+    Path("p.tune-dense").write_text("mine")
+    result = tune("--min-psnr", "25")
+    assert result.exit_code == 2
+    assert "p.tune-dense, which keeps the dense pictures beside p.tune.json, is no folder" in (
+        sentence(result)
+    )
+    assert {path.name for path in Path().iterdir()} == {"prompts.txt", "p.tune-dense"}
+    assert Path("p.tune-dense").read_text() == "mine"
 
 
 def test_an_output_that_is_no_profile(tune):
