@@ -154,7 +154,7 @@ class CalibrationSession(ExactSession):
     ) -> None:
         self._probes = probes
         self._recording = recording
-        self._single_steps = probes.disturbed[turn % len(probes.disturbed) :: turns]
+        self._single_steps = probes.single(turn, turns)
         super().__init__(config, report, pool, name)
 
     def reset(self) -> None:

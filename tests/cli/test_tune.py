@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from chipsparse.cli.lpips import Lpips
 from chipsparse.cli.main import app
 from chipsparse.cli.tune_names import pair_of
 from chipsparse.profiles import load_profile
+from chipsparse.tuning.probes import ProbeSteps
 from chipsparse.tuning.results_file import ResultsFile
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
@@ -308,12 +310,28 @@ def test_a_calibration_that_must_be_made_again_is_in_the_estimate(again, monkeyp
     del content["measured"][name]
     results.write_text(json.dumps(content))
     planned = []
-    monkeypatch.setattr(tune_lab.TuneProgress, "plan", lambda _, work: planned.append(dict(work)))
+    monkeypatch.setattr(tune_lab.WorkProgress, "plan", lambda _, work: planned.append(dict(work)))
     result = again("--min-psnr", "25")
     assert result.exit_code == 0, result.stderr
-    assert planned[0] == {name: pytest.approx(tune_lab.CALIBRATION_COST + 1 / 6)}
+    calibration = sum(ProbeSteps.spread(6).step_costs(0, 1)) / 6
+    rounds = {f"round {i}": pytest.approx(2 * tune_lab.VERIFICATION_COST) for i in range(1, 5)}
+    assert planned[0] == {name: pytest.approx(calibration + 1 / 6), **rounds}
     again("--min-psnr", "25")
-    assert planned[1] == {}
+    assert planned[1] == rounds
+
+
+def test_the_estimate_covers_everything_from_the_first_calibration_on(tune):
+    """Off a terminal: each line of progress has one clock, for the whole command."""
+    result = tune("--min-psnr", "25")
+    assert result.exit_code == 0, result.stderr
+    lines = [line for line in result.stderr.splitlines() if ": step " in line]
+    assert lines[0].startswith("calibration 1 of 1: step ")
+    assert not lines[0].startswith("calibration 1 of 1: step 6 ")
+    form = re.compile(r"\(\S+\), ((\d+) min )?([\d.]+) s elapsed, about .* left$")
+    found = [form.search(line) for line in lines]
+    assert all(found), lines
+    elapsed = [60 * int(each[2] or 0) + float(each[3]) for each in found]
+    assert elapsed == sorted(elapsed)
 
 
 def test_lost_dense_pictures_are_made_again(again):
