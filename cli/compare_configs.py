@@ -45,6 +45,7 @@ from chipsparse.cli.settings import (
     check_seed,
     resolve_settings,
 )
+from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.profiles import ASSETS, Profile
 
 BUNDLED_COUNT = 8  # prompts, where no file of them is given
@@ -127,9 +128,10 @@ def compare_configs(options: CompareOptions) -> ConfigsComparison:
         prompts = read_prompts(options, video=model.accepts("num_frames"))
         if options.output is not None:
             media.check_kind(options.output, video=model.accepts("num_frames"))
-        with display.stage("loading the model"):
+        progress = WorkProgress(display)
+        with progress.stage("loading the model"):
             pipe = load_pipeline(model, device=device, dtype=dtype)
-        runner = PairedRunner(pipe, profiles, settings, display)
+        runner = PairedRunner(pipe, profiles, settings, progress)
         runs = run_prompts(runner, prompts, seed=options.seed)
         picture, unwritten = None, None
         if options.output is not None:

@@ -30,9 +30,9 @@ def reported_errors(
 ) -> Iterator[None]:
     """Ends the command with one line on stderr instead of a traceback, or with both under `debug`.
 
-    ``kept`` says what an interruption leaves. Exit codes: 2 for what the user can put right, 130,
-    143 and 129 for SIGINT (Ctrl-C), SIGTERM and SIGHUP, 1 for everything else. A reader of the
-    output that went away, such as ``head``, is no error; the exit code is 141.
+    ``kept`` says, asked behind an interruption, what that leaves. Exit codes: 2 for what the user
+    can put right, 130, 143 and 129 for SIGINT (Ctrl-C), SIGTERM and SIGHUP, 1 for everything else.
+    A reader of the output that went away, such as ``head``, is no error; the exit code is 141.
     """
     try:
         with stop_signals():

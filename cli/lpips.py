@@ -17,6 +17,7 @@ import torch
 from chipsparse.cli.errors import first_line
 from chipsparse.clip_comparison import PerceptualDistance
 
+INSTALL = "pip install 'chipsparse[lpips]'"
 LEAST_SIDE = 32  # of a frame: AlexNet leaves nothing of smaller ones
 
 
@@ -43,7 +44,7 @@ def find_lpips(height: int, width: int) -> Lpips:
         try:
             found[package] = importlib.import_module(name)
         except ModuleNotFoundError:
-            return Lpips(None, f"{package} is not installed")
+            return Lpips(None, f"{package} is not installed ({INSTALL})")
         except Exception as error:  # such as a torchvision built for another torch
             return Lpips(None, f"{package} cannot be imported: {first_line(error)}")
     weights = _cached_weights(found["torchvision"])

@@ -12,9 +12,9 @@ from chipsparse.bootstrap import LEAST_VALUES
 from chipsparse.cli import denoise
 from chipsparse.cli.lpips import Lpips, find_lpips
 from chipsparse.cli.patching import patched
-from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.signals import exit_code
+from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.clip_comparison import ClipComparison, compare_clips
 from chipsparse.config import SparsityConfig
 from chipsparse.profiles import Profile
@@ -100,6 +100,7 @@ def run_prompts(runner: PairedRunner, prompts: list[str], *, seed: int) -> Paire
     lpips: Lpips | None = None
     worst: WorstClips | None = None
     code = 0
+    runner.plan(len(prompts))
     for index, prompt in enumerate(prompts):
         try:
             made = runner.generate(prompt, seed + index, index, len(prompts))
@@ -136,7 +137,7 @@ class PairedRunner:
         pipe: loaded, not patched.
         profiles: of A and B; None for the stock model.
         settings: of every generation.
-        display: told what goes on.
+        progress: told what goes on.
     """
 
     def __init__(
@@ -144,13 +145,24 @@ class PairedRunner:
         pipe: Any,
         profiles: dict[Side, Profile | None],
         settings: GenerationSettings,
-        display: ProgressDisplay,
+        progress: WorkProgress,
     ) -> None:
-        self._pipe, self._settings, self._display = pipe, settings, display
+        self._pipe, self._settings, self._progress = pipe, settings, progress
         self._configs: dict[str, SparsityConfig] = {
             side: profile.sparsity for side, profile in profiles.items() if profile is not None
         }
         self._warm: set[str] = set()
+
+    @property
+    def names(self) -> list[str]:
+        """Of what each prompt is generated with: "dense", and the sides that are not."""
+        return ["dense", *self._configs]
+
+    def plan(self, count: int) -> None:
+        """Tells the progress that so many prompts are to be generated."""
+        self._progress.plan(
+            {_work(name, index): 1.0 for index in range(count) for name in self.names}
+        )
 
     def generate(
         self, prompt: str, seed: int, index: int, count: int
@@ -160,25 +172,32 @@ class PairedRunner:
         Which of them goes first changes from prompt to prompt, so that a machine that slows down
         or warms up favours none.
         """
-        names = ["dense", *self._configs]
+        names = self.names
         first = index % len(names)
         made = {}
         for name in names[first:] + names[:first]:
-            made[name] = self._one(name, prompt, seed, f"prompt {index + 1} of {count}, {name}")
+            text = f"prompt {index + 1} of {count}, {name}"
+            made[name] = self._one(name, prompt, seed, text, _work(name, index))
         return {name: made.get(name, made["dense"]) for name in ("dense", *SIDES)}
 
-    def _one(self, name: str, prompt: str, seed: int, text: str) -> denoise.Generation:
+    def _one(self, name: str, prompt: str, seed: int, text: str, work: str) -> denoise.Generation:
         arguments = self._settings.pipeline_call(prompt)
         with ExitStack() as stack:
             config = self._configs.get(name)
             report = None if config is None else stack.enter_context(patched(self._pipe, config))
             if name not in self._warm:
-                with self._display.stage(f"{text}: warming up"):
+                with self._progress.stage(f"{text}: warming up"):
                     denoise.warm_up(self._pipe, arguments, seed=seed, report=lambda: report)
-            with self._display.denoising(text, self._settings.num_inference_steps) as steps:
+            stack.enter_context(self._progress.working(work))
+            with self._progress.denoising(text, self._settings.num_inference_steps) as steps:
                 made = denoise.generate(
                     self._pipe, arguments, seed=seed, display=steps, report=lambda: report
                 )
         if made.host_bytes == 0:  # else each patching takes and pins host memory anew
             self._warm.add(name)
         return made
+
+
+def _work(name: str, index: int) -> str:
+    """What the progress calls the generation of a prompt."""
+    return f"{name}, prompt {index}"

@@ -55,7 +55,7 @@ def tune(
     max_lpips: Annotated[
         float | None,
         typer.Option(
-            help="The same with LPIPS, where torchmetrics and its weights are installed.",
+            help="The same with LPIPS, where the extra lpips and AlexNet's weights are installed.",
             show_default=False,
             rich_help_panel=TARGET,
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,8 @@ from chipsparse.cli.settings import (
 )
 from chipsparse.cli.tune_lab import VERIFICATION_COST, Prompt, TuneLab, check_dense_folder
 from chipsparse.cli.tune_profile import write_profile
-from chipsparse.cli.tune_progress import TuneProgress
 from chipsparse.cli.tune_record import SearchRecord
+from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.clip_comparison import PerceptualDistance
 from chipsparse.config import SparsityConfig
 from chipsparse.layout import ModelLayout
@@ -181,7 +181,7 @@ def _run(options: TuneOptions) -> Tuned:
         calibration, held_out = choose_prompts(options, video=model.accepts("num_frames"))
         lpips = _lpips(options, settings)
         tuned = _tuned_for(options, model, settings, device, dtype)
-        progress = TuneProgress(display)
+        progress = WorkProgress(display)
 
         def load() -> Any:
             with progress.stage("loading the model"):
@@ -202,7 +202,10 @@ def _run(options: TuneOptions) -> Tuned:
             raise
         except ValueError as error:
             raise UserError(first_line(error)) from error
-        candidates, dense_seconds, layout = predict(lab, calibration, profile.sparsity, settings)
+        later = {**lab.dense_work(held_out), **_likely_rounds(options, held_out)}
+        candidates, dense_seconds, layout = predict(
+            lab, calibration, profile.sparsity, settings, later
+        )
         names = [prompt.name for prompt in held_out]
         record = SearchRecord(results, tuned.target, candidates, dense_seconds, names)
         chosen, verified, tried = _search(
@@ -235,10 +238,17 @@ def choose_prompts(options: TuneOptions, *, video: bool) -> tuple[list[Prompt], 
 
 
 def predict(
-    lab: TuneLab, calibration: list[Prompt], config: SparsityConfig, settings: GenerationSettings
+    lab: TuneLab,
+    calibration: list[Prompt],
+    config: SparsityConfig,
+    settings: GenerationSettings,
+    later: Mapping[str, float],
 ) -> tuple[list[Candidate], float, ModelLayout]:
-    """The frontier, the time of a dense generation, and the layout, from calibrations."""
-    errors, times, layout = models(*lab.calibrate(calibration), config, settings)
+    """The frontier, the time of a dense generation, and the layout, from calibrations.
+
+    ``later`` is what will be measured then, by name, in dense generations.
+    """
+    errors, times, layout = models(*lab.calibrate(calibration, later), config, settings)
     steps = settings.num_inference_steps
     candidates = frontier(schedules(config, steps), layout, errors, times)
     dense_seconds = times.dense_seconds(steps)
@@ -275,7 +285,7 @@ def _search(
     lab: TuneLab,
     candidates: list[Candidate],
     held_out: list[Prompt],
-    progress: TuneProgress,
+    progress: WorkProgress,
     dense_seconds: float,
 ) -> tuple[Candidate, Verified, int]:
     """Where the target holds, what was measured there, and how many configs are known."""
@@ -311,16 +321,22 @@ def _search(
 def _plan_rounds(
     options: TuneOptions,
     lab: TuneLab,
-    progress: TuneProgress,
+    progress: WorkProgress,
     config: SparsityConfig,
     held_out: list[Prompt],
     rounds_done: int,
 ) -> None:
     """Tells the progress what this round takes, and about what later ones will."""
     work = lab.verification_work(config, held_out)
-    likely = min(options.rounds, LIKELY_ROUNDS) - rounds_done - 1
-    later = {f"round {i}": VERIFICATION_COST * len(held_out) for i in range(likely)}
-    progress.plan({**work, **later})
+    progress.plan({**work, **_likely_rounds(options, held_out, rounds_done + 1)})
+
+
+def _likely_rounds(
+    options: TuneOptions, held_out: list[Prompt], rounds_done: int = 0
+) -> dict[str, float]:
+    """About what the rounds that are left will take, by name, in dense generations."""
+    likely = range(rounds_done, min(options.rounds, LIKELY_ROUNDS))
+    return {f"round {number + 1}": VERIFICATION_COST * len(held_out) for number in likely}
 
 
 def _verify(

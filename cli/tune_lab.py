@@ -7,15 +7,13 @@ import functools
 import hashlib
 import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from chipsparse import quality
 from chipsparse.api import attach
 from chipsparse.cli import denoise
 from chipsparse.cli.denoise import Generation
@@ -24,8 +22,8 @@ from chipsparse.cli.output_names import check_writable
 from chipsparse.cli.patching import patched
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.tune_names import dense_name, pair_name
-from chipsparse.cli.tune_progress import TuneProgress
-from chipsparse.clip_comparison import PerceptualDistance
+from chipsparse.cli.work_progress import WorkProgress
+from chipsparse.clip_comparison import PerceptualDistance, compare_clips
 from chipsparse.config import SparsityConfig
 from chipsparse.placing import place
 from chipsparse.scratch import scratch_folder
@@ -35,9 +33,10 @@ from chipsparse.tuning.recording import Recording
 from chipsparse.tuning.replay import Error, ReplaySession
 from chipsparse.tuning.results_file import ResultsFile
 
-# What measuring takes, in dense generations, until it is known better.
-CALIBRATION_COST = 5.0
+# What a sparse generation takes, in dense ones, until it is known better.
 VERIFICATION_COST = 0.7
+# Lines about a calibration where there is no bar: it takes as long as several generations.
+CALIBRATION_LINES = 4
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class TuneLab:
         negative_prompt: str | None,
         config: SparsityConfig,
         results: ResultsFile,
-        progress: TuneProgress,
+        progress: WorkProgress,
         lpips: PerceptualDistance | None = None,
     ) -> None:
         self._load = load
@@ -97,8 +96,15 @@ class TuneLab:
 
     # Calibration.
 
-    def calibrate(self, prompts: list[Prompt]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Recordings of all prompts, and replays of the first one's."""
+    def calibrate(
+        self, prompts: list[Prompt], later: Mapping[str, float]
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Recordings of all prompts, and replays of the first one's.
+
+        Args:
+            prompts: to calibrate with.
+            later: what will be measured then, by name, in dense generations.
+        """
         replays: list[tuple[int, Error]] = [
             *((step, "sparse") for step in self.probes.disturbed),
             *((step, "skip") for step in self.probes.skipped),
@@ -109,17 +115,30 @@ class TuneLab:
             (step, kind): f"replay, step {step}, {kind}, {first.name}" for step, kind in replays
         }
         jobs = [(f"calibration, {p.name}, {i} of {len(prompts)}", p) for i, p in enumerate(prompts)]
-        work = {name: CALIBRATION_COST for name, _ in jobs if name not in self._results}
-        missing = {n: 1 - step / steps for (step, _), n in names.items() if n not in self._results}
-        if missing and jobs[0][0] in self._results:  # see `_replay`
-            missing[next(iter(missing))] += CALIBRATION_COST
-        self._progress.plan(work | missing)
+        # What the steps of each take, in dense steps.
+        costs = {
+            **{n: self.probes.step_costs(i, len(prompts)) for i, (n, _) in enumerate(jobs)},
+            **{n: [0.0] * step + [1.0] * (steps - step) for (step, _), n in names.items()},
+        }
+        lost = [n for n in names.values() if n not in self._results][:1]
+        if lost and jobs[0][0] in self._results:  # see `_replay`
+            costs[lost[0]] = costs[jobs[0][0]] + costs[lost[0]]
+        work = {n: sum(each) / steps for n, each in costs.items() if n not in self._results}
+        self._progress.plan({**work, **later})
         recordings = [
-            self._measured(name, functools.partial(self._calibrate, prompt, turn, len(prompts)))
+            self._measured(
+                name,
+                functools.partial(self._calibrate, prompt, turn, len(prompts)),
+                step_costs=costs[name],
+            )
             for turn, (name, prompt) in enumerate(jobs)
         ]
         gains = [
-            self._measured(name, functools.partial(self._replay, prompts, step, kind))
+            self._measured(
+                name,
+                functools.partial(self._replay, prompts, step, kind),
+                step_costs=costs[name],
+            )
             for (step, kind), name in names.items()
         ]
         return recordings, gains
@@ -144,7 +163,9 @@ class TuneLab:
             watches = [each.session.watch(each.transformer) for each in handle._adapters]
             try:
                 title = f"calibration {turn + 1} of {turns}"
-                made = self._generate(prompt, title, handle.report, rounded=False)
+                made = self._generate(
+                    prompt, title, handle.report, rounded=False, plain_lines=CALIBRATION_LINES
+                )
             finally:
                 for watch in watches:
                     watch.remove()
@@ -208,28 +229,31 @@ class TuneLab:
             return None
         return {**pair, "dense_seconds": dense["seconds"]}
 
+    def dense_work(self, prompts: list[Prompt]) -> dict[str, float]:
+        """The dense generations that are left to make, by name; each takes 1."""
+        names = [dense_name(prompt.name) for prompt in prompts]
+        return {name: 1.0 for name in names if name not in self._results}
+
     def verification_work(self, config: SparsityConfig, prompts: list[Prompt]) -> dict[str, float]:
         """What is left to measure for a config, by name, in dense generations."""
-        work = {dense_name(prompt.name): 1.0 for prompt in prompts}
-        work |= {self._pair_name(config, prompt): VERIFICATION_COST for prompt in prompts}
-        return {name: cost for name, cost in work.items() if name not in self._results}
+        names = [self._pair_name(config, prompt) for prompt in prompts]
+        pairs = {name: VERIFICATION_COST for name in names if name not in self._results}
+        return {**self.dense_work(prompts), **pairs}
 
     def _pair_name(self, config: SparsityConfig, prompt: Prompt) -> str:
         lpips = self._lpips is not None
         return pair_name(config_digest(config), prompt.name, lpips=lpips)
 
     def _pair(self, config: SparsityConfig, prompt: Prompt) -> dict[str, Any]:
-        reference = _unit(self._dense_frames(prompt))
+        dense = self._dense_frames(prompt)
         with patched(self._pipe, config) as report:
             made = self._generate(prompt, f"verification, prompt {prompt.seed}", report)
-        frames = _unit(made.frames)
-        large_enough = min(frames.shape[1:3]) >= quality.SSIM_WINDOW
-        psnr = quality.psnr(reference, frames)
+        found = compare_clips(dense, made.frames, perceptual=self._lpips)
         kept = [(s.attention_kept, s.mlp_kept) for s in made.steps]
         return {
-            "psnr_db": psnr if np.isfinite(psnr) else None,
-            "ssim": quality.ssim(reference, frames) if large_enough else None,
-            "lpips": None if self._lpips is None else _lpips(self._lpips, reference, frames),
+            "psnr_db": None if found.identical else found.psnr_db,
+            "ssim": found.ssim,
+            "lpips": found.lpips,
             "seconds": made.total_seconds,
             "actions": [s.action for s in made.steps],
             "attention_kept": _mean([each for each, _ in kept]),
@@ -270,16 +294,25 @@ class TuneLab:
 
     # Generating.
 
-    def _measured(self, name: str, measure: Callable[[], Any]) -> Any:
-        with self._progress.working(name):
+    def _measured(
+        self, name: str, measure: Callable[[], Any], *, step_costs: Sequence[float] = ()
+    ) -> Any:
+        with self._progress.working(name, step_costs=step_costs):
             return self._results.measured(name, measure)
 
     def _generate(
-        self, prompt: Prompt, title: str, report: Any, *, rounded: bool = True
+        self,
+        prompt: Prompt,
+        title: str,
+        report: Any,
+        *,
+        rounded: bool = True,
+        plain_lines: int = 1,
     ) -> Generation:
         arguments = self._settings.pipeline_call(prompt.text, negative_prompt=self._negative_prompt)
         pipe = self._pipe
-        with self._progress.denoising(title, self._settings.num_inference_steps) as steps:
+        count = self._settings.num_inference_steps
+        with self._progress.denoising(title, count, plain_lines=plain_lines) as steps:
             return denoise.generate(
                 pipe,
                 arguments,
@@ -302,7 +335,8 @@ def check_dense_folder(results: Path) -> None:
         check_writable("the folder", folder / "frames.npy")
     elif folder.exists():
         raise UserError(
-            f"{folder}, a folder beside --results {results} for dense pictures, is a file"
+            f"{folder}, which keeps the dense pictures beside {results}, is no folder; move it, or "
+            "name another file with --results"
         )
 
 
@@ -311,19 +345,6 @@ def config_digest(config: SparsityConfig) -> str:
     content = asdict(config)
     del content["memory"]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _squared_error(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.mean(np.square(a - b, dtype=np.float64)))
-
-
-def _unit(frames: np.ndarray) -> np.ndarray:
-    return frames.astype(np.float64) / 255
-
-
-def _lpips(measure: PerceptualDistance, a: np.ndarray, b: np.ndarray) -> float:
-    frames = [(torch.from_numpy(clip[i : i + 1]) for clip in (a, b)) for i in range(len(a))]
-    return statistics.fmean(measure(*pair) for pair in frames)
 
 
 def _mean(values: list[float | None]) -> float | None:

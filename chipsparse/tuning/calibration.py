@@ -109,11 +109,8 @@ class ExactSession(Session):
         weights: MLPWeights,
         *,
         addend: Callable[[], torch.Tensor] | None = None,
-        unpatched: Callable[[], torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """The feed-forward layer of the model, plus the addend."""
-        if unpatched is not None:
-            return unpatched()
         return mlp.dense_step(
             None,
             hidden,
@@ -157,7 +154,7 @@ class CalibrationSession(ExactSession):
     ) -> None:
         self._probes = probes
         self._recording = recording
-        self._single_steps = probes.disturbed[turn % len(probes.disturbed) :: turns]
+        self._single_steps = probes.single(turn, turns)
         super().__init__(config, report, pool, name)
 
     def reset(self) -> None:
@@ -295,10 +292,9 @@ class CalibrationSession(ExactSession):
         weights: MLPWeights,
         *,
         addend: Callable[[], torch.Tensor] | None = None,
-        unpatched: Callable[[], torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """The feed-forward layer of the model, plus the addend; measures beside it."""
-        exact = super().mlp(layer, hidden, weights, addend=addend, unpatched=unpatched)
+        exact = super().mlp(layer, hidden, weights, addend=addend)
         if self._disturbed is not None:
             return self._disturb(exact, "mlp", layer)
         if self.config.mlp.enabled:

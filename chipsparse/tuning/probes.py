@@ -17,6 +17,8 @@ SKIP_AGES = (1, 2, 3, 4)
 SAMPLED_GROUPS = 4
 HEAD_GROUPS = 4
 LAYER_GROUPS = 12
+# What it takes beside a dense step, about and in such steps, to choose and to measure at one.
+PROBE_COST = 4.0
 EARLY = 0.1  # share of the steps behind which the first skip is looked at
 
 
@@ -76,6 +78,21 @@ class ProbeSteps:
     def measured(self, step: int) -> list[int]:
         """Anchors whose errors are measured at a step: at the right age, or to be passed on."""
         return [a for a in self.alive(step) if step - a in self.ages]
+
+    def single(self, turn: int, turns: int) -> tuple[int, ...]:
+        """Of the disturbed steps those where single layers are, in one of several calibrations."""
+        return self.disturbed[turn % len(self.disturbed) :: turns]
+
+    def step_costs(self, turn: int, turns: int) -> list[float]:
+        """What every step of one of several calibrations takes, about, in dense steps."""
+        single = self.single(turn, turns)
+        return [
+            1.0
+            + (PROBE_COST if step in self.anchors or self.alive(step) else 0.0)
+            + (step in self.disturbed)
+            + (len(BUDGETS) * LAYER_GROUPS if step in single else 0)
+            for step in range(self.steps)
+        ]
 
     def latest(self, step: int) -> int | None:
         """The anchor whose errors are passed on at a step."""

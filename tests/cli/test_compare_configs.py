@@ -101,6 +101,13 @@ def test_it_compares_what_generate_makes_with_the_same_seeds(compare, generate, 
     assert a != b
 
 
+def test_each_line_of_progress_has_the_clock_of_the_whole(compare):
+    ran = compare("dense", "profile", "--count", "2")
+    lines = [line for line in ran.stderr.splitlines() if ": step " in line]
+    assert len(lines) == 4 * 4
+    assert all(" s elapsed, about " in line and line.endswith(" left") for line in lines), lines
+
+
 def test_intervals_are_those_of_the_prompts(compare):
     content = as_json(compare("profile", "skips.yaml", "--json"))
     assert content["interval"] == {

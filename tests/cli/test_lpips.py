@@ -55,7 +55,9 @@ def test_a_package_is_not_installed(packages, hub, monkeypatch, package):
         if name.partition(".")[0] == package:
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr("importlib.import_module", importer(ModuleNotFoundError("no"), package))
-    assert find_lpips(64, 64).why_not == f"{package} is not installed"
+    assert find_lpips(64, 64).why_not == (
+        f"{package} is not installed (pip install 'chipsparse[lpips]')"
+    )
 
 
 def test_a_package_is_broken(packages, hub, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from chipsparse.cli.lpips import Lpips
 from chipsparse.cli.main import app
 from chipsparse.cli.tune_names import pair_of
 from chipsparse.profiles import load_profile
+from chipsparse.tuning.probes import ProbeSteps
 from chipsparse.tuning.results_file import ResultsFile
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
@@ -287,6 +289,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tune, monkeypatch, after):
     assert result.exit_code == 130
     kept = "what was measured is in p.tune.json: run it again" if after else "nothing was measured"
     assert result.stderr.splitlines()[-1] == f"chipsparse: interrupted, {kept}"
+    assert Path("p.tune.json").exists() == bool(after)
     assert not Path("p.yaml").exists()
     assert len(stopped.names) == after
     if after:
@@ -307,12 +310,28 @@ def test_a_calibration_that_must_be_made_again_is_in_the_estimate(again, monkeyp
     del content["measured"][name]
     results.write_text(json.dumps(content))
     planned = []
-    monkeypatch.setattr(tune_lab.TuneProgress, "plan", lambda _, work: planned.append(dict(work)))
+    monkeypatch.setattr(tune_lab.WorkProgress, "plan", lambda _, work: planned.append(dict(work)))
     result = again("--min-psnr", "25")
     assert result.exit_code == 0, result.stderr
-    assert planned[0] == {name: pytest.approx(tune_lab.CALIBRATION_COST + 1 / 6)}
+    calibration = sum(ProbeSteps.spread(6).step_costs(0, 1)) / 6
+    rounds = {f"round {i}": pytest.approx(2 * tune_lab.VERIFICATION_COST) for i in range(1, 5)}
+    assert planned[0] == {name: pytest.approx(calibration + 1 / 6), **rounds}
     again("--min-psnr", "25")
-    assert planned[1] == {}
+    assert planned[1] == rounds
+
+
+def test_the_estimate_covers_everything_from_the_first_calibration_on(tune):
+    """Off a terminal: each line of progress has one clock, for the whole command."""
+    result = tune("--min-psnr", "25")
+    assert result.exit_code == 0, result.stderr
+    lines = [line for line in result.stderr.splitlines() if ": step " in line]
+    assert lines[0].startswith("calibration 1 of 1: step ")
+    assert not lines[0].startswith("calibration 1 of 1: step 6 ")
+    form = re.compile(r"\(\S+\), ((\d+) min )?([\d.]+) s elapsed, about .* left$")
+    found = [form.search(line) for line in lines]
+    assert all(found), lines
+    elapsed = [60 * int(each[2] or 0) + float(each[3]) for each in found]
+    assert elapsed == sorted(elapsed)
 
 
 def test_lost_dense_pictures_are_made_again(again):
@@ -335,7 +354,11 @@ def test_lost_dense_pictures_are_made_again(again):
             ("--min-psnr", "30", "--held-out-prompts", "5"),
             "prompts.txt has 4 different prompts, but 6 are needed: 1 to calibrate with and 5",
         ),
-        (("--max-lpips", "0.1"), "--max-lpips cannot be measured here: torchmetrics is not"),
+        (
+            ("--max-lpips", "0.1"),
+            "--max-lpips cannot be measured here: torchmetrics is not installed "
+            "(pip install 'chipsparse[lpips]'); use --min-psnr",
+        ),
     ],
 )
 def test_bad_input(tune, arguments, message, monkeypatch):
@@ -344,6 +367,20 @@ def test_bad_input(tune, arguments, message, monkeypatch):
     assert result.exit_code == 2
     assert message in sentence(result)
     assert {path.name for path in Path().iterdir()} == {"prompts.txt"}
+
+
+def test_a_file_in_place_of_the_dense_pictures_is_refused_before_anything_is_loaded(
+    tune, monkeypatch
+):
+    monkeypatch.setattr("chipsparse.cli.tune_job.load_pipeline", None)  # would raise if called
+    Path("p.tune-dense").write_text("mine")
+    result = tune("--min-psnr", "25")
+    assert result.exit_code == 2
+    assert "p.tune-dense, which keeps the dense pictures beside p.tune.json, is no folder" in (
+        sentence(result)
+    )
+    assert {path.name for path in Path().iterdir()} == {"prompts.txt", "p.tune-dense"}
+    assert Path("p.tune-dense").read_text() == "mine"
 
 
 def test_an_output_that_is_no_profile(tune):
