@@ -3,7 +3,7 @@
     python train_flux_vae.py --out runs/flux_vae [--resume] [--seconds 120]
 
 Writes the VAE in diffusers' format to OUT/vae (float32), with latents of mean 0 and standard
-deviation 1 in every channel; also OUT/log.csv, OUT/loss.png, OUT/reconstructions.png (drawn and
+deviation 1 in every channel; also OUT/log.csv, OUT/loss.png, OUT/reconstructions.webp (drawn and
 decoded side by side) and OUT/state.pt, from which --resume goes on. Prints the PSNR over stills
 held out.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 import vae_training
-from common import to_device
+from common import save_sheet, to_device
 from diffusers import AutoencoderKL
 from flux_common import load_stills, still_sheet, to_images
 from still_scenes import SIDE, draw_still
@@ -84,7 +84,7 @@ def finish(vae: AutoencoderKL, out: Path, device: torch.device, *, count: int) -
         if number == 0:
             pairs = torch.stack([part, decoded], dim=1).flatten(0, 1)
             names = [name for caption in captions for name in (caption, "decoded")]
-            still_sheet(to_images(pairs), names).save(out / "reconstructions.png", optimize=True)
+            save_sheet(still_sheet(to_images(pairs), names), out / "reconstructions.webp")
     values = torch.cat(latents)
     print("latents: mean", values.mean((0, 2, 3)).tolist(), "std", values.std((0, 2, 3)).tolist())
     return error / len(images)
