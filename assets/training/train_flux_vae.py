@@ -11,6 +11,7 @@ held out.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -21,20 +22,20 @@ from flux_common import load_stills, still_sheet, to_images
 from still_scenes import SIDE, draw_still
 from torch import Tensor
 
-CHANNELS = 8
+LATENT_CHANNELS = 8
 
 
-def new_vae() -> AutoencoderKL:
-    """The VAE with fresh weights.
+def new_vae(*, channels: Sequence[int] = (32, 64, 128)) -> AutoencoderKL:
+    """The VAE with fresh weights, so many channels wide at full, half and quarter size.
 
     It has no attention in its middle, so that its cost grows with the image's area only.
     """
     vae = AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 3,
         up_block_types=("UpDecoderBlock2D",) * 3,
-        block_out_channels=(32, 64, 128),
+        block_out_channels=tuple(channels),
         layers_per_block=1,
-        latent_channels=CHANNELS,
+        latent_channels=LATENT_CHANNELS,
         norm_num_groups=8,
         sample_size=SIDE,
         scaling_factor=1.0,
@@ -42,8 +43,8 @@ def new_vae() -> AutoencoderKL:
         force_upcast=False,
         mid_block_add_attention=False,
     )
-    vae.quant_conv.weight.data[CHANNELS:] *= 0.1
-    vae.quant_conv.bias.data[CHANNELS:] = -4.0  # log variances
+    vae.quant_conv.weight.data[LATENT_CHANNELS:] *= 0.1
+    vae.quant_conv.bias.data[LATENT_CHANNELS:] = -4.0  # log variances
     return vae
 
 
@@ -58,9 +59,9 @@ def standardise(vae: AutoencoderKL, latents: Tensor) -> None:
     before, after = vae.quant_conv, vae.post_quant_conv
     after.bias += after.weight[:, :, 0, 0] @ mean
     after.weight *= std[None, :, None, None]
-    before.bias[:CHANNELS] = (before.bias[:CHANNELS] - mean) / std
-    before.weight[:CHANNELS] /= std[:, None, None, None]
-    before.bias[CHANNELS:] -= 2.0 * std.log()
+    before.bias[:LATENT_CHANNELS] = (before.bias[:LATENT_CHANNELS] - mean) / std
+    before.weight[:LATENT_CHANNELS] /= std[:, None, None, None]
+    before.bias[LATENT_CHANNELS:] -= 2.0 * std.log()
 
 
 @torch.no_grad()
