@@ -62,9 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         attention_curve.run(args, device, DTYPES[args.dtype or "bfloat16"], run)
         if args.figure is not None:
             with run.attempt("figure"):  # Pillow may be missing where only kernels are measured
-                from benchmarks import curve_figure
+                from benchmarks import canvas, curve_figure
 
-                curve_figure.draw(run.records).save(args.figure)
+                canvas.save(curve_figure.draw(run.records), args.figure)
     if "transformer_step" in ops:
         transformer_step.run(args, device, DTYPES[args.dtype or "bfloat16"], run)
     if "full_size" in ops:

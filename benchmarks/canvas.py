@@ -35,7 +35,7 @@ def draw_from_records(
     parser.add_argument("records", type=Path)
     parser.add_argument("figure", type=Path)
     args = parser.parse_args()
-    draw(json.loads(args.records.read_text(encoding="utf-8"))).save(args.figure)
+    save(draw(json.loads(args.records.read_text(encoding="utf-8"))), args.figure)
 
 
 def blank(width: int, height: int) -> Image.Image:
@@ -47,6 +47,14 @@ def finished(image: Image.Image) -> Image.Image:
     """The figure in its own size."""
     size = image.width // OVERSAMPLING, image.height // OVERSAMPLING
     return image.resize(size, Image.Resampling.LANCZOS)
+
+
+def save(figure: Image.Image, path: Path) -> None:
+    """Writes a PNG with a palette, a third of the size: smoothed lines have few colours."""
+    few = figure.quantize(
+        256, method=Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE
+    )
+    few.save(path, "PNG", optimize=True)
 
 
 class Canvas:

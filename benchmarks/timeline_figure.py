@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from benchmarks.canvas import COLOURS, GRID, INK, Canvas, blank, finished
+from benchmarks.canvas import COLOURS, GRID, INK, Canvas, blank, finished, save
 from benchmarks.records import Record
 
 WIDTH, LANE, LEFT, RIGHT, TOP, BOTTOM = 1200, 56, 96, 24, 48, 64
@@ -92,7 +92,7 @@ def main() -> None:
     timed = [record for record in records if (record.get("timeline") or {}).get("compute")]
     if not timed:
         raise SystemExit(f"{args.records} has no timeline")
-    draw(timed[0]).save(args.figure)
+    save(draw(timed[0]), args.figure)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import subprocess
 import sys
 from importlib import import_module
@@ -332,6 +333,11 @@ def test_the_curve_is_measured_and_drawn(tmp_path, monkeypatch):
     assert [record["tokens"] for record in found] == [300] * 4 + [100, 200]
     assert {record["backend"] for record in found} == {"reference"}
     assert figure.stat().st_size > 1000
+    with Image.open(figure) as image:
+        assert image.mode == "P"  # a palette: a third of the size
+        drawn = [colour for _, colour in image.convert("RGB").getcolors()]
+    for colour in (ImageColor.getrgb(name) for name in ("white", *COLOURS[:2])):
+        assert any(math.dist(colour, each) < 8 for each in drawn), colour
 
 
 def test_the_curve_has_few_heads_where_there_are_many_tokens():

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 FOLDER = Path(__file__).resolve().parents[1] / "assets" / "training"
 MODULES = (
@@ -19,6 +21,7 @@ MODULES = (
     "flow_matching",
     "flux_common",
     "flux_text",
+    "pipeline_folder",
     "scenes",
     "still_captions",
     "still_scenes",
@@ -234,3 +237,31 @@ def test_a_resumed_training_goes_on_as_if_it_had_not_stopped(scripts, tmp_path):
     for a, b, param in zip(whole.averages, resumed.averages, whole.params, strict=True):
         assert torch.equal(a, b)
         assert not torch.equal(a, param)
+
+
+@pytest.fixture
+def weights_file(tmp_path):
+    def write(**weights):
+        path = tmp_path / "model.safetensors"
+        save_file(weights, path)
+        return path
+
+    return write
+
+
+def test_weights_are_stored_as_the_nearest_in_float16(scripts, weights_file):
+    weight = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    file = weights_file(weight=weight, ids=torch.tensor([70_000]))
+    scripts.pipeline_folder.store_in_half(file)
+    with safe_open(file, "pt") as stored:
+        assert stored.metadata() == {"format": "pt"}  # as transformers wants it
+        assert torch.equal(stored.get_tensor("weight"), weight.half())
+        assert stored.get_tensor("ids").tolist() == [70_000]
+
+
+def test_a_weight_beyond_float16_is_refused_and_the_file_kept(scripts, weights_file):
+    file = weights_file(scale=torch.tensor([1.0, -70_000.0]))
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match=r"scale .* reaches 70000"):
+        scripts.pipeline_folder.store_in_half(file)
+    assert file.read_bytes() == before

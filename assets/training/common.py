@@ -230,7 +230,7 @@ class Log:
 
 
 def contact_sheet(video: Tensor, captions: list[str], path: Path, *, every: int = 4) -> None:
-    """PNG with a row of frames (each `every`-th) per clip of `video` (B, 3, F, H, W) in [-1, 1]."""
+    """WebP, a row of frames (each `every`-th) per clip of `video` (B, 3, F, H, W) in [-1, 1]."""
     frames = video[:, :, ::every].clamp(-1, 1).add(1).mul(127.5).byte().cpu()
     clips, _, count, height, width = frames.shape
     sheet = Image.new("RGB", (count * (width + 2), clips * (height + 14)))
@@ -241,7 +241,12 @@ def contact_sheet(video: Tensor, captions: list[str], path: Path, *, every: int 
         for column in range(count):
             image = Image.fromarray(frames[row, :, column].permute(1, 2, 0).numpy())
             sheet.paste(image, (column * (width + 2), top + 13))
-    sheet.save(path, optimize=True)
+    save_sheet(sheet, path)
+
+
+def save_sheet(sheet: Image.Image, path: Path) -> None:
+    """WebP of a contact sheet, small enough to keep with the code: about 100 kB."""
+    sheet.save(path, quality=75, method=6)
 
 
 def loss_curve(log: Path, path: Path, *, field: str, title: str) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 from flux_common import new_pipeline
 from flux_text import TextEncoders, use_checkpoint_names
@@ -27,10 +26,8 @@ def main() -> None:
     parser.add_argument("--shard", default="1GB", help="no file of weights is larger")
     args = parser.parse_args()
 
-    transformer = FluxTransformer2DModel.from_pretrained(
-        args.transformer, torch_dtype=torch.float16
-    )
-    vae = AutoencoderKL.from_pretrained(args.vae, torch_dtype=torch.float16)
+    transformer = FluxTransformer2DModel.from_pretrained(args.transformer)
+    vae = AutoencoderKL.from_pretrained(args.vae)
     pipeline = new_pipeline(vae, TextEncoders.load(args.text), transformer)
     replace_folder(
         pipeline,

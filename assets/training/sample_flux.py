@@ -1,6 +1,6 @@
 """A contact sheet of prompts through an exported pipeline folder.
 
-    python sample_flux.py --pipeline ../tiny-flux --out samples.png
+    python sample_flux.py --pipeline ../tiny-flux --out samples.webp
 
 Image number n of the sheet has seed SEED + n. Runs on a GPU where there is one.
 """
@@ -11,6 +11,7 @@ import argparse
 from pathlib import Path
 
 import torch
+from common import save_sheet
 from diffusers import DiffusionPipeline
 from flux_common import sample_images, still_sheet
 
@@ -20,7 +21,7 @@ PROMPTS = Path(__file__).resolve().parents[1] / "prompts" / "images.txt"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pipeline", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True, help="the PNG to write")
+    parser.add_argument("--out", type=Path, required=True, help="the WebP to write")
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="one prompt a line")
     parser.add_argument("--count", type=int, help="the first so many prompts; default: all")
     parser.add_argument("--steps", type=int, default=50)
@@ -31,7 +32,7 @@ def main() -> None:
     pipeline = DiffusionPipeline.from_pretrained(args.pipeline).to(device)
     prompts = args.prompts.read_text().splitlines()[: args.count]
     images = sample_images(pipeline, prompts, steps=args.steps, seed=args.seed)
-    still_sheet(images, prompts).save(args.out, optimize=True)
+    save_sheet(still_sheet(images, prompts), args.out)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ eight gives way to "", for classifier-free guidance. The text's length varies, b
 the padding from the transformer.
 
 Writes to OUT: state.pt (everything, for --resume), transformer/ (the weights' moving average,
-float16), log.csv, loss.png and samples.png (from the averaged weights, through `FluxPipeline`).
+float16), log.csv, loss.png and samples.webp (from the averaged weights, through `FluxPipeline`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from common import to_device
+from common import save_sheet, to_device
 from diffusers import AutoencoderKL, FluxPipeline, FluxTransformer2DModel
 from flow_matching import (
     Pool,
@@ -218,7 +218,7 @@ def main() -> None:
         prompts = SAMPLES.read_text().splitlines()[: args.samples]
         pipeline = new_pipeline(vae, encoders, training.average)
         images = sample_images(pipeline, prompts, steps=args.sample_steps)
-        still_sheet(images, prompts).save(args.out / "samples.png", optimize=True)
+        save_sheet(still_sheet(images, prompts), args.out / "samples.webp")
 
 
 if __name__ == "__main__":

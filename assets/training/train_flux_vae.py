@@ -3,7 +3,7 @@
     python train_flux_vae.py --out runs/flux_vae [--resume] [--seconds 120]
 
 Writes the VAE in diffusers' format to OUT/vae (float32), with latents of mean 0 and standard
-deviation 1 in every channel; also OUT/log.csv, OUT/loss.png, OUT/reconstructions.png (drawn and
+deviation 1 in every channel; also OUT/log.csv, OUT/loss.png, OUT/reconstructions.webp (drawn and
 decoded side by side) and OUT/state.pt, from which --resume goes on. Prints the PSNR over stills
 held out.
 """
@@ -11,30 +11,31 @@ held out.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import vae_training
-from common import to_device
+from common import save_sheet, to_device
 from diffusers import AutoencoderKL
 from flux_common import load_stills, still_sheet, to_images
 from still_scenes import SIDE, draw_still
 from torch import Tensor
 
-CHANNELS = 8
+LATENT_CHANNELS = 8
 
 
-def new_vae() -> AutoencoderKL:
-    """The VAE with fresh weights.
+def new_vae(*, channels: Sequence[int] = (32, 64, 128)) -> AutoencoderKL:
+    """The VAE with fresh weights, so many channels wide at full, half and quarter size.
 
     It has no attention in its middle, so that its cost grows with the image's area only.
     """
     vae = AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 3,
         up_block_types=("UpDecoderBlock2D",) * 3,
-        block_out_channels=(32, 64, 128),
+        block_out_channels=tuple(channels),
         layers_per_block=1,
-        latent_channels=CHANNELS,
+        latent_channels=LATENT_CHANNELS,
         norm_num_groups=8,
         sample_size=SIDE,
         scaling_factor=1.0,
@@ -42,8 +43,8 @@ def new_vae() -> AutoencoderKL:
         force_upcast=False,
         mid_block_add_attention=False,
     )
-    vae.quant_conv.weight.data[CHANNELS:] *= 0.1
-    vae.quant_conv.bias.data[CHANNELS:] = -4.0  # log variances
+    vae.quant_conv.weight.data[LATENT_CHANNELS:] *= 0.1
+    vae.quant_conv.bias.data[LATENT_CHANNELS:] = -4.0  # log variances
     return vae
 
 
@@ -58,9 +59,9 @@ def standardise(vae: AutoencoderKL, latents: Tensor) -> None:
     before, after = vae.quant_conv, vae.post_quant_conv
     after.bias += after.weight[:, :, 0, 0] @ mean
     after.weight *= std[None, :, None, None]
-    before.bias[:CHANNELS] = (before.bias[:CHANNELS] - mean) / std
-    before.weight[:CHANNELS] /= std[:, None, None, None]
-    before.bias[CHANNELS:] -= 2.0 * std.log()
+    before.bias[:LATENT_CHANNELS] = (before.bias[:LATENT_CHANNELS] - mean) / std
+    before.weight[:LATENT_CHANNELS] /= std[:, None, None, None]
+    before.bias[LATENT_CHANNELS:] -= 2.0 * std.log()
 
 
 @torch.no_grad()
@@ -84,7 +85,7 @@ def finish(vae: AutoencoderKL, out: Path, device: torch.device, *, count: int) -
         if number == 0:
             pairs = torch.stack([part, decoded], dim=1).flatten(0, 1)
             names = [name for caption in captions for name in (caption, "decoded")]
-            still_sheet(to_images(pairs), names).save(out / "reconstructions.png", optimize=True)
+            save_sheet(still_sheet(to_images(pairs), names), out / "reconstructions.webp")
     values = torch.cat(latents)
     print("latents: mean", values.mean((0, 2, 3)).tolist(), "std", values.std((0, 2, 3)).tolist())
     return error / len(images)

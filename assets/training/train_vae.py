@@ -3,7 +3,7 @@
     python train_vae.py --out runs/vae [--resume] [--seconds 480]
 
 Writes the VAE in diffusers' format to OUT/vae, with the latents' mean and standard deviation in its
-config; also OUT/log.csv, OUT/loss.png, OUT/reconstructions.png (pairs of rows: drawn, decoded) and
+config; also OUT/log.csv, OUT/loss.png, OUT/reconstructions.webp (pairs of rows: drawn, decoded) and
 OUT/state.pt, from which --resume goes on.
 """
 
@@ -93,9 +93,9 @@ def finish(vae: AutoencoderKLWan, out: Path, device: torch.device, *, clips: int
         decoded = fresh.decode(latents[-1]).sample
         error += (decoded - video).square().mean().item() / 4  # of values in [0, 1]
         if number == 0:
-            pairs = torch.stack([video, decoded], dim=1).flatten(0, 1)
-            names = [name for caption in captions for name in (caption, "decoded")]
-            contact_sheet(pairs, names, out / "reconstructions.png")
+            pairs = torch.stack([video, decoded], dim=1)[:4].flatten(0, 1)
+            names = [name for caption in captions[:4] for name in (caption, "decoded")]
+            contact_sheet(pairs, names, out / "reconstructions.webp")
     latents = torch.cat(latents)
     fresh.register_to_config(
         latents_mean=[round(v, 5) for v in latents.mean((0, 2, 3, 4)).tolist()],

@@ -1,4 +1,4 @@
-"""What the scripts of both VAEs share: their arguments, optimizers, losses and loop."""
+"""What the scripts of the VAEs share: their arguments, optimizers, losses and loop."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from torch import Tensor
 from training import Training, add_run_arguments, muon_and_adamw
 
 VAE = AutoencoderKL | AutoencoderKLWan
+Losses = Callable[[VAE, Tensor], dict[str, Tensor]]  # of the VAE and pictures, by name
+
+AUTOENCODING = {"l1": 1.0, "edges": 0.5, "kl": 1e-4}  # weights of the losses
 
 
 def new_parser(
     doc: str, *, steps: int, seconds: float, batch: int, workers: int
 ) -> argparse.ArgumentParser:
-    """The arguments of both scripts."""
+    """The arguments of all the scripts."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     add_run_arguments(parser, steps=steps, seconds=seconds)
     parser.add_argument("--batch", type=int, default=batch)
     parser.add_argument("--lr", type=float, default=4e-3)
-    parser.add_argument("--kl", type=float, default=1e-4, help="weight of the KL term")
     parser.add_argument("--workers", type=int, default=workers)
     parser.add_argument("--no-compile", action="store_true")
     return parser
@@ -47,18 +49,25 @@ def optimizers(vae: VAE, *, lr: float) -> list[torch.optim.Optimizer]:
     return muon_and_adamw(inner, params, lr=lr, adamw_lr=0.5 * lr, momentum=0.9)
 
 
-def losses(vae: VAE, pictures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean absolute error, the same of differences along each axis, and KL per latent number.
+def decoding_losses(
+    vae: VAE, mean: Tensor, log_variance: Tensor, pictures: Tensor
+) -> dict[str, Tensor]:
+    """Mean absolute error of what a sample of the latents decodes to, and of its edges.
 
-    `pictures` are images (B, 3, H, W) or videos (B, 3, F, H, W).
+    Edges are differences along each axis; `pictures` are images (B, 3, H, W) or videos
+    (B, 3, F, H, W), the moments of their latents float32.
     """
-    mean, log_variance = encode_moments(vae, pictures)
-    mean, log_variance = mean.float(), log_variance.float()
     latents = mean + (0.5 * log_variance).exp() * torch.randn_like(mean)
     error = decode_latents(vae, latents.to(pictures.dtype)).float() - pictures.float()
     edges = sum(error.diff(dim=dim).abs().mean() for dim in range(2, error.ndim))
+    return {"l1": error.abs().mean(), "edges": edges}
+
+
+def autoencoding_losses(vae: VAE, pictures: Tensor) -> dict[str, Tensor]:
+    """`decoding_losses` of the VAE's own latents, and their KL per number."""
+    mean, log_variance = (part.float() for part in encode_moments(vae, pictures))
     kl = 0.5 * (mean.square() + log_variance.exp() - 1.0 - log_variance).mean()
-    return error.abs().mean(), edges, kl
+    return {**decoding_losses(vae, mean, log_variance, pictures), "kl": kl}
 
 
 def train(
@@ -67,12 +76,17 @@ def train(
     pictures: Callable[[dict[str, Tensor]], Tensor],
     args: argparse.Namespace,
     ranks: Ranks,
+    *,
+    losses: Losses = autoencoding_losses,
+    weights: dict[str, float] = AUTOENCODING,
 ) -> Training:
     """Trains to the end of the schedule, and writes state.pt and log.csv.
 
     Args:
         load: gives the training's examples from number `first` on, by `batch` and `workers`
         pictures: draws a batch of staging arrays as the VAE is to see them
+        losses: what is to become small
+        weights: how much each of these counts, by name
     """
     training = Training(
         vae,
@@ -85,7 +99,7 @@ def train(
     )
     if training.step:
         torch.manual_seed(training.step)  # other noise than the first steps had
-    log = Log(args.out / "log.csv", fields=("step", "seconds", "loss", "l1", "edges", "kl"))
+    log = Log(args.out / "log.csv", fields=("step", "seconds", "loss", *weights))
     examples = load(first=training.step * args.batch, batch=args.batch, workers=args.workers)
     compute = losses if args.no_compile else torch.compile(losses)
     while training.schedule.running:
@@ -93,12 +107,11 @@ def train(
         with torch.no_grad():
             seen = pictures(staging)
         with torch.autocast(ranks.device.type, torch.bfloat16):
-            l1, edges, kl = compute(vae, seen)
-        loss = l1 + 0.5 * edges + args.kl * kl
+            parts = compute(vae, seen)
+        loss = sum(weight * parts[name] for name, weight in weights.items())
         training.update(loss)
         if training.step % 100 == 0:
-            parts = {"loss": loss, "l1": l1, "edges": edges, "kl": kl}
-            values = {name: value.item() for name, value in parts.items()}
+            values = {name: value.item() for name, value in {"loss": loss, **parts}.items()}
             log.add(step=training.step, seconds=training.schedule.spent, **values)
     training.save(args.out)
     return training
