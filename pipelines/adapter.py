@@ -32,13 +32,14 @@ from chipsparse.pipelines.bridge import (
     make_tag,
     register_host,
 )
+from chipsparse.pipelines.execution import Execution, check_undivided, execution_of
 from chipsparse.pipelines.feed_forward import (
     FeedForwardSite,
     Form,
     has_contiguous_channels,
     make_channels_contiguous,
 )
-from chipsparse.pipelines.offloaded_weights import pending_bytes
+from chipsparse.pipelines.offloaded_weights import autocast_bytes, pending_bytes
 from chipsparse.pipelines.patches import TAG, Patches
 from chipsparse.pipelines.stacked_caches import why_refused
 from chipsparse.plan import Action
@@ -98,7 +99,11 @@ class ModelAdapter:
         guided: tells whether each step of the pipeline calls the transformer once more, without
             the prompt; False where that is not known.
 
+    Raises:
+        ValueError: if the transformer is split over several devices.
+
     Attributes:
+        execution: how the open call, or the last one, computes.
         transformer_class: name of the class that it serves.
         families: the models of this class and what their pipelines make, for `chipsparse models`.
         sparse_attention: which attention runs sparse, in words.
@@ -132,8 +137,11 @@ class ModelAdapter:
         scheduler: Callable[[], Any],
         guided: Callable[[], bool] = lambda: False,
     ) -> None:
+        check_undivided(transformer)
         self.transformer = transformer
         self.session = session
+        self.execution: Execution
+        self._executed_generation = 0
         self.named_position: dict[str, Any] = {}
         self.other_experts: list[ModelAdapter] = []
         self._tracker = tracker
@@ -291,19 +299,20 @@ class ModelAdapter:
         for expert in self.other_experts:  # done with for this generation: free its caches
             expert.session.reset()
         try:
+            self._run_as(self._execution(hidden), context.generation)
             if not self.knows(context, arguments):
                 return self.observe(context, arguments, lambda: forward(*args, **kwargs))
             action = self.session.begin(
                 context,
                 self.layout(arguments),
-                hidden.device,
+                self.execution.device,
                 lambda: self._memory_demand(arguments),
                 hidden,
             )
             self._check_caches(context.generation)
             for remark in self.remarks(arguments):
                 self.session.report.note(remark)
-            self._look_at_modules(hidden)
+            self._look_at_modules()
             if action is Action.SKIP:
                 output = self.session.skipped_output()
                 self.session.end(output)
@@ -319,7 +328,27 @@ class ModelAdapter:
             self.session.reset()
             raise
 
-    def _look_at_modules(self, hidden: torch.Tensor) -> None:
+    def _execution(self, hidden: torch.Tensor) -> Execution:
+        modules = self.self_attentions()
+        weight = next((modules[0] if modules else self.transformer).parameters())
+        return execution_of(self.transformer, weight, hidden)
+
+    def _run_as(self, execution: Execution, generation: int) -> None:
+        """Notes how the call computes; where that changes in a generation, caches start anew."""
+        goes_on = generation == self._executed_generation
+        before = self.execution if goes_on else execution
+        self.execution, self._executed_generation = execution, generation
+        if execution == before:
+            return
+        plan = self.session.plan
+        self.session.reset()
+        if plan is not None and not plan.is_dense():
+            self.session.report.fall_back(
+                "some steps run dense as the first ones do, to record anew: the model goes on in "
+                f"{execution} instead of {before}"
+            )
+
+    def _look_at_modules(self) -> None:
         """Decides anew what can run sparse, at first and when anything about the model changed.
 
         In the middle of a generation adapters (LoRA), hooks and processors come, go and change, and
@@ -331,17 +360,19 @@ class ModelAdapter:
             self._state = None
         if what is not None or self.session.is_first_call:
             self._check_attention()
-            self._check_feed_forwards(hidden)
+            self._check_feed_forwards()
         if self._state is None and not self.session.is_first_call:  # weights are where they stay
             self._state = ModelState(
                 self.transformer,
-                hidden.device,
+                self.execution.device,
                 ignored={ADAPTER},
-                surroundings=lambda: surroundings(hidden.device.type),
+                surroundings=lambda: surroundings(self.execution.device.type),
             )
 
     def _why_not_recorded(self) -> str | None:
         """Why the transformer may not do the same at every sparse step of a generation, or None."""
+        if self.execution.autocast:
+            return "torch.autocast is on, and the copies of weights that it keeps come and go"
         for name, module in self.transformer.named_modules():
             if has_foreign_hooks(module, self._patches, is_whole_model=name == ""):
                 return f"hooks run with {name or 'the transformer'}"
@@ -349,7 +380,7 @@ class ModelAdapter:
 
     def _memory_demand(self, arguments: dict[str, Any]) -> MemoryDemand:
         """What a generation of such calls asks of the memory, as things stand now."""
-        hidden = arguments["hidden_states"]
+        execution = self.execution
         dense: set[tuple[int, Part]] = set()
         all_dense = self.why_attention_is_dense(arguments) is not None
         dense |= {
@@ -360,12 +391,15 @@ class ModelAdapter:
         dense |= {
             (layer, "mlp")
             for layer, site in enumerate(self._feed_forwards)
-            if isinstance(self._form(site, hidden), str)
+            if isinstance(self._form(site), str)
         }
+        pending = pending_bytes(self.transformer, execution.device)
+        if execution.autocast:
+            pending += autocast_bytes(self.transformer, execution.dtype)
         return MemoryDemand(
-            dtype=hidden.dtype,
+            dtype=execution.dtype,
             branches=self.branches(),
-            pending_bytes=pending_bytes(self.transformer, hidden.device),
+            pending_bytes=pending,
             dense=frozenset(dense),
         )
 
@@ -503,42 +537,41 @@ class ModelAdapter:
         with self.attention_released():
             yield
 
-    def _check_feed_forwards(self, hidden: torch.Tensor) -> None:
+    def _check_feed_forwards(self) -> None:
         """Decides before each call which feed-forward layers run sparse; reports the others."""
         wanted = self.session.caching and self.session.config.mlp.enabled
         dense: dict[str, list[int]] = {}
         for layer, site in enumerate(self._feed_forwards):
-            form = self._readable_form(site, hidden) if wanted else None
+            form = self._readable_form(site) if wanted else None
             if isinstance(form, str):
                 dense.setdefault(form, []).append(layer)
             site.run_as(form if isinstance(form, Form) else None)
         self._report("mlp", dense)
 
-    def _readable_form(self, site: FeedForwardSite, hidden: torch.Tensor) -> Form | str:
+    def _readable_form(self, site: FeedForwardSite) -> Form | str:
         """As `_form`, with the second weight of what runs sparse laid out for the kernels."""
-        form = self._form(site, hidden)
-        if isinstance(form, Form) and self._wants_contiguous_channels(hidden):
+        form = self._form(site)
+        if isinstance(form, Form) and self._wants_contiguous_channels():
             linear = site.second_linear()
             if not has_contiguous_channels(linear):
                 make_channels_contiguous(linear, self._patches)
         return form
 
-    def _form(self, site: FeedForwardSite, hidden: torch.Tensor) -> Form | str:
+    def _form(self, site: FeedForwardSite) -> Form | str:
         """What a layer computes, or why it is dense."""
         form = site.form()
         if (
             isinstance(form, Form)
-            and self._wants_contiguous_channels(hidden)
+            and self._wants_contiguous_channels()
             and not has_contiguous_channels(site.second_linear())
             and site.keeps_its_layout()
         ):
             return "its weights are offloaded in groups, so they cannot be laid out for the kernels"
         return form
 
-    def _wants_contiguous_channels(self, hidden: torch.Tensor) -> bool:
+    def _wants_contiguous_channels(self) -> bool:
         """Whether the kernels that run on this device want second weights of another layout."""
-        kernels = self.session.config.backend != "reference"
-        return kernels and hidden.is_cuda and hidden.dtype in (torch.float16, torch.bfloat16)
+        return self.session.config.backend != "reference" and self.execution.on_half_precision_gpu
 
     def _check_caches(self, generation: int) -> None:
         """Refuses caches of diffusers that cannot be on top, once per generation."""

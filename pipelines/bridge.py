@@ -25,6 +25,9 @@ BACKEND_NAME = "chipsparse"
 # What the ops do differs from step to step, so a CUDA graph must not record them.
 STATEFUL = (torch.Tag.cudagraph_unsafe,)
 
+# What PyTorch asks for first where ``torch.autocast`` is on for tensors of these devices.
+AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+
 _library = torch.library.Library("chipsparse", "FRAGMENT")
 
 
@@ -38,7 +41,34 @@ def _operation(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
     schema = torch.library.infer_schema(function, mutates_args=())
     _library.define(name + schema, tags=STATEFUL)
     _library.impl(name, function, "CompositeExplicitAutograd")
+    for device_type, key in AUTOCAST_KEYS.items():
+        _library.impl(name, _under_autocast(name, device_type), key)
     return function
+
+
+def _under_autocast(name: str, device_type: str) -> Callable[..., torch.Tensor]:
+    """What ``torch.autocast`` makes of an op: as of a linear, all its tensors get one dtype.
+
+    Weights are cast for the call alone. Autocast keeps copies of those that linears use, but hands
+    them to nobody.
+    """
+
+    def call(*args: Any) -> torch.Tensor:
+        dtype = torch.get_autocast_dtype(device_type)
+        cast = [_as_autocast(each, device_type, dtype) for each in args]
+        with torch.autocast(device_type, enabled=False):
+            result: torch.Tensor = getattr(torch.ops.chipsparse, name)(*cast)
+        return result
+
+    return call
+
+
+def _as_autocast(argument: Any, device_type: str, dtype: torch.dtype) -> Any:
+    """A tensor in autocast's dtype, with the strides that it had; others as they are."""
+    if not isinstance(argument, torch.Tensor) or argument.device.type != device_type:
+        return argument
+    casts = argument.is_floating_point() and argument.dtype != torch.float64
+    return argument.to(dtype) if casts else argument
 
 
 def _fake(name: str) -> Any:

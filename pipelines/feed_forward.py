@@ -249,7 +249,9 @@ class PatchedFusedProjection:
             return output
         rows = self.chipsparse_rows
         bias = None if self.bias is None else self.bias[:rows]
-        return torch.cat([F.linear(hidden_states, self.weight[:rows], bias), hidden_states], dim=-1)
+        projected = F.linear(hidden_states, self.weight[:rows], bias)
+        # Autocast computes the one in another dtype than it was given.
+        return torch.cat([projected, hidden_states.to(projected.dtype)], dim=-1)
 
 
 class PatchedParallelAttention:

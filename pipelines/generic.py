@@ -181,7 +181,7 @@ class GenericAdapter(ModelAdapter):
         record = StepRecord(context.step, context.steps, context.branch, Action.DENSE)
         report = self.session.report
         report.begin(context.generation, record)
-        record.timer = StepTimer(hidden.device, time.perf_counter)
+        record.timer = StepTimer(self.execution.device, time.perf_counter)
         shape = call_shape(arguments)
         # Compiled blocks would neither see the hooks that observe, nor run without the tags.
         with self.attention_released(), uncompiled(self.transformer):

@@ -1,4 +1,4 @@
-"""How much of a device the weights of an offloaded model will take during a call."""
+"""How much of a device the weights of a model will take during a call, beside what is there."""
 
 from __future__ import annotations
 
@@ -33,6 +33,21 @@ def pending_bytes(model: torch.nn.Module, device: torch.device) -> int:
     if any(parameter.is_meta for parameter in away):
         return max(_nbytes(module.parameters(recurse=False)) for module in model.modules())
     return _nbytes(away) - _leaving_bytes(model, device)
+
+
+def autocast_bytes(model: torch.nn.Module, dtype: torch.dtype) -> int:
+    """Bytes of the copies in a dtype that ``torch.autocast`` keeps of a model's weights.
+
+    It keeps those of float32 weights that could be trained, until it is left, unless its cache is
+    off. Counted are all of them, whether they are there already or not.
+    """
+    if not torch.is_autocast_cache_enabled():
+        return 0
+    return sum(
+        parameter.numel() * dtype.itemsize
+        for parameter in model.parameters()
+        if parameter.dtype == torch.float32 and parameter.requires_grad
+    )
 
 
 def _group_sizes(model: torch.nn.Module) -> list[int]:

@@ -1,0 +1,110 @@
+"""Where a transformer really computes, and in which dtype: not always as its arguments are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from chipsparse.pipelines.feed_forward import GROUP_OFFLOADING
+
+UNUSED_PLACES = ("cpu", "disk", "meta")  # of a device map, where there is a GPU in it
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How the blocks of a transformer compute.
+
+    Attributes:
+        device: where.
+        dtype: of what attention and feed-forward layers are given.
+        autocast: whether ``torch.autocast`` is on, so that this need not be the weights' dtype.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    autocast: bool = False
+
+    def __str__(self) -> str:
+        """As it is said in messages."""
+        how = ", under torch.autocast" if self.autocast else ""
+        return f"{str(self.dtype).removeprefix('torch.')} on {self.device}{how}"
+
+    @property
+    def on_half_precision_gpu(self) -> bool:
+        """Whether the GPU kernels can run, which want weights laid out for them."""
+        return self.device.type == "cuda" and self.dtype in (torch.float16, torch.bfloat16)
+
+
+def execution_of(model: torch.nn.Module, weight: torch.Tensor, hidden: torch.Tensor) -> Execution:
+    """How a call of a model computes.
+
+    Args:
+        model: the transformer, which may be offloaded.
+        weight: of its first block.
+        hidden: what the model is called with, wherever that is; hooks move it.
+
+    Raises:
+        ValueError: if the model is split over several devices.
+    """
+    check_undivided(model)
+    device = _execution_device(model, weight, hidden)
+    kind = device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        wide = hidden.dtype == torch.float64  # autocast leaves it
+        dtype = hidden.dtype if wide else torch.get_autocast_dtype(kind)
+        return Execution(device, dtype, autocast=True)
+    return Execution(device, hidden.dtype)
+
+
+def check_undivided(model: torch.nn.Module) -> None:
+    """Refuses a model whose parts run on several devices.
+
+    Raises:
+        ValueError: with the devices that its device map names.
+    """
+    places = getattr(model, "hf_device_map", None) or {}
+    names = {str(_as_device(place)) for place in places.values() if place not in UNUSED_PLACES}
+    if len(names) > 1:
+        raise ValueError(
+            f"this {type(model).__name__} is split over {', '.join(sorted(names))}; chipsparse "
+            "runs a transformer on one device: load the pipeline with a device_map that leaves it "
+            "whole, or call enable_model_cpu_offload()"
+        )
+
+
+def _execution_device(
+    model: torch.nn.Module, weight: torch.Tensor, hidden: torch.Tensor
+) -> torch.device:
+    """The weights' device; of those that are brought for the call, where they are brought to."""
+    if weight.device.type not in ("cpu", "meta"):
+        return weight.device
+    for module in model.modules():
+        for device in _hook_devices(module):
+            return _with_index(_as_device(device))
+    return hidden.device if weight.is_meta else weight.device
+
+
+def _hook_devices(module: Any) -> Iterator[Any]:
+    """Where the hooks of accelerate and diffusers bring the weights of a module."""
+    outer = getattr(module, "_hf_hook", None)
+    for hook in getattr(outer, "hooks", [outer]):  # it may be several in one
+        if getattr(hook, "execution_device", None) is not None:
+            yield hook.execution_device
+    registry = getattr(module, "_diffusers_hook", None)
+    group = None if registry is None else registry.get_hook(GROUP_OFFLOADING)
+    if group is not None:
+        yield group.group.onload_device
+
+
+def _as_device(place: Any) -> torch.device:
+    return torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """The device as tensors on it name it."""
+    if device.type == "cuda" and device.index is None and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
