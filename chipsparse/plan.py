@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -229,18 +230,21 @@ class SparsityPlan:
             return recorded
         return action
 
-    def actions(self) -> list[Action]:
-        """What a branch that starts with the first step does at each; the steps must be known.
+    def actions(self, first: int = 0) -> list[Action]:
+        """What a branch does at each step from the first one that it is called at.
 
-        Steps that only the threshold skips are not known, and are given with what they compute.
+        The number of steps must be known. Steps that only the threshold skips are not known, and
+        are given with what they compute.
         """
         assert self.steps is not None
-        taken: list[Action] = []
+        return list(itertools.islice(self.actions_from(first), self.steps - first))
+
+    def actions_from(self, first: int) -> Iterator[Action]:
+        """As `actions`, without an end."""
         recorded = None
-        for step in range(self.steps):
-            taken.append(self.taken(step, recorded))
-            recorded = self.recorded_after(step, taken[-1], recorded)
-        return taken
+        for step in itertools.count(first):
+            yield (taken := self.taken(step, recorded))
+            recorded = self.recorded_after(step, taken, recorded)
 
     def remarks(self) -> list[str]:
         """What else a user should know: what of the config cannot be done."""
