@@ -34,6 +34,10 @@ class FallbackError(ConfigError):
     """Something would run dense, or denser than the config asks, and the run is strict."""
 
 
+class DenseWarning(UserWarning):
+    """A generation computes nothing sparse although its config asks for it."""
+
+
 @dataclass(frozen=True)
 class AttentionConfig(Validated):
     """Which columns of self-attention are computed on sparse steps, and how the rest is reused."""

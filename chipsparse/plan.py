@@ -71,7 +71,7 @@ class SparsityPlan:
         action = self._scheduled(step)
         if step in self.config.schedule.skip_steps and self._may_skip(step):
             return Action.SKIP
-        if self._has_sparse_layers or action is Action.SKIP:
+        if self.has_sparse_layers or action is Action.SKIP:
             return action
         return Action.DENSE
 
@@ -131,7 +131,8 @@ class SparsityPlan:
         return {"attention": self._resolve("attention"), "mlp": self._resolve("mlp")}
 
     @cached_property
-    def _has_sparse_layers(self) -> bool:
+    def has_sparse_layers(self) -> bool:
+        """Whether the attention or MLP of any layer runs sparse where the schedule says so."""
         layers = range(self.layout.layers)
         return any(self.is_sparse(layer, part) for part in self._keep_fractions for layer in layers)
 
@@ -174,7 +175,7 @@ class SparsityPlan:
 
     def is_dense(self) -> bool:
         """Whether no layer ever uses a cache, so that nothing need be recorded."""
-        if not self._has_sparse_layers:
+        if not self.has_sparse_layers:
             return True
         steps = self.steps if self.steps is not None else 1000
         return not any(self.step_action(step) in CACHED for step in range(steps))

@@ -32,7 +32,8 @@ def option(
 def shown(value: Any) -> str:
     """A value as messages quote it: its ``repr``, shortened."""
     try:
-        return _SHORT.repr(value)
+        text = " ".join(_SHORT.repr(value).split())
+        return text if len(text) <= 200 else f"{text[:200]}..."
     except ValueError:  # Python does not print integers of thousands of digits
         return f"a {type(value).__name__} that is too long to print"
 
