@@ -61,7 +61,7 @@ def run(workload: Workload, *, steps: int, every: int) -> list[Record]:
     pipe: Any = workload.pipe
     probed = frozenset(range(0, steps, every)) | {steps - 1}
     config = workload.profile.sparsity.override(
-        {"mlp.enabled": False, "schedule.actions": ["dense", "sparse"]}
+        {"mlp.enabled": False, "schedule.actions": ["dense", "refresh", "sparse"]}
     )
     probe = MassProbe(config, probed)
     adapter = ADAPTERS[type(pipe.transformer).__name__](

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from chipsparse.config import (
     AttentionConfig,
     ConfigError,
+    DenseWarning,
     FallbackError,
+    GuardConfig,
     LayerBudget,
     MemoryConfig,
     MLPConfig,
@@ -15,35 +18,60 @@ from chipsparse.config import (
     SparsityConfig,
     TokenOrderConfig,
 )
-from chipsparse.profiles import Profile, find_profile, load_profile
+from chipsparse.profiles import GenerationDefaults, Profile, find_profile, load_profile
 
 if TYPE_CHECKING:
-    from chipsparse.api import Handle, enable
+    from chipsparse.api import Handle, disable, enable
+    from chipsparse.memory_plan import BudgetError
+    from chipsparse.plan import Action
+    from chipsparse.report import GenerationReport, LayerRecord, StepRecord
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Action",
     "AttentionConfig",
+    "BudgetError",
     "ConfigError",
+    "DenseWarning",
     "FallbackError",
+    "GenerationDefaults",
+    "GenerationReport",
+    "GuardConfig",
     "Handle",
     "LayerBudget",
+    "LayerRecord",
     "MLPConfig",
     "MemoryConfig",
     "Profile",
     "ScheduleConfig",
     "SparsityConfig",
+    "StepRecord",
     "TokenOrderConfig",
+    "disable",
     "enable",
     "find_profile",
     "load_profile",
 ]
 
+# What needs PyTorch or diffusers, which take seconds to import, comes when it is used.
+_LATER = {
+    "Action": "plan",
+    "BudgetError": "memory_plan",
+    "GenerationReport": "report",
+    "Handle": "api",
+    "LayerRecord": "report",
+    "StepRecord": "report",
+    "disable": "api",
+    "enable": "api",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """Imports the part that needs diffusers only when it is used."""
-    if name in ("enable", "Handle"):
-        from chipsparse import api
+    if name not in _LATER:
+        raise AttributeError(f"module 'chipsparse' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"chipsparse.{_LATER[name]}"), name)
 
-        return getattr(api, name)
-    raise AttributeError(f"module 'chipsparse' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,9 +1,10 @@
-"""The public verb: `enable` patches a pipeline, its handle restores it."""
+"""The public verbs: `enable` patches a pipeline, its handle or `disable` restores it."""
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,22 @@ from chipsparse.host_memory import HostMemory
 from chipsparse.offload import OffloadPool
 from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter, check_scheduler
 from chipsparse.pipelines.generic import limits, why_not
+from chipsparse.pipelines.patched_pipeline import PipelineCalls
+from chipsparse.pipelines.patches import Patches
 from chipsparse.pipelines.registry import ADAPTERS, adapter_class
 from chipsparse.profiles import MODEL_PROFILE_NAME, Profile, find_profile, load_profile
 from chipsparse.report import GenerationReport, PipelineFacts
 from chipsparse.session import Session
 from chipsparse.step import PositionTracker
+from chipsparse.validation import shown
+
+HANDLE = "chipsparse_handle"
 
 
 class Handle:
     """A patched pipeline. Use it as a context manager, or call `disable` when done.
+
+    A handle is for one patch: once that is taken back, `enable` makes another one.
 
     Attributes:
         config: what is computed.
@@ -35,17 +43,48 @@ class Handle:
         self.config = config
         self.report = report
         self._adapters = adapters
+        self._patches = Patches()
+        self._is_open = False
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the pipeline is patched by it."""
+        return bool(self._adapters)
 
     def disable(self) -> None:
         """Restores every patched model bit for bit and frees all caches; may be called twice."""
+        self._patches.undo()
         while self._adapters:
             self._adapters.pop().remove()
 
     def __enter__(self) -> Handle:
+        if not self.enabled:
+            raise RuntimeError(
+                "this handle is used up: its pipeline was restored; call chipsparse.enable() again"
+            )
+        if self._is_open:
+            raise RuntimeError(
+                "this handle's with block is open already, and its end restores the pipeline"
+            )
+        self._is_open = True
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._is_open = False
         self.disable()
+
+    def __repr__(self) -> str:
+        pipeline = self.report.pipeline
+        of = "a pipeline" if pipeline is None else f"a {pipeline.pipeline_class}"
+        return f"<Handle of {of}, {'enabled' if self.enabled else 'disabled'}: {self.config!r}>"
+
+    def _patch(self, pipe: Any, transformers: Mapping[str, Any]) -> None:
+        """Patches the pipeline itself, and leaves word on it of who patched it."""
+        adapters = dict(zip(transformers, self._adapters, strict=True))
+        PipelineCalls(adapters, self.report).patch(pipe, self._patches)
+        for owner in (pipe, *transformers.values()):
+            if hasattr(owner, "__dict__"):
+                self._patches.set_attribute(owner, HANDLE, self)
 
 
 def enable(
@@ -56,6 +95,10 @@ def enable(
     layer_times: bool = False,
 ) -> Handle:
     """Patches a diffusers pipeline so that it computes sparsely.
+
+    On a pipeline that is patched already, as where a notebook's cell runs again, the new patch
+    takes the place of the old one, whose handle is then used up. Inside the ``with`` block of that
+    handle it is refused: the rest of the block would run dense.
 
     Args:
         pipe: a pipeline whose transformer class is supported. All its experts (``transformer``
@@ -72,23 +115,48 @@ def enable(
         A handle that is also a context manager.
 
     Raises:
-        ValueError: if no transformer of the pipeline is supported, one is patched or compiled as a
-            whole already, the scheduler calls it several times per step, or the profile is bad. The
-            pipeline is then left as it was. A scheduler that is exchanged later is refused likewise
-            by the next call of the pipeline.
+        ValueError: if ``pipe`` is no pipeline, none of its transformers is supported, one is
+            compiled as a whole or patched already (see above), the scheduler calls it several times
+            per step, or the profile is bad. The pipeline is then left as it was. A scheduler that
+            is exchanged later is refused likewise by the next call of the pipeline.
+
+    Warns:
+        DenseWarning: once, at the first generation in which nothing is sparse although the config
+            asks for it; with ``strict`` that is a `FallbackError`, before the first step wherever
+            it can be told then.
 
     Example:
         >>> with chipsparse.enable(pipe) as handle:
         ...     video = pipe("a red circle moves left over a blue gradient").frames[0]
         >>> handle.report.actions()
     """
-    transformers = find_transformers(pipe)
+    replaced = _replaceable(pipe)
+    transformers = find_transformers(pipe, replaced)
     check_scheduler(getattr(pipe, "scheduler", None))
     resolved = _resolve(pipe, config, type(transformers[0]).__name__)
+    if replaced is not None:
+        replaced.disable()
     handle = attach(pipe, resolved, Session, strict=strict, layer_times=layer_times)
     for name in {type(transformer).__name__ for transformer in transformers} - set(ADAPTERS):
         warnings.warn(limits(name), stacklevel=2)
     return handle
+
+
+def disable(pipe: Any) -> None:
+    """Restores a patched pipeline without its handle, which is then used up.
+
+    Args:
+        pipe: the pipeline that was passed to `enable`, or another one with a transformer of its.
+
+    Raises:
+        ValueError: if it is no pipeline, or not patched.
+    """
+    owners = (pipe, *_components(pipe).values())
+    found = [handle for owner in owners if (handle := _handle_of(owner)) is not None]
+    if not found:
+        raise ValueError(f"this {type(pipe).__name__} is not patched by chipsparse")
+    for handle in found:
+        handle.disable()
 
 
 def attach(
@@ -120,7 +188,7 @@ def attach(
     report = GenerationReport(
         strict=strict,
         layer_times=layer_times,
-        pipeline=PipelineFacts(type(pipe).__name__, folder or None, classes),
+        pipeline=PipelineFacts(type(pipe).__name__, str(folder) if folder else None, classes),
         config=config,
     )
     tracker, host = PositionTracker(), HostMemory()
@@ -136,6 +204,7 @@ def attach(
                 lambda: bool(getattr(pipe, "do_classifier_free_guidance", False)),
             )
             handle._adapters.append(adapter)
+        handle._patch(pipe, {names[id(each)]: each for each in transformers})
         for adapter in handle._adapters:
             adapter.other_experts = [other for other in handle._adapters if other is not adapter]
     except BaseException:
@@ -144,13 +213,17 @@ def attach(
     return handle
 
 
-def find_transformers(pipe: Any) -> list[torch.nn.Module]:
+def find_transformers(pipe: Any, replaced: Handle | None = None) -> list[torch.nn.Module]:
     """The transformers of a pipeline that can be patched.
+
+    Args:
+        pipe: the pipeline.
+        replaced: what those are patched by that may be patched; by default none may.
 
     Raises:
         ValueError: if there is none, or one is patched, compiled as a whole or parallel already.
     """
-    components: dict[str, Any] = getattr(pipe, "components", {})
+    components = _components(pipe)
     for name, component in components.items():
         compiled = getattr(component, "_orig_mod", None)
         if type(compiled).__name__ in ADAPTERS or (compiled is not None and _is_named(name)):
@@ -167,18 +240,47 @@ def find_transformers(pipe: Any) -> list[torch.nn.Module]:
                 f"this {type(item).__name__} runs under context parallelism, which chipsparse does "
                 "not support yet; enable chipsparse on a pipeline without it"
             )
-        if ADAPTER in vars(item):
+        if ADAPTER in vars(item) and (replaced is None or _handle_of(item) is not replaced):
             raise ValueError(
-                f"this {type(item).__name__} is patched already; call disable() on its handle first"
+                f"this {type(item).__name__} is patched already; call disable() on its handle, or "
+                "chipsparse.disable(pipe), first"
             )
     return found
+
+
+def _components(pipe: Any) -> Mapping[str, Any]:
+    if isinstance(pipe, type):
+        raise ValueError(
+            f"expected a loaded pipeline, got the class {pipe.__name__}; load one with "
+            f"{pipe.__name__}.from_pretrained(...)"
+        )
+    if isinstance(pipe, torch.nn.Module):
+        raise ValueError(
+            f"expected a pipeline, got a {type(pipe).__name__}; pass the pipeline that has it"
+        )
+    components = getattr(pipe, "components", None)
+    if not isinstance(components, Mapping):
+        raise ValueError(f"expected a diffusers pipeline, got {shown(pipe)}")
+    return components
+
+
+def _handle_of(owner: Any) -> Handle | None:
+    """The handle of the patch that a pipeline or model has, or None."""
+    handle: Handle | None = getattr(owner, "__dict__", {}).get(HANDLE)
+    return handle
+
+
+def _replaceable(pipe: Any) -> Handle | None:
+    """The handle of a pipeline's own patch, unless its with block is open."""
+    handle = _handle_of(pipe)
+    return None if handle is None or handle._is_open else handle
 
 
 def _is_named(name: str) -> bool:
     return name.startswith("transformer")
 
 
-def _find_others(pipe: Any, components: dict[str, Any]) -> list[torch.nn.Module]:
+def _find_others(pipe: Any, components: Mapping[str, Any]) -> list[torch.nn.Module]:
     """Transformers without an adapter that can be served; raises `ValueError` without any."""
     candidates = {
         name: item for name, item in components.items() if _is_named(name) and item is not None
@@ -208,8 +310,14 @@ def _resolve(
     if isinstance(config, SparsityConfig):
         return config
     if config is not None:
+        if not isinstance(config, Profile | str | os.PathLike):
+            raise ValueError(
+                "expected a SparsityConfig, a Profile or the path of one, got "
+                f"{shown(config)}; chipsparse.SparsityConfig().override(...) makes a config of a "
+                "dict such as {'attention.keep_fraction': 0.2}"
+            )
         profile = config if isinstance(config, Profile) else load_profile(config)
-        if profile.model_class not in ("", transformer_class):
+        if not profile.serves(transformer_class):
             raise ValueError(
                 f"{profile.source} is a profile for {profile.model_class}, but the pipeline has a "
                 f"{transformer_class}"

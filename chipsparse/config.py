@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from chipsparse.byte_sizes import parse_bytes
-from chipsparse.validation import Validated, build, option
+from chipsparse.validation import Validated, build, option, shown
 
 Part = Literal["attention", "mlp"]
 DeltaRule = Literal["merge", "difference", "kept_only", "reuse"]
@@ -32,6 +32,10 @@ class ConfigError(ValueError):
 
 class FallbackError(ConfigError):
     """Something would run dense, or denser than the config asks, and the run is strict."""
+
+
+class DenseWarning(UserWarning):
+    """A generation computes nothing sparse although its config asks for it."""
 
 
 @dataclass(frozen=True)
@@ -139,12 +143,33 @@ class ScheduleConfig(Validated):
         minimum=1,
     )
     actions: tuple[ActionName, ...] | None = option(
-        None, "the action of every step, the last one repeated; overrides all the above"
+        None,
+        "the action of every step, the last one repeated; overrides all the above. The first is "
+        "dense, and a refresh stands before the first sparse one",
     )
     first_dense_layers: int = option(0, "this many first layers are never sparse", minimum=0)
     reselect: bool = option(
         True, "choose the columns anew at every refresh, not only at the first one"
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.actions is None:
+            return
+        if not self.actions or self.actions[0] != "dense":
+            got = f"{shown(self.actions[0])} first" if self.actions else "an empty list"
+            raise ValueError(f"actions: the first step must be dense; got {got}")
+        self.check_refreshed("sparse")
+
+    def check_refreshed(self, action: ActionName) -> None:
+        """Raises `ValueError` where an action stands in ``actions`` before the first refresh."""
+        actions = self.actions or ()
+        first = actions.index(action) if action in actions else len(actions)
+        if first < len(actions) and "refresh" not in actions[:first]:
+            raise ValueError(
+                f"actions[{first}]: a {action} step reads what a refresh recorded, and there is "
+                "none before it"
+            )
 
 
 @dataclass(frozen=True)
@@ -302,6 +327,11 @@ class SparsityConfig(Validated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.attention.enabled or self.mlp.enabled:
+            try:
+                self.schedule.check_refreshed("skip")
+            except ValueError as error:
+                raise ValueError(f"schedule.{error}") from None
         for part in ("attention", "mlp"):
             named: list[range] = []
             for place, budget in enumerate(self.layers):
@@ -328,9 +358,19 @@ class SparsityConfig(Validated):
         """A copy with some fields changed, named by dotted paths.
 
         Example: ``config.override({"attention.keep_fraction": 0.2, "seed": 3})``.
+
+        Raises:
+            ValueError: as making a config, and where the paths are no texts.
         """
+        example = '{"attention.keep_fraction": 0.2}'
+        if not isinstance(values, Mapping):
+            raise ValueError(f"override: expected a mapping such as {example}, got {shown(values)}")
         data = dataclasses.asdict(self)
         for path, value in values.items():
+            if not isinstance(path, str):
+                raise ValueError(
+                    f"override: expected paths of fields such as {example}, got {shown(path)}"
+                )
             *parents, last = path.split(".")
             node: Any = data
             for name in parents:

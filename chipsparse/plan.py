@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -70,7 +71,7 @@ class SparsityPlan:
         action = self._scheduled(step)
         if step in self.config.schedule.skip_steps and self._may_skip(step):
             return Action.SKIP
-        if self._has_sparse_layers or action is Action.SKIP:
+        if self.has_sparse_layers or action is Action.SKIP:
             return action
         return Action.DENSE
 
@@ -130,7 +131,8 @@ class SparsityPlan:
         return {"attention": self._resolve("attention"), "mlp": self._resolve("mlp")}
 
     @cached_property
-    def _has_sparse_layers(self) -> bool:
+    def has_sparse_layers(self) -> bool:
+        """Whether the attention or MLP of any layer runs sparse where the schedule says so."""
         layers = range(self.layout.layers)
         return any(self.is_sparse(layer, part) for part in self._keep_fractions for layer in layers)
 
@@ -173,7 +175,7 @@ class SparsityPlan:
 
     def is_dense(self) -> bool:
         """Whether no layer ever uses a cache, so that nothing need be recorded."""
-        if not self._has_sparse_layers:
+        if not self.has_sparse_layers:
             return True
         steps = self.steps if self.steps is not None else 1000
         return not any(self.step_action(step) in CACHED for step in range(steps))
@@ -229,18 +231,21 @@ class SparsityPlan:
             return recorded
         return action
 
-    def actions(self) -> list[Action]:
-        """What a branch that starts with the first step does at each; the steps must be known.
+    def actions(self, first: int = 0) -> list[Action]:
+        """What a branch does at each step from the first one that it is called at.
 
-        Steps that only the threshold skips are not known, and are given with what they compute.
+        The number of steps must be known. Steps that only the threshold skips are not known, and
+        are given with what they compute.
         """
         assert self.steps is not None
-        taken: list[Action] = []
+        return list(itertools.islice(self.actions_from(first), self.steps - first))
+
+    def actions_from(self, first: int) -> Iterator[Action]:
+        """As `actions`, without an end."""
         recorded = None
-        for step in range(self.steps):
-            taken.append(self.taken(step, recorded))
-            recorded = self.recorded_after(step, taken[-1], recorded)
-        return taken
+        for step in itertools.count(first):
+            yield (taken := self.taken(step, recorded))
+            recorded = self.recorded_after(step, taken, recorded)
 
     def remarks(self) -> list[str]:
         """What else a user should know: what of the config cannot be done."""

@@ -6,6 +6,7 @@ brings its own ``chipsparse.yaml``.
 
 from __future__ import annotations
 
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from chipsparse.validation import Validated, build, option
 
 ASSETS = Path(__file__).parent / "assets"
 MODEL_PROFILE_NAME = "chipsparse.yaml"
+LARGEST_FILE_BYTES = 1 << 20
+MOST_MERGED_FIELDS = 1000
 
 
 @dataclass(frozen=True)
@@ -70,19 +73,52 @@ class Profile:
     source: str
     tuned: TunedFor | None = None
 
+    def __repr__(self) -> str:
+        return f"<Profile for {self.model_class or 'any model'} from {self.source}>"
+
+    def serves(self, transformer_class: str) -> bool:
+        """Whether it is for models of this class; one that names no class is for all."""
+        return self.model_class in ("", transformer_class)
+
+
+class _ProfileLoader(yaml.SafeLoader):
+    """YAML in which no field stands twice, nor fields by the million."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        names = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in names:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"{key.value} stands twice", problem_mark=key.start_mark
+                    )
+                names.add(key.value)
+        return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > MOST_MERGED_FIELDS:  # merged mappings of merged mappings, and so on
+            raise yaml.MarkedYAMLError(
+                problem=f"more than {MOST_MERGED_FIELDS} fields", problem_mark=node.start_mark
+            )
+
 
 def load_profile(path: Path | str) -> Profile:
     """Reads a profile.
 
     Raises:
-        ValueError: if the file is missing, is not YAML, or has an unknown or ill-typed field; the
-            message names the file, the field's path and what is allowed.
+        ValueError: if the file is missing, is no regular file, is not YAML, names a field twice, or
+            has an unknown or ill-typed field; the message names the file, the field's path and what
+            is allowed.
     """
     try:
-        data: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        data: Any = yaml.load(_profile_text(Path(path)), _ProfileLoader)
     except OSError as error:
         raise ValueError(f"{path}: cannot read the profile ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise ValueError(f"{path}: not valid YAML (nested too deeply)") from None
+    except (yaml.YAMLError, ValueError) as error:  # of dates and numbers that Python does not have
         first = " ".join(str(error).split())
         raise ValueError(f"{path}: not valid YAML ({first})") from None
     try:
@@ -97,6 +133,16 @@ def load_profile(path: Path | str) -> Profile:
         str(path),
         parsed.tuned,
     )
+
+
+def _profile_text(path: Path) -> str:
+    """The text of a file, looked at before it is opened: a pipe would wait for its writer."""
+    found = path.stat()
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        raise OSError(0, "it is no regular file")
+    if found.st_size > LARGEST_FILE_BYTES:
+        raise OSError(0, f"its {found.st_size:,} bytes are too many for a profile")
+    return path.read_text(encoding="utf-8")
 
 
 def find_profile(model_folder: Path | str | None, transformer_class: str) -> Profile:

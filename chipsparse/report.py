@@ -2,7 +2,8 @@
 
 A report has two lists of sentences. *Fallbacks* are what runs dense, or denser than asked, although
 the config wants it sparse; a strict report raises the first one. *Notes* are whatever else is worth
-knowing: slower copies, another token order, a cache that lives elsewhere than planned.
+knowing: slower copies, another token order, a cache that lives elsewhere than planned. A generation
+in which nothing at all is sparse or skipped has a sentence of its own, and the user is warned.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Any
 
 import torch
 
-from chipsparse.config import FallbackError, Part, SparsityConfig
+from chipsparse.config import DenseWarning, FallbackError, Part, SparsityConfig
 from chipsparse.device_number import DeviceNumber
 from chipsparse.kernels.dispatch import Choice
-from chipsparse.plan import Action, SparsityPlan
+from chipsparse.nothing_sparse import NOTHING, wants_sparse, why_nothing, why_nothing_was
+from chipsparse.plan import CACHED, Action, SparsityPlan
+from chipsparse.user_warnings import warn_user
 
 
 class StepTimer:
@@ -132,7 +135,7 @@ class StepRecord:
     allocated_bytes: int | None = None
     peak_allocated_bytes: int | None = None
     transformer: str = ""
-    layers: list[LayerRecord] = field(default_factory=list)
+    layers: list[LayerRecord] = field(default_factory=list, repr=False)
     finished: bool = False
     replayed: bool = False
     predicted_change: float | None = None
@@ -141,6 +144,12 @@ class StepRecord:
     def seconds(self) -> float:
         """Time of the transformer call in seconds (0 for one that was skipped or broke off)."""
         return 0.0 if self.timer is None else self.timer.seconds() or 0.0
+
+    @property
+    def used_caches(self) -> bool:
+        """Whether it was skipped, or something in it ran sparse."""
+        sparse = self.replayed or any(layer.action is Action.SPARSE for layer in self.layers)
+        return self.action is Action.SKIP or sparse
 
     @property
     def attention_fractions(self) -> list[float]:
@@ -198,6 +207,9 @@ class GenerationReport:
         steps: one record per transformer call, in order.
         fallbacks: one sentence for everything that runs dense, or denser than the config asks.
         notes: one sentence for whatever else is worth knowing.
+        nothing_sparse: why no step is sparse or skipped although the config asks for some, and what
+            would help; None where one is, or none is wanted. Known before the first step wherever
+            it can be, and settled when the pipeline's call ends.
         error: the exception that ended the generation in a transformer call, or None.
         plans: what was planned for each transformer that was called, by its name.
         device: where they ran.
@@ -216,6 +228,7 @@ class GenerationReport:
     steps: list[StepRecord] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    nothing_sparse: str | None = None
     error: str | None = None
     plans: dict[str, SparsityPlan] = field(default_factory=dict)
     device: torch.device | None = None
@@ -224,16 +237,83 @@ class GenerationReport:
     passed_over: dict[str, dict[str, str]] = field(default_factory=dict)
     cache_bytes: int = 0
     host_bytes: int = 0
+    _warned: bool = field(default=False, init=False, repr=False)
+    _begun: bool = field(default=False, init=False, repr=False)
 
     def begin(self, generation: int, record: StepRecord) -> None:
         """Adds a record; the first one of another generation clears what was there."""
         if generation != self.generation:
-            self.generation = generation
-            self.steps, self.fallbacks, self.notes = [], [], []
-            self.error, self.plans, self.device, self.dtype = None, {}, None, None
-            self.backends, self.passed_over = {}, {}
-            self.cache_bytes = self.host_bytes = 0
+            if not self._begun:
+                self._clear()
+            self.generation, self._begun = generation, False
         self.steps.append(record)
+
+    def begin_call(self) -> None:
+        """Clears what was there before the first record of a generation that there is to say of."""
+        self._clear()
+        self._begun = True
+
+    def end_call(self, *, finished: bool) -> None:
+        """Settles, behind a call of the pipeline, whether anything ran sparse."""
+        self._begun = False
+        if any(record.used_caches for record in self.steps):
+            self.nothing_sparse = None
+        elif finished and self.steps and self.nothing_sparse is None:
+            sentence = self._why_nothing_was()
+            if sentence is not None:
+                self._warn_of_nothing(sentence)
+
+    def _clear(self) -> None:
+        self.steps, self.fallbacks, self.notes = [], [], []
+        self.nothing_sparse = None
+        self.error, self.plans, self.device, self.dtype = None, {}, None, None
+        self.backends, self.passed_over = {}, {}
+        self.cache_bytes = self.host_bytes = 0
+
+    def _why_nothing_was(self) -> str | None:
+        sentences: list[str | None] = []
+        if not any(record.action is Action.SPARSE for record in self.steps):
+            steps = 1 + max(record.step for record in self.steps)
+            sentences += [why_nothing_was(plan, steps) for plan in self.plans.values()]
+        sentences.append(self.all_dense())
+        return next((sentence for sentence in sentences if sentence is not None), None)
+
+    def all_dense(self) -> str | None:
+        """That nothing runs sparse for all the reasons that are noted; None where there is none."""
+        return f"{NOTHING}: {'; '.join(self.fallbacks)}" if self.fallbacks else None
+
+    def look_ahead(self, plan: SparsityPlan, record: StepRecord) -> None:
+        """Says at the first call of a transformer where nothing of the generation will be sparse.
+
+        Raises:
+            FallbackError: if that is so and the run is strict.
+        """
+        *before, _ = self.steps
+        if any(each.transformer == record.transformer or each.action in CACHED for each in before):
+            return
+        sentence = why_nothing(plan, record.step, record.transformer)
+        if sentence is not None:
+            self.run_dense(sentence)
+
+    def run_dense(self, sentence: str) -> None:
+        """Says that nothing runs sparse although the config asks for it, and why.
+
+        Raises:
+            FallbackError: with this sentence, if the run is strict.
+        """
+        if self.config is not None and not wants_sparse(self.config):
+            return
+        if self.strict:
+            self.nothing_sparse = sentence
+            raise FallbackError(sentence)
+        self._warn_of_nothing(sentence)
+
+    def _warn_of_nothing(self, sentence: str) -> None:
+        """Warns once in the life of a report: a user makes one picture after the other."""
+        self.nothing_sparse = sentence
+        if not self._warned:
+            self._warned = True
+            warn_user(sentence, DenseWarning)
 
     def fall_back(self, sentence: str) -> None:
         """Notes once that something runs dense although the config asks otherwise, and why.

@@ -35,6 +35,8 @@ Times are in seconds, sizes in bytes, shares between 0 and 1; what is not known 
             bytes_to_device, bytes_to_host
     fallbacks     sentences: what ran dense, or denser than asked, and why
     notes         sentences: what else is worth knowing
+    nothing_sparse  why no step was sparse or skipped although the config asks for some, and what
+                  would help; null where one was, or none was wanted
     backends      of each operation
     passed_over   for each operation, the faster backends that did not run, with the reason
     totals        steps (by action), calls, seconds, seconds_by_action, attention_seconds and
@@ -89,6 +91,7 @@ def to_dict(report: GenerationReport) -> dict[str, Any]:
         "steps": [_step(record) for record in report.steps],
         "fallbacks": report.fallbacks,
         "notes": report.notes,
+        "nothing_sparse": report.nothing_sparse,
         "backends": report.backends,
         "passed_over": report.passed_over,
         "totals": _totals(report),

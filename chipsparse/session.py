@@ -83,6 +83,7 @@ class Session:
         self._plan: SparsityPlan | None = None
         self._plans: dict[str, SparsityPlan] = {}
         self._caching = False
+        self._all_dense = False
         self._graphs.reset()
         self._caches.reset()
         self._held_bytes = 0, 0  # of the caches when they were last counted: all, and on the host
@@ -140,7 +141,8 @@ class Session:
             BudgetError: where the memory budgets leave no room for the caches of a single layer.
         """
         plan = SparsityPlan(self.config, layout, context.steps)
-        if not self._goes_on(context, plan):
+        is_first = not self._goes_on(context, plan)
+        if is_first:
             self.reset()
             self._generation = context.generation
             self._caching = not plan.is_dense()
@@ -170,6 +172,8 @@ class Session:
         self.report.begin(context.generation, record)
         self._recorder.begin(record, plan, device)
         self._missed.begin(context.branch, context.step, action)
+        if is_first:
+            self.report.look_ahead(plan, record)
         if recorded is None:
             for remark in plan.remarks():
                 self.report.note(remark)
@@ -177,12 +181,31 @@ class Session:
             wanted = demand()
             self.report.dtype = wanted.dtype
             self._caches.admit(context.branch, plan, device, wanted)
+            if is_first:
+                self._all_dense = self._is_all_dense(plan, context.branch, wanted)
         self._context, self._record = context, record
         if action is not Action.SKIP:
             record.timer = StepTimer(device, time.perf_counter)
             for part in PARTS:
                 self._caches.start(context.branch, self._reads(part, action))
         return action
+
+    def _is_all_dense(self, plan: SparsityPlan, branch: str, demand: MemoryDemand) -> bool:
+        """Whether no layer can run sparse, each for a reason of its own, nor a step is skipped."""
+        return not plan.skips() and not any(
+            plan.is_sparse(layer, part)
+            and (layer, part) not in demand.dense
+            and self._caches.why_recomputed(branch, layer, part) is None
+            for part in PARTS
+            for layer in range(plan.layout.layers)
+        )
+
+    def say_if_all_dense(self) -> None:
+        """Says at the first call, once the reasons are reported, that no layer can run sparse."""
+        said, self._all_dense = self._all_dense, False
+        reasons = self.report.all_dense()
+        if said and reasons is not None:
+            self.report.run_dense(reasons)
 
     def _goes_on(self, context: StepContext, plan: SparsityPlan) -> bool:
         """Whether a call belongs to the generation in progress."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import reprlib
 import types
 import typing
 from collections.abc import Mapping
@@ -15,6 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
+
+# Values in messages: what somebody passed by mistake may be long, or nested without end.
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 80, 80
 
 
 def option(
@@ -24,9 +29,32 @@ def option(
     return field(default=default, metadata={"help": help, "minimum": minimum, "maximum": maximum})
 
 
+def shown(value: Any) -> str:
+    """A value as messages quote it: its ``repr``, shortened."""
+    try:
+        text = " ".join(_SHORT.repr(value).split())
+        return text if len(text) <= 200 else f"{text[:200]}..."
+    except ValueError:  # Python does not print integers of thousands of digits
+        return f"a {type(value).__name__} that is too long to print"
+
+
 @dataclass(frozen=True)
 class Validated:
     """Base of all configs: checks types and bounds of every field when it is made."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # Before `dataclass` sees the class, which would write one with every field otherwise.
+        cls.__repr__ = Validated.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        """The call that makes it, without the fields that have their defaults."""
+        changed = [
+            f"{item.name}={getattr(self, item.name)!r}"
+            for item in dataclasses.fields(self)
+            if getattr(self, item.name) != item.default
+        ]
+        return f"{type(self).__name__}({', '.join(changed)})"
 
     def __post_init__(self) -> None:
         hints = _hints(type(self))  # type: ignore[arg-type]
@@ -46,7 +74,7 @@ def build(cls: type[T], data: Any, path: str = "") -> T:
     fields = {item.name: item for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
     here = path or "the top level"
     if not isinstance(data, Mapping):
-        raise ValueError(f"{here}: expected a mapping with {', '.join(fields)}, got {data!r}")
+        raise ValueError(f"{here}: expected a mapping with {', '.join(fields)}, got {shown(data)}")
     hints = _hints(cls)  # type: ignore[arg-type]
     values = {}
     for name, value in data.items():
@@ -55,7 +83,8 @@ def build(cls: type[T], data: Any, path: str = "") -> T:
             raise ValueError(f"{below}: unknown field; allowed: {', '.join(fields)}")
         kind = hints[name]
         nested = isinstance(kind, type) and dataclasses.is_dataclass(kind)
-        values[name] = build(kind, value, below) if nested else value
+        made = not nested or isinstance(value, kind)
+        values[name] = value if made else build(kind, value, below)
     try:
         return cls(**values)
     except ValueError as error:
@@ -64,6 +93,7 @@ def build(cls: type[T], data: Any, path: str = "") -> T:
 
 def _checked(value: Any, kind: Any, path: str) -> Any:
     """Returns the value in its declared type (lists become tuples) or raises ``ValueError``."""
+    value = _unboxed(value)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
@@ -75,19 +105,26 @@ def _checked(value: Any, kind: Any, path: str) -> Any:
             with contextlib.suppress(ValueError):
                 return _checked(value, each, path)
     elif origin is Literal:
-        if value in arguments:
+        if isinstance(value, str) and value in arguments:
             return value
     elif origin is tuple:
         if isinstance(value, (list, tuple)):
             return tuple(_checked(v, arguments[0], f"{path}[{i}]") for i, v in enumerate(value))
     elif kind is float:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
+            with contextlib.suppress(OverflowError):  # of whole numbers beyond all floats
+                return float(value)
     elif isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
         return value
     elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return build(kind, value, path)
-    raise ValueError(f"{path}: expected {_describe(kind)}, got {value!r}")
+    raise ValueError(f"{path}: expected {_describe(kind)}, got {shown(value)}")
+
+
+def _unboxed(value: Any) -> Any:
+    """Python's own number, bool or text for a scalar of NumPy, which need not be imported."""
+    of_numpy = type(value).__module__.partition(".")[0] == "numpy"
+    return value.item() if of_numpy and getattr(value, "shape", None) == () else value
 
 
 def _check_bounds(value: Any, item: dataclasses.Field[Any]) -> None:
@@ -97,7 +134,7 @@ def _check_bounds(value: Any, item: dataclasses.Field[Any]) -> None:
             continue
         if (low is not None and not number >= low) or (high is not None and not number <= high):
             allowed = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
-            raise ValueError(f"{item.name}: expected a number {allowed}, got {number!r}")
+            raise ValueError(f"{item.name}: expected a number {allowed}, got {shown(number)}")
 
 
 def _describe(kind: Any) -> str:

@@ -71,7 +71,7 @@ def choose_profile(
         if optional and options.config is None and not own.exists():
             return None
         raise UserError(str(error)) from error
-    if profile.model_class != model.transformer_class:
+    if not profile.serves(model.transformer_class):
         raise UserError(
             f"{options.config} is for {profile.model_class}, but the model "
             f"{model.location} has a {model.transformer_class}"

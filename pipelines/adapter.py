@@ -40,7 +40,8 @@ from chipsparse.pipelines.feed_forward import (
     make_channels_contiguous,
 )
 from chipsparse.pipelines.offloaded_weights import autocast_bytes, pending_bytes
-from chipsparse.pipelines.patches import TAG, Patches
+from chipsparse.pipelines.one_thread import OneThread
+from chipsparse.pipelines.patches import TAG, Patches, WholePatched
 from chipsparse.pipelines.stacked_caches import why_refused
 from chipsparse.plan import Action
 from chipsparse.session import Session
@@ -49,14 +50,16 @@ from chipsparse.step import PositionTracker, StepContext
 ADAPTER = "chipsparse_adapter"
 
 
-class PatchedTransformer:
+class PatchedTransformer(WholePatched):
     """Mixin of a patched transformer: tells its adapter what the pipeline says and does."""
 
     chipsparse_adapter: ModelAdapter
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Lets the adapter run the call, outside of every hook on the model."""
-        return self.chipsparse_adapter.call(super().__call__, args, kwargs)  # type: ignore[misc]
+        adapter = self.chipsparse_adapter
+        with adapter.turn.only(type(self).__name__):
+            return adapter.call(super().__call__, args, kwargs)  # type: ignore[misc]
 
     @contextlib.contextmanager
     def cache_context(self, name: str, **kwargs: Any) -> Iterator[None]:
@@ -144,6 +147,7 @@ class ModelAdapter:
         self._executed_generation = 0
         self.named_position: dict[str, Any] = {}
         self.other_experts: list[ModelAdapter] = []
+        self.turn = OneThread()  # shared by all transformers of a pipeline
         self._tracker = tracker
         self._scheduler = scheduler
         self._guided = guided
@@ -281,7 +285,13 @@ class ModelAdapter:
         Where gradients are recorded the model runs as if it were not patched.
         """
         if torch.is_grad_enabled():
-            self.session.report.fall_back("everything runs dense: gradients are recorded")
+            report = self.session.report
+            report.fall_back("everything runs dense: gradients are recorded")
+            if not any(record.used_caches for record in report.steps):
+                report.run_dense(
+                    "nothing runs sparse: gradients are recorded; call the transformer under "
+                    "torch.no_grad()"
+                )
             return forward(*args, **kwargs)
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
         hidden, timestep = arguments["hidden_states"], arguments["timestep"]
@@ -318,6 +328,7 @@ class ModelAdapter:
                 self.session.end(output)
                 return self.wrap_output(output, arguments)
             with self._dense_attention(arguments):
+                self.session.say_if_all_dense()
                 result = self.session.run(forward, args, kwargs, self._why_not_recorded)
             # Where guidance was switched off midway, the other branch's last call has been.
             unguided = self.announces_guidance and not self._guided()

@@ -118,7 +118,13 @@ def make_tag(host_number: int, layer: int) -> torch.Tensor:
 
 def _find(tag: torch.Tensor) -> tuple[LayerHost, int]:
     number, layer = tag.tolist()
-    return _hosts[number], layer
+    host = _hosts.get(number)
+    if host is None:
+        raise RuntimeError(
+            "a copy of a layer that chipsparse had patched is called after its model was restored; "
+            "make the copy after chipsparse.disable(pipe)"
+        )
+    return host, layer
 
 
 @_operation

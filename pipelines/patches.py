@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 TAG = "chipsparse_tag"
+BASE = "chipsparse_base"
 
 
 class Patches:
@@ -54,17 +55,54 @@ class Patches:
         self._undo.append(step)
 
 
+class StockLike(type):
+    """Type of classes that equal the stock one: diffusers looks for a model's class in lists."""
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other or (BASE in vars(cls) and vars(cls)[BASE] is other)
+
+    def __hash__(cls) -> int:
+        return hash(vars(cls)[BASE]) if BASE in vars(cls) else type.__hash__(cls)
+
+
+class WholePatched(metaclass=StockLike):
+    """Mixin of patched objects that users hold, pipelines and transformers, as opposed to layers.
+
+    The class stands for one object for as long as that is patched: instances that somebody makes of
+    it are of the stock class, and copies and pickles, which would share or lose our state, are
+    refused.
+    """
+
+    chipsparse_base: type
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """An instance of the stock class."""
+        return cls.chipsparse_base(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """What `copy` and `pickle` ask for."""
+        raise TypeError(
+            f"cannot copy or pickle this {type(self).__name__} while chipsparse has it patched; "
+            "call chipsparse.disable(pipe) first and enable it again afterwards "
+            "(save_pretrained works as it is)"
+        )
+
+
 @functools.cache  # one class for all layers and experts: compiled blocks share one graph
 def _subclass(mixin: type, base: type) -> type:
     names = {
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
-        "chipsparse_base": base,
+        "__doc__": base.__doc__,
+        BASE: base,
     }
-    return type(base.__name__, (mixin, base), names)
+    kind = type(mixin)
+    if not issubclass(type(base), kind) and not issubclass(kind, type(base)):
+        kind = type(kind.__name__, (kind, type(base)), {})  # of an abstract class, for instance
+    return kind(base.__name__, (mixin, base), names)
 
 
 def stock_class(target: Any) -> type:
     """The class that an object had before `Patches.set_class`."""
-    base: type = getattr(type(target), "chipsparse_base", type(target))
+    base: type = getattr(type(target), BASE, type(target))
     return base

@@ -42,7 +42,7 @@ from chipsparse.tuning.sampled_layers import (
 
 # Everything that would keep parts dense or steps from being measured.
 MEASURED_IN_FULL: dict[str, Any] = {
-    "schedule.actions": ["dense", "sparse"],
+    "schedule.actions": ["dense", "refresh", "sparse"],
     "schedule.first_dense_layers": 0,
     "guard.bound": None,
     "layers": (),

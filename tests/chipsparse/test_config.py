@@ -2,9 +2,10 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
-from chipsparse import LayerBudget, SparsityConfig
+from chipsparse import AttentionConfig, LayerBudget, SparsityConfig
 
 
 def test_round_trip_through_mappings():
@@ -91,6 +92,17 @@ def test_is_frozen():
         ("token_order.voxel", [4, 4], "expected 3 whole numbers"),
         ("backend", "cuda", "one of auto, reference, got 'cuda'"),
         ("seed", None, "expected a whole number, got None"),
+        ("attention.delta_rule", b"merge", "one of merge, difference, kept_only, reuse, got b'me"),
+        ("attention.delta_rule", np.array(["merge"]), "reuse, got array(['merge']"),
+        ("attention.keep_fraction", float, "expected a number, got <class 'float'>"),
+        ("attention.keep_fraction", 10**400, "expected a number, got 1000"),
+        ("attention", AttentionConfig, "expected a mapping with enabled, keep_fraction"),
+        ("schedule.skip_steps", {3, 4}, "expected a list (a whole number each), got {3, 4}"),
+        ("schedule.actions", [], "the first step must be dense; got an empty list"),
+        ("schedule.actions", ["sparse"], "the first step must be dense; got 'sparse' first"),
+        ("schedule.actions", ["refresh", "sparse"], "must be dense; got 'refresh' first"),
+        ("schedule.actions", ["dense", "sparse"], "[1]: a sparse step reads what a refresh reco"),
+        ("schedule.actions", ["dense", "skip", "refresh"], "[1]: a skip step reads what a refresh"),
     ],
 )
 def test_refuses_bad_values_by_path(path, value, said):
@@ -108,3 +120,72 @@ def test_refuses_unknown_fields(path):
 def test_refuses_a_number_where_fields_are_expected():
     with pytest.raises(ValueError, match=r"mlp: expected a mapping with enabled, .* got 3"):
         SparsityConfig.from_mapping({"mlp": 3})
+
+
+@pytest.mark.parametrize("values", [{5: 1}, {None: 1}, None, [1], "seed"])
+def test_overriding_with_something_else_is_refused(values):
+    with pytest.raises(ValueError, match=r'override: expected .* such as {"attention.keep_frac'):
+        SparsityConfig().override(values)
+
+
+def test_messages_stay_short_whatever_was_passed():
+    bomb = [0] * 9
+    for _ in range(9):
+        bomb = [bomb] * 9
+    for values in (
+        {"seed": bomb},
+        {"seed": "9" * 5000},
+        {"attention": bomb},
+        {"seed": -(10**5000)},
+    ):
+        with pytest.raises(ValueError, match=r"expected a") as error:
+            SparsityConfig().override(values)
+        assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, np.array])
+def test_numbers_of_numpy_are_numbers(kind):
+    config = SparsityConfig().override({"attention.keep_fraction": kind(0.25)})
+    assert type(config.attention.keep_fraction) is float
+    assert config == SparsityConfig().override({"attention.keep_fraction": 0.25})
+
+
+def test_other_scalars_of_numpy():
+    config = SparsityConfig().override(
+        {
+            "seed": np.int32(3),
+            "attention.keep_fraction": np.int64(1),
+            "mlp.enabled": np.bool_(False),
+            "attention.delta_rule": np.str_("difference"),
+            "schedule.skip_steps": [np.uint8(7)],
+        }
+    )
+    assert type(config.seed) is int
+    assert config.mlp.enabled is False
+    assert config.schedule.skip_steps == (7,)
+    with pytest.raises(ValueError, match="seed: expected a whole number, got True"):
+        config.override({"seed": np.bool_(True)})
+
+
+def test_groups_may_be_given_as_what_they_are():
+    attention = AttentionConfig(keep_fraction=0.2)
+    expected = SparsityConfig(attention=attention)
+    assert SparsityConfig().override({"attention": attention}) == expected
+    assert SparsityConfig.from_mapping({"attention": attention}) == expected
+
+
+def test_steps_may_be_skipped_without_a_refresh_where_nothing_is_sparse():
+    off = {"attention.enabled": False, "mlp.enabled": False}
+    config = SparsityConfig().override({**off, "schedule.actions": ["dense", "skip"]})
+    assert config.schedule.actions == ("dense", "skip")
+
+
+def test_the_repr_says_what_is_not_the_default():
+    assert repr(SparsityConfig()) == "SparsityConfig()"
+    config = SparsityConfig().override(
+        {"attention.keep_fraction": 0.2, "layers": [{"layers": 3, "mlp": "dense"}], "seed": 3}
+    )
+    assert repr(config) == (
+        "SparsityConfig(attention=AttentionConfig(keep_fraction=0.2), "
+        "layers=(LayerBudget(layers='3', mlp='dense'),), seed=3)"
+    )

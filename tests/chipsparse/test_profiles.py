@@ -1,6 +1,7 @@
 """Profiles: found by folder and class, complete, and refused with the field's path."""
 
 import dataclasses
+import os
 
 import pytest
 
@@ -56,6 +57,14 @@ def test_an_unknown_class_names_the_known_ones():
         ("sparsity: 3", "sparsity: expected a mapping"),
         ("[1, 2]", "the top level: expected a mapping"),
         ("a: [", "not valid YAML"),
+        ("sparsity: {seed: 1}\nsparsity: {seed: 2}", "not valid YAML (sparsity stands twice"),
+        ("sparsity: {mlp: {enabled: true, enabled: false}}", "enabled stands twice"),
+        (f"sparsity: {'[' * 3000}{']' * 3000}", "not valid YAML (nested too deeply)"),
+        (f"sparsity: {{seed: {'9' * 5000}}}", "not valid YAML (Exceeds the limit"),
+        ("description: 2024-99-99", "not valid YAML (month must be"),
+        ("#" + "x" * (1 << 20), "1,048,577 bytes are too many for a profile"),
+        ("sparsity: {schedule: {actions: []}}", "sparsity.schedule.actions: the first step must"),
+        ("sparsity: {schedule: {actions: [dense, skip]}}", "sparsity.schedule.actions[1]: a skip"),
         ("sparsity:\n  schedule: {actions: [dense, all]}", "sparsity.schedule.actions[1]: expect"),
     ],
 )
@@ -71,3 +80,44 @@ def test_bad_profiles_are_refused_by_path(tmp_path, text, said):
 def test_a_missing_profile_is_refused(tmp_path):
     with pytest.raises(ValueError, match="cannot read the profile"):
         load_profile(tmp_path / "none.yaml")
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(ValueError, match=r"cannot read the profile .it is no regular file"):
+        load_profile(tmp_path / "pipe.yaml")
+
+
+ANCHORS = "a0: &a0 {x0: 1, y0: 1}\n" + "".join(
+    f"a{n}: &a{n} {{{{<<: [{{merged}}], x{n}: 1}}}}\n".format(merged=", ".join([f"*a{n - 1}"] * 9))
+    for n in range(1, 9)
+)
+
+
+@pytest.mark.parametrize("text", [ANCHORS, ANCHORS.replace("<<", "z")], ids=["merged", "nested"])
+def test_aliases_of_aliases_are_refused_with_a_short_message(tmp_path, text):
+    path = tmp_path / "bomb.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - the text is checked below
+        load_profile(path)
+    assert str(error.value).startswith(str(path))
+    assert len(str(error.value)) < 1000
+
+
+def test_anchors_and_merged_fields_may_be_used(tmp_path):
+    path = tmp_path / "anchors.yaml"
+    path.write_text(
+        "sparsity:\n  layers:\n    - &first {layers: 0, mlp: 0.5}\n    - {<<: *first, layers: 1}\n"
+    )
+    assert [budget.mlp for budget in load_profile(path).sparsity.layers] == [0.5, 0.5]
+
+
+def test_every_field_may_be_left_out(tmp_path):
+    path = tmp_path / "nothing.yaml"
+    path.write_text("")
+    profile = load_profile(path)
+    assert profile.sparsity == SparsityConfig()
+    assert profile.serves("WanTransformer3DModel")
+    assert repr(profile) == f"<Profile for any model from {path}>"
+    other = dataclasses.replace(profile, model_class="FluxTransformer2DModel")
+    assert not other.serves("WanTransformer3DModel")

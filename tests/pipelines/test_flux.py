@@ -182,7 +182,9 @@ def test_a_skipped_step_reuses_the_last_output(pipe):
         seen.append(noise.clone()),
         step(noise, *args, **kw),
     )[1]
-    with chipsparse.enable(pipe, SPARSE.override({"schedule.actions": ["dense", "skip"]})):
+    with chipsparse.enable(
+        pipe, SPARSE.override({"schedule.actions": ["dense", "refresh", "skip"]})
+    ):
         generate(pipe)
     assert all(torch.equal(noise, seen[1]) for noise in seen[1:])
     assert not torch.equal(seen[0], seen[1])  # a refresh had to come before the skips

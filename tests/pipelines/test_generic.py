@@ -399,6 +399,7 @@ def test_branches_of_different_length_are_dense_and_it_is_said():
         assert_close(pipe(), expected)
     assert set(handle.report.actions()) == {"dense"}
     assert handle.report.fallbacks == ["attention runs dense: its calls differ in their tokens"]
+    assert handle.report.nothing_sparse == f"nothing runs sparse: {handle.report.fallbacks[0]}"
     assert handle.report.notes == [
         limits("BriaTransformer2DModel"),
         "its calls have 1 x 55 and 1 x 57 tokens, and what one of them records is forgotten by one "

@@ -1,0 +1,39 @@
+"""One thread at a time: what a patched pipeline keeps belongs to one generation."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+
+class OneThread:
+    """Lets one thread at a time in, as often as it likes; refuses others instead of waiting.
+
+    A second generation that waited inside the first one's pipeline would share its scheduler, and
+    spoil both.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    @contextlib.contextmanager
+    def only(self, name: str) -> Iterator[None]:
+        """Keeps other threads out of the block.
+
+        Args:
+            name: class of what is called, for the message.
+
+        Raises:
+            RuntimeError: if another thread is inside.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(
+                f"this {name} is being called in another thread; chipsparse keeps the caches of "
+                "one generation at a time: call one after the other, or give each thread a "
+                "pipeline with a transformer of its own"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()

@@ -1,0 +1,110 @@
+"""What happens around the calls of a patched pipeline.
+
+The transformer sees single calls; only the pipeline knows when a generation begins and ends. So the
+pipeline, too, gets another class at run time, which wraps ``__call__`` and is the stock one in
+everything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from chipsparse.config import FallbackError
+from chipsparse.nothing_sparse import NOTHING
+from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter
+from chipsparse.pipelines.one_thread import OneThread
+from chipsparse.pipelines.patches import Patches, WholePatched
+from chipsparse.report import GenerationReport
+
+CALLS = "chipsparse_calls"
+
+
+class PatchedPipeline(WholePatched):
+    """Mixin of a patched pipeline: its calls run within `PipelineCalls.around`."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+
+        @functools.wraps(cls.chipsparse_base.__call__)  # the signature that callers look at
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with getattr(self, CALLS).around(self):
+                return super(cls, self).__call__(*args, **kwargs)  # type: ignore[misc]
+
+        cls.__call__ = call  # type: ignore[method-assign]
+
+
+class PipelineCalls:
+    """Looks after the calls of one patched pipeline.
+
+    Args:
+        adapters: of its transformers, by the pipeline's names for them.
+        report: that they share.
+    """
+
+    def __init__(self, adapters: Mapping[str, ModelAdapter], report: GenerationReport) -> None:
+        self._adapters = adapters
+        self._report = report
+        self._turn = OneThread()
+        for adapter in adapters.values():
+            adapter.turn = self._turn
+
+    def patch(self, pipe: Any, patches: Patches) -> None:
+        """Patches a pipeline, unless it is of a kind whose class cannot be another one."""
+        if not callable(pipe):
+            return
+        try:
+            patches.set_class(pipe, PatchedPipeline)
+        except TypeError:  # its instances have another layout in memory
+            return
+        patches.set_attribute(pipe, CALLS, self)
+
+    @contextlib.contextmanager
+    def around(self, pipe: Any) -> Iterator[None]:
+        """Runs a call of the pipeline, and leaves no caches behind whatever ends it.
+
+        Raises:
+            RuntimeError: if another thread is calling it.
+            FallbackError: if the run is strict and a transformer is not the one that was patched.
+        """
+        with self._turn.only(type(pipe).__name__):
+            finished = False
+            try:
+                self._check_transformers(pipe)
+                yield
+                finished = not getattr(pipe, "_interrupt", False)
+            finally:
+                for adapter in self._adapters.values():
+                    adapter.finish_generation()
+                self._report.end_call(finished=finished)
+
+    def _check_transformers(self, pipe: Any) -> None:
+        """Says which transformers were exchanged: those run as without chipsparse."""
+        exchanged = [
+            name for name, adapter in self._adapters.items() if _is_exchanged(pipe, name, adapter)
+        ]
+        if not exchanged:
+            return
+        self._report.begin_call()
+        verb = "was" if len(exchanged) == 1 else "were"
+        sentence = (
+            f"the pipeline's {' and '.join(exchanged)} {verb} exchanged after enable(); call "
+            "chipsparse.enable(pipe, ...) again"
+        )
+        try:
+            if len(exchanged) == len(self._adapters):
+                self._report.run_dense(f"{NOTHING}: {sentence}")
+            else:
+                self._report.fall_back(f"a transformer runs dense: {sentence}")
+        except FallbackError as error:
+            self._report.fail(error)
+            raise
+
+
+def _is_exchanged(pipe: Any, name: str, adapter: ModelAdapter) -> bool:
+    """Whether what the pipeline has under a name is a model that nobody patched."""
+    now = getattr(pipe, name, None)
+    now = getattr(now, "_orig_mod", now)  # of one that was compiled as a whole since
+    return now is not adapter.transformer and ADAPTER not in getattr(now, "__dict__", {})

@@ -1,0 +1,151 @@
+"""The verbs as they are used in notebooks, and with what is no pipeline or config."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import WanPipeline
+
+import chipsparse
+from chipsparse import AttentionConfig, SparsityConfig
+from chipsparse.pipelines.adapter import ADAPTER
+from tests.pipelines.model_state import state_of
+from tests.pipelines.test_layer_budgets import CONFIG, generate
+from tests.tiny_models import tiny_wan_pipeline
+
+
+@pytest.fixture(scope="module")
+def shared():
+    return tiny_wan_pipeline()
+
+
+@pytest.fixture
+def pipe(shared):
+    """One pipeline for all of these tests, each of which must leave it as it was."""
+    before = state_of(shared.transformer)
+    yield shared
+    assert type(shared) is WanPipeline
+    assert not [name for name in vars(shared) if "chipsparse" in name]
+    assert state_of(shared.transformer) == before
+
+
+def wan(pipe, **arguments):
+    return generate(pipe, num_frames=1, guidance_scale=1.0, **arguments)
+
+
+# Notebooks.
+
+
+def test_the_way_back_without_the_handle(pipe):
+    handle = chipsparse.enable(pipe, CONFIG)
+    assert handle.enabled
+    chipsparse.disable(pipe)
+    assert not handle.enabled
+    handle.disable()  # may always be called
+    with pytest.raises(ValueError, match="this WanPipeline is not patched by chipsparse"):
+        chipsparse.disable(pipe)
+
+
+def test_the_way_back_through_another_pipeline(pipe):
+    other = type(pipe)(**pipe.components)
+    handle = chipsparse.enable(pipe, CONFIG)
+    chipsparse.disable(other)
+    assert not handle.enabled
+
+
+def test_running_a_cell_again_exchanges_the_patch(pipe):
+    dense = wan(pipe)
+    first = chipsparse.enable(pipe, CONFIG)
+    second = chipsparse.enable(pipe, SparsityConfig.dense())
+    assert (first.enabled, second.enabled) == (False, True)
+    assert torch.equal(wan(pipe), dense)
+    assert len(second.report.steps) == 5
+    assert first.report.steps == []
+    with second:
+        pass
+
+
+@pytest.mark.parametrize("config", ["no.yaml", CONFIG.override({"layers": [{"layers": 0}]})])
+def test_a_patch_stays_where_the_new_one_is_refused(pipe, config):
+    with chipsparse.enable(pipe, CONFIG) as handle:
+        with pytest.raises(ValueError, match=r"patched already|cannot read"):
+            chipsparse.enable(pipe, config)
+        assert handle.enabled
+    handle = chipsparse.enable(pipe, CONFIG)
+    with pytest.raises(ValueError, match="cannot read"):
+        chipsparse.enable(pipe, "no.yaml")
+    assert handle.enabled
+    handle.disable()
+
+
+def test_another_pipelines_patch_is_not_taken_away(pipe):
+    other = type(pipe)(**pipe.components)
+    handle = chipsparse.enable(pipe, CONFIG)
+    with pytest.raises(ValueError, match=r"patched already; .* or chipsparse.disable\(pipe\), fi"):
+        chipsparse.enable(other, CONFIG)
+    assert handle.enabled
+    handle.disable()
+
+
+def test_a_handle_that_is_used_up_is_refused(pipe):
+    handle = chipsparse.enable(pipe, CONFIG)
+    with handle, pytest.raises(RuntimeError, match="with block is open already"):
+        handle.__enter__()
+    with pytest.raises(RuntimeError, match="this handle is used up"), handle:
+        pass
+
+
+# What is no pipeline, and what is no config.
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (type, r"got the class WanPipeline; load one with WanPipeline.from_pretrained\(...\)"),
+        (lambda pipe: pipe.transformer, "got a WanTransformer3DModel; pass the pipeline that has"),
+        (lambda _: None, "expected a diffusers pipeline, got None"),
+        (lambda _: "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "diffusers pipeline, got 'Wan-AI/Wan2.1"),
+        (lambda pipe: pipe.components, "expected a diffusers pipeline, got {"),
+    ],
+)
+@pytest.mark.parametrize("verb", [chipsparse.enable, chipsparse.disable])
+def test_what_is_no_pipeline_is_refused(pipe, wrong, said, verb):
+    with pytest.raises(ValueError, match=said) as error:
+        verb(wrong(pipe))
+    assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"attention.keep_fraction": 0.2}, 5, b"profile.yaml", AttentionConfig(), ["a.yaml"]]
+)
+def test_what_is_no_config_is_refused(pipe, wrong):
+    with pytest.raises(ValueError, match="expected a SparsityConfig, a Profile or the path") as err:
+        chipsparse.enable(pipe, wrong)
+    assert "SparsityConfig().override(...) makes a config of a dict" in str(err.value)
+    assert ADAPTER not in vars(pipe.transformer)
+
+
+def test_a_minimal_profile_is_for_every_model(pipe, tmp_path):
+    (tmp_path / "nothing.yaml").write_text("")
+    with chipsparse.enable(pipe, tmp_path / "nothing.yaml") as handle:
+        assert handle.config == SparsityConfig()
+
+
+def test_the_report_of_a_pipeline_that_was_loaded_from_a_path(pipe):
+    name = "_name_or_path"
+    pipe.register_to_config(**{name: Path("models/tiny")})
+    try:
+        with chipsparse.enable(pipe, CONFIG) as handle:
+            told = json.loads(json.dumps(handle.report.to_dict()))
+    finally:
+        pipe.register_to_config(**{name: ""})
+    assert told["pipeline"] == {"class": "WanPipeline", "location": "models/tiny"}
+
+
+def test_everything_that_is_exported_is_there():
+    for name in chipsparse.__all__:
+        assert getattr(chipsparse, name).__module__.startswith("chipsparse.")
+    assert set(chipsparse.__all__) <= set(dir(chipsparse))
+    with pytest.raises(AttributeError, match="no attribute 'enabled'"):
+        chipsparse.enabled  # noqa: B018

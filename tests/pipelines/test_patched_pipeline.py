@@ -1,0 +1,269 @@
+"""A patched pipeline is the stock one in all but its calls, and leaves nothing behind them."""
+
+import copy
+import inspect
+import pickle
+import threading
+
+import diffusers
+import pytest
+import torch
+from diffusers import AutoPipelineForImage2Image, DiffusionPipeline, FluxPipeline, WanPipeline
+
+import chipsparse
+from chipsparse import GenerationReport
+from chipsparse.pipelines.patched_pipeline import PipelineCalls
+from chipsparse.pipelines.patches import Patches
+from tests.pipelines.test_layer_budgets import CONFIG, generate
+from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline
+
+
+@pytest.fixture
+def pipe():
+    return tiny_wan_pipeline()
+
+
+def wan(pipe, **arguments):
+    return generate(pipe, num_frames=1, guidance_scale=1.0, **arguments)
+
+
+@pytest.fixture(scope="module")
+def dense():
+    return wan(tiny_wan_pipeline())
+
+
+@pytest.fixture(scope="module")
+def sparse():
+    pipe = tiny_wan_pipeline()
+    with chipsparse.enable(pipe, CONFIG):
+        return wan(pipe)
+
+
+# The class.
+
+
+def test_its_class_is_the_stock_one_to_whoever_looks(pipe):
+    signature = inspect.signature(pipe.__call__)
+    with chipsparse.enable(pipe, CONFIG):
+        assert isinstance(pipe, WanPipeline)
+        found = type(pipe)
+        assert found == WanPipeline
+        assert hash(found) == hash(WanPipeline)
+        assert found != FluxPipeline
+        assert (found.__name__, found.__qualname__) == ("WanPipeline", "WanPipeline")
+        assert (found.__module__, found.__doc__) == (WanPipeline.__module__, WanPipeline.__doc__)
+        assert inspect.signature(pipe.__call__) == signature
+        assert pipe.__call__.__doc__ == WanPipeline.__call__.__doc__
+        assert pipe.components.keys() == tiny_wan_pipeline().components.keys()
+        assert pipe.to(torch.float32) is pipe
+    assert type(pipe) is WanPipeline
+    assert not [name for name in vars(pipe) if "chipsparse" in name]
+
+
+@pytest.mark.parametrize("of", ["pipeline", "transformer"])
+def test_saved_files_are_those_of_the_stock_model(pipe, tmp_path, dense, of):
+    before, after = tmp_path / "before", tmp_path / "after"
+    saved = pipe if of == "pipeline" else pipe.transformer
+    saved.save_pretrained(before)
+    with chipsparse.enable(pipe, CONFIG):
+        saved.save_pretrained(after)
+    files = sorted(file.relative_to(before) for file in before.rglob("*") if file.is_file())
+    assert files == sorted(file.relative_to(after) for file in after.rglob("*") if file.is_file())
+    for file in files:
+        assert (before / file).read_bytes() == (after / file).read_bytes(), file
+    if of == "pipeline":
+        loaded = DiffusionPipeline.from_pretrained(after)
+        assert type(loaded) is WanPipeline
+        loaded.set_progress_bar_config(disable=True)
+        assert torch.equal(wan(loaded), dense)
+
+
+def test_instances_of_a_patched_class_are_stock_ones(pipe, dense, sparse):
+    with chipsparse.enable(pipe, CONFIG):
+        model = type(pipe.transformer)
+        assert type(model.from_config(pipe.transformer.config)) is diffusers.WanTransformer3DModel
+        other = type(pipe)(**tiny_wan_pipeline().components)
+        other.set_progress_bar_config(disable=True)
+        assert type(other) is WanPipeline
+        assert torch.equal(wan(other), dense)
+        shared = type(pipe)(**pipe.components)
+        shared.set_progress_bar_config(disable=True)
+        assert torch.equal(wan(shared), sparse)  # through the transformer that both have
+
+
+def test_a_pipeline_made_from_a_patched_one_shares_its_transformer():
+    pipe = tiny_flux_pipeline()
+    with chipsparse.enable(pipe, CONFIG) as handle:
+        for other in (
+            AutoPipelineForImage2Image.from_pipe(pipe),
+            diffusers.FluxImg2ImgPipeline.from_pipe(pipe),
+        ):
+            assert type(other) is diffusers.FluxImg2ImgPipeline
+            assert other.transformer is pipe.transformer
+        again = FluxPipeline.from_pipe(other)
+        again.set_progress_bar_config(disable=True)
+        generate(again)
+        assert handle.report.actions()["sparse"] == 3
+        assert handle.report.nothing_sparse is None
+
+
+def test_a_lora_can_be_loaded_and_removed(pipe, tmp_path, dense):
+    peft = pytest.importorskip("peft")
+    lora = {
+        f"transformer.blocks.0.attn1.to_q.lora_{side}.weight": torch.full(shape, 0.05)
+        for side, shape in (("A", (2, 64)), ("B", (64, 2)))
+    }
+    with chipsparse.enable(pipe, CONFIG.override({"mlp.enabled": False})) as handle:
+        plain = wan(pipe)
+        pipe.load_lora_weights(lora, adapter_name="style")
+        assert isinstance(pipe.transformer.blocks[0].attn1.to_q, peft.tuners.lora.Linear)
+        assert not torch.equal(wan(pipe), plain)
+        assert handle.report.actions()["sparse"] == 3
+        pipe.unload_lora_weights()
+        assert torch.equal(wan(pipe), plain)
+    assert torch.equal(wan(pipe), dense)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("of", ["pipeline", "transformer"])
+def test_copies_and_pickles_are_refused_by_name(pipe, duplicate, of):
+    patched = pipe if of == "pipeline" else pipe.transformer
+    name = type(patched).__name__
+    with (
+        chipsparse.enable(pipe, CONFIG),
+        pytest.raises(TypeError, match=rf"this {name} while chipsparse has it patched; call chip"),
+    ):
+        duplicate(patched)
+    duplicate(patched)
+
+
+def test_a_copy_of_a_layer_says_why_it_does_not_run(pipe):
+    with chipsparse.enable(pipe, CONFIG):
+        block = copy.deepcopy(pipe.transformer.blocks[0])
+    hidden = torch.zeros(1, 4, 64)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="a copy of a layer that chipsparse"):
+        block.attn1(hidden, None, None, None)
+
+
+def test_a_pipeline_whose_class_cannot_be_another_one_does_without(pipe, sparse):
+    class Slotted:
+        """As a wrapper of somebody else's might be."""
+
+        __slots__ = ("scheduler", "transformer")
+
+        def __call__(self):
+            return None
+
+        @property
+        def components(self):
+            return {"transformer": self.transformer}
+
+    wrapper = Slotted()
+    wrapper.scheduler, wrapper.transformer = pipe.scheduler, pipe.transformer
+    with chipsparse.enable(wrapper, CONFIG):
+        assert type(wrapper) is Slotted
+        assert torch.equal(wan(pipe), sparse)
+        chipsparse.disable(wrapper)
+        assert type(pipe.transformer) is diffusers.WanTransformer3DModel
+
+
+def test_classes_of_another_type_can_be_patched():
+    class Registered(type):
+        pass
+
+    class Odd(metaclass=Registered):
+        def __call__(self):
+            return 3
+
+    pipe, patches = Odd(), Patches()
+    PipelineCalls({}, GenerationReport()).patch(pipe, patches)
+    assert isinstance(pipe, Odd)
+    assert type(pipe) is not Odd
+    assert type(pipe) in (Odd,)
+    assert pipe() == 3
+    patches.undo()
+    assert type(pipe) is Odd
+
+
+# What a call leaves behind.
+
+
+def cached_bytes(handle):
+    return [adapter.session.cache_bytes() for adapter in handle._adapters]
+
+
+@pytest.mark.parametrize("how", ["interrupt", RuntimeError, KeyboardInterrupt])
+def test_nothing_is_left_behind_a_call_however_it_ends(pipe, sparse, how):
+    seen = []
+
+    def end(pipe, step, _t, tensors):
+        seen.extend(cached_bytes(handle))
+        if step == 3:
+            if how != "interrupt":
+                raise how("injected")
+            pipe._interrupt = True
+        return tensors
+
+    with chipsparse.enable(pipe, CONFIG) as handle:
+        if how == "interrupt":
+            wan(pipe, callback_on_step_end=end)
+        else:
+            with pytest.raises(how, match="injected"):
+                wan(pipe, callback_on_step_end=end)
+        assert seen[-1] > 0
+        assert cached_bytes(handle) == [0]
+        assert handle._adapters[0].session._last_output == {}
+        assert torch.equal(wan(pipe), sparse)
+
+
+# Threads.
+
+
+def in_a_thread(call):
+    """What a call raises in a thread of its own."""
+    raised = []
+
+    def run():
+        try:
+            call()
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return raised
+
+
+@pytest.mark.parametrize("through", ["the same pipeline", "another pipeline"])
+def test_a_second_thread_is_refused_and_the_first_one_undisturbed(pipe, sparse, through):
+    other = pipe if through == "the same pipeline" else WanPipeline(**pipe.components)
+    name = "WanPipeline" if other is pipe else "WanTransformer3DModel"
+    raised = []
+
+    def disturb(_pipe, step, _t, tensors):
+        if step == 2:
+            timesteps = pipe.scheduler.timesteps, pipe.scheduler.sigmas, pipe.scheduler.step_index
+            raised.extend(in_a_thread(lambda: wan(other)))
+            pipe.scheduler.timesteps, pipe.scheduler.sigmas, pipe.scheduler._step_index = timesteps
+        return tensors
+
+    with chipsparse.enable(pipe, CONFIG):
+        assert torch.equal(wan(pipe, callback_on_step_end=disturb), sparse)
+        assert in_a_thread(lambda: wan(pipe)) == []  # one after the other
+    (error,) = raised
+    assert isinstance(error, RuntimeError)
+    assert str(error).startswith(f"this {name} is being called in another thread; chipsparse keeps")
+
+
+def test_a_call_within_a_call_of_the_same_thread_is_let_in(pipe, sparse):
+    inner = []
+
+    def preview(pipe, step, _t, tensors):
+        if step == 4 and not inner:
+            inner.append(wan(pipe))
+        return tensors
+
+    with chipsparse.enable(pipe, CONFIG):
+        assert torch.equal(wan(pipe, callback_on_step_end=preview), sparse)
+    assert torch.equal(inner[0], sparse)
