@@ -22,7 +22,8 @@ UNCHANGING = frozenset({*PLAIN, FunctionType, MethodType, BuiltinFunctionType})
 # Values of tensors on another device than the model's are compared up to this size: a kernel may
 # have got them as numbers. Of larger ones, such as weights that are offloaded, the address is.
 MOST_COMPARED = 1 << 16
-# How deep containers within containers, and objects that a module holds, are looked into.
+# How deep containers within containers are looked into. Of objects only those are that a module
+# holds, as its processor, not what they lead to: that may be other models.
 DEPTH = 4
 
 Surroundings = Callable[[], Mapping[str, object]]
@@ -84,7 +85,9 @@ class ModelState:
                 return name
         return None
 
-    def _keep(self, name: str, container: Collection[Any], depth: int) -> None:
+    def _keep(
+        self, name: str, container: Collection[Any], depth: int, *, objects: bool = True
+    ) -> None:
         """Writes down what a dict, list, tuple or set holds, and all that its values hold."""
         if not container:
             self._empty.append((name, container))
@@ -97,17 +100,17 @@ class ModelState:
             self._held.append((name, container, keys, values))
         for key, value in zip(keys, values, strict=True):
             if type(value) not in UNCHANGING and key not in self._ignored:
-                self._keep_value(f"{name}.{key}" if name else str(key), value, depth)
+                self._keep_value(f"{name}.{key}" if name else str(key), value, depth, objects)
 
-    def _keep_value(self, name: str, value: Any, depth: int) -> None:
+    def _keep_value(self, name: str, value: Any, depth: int, objects: bool) -> None:
         if isinstance(value, torch.Tensor):
             self._keep_tensor(name, value)
         elif depth == 0 or isinstance(value, (torch.nn.Module, type)):
             return  # a module stands for itself: it has a name of its own
         elif isinstance(value, (*CONTAINERS, tuple)):
-            self._keep(name, value, depth - 1)
-        elif hasattr(value, "__dict__"):  # an object with settings of its own, as a processor is
-            self._keep(name, vars(value), 1)  # not what it leads to, which may be other models
+            self._keep(name, value, depth - 1, objects=objects)
+        elif objects and hasattr(value, "__dict__"):
+            self._keep(name, vars(value), depth, objects=False)
 
     def _keep_tensor(self, name: str, tensor: torch.Tensor) -> None:
         if id(tensor) in self._seen:

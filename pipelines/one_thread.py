@@ -16,6 +16,7 @@ class OneThread:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._thread: int | None = None
 
     @contextlib.contextmanager
     def only(self, name: str) -> Iterator[None]:
@@ -33,7 +34,13 @@ class OneThread:
                 "one generation at a time: call one after the other, or give each thread a "
                 "pipeline with a transformer of its own"
             )
+        before, self._thread = self._thread, threading.get_ident()
         try:
             yield
         finally:
+            self._thread = before
             self._lock.release()
+
+    def is_inside(self) -> bool:
+        """Whether this thread is inside."""
+        return self._thread == threading.get_ident()

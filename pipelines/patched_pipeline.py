@@ -34,6 +34,17 @@ class PatchedPipeline(WholePatched):
                 return super(cls, self).__call__(*args, **kwargs)  # type: ignore[misc]
 
         cls.__call__ = call  # type: ignore[method-assign]
+        if not hasattr(cls.chipsparse_base, "interrupt"):
+            return
+
+        def interrupt(self: Any) -> bool:
+            """Whether the steps that are left are passed over, and the latents decoded as is."""
+            interrupted = bool(super(cls, self).interrupt)  # type: ignore[misc]
+            if interrupted:
+                getattr(self, CALLS).interrupted()
+            return interrupted
+
+        cls.interrupt = property(interrupt)  # type: ignore[attr-defined]
 
 
 class PipelineCalls:
@@ -79,6 +90,12 @@ class PipelineCalls:
                 for adapter in self._adapters.values():
                     adapter.finish_generation()
                 self._report.end_call(finished=finished)
+
+    def interrupted(self) -> None:
+        """Frees the caches of a call whose loop is told to pass over the steps that are left."""
+        if self._turn.is_inside():  # not where somebody else asks
+            for adapter in self._adapters.values():
+                adapter.finish_generation()
 
     def _check_transformers(self, pipe: Any) -> None:
         """Says which transformers were exchanged: those run as without chipsparse."""

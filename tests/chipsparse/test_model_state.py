@@ -147,6 +147,16 @@ def test_what_is_around_the_model_counts(model):
     assert state.change() == "precision"
 
 
+def test_objects_are_not_followed_to_others(model):
+    model[0].processor.model = model[1].processor
+    model[0].processor.owner = Processor()
+    state = ModelState(model, CPU)
+    model[0].processor.owner.scale = 3.0
+    assert state.change() is None
+    model[0].processor.owner = None
+    assert state.change() == "0.processor.owner"
+
+
 def test_cycles_end(model):
     model[0].scaling["self"] = model[0].scaling
     model[0].processor.block = model[0]

@@ -45,6 +45,18 @@ def decoded(monkeypatch):
     return run
 
 
+@pytest.mark.parametrize("last", [0, 2, 4, STEPS - 1])
+def test_an_interrupted_call(last, decoded):
+    def between(pipe, step):
+        if step == last:
+            pipe._interrupt = True
+
+    held, decoding = decoded(between)
+    assert len(held) == last + 1
+    assert (held[-1] > 0) == (last < STEPS - 1)
+    assert decoding == [0]
+
+
 @pytest.mark.parametrize("last_guided", [None, 2, 4, STEPS - 2])
 def test_guidance_that_ends_early(last_guided, decoded):
     def between(pipe, step):
