@@ -23,6 +23,7 @@ ActionName = Literal["dense", "refresh", "sparse", "skip"]
 BackendName = Literal["auto", "reference"]
 OffloadMode = Literal["auto", "always", "never"]
 RecordMode = Literal["auto", "always", "never"]
+WhereSlower = Literal["dense", "sparse"]
 Dense = Literal["dense"]
 
 
@@ -322,6 +323,11 @@ class SparsityConfig(Validated):
         "auto",
         "auto: sparse steps of at most 16,384 tokens are recorded once and then launched as a "
         "whole, where their caches are on the GPU; always: longer ones too",
+    )
+    where_slower: WhereSlower = option(
+        "dense",
+        "what a part of a layer does on a GPU whose sparse step is estimated to be slower than a "
+        "dense one: dense, which the report notes; or sparse all the same",
     )
     backend: BackendName = option("auto", "auto: the fastest kernels that can run; or reference")
 

@@ -6,6 +6,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from chipsparse.mlp import MLPWeights
 from chipsparse.offload import OffloadPool
 from chipsparse.plan import CACHED, NOT_RECORDED, Action, SparsityPlan
 from chipsparse.report import GenerationReport, LayerRecord, StepRecord, StepTimer
+from chipsparse.slower_parts import remarks_on, slower_parts
 from chipsparse.step import StepContext
 from chipsparse.step_cache import StepCache
 from chipsparse.step_graph import StepGraphs, TensorsInPlace
@@ -91,6 +93,7 @@ class Session:
         self._missed.reset()
         self._recorded: dict[str, Action] = {}
         self._last_step: dict[str, int] = {}
+        self._slower: dict[str, Mapping[tuple[int, Part], str]] = {}  # than dense, and why
         self._last_output: dict[str, torch.Tensor] = {}
         self._step_cache: StepCache | None = None
         self._order: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -180,6 +183,10 @@ class Session:
         if self._caching and context.branch not in self._caches:
             wanted = demand()
             self.report.dtype = wanted.dtype
+            slower = self._slower[context.branch] = slower_parts(plan, device, wanted.dtype)
+            for remark in remarks_on(slower, layout.layers):
+                self.report.note(remark)
+            wanted = replace(wanted, dense=wanted.dense | slower.keys())
             self._caches.admit(context.branch, plan, device, wanted)
             if is_first:
                 self._all_dense = self._is_all_dense(plan, context.branch, wanted)
@@ -356,7 +363,8 @@ class Session:
     def _watched(self, layer: int, part: Part) -> AbstractContextManager[LayerRecord]:
         """Records what a layer does; it is dense where the record has a reason."""
         plan, context, _ = self._open_call()
-        reason = plan.why_dense(layer, part)
+        slower = self._slower.get(context.branch, {})
+        reason = plan.why_dense(layer, part) or slower.get((layer, part))
         if reason is None:
             reason = self._caches.why_recomputed(context.branch, layer, part)
         return self._recorder.watch(layer, part, reason)

@@ -31,9 +31,19 @@ def never_sparse(
 
 
 def dense_layers(
-    plan: SparsityPlan, never: Mapping[Part, str], placement: Placement
+    plan: SparsityPlan,
+    never: Mapping[Part, str],
+    slower: Mapping[tuple[int, Part], str],
+    placement: Placement,
 ) -> dict[Part, dict[int, str]]:
-    """Every layer part that runs dense, and why."""
+    """Every layer part that runs dense, and why.
+
+    Args:
+        plan: what is sparse, for which sizes.
+        never: parts that run dense in every layer, and why.
+        slower: what would be slower sparse, and why.
+        placement: where caches live.
+    """
     dense: dict[Part, dict[int, str]] = {}
     for part in PARTS:
         dense[part] = {}
@@ -42,6 +52,8 @@ def dense_layers(
                 dense[part][layer] = never[part]
             elif why := plan.why_dense(layer, part):
                 dense[part][layer] = f"{why} in the profile"
+            elif (layer, part) in slower:
+                dense[part][layer] = slower[layer, part]
             elif (layer, part) in placement.recomputed:
                 dense[part][layer] = placement.why_recomputed(layer, part)
     return dense

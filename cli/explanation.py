@@ -33,6 +33,7 @@ from chipsparse.memory_plan import (
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.plan import SparsityPlan
 from chipsparse.profiles import Profile
+from chipsparse.slower_parts import slower_parts
 
 # In the names of pipelines that always see reference pictures.
 SEEING_PICTURES = ("Kontext", "ImageEdit", "ImageLayered")
@@ -126,6 +127,7 @@ def explain(options: CommonOptions, model: ModelDescription, profile: Profile) -
     weight_bytes = sum(component.nbytes or 0 for component in weights)
     records = target.device.type == "cuda" and plan.records_steps()
     working = working_bytes(plan, dtype=target.dtype, recorded=planned.branches if records else 0)
+    slower = slower_parts(plan, target.device, target.dtype)
     memory = plan_memory(
         plan,
         _capacity(plan, target, working=working, weights=weight_bytes),
@@ -134,11 +136,12 @@ def explain(options: CommonOptions, model: ModelDescription, profile: Profile) -
             planned.branches,
             dense=frozenset(
                 (layer, part) for part in planned.never for layer in range(plan.layout.layers)
-            ),
+            )
+            | slower.keys(),
         ),
     )
     _check(memory, plan.config.memory, weights=weight_bytes, working=working)
-    dense = dense_layers(plan, planned.never, memory.placement)
+    dense = dense_layers(plan, planned.never, slower, memory.placement)
     estimate, notes = _estimate(plan, memory, dense, target)
     return Explanation(
         model=model,

@@ -46,6 +46,7 @@ MEASURED_IN_FULL: dict[str, Any] = {
     "schedule.first_dense_layers": 0,
     "guard.bound": None,
     "layers": (),
+    "where_slower": "sparse",
 }
 
 

@@ -342,6 +342,28 @@ def test_nan_that_keeps_more_columns_is_a_fallback_in_a_strict_run():
         call(session, session._context, LAYOUT)
 
 
+def test_what_would_be_slower_sparse_runs_dense_with_a_note_and_without_caches(monkeypatch):
+    """In a strict run, too: it is what the user wants."""
+    whole = session_with()
+    generate(whole)
+    slower = {(layer, "mlp"): "a sparse step of it is slow" for layer in (1, 2)}
+    monkeypatch.setattr("chipsparse.session.slower_parts", lambda *_: slower)
+    session = session_with()
+    session.report.strict = True
+    generate(session)
+    for record in session.report.steps:
+        for entry in record.layers:
+            named = (entry.layer, entry.part) in slower
+            assert entry.action is (Action.DENSE if named else record.action)
+            assert entry.reason == ("a sparse step of it is slow" if named else None)
+    assert session.report.fallbacks == []
+    assert session.report.notes == [
+        "MLP runs dense in 2 of 4 layers (first: layer 1), as it is faster so: a sparse step of it "
+        "is slow (where_slower: sparse would keep it sparse)"
+    ]
+    assert session.report.cache_bytes < whole.report.cache_bytes
+
+
 def test_a_budget_that_holds_not_all_ends_a_strict_run_in_its_first_call():
     session = session_with({"memory.ram": 60_000, "memory.offload": "always"})
     session.report.strict = True

@@ -411,6 +411,23 @@ def test_why_layers_run_dense(explained, folder, workdir, sparsity, part, reason
         assert found["estimate"]["speedup_run"] == pytest.approx(1)
 
 
+def test_what_would_be_slower_sparse_runs_dense(explained, explain, folder, workdir):
+    profile = "model_class: WanTransformer3DModel\nsparsity: {where_slower: sparse}\n"
+    (workdir / "mine.yaml").write_text(profile)
+    small = ("--model", folder("wan"), "--height", "64", "--width", "64", "--frames", "1")
+    found = explained(*small)
+    (row,) = found["layers"]
+    for part in ("attention", "mlp"):
+        ((reason, layers),) = row[part]["dense"].items()
+        assert reason.startswith("a sparse step of it is estimated at 0.")
+        assert (layers, row[part]["sparse"]) == (40, 0)
+    assert found["caches"] == {}
+    page = " ".join(explain(*small).stdout.split())
+    assert "a sparse step of it is estimated at 0." in page
+    (row,) = explained(*small, "--config", "mine.yaml")["layers"]
+    assert row["attention"]["sparse"] == row["mlp"]["sparse"] == 40
+
+
 def test_steps_skipped_by_a_threshold_are_said_to_be_unknown(explained, explain, folder, workdir):
     text = "model_class: WanTransformer3DModel\nsparsity: {schedule: %s}\n"
     (workdir / "mine.yaml").write_text(text % "{warmup_steps: 3, skip_steps: [1, 4]}")

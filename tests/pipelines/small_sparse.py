@@ -7,6 +7,7 @@ from chipsparse import SparsityConfig
 STEPS = 6
 SPARSE = SparsityConfig().override(
     {
+        "where_slower": "sparse",  # on a GPU, too
         "attention.keep_fraction": 0.25,
         "attention.random_fraction": 0.05,
         "attention.group_rows": 16,

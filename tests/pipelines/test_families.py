@@ -36,6 +36,7 @@ CALLS = [*((name, BASE) for name in FAMILIES), *VARIANTS]
 STEPS = 6
 SPARSE = SparsityConfig().override(
     {
+        "where_slower": "sparse",  # on a GPU, too
         "attention.keep_fraction": 0.25,
         "attention.random_fraction": 0.05,
         "attention.group_rows": 16,

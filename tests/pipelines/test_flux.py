@@ -30,6 +30,7 @@ TEXT = 16
 IN_CHANNELS = FLUX_CONFIG["in_channels"]
 SPARSE = SparsityConfig().override(
     {
+        "where_slower": "sparse",  # on a GPU, too
         "attention.keep_fraction": 0.25,
         "attention.random_fraction": 0.05,
         "attention.group_rows": 16,

@@ -18,6 +18,7 @@ from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
 STEPS = 7
 SPARSE = SparsityConfig().override(
     {
+        "where_slower": "sparse",  # on a GPU, too
         "attention.keep_fraction": 0.25,
         "attention.random_fraction": 0.05,
         "attention.group_rows": 16,
