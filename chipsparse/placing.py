@@ -47,7 +47,7 @@ def place(files: Mapping[Path, Path], *, stale: Iterable[Path] = (), scratch: Pa
     for file in files.values():
         _settle(file)
     earlier: dict[Path, Path | None] = {}
-    with deferred_signals():
+    with deferred_signals() as deliver:
         try:
             for number, path in enumerate((*files, *stale)):
                 earlier[path] = _set_aside(path, scratch / f"earlier-{number}")
@@ -55,6 +55,7 @@ def place(files: Mapping[Path, Path], *, stale: Iterable[Path] = (), scratch: Pa
                     os.replace(files[path], path)
                 else:
                     path.unlink(missing_ok=True)
+            deliver()
         except BaseException:
             for path, kept in earlier.items():
                 with suppress(OSError):

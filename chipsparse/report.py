@@ -278,9 +278,10 @@ class GenerationReport:
         sentences.append(self.all_dense())
         return next((sentence for sentence in sentences if sentence is not None), None)
 
-    def all_dense(self) -> str | None:
-        """That nothing runs sparse for all the reasons that are noted; None where there is none."""
-        return f"{NOTHING}: {'; '.join(self.fallbacks)}" if self.fallbacks else None
+    def all_dense(self, *remarks: str) -> str | None:
+        """That nothing runs sparse for the reasons noted and these; None where there is none."""
+        reasons = [*self.fallbacks, *remarks]
+        return f"{NOTHING}: {'; '.join(reasons)}" if reasons else None
 
     def look_ahead(self, plan: SparsityPlan, record: StepRecord) -> None:
         """Says at the first call of a transformer where nothing of the generation will be sparse.

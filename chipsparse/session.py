@@ -209,8 +209,10 @@ class Session:
 
     def say_if_all_dense(self) -> None:
         """Says at the first call, once the reasons are reported, that no layer can run sparse."""
+        plan, context, _ = self._open_call()
         said, self._all_dense = self._all_dense, False
-        reasons = self.report.all_dense()
+        slower = self._slower.get(context.branch, {})
+        reasons = self.report.all_dense(*remarks_on(slower, plan.layout.layers))
         if said and reasons is not None:
             self.report.run_dense(reasons)
 

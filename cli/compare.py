@@ -36,7 +36,7 @@ def compare(
         str,
         typer.Argument(
             metavar="A",
-            help="A file: .mp4, .gif, .png, a folder of .png. Or a config: dense (the stock "
+            help="A file: .mp4, .webm, .gif, .png, a folder of .png. Or a config: dense (the stock "
             "model), profile (the model's own), a bundled profile's name, or a .yaml file.",
             show_default=False,
         ),
@@ -49,8 +49,9 @@ def compare(
         typer.Option(
             "--output",
             "-o",
-            help="Write A, B and a heat-map of their difference side by side: .mp4, .gif or .png. "
-            "Of configs: the prompt with the lowest PSNR, both with their difference from dense.",
+            help="Write A, B and a heat-map of their difference side by side: .mp4, .webm, .gif or "
+            ".png. Of configs: the prompt with the lowest PSNR, both with their difference from "
+            "dense.",
             show_default="none",
             rich_help_panel=OUTPUT,
         ),

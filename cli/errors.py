@@ -16,7 +16,6 @@ from chipsparse.cli.signals import exit_code, stop_signals, verb
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
-EXIT_CLOSED_PIPE = 141  # as of a program that SIGPIPE ended
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)
 
 
@@ -32,7 +31,7 @@ def reported_errors(
 
     ``kept`` says, asked behind an interruption, what that leaves. Exit codes: 2 for what the user
     can put right, 130, 143 and 129 for SIGINT (Ctrl-C), SIGTERM and SIGHUP, 1 for everything else.
-    A reader of the output that went away, such as ``head``, is no error; the exit code is 141.
+    A reader of the output that went away, such as ``head``, ends it with 1 and no word.
     """
     try:
         with stop_signals():
@@ -94,7 +93,7 @@ def _end_without_stdout(error: OSError, debug: bool) -> NoReturn:
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
     if isinstance(error, BrokenPipeError):
-        raise typer.Exit(EXIT_CLOSED_PIPE) from error
+        raise typer.Exit(EXIT_FAILED) from error
     line = f"error: the standard output could not be written: {reason(error)}"
     _end(line, EXIT_USER_ERROR, error, debug)
 

@@ -8,13 +8,16 @@ import re
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any, cast
 
 import numpy as np
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.metadata import as_json, parameters
+from chipsparse.deferred_signals import deferred_signals
 
 FASTEST = 1000  # frames per second; beyond it, timestamps fall together
 
@@ -131,25 +134,41 @@ def _decoded(path: Path, *form: str) -> bytes:
     """All frames of a video in some form; `OSError` where the video is damaged."""
     # One frame out for each frame in: by default ffmpeg repeats and drops some to keep the rate.
     one_by_one = ("-map", "0:v:0", "-fps_mode", "passthrough")
-    ran = _run(["-xerror", "-i", path, *one_by_one, *form, "-"])
-    if ran.stderr:  # a file that ends too soon is no failure to ffmpeg
-        raise OSError(_first_line(ran.stderr))
-    return ran.stdout
+    frames, said = _run(["-xerror", "-i", path, *one_by_one, *form, "-"])
+    if said:  # a file that ends too soon is no failure to ffmpeg
+        raise OSError(_first_line(said))
+    return frames
 
 
-def _run(
-    arguments: Sequence[str | Path], content: memoryview | None = None
-) -> subprocess.CompletedProcess[bytes]:
-    """Runs ffmpeg to its end; raises `OSError` where it failed."""
-    ran = subprocess.run(
-        [_executable(), "-hide_banner", "-v", "error", "-y", *arguments],
-        input=b"" if content is None else content,
-        capture_output=True,
-        start_new_session=True,  # Ctrl-C is this process's; it ends ffmpeg
-    )
-    if ran.returncode:
-        raise _failure(ran.returncode, ran.stderr)
-    return ran
+def _run(arguments: Sequence[str | Path], content: memoryview | None = None) -> tuple[bytes, bytes]:
+    """Runs ffmpeg to its end and returns what it wrote to its output and said beside it.
+
+    Raises:
+        OSError: it failed.
+    """
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        with deferred_signals():
+            process = subprocess.Popen(
+                [_executable(), "-hide_banner", "-v", "error", "-y", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is this process's; it ends ffmpeg
+            )
+        written, said = process.communicate(cast(Any, content))  # any buffer will do
+    except BaseException:
+        if process is not None:
+            with deferred_signals():
+                process.kill()
+                process.wait()
+                for pipe in (process.stdin, process.stdout, process.stderr):
+                    with suppress(OSError):  # of what was not sent
+                        cast(IO[bytes], pipe).close()
+        raise
+    if process.returncode:
+        raise _failure(process.returncode, said)
+    return written, said
 
 
 def _failure(code: int, said: bytes) -> OSError:

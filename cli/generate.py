@@ -109,7 +109,12 @@ def generate(
     debug: DebugOption = False,
 ) -> None:
     """Make a video or an image from a prompt."""
-    with reported_errors(debug=debug):
+    outcome = None
+
+    def kept() -> str:
+        return "nothing was written" if outcome is None else "everything was written"
+
+    with reported_errors(debug=debug, kept=kept):
         # Imported here so that --help does not wait for torch and diffusers.
         from rich.console import Console
 

@@ -7,6 +7,7 @@ negative prompt, and one line of ``Name: value`` pairs.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,8 @@ def _without_folder(location: str | None) -> str | None:
     if location is None:
         return None
     path = Path(location).expanduser()
-    return path.resolve().name if path.is_absolute() or path.exists() else location
+    here = path.is_absolute() or path.exists()
+    return os.path.basename(os.path.abspath(path)) if here else location
 
 
 def _clean(text: str) -> str:

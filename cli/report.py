@@ -38,8 +38,8 @@ def report(
     media: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Video or image to show frames of (.mp4, .gif, .png, a folder of .png); may be "
-            "given several times.",
+            help="Video or image to show frames of (.mp4, .webm, .gif, .png, a folder of .png); "
+            "may be given several times.",
             show_default="those that the files name",
             rich_help_panel=PICTURE,
         ),

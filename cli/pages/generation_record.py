@@ -160,6 +160,8 @@ def read_generation(values: Values) -> GenerationRecord:
     """Raises `UserError` where the file is damaged."""
     entries = values.objects("steps")
     calls = [_call(each) for each in entries]
+    if calls:  # nothing is computed without a config
+        values.require("config")
     totals = [each.index("steps_total") for each in entries if "steps_total" in each]
     numbers = sorted({call.step for call in calls})
     compared = values.object("comparison")

@@ -86,6 +86,11 @@ class Values:
             return self._fail(name, "an object")
         return Values(self.file, self._at(name), value)
 
+    def require(self, name: str) -> None:
+        """Fails where there is no value, or null."""
+        if name not in self:
+            self._fail(name, "a value")
+
     def objects(self, name: str) -> list[Values]:
         """The objects of a list; none where there is none."""
         return [

@@ -79,7 +79,7 @@ def test_a_stale_file_that_cannot_be_removed_undoes_everything(place_all, folder
     assert not (folder / "c").exists()
 
 
-def test_a_signal_waits_until_all_is_done(place_all, folder, monkeypatch):
+def test_a_signal_undoes_everything(place_all, folder, monkeypatch):
     replace = os.replace
 
     def interrupted(source, path):
@@ -89,6 +89,23 @@ def test_a_signal_waits_until_all_is_done(place_all, folder, monkeypatch):
     monkeypatch.setattr(placing.os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         place_all()
+    assert content(folder) == OLD
+
+
+def test_a_signal_that_a_program_only_notes_undoes_nothing(place_all, folder, monkeypatch):
+    noted, replace = [], os.replace
+
+    def interrupted(source, path):
+        replace(source, path)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(placing.os, "replace", interrupted)
+    before = signal.signal(signal.SIGTERM, lambda number, _: noted.append(number))
+    try:
+        place_all()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert set(noted) == {signal.SIGTERM}
     assert content(folder) == {"a": "new a", "b": "new b", "c": "new c"}
 
 

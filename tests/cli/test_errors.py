@@ -317,6 +317,8 @@ def test_ctrl_c_during_generation_leaves_nothing(model_folder, workdir):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell script in the background ignores SIGINT, and so would everything it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         assert running.stderr.readline() == "loading the model\n"

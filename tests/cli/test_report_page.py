@@ -652,6 +652,8 @@ def test_files_that_are_not_what_they_should_be(refused, folder, content, senten
         (("steps", 1, "seconds"), True, "steps[1].seconds is true, not a number"),
         (("fallbacks",), [1], "fallbacks[0] is 1, not a text"),
         (("config", "guard"), 3, "config.guard is 3, not an object"),
+        (("config",), None, "config is null, not a value"),
+        (("steps", 1, "seconds"), 1e308, "steps[1].seconds is 1e+308, not a finite number"),
     ],
 )
 def test_damaged_values_are_told_with_their_place(refused, path, value, place):

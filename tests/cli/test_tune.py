@@ -11,6 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from chipsparse import placing
 from chipsparse.cli import tune_lab
 from chipsparse.cli.lpips import Lpips
 from chipsparse.cli.main import app
@@ -299,6 +300,37 @@ def test_an_interrupted_run_goes_on_where_it_was(tune, monkeypatch, after):
     assert result.exit_code == 0, result.stderr
     assert not set(first) & set(stopped.names)
     assert load_profile("p.yaml").tuned is not None
+
+
+def test_measurements_that_cannot_be_kept_end_the_search(again, monkeypatch):
+    before = Path("p.tune.json").read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(placing, "write_checked", full)
+    result = again("--min-psnr", "20")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == (
+        "chipsparse: error: the results file p.tune.json could not be written: No space left on "
+        "device; what was measured before is in it"
+    )
+    assert Path("p.tune.json").read_bytes() == before
+
+
+def test_dense_pictures_that_cannot_be_kept_end_the_search(again, monkeypatch):
+    shutil.rmtree(tune_lab.dense_folder(Path("p.tune.json")))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tune_lab.np, "save", full)
+    result = again("--min-psnr", "40")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == (
+        "chipsparse: error: the dense pictures in p.tune-dense could not be written: No space left "
+        "on device"
+    )
 
 
 def test_a_calibration_that_must_be_made_again_is_in_the_estimate(again, monkeypatch):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from chipsparse.tuning.results_file import ResultsError, ResultsFile
+from chipsparse.tuning.results_file import ResultsError, ResultsFile, ResultsWriteError
 
 ABOUT = {"model": "tiny", "steps": 50, "size": [128, 128]}
 
@@ -52,7 +52,9 @@ def test_a_failed_write_leaves_the_file_as_it_was(tmp_path, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(
+        ResultsWriteError, match=r"results\.json could not be written: disk full; w"
+    ):
         results.measured("second", lambda: 2)
     assert path.read_bytes() == before
     assert "second" not in results
