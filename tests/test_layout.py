@@ -1,6 +1,8 @@
 """The dependency rule and the folder layout, read from the files themselves."""
 
 import ast
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "chipsparse"
 FOLDERS = ("kernels", "pipelines", "cli")
+MOST_MEBIBYTES = 60  # of all files together: the tree is cloned and copied often
 
 # Each layer may import itself and what stands left of it.
 LAYERS = ("kernels", "core", "pipelines", "api", "cli")
@@ -127,3 +130,45 @@ def test_only_pipelines_and_the_command_know_diffusers():
         if layer_of(module) in ("kernels", "core"):
             found = [name for name, _, _ in imports(file, module) if name.startswith("diffusers")]
             assert found == [], f"{module} imports {found}"
+
+
+def tracked_sizes():
+    """Bytes of each file that git tracks here, links as links, by path; None without git."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        return None
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:  # a repository that is another user's, say
+        return None
+    files = [ROOT / name for name in listed.stdout.split("\0") if name]
+    return {
+        str(file.relative_to(ROOT)): file.lstat().st_size
+        for file in files
+        if file.is_symlink() or file.exists()
+    }
+
+
+def too_large(sizes, most_mebibytes):
+    """What to say of files that are too large together, with the largest ones; else nothing."""
+    mebibytes = {name: size / 2**20 for name, size in sizes.items()}
+    total = sum(mebibytes.values())
+    if total < most_mebibytes:
+        return ""
+    largest = sorted(mebibytes.items(), key=lambda item: -item[1])[:8]
+    listed = "\n".join(f"{size:8.2f}  {name}" for name, size in largest)
+    return f"tracked files: {total:.1f} MiB, not below {most_mebibytes}; the largest:\n{listed}"
+
+
+def test_the_tree_is_small():
+    sizes = tracked_sizes()
+    if sizes is None:
+        pytest.skip("no checkout of git")
+    if said := too_large(sizes, MOST_MEBIBYTES):
+        pytest.fail(said)
+
+
+def test_files_that_are_too_large_together_are_named():
+    sizes = {"small.py": 1, "weights": 2 * 2**20, "picture": 2**20}
+    assert too_large(sizes, 4) == ""
+    said = too_large(sizes, 3)
+    assert "3.0 MiB, not below 3" in said
+    assert said.index("weights") < said.index("picture") < said.index("small.py")

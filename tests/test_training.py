@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from diffusers import AutoencoderKLWan
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -26,6 +27,8 @@ MODULES = (
     "still_captions",
     "still_scenes",
     "text",
+    "train_small_flux_vae",
+    "train_wan_encoder",
     "training",
 )
 COUNT = 200  # examples that a test looks at
@@ -265,3 +268,56 @@ def test_a_weight_beyond_float16_is_refused_and_the_file_kept(scripts, weights_f
     with pytest.raises(ValueError, match=r"scale .* reaches 70000"):
         scripts.pipeline_folder.store_in_half(file)
     assert file.read_bytes() == before
+
+
+def test_a_smaller_wan_encoder_leaves_the_decoder_as_it_is(scripts):
+    torch.manual_seed(0)
+    vae = AutoencoderKLWan(
+        base_dim=8,
+        z_dim=4,
+        dim_mult=[1, 2, 2],
+        num_res_blocks=1,
+        temperal_downsample=[True, True],
+        latents_mean=[0.5] * 4,
+        latents_std=[2.0] * 4,
+        scale_factor_spatial=4,
+    )
+    small = scripts.train_wan_encoder.with_small_encoder(vae, base_dim=4)
+    latents = torch.randn(1, 4, 2, 4, 4)
+    assert torch.equal(small.decode(latents).sample, vae.decode(latents).sample)
+    assert small.config.latents_std == vae.config.latents_std
+    video = torch.rand(1, 3, 5, 16, 16)
+    means = [each.encode(video).latent_dist.mean for each in (small, vae)]
+    assert means[0].shape == means[1].shape
+    parameters = [
+        sum(value.numel() for value in each.encoder.parameters()) for each in (small, vae)
+    ]
+    assert parameters[0] < parameters[1] / 3
+    trained = {name for name, value in small.named_parameters() if value.requires_grad}
+    assert trained
+    assert all(name.startswith("encoder.") for name in trained)
+
+
+def test_a_smaller_flux_vae_learns_from_the_first_ones_latents_alone(scripts):
+    torch.manual_seed(0)
+    first, small = (
+        scripts.train_small_flux_vae.new_vae(channels=channels)
+        for channels in ((16, 16, 24), (8, 16, 16))
+    )
+    losses = scripts.train_small_flux_vae.losses
+    images = torch.rand(2, 3, 16, 16) * 2 - 1
+    itself = losses(first, images, first=first)
+    assert itself.keys() == scripts.train_small_flux_vae.WEIGHTS.keys()
+    assert itself["latents"] == itself["log_variance"] == 0
+    assert itself["l1"] > 0.1
+
+    found = losses(small, images, first=first)
+    assert found["latents"] > 0.01
+    encoder = [*small.encoder.parameters(), *small.quant_conv.parameters()]
+    decoder = [*small.decoder.parameters(), *small.post_quant_conv.parameters()]
+    drawing = found["l1"] + found["edges"]
+    imitating = found["latents"] + found["log_variance"]
+    for loss, learns, idle in ((drawing, decoder, encoder), (imitating, encoder, decoder)):
+        torch.autograd.grad(loss, learns, retain_graph=True)  # raises where one has no part in it
+        unused = torch.autograd.grad(loss, idle, retain_graph=True, allow_unused=True)
+        assert set(unused) == {None}
