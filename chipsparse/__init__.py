@@ -19,6 +19,7 @@ from chipsparse.profiles import Profile, find_profile, load_profile
 
 if TYPE_CHECKING:
     from chipsparse.api import Handle, enable
+    from chipsparse.kept_columns import KeptColumns
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ __all__ = [
     "ConfigError",
     "FallbackError",
     "Handle",
+    "KeptColumns",
     "LayerBudget",
     "MLPConfig",
     "MemoryConfig",
@@ -46,4 +48,8 @@ def __getattr__(name: str) -> Any:
         from chipsparse import api
 
         return getattr(api, name)
+    if name == "KeptColumns":
+        from chipsparse.kept_columns import KeptColumns
+
+        return KeptColumns
     raise AttributeError(f"module 'chipsparse' has no attribute {name!r}")

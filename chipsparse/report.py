@@ -16,6 +16,7 @@ import torch
 
 from chipsparse.config import FallbackError, Part, SparsityConfig
 from chipsparse.device_number import DeviceNumber
+from chipsparse.kept_columns import KeptColumns
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.plan import Action, SparsityPlan
 
@@ -206,6 +207,7 @@ class GenerationReport:
         passed_over: for each op the faster backends that did not run, with the reason.
         cache_bytes: the largest size that the caches had, in bytes, wherever they live.
         host_bytes: how much of it was in host memory beside the device.
+        kept_columns: what layers kept when `Handle.kept_columns` was last asked.
     """
 
     strict: bool = False
@@ -224,6 +226,7 @@ class GenerationReport:
     passed_over: dict[str, dict[str, str]] = field(default_factory=dict)
     cache_bytes: int = 0
     host_bytes: int = 0
+    kept_columns: list[KeptColumns] = field(default_factory=list)
 
     def begin(self, generation: int, record: StepRecord) -> None:
         """Adds a record; the first one of another generation clears what was there."""
@@ -233,6 +236,7 @@ class GenerationReport:
             self.error, self.plans, self.device, self.dtype = None, {}, None, None
             self.backends, self.passed_over = {}, {}
             self.cache_bytes = self.host_bytes = 0
+            self.kept_columns = []
         self.steps.append(record)
 
     def fall_back(self, sentence: str) -> None:

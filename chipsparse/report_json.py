@@ -37,6 +37,7 @@ Times are in seconds, sizes in bytes, shares between 0 and 1; what is not known 
     notes         sentences: what else is worth knowing
     backends      of each operation
     passed_over   for each operation, the faster backends that did not run, with the reason
+    kept_columns  what layers kept when `Handle.kept_columns` was last asked: see `KeptColumns`
     totals        steps (by action), calls, seconds, seconds_by_action, attention_seconds and
                   mlp_seconds (null unless measured), attention_kept, mlp_kept, bytes_to_device,
                   bytes_to_host, cache_bytes (the most at a time), host_bytes (likewise)
@@ -91,6 +92,7 @@ def to_dict(report: GenerationReport) -> dict[str, Any]:
         "notes": report.notes,
         "backends": report.backends,
         "passed_over": report.passed_over,
+        "kept_columns": [dataclasses.asdict(each) for each in report.kept_columns],
         "totals": _totals(report),
     }
     plain: dict[str, Any] = _plain(content)
