@@ -38,7 +38,7 @@ def of_ideal(record: Record, *, digits: int) -> str:
 
 def dense_tflops(record: Record) -> float:
     """TFLOP/s of the dense layer: it does 1 over the kept share as much, in its own time."""
-    return record["tflops"] * record["latency_ms"] * record["ideal"] / record["baseline_ms"]
+    return record["tflops"] * record["ideal"] / record["speedup"]
 
 
 def dense_of(record: Record) -> str:
