@@ -31,7 +31,9 @@ COLUMNS = {
     "baseline_ms": ".3f",
     "speedup": ".2f",
     "ideal": ".1f",
+    "of_ideal": ".0%",
     "tflops": ".0f",
+    "baseline_tflops": ".0f",
     "gb_per_s": ".0f",
     "rel_error": ".1e",
     "lse_error": ".1e",
@@ -125,7 +127,7 @@ def measure(op: str, work: Work, tensors: CaseTensors, backend: str) -> Record:
         baseline = f"dense {tensors.dense.name}"
         baseline_ms = tensors.dense.timing.latency_ms
     case = tensors.case
-    return {
+    record = {
         "op": op,
         "case": case.name,
         "batch": case.batch,
@@ -146,6 +148,20 @@ def measure(op: str, work: Work, tensors: CaseTensors, backend: str) -> Record:
         **worst(errors),
         **environment(tensors.device),
     }
+    return {**record, **_beside_ideal(record)}
+
+
+def _beside_ideal(record: dict[str, Any]) -> dict[str, float]:
+    """What a speed-up is to be read with: its share of the ideal, and the baseline's TFLOP/s.
+
+    Nothing where there is no ideal: the baseline does as much more work as that is.
+    """
+    if record.get("ideal") is None or record["speedup"] is None:
+        return {}
+    found = {"of_ideal": record["speedup"] / record["ideal"]}
+    if record["tflops"] is not None:
+        found["baseline_tflops"] = record["tflops"] / found["of_ideal"]
+    return found
 
 
 def _per_second(amount: int | None, latency_ms: float, unit: float) -> float | None:
@@ -154,6 +170,9 @@ def _per_second(amount: int | None, latency_ms: float, unit: float) -> float | N
 
 def _line(record: dict[str, Any]) -> str:
     speedup = "" if record["speedup"] is None else f"  {record['speedup']:.2f}x"
+    if "baseline_tflops" in record:
+        both = f"{record['tflops']:.3g} TFLOP/s, baseline {record['baseline_tflops']:.3g}"
+        speedup += f" ({record['of_ideal']:.0%} of the ideal; {both})"
     rows = f" R{record['group_rows']}" if "group_rows" in record else ""
     label = f"{record['op']} {record['case']}{rows} {record['backend']}"
     return f"{label:70s} {record['latency_ms']:9.3f} ms{speedup}"

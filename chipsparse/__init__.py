@@ -22,6 +22,7 @@ from chipsparse.profiles import GenerationDefaults, Profile, find_profile, load_
 
 if TYPE_CHECKING:
     from chipsparse.api import Handle, disable, enable
+    from chipsparse.kept_columns import KeptColumns
     from chipsparse.memory_plan import BudgetError
     from chipsparse.plan import Action
     from chipsparse.report import GenerationReport, LayerRecord, StepRecord
@@ -39,6 +40,7 @@ __all__ = [
     "GenerationReport",
     "GuardConfig",
     "Handle",
+    "KeptColumns",
     "LayerBudget",
     "LayerRecord",
     "MLPConfig",
@@ -60,6 +62,7 @@ _LATER = {
     "BudgetError": "memory_plan",
     "GenerationReport": "report",
     "Handle": "api",
+    "KeptColumns": "kept_columns",
     "LayerRecord": "report",
     "StepRecord": "report",
     "disable": "api",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from chipsparse.config import SparsityConfig
 from chipsparse.host_memory import HostMemory
+from chipsparse.kept_columns import KeptColumns
 from chipsparse.offload import OffloadPool
 from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter, check_scheduler
 from chipsparse.pipelines.generic import limits, why_not
@@ -21,6 +23,7 @@ from chipsparse.pipelines.registry import ADAPTERS, adapter_class
 from chipsparse.profiles import MODEL_PROFILE_NAME, Profile, find_profile, load_profile
 from chipsparse.report import GenerationReport, PipelineFacts
 from chipsparse.session import Session
+from chipsparse.static_columns import StaticColumns, static_bits
 from chipsparse.step import PositionTracker
 from chipsparse.validation import shown
 
@@ -50,6 +53,28 @@ class Handle:
     def enabled(self) -> bool:
         """Whether the pipeline is patched by it."""
         return bool(self._adapters)
+
+    def kept_columns(self, layers: Iterable[int] | None = None) -> list[KeptColumns]:
+        """What layers with sparse attention keep now: reads it from the device, and waits.
+
+        To be called while a generation goes on, as in diffusers' ``callback_on_step_end``, between
+        its first refresh and its last step, which frees what would be read. The report keeps it.
+
+        Args:
+            layers: numbers of blocks; by default all, which takes seconds for each of a long video.
+
+        Raises:
+            ValueError: nothing is kept now.
+        """
+        wanted = None if layers is None else frozenset(layers)
+        found = [kept for each in self._adapters for kept in each.session.kept_columns(wanted)]
+        if not found:
+            raise ValueError(
+                "no columns are kept now; call kept_columns() between the first refresh and the "
+                "last step of a generation, such as in callback_on_step_end"
+            )
+        self.report.kept_columns = found
+        return found
 
     def disable(self) -> None:
         """Restores every patched model bit for bit and frees all caches; may be called twice."""
@@ -93,6 +118,7 @@ def enable(
     *,
     strict: bool = False,
     layer_times: bool = False,
+    static_columns: StaticColumns | None = None,
 ) -> Handle:
     """Patches a diffusers pipeline so that it computes sparsely.
 
@@ -110,6 +136,10 @@ def enable(
         strict: raise `FallbackError` in the first call in which anything would run dense, or denser
             than the config asks, although the config wants it sparse.
         layer_times: measure the time of every layer for the report, by events of the device.
+        static_columns: columns of attention that every query group keeps whatever their score, one
+            bool for each video or image token in raster order (frames, rows, columns), as a
+            bitarray, a bool array or tensor ``[N]``, or a list. They count among those of
+            ``keep_fraction``, and all are kept where they are more. Text columns always are.
 
     Returns:
         A handle that is also a context manager.
@@ -117,8 +147,9 @@ def enable(
     Raises:
         ValueError: if ``pipe`` is no pipeline, none of its transformers is supported, one is
             compiled as a whole or patched already (see above), the scheduler calls it several times
-            per step, or the profile is bad. The pipeline is then left as it was. A scheduler that
-            is exchanged later is refused likewise by the next call of the pipeline.
+            per step, or the profile or the static columns are bad. The pipeline is then left as it
+            was. A scheduler that is exchanged later is refused likewise by the next call of the
+            pipeline, and so are static columns for another number of tokens than it has.
 
     Warns:
         DenseWarning: once, at the first generation in which nothing is sparse although the config
@@ -134,9 +165,11 @@ def enable(
     transformers = find_transformers(pipe, replaced)
     check_scheduler(getattr(pipe, "scheduler", None))
     resolved = _resolve(pipe, config, type(transformers[0]).__name__)
+    bits = None if static_columns is None else static_bits(static_columns)
     if replaced is not None:
         replaced.disable()
-    handle = attach(pipe, resolved, Session, strict=strict, layer_times=layer_times)
+    session = functools.partial(Session, static_bits=bits)
+    handle = attach(pipe, resolved, session, strict=strict, layer_times=layer_times)
     for name in {type(transformer).__name__ for transformer in transformers} - set(ADAPTERS):
         warnings.warn(limits(name), stacklevel=2)
     return handle

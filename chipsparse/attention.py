@@ -83,34 +83,38 @@ def static_columns(
     *,
     text_tokens: int,
     text_first: bool = False,
+    always: torch.Tensor | None = None,
     device: torch.device,
 ) -> torch.Tensor | None:
-    """Columns kept whatever their score: text tokens and the local window.
+    """Columns kept whatever their score: text tokens, the local window, and those of the user.
 
     Args:
         tokens: length of the sequence, text included.
         config: has the local window.
         text_tokens: text tokens of the sequence.
         text_first: whether they are the first or the last ones.
+        always: bool ``[N]``, those of the user, or None.
         device: of the result.
 
     Returns:
         bool ``[G, N]``, or ``[1, N]`` where all groups have the same, or None where there are none.
     """
-    if config.local_groups is None and text_tokens == 0:
+    if config.local_groups is None and text_tokens == 0 and always is None:
         return None
     column = torch.arange(tokens, device=device)
     text = column < text_tokens if text_first else column >= tokens - text_tokens
+    if always is not None:
+        text = text | always
     if config.local_groups is None:
         return text[None]
     group = torch.arange(0, tokens, config.group_rows, device=device)[:, None] // config.group_rows
     return text | ((column // config.group_rows - group).abs() <= config.local_groups)
 
 
-def static_count(tokens: int, config: AttentionConfig, *, text_tokens: int) -> int:
+def static_count(tokens: int, config: AttentionConfig, *, text_tokens: int, always: int = 0) -> int:
     """Upper bound of the `static_columns` of a group, known without asking a device."""
     window = 0 if config.local_groups is None else 2 * config.local_groups + 1
-    return min(tokens, text_tokens + window * config.group_rows)
+    return min(tokens, text_tokens + always + window * config.group_rows)
 
 
 def backend_choices(

@@ -17,6 +17,7 @@ import torch
 
 from chipsparse.config import DenseWarning, FallbackError, Part, SparsityConfig
 from chipsparse.device_number import DeviceNumber
+from chipsparse.kept_columns import KeptColumns
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.nothing_sparse import NOTHING, wants_sparse, why_nothing, why_nothing_was
 from chipsparse.plan import CACHED, Action, SparsityPlan
@@ -218,6 +219,7 @@ class GenerationReport:
         passed_over: for each op the faster backends that did not run, with the reason.
         cache_bytes: the largest size that the caches had, in bytes, wherever they live.
         host_bytes: how much of it was in host memory beside the device.
+        kept_columns: what layers kept when `Handle.kept_columns` was last asked.
     """
 
     strict: bool = False
@@ -237,6 +239,7 @@ class GenerationReport:
     passed_over: dict[str, dict[str, str]] = field(default_factory=dict)
     cache_bytes: int = 0
     host_bytes: int = 0
+    kept_columns: list[KeptColumns] = field(default_factory=list)
     _warned: bool = field(default=False, init=False, repr=False)
     _begun: bool = field(default=False, init=False, repr=False)
 
@@ -269,6 +272,7 @@ class GenerationReport:
         self.error, self.plans, self.device, self.dtype = None, {}, None, None
         self.backends, self.passed_over = {}, {}
         self.cache_bytes = self.host_bytes = 0
+        self.kept_columns = []
 
     def _why_nothing_was(self) -> str | None:
         sentences: list[str | None] = []

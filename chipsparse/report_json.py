@@ -39,6 +39,7 @@ Times are in seconds, sizes in bytes, shares between 0 and 1; what is not known 
                   would help; null where one was, or none was wanted
     backends      of each operation
     passed_over   for each operation, the faster backends that did not run, with the reason
+    kept_columns  what layers kept when `Handle.kept_columns` was last asked: see `KeptColumns`
     totals        steps (by action), calls, seconds, seconds_by_action, attention_seconds and
                   mlp_seconds (null unless measured), attention_kept, mlp_kept, bytes_to_device,
                   bytes_to_host, cache_bytes (the most at a time), host_bytes (likewise)
@@ -94,6 +95,7 @@ def to_dict(report: GenerationReport) -> dict[str, Any]:
         "nothing_sparse": report.nothing_sparse,
         "backends": report.backends,
         "passed_over": report.passed_over,
+        "kept_columns": [dataclasses.asdict(each) for each in report.kept_columns],
         "totals": _totals(report),
     }
     plain: dict[str, Any] = _plain(content)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from bitarray import frozenbitarray
 
 from chipsparse import attention, mlp
 from chipsparse.attention import AttentionBudget
@@ -19,6 +20,7 @@ from chipsparse.call_recorder import CallRecorder
 from chipsparse.config import SparsityConfig
 from chipsparse.error_guard import ErrorGuard
 from chipsparse.host_memory import HostMemory
+from chipsparse.kept_columns import KeptColumns, read_kept_columns
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.kernels.dispatch import kind_of
 from chipsparse.layout import ModelLayout
@@ -30,6 +32,7 @@ from chipsparse.offload import OffloadPool
 from chipsparse.plan import CACHED, NOT_RECORDED, Action, SparsityPlan
 from chipsparse.report import GenerationReport, LayerRecord, StepRecord, StepTimer
 from chipsparse.slower_parts import remarks_on, slower_parts
+from chipsparse.static_columns import check_static_bits, static_mask
 from chipsparse.step import StepContext
 from chipsparse.step_cache import StepCache
 from chipsparse.step_graph import StepGraphs, TensorsInPlace
@@ -38,6 +41,8 @@ from chipsparse.token_order import grids_order, inverse_order
 UNKNOWN = "not asked yet"
 # Where the host need not wait for what it reads.
 READY_DEVICES = ("cpu",)
+# Frames, rows and columns of a region of kept columns where tokens have no voxels.
+REGION = (4, 4, 8)
 
 
 class Session:
@@ -53,6 +58,7 @@ class Session:
             with memory of its own.
         name: the pipeline's name for the transformer.
         graphs: the recorded sparse steps of this session alone; by default those of a GPU.
+        static_bits: columns that are always kept, see `static_mask`; None for none but the text's.
     """
 
     def __init__(
@@ -62,6 +68,7 @@ class Session:
         pool: OffloadPool | None = None,
         name: str = "transformer",
         graphs: StepGraphs | None = None,
+        static_bits: frozenbitarray | None = None,
     ) -> None:
         self.config = config
         self.report = report
@@ -74,6 +81,7 @@ class Session:
         self._recorder = CallRecorder(report)
         self._graphs = StepGraphs() if graphs is None else graphs
         self._missed = MissedRefreshes()
+        self._static_bits = static_bits
         self._kinds: dict[tuple[Part, Action], frozenset[str]] = {}
         self.reset()
 
@@ -142,7 +150,10 @@ class Session:
 
         Raises:
             BudgetError: where the memory budgets leave no room for the caches of a single layer.
+            ValueError: where there are static columns for another number of tokens.
         """
+        if self._static_bits is not None:
+            check_static_bits(self._static_bits, layout)
         plan = SparsityPlan(self.config, layout, context.steps)
         is_first = not self._goes_on(context, plan)
         if is_first:
@@ -527,6 +538,7 @@ class Session:
                 config,
                 text_tokens=layout.text_tokens,
                 text_first=layout.text_first,
+                always=self._static_mask(layout, key.device),
                 device=key.device,
             )
         return AttentionBudget(
@@ -535,9 +547,44 @@ class Session:
             static_columns=self._static_columns[layout],
             seed=zlib.crc32(f"{self.config.seed} {context.branch} {context.step} {layer}".encode()),
             static_count=attention.static_count(
-                key.shape[2], config, text_tokens=layout.text_tokens
+                key.shape[2],
+                config,
+                text_tokens=layout.text_tokens,
+                always=0 if self._static_bits is None else self._static_bits.count(),
             ),
         )
+
+    def _static_mask(self, layout: ModelLayout, device: torch.device) -> torch.Tensor | None:
+        if self._static_bits is None:
+            return None
+        order = None if self._order is None else self._order[0]
+        return static_mask(self._static_bits, layout, order, device)
+
+    def kept_columns(self, layers: frozenset[int] | None = None) -> list[KeptColumns]:
+        """What layers (None: all) with sparse attention keep now; the host waits for each of them.
+
+        Empty before the first refresh and after the last step, which frees the caches.
+        """
+        found = []
+        for branch, layer in list(self._caches):
+            asked = layers is None or layer in layers
+            if not asked or not self._caches.has(branch, layer, "columns"):
+                continue
+            layout, order = self._plans[branch].layout, self._order
+            kinds, none = frozenset({"columns"}), frozenset[str]()
+            with self._caches.lend(branch, layer, "attention", kinds, none) as cache:
+                found.append(
+                    read_kept_columns(
+                        cache.columns,
+                        layout,
+                        group_rows=self.config.attention.group_rows,
+                        static=self._static_mask(layout, cache.columns.device),
+                        order=None if order is None else order[0],
+                        voxel=self.config.token_order.voxel or REGION,
+                        where=(self.name, branch, layer),
+                    )
+                )
+        return found
 
     def _lists_by_budget(self, layer: int, key: torch.Tensor) -> bool:
         """Whether a refresh makes the lists as long as the budget says, with no wait for the GPU.

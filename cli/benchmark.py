@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from chipsparse.cache_kinds import PARTS, Part
+from chipsparse.cli.command_line import command_words
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.layer_budgets import kept
 from chipsparse.cli.model import (
@@ -167,23 +168,12 @@ def _command(
 ) -> str:
     """The command with everything that the options left to the profile and the machine."""
     settings = planned.settings
-    words = ["chipsparse", "bench"]
-    values = {
-        "--model": options.model,
-        "--config": options.config,
-        "--height": settings.height,
-        "--width": settings.width,
-        "--frames": settings.num_frames,
-        "--steps": settings.num_inference_steps,
-        "--guidance-scale": options.guidance_scale,
-        "--device": device,
-        "--dtype": str(dtype).removeprefix("torch."),
-        "--vram": options.vram,
-        "--ram": options.ram,
+    settled = {
+        "height": settings.height,
+        "width": settings.width,
+        "frames": settings.num_frames,
+        "steps": settings.num_inference_steps,
+        "device": device,
+        "dtype": str(dtype).removeprefix("torch."),
     }
-    for option, value in values.items():
-        if value is not None:
-            words += [option, str(value)]
-    words += ["--kernels"] if options.kernels else []
-    words += ["--random-weights"] if options.random_weights else []
-    return shlex.join(words)
+    return shlex.join(command_words("bench", options, settled))

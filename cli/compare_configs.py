@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from chipsparse.bootstrap import LEAST_VALUES
-from chipsparse.cli import media
+from chipsparse.cli import media, profile_range
 from chipsparse.cli.compare_files import Picture
 from chipsparse.cli.compare_subjects import Subject
 from chipsparse.cli.difference_picture import difference_rows
@@ -85,6 +85,7 @@ class ConfigsComparison:
         subjects: A and B as they were typed.
         profiles: of A and B; None for the stock model.
         settings: of every generation.
+        out_of_range: how they differ from what the profile of A or B was tuned for, a phrase each.
         prompts: one entry for each that was generated.
         asked: how many there should be.
         lpips: the metric, or why there is none.
@@ -100,6 +101,7 @@ class ConfigsComparison:
     subjects: tuple[Subject, Subject]
     profiles: dict[Side, Profile | None]
     settings: GenerationSettings
+    out_of_range: dict[Side, list[str]]
     prompts: list[PromptRuns]
     asked: int
     lpips: Lpips
@@ -128,6 +130,13 @@ def compare_configs(options: CompareOptions) -> ConfigsComparison:
         prompts = read_prompts(options, video=model.accepts("num_frames"))
         if options.output is not None:
             media.check_kind(options.output, video=model.accepts("num_frames"))
+        out_of_range = {
+            side: profile_range.out_of_range(profile, model, settings, device, dtype)
+            for side, profile in profiles.items()
+            if profile is not None
+        }
+        for _, sentence in _range_notes(profiles, out_of_range):
+            display.tell(f"chipsparse: warning: {sentence}")
         progress = WorkProgress(display)
         with progress.stage("loading the model"):
             pipe = load_pipeline(model, device=device, dtype=dtype)
@@ -147,6 +156,7 @@ def compare_configs(options: CompareOptions) -> ConfigsComparison:
         subjects=options.subjects,
         profiles=profiles,
         settings=settings,
+        out_of_range=out_of_range,
         prompts=runs.prompts,
         asked=runs.asked,
         lpips=runs.lpips,
@@ -213,6 +223,16 @@ def _write_picture(worst: WorstClips, output: Path, options: CompareOptions) -> 
     return Picture(written[output], factor)
 
 
+def _range_notes(
+    profiles: dict[Side, Profile | None], out_of_range: dict[Side, list[str]]
+) -> Iterator[tuple[Side, str]]:
+    """A side and a sentence, where its profile was tuned for something else."""
+    for side, differences in out_of_range.items():
+        profile = profiles[side]
+        if profile is not None and differences:
+            yield side, profile_range.sentence(profile, differences)
+
+
 def notes(comparison: ConfigsComparison) -> Iterator[str]:
     """What to know beside the numbers, one sentence each."""
     count = len(comparison.prompts)
@@ -220,6 +240,8 @@ def notes(comparison: ConfigsComparison) -> Iterator[str]:
         yield f"interrupted: of {comparison.asked} prompts, the first {count} are told"
     if count < 10:
         yield f"intervals from {count} prompts are rough and tend to be too narrow; use more"
+    for side, sentence in _range_notes(comparison.profiles, comparison.out_of_range):
+        yield f"{side}: {sentence}"
     for side in SIDES:
         told = [line for runs in comparison.prompts for line in runs.sides[side].fallbacks]
         yield from (f"{side}: {line}" for line in dict.fromkeys(told))

@@ -30,6 +30,7 @@ def to_json(explained: Explanation) -> str:
         "pipeline_class": explained.model.pipeline_class.__name__,
         "transformer_class": explained.model.transformer_class,
         "profile": explained.profile.source,
+        "out_of_range": explained.out_of_range,
         "device": str(explained.target.device),
         "device_here": explained.target.here,
         "dtype": str(explained.target.dtype).removeprefix("torch."),

@@ -10,6 +10,7 @@ import torch
 from chipsparse.byte_sizes import format_bytes
 from chipsparse.cache_kinds import Part
 from chipsparse.cache_table import KindBytes, bytes_by_kind
+from chipsparse.cli import profile_range
 from chipsparse.cli.dense_layers import QUANTIZED, dense_layers
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model import ModelDescription, choose_device, choose_dtype
@@ -77,6 +78,7 @@ class Explanation:
         dense: layers of each part that never run sparse, and why.
         caches: bytes of each kind of tensor that is kept.
         estimate: expected times; None where no rates are known.
+        out_of_range: how it differs from what the profile was tuned for, a phrase each.
         notes: what to know beside the numbers, one sentence each.
     """
 
@@ -93,6 +95,7 @@ class Explanation:
     dense: dict[Part, dict[int, str]]
     caches: dict[str, KindBytes]
     estimate: RunEstimate | None
+    out_of_range: list[str]
     notes: list[str]
 
     @property
@@ -143,6 +146,9 @@ def explain(options: CommonOptions, model: ModelDescription, profile: Profile) -
     _check(memory, plan.config.memory, weights=weight_bytes, working=working)
     dense = dense_layers(plan, planned.never, slower, memory.placement)
     estimate, notes = _estimate(plan, memory, dense, target)
+    out_of_range = profile_range.out_of_range(
+        profile, model, settings, target.device, target.dtype, here=target.here
+    )
     return Explanation(
         model=model,
         profile=profile,
@@ -157,7 +163,9 @@ def explain(options: CommonOptions, model: ModelDescription, profile: Profile) -
         dense=dense,
         caches=bytes_by_kind(memory, plan.layout),
         estimate=estimate,
+        out_of_range=out_of_range,
         notes=[
+            *([profile_range.sentence(profile, out_of_range)] if out_of_range else []),
             *plan.remarks(),
             *([AT_MOST] if plan.skips_by_threshold() else []),
             *notes,

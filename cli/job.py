@@ -14,6 +14,7 @@ import torch
 
 import chipsparse
 from chipsparse.cli import denoise, media, profile_range, summary
+from chipsparse.cli.command_line import command_words
 from chipsparse.cli.media import check_kind
 from chipsparse.cli.metadata import generation_metadata
 from chipsparse.cli.model import (
@@ -81,7 +82,23 @@ class Job:
             "seed": self.options.seed,
             "fps": self.options.fps,
             "settings": dataclasses.asdict(self.settings),
+            "command": self.command(),
         }
+
+    def command(self) -> list[str]:
+        """The words of the command that does the same again, whatever profile or device is here."""
+        settings = self.settings
+        settled = {
+            "height": settings.height,
+            "width": settings.width,
+            "frames": settings.num_frames,
+            "steps": settings.num_inference_steps,
+            "device": self.device,
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+        if settings.num_frames is None:
+            settled["fps"] = None
+        return command_words("generate", self.options, settled)
 
 
 def run(options: Options) -> summary.Outcome:

@@ -22,21 +22,31 @@ def out_of_range(
     settings: GenerationSettings,
     device: torch.device,
     dtype: torch.dtype,
+    *,
+    here: bool = True,
 ) -> list[str]:
     """How a generation differs from what its profile was tuned for; nothing for one that was not.
 
-    Each is one phrase, such as ``30 steps, not 50``.
+    Each is one phrase, such as ``30 steps, not 50``. A device that is not ``here`` has no name and
+    is not looked at.
     """
     if profile.tuned is None:
         return []
-    facts = range_of(settings, device, dtype)
+    facts = range_of(settings, device if here else torch.device("cpu"), dtype)
+    if not here:
+        del facts["device"]
     return outside(profile.tuned, {**facts, "transformer_config": digest(model.transformer_config)})
 
 
 def warning(profile: Profile, differences: list[str]) -> str:
+    """One line about them, for stderr."""
+    return f"chipsparse: warning: {sentence(profile, differences)}"
+
+
+def sentence(profile: Profile, differences: list[str]) -> str:
     """One sentence about them."""
     return (
-        f"chipsparse: warning: {profile.source} was tuned for other generations than this one "
+        f"{profile.source} was tuned for other generations than this one "
         f"({'; '.join(differences)}): its quality and speed were not measured here"
     )
 

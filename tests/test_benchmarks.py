@@ -187,6 +187,9 @@ def test_each_kernel_op_is_measured(op, tmp_path, capsys):
         if op == "column_sparse_attention":
             assert record["keep_fraction"] == kept / 300
             assert record["ideal"] == 300 / kept
+            assert record["of_ideal"] == pytest.approx(record["speedup"] * kept / 300)
+            dense = 4 * case.batch * 2 * case.head_dim * 300 * 300
+            assert record["baseline_tflops"] == pytest.approx(dense / record["baseline_ms"] / 1e9)
     if grouped:
         assert [record["group_rows"] for record in found] == [64, 128, 64, 128]
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
+
 from chipsparse.byte_sizes import format_bytes
 from chipsparse.cache_kinds import PARTS
+from chipsparse.cli.errors import UserError, first_line
 from chipsparse.cli.pages.elements import element, listed
 from chipsparse.cli.pages.generation_record import ACTIONS
 from chipsparse.cli.pages.json_values import Values
-from chipsparse.cli.pages.part import Missing, Part, Section, Tile, table
+from chipsparse.cli.pages.names import command_text, name_of
+from chipsparse.cli.pages.part import Missing, Part, Section, Tile, command_section, table
 from chipsparse.cli.pages.units import percent, picture_text, times
 from chipsparse.cli.summary import seconds_text
 
@@ -27,8 +31,7 @@ def benchmark_part(values: Values) -> Part:
         missing.append(
             Missing("Denoising steps", "They are measured by bench without its --kernels.")
         )
-    again = element("pre", element("code", values.text("command")), class_="scroll")
-    sections.append(Section("Run it again", "The command that measures the same.", [again]))
+    sections.append(command_section(command_text(_words(values))))
     return Part(
         kind="benchmark",
         source=values.file.name,
@@ -40,14 +43,22 @@ def benchmark_part(values: Values) -> Part:
     )
 
 
+def _words(values: Values) -> list[str]:
+    """Those of the command."""
+    try:
+        return shlex.split(values.text("command"))
+    except ValueError as error:  # a quote that is not closed
+        raise UserError(f"{values.file} is damaged: command: {first_line(error)}") from error
+
+
 def _facts(values: Values) -> list[tuple[str, str]]:
     settings, versions = values.object("settings").content, values.object("versions").content
     tokens, heads, width = (values.count(name) for name in ("tokens", "heads", "head_dim"))
     names = [f"{name} {version}" for name, version in versions.items() if version]
     weights = ", random weights" if values.flag("random_weights") else ""
     return [
-        ("model", f"{values.text('model')} ({values.text('transformer_class')}){weights}"),
-        ("profile", values.text("profile")),
+        ("model", f"{name_of(values.text('model'))} ({values.text('transformer_class')}){weights}"),
+        ("profile", name_of(values.text("profile"))),
         ("picture", f"{picture_text(settings)}: {tokens:,} tokens, {heads} heads of {width}"),
         ("device", f"{values.text('device_name')}, {values.text('dtype')}"),
         ("versions", ", ".join(names)),

@@ -151,7 +151,45 @@ class Whisker:
         yield element("line", class_=f"whisker {self.class_}", **ends)
 
 
-Mark = Line | Dots | Box | Band | Whisker
+@dataclass(frozen=True)
+class Labels:
+    """Short texts beside points, each where it covers no point and no other text, if it can.
+
+    Attributes:
+        points: in the units of the axes.
+        texts: one for each.
+    """
+
+    points: Sequence[Point]
+    texts: Sequence[str]
+
+    def draw(self, x: Place, y: Place) -> Iterator[Element]:
+        """Its elements."""
+        places = [(x(across), y(up)) for across, up in self.points]
+        taken = [(left - 5, top - 5, left + 5, top + 5) for left, top in places]
+        for (across, up), text in zip(places, self.texts, strict=True):
+            wide = LETTER * len(text)
+            corners = [(across + dx * (9 + wide / 2), up + dy * 13) for dx, dy in AROUND]
+            boxes = [(a - wide / 2, u - 6, a + wide / 2, u + 6) for a, u in corners]
+            overlaps = [sum(_overlap(box, other) for other in taken) for box in boxes]
+            best = overlaps.index(min(overlaps))
+            taken.append(boxes[best])
+            middle, base = corners[best]
+            yield element("text", text, x=middle, y=base + 4, class_="label middle")
+
+
+LETTER = 7.5  # width of a letter in pixels, about
+AROUND = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (1, 1), (-1, -1), (-1, 1))
+Rectangle = tuple[float, float, float, float]
+
+
+def _overlap(a: Rectangle, b: Rectangle) -> float:
+    """How much of two rectangles lies in both."""
+    across, up = (min(a[i + 2], b[i + 2]) - max(a[i], b[i]) for i in (0, 1))
+    return max(0.0, across) * max(0.0, up)
+
+
+Mark = Line | Dots | Box | Band | Whisker | Labels
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from chipsparse.cli.pages.chart import Chart, Dots, Key, Mark, Whisker, figure
 from chipsparse.cli.pages.elements import Element, element, listed
 from chipsparse.cli.pages.frame_curves import Curves, curves_figure, read_curves
 from chipsparse.cli.pages.json_values import Values
+from chipsparse.cli.pages.names import name_of
 from chipsparse.cli.pages.part import (
     Missing,
     Part,
@@ -56,7 +57,7 @@ class Estimate:
 def comparison_part(values: Values) -> Part:
     """The part of the page; raises `UserError` where the file is damaged."""
     prompts = values.objects("prompts")
-    names = {side: values.object("configs").object(side).text("name") for side in SIDES}
+    names = {side: name_of(values.object("configs").object(side).text("name")) for side in SIDES}
     runs = {side: [_run(prompt.object(side)) for prompt in prompts] for side in SIDES}
     sections = [_intervals_section(values)]
     missing: list[Missing] = []
@@ -106,7 +107,7 @@ def _median(runs: Sequence[Run]) -> tuple[float, float] | None:
 def _facts(values: Values, prompts: int) -> list[tuple[str, str]]:
     settings = values.object("settings").content
     return [
-        ("model", values.text("model")),
+        ("model", name_of(values.text("model"))),
         ("transformer", values.text("transformer_class")),
         ("picture", f"{picture_text(settings)}, {settings.get('num_inference_steps')} steps"),
         ("prompts", f"{prompts}, each with the same seed for dense, A and B"),

@@ -14,6 +14,7 @@ from chipsparse.cli.pages.frame_curves import (
     read_curves,
 )
 from chipsparse.cli.pages.json_values import Values
+from chipsparse.cli.pages.names import name_of
 from chipsparse.cli.pages.part import Missing, Part, Section, Tile, folded, table
 from chipsparse.cli.pages.units import TIMES, decibels
 
@@ -23,11 +24,12 @@ CURVES = ("psnr_db", "ssim", "lpips")
 def files_part(values: Values) -> Part:
     """The part of the page; raises `UserError` where the file is damaged."""
     curves = read_curves(values.objects("per_frame"))
+    a, b = (name_of(values.text(name)) for name in ("a", "b"))
     figures = [curves_figure(metric, [Curves("B against A", [curves])]) for metric in CURVES]
     flicker = [
-        Curves(f"{name.upper()}: {values.text(name)}", [{"flicker": curves[f"flicker_{name}"]}])
-        for name in ("a", "b")
-        if f"flicker_{name}" in curves
+        Curves(f"{side}: {name}", [{"flicker": curves[f"flicker_{side.lower()}"]}])
+        for side, name in (("A", a), ("B", b))
+        if f"flicker_{side.lower()}" in curves
     ]
     figures.append(curves_figure("flicker", flicker))
     body = [each for each in figures if each is not None]
@@ -49,7 +51,7 @@ def files_part(values: Values) -> Part:
     return Part(
         kind="files",
         source=values.file.name,
-        title=f"{values.text('b')} against {values.text('a')}",
+        title=f"{b} against {a}",
         facts=_facts(values),
         tiles=_tiles(values),
         sections=sections,
@@ -60,10 +62,10 @@ def files_part(values: Values) -> Part:
 def _facts(values: Values) -> list[tuple[str, str]]:
     size = f"{values.count('width')}{TIMES}{values.count('height')} pixels"
     return [
-        ("A, the reference", values.text("a")),
-        ("B", values.text("b")),
+        ("A, the reference", name_of(values.text("a"))),
+        ("B", name_of(values.text("b"))),
         ("picture", f"{size}, {values.count('frames')} frames"),
-        ("lossy", ", ".join(values.texts("lossy"))),
+        ("lossy", ", ".join(map(name_of, values.texts("lossy")))),
         ("LPIPS", values.text_or_none("lpips_missing") or ""),
         ("versions", f"chipsparse {values.text('chipsparse')}"),
     ]

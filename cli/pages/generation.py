@@ -19,21 +19,26 @@ from chipsparse.cli.pages.generation_record import (
 )
 from chipsparse.cli.pages.generation_steps import steps_section
 from chipsparse.cli.pages.json_values import Values
+from chipsparse.cli.pages.names import command_text, name_of
 from chipsparse.cli.pages.part import (
     Missing,
     Part,
     QualityPoint,
     Section,
     Tile,
+    command_section,
     folded,
     table,
 )
 from chipsparse.cli.pages.units import (
     decibels,
     picture_text,
+    shortened,
     times,
 )
 from chipsparse.cli.summary import seconds_text
+
+LONGEST_LABEL = 40  # of a prompt among others
 
 
 def generation_part(values: Values) -> Part:
@@ -52,6 +57,9 @@ def generation_part(values: Values) -> Part:
             sections.append(found)
         else:
             missing.append(found)
+    command = record.request.texts("command")
+    if command:
+        sections.append(command_section(command_text(command)))
     if record.comparison is None:
         missing.insert(
             0,
@@ -74,7 +82,13 @@ def _points(record: GenerationRecord) -> list[QualityPoint]:
     found = record.comparison
     if found is None or found.psnr_db is None:
         return []
-    return [QualityPoint(record.values.file.stem, found.speedup, found.psnr_db)]
+    named = [
+        record.values.file.stem,
+        shortened(record.request.text_or_none("prompt") or "", LONGEST_LABEL),
+        *([f"seed {record.request.count('seed')}"] if "seed" in record.request else []),
+    ]
+    label = ", ".join(text for text in named if text)
+    return [QualityPoint(label, found.speedup, found.psnr_db)]
 
 
 def _alert(record: GenerationRecord) -> str | None:
@@ -97,10 +111,12 @@ def _facts(record: GenerationRecord) -> list[tuple[str, str]]:
     plans = [each for _, each in values.object("transformers").members()]
     where = [device.text_or_none("name"), device.text_or_none("type"), values.text_or_none("dtype")]
     return [
-        ("model", pipeline.text_or_none("location") or ""),
+        ("model", name_of(pipeline.text_or_none("location") or "")),
         ("pipeline", pipeline.text_or_none("class") or ""),
-        ("profile", request.text_or_none("profile") or ""),
+        ("profile", name_of(request.text_or_none("profile") or "")),
+        ("not shown", request.text_or_none("negative_prompt") or ""),
         ("picture", picture_text(settings.content)),
+        ("guidance", _guidance(settings)),
         ("seed", str(request.content.get("seed", ""))),
         ("schedule", "; ".join(dict.fromkeys(plan.text("schedule") for plan in plans))),
         ("device", ", ".join(text for text in where if text)),
@@ -109,6 +125,16 @@ def _facts(record: GenerationRecord) -> list[tuple[str, str]]:
             ", ".join(f"{name} {version}" for name, version in versions.items() if version),
         ),
     ]
+
+
+def _guidance(settings: Values) -> str:
+    """The scales of the guidance, as far as they are known."""
+    scale, true_scale = (
+        settings.number_or_none(name) for name in ("guidance_scale", "true_cfg_scale")
+    )
+    texts = [] if scale is None else [f"scale {scale:g}"]
+    texts += [] if true_scale is None else [f"classifier-free {true_scale:g}"]
+    return ", ".join(texts)
 
 
 def _tiles(record: GenerationRecord) -> list[Tile]:

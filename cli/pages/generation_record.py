@@ -173,7 +173,7 @@ def read_generation(values: Values) -> GenerationRecord:
         layers=1 + max((each.layer for call in calls for each in call.layers), default=-1),
         comparison=_comparison(compared) if compared.content else None,
         denoising_seconds=values.object("denoising_seconds").numbers_by_name(),
-        files=values.object("files").texts_by_name(),
+        files=_files(values.object("files")),
     )
 
 
@@ -215,6 +215,14 @@ def _comparison(entry: Values) -> Comparison:
     return Comparison(
         entry.number("speedup"), entry.number_or_none("psnr_db"), entry.number_or_none("ssim")
     )
+
+
+def _files(entry: Values) -> dict[str, str]:
+    """The file of each kind, or the first of several."""
+    lists = {name for name, value in entry.content.items() if isinstance(value, list)}
+    texts = {name: entry.texts(name) for name in lists}
+    texts |= {name: [entry.text(name)] for name in entry.content if name not in lists}
+    return {name: each[0] for name, each in texts.items() if each}
 
 
 def known(values: Iterable[float | None]) -> list[float]:

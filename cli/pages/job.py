@@ -15,6 +15,7 @@ from chipsparse.cli.pages.files import files_part
 from chipsparse.cli.pages.generation import generation_part
 from chipsparse.cli.pages.generation_record import read_generation
 from chipsparse.cli.pages.json_values import Values, read_values
+from chipsparse.cli.pages.names import name_of
 from chipsparse.cli.pages.page import page
 from chipsparse.cli.pages.part import Missing, Part, Section
 from chipsparse.cli.pages.sources import kind_of
@@ -63,7 +64,7 @@ def write_report(options: ReportOptions) -> int:
     check_inputs_stay("--output", options.output, [*options.sources, *options.media])
     parts = [part_of(read_values(source)) for source in options.sources]
     if options.media:
-        shown = [samples.read_sample(path, str(path)) for path in options.media]
+        shown = [samples.read_sample(path, name_of(str(path))) for path in options.media]
         first, *others = parts
         parts = [_with(first, samples.samples_section(shown), in_place=True), *others]
     text = page(parts)

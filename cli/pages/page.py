@@ -7,8 +7,10 @@ from pathlib import Path
 
 import chipsparse
 from chipsparse.cli.pages.elements import Child, Element, element, rendered
+from chipsparse.cli.pages.names import leave_folders_out
 from chipsparse.cli.pages.part import Missing, Part, Section, Tile, facts_list
-from chipsparse.cli.pages.quality_speed import points_table, quality_speed_figure
+from chipsparse.cli.pages.quality_speed import numbered, points_table, quality_speed_figure
+from chipsparse.cli.pages.units import shortened
 
 STYLE = Path(__file__).with_name("style.css")
 # No browser will fetch anything for this page, whatever should get into it.
@@ -19,7 +21,8 @@ LONGEST_TITLE = 80
 def page(parts: Sequence[Part]) -> str:
     """The page of one or several files, as text."""
     several = len(parts) > 1
-    title = "chipsparse report" if several else f"{_short(parts[0].title)} - chipsparse report"
+    of = "" if several else f"{shortened(parts[0].title, LONGEST_TITLE)} - "
+    title = f"{of}chipsparse report"
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -39,17 +42,14 @@ def page(parts: Sequence[Part]) -> str:
         ),
         element("footer", f"chipsparse {chipsparse.__version__}"),
     )
-    return rendered(element("html", head, body, lang="en")) + "\n"
-
-
-def _short(title: str) -> str:
-    return title if len(title) <= LONGEST_TITLE else f"{title[: LONGEST_TITLE - 3]}..."
+    return rendered(leave_folders_out(element("html", head, body, lang="en"))) + "\n"
 
 
 def _contents(parts: Sequence[Part]) -> Element:
+    titles = (f"{part.source}: {shortened(part.title, LONGEST_TITLE)}" for part in parts)
     links = (
-        element("li", element("a", f"{part.kind}: {_short(part.title)}", href=f"#part-{number}"))
-        for number, part in enumerate(parts, 1)
+        element("li", element("a", title, href=f"#part-{number}"))
+        for number, title in enumerate(titles, 1)
     )
     return element("nav", element("ol", *links), aria_label="Files")
 
@@ -58,10 +58,10 @@ def _overview(parts: Sequence[Part]) -> Child:
     """The points of all files in one chart, where more than one has any."""
     if sum(bool(part.points) for part in parts) < 2:
         return None
-    points = [point for part in parts for point in part.points]
+    points = numbered([part.points for part in parts])
     text = (
-        "Every result of these files against its own dense run. Files about other prompts, sizes "
-        "or step counts are not comparable."
+        "Every result of these files, by the number of its file, against its own dense run. Files "
+        "about other prompts, sizes or step counts are not comparable."
     )
     return _section(
         Section("All files", text, [quality_speed_figure(points), points_table(points)])

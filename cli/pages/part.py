@@ -119,6 +119,13 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Child]], *, texts: in
     )
 
 
+def command_section(command: str) -> Section:
+    """The command that does the same again."""
+    text = "Files are named without their folders."
+    body = element("pre", element("code", command))
+    return Section("Run it again", text, [body])
+
+
 def folded(summary: str, *content: Child) -> Element:
     """What is shown when somebody asks for it."""
     return element("details", element("summary", summary), *content)

@@ -146,18 +146,20 @@ def _named(
 ) -> Section | Missing:
     """The clips that a file names, with their difference from one of them."""
     if not names:
-        return Missing("Sample frames", f"{source} names no picture. {HOW}")
+        return Missing("Sample frames", f"{source.name} names no picture. {HOW}")
     samples: dict[str, Sample] = {}
     for label, name in names.items():
         path = find(source, name)
         if path is None:
-            return Missing("Sample frames", f"{name}, which {source} names, is not there. {HOW}")
+            why = f"{Path(name).name}, which {source.name} names, is not there."
+            return Missing("Sample frames", f"{why} {HOW}")
         if newest(path) > newest(source) + SAME_RUN_SECONDS:
-            return Missing("Sample frames", f"{path} was written after {source}. {HOW}")
+            return Missing("Sample frames", f"{path.name} was written after {source.name}. {HOW}")
         try:
             samples[label] = read_sample(path, f"{label}: {path.name}", joined=joined)
         except UserError as error:
-            return Missing("Sample frames", f"{error}.")
+            why = str(error).replace(str(path), path.name)
+            return Missing("Sample frames", f"{why}.")
     shown = list(samples.values())
     if reference in samples and len(shown) == 2:
         (other,) = [sample for label, sample in samples.items() if label != reference]

@@ -57,6 +57,11 @@ def times(ratio: float) -> str:
     return f"{ratio:.2f}{TIMES}"
 
 
+def shortened(text: str, longest: int) -> str:
+    """A text of at most so many letters."""
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
 def picture_text(settings: Mapping[str, Any]) -> str:
     """Size and number of frames as settings have them; empty where they do not."""
     width, height, frames = (settings.get(name) for name in ("width", "height", "num_frames"))

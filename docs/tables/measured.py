@@ -25,7 +25,25 @@ CASES = {
 RULES = ("merge", "difference")
 STAR = "\\* The closest one; none is as close. "
 
+CELLS = "In brackets behind a speed-up: its share of the ideal, and its TFLOP/s."
+
 Record = dict[str, Any]
+
+
+def of_ideal(record: Record, *, digits: int) -> str:
+    """A speed-up with its share of the ideal and the TFLOP/s that it was reached with."""
+    speedup, share = record["speedup"], record["speedup"] / record["ideal"]
+    return f"{speedup:.{digits}f}x ({share:.0%}, {record['tflops']:.0f})"
+
+
+def dense_tflops(record: Record) -> float:
+    """TFLOP/s of the dense layer: it does 1 over the kept share as much, in its own time."""
+    return record["tflops"] * record["ideal"] / record["speedup"]
+
+
+def dense_of(record: Record) -> str:
+    """Time and TFLOP/s of the dense layer of the same process."""
+    return f"{record['baseline_ms']:.3g} ({dense_tflops(record):.0f})"
 
 
 def attention_kernels() -> str:
@@ -43,7 +61,7 @@ def attention_kernels() -> str:
             group_rows=rows,
             delta_rule="none",
         )
-        return f"{found[0]['speedup']:.1f}x" if found else "-"
+        return of_ideal(found[0], digits=1) if found else "-"
 
     rows = []
     for case in unique(records, "case"):
@@ -56,7 +74,7 @@ def attention_kernels() -> str:
                 name_of(case),
                 f"{sparse['tokens']:,}",
                 f"{sparse['keep_fraction']:.1%}",
-                f"{sparse['baseline_ms']:.3g}",
+                dense_of(sparse),
                 f"{sparse['ideal']:.1f}x",
                 speedup(case, "gluon", 128),
                 speedup(case, "gluon", 192),
@@ -68,14 +86,14 @@ def attention_kernels() -> str:
         "case",
         "tokens",
         "kept",
-        "cuDNN, ms",
+        "cuDNN, ms (TFLOP/s)",
         "ideal",
         "Gluon, 128 rows",
         "Gluon, 192",
         "Triton, 128",
         "refresh over dense",
     )
-    return f"{table(columns, rows, texts=1)}\n\n{source(file, records)}"
+    return f"{table(columns, rows, texts=1)}\n\n{source(file, records)}. {CELLS}"
 
 
 def attention_by_share() -> str:
@@ -88,11 +106,12 @@ def attention_by_share() -> str:
         found = {round(each["keep_fraction"], 2): each for each in find(records, case=case)}
         first = found[shares[0]]
         name = f"{first['tokens']:,} tokens, {first['heads']} heads"
-        rows.append((name, *(f"{found[share]['speedup']:.1f}x" for share in shares)))
+        name = f"{name}, cuDNN at {dense_tflops(first):.0f}"
+        rows.append((name, *(of_ideal(found[share], digits=1) for share in shares)))
     ideals = [f"{1 / share:.1f}x" for share in shares]
     rows.append(("ideal", *ideals))
     columns = ("columns kept", *(f"{share:.0%}" for share in shares))
-    return f"{table(columns, rows, texts=1)}\n\n{source(file, records)}"
+    return f"{table(columns, rows, texts=1)}\n\n{source(file, records)}. {CELLS}"
 
 
 def sparse_mlp() -> str:
@@ -109,13 +128,23 @@ def sparse_mlp() -> str:
                 f"{gluon['mlp_tokens']:,}",
                 f"{gluon['channels']:,} to {gluon['mlp_width']:,}",
                 f"{gluon['keep_fraction']:.0%}",
-                f"{gluon['baseline_ms']:.3g}",
-                f"{gluon['speedup']:.2f}x",
-                f"{triton['speedup']:.2f}x",
+                dense_of(gluon),
+                f"{gluon['ideal']:.2f}x",
+                of_ideal(gluon, digits=2),
+                of_ideal(triton, digits=2),
             )
         )
-    columns = ("case", "tokens", "width", "neurons kept", "dense, ms", "Gluon", "Triton")
-    return f"{table(columns, rows, texts=1)}\n\n{source(file, records)}"
+    columns = (
+        "case",
+        "tokens",
+        "width",
+        "neurons kept",
+        "dense, ms (TFLOP/s)",
+        "ideal",
+        "Gluon",
+        "Triton",
+    )
+    return f"{table(columns, rows, texts=1)}\n\n{source(file, records)}. {CELLS}"
 
 
 def full_size() -> str:

@@ -10,11 +10,11 @@ import pytest
 
 from chipsparse.cli.pages.axes import Axis, fitting, steps_axis
 from chipsparse.cli.pages.budget_map import Cell, budget_map, shade
-from chipsparse.cli.pages.chart import NARROW, WIDE, Box, Chart, Dots, Line, gaps, stairs
+from chipsparse.cli.pages.chart import NARROW, WIDE, Box, Chart, Dots, Labels, Line, gaps, stairs
 from chipsparse.cli.pages.elements import add, element, rendered
 from chipsparse.cli.pages.frame_curves import Curves, curves_figure
 from chipsparse.cli.pages.part import QualityPoint
-from chipsparse.cli.pages.quality_speed import best_points
+from chipsparse.cli.pages.quality_speed import best_points, numbered
 from chipsparse.cli.pages.samples import spaced
 from chipsparse.cli.pages.units import of_bytes, of_seconds, percent
 
@@ -205,6 +205,25 @@ def test_the_best_points_are_those_that_nothing_beats():
     points = [QualityPoint(str(place), *place) for place in places]
     assert [(p.speedup, p.psnr_db) for p in best_points(points)] == [(1, 40), (2, 35), (3, 20)]
     assert best_points([]) == []
+
+
+def test_points_have_the_number_of_their_file():
+    first, second, third = (QualityPoint(name, 1.0, 30.0) for name in "abc")
+    found = numbered([[], [first], [second, third]])
+    assert found == {"2": first, "3.1": second, "3.2": third}
+
+
+def test_labels_cover_no_dot_and_no_other_label():
+    places = [(1.0, 30.0), (1.01, 30.0), (1.0, 30.1), (1.02, 30.0), (2.0, 35.0)]
+    labels = Labels(places, [str(number) for number in range(1, 6)])
+    drawn = list(labels.draw(lambda x: 400 * x, lambda y: -40 * y))
+    assert [each.text for each in drawn] == ["1", "2", "3", "4", "5"]
+    boxes = [(float(each.get("x")) - 3.75, float(each.get("y")) - 10, 7.5, 12) for each in drawn]
+    dots = [(400 * x - 5, -40 * y - 5, 10, 10) for x, y in places]
+    for index, (left, top, wide, high) in enumerate(boxes):
+        for other in [*boxes[:index], *dots]:
+            apart = left >= other[0] + other[2] or other[0] >= left + wide
+            assert apart or top >= other[1] + other[3] or other[1] >= top + high
 
 
 # Units and samples.

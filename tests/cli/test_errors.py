@@ -324,7 +324,7 @@ def test_ctrl_c_during_generation_leaves_nothing(model_folder, workdir):
         assert running.stderr.readline() == "loading the model\n"
         assert running.stderr.readline().startswith("sparse run: step 80 of 400 (sparse), ")
         running.send_signal(signal.SIGINT)
-        stdout, stderr = running.communicate(timeout=60)
+        stdout, stderr = running.communicate(timeout=600)
     finally:
         running.kill()
     assert running.returncode == 130, stderr

@@ -5,6 +5,7 @@ import copy
 import io
 import json
 import os
+import shlex
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 import chipsparse
 from chipsparse.cli import job, report_file
 from chipsparse.cli.main import app
+from chipsparse.cli.pages.names import name_of
 from chipsparse.cli.pages.samples import FRAMES, LARGEST_SIDE, SAME_RUN_SECONDS
 from tests.cli.conftest import PROFILE
 from tests.cli.html_reader import PageReader
@@ -189,9 +191,99 @@ def test_the_numbers_of_a_generation(report):
         "Error over steps",
         "Memory over steps",
         "What ran where",
+        "Run it again",
     ]
     assert "Not on this page" not in page.headings
     assert page.all("p", **{"class": "alert"}) == []
+
+
+def test_guidance_and_what_is_not_to_be_shown(report):
+    assert "guidance\nscale 3\n" in report("r.json").sections[PROMPT]
+    assert "not shown" not in report("r.json").texts
+
+    def guided(content):
+        content["request"]["negative_prompt"] = "blurred <b>"
+        content["request"]["settings"] |= {"guidance_scale": 3.5, "true_cfg_scale": 4.0}
+
+    shown = report(changed("r.json", guided)).sections[PROMPT]
+    assert "not shown\nblurred <b>\n" in shown
+    assert "guidance\nscale 3.5, classifier-free 4\n" in shown
+
+
+def test_the_command_makes_the_same_again(report, model_folder):
+    told = json.loads(Path("r.json").read_text())
+    words = told["request"]["command"]
+    named = shlex.join("tiny" if word == str(model_folder) else word for word in words)
+    assert f"\n{named}\n" in report("r.json").sections["Run it again"]
+    again = [*words, "--output", "again.gif", "--report", "again.json"]
+    as_made(*again[1:])
+    made = json.loads(Path("again.json").read_text())["request"]
+    assert made.pop("command") != words
+    del told["request"]["command"]
+    assert made == told["request"]
+    assert Path("again.gif").read_bytes() == Path("o.gif").read_bytes()
+
+
+def test_a_page_names_no_folder(report, folder, monkeypatch):
+    """Whatever a file says: a page that is sent must not say who made it."""
+    monkeypatch.setenv("HOME", "/data/Al Ice")
+    secrets = ("alice", "Alice", "Al Ice", "secret", str(folder), str(folder.parent))
+
+    def private(content):
+        content["pipeline"]["location"] = "/home/alice/secret/my-wan"
+        content["request"]["profile"] = "/srv/secret/fast.yaml"
+        content["request"]["command"][3:] = [
+            *("--model", "../secret/my-wan", "--config", "C:\\Users\\Alice\\fast.yaml"),
+            *("--output", "/data/Al Ice/out put.gif", "--negative-prompt", "a 24/7/365 sign"),
+        ]
+        content["fallbacks"] = ["no cache in /home/alice: see ~/secret/log.txt, (/root/x/y.json)"]
+        content["notes"] = ["it is in /data/Al Ice/z.txt", "8/16 and and/or stay, 1:2 /s"]
+        content["error"] = "OSError: '/Users/alice/secret/w.bin' is gone"
+        content["files"] = {"output": "/home/alice/secret/o.gif"}
+
+    page = report(changed("r.json", private), "--media", str(folder / "o.gif"))
+    everything = Path("page.html").read_text(encoding="utf-8")
+    assert [word for word in secrets if word in everything] == []
+    assert "my-wan\n" in page.sections[PROMPT]
+    assert "fast.yaml\n" in page.sections[PROMPT]
+    assert (
+        "--model my-wan --config fast.yaml --output 'out put.gif' "
+        "--negative-prompt 'a 24/7/365 sign'\n"
+    ) in page.sections["Run it again"]
+    ran = page.sections["What ran where"]
+    assert "no cache in ~: see log.txt, (y.json)\n" in ran
+    assert "it is in z.txt\n8/16 and and/or stay, 1:2 /s\n" in ran
+    assert "OSError: 'w.bin' is gone" in page.text
+
+    monkeypatch.setenv("HOME", str(folder))
+    everything = ""
+    for name in KINDS:
+        report(str(folder / name))
+        everything += Path("page.html").read_text(encoding="utf-8")
+    assert str(folder.parent) not in everything
+    assert "/tmp" not in everything
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/home/alice/models/my-wan/", "my-wan"),
+        ("C:\\Users\\Alice\\my wan", "my wan"),
+        ("~/m", "m"),
+        ("../m", "m"),
+        ("a/b/c", "c"),
+        ("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"),
+        (
+            "/home/alice/.cache/huggingface/hub/models--Wan-AI--Wan2.1/snapshots/0fad",
+            "Wan-AI/Wan2.1",
+        ),
+        ("profile", "profile"),
+        ("", ""),
+        ("/", "/"),
+    ],
+)
+def test_names_of_paths(path, name):
+    assert name_of(path) == name
 
 
 def test_the_steps_of_a_generation(report):
@@ -576,7 +668,9 @@ def test_a_benchmark(report):
     for each in told["layers"]:
         shown = f"{each['speedup']:.2f}\N{MULTIPLICATION SIGN}"
         assert shown in page.sections["One layer"]
-    assert told["command"] in page.sections["Run it again"]
+    words = shlex.split(told["command"])
+    words[words.index("--model") + 1] = "tiny"  # the folder's name alone
+    assert f"\n{shlex.join(words)}\n" in page.sections["Run it again"]
 
     def kernels(content):
         content["steps"] = None
@@ -590,9 +684,13 @@ def test_several_files_make_one_page(report):
     page = report("r.json", "changed.json", "bench.json")
     assert [each["href"] for each in page.all("a")] == ["#part-1", "#part-2", "#part-3"]
     assert [each["id"] for each in page.all("article")] == ["part-1", "part-2", "part-3"]
-    assert f"changed: 3.25{chr(215)}, 20.00 dB" in page.text
+    made = f"{PROMPT[:37]}..., seed 0"
+    assert f"2: changed, {made}: 3.25{chr(215)}, 20.00 dB" in page.text
     assert page.external() == []
-    assert "changed\n3.25" in page.sections["All files"]
+    shown = page.sections["All files"]
+    assert f"\n2: changed, {made}\n3.25{chr(215)}\n20.00 dB\n1: r, {made}\n" in shown
+    assert len(page.all("text", **{"class": "label"})) == 2 * 2  # wide and narrow
+    assert "changed.json: " in page.text
     assert "All files" not in report("r.json", "bench.json").headings
 
 

@@ -157,6 +157,39 @@ def test_generate_warns_outside_the_range(measured, model_folder, workdir, chang
     assert "its quality and speed were not measured here" in warnings[0]
 
 
+def test_explain_and_compare_say_what_is_outside_the_range(measured, model_folder, workdir):
+    folder, _ = measured
+    profile = str(folder / "p.yaml")
+    (workdir / "two.txt").write_text("\n".join(PROMPTS[:2]))
+    model = ("--model", str(model_folder), "--device", "cpu")
+    told = f"{profile} was tuned for other generations than this one (5 steps, not 6): its quality"
+
+    def ran(*arguments):
+        result = CliRunner().invoke(app, [*arguments, *model])
+        assert result.exit_code == 0, result.stderr
+        return result
+
+    explain = ("explain", "--config", profile, "--json", "--steps")
+    explained = json.loads(ran(*explain, "5").stdout)
+    assert explained["out_of_range"] == ["5 steps, not 6"]
+    assert explained["notes"][0].startswith(told)
+    explained = json.loads(ran(*explain, "6").stdout)
+    assert explained["out_of_range"] == []
+    assert "tuned for" not in " ".join(explained["notes"])
+    result = ran("compare", "dense", profile, "--prompts", "two.txt", "--steps", "5", "--json")
+    assert [note[:3] for note in json.loads(result.stdout)["notes"] if told in note] == ["B: "]
+    assert f"chipsparse: warning: {told}" in result.stderr
+
+
+def test_explain_plans_for_a_device_that_is_not_here(measured, model_folder, workdir, monkeypatch):
+    """Its name is not known, so it is not compared with the one of the profile."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    given = ["explain", "--config", str(measured[0] / "p.yaml"), "--model", str(model_folder)]
+    result = CliRunner().invoke(app, [*given, "--json"])
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["out_of_range"] == ["bfloat16, not float32"]
+
+
 def test_a_model_of_another_config_is_outside_the_range(measured, workdir, tmp_path_factory):
     other = tmp_path_factory.mktemp("other") / "deeper"
     from tests.tiny_models import tiny_flux_transformer

@@ -1,8 +1,8 @@
 """What the regression tests read off clips and runs."""
 
-import time
-
 import torch
+
+from chipsparse.report import GenerationReport
 
 
 def centre(frame: torch.Tensor, colour: tuple[int, int, int]) -> torch.Tensor:
@@ -13,17 +13,11 @@ def centre(frame: torch.Tensor, colour: tuple[int, int, int]) -> torch.Tensor:
     return mask.nonzero().float().mean(0)
 
 
-def processor_seconds(run):
-    """What a call returns, and how long it computed, whoever else did.
+def computed_share(report: GenerationReport) -> float:
+    """How much of the attention columns and MLP neurons of all calls was computed: 1 if dense.
 
-    On one thread: several would also count the time in which they wait for each other, which on a
-    busy machine is most of it.
+    Unlike a time it is the same on every machine, however busy.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        start = time.process_time()
-        result = run()
-        return result, time.process_time() - start
-    finally:
-        torch.set_num_threads(threads)
+    most = max(len(record.layers) for record in report.steps)
+    computed = sum(layer.kept for record in report.steps for layer in record.layers)
+    return computed / (most * len(report.steps))

@@ -16,7 +16,6 @@ from chipsparse import SparsityConfig
 from chipsparse.profiles import ASSETS
 from chipsparse.report import GenerationReport
 from tests.regression.cases import Case
-from tests.regression.measures import processor_seconds
 
 
 @dataclass(frozen=True)
@@ -25,12 +24,10 @@ class Result:
 
     Attributes:
         frames: float32 ``[F, H, W, C]`` in 0..1 on the CPU; an image is a clip of one frame.
-        seconds: processor time of all threads, text and decoding included.
         report: what the patched pipeline did, or None for a dense run.
     """
 
     frames: torch.Tensor
-    seconds: float
     report: GenerationReport | None
 
 
@@ -65,12 +62,10 @@ class Runs:
         """Makes the case anew, dense for None."""
         workload = self.workload(case.model)
         with noise_of_float32():
-            clips, seconds = processor_seconds(
-                lambda: workload.generate(
-                    config, prompts=[case.prompt], first_seed=case.seed, **case.arguments
-                )
+            clips = workload.generate(
+                config, prompts=[case.prompt], first_seed=case.seed, **case.arguments
             )
-        return Result(clips.frames[0].cpu(), seconds, clips.report)
+        return Result(clips.frames[0].cpu(), clips.report)
 
     def _remembered(self, case: Case, kind: str, config: SparsityConfig | None) -> Result:
         if (case.name, kind) not in self._results:

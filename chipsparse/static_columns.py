@@ -1,0 +1,101 @@
+"""Columns of attention that the user wants kept whatever their score, as bits of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from bitarray import bitarray, frozenbitarray
+
+from chipsparse.kernels.mask_packing import pack_mask, unpack_mask
+from chipsparse.layout import ModelLayout
+
+StaticColumns = bitarray | np.ndarray | torch.Tensor | Sequence[bool]
+
+
+def static_bits(columns: Any) -> frozenbitarray:
+    """One bit for each column, in order; the packed bits of the kernels, ``endian="little"``.
+
+    Args:
+        columns: a bitarray of either bit order, a bool array or tensor ``[N]``, or a list of bools.
+
+    Raises:
+        ValueError: it is something else, or has no column.
+    """
+    if isinstance(columns, torch.Tensor):
+        columns = columns.detach().cpu().numpy()
+    if isinstance(columns, np.ndarray):
+        if columns.dtype != np.bool_ or columns.ndim != 1:
+            raise ValueError(
+                "static_columns: expected bools of shape [N], got "
+                f"{columns.dtype} of shape {list(columns.shape)}"
+            )
+        columns = columns.tolist()
+    if not isinstance(columns, bitarray):
+        columns = _bools(columns)
+    if not columns:
+        raise ValueError("static_columns: there is no column; pass None to keep none")
+    return frozenbitarray(columns, endian="little")
+
+
+def _bools(columns: Any) -> list[bool]:
+    if not isinstance(columns, Iterable) or isinstance(columns, (str, bytes, bytearray)):
+        raise ValueError(
+            "static_columns: expected a bitarray, a bool array or a list of bools, got "
+            f"{type(columns).__name__}"
+        )
+    found = list(columns)
+    other = next((each for each in found if not isinstance(each, (bool, np.bool_))), None)
+    if other is not None:
+        raise ValueError(
+            f"static_columns: expected True or False for each column, got {other!r}; numbers of "
+            "columns become bools with mask = [False] * N; mask[number] = True"
+        )
+    return [bool(each) for each in found]
+
+
+def check_static_bits(bits: frozenbitarray, layout: ModelLayout) -> None:
+    """Raises `ValueError` where a model call has another number of columns than there are bits."""
+    if len(bits) != layout.grid_tokens:
+        grids = " and ".join("x".join(map(str, grid)) for grid in layout.grids)
+        raise ValueError(
+            f"static_columns has {len(bits)} columns, but this call has {layout.grid_tokens} video "
+            f"or image tokens (frames x rows x columns: {grids}); text columns are always kept and "
+            "not among them"
+        )
+
+
+def static_mask(
+    bits: frozenbitarray, layout: ModelLayout, order: torch.Tensor | None, device: torch.device
+) -> torch.Tensor:
+    """The columns of attention that these bits mean.
+
+    Args:
+        bits: one for each video or image token in raster order, of one grid behind the other.
+        layout: of the call.
+        order: that of the session's tokens, int64 ``[N]``, or None for raster order.
+        device: of the result.
+
+    Returns:
+        bool ``[N]``; False for text columns.
+    """
+    mask = unpack_mask(_packed(bits), len(bits), backend="reference").to(device)
+    if order is not None:
+        mask = mask[order]
+    text = layout.text_tokens
+    return F.pad(mask, (text, 0) if layout.text_first else (0, text))
+
+
+def _packed(bits: bitarray) -> torch.Tensor:
+    return torch.frombuffer(bytearray(bits.tobytes()), dtype=torch.uint8)
+
+
+def mask_bits(mask: torch.Tensor) -> bitarray:
+    """A bool mask ``[N]`` as bits of the host, in the kernels' order."""
+    bits = bitarray(endian="little")
+    bits.frombytes(pack_mask(mask.cpu(), backend="reference").numpy().tobytes())
+    del bits[len(mask) :]
+    return bits

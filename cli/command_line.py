@@ -1,0 +1,43 @@
+"""The command that does the same again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from chipsparse.cli.settings import CommonOptions
+
+# What shows or hides something and changes no result.
+SHOWING = frozenset({"json", "debug", "verbose"})
+
+
+def command_words(command: str, options: CommonOptions, settled: Mapping[str, Any]) -> list[str]:
+    """What was typed, with what it left to the profile and to the machine.
+
+    Args:
+        command: its name.
+        options: as they were typed; ``prompt`` is an argument, the others are options.
+        settled: values that stand in place of those, by the names that the options have.
+
+    Returns:
+        The words of the command, which `shlex.join` makes a line of.
+    """
+    typed = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    values = {**typed, **settled}
+    prompt = values.pop("prompt", None)
+    words: list[str] = []
+    for name, value in values.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is None or value is False or name in SHOWING:
+            continue
+        if value is True:
+            words.append(option)
+            continue
+        for each in value if isinstance(value, (list, tuple)) else (value,):
+            words += [option, str(each)]
+    if prompt is None:
+        return ["chipsparse", command, *words]
+    if prompt.startswith("-"):  # else it would be taken for an option
+        return ["chipsparse", command, *words, "--", prompt]
+    return ["chipsparse", command, prompt, *words]

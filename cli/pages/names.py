@@ -1,0 +1,72 @@
+"""Names instead of folders: a page that is sent tells nobody who made it, and where."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from chipsparse.cli.pages.elements import Element
+
+# How Hugging Face's cache names the folders of a hub name.
+HUB_FOLDER = re.compile(r"(?:^|[/\\])models--(.+?)--([^/\\]+)")
+# An absolute folder, one below the home folder or the current one, up to its last slash.
+START = r"(?<![\w/\\:.<~)\]-])"
+NAME = r"[^\s/\\'\"<>|:*?,;()\[\]]+"
+HOME = re.compile(START + rf"(?:/home/{NAME}|/Users/{NAME}|/root\b|[A-Za-z]:[/\\]Users[/\\]{NAME})")
+BELOW = rf"(?:{NAME}[/\\])"
+FOLDERS = re.compile(
+    START + rf"(?:~[/\\]{BELOW}*|(?:\.{{1,2}}|[A-Za-z]:)?[/\\]{BELOW}+)(?=[^\s/\\])"
+)
+# Attributes that people read.
+TEXTS = ("alt", "aria-label", "title")
+# Options of commands whose values are texts, whatever they look like.
+TEXT_OPTIONS = frozenset({"--negative-prompt"})
+
+
+def name_of(text: str) -> str:
+    """The last part of a path; a hub name, and a path of two parts, which looks like one, as it is.
+
+    A folder of Hugging Face's cache gives the hub name that it is of.
+    """
+    hub = HUB_FOLDER.search(text)
+    if hub is not None:
+        return f"{hub[1]}/{hub[2]}"
+    parts = [part for part in re.split(r"[/\\]", text) if part]
+    beside = text.startswith(("/", "\\", "~", "./", "../")) or re.match(r"[A-Za-z]:[/\\]", text)
+    return parts[-1] if parts and (beside or len(parts) > 2) else text
+
+
+def command_text(words: Sequence[str]) -> str:
+    """A command with names in place of the folders that its options name."""
+    options = [word.startswith("--") for word in words]
+    shown = []
+    for place, word in enumerate(words):
+        before = words[place - 1] if place and options[place - 1] else None
+        shown.append(name_of(word) if before and before not in TEXT_OPTIONS else word)
+    return shlex.join(shown)
+
+
+def without_folders(text: str) -> str:
+    """A sentence with the last part of each path in place of the whole."""
+    home = str(Path.home())
+    if len(home) > 1:
+        text = text.replace(home, "~")
+    return FOLDERS.sub("", HOME.sub("~", text))
+
+
+def leave_folders_out(page: Element) -> Element:
+    """Changes all texts of a page likewise, whichever file they came from, and returns it."""
+    for each in _shown(page):
+        each.text = each.text and without_folders(each.text)
+        for name in TEXTS:
+            if name in each.attrib:
+                each.set(name, without_folders(each.attrib[name]))
+        for child in each:
+            child.tail = child.tail and without_folders(child.tail)
+    return page
+
+
+def _shown(page: Element) -> Iterable[Element]:
+    return (each for each in page.iter() if each.tag != "style")
