@@ -68,7 +68,7 @@ class CudaRecorder:
             cause: BaseException | None = None
             try:
                 with recording:
-                    _release_random_numbers(torch.cuda.current_device())
+                    _release_random_numbers(before)
                     try:
                         result = call()
                     except BaseException as error:
@@ -101,13 +101,16 @@ def _own_workspaces() -> Iterator[None]:
         clear()
 
 
-def _release_random_numbers(device: int) -> None:
+def _release_random_numbers(stream: torch.cuda.Stream) -> None:
     """Lets other threads draw from the device's default generator while a recording goes on.
 
     PyTorch gives the generator's state to the recording; the generator goes on with a copy.
+
+    Args:
+        stream: one that is not recorded: on the other, PyTorch refuses to copy.
     """
-    generator = torch.cuda.default_generators[device]
-    with contextlib.suppress(AttributeError):
+    generator = torch.cuda.default_generators[stream.device_index]
+    with contextlib.suppress(AttributeError), torch.cuda.stream(stream):
         generator.graphsafe_set_state(generator.clone_state())
 
 
