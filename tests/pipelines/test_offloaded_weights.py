@@ -9,7 +9,7 @@ import torch
 from accelerate.hooks import CpuOffload, UserCpuOffloadHook, add_hook_to_module
 from diffusers.hooks import apply_group_offloading
 
-from chipsparse.pipelines.offloaded_weights import pending_bytes
+from chipsparse.pipelines.offloaded_weights import autocast_bytes, pending_bytes
 from tests.tiny_models import tiny_wan_transformer
 
 DEVICE = torch.device("meta")
@@ -68,3 +68,13 @@ def test_one_module_at_a_time(model):
     accelerate.cpu_offload(model, execution_device=CPU)
     assert next(model.blocks[0].parameters()).is_meta
     assert pending_bytes(model, torch.device("cuda")) == largest < nbytes(model) / 10
+
+
+def test_copies_that_autocast_keeps(model):
+    """Of float32 weights that could be trained, as PyTorch's cache does."""
+    assert autocast_bytes(model, torch.bfloat16) == nbytes(model) // 2
+    model.blocks[0].requires_grad_(False)
+    assert autocast_bytes(model, torch.bfloat16) == (nbytes(model) - nbytes(model.blocks[0])) // 2
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        assert autocast_bytes(model, torch.bfloat16) == 0
+    assert autocast_bytes(model.half(), torch.bfloat16) == 0
