@@ -22,6 +22,7 @@ from chipsparse.pipelines.patches import Patches
 from chipsparse.pipelines.registry import ADAPTERS, adapter_class
 from chipsparse.profiles import MODEL_PROFILE_NAME, Profile, find_profile, load_profile
 from chipsparse.report import GenerationReport, PipelineFacts
+from chipsparse.report_summary import Facts, as_html, as_text, facts
 from chipsparse.session import Session
 from chipsparse.static_columns import StaticColumns, static_bits
 from chipsparse.step import PositionTracker
@@ -102,6 +103,18 @@ class Handle:
         pipeline = self.report.pipeline
         of = "a pipeline" if pipeline is None else f"a {pipeline.pipeline_class}"
         return f"<Handle of {of}, {'enabled' if self.enabled else 'disabled'}: {self.config!r}>"
+
+    def summary(self) -> str:
+        """A few lines for people: what is computed, and what the last generation did."""
+        return as_text(self._facts())
+
+    def _repr_html_(self) -> str:
+        """`summary` as a table, for notebooks."""
+        return as_html(self._facts())
+
+    def _facts(self) -> Facts:
+        patch = "enabled" if self.enabled else "disabled: the pipeline is as it was"
+        return [("chipsparse", patch), ("config", repr(self.config)), *facts(self.report)]
 
     def _patch(self, pipe: Any, transformers: Mapping[str, Any]) -> None:
         """Patches the pipeline itself, and leaves word on it of who patched it."""

@@ -382,6 +382,25 @@ class GenerationReport:
         """Mean time of a transformer call with one of these actions, or None without any."""
         return _mean([record.seconds for record in self.steps if record.action in actions])
 
+    def __repr__(self) -> str:
+        steps = ", ".join(f"{count} {action}" for action, count in self.actions().most_common())
+        return f"<GenerationReport: {steps or 'no steps'}; {len(self.fallbacks)} fallbacks>"
+
+    def summary(self) -> str:
+        """A few lines for people: the steps, the gain, and why anything ran dense.
+
+        May be called at any time; waits for a device that has not yet finished.
+        """
+        from chipsparse.report_summary import as_text, facts
+
+        return as_text(facts(self))
+
+    def _repr_html_(self) -> str:
+        """`summary` as a table, for notebooks."""
+        from chipsparse.report_summary import as_html, facts
+
+        return as_html(facts(self))
+
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON values, in the form that `chipsparse.report_json` describes.
 

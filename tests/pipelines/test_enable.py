@@ -149,3 +149,19 @@ def test_everything_that_is_exported_is_there():
     assert set(chipsparse.__all__) <= set(dir(chipsparse))
     with pytest.raises(AttributeError, match="no attribute 'enabled'"):
         chipsparse.enabled  # noqa: B018
+
+
+def test_what_a_notebook_shows_of_a_handle(pipe):
+    with chipsparse.enable(pipe, CONFIG) as handle:
+        assert repr(handle) == f"<Handle of a WanPipeline, enabled: {CONFIG!r}>"
+        wan(pipe)
+        lines = handle.summary().splitlines()
+        assert lines[:2] == ["chipsparse  enabled", f"config      {CONFIG!r}"]
+        assert lines[3].endswith("5: 3 sparse, 1 dense, 1 refresh")
+        assert handle._repr_html_().startswith("<table>")
+    assert handle.summary().startswith("chipsparse  disabled")
+    assert "disabled" in repr(handle)
+
+
+def test_the_package_says_that_it_is_typed():
+    assert (Path(chipsparse.__file__).parent / "py.typed").is_file()
