@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -11,14 +11,49 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    Task,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
 )
+from rich.text import Text
 
 PLAIN_LINES_PER_GENERATION = 5
+
+# Says, when so many steps are done, how long a command takes already and what is left.
+Clock = Callable[[int], str]
+
+
+def clock_text(elapsed: float, left: float | None) -> str:
+    """A clock with its labels.
+
+    Args:
+        elapsed: seconds that went by.
+        left: an estimate of those to come, or None.
+    """
+    text = f"{_duration(elapsed)} elapsed"
+    return text if left is None else f"{text}, about {_duration(left)} left"
+
+
+def _duration(seconds: float) -> str:
+    if round(seconds, 1) < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+class _ClockColumn(ProgressColumn):
+    """The clock of the whole command where a task has one, else its own."""
+
+    def render(self, task: Task) -> Text:
+        clock: Clock | None = task.fields["clock"]
+        if clock is not None:
+            return Text(clock(int(task.completed)))
+        return Text(clock_text(task.elapsed or 0.0, task.time_remaining))
 
 
 class ProgressDisplay:
@@ -31,8 +66,7 @@ class ProgressDisplay:
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            _ClockColumn(),
             console=self._console,
             transient=True,
         )
@@ -53,11 +87,11 @@ class ProgressDisplay:
             self._bar.stop()
 
     @contextmanager
-    def stage(self, text: str) -> Iterator[None]:
+    def stage(self, text: str, *, clock: Clock | None = None) -> Iterator[None]:
         """Shows that something of unknown length is going on."""
         task: TaskID | None = None
         if self._live:
-            task = self._bar.add_task(text, total=None, note="")
+            task = self._bar.add_task(text, total=None, note="", clock=clock)
         else:
             self._print(text)
         try:
@@ -68,11 +102,23 @@ class ProgressDisplay:
 
     @contextmanager
     def denoising(
-        self, text: str, steps: int, *, plain_lines: int = PLAIN_LINES_PER_GENERATION
+        self,
+        text: str,
+        steps: int,
+        *,
+        plain_lines: int = PLAIN_LINES_PER_GENERATION,
+        clock: Clock | None = None,
     ) -> Iterator[StepDisplay]:
-        """Shows the steps of one denoising loop; at most so many lines where there is no bar."""
+        """Shows the steps of one denoising loop.
+
+        Args:
+            text: what it is.
+            steps: how many there are.
+            plain_lines: how many lines there are at most where there is no bar.
+            clock: of the whole command; None: that of the loop.
+        """
         bar = self._bar if self._live else None
-        display = StepDisplay(bar, self._console, text, steps, plain_lines)
+        display = StepDisplay(bar, self._console, text, steps, plain_lines, clock)
         try:
             yield display
         finally:
@@ -96,14 +142,16 @@ class StepDisplay:
         text: str,
         steps: int,
         plain_lines: int = PLAIN_LINES_PER_GENERATION,
+        clock: Clock | None = None,
     ) -> None:
         self._bar, self._console, self._text, self._steps = bar, console, text, steps
+        self._clock = clock
         self._start = time.perf_counter()
         self._task: TaskID | None = None
         count = min(plain_lines, steps)
         self._plain_steps = {round(steps * (index + 1) / count) for index in range(count)}
         if bar is not None:
-            self._task = bar.add_task(text, total=steps, note=f"step 1 of {steps}")
+            self._task = bar.add_task(text, total=steps, note=f"step 1 of {steps}", clock=clock)
 
     def done(self, step: int, action: str) -> None:
         """Marks `step` (from 0) as finished, having taken `action`."""
@@ -113,8 +161,11 @@ class StepDisplay:
             note = "decoding" if finished else f"step {count} of {self._steps} ({action})"
             self._bar.update(self._task, completed=count, note=note)
         elif count in self._plain_steps:
-            seconds = time.perf_counter() - self._start
-            line = f"{self._text}: step {count} of {self._steps} ({action}), {seconds:.1f} s"
+            if self._clock is None:
+                told = f"{time.perf_counter() - self._start:.1f} s"
+            else:
+                told = self._clock(count)
+            line = f"{self._text}: step {count} of {self._steps} ({action}), {told}"
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
