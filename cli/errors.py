@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -13,6 +13,7 @@ import typer
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
+CPU_ALLOCATOR = "DefaultCPUAllocator"  # in PyTorch's message
 
 
 class UserError(Exception):
@@ -20,22 +21,25 @@ class UserError(Exception):
 
 
 @contextmanager
-def reported_errors(*, debug: bool, kept: str = "nothing was written") -> Iterator[None]:
+def reported_errors(
+    *, debug: bool, kept: Callable[[], str] = lambda: "nothing was written"
+) -> Iterator[None]:
     """Ends the command with one line on stderr instead of a traceback, or with both under `debug`.
 
-    ``kept`` says what an interruption leaves. Exit codes: 2 for what the user can put right, 130
-    for Ctrl-C, 1 for everything else.
+    ``kept`` says, asked behind an interruption, what that leaves. Exit codes: 2 for what the user
+    can put right, 130 for Ctrl-C, 1 for everything else.
     """
     try:
         yield
     except typer.Exit:
         raise
     except UserError as error:
-        _end(f"error: {_one_line(str(error))}", EXIT_USER_ERROR, error, debug)
+        _end(f"error: {described(error)}", EXIT_USER_ERROR, error, debug)
     except KeyboardInterrupt as error:
-        _end(f"interrupted, {kept}", EXIT_INTERRUPTED, error, debug)
+        _end(f"interrupted, {kept()}", EXIT_INTERRUPTED, error, debug)
     except Exception as error:
-        _end(_describe(error, debug), EXIT_FAILED, error, debug)
+        hint = "" if debug or _is_out_of_memory(error) else " (--debug shows the traceback)"
+        _end(f"error: {described(error)}{hint}", EXIT_FAILED, error, debug)
 
 
 def first_line(error: BaseException) -> str:
@@ -44,14 +48,26 @@ def first_line(error: BaseException) -> str:
     return lines[0].strip().rstrip(".") if lines else type(error).__name__
 
 
-def _describe(error: Exception, debug: bool) -> str:
-    if type(error).__name__ == "OutOfMemoryError":
+def described(error: Exception) -> str:
+    """One sentence about an error."""
+    if isinstance(error, UserError):
+        return _one_line(str(error))
+    if _is_out_of_memory(error):
+        where, also = "GPU", ", or use --dtype bfloat16"
+        if type(error).__name__ != "OutOfMemoryError":
+            where, also = "machine", ""
         return (
-            "error: the GPU ran out of memory; ask for fewer --frames or a smaller --height and "
-            "--width, or use --dtype bfloat16"
+            f"the {where} ran out of memory; ask for fewer --frames or a smaller --height and "
+            f"--width{also}"
         )
-    hint = "" if debug else " (--debug shows the traceback)"
-    return f"error: {type(error).__name__}: {first_line(error)}{hint}"
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether a device or the machine had too little; PyTorch has no type of its own for a CPU."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and CPU_ALLOCATOR in str(error)
 
 
 def _one_line(text: str) -> str:

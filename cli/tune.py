@@ -120,7 +120,7 @@ def tune(
     it takes, predicts from that, and verifies with pairs of dense and sparse generations.
     """
     kept = f"what was measured is in {results or output.with_suffix('.tune.json')}: run it again"
-    with reported_errors(debug=debug, kept=kept):
+    with reported_errors(debug=debug, kept=lambda: kept):
         # Imported here so that --help does not wait for torch and diffusers.
         from rich.console import Console
 

@@ -20,6 +20,7 @@ from chipsparse.cli.model import (
     load_pipeline,
     quiet_libraries,
 )
+from chipsparse.cli.option_checks import check_positive
 from chipsparse.cli.profile_range import range_of
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.report_file import check_file
@@ -31,7 +32,6 @@ from chipsparse.cli.request import (
 from chipsparse.cli.settings import (
     CommonOptions,
     GenerationSettings,
-    check_positive,
     resolve_settings,
 )
 from chipsparse.cli.tune_lab import VERIFICATION_COST, Prompt, TuneLab
