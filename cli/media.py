@@ -77,6 +77,14 @@ def beside(path: Path, word: str) -> Path:
     return path.with_name(f"{path.stem}-{word}{path.suffix}")
 
 
+def clip_files(path: Path, count: int) -> list[Path]:
+    """The files of a clip of so many frames: one, or a PNG for each frame."""
+    if count == 1 or path.suffix.lower() != ".png":
+        return [path]
+    digits = max(3, len(str(count - 1)))
+    return [beside(path, f"{index:0{digits}}") for index in range(count)]
+
+
 def _write_mp4(path: Path, frames: np.ndarray, fps: int) -> list[Path]:
     import imageio_ffmpeg
 
@@ -122,11 +130,7 @@ def _write_gif(path: Path, frames: np.ndarray, fps: int) -> list[Path]:
 
 
 def _write_png(path: Path, frames: np.ndarray, fps: int) -> list[Path]:
-    if len(frames) == 1:
-        files = [path]
-    else:
-        digits = max(3, len(str(len(frames) - 1)))
-        files = [beside(path, f"{index:0{digits}}") for index in range(len(frames))]
+    files = clip_files(path, len(frames))
     for file, frame in zip(files, frames, strict=True):
         Image.fromarray(frame).save(file)
     return files

@@ -33,10 +33,10 @@ def out_of_range(
     return outside(profile.tuned, {**facts, "transformer_config": digest(model.transformer_config)})
 
 
-def warning(profile: Profile, differences: list[str]) -> str:
+def sentence(profile: Profile, differences: list[str]) -> str:
     """One sentence about them."""
     return (
-        f"chipsparse: warning: {profile.source} was tuned for other generations than this one "
+        f"{profile.source} was tuned for other generations than this one "
         f"({'; '.join(differences)}): its quality and speed were not measured here"
     )
 
