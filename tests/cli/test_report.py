@@ -203,3 +203,19 @@ def test_a_report_on_a_folder(generate, workdir):
     ran = generate("-o", "out.gif", "--report", "r.json")
     assert ran.exit_code == 2
     assert "--report r.json is a folder; name a file in it" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("files", "name"),
+    [
+        (["out.mp4"], "out.mp4"),
+        (["a/out-000.png", "a/out-001.png"], "a/out.png"),
+        ("out.png", "out.png"),  # as reports once had it
+    ],
+)
+def test_the_page_finds_the_clip_of_a_list_of_files(workdir, files, name):
+    from chipsparse.cli.pages.generation_record import _clip_names
+    from chipsparse.cli.pages.json_values import Values
+
+    found = _clip_names(Values(workdir / "r.json", "", {"output": files, "dense": []}))
+    assert found == {"output": name}
