@@ -7,10 +7,11 @@ from rich.table import Table
 
 from chipsparse.byte_sizes import format_bytes
 from chipsparse.cli.benchmark import Benchmark
-from chipsparse.cli.explain_text import PART_NAMES, short_place
+from chipsparse.cli.explain_text import PART_NAMES
 from chipsparse.cli.step_times import StepTimes
 from chipsparse.cli.summary import seconds_text
 from chipsparse.cli.tables import Facts, facts_table, number_table
+from chipsparse.cli.wording import counted, short_place
 from chipsparse.layer_times import PartTimes
 
 ORDER = ("dense", "refresh", "sparse", "skip")
@@ -39,7 +40,7 @@ def _print(console: Console, table: Table) -> None:
 def _facts(found: Benchmark) -> Facts:
     layout, (height, width) = found.planned.plan.layout, found.planned.pixels
     frames = found.planned.settings.num_frames
-    picture = f"{width}x{height} pixels" + (f", {frames} frames" if frames else "")
+    picture = f"{width}x{height} pixels" + (f", {counted(frames, 'frame')}" if frames else "")
     threads = f", PyTorch on {found.threads} of them" if found.threads else ""
     versions = [f"{name} {version}" for name, version in found.versions.items() if version]
     dtype = str(found.dtype).removeprefix("torch.")
@@ -113,9 +114,9 @@ def _step_facts(steps: StepTimes, found: Benchmark) -> Facts:
         facts.append(
             (
                 "generation",
-                f"{count} steps: {seconds_text(run)}, stock {seconds_text(steps.stock_run)}: "
-                f"{steps.stock_run / run:.2f} times as fast (summed from these steps; text encoder "
-                "and decoder left out)",
+                f"{counted(count, 'step')}: {seconds_text(run)}, "
+                f"stock {seconds_text(steps.stock_run)}: {steps.stock_run / run:.2f} times as fast "
+                "(summed from these steps; text encoder and decoder left out)",
             )
         )
     shares = [

@@ -117,8 +117,8 @@ def compare(
         from chipsparse.cli.compare_files import compare_files
         from chipsparse.cli.compare_subjects import check_for_files, read_subjects
         from chipsparse.cli.media import DEFAULT_FPS
+        from chipsparse.cli.option_checks import check_positive
         from chipsparse.cli.progress import ProgressDisplay
-        from chipsparse.cli.settings import check_positive
 
         quiet = contextlib.redirect_stdout(sys.stderr)  # stdout carries the result, nothing else
         subjects = read_subjects(a, b)

@@ -42,7 +42,6 @@ from chipsparse.cli.settings import (
     OPTION_OF,
     CommonOptions,
     GenerationSettings,
-    check_seed,
     resolve_settings,
 )
 from chipsparse.cli.work_progress import WorkProgress
@@ -66,7 +65,6 @@ class CompareOptions(CommonOptions):
     def check(self) -> None:
         """Raises `UserError` for what is wrong with any model and on any device."""
         super().check()
-        check_seed(self.seed)
         if self.count is not None and self.count < LEAST_VALUES:
             raise UserError(f"--count {self.count}: intervals need at least {LEAST_VALUES} prompts")
         if self.output is not None:

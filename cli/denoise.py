@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,17 @@ import torch
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.progress import StepDisplay
+from chipsparse.cli.work_share import work_share
 from chipsparse.report import GenerationReport, StepRecord
 
 WARM_UP_DENSE_STEPS = 2
+OPTIONAL_PACKAGES = ("ftfy",)  # that pipelines of diffusers call by these names
+# What may help where a model computes numbers that are none.
+WAYS_OUT = {
+    torch.float16: "use --dtype bfloat16 or float32",
+    torch.bfloat16: "use --dtype float32, or a lower --guidance-scale",
+    torch.float32: "a lower --guidance-scale may help; if it does not, the weights are damaged",
+}
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,8 @@ class Generation:
         fallbacks: one sentence for everything that ran dense although the profile asks otherwise.
         notes: one sentence for whatever else is worth knowing.
         guard: what the error guard measured and did, in one sentence; None where it was off.
+        nothing_sparse: why nothing ran sparse although the profile wants it, and what would help.
+        work_share: estimated operations over those of a dense generation; None where not known.
     """
 
     frames: np.ndarray
@@ -70,6 +81,8 @@ class Generation:
     fallbacks: list[str]
     notes: list[str]
     guard: str | None = None
+    nothing_sparse: str | None = None
+    work_share: float | None = None
 
 
 def generate(
@@ -92,9 +105,9 @@ def generate(
         rounded: to eight bits.
     """
     run = _run(pipe, arguments, seed, display, report, output_type="np")
-    made = report()
+    made, dtype = report(), _dtype(pipe)
     return Generation(
-        frames=_as_frames(run.result) if rounded else _pixels(run.result),
+        frames=_as_frames(run.result, dtype) if rounded else _pixels(run.result, dtype),
         steps=run.steps,
         denoising_seconds=sum(step.seconds for step in run.steps),
         total_seconds=run.total_seconds,
@@ -106,6 +119,9 @@ def generate(
         fallbacks=list(made.fallbacks) if made else [],
         notes=list(made.notes) if made else [],
         guard=made.guard_summary() if made else None,
+        # The report of older versions of the library has no such field.
+        nothing_sparse=getattr(made, "nothing_sparse", None),
+        work_share=work_share(made) if made else None,
     )
 
 
@@ -157,7 +173,7 @@ def _run(
     if watch.on_cuda:
         torch.cuda.reset_peak_memory_stats(watch.device)
     start = time.perf_counter()
-    with watch:
+    with watch, _wanted_packages(type(pipe).__name__):
         result = pipe(
             **arguments,
             generator=torch.Generator("cpu").manual_seed(seed),
@@ -215,6 +231,20 @@ def peak_process_bytes() -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+@contextmanager
+def _wanted_packages(pipeline: str) -> Iterator[None]:
+    """Names a package that is missing: diffusers uses some that it imports only where they are."""
+    try:
+        yield
+    except NameError as error:
+        if error.name is None or error.name not in OPTIONAL_PACKAGES:
+            raise
+        raise UserError(
+            f"{pipeline} needs the Python package {error.name}; install it with pip install "
+            f"{error.name}"
+        ) from error
+
+
 class _LoopWatch:
     """Notes when the first transformer call begins; leaves no hook behind."""
 
@@ -250,7 +280,14 @@ class _LoopWatch:
 
 
 def _records(report: GenerationReport, step: int) -> list[StepRecord]:
-    return [record for record in report.steps if record.step == step]
+    """Of the step that the loop made as its `step`-th, from 0.
+
+    The scheduler's own count begins later where the pipeline starts from a picture.
+    """
+    numbers = list(dict.fromkeys(record.step for record in report.steps))
+    if step >= len(numbers):
+        return []
+    return [record for record in report.steps if record.step == numbers[step]]
 
 
 def _action_of(report: GenerationReport | None, step: int) -> str:
@@ -278,22 +315,34 @@ def _step_results(
     return results
 
 
-def _as_frames(result: Any) -> np.ndarray:
+def _as_frames(result: Any, dtype: torch.dtype) -> np.ndarray:
     """The first clip or image of a pipeline's output as `[F, H, W, 3]` uint8."""
-    return np.rint(_pixels(result) * 255).astype(np.uint8)
+    return np.rint(_pixels(result, dtype) * 255).astype(np.uint8)
 
 
-def _pixels(result: Any) -> np.ndarray:
+def _pixels(result: Any, dtype: torch.dtype) -> np.ndarray:
     """The same as float32 in 0 to 1."""
     output = result.frames if hasattr(result, "frames") else result.images
     frames = np.asarray(output[0], dtype=np.float32)
     if frames.ndim == 3:
         frames = frames[None]
     if not np.isfinite(frames).all():
-        raise UserError(
-            "the model produced values that are not finite; use --dtype float32 or bfloat16"
-        )
+        way_out = WAYS_OUT.get(dtype, WAYS_OUT[torch.float32])
+        raise UserError(f"the model produced values that are not finite; {way_out}")
     return frames.clip(0, 1)
+
+
+def _dtype(pipe: Any) -> torch.dtype:
+    """Of the weights of its transformers."""
+    found = next(
+        (
+            module.dtype
+            for name, module in pipe.components.items()
+            if name.startswith("transformer") and isinstance(module, torch.nn.Module)
+        ),
+        torch.float32,
+    )
+    return found if isinstance(found, torch.dtype) else torch.float32
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -17,6 +17,7 @@ from chipsparse.cli.signals import exit_code, stop_signals, verb
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)
+CPU_ALLOCATOR = "DefaultCPUAllocator"  # in PyTorch's message
 
 
 class UserError(Exception):
@@ -40,15 +41,14 @@ def reported_errors(
     except typer.Exit:
         raise
     except UserError as error:
-        _end(f"error: {_one_line(str(error))}", EXIT_USER_ERROR, error, debug)
+        _end(f"error: {described(error)}", EXIT_USER_ERROR, error, debug)
     except KeyboardInterrupt as error:
         _end(f"{verb(error)}, {kept()}", exit_code(error), error, debug)
-    except OSError as error:
-        if _of_stdout(error):
-            _end_without_stdout(error, debug)
-        _end(_describe(error, debug), EXIT_FAILED, error, debug)
     except Exception as error:
-        _end(_describe(error, debug), EXIT_FAILED, error, debug)
+        if isinstance(error, OSError) and _of_stdout(error):
+            _end_without_stdout(error, debug)
+        hint = "" if debug or _is_out_of_memory(error) else " (--debug shows the traceback)"
+        _end(f"error: {described(error)}{hint}", EXIT_FAILED, error, debug)
 
 
 @contextmanager
@@ -98,14 +98,26 @@ def _end_without_stdout(error: OSError, debug: bool) -> NoReturn:
     _end(line, EXIT_USER_ERROR, error, debug)
 
 
-def _describe(error: Exception, debug: bool) -> str:
-    if type(error).__name__ == "OutOfMemoryError":
+def described(error: Exception) -> str:
+    """One sentence about an error."""
+    if isinstance(error, UserError):
+        return _one_line(str(error))
+    if _is_out_of_memory(error):
+        where, also = "GPU", ", or use --dtype bfloat16"
+        if type(error).__name__ != "OutOfMemoryError":
+            where, also = "machine", ""
         return (
-            "error: the GPU ran out of memory; ask for fewer --frames or a smaller --height and "
-            "--width, or use --dtype bfloat16"
+            f"the {where} ran out of memory; ask for fewer --frames or a smaller --height and "
+            f"--width{also}"
         )
-    hint = "" if debug else " (--debug shows the traceback)"
-    return f"error: {type(error).__name__}: {first_line(error)}{hint}"
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether a device or the machine had too little; PyTorch has no type of its own for a CPU."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and CPU_ALLOCATOR in str(error)
 
 
 def _one_line(text: str) -> str:

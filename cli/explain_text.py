@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rich.console import Console
 from rich.table import Table
 
@@ -13,11 +11,11 @@ from chipsparse.cli.explanation import Explanation
 from chipsparse.cli.layer_budgets import layer_groups, range_kept
 from chipsparse.cli.summary import seconds_text
 from chipsparse.cli.tables import Facts, facts_table, number_table
+from chipsparse.cli.wording import counted, short_place
 from chipsparse.estimate import RunEstimate
 from chipsparse.kernels.checks import group_count
 from chipsparse.layout import LayerKind
 from chipsparse.plan import SparsityPlan
-from chipsparse.profiles import ASSETS
 
 PART_NAMES: dict[Part, str] = {"attention": "attention", "mlp": "MLP"}
 HIDDEN_ENOUGH = 0.995
@@ -57,7 +55,7 @@ def _generation_facts(explained: Explanation) -> Facts:
     height, width = explained.pixels
     size = f"{width}x{height} pixels, "
     if settings.num_frames is not None:
-        size += f"{settings.num_frames} frames, "
+        size += f"{counted(settings.num_frames, 'frame')}, "
     grid = " + ".join("x".join(str(n) for n in grid) for grid in layout.grids)
     tokens = f"{layout.tokens:,}: grid of {grid}"
     if layout.text_tokens:
@@ -69,11 +67,11 @@ def _generation_facts(explained: Explanation) -> Facts:
     facts = [
         ("model", f"{short_place(explained.model.location)} ({explained.model.transformer_class})"),
         ("profile", short_place(explained.profile.source)),
-        ("picture", f"{size}{settings.num_inference_steps} steps{again}"),
+        ("picture", f"{size}{counted(settings.num_inference_steps, 'step')}{again}"),
         ("tokens", tokens),
         (
             "attention",
-            f"{groups:,} groups of {config.group_rows} rows, each keeps "
+            f"{counted(groups, 'group')} of {config.group_rows} rows, each keeps "
             f"{_share_text(columns, layout.tokens, 'columns')}",
         ),
     ]
@@ -82,12 +80,6 @@ def _generation_facts(explained: Explanation) -> Facts:
         facts.append(("MLP" if first == 0 else "", _mlp_text(explained, kind, first)))
         first += kind.layers
     return [*facts, ("schedule", counts), ("", f"in order: {plan.describe()}")]
-
-
-def short_place(place: str) -> str:
-    """A path for people: what comes with chipsparse is known by its name."""
-    path = Path(place)
-    return f"{path.relative_to(ASSETS)}, bundled" if path.is_relative_to(ASSETS) else place
 
 
 def _share_text(counts: tuple[int, int] | None, total: int, of: str) -> str:
@@ -128,7 +120,7 @@ def _mlp_text(explained: Explanation, kind: LayerKind, first: int) -> str:
     groups = group_count(plan.layout.mlp_tokens(first), config.group_rows)
     name = f"{kind.name}: " if len(plan.layout.kinds) > 1 else ""
     return (
-        f"{name}{groups:,} groups of {config.group_rows} rows, each recomputes "
+        f"{name}{counted(groups, 'group')} of {config.group_rows} rows, each recomputes "
         f"{_share_text(neurons, kind.mlp_width, f'of {kind.mlp_width:,} neurons')}"
     )
 
@@ -154,7 +146,7 @@ def _reason_facts(explained: Explanation) -> Facts:
         layers = explained.dense[part]
         for reason in dict.fromkeys(layers.values()):
             count = sum(found == reason for found in layers.values())
-            facts.append(("dense", f"{PART_NAMES[part]} of {count} layers: {reason}"))
+            facts.append(("dense", f"{PART_NAMES[part]} of {counted(count, 'layer')}: {reason}"))
     return facts
 
 

@@ -1,16 +1,17 @@
-"""`chipsparse generate`: a video or an image from a prompt."""
+"""`chipsparse generate`: videos or images from prompts."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from chipsparse.cli.errors import reported_errors
+from chipsparse.cli.errors import EXIT_FAILED, reported_errors
 from chipsparse.cli.options import (
+    MODEL,
     OUTPUT,
     PICTURE,
     SPARSITY,
@@ -30,11 +31,14 @@ from chipsparse.cli.options import (
     WidthOption,
 )
 
+if TYPE_CHECKING:
+    from chipsparse.cli.settings import Options
+    from chipsparse.cli.summary import Outcome
+
 EXAMPLE = 'Example: [bold]chipsparse generate "a red circle moves left" -o out.mp4 --compare[/bold]'
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="What to show, in words.", show_default=False)],
     output: Annotated[
         Path,
         typer.Option(
@@ -46,7 +50,65 @@ def generate(
             rich_help_panel=OUTPUT,
         ),
     ],
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="What to show, in words; or give --prompts.", show_default=False),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of prompts, a line each; empty lines and those with # in front are left "
+            "out. NAME-000, NAME-001, ... are written, in the order of the file.",
+            show_default="none",
+            rich_help_panel=PICTURE,
+        ),
+    ] = None,
+    num: Annotated[
+        int | None,
+        typer.Option(
+            help="Seeds for each prompt, from --seed on. NAME-000, NAME-001, ... are written: all "
+            "seeds of the first prompt, then those of the next one.",
+            show_default="1",
+            rich_help_panel=PICTURE,
+        ),
+    ] = None,
+    image: Annotated[
+        Path | None,
+        typer.Option(
+            help="Picture to start from, where the model takes one; it is scaled and cut to the "
+            "size that is made, which has its shape unless --height and --width say otherwise.",
+            show_default="none",
+            rich_help_panel=PICTURE,
+        ),
+    ] = None,
+    strength: Annotated[
+        float | None,
+        typer.Option(
+            help="How far to go from the picture of --image: 1 is all the way.",
+            show_default="the pipeline's own",
+            rich_help_panel=PICTURE,
+        ),
+    ] = None,
     model: ModelOption = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH[:SCALE]",
+            help="LoRA to load: a .safetensors file or a folder with one; may be given several "
+            "times.",
+            show_default="none",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            help="Another scheduler of diffusers, such as UniPC or DPMSolverMultistep, with the "
+            "model's config.",
+            show_default="the model's own",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
     height: HeightOption = None,
@@ -106,24 +168,31 @@ def generate(
         ),
     ] = None,
     json: JsonOption = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            help="Also tell which kernels ran, why others did not, and what the error guard did.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
     debug: DebugOption = False,
 ) -> None:
-    """Make a video or an image from a prompt."""
-    outcome = None
-
-    def kept() -> str:
-        return "nothing was written" if outcome is None else "everything was written"
-
-    with reported_errors(debug=debug, kept=kept):
-        # Imported here so that --help does not wait for torch and diffusers.
-        from rich.console import Console
-
-        from chipsparse.cli.job import run
+    """Make a video or an image from a prompt, or a series of them."""
+    outcomes: list[Outcome] = []
+    with reported_errors(debug=debug, kept=lambda: _kept(outcomes)):
+        from chipsparse.cli.series import typed_prompt
         from chipsparse.cli.settings import Options
-        from chipsparse.cli.summary import print_summary, to_json
 
         options = Options(
-            prompt=prompt,
+            prompt=None if prompt is None else typed_prompt(prompt),
+            prompts=prompts,
+            num=num,
+            image=image,
+            strength=strength,
+            lora=tuple(lora or ()),
+            scheduler=scheduler,
             output=output,
             model=model,
             config=config,
@@ -136,7 +205,7 @@ def generate(
             frames=frames,
             device=device,
             dtype=dtype,
-            negative_prompt=negative_prompt,
+            negative_prompt=None if negative_prompt is None else typed_prompt(negative_prompt),
             guidance_scale=guidance_scale,
             fps=fps,
             crf=crf,
@@ -145,11 +214,41 @@ def generate(
             strict=strict,
             report=report,
             json=json,
+            verbose=verbose,
             debug=debug,
         )
-        with contextlib.redirect_stdout(sys.stderr):  # stdout carries the result and nothing else
-            outcome = run(options)
-        if json:
-            print(to_json(outcome))
-        else:
-            print_summary(outcome, Console())
+        options.check()
+        # Imported here so that neither --help nor a simple mistake waits for torch and diffusers.
+        from chipsparse.cli.job import run
+
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # stdout carries the result, nothing else
+                run(options, outcomes)
+        finally:  # what was made of a series that is broken off
+            if outcomes:
+                _tell(outcomes, options)
+        if any(outcome.error is not None for outcome in outcomes):
+            raise typer.Exit(EXIT_FAILED)
+
+
+def _tell(outcomes: list[Outcome], options: Options) -> None:
+    from rich.console import Console
+
+    from chipsparse.cli.generate_json import to_json
+    from chipsparse.cli.summary import print_series, print_summary
+
+    if options.json:
+        print(to_json(outcomes, many=options.many))
+    elif options.many:
+        asked = len(options.items)
+        print_series(outcomes, Console(), asked=asked, verbose=options.verbose)
+    else:
+        print_summary(outcomes[0], Console(), verbose=options.verbose)
+
+
+def _kept(outcomes: list[Outcome]) -> str:
+    """What an interruption leaves."""
+    written = sum(outcome.error is None for outcome in outcomes)
+    if not written:
+        return "nothing was written"
+    return f"{written} of the series {'was' if written == 1 else 'were'} written"

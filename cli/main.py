@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -11,6 +13,7 @@ from chipsparse.cli.bench import EXAMPLE as BENCH_EXAMPLE
 from chipsparse.cli.bench import bench
 from chipsparse.cli.compare import EXAMPLE as COMPARE_EXAMPLE
 from chipsparse.cli.compare import compare
+from chipsparse.cli.early_checks import checked_early
 from chipsparse.cli.errors import written_output
 from chipsparse.cli.explain import EXAMPLE as EXPLAIN_EXAMPLE
 from chipsparse.cli.explain import explain
@@ -28,18 +31,20 @@ app = typer.Typer(
     "steps in full, and between them only what changes.",
     epilog=EXAMPLE,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(epilog=EXAMPLE)(generate)
-app.command(epilog=EXPLAIN_EXAMPLE)(explain)
-app.command(epilog=TUNE_EXAMPLE)(tune)
-app.command(epilog=COMPARE_EXAMPLE)(compare)
-app.command(epilog=BENCH_EXAMPLE)(bench)
-app.command(epilog=REPORT_EXAMPLE)(report)
-app.command()(models)
+for command, example in (
+    (generate, EXAMPLE),
+    (explain, EXPLAIN_EXAMPLE),
+    (tune, TUNE_EXAMPLE),
+    (compare, COMPARE_EXAMPLE),
+    (bench, BENCH_EXAMPLE),
+    (report, REPORT_EXAMPLE),
+    (models, None),
+):
+    app.command(epilog=example)(checked_early(command))
 
 
 def _print_version(asked: bool) -> None:
@@ -62,6 +67,10 @@ def _global_options(
 
 def main() -> None:
     """Entry point of the `chipsparse` command."""
+    for stream in (sys.stdout, sys.stderr):
+        # What Python calls the C locale; a prompt need not be ASCII there all the same.
+        if stream.encoding in ("ascii", "ANSI_X3.4-1968") and isinstance(stream, TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="surrogateescape")
     with written_output():
         app()
 

@@ -37,6 +37,9 @@ def generation_metadata(request: Mapping[str, Any]) -> dict[str, str]:
         "size": None if None in sides else "x".join(map(str, sides)),
         "frames": settings["num_frames"],
         "model": _without_folder(request["model"]),
+        "lora": ", ".join(map(_lora, request["loras"])) or None,
+        "scheduler": request["scheduler"],
+        "strength": request["strength"],
         "dtype": request["dtype"],
         "mode": request["mode"],
         "profile": None if request["mode"] == "dense" else _without_folder(request["profile"]),
@@ -80,6 +83,10 @@ def _without_folder(location: str | None) -> str | None:
     path = Path(location).expanduser()
     here = path.is_absolute() or path.exists()
     return os.path.basename(os.path.abspath(path)) if here else location
+
+
+def _lora(lora: Mapping[str, Any]) -> str:
+    return f"{_without_folder(lora['file'])}:{lora['scale']:g}"
 
 
 def _clean(text: str) -> str:

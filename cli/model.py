@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.option_checks import check_device, check_dtype, could_be_hub_name, is_here
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+if TYPE_CHECKING:
+    import torch
+
+LAYER_COUNT = re.compile(r"num_(\w+_)?layers")
+MOST_LAYERS = 1000
+# In the names of pipelines that always start from a picture.
+FROM_PICTURES = ("Img2Img", "ImageToVideo", "ImageEdit", "Inpaint")
 
 
 @dataclass(frozen=True)
@@ -49,15 +56,35 @@ class ModelDescription:
             return None
         return parameter.default
 
-    def required_arguments(self) -> set[str]:
-        """Arguments without which the pipeline cannot be called."""
-        return {
+    def needed_arguments(self) -> set[str]:
+        """Arguments without which the pipeline cannot be called, or fails when it is."""
+        needed = {
             name
             for name, parameter in self._call_parameters.items()
             if name != "self"
             and parameter.default is inspect.Parameter.empty
             and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         }
+        # Their signatures have a default of None, which their code does not take.
+        needed |= {name for name in ("mask_image", "control_image") if self.accepts(name)}
+        if any(word in self.pipeline_class.__name__ for word in FROM_PICTURES):
+            needed |= {"image"}
+        return needed
+
+    def from_picture(self) -> ModelDescription:
+        """The same model as a pipeline that starts from a picture; raises `UserError`."""
+        if self.accepts("image"):
+            return self
+        from diffusers.pipelines import auto_pipeline
+
+        others = auto_pipeline.AUTO_IMAGE2IMAGE_PIPELINES_MAPPING
+        for name, pipeline_class in auto_pipeline.AUTO_TEXT2IMAGE_PIPELINES_MAPPING.items():
+            if pipeline_class is self.pipeline_class and name in others:
+                return dataclasses.replace(self, pipeline_class=others[name])
+        raise UserError(
+            f"{self.pipeline_class.__name__} takes no picture; leave --image out, or use a model "
+            "made for it"
+        )
 
     @property
     def _call_parameters(self) -> dict[str, inspect.Parameter]:
@@ -66,7 +93,7 @@ class ModelDescription:
 
 def is_local(location: str) -> bool:
     """Whether the model is a folder here, or was meant to be one, rather than a hub name."""
-    return Path(location).expanduser().exists() or not _could_be_hub_name(location)
+    return is_here(location) or not could_be_hub_name(location)
 
 
 def describe_model(location: str) -> ModelDescription:
@@ -110,10 +137,15 @@ def describe_model(location: str) -> ModelDescription:
 
 def load_pipeline(model: ModelDescription, *, device: torch.device, dtype: torch.dtype) -> Any:
     """Loads the pipeline onto the device; its own progress bars stay off."""
-    from diffusers import DiffusionPipeline
+    from chipsparse.cli.weight_files import check_weight_files  # which needs this module
 
+    pipeline_class: Any = model.pipeline_class
     try:
-        pipe = DiffusionPipeline.from_pretrained(model.location, dtype=dtype)
+        folder = model.location if is_here(model.location) else _download(model)
+        check_weight_files(model, Path(folder))
+        pipe = pipeline_class.from_pretrained(model.location, dtype=dtype)
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(
             f"the model {model.location} could not be loaded: {first_line(error)}"
@@ -122,16 +154,20 @@ def load_pipeline(model: ModelDescription, *, device: torch.device, dtype: torch
     return pipe.to(device)
 
 
+def _download(model: ModelDescription) -> str:
+    """Fetches what of a hub model is not in the cache; returns the folder there."""
+    pipeline_class: Any = model.pipeline_class
+    return str(pipeline_class.download(model.location))
+
+
 def choose_device(name: str) -> torch.device:
     """The device of `--device`; `auto` takes a CUDA GPU where there is one."""
+    import torch
+
+    check_device(name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UserError(f"--device {name} is no device; use auto, cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"--device {name} is not supported; use auto, cpu, cuda or cuda:N")
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(
             f"--device {name} needs a CUDA GPU that PyTorch can use, and there is none; "
@@ -147,8 +183,9 @@ def choose_device(name: str) -> torch.device:
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """The dtype of `--dtype`; `auto` is bfloat16 on CUDA and float32 on a CPU."""
-    if name not in DTYPES:
-        raise UserError(f"--dtype {name} is not known; use one of {', '.join(DTYPES)}")
+    import torch
+
+    check_dtype(name)
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     dtype: torch.dtype = getattr(torch, name)
@@ -172,11 +209,6 @@ def quiet_libraries(*, debug: bool) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def _could_be_hub_name(location: str) -> bool:
-    owner, slash, name = location.partition("/")
-    return bool(slash and owner and name) and "/" not in name and owner[0] not in ".~"
 
 
 def read_json(location: str, name: str) -> dict[str, Any]:
@@ -246,7 +278,22 @@ def _component_config(location: str, name: str, entry: list[str]) -> dict[str, A
             f"the {name} of the model {location} has the class {library}.{class_name}, which "
             f"diffusers {diffusers.__version__} does not have"
         )
-    return default_arguments(found) | read_json(location, f"{name}/config.json")
+    config = default_arguments(found) | read_json(location, f"{name}/config.json")
+    for key, value in config.items():
+        if LAYER_COUNT.fullmatch(key):
+            _check_layer_count(f"{name}/config.json of {location}", key, value)
+    return config
+
+
+def _check_layer_count(file: str, key: str, value: Any) -> None:
+    """Raises `UserError` for what is no count of layers: to make so many would take for ever."""
+    if value is None or isinstance(value, list | tuple):
+        return  # other models count theirs in other ways
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    if not is_count or not 0 <= value <= MOST_LAYERS:
+        raise UserError(
+            f"{file}: {key} must be a whole number from 0 to {MOST_LAYERS}, got {value!r}"
+        )
 
 
 def default_arguments(component_class: type) -> dict[str, Any]:

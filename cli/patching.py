@@ -22,8 +22,14 @@ def patched(
         handle = chipsparse.enable(pipe, config, strict=strict, layer_times=layer_times)
     except ValueError as error:
         raise UserError(first_line(error)) from error
-    with handle:
-        try:
-            yield handle.report
-        except (ConfigError, UnservedModelError) as error:
-            raise UserError(str(error)) from error
+    with handle, user_errors():
+        yield handle.report
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """What the first call of a patched pipeline refuses is the user's to put right."""
+    try:
+        yield
+    except (ConfigError, UnservedModelError) as error:
+        raise UserError(str(error)) from error

@@ -21,6 +21,14 @@ def beside(path: Path, word: str) -> Path:
     return path.with_name(f"{path.stem}-{word}{path.suffix}")
 
 
+def clip_files(path: Path, count: int) -> list[Path]:
+    """The files of a clip of so many frames: one, or a PNG for each frame."""
+    if count == 1 or path.suffix.lower() != ".png":
+        return [path]
+    digits = max(3, len(str(count - 1)))
+    return [beside(path, f"{index:0{digits}}") for index in range(count)]
+
+
 def write_gif(path: Path, frames: np.ndarray, *, fps: int, metadata: Mapping[str, str]) -> None:
     """Writes a GIF of uint8 frames ``[F, H, W, 3]``; raises `OSError` where that fails."""
     images = [Image.fromarray(frame).quantize(256) for frame in frames]
@@ -60,11 +68,7 @@ def write_pngs(path: Path, frames: np.ndarray, *, metadata: Mapping[str, str]) -
     Raises:
         OSError: a file could not be written, or does not read as what was written.
     """
-    if len(frames) == 1:
-        files = [path]
-    else:
-        digits = max(3, len(str(len(frames) - 1)))
-        files = [beside(path, f"{index:0{digits}}") for index in range(len(frames))]
+    files = clip_files(path, len(frames))
     for index, (file, frame) in enumerate(zip(files, frames, strict=True)):
         text = PngInfo()
         text.add_text(PLACE, f"{index} of {len(frames)}")

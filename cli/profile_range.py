@@ -38,11 +38,6 @@ def out_of_range(
     return outside(profile.tuned, {**facts, "transformer_config": digest(model.transformer_config)})
 
 
-def warning(profile: Profile, differences: list[str]) -> str:
-    """One line about them, for stderr."""
-    return f"chipsparse: warning: {sentence(profile, differences)}"
-
-
 def sentence(profile: Profile, differences: list[str]) -> str:
     """One sentence about them."""
     return (

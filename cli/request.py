@@ -36,16 +36,24 @@ def checked(options: CommonOptions) -> tuple[torch.device, torch.dtype]:
 
 def look_up(options: CommonOptions, display: ProgressDisplay) -> ModelDescription:
     """What the files of ``--model`` say."""
-    location = options.model or str(bundled_model())
+    location = str(bundled_model()) if options.model is None else options.model
     if is_local(location):
         return describe_model(location)
     with display.stage(f"looking up {location} on the Hugging Face hub"):
         return describe_model(location)
 
 
-def check_prompt_is_enough(model: ModelDescription, instead: str) -> None:
-    """Raises `UserError`, with a way out, where the pipeline cannot run on a prompt alone."""
-    missing = model.required_arguments() - {"prompt"}
+def check_prompt_is_enough(
+    model: ModelDescription, instead: str, *, given: frozenset[str] = frozenset()
+) -> None:
+    """Raises `UserError`, with a way out, where the pipeline cannot run on a prompt alone.
+
+    Args:
+        model: has the pipeline.
+        instead: the way out.
+        given: arguments that it gets besides.
+    """
+    missing = model.needed_arguments() - {"prompt"} - given
     if missing:
         raise UserError(
             f"{model.pipeline_class.__name__} also needs {', '.join(sorted(missing))}; {instead}"

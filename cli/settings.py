@@ -5,19 +5,26 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal
 
 from chipsparse.byte_sizes import parse_bytes
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.input_image import read_image
+from chipsparse.cli.lora import Lora, read_lora
 from chipsparse.cli.media import check_output
 from chipsparse.cli.model import ModelDescription
+from chipsparse.cli.option_checks import check_seed, check_values
 from chipsparse.cli.output_names import check_inputs_stay
 from chipsparse.cli.report_file import check_report
+from chipsparse.cli.series import Item, read_prompts, series, typed_prompt
 from chipsparse.layout import Grid
 from chipsparse.profiles import GenerationDefaults
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image
 
 SIZE_MULTIPLE = 16  # what diffusers' pipelines ask of every height and width
 OPTION_OF = {
@@ -51,16 +58,7 @@ class CommonOptions:
 
     def check(self) -> None:
         """Raises `UserError` for what is wrong with any model and on any device."""
-        for option, number in (
-            ("--steps", self.steps),
-            ("--height", self.height),
-            ("--width", self.width),
-            ("--frames", self.frames),
-        ):
-            check_positive(option, number)
-        if self.guidance_scale is not None and not math.isfinite(self.guidance_scale):
-            raise UserError(f"--guidance-scale {self.guidance_scale} must be a finite number")
-        self.memory_budgets()
+        check_values(vars(self))
 
     def check_vram(self, device: torch.device) -> None:
         """Raises `UserError` for a budget of GPU memory on a CPU."""
@@ -68,35 +66,70 @@ class CommonOptions:
             raise UserError(f"--vram {self.vram} has no effect on a CPU; use --ram")
 
     def memory_budgets(self) -> dict[str, int]:
-        """What ``--vram`` and ``--ram`` change in a `SparsityConfig`; raises `UserError`."""
-        budgets = {}
-        for name, text in (("vram", self.vram), ("ram", self.ram)):
-            if text is not None:
-                try:
-                    budgets[f"memory.{name}"] = parse_bytes(text)
-                except ValueError as error:
-                    raise UserError(f"--{name}: {error}") from error
-        return budgets
+        """What ``--vram`` and ``--ram`` change in a `SparsityConfig`; they were checked before."""
+        budgets = {"memory.vram": self.vram, "memory.ram": self.ram}
+        return {name: parse_bytes(text) for name, text in budgets.items() if text is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(CommonOptions):
     """What the user typed for `generate`; None where an option was left out."""
 
-    prompt: str
+    prompt: str | None
     output: Path
     seed: int
     fps: int
     dense: bool
     compare: bool
+    prompts: Path | None = None
+    num: int | None = None
+    image: Path | None = None
+    strength: float | None = None
+    lora: tuple[str, ...] = ()
+    scheduler: str | None = None
     strict: bool = False
     report: Path | None = None
     crf: int | None = None
+    verbose: bool = False
 
     @property
     def mode(self) -> Literal["dense", "sparse", "compare"]:
         """Which videos are made: the dense one, the sparse one, or both."""
         return "dense" if self.dense else "compare" if self.compare else "sparse"
+
+    @property
+    def many(self) -> bool:
+        """Whether a series is asked for, be it one of a single picture."""
+        return self.prompts is not None or self.num is not None
+
+    @cached_property
+    def items(self) -> list[Item]:
+        """What is to be made; raises `UserError`."""
+        if (self.prompt is None) == (self.prompts is None):
+            both = "not both" if self.prompt is not None else "got neither"
+            raise UserError(f"give a prompt, or a file of them with --prompts; {both}")
+        if self.prompts is not None:
+            prompts = read_prompts(self.prompts)
+        else:
+            prompts = [typed_prompt(self.prompt or "")]
+        return series(
+            prompts,
+            seed=self.seed,
+            num=self.num,
+            output=self.output,
+            report=self.report,
+            many=self.many,
+        )
+
+    @cached_property
+    def picture(self) -> Image | None:
+        """What ``--image`` shows, in its own size; raises `UserError`."""
+        return None if self.image is None else read_image(self.image)
+
+    @cached_property
+    def loras(self) -> list[Lora]:
+        """What ``--lora`` names; raises `UserError`."""
+        return [read_lora(text) for text in self.lora]
 
     def check(self) -> None:
         """Raises `UserError` for what is wrong with any model and on any device."""
@@ -108,25 +141,20 @@ class Options(CommonOptions):
             if self.dense and given:
                 raise UserError(f"{option} is about the sparse run, which --dense leaves out")
         super().check()
-        check_positive("--fps", self.fps)
-        check_seed(self.seed)
+        check_seed(self.seed, count=self.num or 1)
+        if self.strength is not None and self.image is None:
+            raise UserError("--strength is about the picture of --image, and there is none")
+        if self.strength is not None and not 0 < self.strength <= 1:
+            raise UserError(f"--strength {self.strength:g} must be above 0 and at most 1")
         also = ("dense", "compare") if self.compare else ()
-        check_output(self.output, fps=self.fps, crf=self.crf, also=also)
-        if self.report is not None:
-            check_report(self.report)
-            check_inputs_stay("--report", self.report, [self.config])
-
-
-def check_positive(option: str, number: int | None) -> None:
-    """Raises `UserError` for a number below 1."""
-    if number is not None and number < 1:
-        raise UserError(f"{option} {number} is too small; it must be at least 1")
-
-
-def check_seed(seed: int) -> None:
-    """Raises `UserError` for a seed that PyTorch does not take."""
-    if not 0 <= seed < 2**63:
-        raise UserError(f"--seed {seed} is out of range; it must be from 0 to 2^63 - 1")
+        inputs = [self.config, self.prompts, self.image, *(lora.file for lora in self.loras)]
+        for item in self.items:
+            check_output(item.output, fps=self.fps, crf=self.crf, also=also)
+            check_inputs_stay("--output", item.output, inputs)
+            if item.report is not None:
+                check_report(item.report)
+                check_inputs_stay("--report", item.report, inputs)
+        _ = self.picture  # which raises where it cannot be read
 
 
 @dataclass(frozen=True)
@@ -185,7 +213,8 @@ def resolve_settings(
     if not isinstance(values["num_inference_steps"], int):
         raise UserError(f"{model.pipeline_class.__name__} has no default for --steps; give --steps")
     settings = GenerationSettings(**values)
-    if options.negative_prompt is not None and (settings.true_cfg_scale or 2) <= 1:
+    scale = settings.true_cfg_scale
+    if options.negative_prompt is not None and scale is not None and scale <= 1:
         raise UserError(
             "--negative-prompt has no effect without classifier-free guidance; "
             + ("set generation.true_cfg_scale in a profile" if told else "raise --guidance-scale")
@@ -196,24 +225,38 @@ def resolve_settings(
 
 def check_sizes(settings: GenerationSettings, model: ModelDescription) -> None:
     """Raises `UserError` for a size that the model cannot do, naming the nearest that it can."""
-    space, time = vae_factors(model.vae_config)
-    patch_time, patch_height, patch_width = patch_sizes(model.transformer_config)
-    if packs_latents(model):
-        patch_height, patch_width = 2 * patch_height, 2 * patch_width
+    _, time = vae_factors(model.vae_config)
+    patch_time, *patches = pixels_of_patch(model)
     longest = model.transformer_config.get("rope_max_seq_len")
-    for name, size, patch in (
-        ("height", settings.height, patch_height),
-        ("width", settings.width, patch_width),
+    for name, size, patch, multiple in zip(
+        ("height", "width"),
+        (settings.height, settings.width),
+        patches,
+        size_multiples(model),
+        strict=True,
     ):
         if size is None:
             continue
-        multiple = math.lcm(SIZE_MULTIPLE, space * patch)
-        largest = longest * space * patch // multiple * multiple if longest else None
+        largest = longest * patch // multiple * multiple if longest else None
         _check(OPTION_OF[name], size, multiple, 0, f"a multiple of {multiple}", largest)
     if settings.num_frames is not None and time > 1:
         largest = (longest * patch_time - 1) * time + 1 if longest else None
         form = f"a multiple of {time} plus 1"
         _check(OPTION_OF["num_frames"], settings.num_frames, time, 1, form, largest)
+
+
+def size_multiples(model: ModelDescription) -> tuple[int, int]:
+    """Of which the height and the width of its pictures must be."""
+    _, height, width = pixels_of_patch(model)
+    return math.lcm(SIZE_MULTIPLE, height), math.lcm(SIZE_MULTIPLE, width)
+
+
+def pixels_of_patch(model: ModelDescription) -> tuple[int, int, int]:
+    """Latent frames, pixel rows and pixel columns that one token stands for."""
+    space, _ = vae_factors(model.vae_config)
+    time, height, width = patch_sizes(model.transformer_config)
+    packed = 2 if packs_latents(model) else 1
+    return time, space * packed * height, space * packed * width
 
 
 def _check(
@@ -243,12 +286,8 @@ def latent_sizes(
         default: rows and columns where neither the settings nor the transformer's config names
             some.
     """
-    space, time = vae_factors(model.vae_config)
-    own = model.transformer_config  # of CogVideoX, whose pipelines read their defaults there
-    rows, columns = (
-        own.get(name, default) if size is None else size // space
-        for name, size in (("sample_height", settings.height), ("sample_width", settings.width))
-    )
+    _, time = vae_factors(model.vae_config)
+    rows, columns = _latent_sides(settings, model, default)
     for option, size in (("--height", rows), ("--width", columns)):
         if size is None:
             raise UserError(
@@ -256,8 +295,30 @@ def latent_sizes(
             )
     assert rows is not None
     assert columns is not None
+    own = model.transformer_config
     frames = own.get("sample_frames", 1) if model.accepts("num_frames") else 1
     return ((settings.num_frames or frames) - 1) // time + 1, rows, columns
+
+
+def usual_size(
+    settings: GenerationSettings, model: ModelDescription, *, default: int | None
+) -> tuple[int, int] | None:
+    """Height and width in pixels; None where only the pipeline's code says. See `latent_sizes`."""
+    space, _ = vae_factors(model.vae_config)
+    rows, columns = _latent_sides(settings, model, default)
+    return None if rows is None or columns is None else (rows * space, columns * space)
+
+
+def _latent_sides(
+    settings: GenerationSettings, model: ModelDescription, default: int | None
+) -> tuple[int | None, int | None]:
+    space, _ = vae_factors(model.vae_config)
+    own = model.transformer_config  # of CogVideoX, whose pipelines read their defaults there
+    rows, columns = (
+        own.get(name, default) if size is None else size // space
+        for name, size in (("sample_height", settings.height), ("sample_width", settings.width))
+    )
+    return rows, columns
 
 
 def vae_factors(config: dict[str, Any]) -> tuple[int, int]:

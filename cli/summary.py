@@ -1,11 +1,9 @@
-"""What a finished command tells: a short table, or one JSON object."""
+"""What a finished `generate` tells on a terminal: model, gain, time and file first."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,13 @@ from rich.table import Table
 from chipsparse.byte_sizes import format_bytes
 from chipsparse.cli.denoise import Generation, StepResult
 from chipsparse.cli.tables import Facts, facts_table, number_table
+from chipsparse.cli.wording import bundled_name, counted, short_place
 from chipsparse.clip_comparison import compare_clips
+
+# Of the models that come with chipsparse, which draw nothing else whatever the prompt.
+BUNDLED = "bundled, draws simple shapes only"
+# Letters of a prompt that are shown: beside other pictures, and alone.
+ROW_PROMPT, WHOLE_PROMPT = 60, 200
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that a `generate` command did.
+    """What became of one picture.
 
     Attributes:
         request: prompt, model, profile, device, seed and settings, as JSON values.
@@ -45,6 +49,7 @@ class Outcome:
         dense: the dense generation, if any.
         comparison: of both, if both were made.
         peak_process_bytes: largest resident size of the process, if known.
+        error: why there is nothing, in one sentence; None where there is.
     """
 
     request: dict[str, Any]
@@ -53,6 +58,7 @@ class Outcome:
     dense: Generation | None
     comparison: Comparison | None
     peak_process_bytes: int | None
+    error: str | None = None
 
 
 def compare(dense: Generation, sparse: Generation) -> Comparison:
@@ -65,35 +71,98 @@ def compare(dense: Generation, sparse: Generation) -> Comparison:
     )
 
 
-def to_json(outcome: Outcome) -> str:
-    """One JSON object."""
-    content = {
-        **outcome.request,
-        "files": {kind: [str(file) for file in files] for kind, files in outcome.files.items()},
-        "sparse": _generation_json(outcome.sparse),
-        "dense": _generation_json(outcome.dense),
-        "comparison": comparison_json(outcome.comparison),
-        "peak_process_bytes": outcome.peak_process_bytes,
-    }
-    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
-
-
-def comparison_json(comparison: Comparison | None) -> dict[str, Any] | None:
-    """A comparison as JSON values; `psnr_db` is null where the videos are the same."""
-    if comparison is None:
-        return None
-    content = dataclasses.asdict(comparison)
-    content["identical"] = math.isinf(comparison.psnr_db)
-    return content | {"psnr_db": None} if content["identical"] else content
-
-
-def print_summary(outcome: Outcome, console: Console) -> None:
-    """The table at the end of a command."""
+def print_summary(outcome: Outcome, console: Console, *, verbose: bool) -> None:
+    """What became of a single picture."""
     made = outcome.sparse or outcome.dense
     assert made is not None
+    _print(console, [*_model_facts(outcome), *_picture_facts(outcome, made)])
+    console.print()
     console.print(_steps_table(made))
     console.print()
-    console.print(facts_table(_facts(outcome, made)), highlight=False, markup=False)
+    _print(console, [*_details(outcome, made), *(_internals(made) if verbose else [])])
+
+
+def print_series(outcomes: list[Outcome], console: Console, *, asked: int, verbose: bool) -> None:
+    """A table of all pictures, with what they have in common above and what went wrong below."""
+    finished = [outcome for outcome in outcomes if outcome.error is None]
+    failed = sum(outcome.error is not None for outcome in outcomes)
+    told = f"{len(finished)} of {asked} made"
+    _print(
+        console,
+        [*_model_facts(outcomes[0]), ("pictures", told + (f", {failed} failed" if failed else ""))],
+    )
+    console.print()
+    console.print(_series_table(outcomes), highlight=False, markup=False)
+    console.print()
+    facts: Facts = []
+    for number, outcome in enumerate(outcomes):
+        made = outcome.sparse or outcome.dense
+        if made is not None:
+            facts += _details(outcome, made) if number == 0 else _remarks(outcome, made)
+    facts = list(dict.fromkeys(facts))
+    if verbose and finished:
+        last = finished[-1].sparse or finished[-1].dense
+        assert last is not None
+        facts += _internals(last)
+    _print(console, facts)
+
+
+def _print(console: Console, facts: Facts) -> None:
+    console.print(facts_table(facts), highlight=False, markup=False)
+
+
+# What leads.
+
+
+def _model_facts(outcome: Outcome) -> Facts:
+    location = outcome.request["model"]
+    name = bundled_name(location)
+    return [("model", location if name is None else f"{name}, {BUNDLED}")]
+
+
+def _picture_facts(outcome: Outcome, made: Generation) -> Facts:
+    facts: Facts = [("gain", _gain(outcome, made)), ("time", _time(made))]
+    names = {"output": "written", "dense": "dense", "compare": "compare", "report": "report"}
+    facts += [(names[kind], files_text(files)) for kind, files in outcome.files.items()]
+    request = outcome.request
+    facts.append(("prompt", _short(request["prompt"], WHOLE_PROMPT)))
+    facts.append(("seed", str(request["seed"])))
+    return facts
+
+
+def _gain(outcome: Outcome, made: Generation) -> str:
+    if outcome.sparse is None:
+        return "none: the unpatched model ran"
+    if outcome.comparison is not None and outcome.dense is not None:
+        dense = seconds_text(outcome.dense.denoising_seconds)
+        speedup = f"{outcome.comparison.speedup:.2f} times as fast as dense ({dense})"
+        return f"{speedup}, {_quality(outcome.comparison)}"
+    if made.nothing_sparse is not None or made.work_share == 1:
+        return "none: nothing ran sparse"
+    if made.work_share is None:
+        return "not known; --compare measures it"
+    return (
+        f"about {made.work_share:.0%} of a dense run's operations (estimated; --compare measures "
+        "the speed-up)"
+    )
+
+
+def _quality(comparison: Comparison) -> str:
+    if math.isinf(comparison.psnr_db):
+        return "the same frames as dense"
+    ssim = "" if comparison.ssim is None else f", SSIM {comparison.ssim:.4f}"
+    return f"PSNR {comparison.psnr_db:.2f} dB{ssim}"
+
+
+def _time(made: Generation) -> str:
+    steps = counted(len(made.steps), "step")
+    return (
+        f"{seconds_text(made.denoising_seconds)} for {steps}, "
+        f"{seconds_text(made.total_seconds)} with text and decoding"
+    )
+
+
+# The steps and the pictures.
 
 
 def _steps_table(made: Generation) -> Table:
@@ -119,36 +188,76 @@ def _row(action: str, steps: list[StepResult]) -> list[str]:
     ]
 
 
-def _facts(outcome: Outcome, made: Generation) -> Facts:
-    facts = [("denoising", _denoising(outcome, made))]
-    if outcome.comparison is not None:
-        facts.append(("quality", _quality(outcome.comparison)))
+def _series_table(outcomes: list[Outcome]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 1), header_style="bold")
+    compared = any(outcome.comparison is not None for outcome in outcomes)
+    for heading in ("written", "seed", "time", *(["speed-up", "PSNR"] if compared else [])):
+        table.add_column(heading, no_wrap=True, justify="left" if heading == "written" else "right")
+    table.add_column("prompt", overflow="fold")
+    for outcome in outcomes:
+        made = outcome.sparse or outcome.dense
+        name = files_text(outcome.files["output"]) if made else "failed"
+        time = seconds_text(made.denoising_seconds) if made else "-"
+        cells = [name, str(outcome.request["seed"]), time]
+        if compared:
+            cells += _compared(outcome.comparison)
+        table.add_row(*cells, _short(outcome.request["prompt"], ROW_PROMPT))
+    return table
+
+
+def _compared(comparison: Comparison | None) -> list[str]:
+    if comparison is None:
+        return ["-", "-"]
+    same = math.isinf(comparison.psnr_db)
+    return [
+        f"{comparison.speedup:.2f}x",
+        "the same" if same else f"{comparison.psnr_db:.2f} dB",
+    ]
+
+
+def _short(prompt: str, longest: int) -> str:
+    whole = prompt if len(prompt) <= longest else prompt[: longest - 3] + "..."
+    return whole or "(empty)"
+
+
+# What follows.
+
+
+def _details(outcome: Outcome, made: Generation) -> Facts:
+    """How it was made, and all that is worth knowing of it."""
+    request = outcome.request
+    facts: Facts = [("settings", _settings(request, made))]
+    if outcome.sparse is not None and request["profile"] is not None:
+        facts.append(("profile", short_place(request["profile"])))
+    facts += [("LoRA", f"{lora['file']} at {lora['scale']:g}") for lora in request["loras"]]
     facts.append(("memory", _memory(outcome, made)))
-    if made.backends:
-        facts.append(("backends", ", ".join(f"{op}: {b}" for op, b in made.backends.items())))
-    facts += [("passed over", line) for line in made.backend_reasons]
-    facts += [("error guard", made.guard)] if made.guard else []
+    return [*facts, *_remarks(outcome, made)]
+
+
+def _remarks(outcome: Outcome, made: Generation) -> Facts:
+    facts: Facts = [("warning", sentence) for sentence in outcome.request["warnings"]]
     facts += [("fallback", sentence) for sentence in made.fallbacks]
     facts += [("note", sentence) for sentence in made.notes]
-    names = {"output": "written", "dense": "dense", "compare": "compare", "report": "report"}
-    facts += [(names[kind], files_text(files)) for kind, files in outcome.files.items()]
     return facts
 
 
-def _denoising(outcome: Outcome, made: Generation) -> str:
-    text = f"{seconds_text(made.denoising_seconds)} for {len(made.steps)} steps"
-    if outcome.comparison is None or outcome.dense is None:
-        return text
-    speedup = outcome.comparison.speedup
-    dense = seconds_text(outcome.dense.denoising_seconds)
-    return f"{text}; dense {dense}; {speedup:.2f} times as fast as dense"
-
-
-def _quality(comparison: Comparison) -> str:
-    if math.isinf(comparison.psnr_db):
-        return "the same frames as dense"
-    ssim = "" if comparison.ssim is None else f", SSIM {comparison.ssim:.4f}"
-    return f"PSNR {comparison.psnr_db:.2f} dB{ssim}, against dense"
+def _settings(request: dict[str, Any], made: Generation) -> str:
+    settings = request["settings"]
+    count, height, width, _ = made.frames.shape
+    parts = [f"{width}x{height} pixels"]
+    if settings["num_frames"] is not None:
+        parts.append(counted(count, "frame"))
+    parts.append(counted(settings["num_inference_steps"], "step"))
+    guidance = settings["true_cfg_scale"] or settings["guidance_scale"]
+    if guidance is not None:
+        parts.append(f"guidance {guidance:g}")
+    if request["scheduler"] is not None:
+        parts.append(request["scheduler"])
+    if request["image"] is not None:
+        parts.append(f"from {request['image']}")
+    if request["strength"] is not None:
+        parts.append(f"strength {request['strength']:g}")
+    return ", ".join([*parts, request["dtype"], f"on {request['device']}"])
 
 
 def _memory(outcome: Outcome, made: Generation) -> str:
@@ -163,6 +272,18 @@ def _memory(outcome: Outcome, made: Generation) -> str:
         away = f" ({format_bytes(made.host_bytes)} in host memory)" if made.host_bytes else ""
         parts.append(f"caches {format_bytes(made.cache_bytes)}{away}")
     return ", ".join(parts)
+
+
+def _internals(made: Generation) -> Facts:
+    """What only ``--verbose`` tells."""
+    facts: Facts = []
+    if made.backends:
+        facts.append(("backends", ", ".join(f"{op}: {b}" for op, b in made.backends.items())))
+    facts += [("passed over", line) for line in made.backend_reasons]
+    facts += [("error guard", made.guard)] if made.guard else []
+    actions = Counter(step.action for step in made.steps)
+    facts.append(("actions", ", ".join(f"{count} {action}" for action, count in actions.items())))
+    return facts
 
 
 def files_text(files: list[Path]) -> str:
@@ -188,17 +309,3 @@ def _computed(step: StepResult, kept: float | None) -> float:
 def _percent(fractions: list[float]) -> str:
     mean = sum(fractions) / len(fractions)
     return f"{mean:.0%}" if mean in (0, 1) else f"{mean:.1%}"
-
-
-def _generation_json(made: Generation | None) -> dict[str, Any] | None:
-    if made is None:
-        return None
-    content = {
-        field.name: getattr(made, field.name)
-        for field in dataclasses.fields(made)
-        if field.name not in ("frames", "steps")
-    }
-    frames, height, width, _ = made.frames.shape
-    content |= {"frames": frames, "height": height, "width": width}
-    content["steps"] = [dataclasses.asdict(step) for step in made.steps]
-    return content

@@ -20,6 +20,7 @@ from chipsparse.cli.model import (
     load_pipeline,
     quiet_libraries,
 )
+from chipsparse.cli.option_checks import check_positive
 from chipsparse.cli.output_names import check_inputs_stay
 from chipsparse.cli.profile_range import range_of
 from chipsparse.cli.progress import ProgressDisplay
@@ -32,7 +33,6 @@ from chipsparse.cli.request import (
 from chipsparse.cli.settings import (
     CommonOptions,
     GenerationSettings,
-    check_positive,
     resolve_settings,
 )
 from chipsparse.cli.tune_lab import VERIFICATION_COST, Prompt, TuneLab, check_dense_folder

@@ -36,11 +36,15 @@ PAGES = [
     *(Page(path) for path in sorted(ROOT.glob("assets/*/README.md"))),
 ]
 SHELLS = ("", "sh", "bash", "console")
-COMMANDS = typer.main.get_command(app).commands
-OPTIONS = {
-    name: {text for each in command.params for text in (*each.opts, *each.secondary_opts)}
-    for name, command in COMMANDS.items()
-}
+CHIPSPARSE = typer.main.get_command(app)
+COMMANDS = CHIPSPARSE.commands
+
+
+def options_of(command):
+    return {text for each in command.params for text in (*each.opts, *each.secondary_opts)}
+
+
+OPTIONS = {name: options_of(command) for name, command in COMMANDS.items()}
 TARGETS = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))
 MOST_COLUMNS = 9
 LONGEST_CELL = 240
@@ -269,6 +273,8 @@ def unknown_options(span):
     words = span.split()
     if words[0] == "chipsparse":
         name = words[1]
+        if name.startswith("-"):  # of the command as a whole
+            return unknown_in(words, options_of(CHIPSPARSE))
         return [name] if name not in COMMANDS else unknown_in(words, OPTIONS[name])
     return unknown_in(words[:1], set.union(*OPTIONS.values()))
 

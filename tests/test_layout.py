@@ -28,6 +28,8 @@ def sources():
 
 
 def layer_of(module):
+    if module == "chipsparse.__main__":
+        return "cli"  # `python -m chipsparse`
     parts = module.split(".")
     if len(parts) > 1 and parts[1] in ("kernels", "pipelines", "cli", "api"):
         return parts[1]

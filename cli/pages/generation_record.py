@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from chipsparse.cache_kinds import PARTS
 from chipsparse.cli.pages.json_values import Values
@@ -143,7 +144,7 @@ class GenerationRecord:
         layers: of the model.
         comparison: with dense, if one was made.
         denoising_seconds: of the dense and the sparse run, as far as they are known.
-        files: what was written, by kind.
+        files: the name of each clip that was written, by kind.
     """
 
     values: Values
@@ -173,8 +174,25 @@ def read_generation(values: Values) -> GenerationRecord:
         layers=1 + max((each.layer for call in calls for each in call.layers), default=-1),
         comparison=_comparison(compared) if compared.content else None,
         denoising_seconds=values.object("denoising_seconds").numbers_by_name(),
-        files=_files(values.object("files")),
+        files=_clip_names(values.object("files")),
     )
+
+
+def _clip_names(files: Values) -> dict[str, str]:
+    """The name of each clip, from its files; a report of an older version has the name alone."""
+    return {
+        kind: _clip_name(files.texts(kind)) if isinstance(names, list) else files.text(kind)
+        for kind, names in files.content.items()
+        if names
+    }
+
+
+def _clip_name(files: list[str]) -> str:
+    """``out.png`` for the numbered frames ``out-000.png``, ``out-001.png``, ..."""
+    first = Path(files[0])
+    if len(files) == 1:
+        return str(first)
+    return str(first.with_name(first.stem.rpartition("-")[0] + first.suffix))
 
 
 def _call(entry: Values) -> Call:
@@ -215,14 +233,6 @@ def _comparison(entry: Values) -> Comparison:
     return Comparison(
         entry.number("speedup"), entry.number_or_none("psnr_db"), entry.number_or_none("ssim")
     )
-
-
-def _files(entry: Values) -> dict[str, str]:
-    """The file of each kind, or the first of several."""
-    lists = {name for name, value in entry.content.items() if isinstance(value, list)}
-    texts = {name: entry.texts(name) for name in lists}
-    texts |= {name: [entry.text(name)] for name in entry.content if name not in lists}
-    return {name: each[0] for name, each in texts.items() if each}
 
 
 def known(values: Iterable[float | None]) -> list[float]:

@@ -71,8 +71,10 @@ def workdir(tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) ->
 def generate(model_folder: Path, workdir: Path):
     """Runs `chipsparse generate` on the tiny model in this process."""
 
-    def run(*arguments: str, model: Path | str | None = model_folder) -> Ran:
-        given = ["generate", PROMPT, *arguments]
+    def run(
+        *arguments: str, model: Path | str | None = model_folder, prompt: str | None = PROMPT
+    ) -> Ran:
+        given = ["generate", *([] if prompt is None else [prompt]), *arguments]
         if model is not None:
             given += ["--model", str(model)]
         if "-o" not in arguments and "--output" not in arguments:

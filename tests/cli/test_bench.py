@@ -279,7 +279,7 @@ def test_random_weights_are_the_same_every_time(model_folder):
 
 def test_weights_are_missing(fails, without_weights):
     sentence = fails(model=without_weights)
-    assert "could not be loaded" in sentence
+    assert "has no weights: there is no .safetensors file in" in sentence
     assert sentence.endswith("; --random-weights needs none, --kernels no model")
 
 

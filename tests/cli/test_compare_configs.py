@@ -351,7 +351,7 @@ def test_settings_given_on_the_command_line_hold_for_both(compare, workdir):
     [
         (["--count", "1"], "--count 1: intervals need at least 2 prompts"),
         (["--count", "4"], "prompts.txt has 3 prompts; --count 4 asks for more"),
-        (["--seed", "-1"], "--seed -1 is out of range; it must be from 0 to 2^63 - 1"),
+        (["--seed", "-1"], "--seed -1 is out of range; it must be from 0 to 2^64 - 1"),
         (["--steps", "0"], "--steps 0 is too small; it must be at least 1"),
         (["--height", "40"], "--height 40 does not fit this model"),
         (["-o", "out.avi"], "--output out.avi has the suffix .avi"),

@@ -9,8 +9,10 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from chipsparse.cli import denoise, media
+from chipsparse.cli.errors import UserError
 from chipsparse.pipelines.generic import UnservedModelError
 from tests.pipelines.test_families import FAMILIES
 from tests.tiny_models import PROMPT
@@ -59,7 +61,7 @@ def fails_early(fails, monkeypatch):
         (["--frames", "-3"], r"--frames -3 is too small; it must be at least 1"),
         (["--fps", "0"], r"--fps 0 is too small; it must be at least 1"),
         (["--fps", "60"], r"--fps 60 is too fast for a GIF; use 50 or less, or .mp4"),
-        (["--seed", "-1"], r"--seed -1 is out of range; it must be from 0 to 2\^63 - 1"),
+        (["--seed", "-1"], r"--seed -1 is out of range; it must be from 0 to 2\^64 - 1"),
         (["--guidance-scale", "nan"], r"--guidance-scale nan must be a finite number"),
         (["--height", "40"], r"--height 40 does not fit .* a multiple of 16; use 32 or 48"),
         (["--width", "5"], r"--width 5 does not fit .* a multiple of 16; use 16"),
@@ -68,6 +70,15 @@ def fails_early(fails, monkeypatch):
         (["--frames", "260"], r"--frames 260 is too large for this model; .* is 253"),
         (["--device", "tpu9"], r"--device tpu9 is no device; use auto, cpu, cuda or cuda:N"),
         (["--device", "meta"], r"--device meta is not supported; use auto, cpu, cuda or cuda:N"),
+        (["--device", "cpu:7"], r"--device cpu:7 is not supported; use auto, cpu, cuda or cuda:N"),
+        (["--steps", "1000000"], r"--steps 1000000 is too large; it must be at most 1000"),
+        (["--steps", "9" * 20], r"--steps 99999999999999999999 is too large"),
+        (["--fps", "1000000000"], r"--fps 1000000000 is too large; it must be at most 1000"),
+        (["--guidance-scale", "-1"], r"--guidance-scale -1 is out of range; .* from 0 to 1000"),
+        (["--guidance-scale", "1e308"], r"--guidance-scale 1e\+308 is out of range"),
+        (["--seed", str(2**64 - 1), "--num", "2"], r"--seed .*: 2 seeds .* go beyond 2\^64 - 1"),
+        (["--num", "0"], r"--num 0 is too small; it must be at least 1"),
+        (["--strength", "0.5"], r"--strength is about the picture of --image, and there is none"),
         (["--ram", "lots"], r"--ram: expected an amount of memory such as 24G or 512M, got 'lots'"),
         (["--vram", "-1G"], r"--vram: expected an amount of memory such as 24G or 512M, got '-1G'"),
         (["--vram", "8G", "--device", "cpu"], r"--vram 8G has no effect on a CPU; use --ram"),
@@ -108,6 +119,10 @@ def test_no_ffmpeg(fails_early, monkeypatch):
 # Model folders
 
 
+def test_an_empty_name(fails_early):
+    assert fails_early(model="") == "--model is empty; leave it out for the bundled tiny model"
+
+
 def test_no_such_model(fails_early):
     assert fails_early(model="/nowhere/at/all") == "the model folder /nowhere/at/all does not exist"
 
@@ -116,8 +131,7 @@ def test_a_pipeline_that_wants_more_than_a_prompt(fails_early, tmp_path_factory)
     folder = tmp_path_factory.mktemp("i2v")
     FAMILIES["wan 2.1 image to video"].make().save_pretrained(folder)
     assert fails_early(model=folder) == (
-        "WanImageToVideoPipeline also needs image; generate has nothing but a prompt for it; use "
-        "it in Python"
+        "WanImageToVideoPipeline starts from a picture; give one with --image"
     )
 
 
@@ -186,7 +200,10 @@ def test_malformed_component_config(fails_early, broken_model):
 def test_missing_weights(fails, broken_model):
     for file in (broken_model / "transformer").glob("*.safetensors"):
         file.unlink()
-    assert "could not be loaded: " in fails(model=broken_model)
+    sentence = fails(model=broken_model)
+    assert "the transformer of the model" in sentence
+    assert "has no weights: there is no .safetensors file in" in sentence
+    assert ".bin" not in sentence
 
 
 # Profiles
@@ -264,13 +281,27 @@ def test_an_unexpected_error_is_one_line_and_another_code(fails, monkeypatch):
 
 
 def test_out_of_memory_says_what_helps(fails, monkeypatch):
-    import torch
-
     def breaks(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
 
     monkeypatch.setattr(denoise, "generate", breaks)
     assert fails(code=1).startswith("the GPU ran out of memory; ask for fewer --frames")
+
+
+def test_a_machine_without_enough_memory(fails, monkeypatch):
+    def breaks(*_, **__):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")
+
+    monkeypatch.setattr(denoise, "generate", breaks)
+    assert fails(code=1) == (
+        "the machine ran out of memory; ask for fewer --frames or a smaller --height and --width"
+    )
+
+
+def test_more_memory_than_is_free_is_refused_before_loading(fails_early, monkeypatch):
+    monkeypatch.setattr("chipsparse.cli.room.host_free_bytes", lambda: 1 << 20)
+    sentence = fails_early()
+    assert re.match(r"48x32 pixels and 5 frames need about .* and 1\.0 MiB are free", sentence)
 
 
 def test_a_model_that_cannot_be_served_without_an_adapter(fails, monkeypatch):
@@ -281,9 +312,9 @@ def test_a_model_that_cannot_be_served_without_an_adapter(fails, monkeypatch):
     assert fails() == "Model has no adapter of its own"
 
 
-def test_a_scheduler_that_calls_the_model_twice_per_step(fails, broken_model):
+def test_a_scheduler_that_calls_the_model_twice_per_step(fails_early, broken_model):
     change_index(broken_model, scheduler=["diffusers", "FlowMatchHeunDiscreteScheduler"])
-    assert fails(model=broken_model).startswith(
+    assert fails_early(model=broken_model).startswith(
         "FlowMatchHeunDiscreteScheduler calls the transformer 2 times per denoising step"
     )
 
@@ -294,20 +325,30 @@ def test_a_budget_that_holds_no_cache_ends_with_the_numbers(fails):
     assert "there are 1.0 KiB on the device and 0 B of host memory" in sentence
 
 
-def test_a_layer_that_the_model_does_not_have(fails, workdir):
+def test_a_layer_that_the_model_does_not_have(fails_early, workdir):
     (workdir / "mine.yaml").write_text(
         "model_class: WanTransformer3DModel\nsparsity: {layers: [{layers: 1-9, mlp: dense}]}\n"
     )
-    sentence = fails("--config", "mine.yaml", "--frames", "5", "--height", "32", "--width", "48")
-    assert sentence == "layers[0].layers: names layer 9, but this model has 3 layers, 0 to 2"
+    size = ("--frames", "5", "--height", "32", "--width", "48")
+    assert fails_early("--config", "mine.yaml", *size) == (
+        "mine.yaml: layers[0].layers: names layer 9, but this model has 3 layers, 0 to 2"
+    )
 
 
-def test_values_that_are_not_finite(fails, monkeypatch):
+@pytest.mark.parametrize(
+    ("dtype", "advice"),
+    [
+        (torch.float16, "use --dtype bfloat16 or float32"),
+        (torch.bfloat16, "use --dtype float32"),
+        (torch.float32, "a lower --guidance-scale may help"),
+    ],
+)
+def test_values_that_are_not_finite(dtype, advice):
     class Output:
         frames = np.full((1, 1, 16, 16, 3), np.nan)
 
-    with pytest.raises(Exception, match="not finite; use --dtype float32"):
-        denoise._as_frames(Output())
+    with pytest.raises(UserError, match=f"not finite; {advice}"):
+        denoise._as_frames(Output(), dtype)
 
 
 def test_ctrl_c_during_generation_leaves_nothing(model_folder, workdir):

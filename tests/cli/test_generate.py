@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -105,13 +106,67 @@ def test_table(generate):
     assert "caches" in ran.stdout
 
 
+def told(ran):
+    """Names and texts of the facts of a summary, in their order."""
+    lines = [line.split(maxsplit=1) for line in ran.stdout.splitlines() if line.strip()]
+    return [(words[0], words[1].strip()) for words in lines if len(words) > 1]
+
+
+def test_the_summary_leads_with_model_gain_time_and_file(generate, model_folder):
+    ran = generate("-o", "out.png", "--frames", "1", "--seed", "7")
+    facts = told(ran)
+    assert [name for name, _ in facts[:6]] == [
+        "model",
+        "gain",
+        "time",
+        "written",
+        "prompt",
+        "seed",
+    ]
+    texts = dict(facts)
+    assert texts["model"] == str(model_folder)
+    assert re.match(
+        r"about \d\d% of a dense run's operations \(estimated; --compare", texts["gain"]
+    )
+    assert re.match(r"[\d.]+ m?s for 4 steps, [\d.]+ m?s with text and decoding", texts["time"])
+    assert (texts["written"], texts["prompt"], texts["seed"]) == ("out.png", PROMPT, "7")
+    assert texts["profile"] == str(model_folder / "chipsparse.yaml")
+    assert texts["settings"] == "48x32 pixels, 1 frame, 4 steps, guidance 3, float32, on cpu"
+    assert not {"backends", "passed"} & texts.keys()
+
+
+def test_verbose_tells_the_backends_too(generate):
+    ran = generate("-o", "out.png", "--frames", "1", "--verbose")
+    names = [name for name, _ in told(ran)]
+    assert "backends" in names
+    assert "passed" in names
+
+
+def test_compared_the_gain_is_measured(generate):
+    ran = generate("-o", "out.png", "--frames", "1", "--compare")
+    gain = dict(told(ran))["gain"]
+    assert re.match(r"[\d.]+ times as fast as dense \([\d.]+ m?s\), PSNR [\d.]+ dB, SSIM", gain)
+
+
+def test_a_bundled_model_says_what_it_is(generate):
+    size = ("--height", "32", "--width", "32", "--frames", "1", "--steps", "1")
+    ran = generate("-o", "out.png", *size, model=None)
+    assert ran.exit_code == 0, ran.stderr
+    facts = dict(told(ran))
+    assert facts["model"] == "tiny-wan, bundled, draws simple shapes only"
+    assert facts["profile"] == "tiny-wan/chipsparse.yaml, bundled"
+    assert " for 1 step, " in facts["time"]
+
+
 def test_progress_off_a_terminal_is_a_few_plain_lines_on_stderr(generate):
     ran = generate("--steps", "40", "--frames", "1", "--dense")
     lines = ran.stderr.splitlines()
     assert lines[0] == "loading the model"
     assert lines[-1] == "writing out.gif"
     assert len(lines) == 7
-    assert lines[1].startswith("dense run: step 8 of 40 (dense), ")
+    assert re.fullmatch(
+        r"dense run: step 8 of 40 \(dense\), [\d.]+ m?s elapsed, about [\d.]+ s left", lines[1]
+    )
     assert "\x1b" not in ran.stderr
 
 

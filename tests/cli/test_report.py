@@ -46,7 +46,7 @@ def test_report(generate, workdir):
     assert told["pipeline"]["class"] == "WanPipeline"
     assert told["pipeline"]["location"] == told["request"]["model"]
     assert (told["error"], told["fallbacks"], told["notes"]) == (None, [], [])
-    assert (told["files"], told["comparison"]) == ({"output": "out.png"}, None)
+    assert (told["files"], told["comparison"]) == ({"output": ["out.png"]}, None)
     assert told["denoising_seconds"] == {"sparse": printed["sparse"]["denoising_seconds"]}
     assert told["totals"]["steps"] == {"dense": 1, "refresh": 1, "sparse": 2}
     assert told["totals"]["attention_kept"] == printed["sparse"]["steps"][3]["attention_kept"]
@@ -67,7 +67,7 @@ def test_a_report_of_both_runs_says_how_far_they_are_apart(generate, workdir):
     assert told["comparison"]["speedup"] > 0
     expected = {name: printed[name]["denoising_seconds"] for name in ("dense", "sparse")}
     assert told["denoising_seconds"] == expected
-    assert {kind: [file] for kind, file in told["files"].items()} == {
+    assert told["files"] == {
         kind: files for kind, files in printed["files"].items() if kind != "report"
     }
     assert set(told["files"]) == {"output", "dense", "compare"}
@@ -129,7 +129,7 @@ def test_the_report_of_a_run_that_fails_says_how_far_it_came(generate, workdir, 
 
 
 def test_an_error_after_the_loop_is_told_too(generate, workdir, monkeypatch):
-    def breaks(_):
+    def breaks(*_):
         raise ZeroDivisionError("in the decoder")
 
     monkeypatch.setattr(denoise, "_as_frames", breaks)
@@ -202,3 +202,19 @@ def test_a_report_on_a_folder(generate, workdir):
     ran = generate("-o", "out.gif", "--report", "r.json")
     assert ran.exit_code == 2
     assert "--report r.json is a folder; name a file in it" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("files", "name"),
+    [
+        (["out.mp4"], "out.mp4"),
+        (["a/out-000.png", "a/out-001.png"], "a/out.png"),
+        ("out.png", "out.png"),  # as reports once had it
+    ],
+)
+def test_the_page_finds_the_clip_of_a_list_of_files(workdir, files, name):
+    from chipsparse.cli.pages.generation_record import _clip_names
+    from chipsparse.cli.pages.json_values import Values
+
+    found = _clip_names(Values(workdir / "r.json", "", {"output": files, "dense": []}))
+    assert found == {"output": name}

@@ -76,6 +76,12 @@ def test_guidance_of_a_model_that_cannot_be_told_a_scale(flux):
     settings.resolve_settings(options(negative_prompt="fog"), told, defaults)
 
 
+def test_a_scale_of_zero_is_no_guidance(flux):
+    off = GenerationDefaults(true_cfg_scale=0.0)
+    with pytest.raises(UserError, match="--negative-prompt has no effect"):
+        settings.resolve_settings(options(negative_prompt="fog"), flux, off)
+
+
 def test_packed_latents_count_twice(flux):
     packed = dataclasses.replace(
         flux,

@@ -1,0 +1,98 @@
+"""`--lora`: adapters that are loaded beside a model's weights."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chipsparse.cli.errors import UserError, first_line
+
+SUFFIX = ".safetensors"
+
+
+@dataclass(frozen=True)
+class Lora:
+    """One adapter.
+
+    Attributes:
+        file: its weights.
+        scale: by which they count.
+    """
+
+    file: Path
+    scale: float
+
+
+def read_lora(text: str) -> Lora:
+    """What ``PATH`` or ``PATH:SCALE`` names: a file, or a folder with one; nothing is loaded.
+
+    Raises:
+        UserError: there is no such file, it holds no LoRA, or LoRA needs a package.
+    """
+    path, scale = Path(text).expanduser(), 1.0
+    before, colon, behind = text.rpartition(":")
+    if colon and not path.exists():
+        try:
+            path, scale = Path(before).expanduser(), float(behind)
+        except ValueError as error:
+            raise UserError(
+                f"--lora {text}: {behind!r} is no number; write PATH or PATH:SCALE"
+            ) from error
+    if not math.isfinite(scale):
+        raise UserError(f"--lora {text}: the scale must be a finite number")
+    file = _file(path)
+    _check_keys(file)
+    if importlib.util.find_spec("peft") is None:
+        raise UserError("--lora needs the Python package peft; install it with pip install peft")
+    return Lora(file, scale)
+
+
+def load_loras(pipe: Any, loras: list[Lora]) -> None:
+    """Loads all of them and makes them active; raises `UserError` for one of another model."""
+    if not loras:
+        return
+    if not hasattr(pipe, "load_lora_weights"):
+        raise UserError(f"{type(pipe).__name__} takes no LoRA; leave --lora out")
+    names = [f"lora_{number}" for number in range(len(loras))]
+    for name, lora in zip(names, loras, strict=True):
+        try:
+            pipe.load_lora_weights(
+                str(lora.file.parent), weight_name=lora.file.name, adapter_name=name
+            )
+        except Exception as error:
+            raise UserError(
+                f"--lora {lora.file} could not be loaded into this model: {first_line(error)}"
+            ) from error
+        # Weights whose names the model does not know are passed over with a warning alone.
+        if not any(name in found for found in pipe.get_list_adapters().values()):
+            raise UserError(f"--lora {lora.file} is of another model: none of its weights fit")
+    pipe.set_adapters(names, [lora.scale for lora in loras])
+
+
+def _file(path: Path) -> Path:
+    if not path.exists():
+        raise UserError(f"--lora {path} does not exist; name a file or folder on this machine")
+    if not path.is_dir():
+        if path.suffix != SUFFIX:
+            raise UserError(f"--lora {path} must end in {SUFFIX}")
+        return path
+    files = sorted(path.glob(f"*{SUFFIX}"))
+    if len(files) != 1:
+        found = ", ".join(file.name for file in files) or "none"
+        raise UserError(f"--lora {path} must hold one {SUFFIX} file, or name it; it holds {found}")
+    return files[0]
+
+
+def _check_keys(file: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            names = list(opened.keys())
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"--lora {file} cannot be read: {first_line(error)}") from error
+    if not any("lora" in name.lower() for name in names):
+        raise UserError(f"--lora {file} holds no LoRA: none of its tensors is named so")

@@ -1,0 +1,24 @@
+"""Numbers with their nouns, and places, as sentences need them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from chipsparse.profiles import ASSETS
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 step``, ``2 steps``, ``1,024 groups``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def bundled_name(place: str) -> str | None:
+    """The name of what comes with chipsparse, such as ``tiny-wan``; None for anything else."""
+    path, bundled = Path(place).resolve(), ASSETS.resolve()
+    return str(path.relative_to(bundled)) if path.is_relative_to(bundled) else None
+
+
+def short_place(place: str) -> str:
+    """A path for people: what comes with chipsparse is known by its name."""
+    name = bundled_name(place)
+    return place if name is None else f"{name}, bundled"

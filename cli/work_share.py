@@ -1,0 +1,76 @@
+"""How much of a dense generation's arithmetic a sparse one did, where no dense one was timed."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from chipsparse.cli.sparse_steps import actions_from
+from chipsparse.cost_model import Rates, layer_time
+from chipsparse.plan import Action, SparsityPlan
+from chipsparse.report import GenerationReport, StepRecord
+
+# Rates under which the seconds of the cost model are operations.
+OPERATIONS = Rates(
+    device="operations",
+    attention=1.0,
+    linear=1.0,
+    memory=math.inf,
+    sparse_attention=1.0,
+    sparse_mlp=1.0,
+    refresh_attention=1.0,
+    refresh_seconds=0.0,
+    launch_seconds=0.0,
+)
+
+
+def work_share(report: GenerationReport) -> float | None:
+    """Operations of all transformer calls over those of the same calls dense; None without plans.
+
+    Counts attention, feed-forward layers and projections, not the choice of columns and neurons.
+    """
+    done = whole = 0.0
+    for record in report.steps:
+        plan = report.plans.get(record.transformer)
+        if plan is None:
+            return None
+        dense = [_operations(plan, layer) for layer in range(plan.layout.layers)]
+        whole += sum(map(sum, dense))
+        done += _done(record, dense)
+    return done / whole if whole else None
+
+
+def step_costs(plan: SparsityPlan, *, first: int = 0) -> list[float]:
+    """Operations of each step of a plan, as far as it is known beforehand.
+
+    Args:
+        plan: with the number of steps.
+        first: the step that the pipeline begins with.
+    """
+    layers = range(plan.layout.layers)
+    costs: dict[Action, float] = {}
+    for action in Action:
+        times = (
+            layer_time(layer, action, plan=plan, rates=OPERATIONS, dtype=torch.float32)
+            for layer in layers
+        )
+        costs[action] = sum(time.total for time in times)
+    return [costs[action] for action in actions_from(plan, first)]
+
+
+def _operations(plan: SparsityPlan, layer: int) -> tuple[float, float, float]:
+    """Of a dense layer: its attention, its feed-forward layer, and the rest."""
+    time = layer_time(layer, Action.DENSE, plan=plan, rates=OPERATIONS, dtype=torch.float32)
+    return time.attention, time.mlp, time.rest
+
+
+def _done(record: StepRecord, dense: list[tuple[float, float, float]]) -> float:
+    if record.action is Action.SKIP:
+        return 0.0
+    saved = sum(
+        (1.0 - each.kept) * dense[each.layer][0 if each.part == "attention" else 1]
+        for each in record.layers
+        if each.action is Action.SPARSE
+    )
+    return sum(map(sum, dense)) - saved

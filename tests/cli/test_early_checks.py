@@ -1,0 +1,74 @@
+"""Simple mistakes and `--help` do not wait for torch."""
+
+import subprocess
+import sys
+
+import pytest
+
+from chipsparse.cli import option_checks
+from chipsparse.cli.errors import UserError
+
+# What is wrong with each of these can be told from the command line and the file system alone.
+MISTAKES = [
+    ["generate", "x", "-o", "a.mp4", "--steps", "0"],
+    ["generate", "x", "-o", "a.avi"],
+    ["generate", "x", "-o", "no/a.mp4"],
+    ["generate", "x", "-o", "a.mp4", "--frames", "-1"],
+    ["generate", "x", "-o", "a.mp4", "--device", "gpu"],
+    ["generate", "x", "-o", "a.mp4", "--ram", "lots"],
+    ["generate", "x", "-o", "a.mp4", "--model", ""],
+    ["generate", "x", "-o", "a.mp4", "--model", "/nowhere"],
+    ["generate", "x", "-o", "a.mp4", "--config", "no.yaml"],
+    ["generate", "x", "-o", "a.mp4", "--image", "no.png"],
+    ["generate", "x", "-o", "a.mp4", "--lora", "no.safetensors"],
+    ["generate", "-o", "a.mp4", "--prompts", "no.txt"],
+    ["explain", "--steps", "0"],
+    ["explain", "--dtype", "int4"],
+    ["tune", "-o", "p.yaml", "--min-psnr", "30", "--height", "0"],
+    ["compare", "dense", "profile", "--guidance-scale", "-1"],
+    ["bench", "--vram", "much"],
+]
+HELP = [
+    [command, "--help"]
+    for command in ("generate", "explain", "tune", "compare", "bench", "report", "models")
+]
+
+
+def test_nothing_simple_imports_torch(workdir):
+    """One process for all of them: what one imported, the next ones would have too."""
+    code = (
+        "import sys\n"
+        "from chipsparse.cli.main import app\n"
+        "for arguments, expected in CASES:\n"
+        "    try: app(arguments)\n"
+        "    except SystemExit as end:\n"
+        "        assert end.code == expected, (arguments, end.code)\n"
+        "    assert 'torch' not in sys.modules, arguments\n"
+    )
+    cases = [(["--help"], 0), *((each, 0) for each in HELP), *((each, 2) for each in MISTAKES)]
+    ran = subprocess.run(
+        [sys.executable, "-c", f"CASES = {cases!r}\n{code}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert len(ran.stderr.splitlines()) == len(MISTAKES)
+    assert list(workdir.iterdir()) == []
+
+
+@pytest.mark.parametrize("seed", [0, 2**63, 2**64 - 1])
+def test_seeds_that_pytorch_takes(seed):
+    option_checks.check_seed(seed)
+
+
+@pytest.mark.parametrize(("seed", "count"), [(2**64, 1), (2**64 - 1, 2), (-1, 1)])
+def test_seeds_that_it_does_not(seed, count):
+    with pytest.raises(UserError, match="--seed"):
+        option_checks.check_seed(seed, count=count)
+
+
+def test_options_mean_the_same_in_every_command():
+    with pytest.raises(UserError, match="--guidance-scale nan must be a finite number"):
+        option_checks.check_values({"guidance_scale": float("nan"), "unknown": -1})
+    option_checks.check_values(dict.fromkeys(option_checks.CHECKS))  # all left out

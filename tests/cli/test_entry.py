@@ -1,0 +1,71 @@
+"""Ways to start the command: `python -m chipsparse`, shell completion, other locales."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from chipsparse.cli.main import app
+
+
+def start(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "chipsparse", *arguments],
+        capture_output=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+
+
+def test_as_a_module():
+    ran = start("--version")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith(b"chipsparse 0.")
+
+
+def test_a_prompt_beyond_ascii_in_the_c_locale(workdir):
+    """Python then decodes arguments as ASCII, and would print nothing else."""
+    (workdir / "würfel.txt").write_text("")
+    given = ("generate", "ein Würfel", "-o", "würfel.avi")
+    ran = start(*given, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert ran.returncode == 2
+    assert ran.stderr.decode().startswith(
+        "chipsparse: error: --output würfel.avi has the suffix .avi"
+    )
+
+
+def test_bytes_that_are_no_text(workdir):
+    ran = start("generate", b"caf\xe9", "-o", "a.mp4")
+    assert ran.returncode == 2
+    assert ran.stderr.decode().startswith("chipsparse: error: the prompt holds bytes that are no")
+    assert ran.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("chipsparse ge", "generate"), ("chipsparse generate --sch", "--scheduler")],
+)
+def test_completion(words, offered):
+    environment = {
+        "_CHIPSPARSE_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+    }
+    result = CliRunner().invoke(app, [], prog_name="chipsparse", env=environment)
+    assert offered in result.stdout.split()
+
+
+@pytest.mark.parametrize("option", ["--show-completion", "--install-completion"])
+def test_completion_can_be_installed(option):
+    assert option in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
+
+
+def test_the_script_of_a_shell():
+    from typer.completion import get_completion_script
+
+    script = get_completion_script(
+        prog_name="chipsparse", complete_var="_CHIPSPARSE_COMPLETE", shell="bash"
+    )
+    assert "_CHIPSPARSE_COMPLETE=complete_bash" in script
