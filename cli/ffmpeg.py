@@ -19,8 +19,6 @@ from chipsparse.cli.errors import UserError
 from chipsparse.cli.metadata import as_json, parameters
 from chipsparse.deferred_signals import deferred_signals
 
-FASTEST = 1000  # frames per second; beyond it, timestamps fall together
-
 
 @dataclass(frozen=True)
 class Codec:

@@ -181,7 +181,8 @@ def generate(
 ) -> None:
     """Make a video or an image from a prompt, or a series of them."""
     outcomes: list[Outcome] = []
-    with reported_errors(debug=debug, kept=lambda: _kept(outcomes)):
+    many = prompts is not None or num is not None
+    with reported_errors(debug=debug, kept=lambda: _kept(outcomes, many=many)):
         from chipsparse.cli.series import typed_prompt
         from chipsparse.cli.settings import Options
 
@@ -246,9 +247,11 @@ def _tell(outcomes: list[Outcome], options: Options) -> None:
         print_summary(outcomes[0], Console(), verbose=options.verbose)
 
 
-def _kept(outcomes: list[Outcome]) -> str:
+def _kept(outcomes: list[Outcome], *, many: bool) -> str:
     """What an interruption leaves."""
     written = sum(outcome.error is None for outcome in outcomes)
     if not written:
         return "nothing was written"
+    if not many:
+        return "everything was written"
     return f"{written} of the series {'was' if written == 1 else 'were'} written"

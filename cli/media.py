@@ -61,8 +61,6 @@ def check_output(
         raise UserError(f"--fps {fps} is too fast for a GIF; use {GIF_MAX_FPS} or less, or .mp4")
     if kind in ffmpeg.CODECS:
         ffmpeg.check_ffmpeg("write", kind)
-        if fps > ffmpeg.FASTEST:
-            raise UserError(f"--fps {fps} is too fast for a video; use {ffmpeg.FASTEST} or less")
     _check_crf(kind, crf)
 
 

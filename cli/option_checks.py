@@ -21,7 +21,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 OTHER_DEVICE = re.compile(r"(cpu|meta|mps|xpu|hpu|mtia|xla)(:\d+)?")  # that PyTorch knows
 MOST_STEPS = 1000  # that a schedule of diffusers tells apart
-MOST_FPS = 1000
+MOST_FPS = 1000  # beyond it, timestamps fall together
 MOST_GUIDANCE = 1000.0  # far beyond any picture, and far from where float32 overflows
 SEEDS = 2**64  # that PyTorch's generator takes
 

@@ -67,7 +67,10 @@ def refused(workdir, model_folder, monkeypatch):
             "--crf 52 is out of range; for .mp4 it must be from 0 to 51",
         ),
         ("generate -o b.webm --crf -1", "--crf -1 is out of range; for .webm it must be from 0 to"),
-        ("generate -o b.mp4 --fps 1000000000", "--fps 1000000000 is too fast for a video; use 10"),
+        (
+            "generate -o b.mp4 --fps 1000000000",
+            "--fps 1000000000 is too large; it must be at most 10",
+        ),
         ("tune --min-psnr 9 -o /proc/p.yaml", "--output /proc/p.yaml cannot be written: No such"),
         (
             "tune --min-psnr 9 -o c.yaml --config c.yaml",
@@ -79,7 +82,7 @@ def refused(workdir, model_folder, monkeypatch):
         ),
         (
             "tune --min-psnr 9 -o p.yaml",
-            "p.tune-dense, a folder beside --results p.tune.json for dense pictures, is a file",
+            "p.tune-dense, which keeps the dense pictures beside p.tune.json, is no folder; move it",
         ),
         ("report g.html -o g.html", "--output g.html would replace g.html, which is read"),
         ("report c.json -o file.txt/g.html", "--output file.txt/g.html is below file.txt, which"),

@@ -811,11 +811,14 @@ def paths(value, path=()):
     ("arguments", "sentence"),
     [
         (("no.json", "-o", "page.html"), "the file no.json does not exist"),
-        (("flux", "-o", "page.html"), "flux could not be read"),
+        (("flux", "-o", "page.html"), "flux is no regular file"),
         (("r.json", "-o", "page.txt"), "--output page.txt must end in .html"),
         (("r.json", "-o", "no/page.html"), "the folder no of --output no/page.html does not exist"),
         (("r.json", "-o", "page.html", "--media", "no.mp4"), "the file no.mp4 does not exist"),
-        (("r.json", "-o", "page.html", "--media", "r.json"), "r.json is no .mp4, .gif, .png"),
+        (
+            ("r.json", "-o", "page.html", "--media", "r.json"),
+            "r.json is no .mp4, .webm, .gif, .png",
+        ),
     ],
 )
 def test_mistakes(refused, arguments, sentence):
@@ -833,15 +836,14 @@ def test_a_page_that_cannot_be_written_leaves_everything_as_it_was(folder, monke
     Path("page.html").write_text("old")
     before = sorted(path.name for path in folder.iterdir())
 
-    def full(path, *_, **__):
-        with open(path, "w") as file:
-            file.write("<half")
+    def full(path, text):
+        path.write_text(text[:5])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(report_file.Path, "write_text", full)
+    monkeypatch.setattr(report_file, "write_checked", full)
     ran = run("report", "r.json", "-o", "page.html")
     monkeypatch.undo()
     assert (ran.exit_code, ran.stdout) == (2, "")
-    assert "--output page.html could not be written: [Errno 28] No space left" in ran.stderr
+    assert "--output page.html could not be written: No space left on device" in ran.stderr
     assert (folder / "page.html").read_text() == "old"
     assert sorted(path.name for path in folder.iterdir()) == before

@@ -78,7 +78,7 @@ def test_nothing_is_left_of_a_generation(
 def test_a_stop_while_the_result_is_told_does_not_deny_the_files(generate, workdir, monkeypatch):
     from chipsparse.cli import summary
 
-    stop = lambda *_: signal.raise_signal(signal.SIGINT)  # noqa: E731
+    stop = lambda *_, **__: signal.raise_signal(signal.SIGINT)  # noqa: E731
     monkeypatch.setattr(summary, "print_summary", stop)
     ran = generate("-o", "o.gif", "--frames", "1")
     assert ran.stderr.splitlines()[-1] == "chipsparse: interrupted, everything was written"
