@@ -69,7 +69,7 @@ def refused(workdir, model_folder, monkeypatch):
         ("generate -o b.webm --crf -1", "--crf -1 is out of range; for .webm it must be from 0 to"),
         (
             "generate -o b.mp4 --fps 1000000000",
-            "--fps 1000000000 is too large; it must be at most 10",
+            "--fps 1000000000 is too large; it must be at",
         ),
         ("tune --min-psnr 9 -o /proc/p.yaml", "--output /proc/p.yaml cannot be written: No such"),
         (
@@ -82,7 +82,7 @@ def refused(workdir, model_folder, monkeypatch):
         ),
         (
             "tune --min-psnr 9 -o p.yaml",
-            "p.tune-dense, which keeps the dense pictures beside p.tune.json, is no folder; move it",
+            "p.tune-dense, which keeps the dense pictures beside p.tune.json, is no folder;",
         ),
         ("report g.html -o g.html", "--output g.html would replace g.html, which is read"),
         ("report c.json -o file.txt/g.html", "--output file.txt/g.html is below file.txt, which"),
