@@ -1,0 +1,352 @@
+"""A CUDA graph in software, for tests of recorded steps on a CPU.
+
+`TapeRecorder` writes down what a call would launch on a GPU, in order and with the very memory that
+it reads and writes: PyTorch's operations and our kernels. A launch runs those again and nothing
+else: no line of the model's Python, no hook, no processor. So it shows what a CUDA graph would:
+
+- Weights, caches and inputs are read where they were when the call was recorded. Whoever puts
+  another tensor in their place (``parameter.data = ...``) sees the old values used. The tape keeps
+  that memory, so that nothing crashes, and counts the launches that read it (`dangling`).
+- What Python did while recording (an age counted up, a hook called) is not done again.
+- Results stand in memory of the tape, the same at every launch.
+- To read a tensor's value on the host is an error while recording, and is seen by `watch`. Our
+  kernels may do so here: on a CPU their references look at what those of a GPU do not.
+- Only one call of the process is recorded at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from chipsparse.kernels.dispatch import Backend
+
+IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
+EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
+# They only find memory: as in a graph, it holds at each launch what the last one left there.
+aten = torch.ops.aten
+EMPTY = (
+    aten.empty,
+    aten.empty_like,
+    aten.empty_strided,
+    aten.new_empty,
+    aten.new_empty_strided,
+)
+# The constant that a call makes of Python's numbers, in memory that no tensor had before.
+LITERAL = (aten.lift, aten.lift_fresh)
+# What a host must wait for: results that are numbers, or have as many entries as the values say.
+WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class TapeRecorder:
+    """Implements `chipsparse.step_graph.Recorder` for the CPU.
+
+    Attributes:
+        recorded: calls recorded so far.
+        launched: launches so far.
+        dangling: launches so far that used memory which nobody but the tape held any more; on a GPU
+            it may have been somebody else's by then.
+    """
+
+    device_type = "cpu"
+
+    def __init__(self) -> None:
+        self.recorded = self.launched = self.dangling = 0
+
+    def on(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
+        """See `Recorder`."""
+        assert device.type == "cpu", device
+        return contextlib.nullcontext()
+
+    def watch(self, call: Callable[[], Any]) -> tuple[Any, bool]:
+        """See `Recorder`."""
+        listener = Listener()
+        with listener.listening():
+            result = call()
+        return result, bool(listener.waits)
+
+    def record(self, call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        """See `Recorder`; whatever the call wrote to memory not its own is taken back.
+
+        Raises:
+            RuntimeError: where the call makes the host wait for the device.
+        """
+        tape = Tape()
+        with _one_recording(), tape.recording():
+            result = call()
+        self.recorded += 1
+
+        def launch() -> None:
+            self.launched += 1
+            self.dangling += tape.dangles()
+            tape.play()
+
+        return result, launch
+
+
+# What is written down.
+
+
+@dataclass
+class Operation:
+    """One operation of a tape.
+
+    Attributes:
+        function: of PyTorch, or a kernel of ours.
+        args: its arguments; the tensors among them are aliases, which keep the memory even where
+            the tensor itself is given other memory later.
+        kwargs: likewise.
+        outputs: the leaves of what it returned, in memory that it made and each launch writes anew;
+            None for those in memory that was there before.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: list[torch.Tensor | None]
+
+    def play(self) -> None:
+        """Runs the operation on the memory of the recording."""
+        leaves = pytree.tree_leaves(self.function(*self.args, **self.kwargs))
+        for leaf, output in zip(leaves, self.outputs, strict=True):
+            if output is not None:
+                assert leaf.shape == output.shape, (
+                    f"a launch of {self.function} gives {list(leaf.shape)}, the recorded call gave "
+                    f"{list(output.shape)}"
+                )
+                output.copy_(leaf)
+
+
+class Tape:
+    """The operations of one call."""
+
+    def __init__(self) -> None:
+        self._operations: list[Operation] = []
+        # Memory by the number of its storage: made by the call, and all other, with what that held
+        # before the call wrote to it. They are kept, so that the numbers stay theirs.
+        self._own: dict[int, torch.UntypedStorage] = {}
+        self._outside: dict[int, torch.UntypedStorage] = {}
+        self._before: dict[int, torch.UntypedStorage] = {}
+        self._held: dict[int, int] = {}  # how often the tape itself holds outside memory
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Records what this thread launches; afterwards outside memory is as it was before."""
+        try:
+            with Writer(self).listening():
+                yield
+        finally:
+            for number, before in self._before.items():
+                self._outside[number].copy_(before)
+            self._before.clear()
+
+    def play(self) -> None:
+        """Runs all operations."""
+        # They were recorded below autocast, which would cast their arguments once more.
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            for operation in self._operations:
+                operation.play()
+
+    def dangles(self) -> bool:
+        """Whether an operation uses memory that only this tape still holds."""
+        return any(
+            torch._C._storage_Use_Count(storage._cdata) <= self._held[number]
+            for number, storage in self._outside.items()
+        )
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        written: Iterable[torch.Tensor],
+    ) -> Any:
+        """Runs an operation and writes it down.
+
+        Args:
+            function: the operation.
+            args: its arguments.
+            kwargs: likewise.
+            written: those that it may write to.
+        """
+        packet = getattr(function, "overloadpacket", None)
+        if packet in LITERAL:
+            self._adopt(args[0])
+        writes = [self._save(tensor) for tensor in written]
+        aliases = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
+        result = function(*args, **kwargs)
+        before = {_number(tensor) for tensor in _tensors((args, kwargs))}
+        made = [
+            leaf if isinstance(leaf, torch.Tensor) and _number(leaf) not in before else None
+            for leaf in pytree.tree_leaves(result)
+        ]
+        for leaf in made:
+            if leaf is not None:
+                self._adopt(leaf)
+        is_view = not writes and all(leaf is None for leaf in made)  # and stays one
+        if not (is_view or packet in EMPTY):
+            outputs = [None if leaf is None else leaf.detach() for leaf in made]
+            self._operations.append(Operation(function, *aliases, outputs))
+            for alias in _tensors(aliases):
+                self._hold(alias)
+        return result
+
+    def _adopt(self, tensor: torch.Tensor) -> None:
+        self._own[_number(tensor)] = tensor.untyped_storage()
+
+    def _hold(self, alias: torch.Tensor) -> None:
+        number = _number(alias)
+        if number not in self._own:
+            self._keep(alias)
+            self._held[number] += 1
+
+    def _save(self, tensor: torch.Tensor) -> None:
+        number = _number(tensor)
+        if number not in self._own and number not in self._before:
+            self._before[number] = self._keep(tensor).clone()
+
+    def _keep(self, tensor: torch.Tensor) -> torch.UntypedStorage:
+        number = _number(tensor)
+        self._held.setdefault(number, 1)  # by the object made here
+        return self._outside.setdefault(number, tensor.untyped_storage())
+
+
+# What looks at a call while it runs.
+
+
+class Listener(TorchDispatchMode):
+    """Sees what this thread launches: operations one by one, our kernels as a whole.
+
+    Operations that are made of others are taken apart, and so are our custom ops, which run Python
+    of ours.
+
+    Attributes:
+        waits: operations for whose result the host waited.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[str] = []
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listens to this thread."""
+        with _kernels.told_to(self), self:
+            yield
+
+    def launched(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        written: Iterable[torch.Tensor],
+    ) -> Any:
+        """Runs an operation that it was told of; see `Tape.run`."""
+        return function(*args, **kwargs)
+
+    def waited(self, function: Any) -> None:
+        """Is told that the host is about to wait for the result of an operation."""
+        self.waits.append(str(function))
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        of_others = EXPLICIT if function.namespace == "chipsparse" else IMPLICIT
+        if torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), of_others):
+            with self:
+                return function._op_dk(of_others, *args, **kwargs)
+        if WAITING.intersection(function.tags):
+            self.waited(function)
+        return self.launched(function, args, kwargs, _written(function, args, kwargs))
+
+    def kernel(self, launch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs a kernel of ours, which may write to whatever it is given."""
+        with torch._C._DisableTorchDispatch():
+            return self.launched(launch, args, kwargs, _tensors((args, kwargs)))
+
+
+class Writer(Listener):
+    """Has what it sees written to a tape; a call that waits is broken off, as CUDA does."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self.launched = tape.run  # type: ignore[method-assign]
+
+    def waited(self, function: Any) -> None:
+        """See `Listener`."""
+        raise RuntimeError(f"{function} waits for the device, which is not permitted here")
+
+
+class _Kernels:
+    """Tells the listener of each thread, if any, of the kernels that the thread launches."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners = 0
+        self._current = threading.local()
+
+    @contextlib.contextmanager
+    def told_to(self, listener: Listener) -> Iterator[None]:
+        with self._lock:
+            self._listeners += 1
+            Backend.launch = property(self._launch)  # type: ignore[method-assign, assignment]
+        self._current.listener = listener
+        try:
+            yield
+        finally:
+            del self._current.listener
+            with self._lock:
+                self._listeners -= 1
+                if self._listeners == 0:
+                    del Backend.launch  # each one's own is in its place again
+
+    def _launch(self, backend: Backend) -> Callable[..., Any]:
+        launch: Callable[..., Any] = vars(backend)["launch"]
+        listener = getattr(self._current, "listener", None)
+        return launch if listener is None else functools.partial(listener.kernel, launch)
+
+
+_kernels = _Kernels()
+_recording = threading.Lock()
+
+
+@contextlib.contextmanager
+def _one_recording() -> Iterator[None]:
+    assert _recording.acquire(blocking=False), "another call is being recorded"
+    try:
+        yield
+    finally:
+        _recording.release()
+
+
+def _number(tensor: torch.Tensor) -> int:
+    """Of the tensor's memory."""
+    return tensor.untyped_storage()._cdata
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _written(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[torch.Tensor]:
+    """The tensors that an operation writes to, by its schema."""
+    parameters = function._schema.arguments
+    given = itertools.chain(
+        zip(parameters, args, strict=False),
+        ((parameter, kwargs.get(parameter.name)) for parameter in parameters),
+    )
+    for parameter, value in given:
+        if parameter.alias_info is not None and parameter.alias_info.is_write:
+            yield from _tensors(value)

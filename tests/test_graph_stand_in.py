@@ -1,0 +1,154 @@
+"""The stand-in for CUDA graphs: launches compute what the recorded call did, where it did."""
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import chipsparse
+from chipsparse.api import attach
+from chipsparse.kernels.dispatch import Backend
+from chipsparse.session import Session
+from chipsparse.step_graph import StepGraphs
+from tests.graph_stand_in import TapeRecorder
+from tests.pipelines.test_flux import SPARSE, generate
+from tests.tiny_models import tiny_flux_pipeline
+
+
+@pytest.fixture
+def recorder():
+    return TapeRecorder()
+
+
+def model(hidden, weight, cache):
+    """Views of views, a copy that is a view elsewhere, writes in place, and memory of its own."""
+    rows = hidden.transpose(0, 1).reshape(-1, 3)
+    scores = F.scaled_dot_product_attention(*(rows[None, None],) * 3)[0, 0]
+    result = torch.empty_like(rows)
+    result[::2] = F.linear(scores, weight)[::2]
+    result[1::2] = torch.tensor([1.0, 2.0, 3.0])
+    cache.add_(result.sum())
+    return {"rows": result.t(), "cache": cache + 1}
+
+
+def inputs(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(*size, generator=generator) for size in ((3, 4), (3, 3), (2,))]
+
+
+def test_a_launch_computes_the_call_for_the_values_of_now(recorder):
+    hidden, weight, cache = inputs()
+    result, launch = recorder.record(lambda: model(hidden, weight, cache))
+    places = [tensor.data_ptr() for tensor in result.values()]
+    for seed in (1, 2):
+        others = inputs(seed)
+        for tensor, other in zip((hidden, weight, cache), others, strict=True):
+            tensor.copy_(other)
+        expected = model(*others)
+        launch()
+        assert torch.equal(result["rows"], expected["rows"])
+        assert torch.equal(result["cache"], expected["cache"])
+        assert torch.equal(cache, others[2])
+        assert [tensor.data_ptr() for tensor in result.values()] == places
+    assert (recorder.recorded, recorder.launched, recorder.dangling) == (1, 2, 0)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_recording_leaves_outside_memory_as_it_was(fails, recorder):
+    hidden, weight, cache = inputs()
+
+    def call():
+        model(hidden, weight, cache)
+        hidden[0].fill_(7)
+        if fails:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) if fails else recorder.on(hidden.device):
+        recorder.record(call)
+    assert all(map(torch.equal, (hidden, weight, cache), inputs()))
+    assert "launch" not in vars(Backend)
+
+
+def test_a_weight_put_elsewhere_is_read_where_it_was(recorder):
+    linear, hidden = torch.nn.Linear(3, 3).requires_grad_(False), torch.randn(2, 3)
+    result, launch = recorder.record(lambda: linear(hidden))
+    linear.weight.mul_(2)  # in place
+    launch()
+    assert torch.equal(result, linear(hidden))
+    assert recorder.dangling == 0
+    stale, linear.weight.data = linear(hidden), torch.zeros(3, 3)
+    launch()
+    assert torch.equal(result, stale)
+    assert recorder.dangling == 1
+
+
+def test_a_launch_runs_no_python_of_the_call(recorder):
+    linear, hidden, calls = torch.nn.Linear(3, 3), torch.randn(2, 3), []
+    with torch.no_grad():
+        _, launch = recorder.record(lambda: linear(hidden))
+        linear.register_forward_hook(lambda *_: calls.append(1))
+        launch()
+    assert calls == []
+
+
+@pytest.mark.parametrize("read", [torch.Tensor.item, torch.nonzero, bool])
+def test_to_read_a_value_on_the_host_is_seen_and_cannot_be_recorded(read, recorder):
+    value = torch.ones(1)
+    assert recorder.watch(lambda: read(value + 1))[1]
+    assert not recorder.watch(lambda: value + 1)[1]
+    with pytest.raises(RuntimeError, match="waits for the device"):
+        recorder.record(lambda: read(value + 1))
+
+
+def test_autocast_is_that_of_the_recording(recorder):
+    linear, hidden = torch.nn.Linear(3, 3).requires_grad_(False), torch.randn(2, 3)
+
+    def call():
+        return linear(hidden).softmax(-1)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = call()
+        result, launch = recorder.record(call)
+        result.zero_()
+        launch()
+        assert torch.equal(result, expected)
+    result.zero_()
+    launch()
+    assert torch.equal(result, expected)
+
+
+def test_one_call_is_recorded_at_a_time(recorder):
+    failures = []
+
+    def other():
+        try:
+            recorder.record(lambda: torch.ones(1))
+        except AssertionError as error:
+            failures.append(str(error))
+
+    def call():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+
+    recorder.record(call)
+    assert failures == ["another call is being recorded"]
+    recorder.record(lambda: torch.ones(1))
+
+
+@pytest.mark.parametrize("rule", ["merge", "difference", "kept_only", "reuse"])
+def test_sparse_steps_give_the_same_bits(rule, recorder):
+    pipe = tiny_flux_pipeline()
+    config = SPARSE.override({"attention.delta_rule": rule})
+
+    def session(config, report, pool, name):
+        return Session(config, report, pool, name, StepGraphs(recorder))
+
+    with chipsparse.enable(pipe, config):
+        expected = generate(pipe)
+    with attach(pipe, config, session) as handle:
+        assert torch.equal(generate(pipe), expected)
+    replayed = [record.step for record in handle.report.steps if record.replayed]
+    assert replayed == [3, 4, 6]  # the last one reads what a refresh wrote
+    assert (recorder.recorded, recorder.launched, recorder.dangling) == (1, 3, 0)
