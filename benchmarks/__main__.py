@@ -30,6 +30,7 @@ from benchmarks.contact_sheet import contact_sheet
 from benchmarks.kernel_runs import OPS
 from benchmarks.records import Record, table
 from benchmarks.run import Run
+from benchmarks.soak import command as soak
 from chipsparse.profiles import ASSETS, bundled_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -44,6 +45,7 @@ COLUMNS = {
     "full_size": full_size.COLUMNS,
     "offload": offload.COLUMNS,
     "mlp_writeback": mlp_writeback.COLUMNS,
+    "soak": soak.COLUMNS,
     **dict.fromkeys(OPS, kernel_runs.COLUMNS),
 }
 PIPELINE_OPS = ("quality", "end_to_end", "captured_mass", "peers", "tuned")
@@ -73,6 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         offload.run(args, device, DTYPES[args.dtype or "bfloat16"], run)
     if "mlp_writeback" in ops:
         mlp_writeback.run(args, device, DTYPES[args.dtype or "bfloat16"], run)
+    if "soak" in ops:
+        default = "float32" if device.type == "cpu" else "bfloat16"
+        soak.run(args, device, DTYPES[args.dtype or default], run)
     pipeline_ops = [op for op in ops if op in PIPELINE_OPS]
     if pipeline_ops:
         last = args.first + args.count
@@ -85,6 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shown = [record for record in run.records if columns_of(record) is columns]
         if columns is peers_table.COLUMNS:
             shown = [summary for op in ops for summary in peers_table.summaries(shown, op)]
+        if columns is soak.COLUMNS:
+            shown = [row for record in shown for row in soak.rows(record)]
         print(table(shown, columns))
     if run.failed:
         print("FAILED: " + "; ".join(run.failed))
@@ -114,6 +121,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     transformer_step.add_arguments(parser)
     full_size.add_arguments(parser)
     offload.add_arguments(parser)
+    soak.add_arguments(parser)
     group = parser.add_argument_group("pipelines")
     group.add_argument("--model", type=Path, default=bundled_model())
     group.add_argument("--prompts", type=Path, default=ASSETS / "prompts" / "shapes.txt")

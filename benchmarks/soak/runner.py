@@ -1,0 +1,202 @@
+"""Plays runs on pipelines that live as long as the process, and compares with fresh ones."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from benchmarks.soak.checks import Memory, ProcessState
+from benchmarks.soak.choices import Call, Script
+from benchmarks.soak.fresh import in_a_fresh_process, reference
+from benchmarks.soak.player import Outcome, Player
+from benchmarks.soak.subjects import BASE, Place
+from chipsparse.step_graph import Recorder
+
+PROBE_STEPS = 3
+
+
+@dataclass
+class Findings:
+    """What was wrong with one run, one sentence each."""
+
+    differences: list[str] = field(default_factory=list)
+    leaks: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.differences or self.leaks)
+
+
+class Soak:
+    """A process full of pipelines that live as long as it does.
+
+    Args:
+        place: where they are.
+        recorder: records calls in place of CUDA, where given.
+    """
+
+    def __init__(self, place: Place, recorder: Recorder | None = None) -> None:
+        self._place, self._recorder = place, recorder
+        self._pipes: dict[str, Any] = {}
+        self._dense: dict[str, torch.Tensor] = {}
+        self._beside: dict[str, list[Outcome]] = {}
+        self.memory = Memory(place.device)
+        self.replayed = self.struck = 0
+
+    def run(self, script: Script, *, in_process: bool = False) -> Findings:
+        """Plays a run and looks at everything.
+
+        Args:
+            script: what happens.
+            in_process: whether its reference is computed in a process of its own, too.
+        """
+        also = [script.beside] if "beside another" in script.ways else []
+        self.prepare([script.family, *also])
+        found = self._played(script, in_process=in_process)
+        pipe, family = self._pipes[script.family], script.family
+        if not same_bits(self._probe(pipe, family), self._dense[family]):
+            found.differences.append("dense after disable: other bits than the stock pipeline's")
+        found.leaks += self.memory.left(self._living())
+        if found:  # so that the next ones are judged for themselves
+            self._pipes.pop(script.family)
+        return found
+
+    def _played(self, script: Script, *, in_process: bool) -> Findings:
+        """Plays a run; what it holds itself is gone when it returns."""
+        found, place = Findings(), self._place
+        before = ProcessState.now(place.device)
+        player = Player(script, place, self._pipes[script.family], recorder=self._recorder)
+        other = _Other(self, script.beside) if "beside another" in script.ways else None
+        try:
+            outcomes = player.play()
+        finally:
+            beside = None if other is None else other.outcome()
+        found.leaks += before.changes(ProcessState.now(place.device)) + player.left
+        self.replayed += sum(outcome.replayed for outcome in outcomes)
+        self.struck += sum(outcome.struck for outcome in outcomes)
+        found.differences += different(outcomes, reference(script, place))
+        if in_process:
+            expected = in_a_fresh_process(script, place)
+            found.differences += different(outcomes, expected, "a fresh process's")
+        if beside is not None:
+            problems = different(beside, self._beside[script.beside])
+            found.differences += [f"{script.beside} in another thread: {each}" for each in problems]
+        return found
+
+    def play_beside(self, family: str) -> list[Outcome]:
+        """What a second thread does."""
+        return Player(
+            beside(family), self._place, self._pipes[family], recorder=self._recorder
+        ).play()
+
+    def _living(self) -> list[Any]:
+        """What the pipelines hold: schedulers, say, hold other tensors after each call."""
+        components = [each for pipe in self._pipes.values() for each in pipe.components.values()]
+        modules = [
+            module
+            for component in components
+            if isinstance(component, torch.nn.Module)
+            for module in component.modules()
+        ]
+        holders = [*self._pipes.values(), *components, *modules]
+        return pytree.tree_leaves([vars(each) for each in holders if hasattr(each, "__dict__")])
+
+    def prepare(self, families: Iterable[str]) -> None:
+        """Makes pipelines that live as long as the process, before anything is measured."""
+        missing = [family for family in families if family not in self._pipes]
+        for family in missing:
+            self._pipes[family] = self._place.make(family)
+            if family not in self._dense:
+                self._dense[family] = self._probe(self._place.make(family), family)
+                self._beside[family] = reference(beside(family), self._place)
+            self._probe(self._pipes[family], family, "pt")  # what is made once is made now
+            self.play_beside(family)
+        self.memory.settle()
+
+    def _probe(self, pipe: Any, family: str, output_type: str = "latent") -> torch.Tensor:
+        """A few dense steps of an unpatched pipeline."""
+        found: torch.Tensor = pipe(
+            **self._place.arguments(family, BASE),
+            num_inference_steps=PROBE_STEPS,
+            generator=torch.Generator().manual_seed(0),
+            output_type=output_type,
+            return_dict=False,
+        )[0]
+        return found
+
+
+class _Other:
+    """Another pipeline that generates in a thread of its own."""
+
+    def __init__(self, soak: Soak, family: str) -> None:
+        self._soak, self._family = soak, family
+        self._found: list[Outcome] = []
+        self._thread = threading.Thread(target=self._play)
+        self._thread.start()
+
+    def _play(self) -> None:
+        try:
+            self._found = self._soak.play_beside(self._family)
+        except Exception as error:
+            self._found = [Outcome(error=f"{type(error).__name__}: {error}")]
+
+    def outcome(self) -> list[Outcome]:
+        """What it gave, once it is done."""
+        self._thread.join()
+        return self._found
+
+
+def beside(family: str) -> Script:
+    """What a second thread does: a generation of which nothing is changed."""
+    call = Call(BASE, 7, 0, 0, True, (), None)
+    settings = {"attention.group_rows": 16, "mlp.group_rows": 16, "schedule.refresh_every": 4}
+    return Script(0, 0, family, settings, False, ("captured",), (), "", (call,))
+
+
+def different(
+    outcomes: list[Outcome], expected: list[Outcome], whose: str = "the reference's"
+) -> list[str]:
+    """In what the outcomes of a run's calls are not the reference's, one sentence each."""
+    found = []
+    for number, (outcome, other) in enumerate(zip(outcomes, expected, strict=True)):
+        problems = list(outcome.problems)
+        if not outcome.struck:
+            if outcome.error != other.error:
+                problems.append(f"{outcome.error or 'a result'} instead of {other.error or 'one'}")
+            elif not same_bits(outcome.tensors, other.tensors):
+                problems.append(f"other bits than {whose}{_distance(outcome, other)}")
+            if outcome.told != other.told:
+                problems.append(f"the report says other things: {_first_other(outcome, other)}")
+        found += [f"call {number}: {problem}" for problem in problems]
+    return found
+
+
+def same_bits(tensor: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether two tensors are equal in all of their bits, NaN included."""
+    if tensor is None or other is None:
+        return tensor is other
+    if (tensor.shape, tensor.dtype) != (other.shape, other.dtype):
+        return False
+    bits = (each.detach().cpu().contiguous().view(torch.uint8) for each in (tensor, other))
+    return torch.equal(*bits)
+
+
+def _distance(outcome: Outcome, other: Outcome) -> str:
+    if outcome.tensors is None or other.tensors is None:
+        return ""
+    if outcome.tensors.shape != other.tensors.shape:
+        return f", {list(outcome.tensors.shape)} instead of {list(other.tensors.shape)}"
+    far = (outcome.tensors.cpu().float() - other.tensors.cpu().float()).abs().max().item()
+    return f", up to {far:.2g} away"
+
+
+def _first_other(outcome: Outcome, other: Outcome) -> str:
+    pairs = zip(outcome.told, other.told, strict=False)
+    for found, expected in pairs:
+        if found != expected:
+            return f"{found} instead of {expected}"[:600]
+    return f"{len(outcome.told)} entries instead of {len(other.told)}"
