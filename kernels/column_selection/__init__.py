@@ -76,7 +76,7 @@ def column_selection(
         ValueError: a negative count, shapes or dtypes that do not fit, or the forced backend
             cannot run.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         seed = (seed + 2**63) % 2**64 - 2**63  # the bits that count, as an op takes them
         return ops.column_selection(
             column_sums, static_columns, keep_count, random_count, seed, backend

@@ -128,7 +128,7 @@ def column_sparse_attention(
     """
     if isinstance(backend, Choice):
         choice = backend
-    elif torch.compiler.is_compiling():
+    elif torch.compiler.is_dynamo_compiling():
         return ops.column_sparse_attention(
             query,
             key,

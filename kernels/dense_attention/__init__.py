@@ -56,7 +56,7 @@ def dense_attention(
     Raises:
         ValueError: shapes, dtypes or devices do not fit, or the forced backend cannot run.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return ops.dense_attention(query, key, value, scale, backend)
     check_attention_inputs("dense_attention", query, key, value)
     scale = query.shape[-1] ** -0.5 if scale is None else scale

@@ -85,6 +85,6 @@ class FastestKernel:
 
 
 def _must_not_wait(device: torch.device) -> bool:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return True
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -100,7 +100,7 @@ def dense_attention_column_sums(
     Raises:
         ValueError: shapes, dtypes or devices do not fit, or the forced backend cannot run.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return ops.dense_attention_column_sums(
             query, key, value, lse_previous, group_rows, scale, max_transient_bytes, backend
         )

@@ -50,7 +50,7 @@ def pack_mask(mask: torch.Tensor, *, backend: str | None = None) -> torch.Tensor
     Raises:
         ValueError: the mask is not bool or has no dimension, or the forced backend cannot run.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return ops.pack_mask(mask, backend)
     check_dtype("pack_mask", "mask", mask, torch.bool)
     _check_dimensions("pack_mask", "mask", mask)
@@ -72,7 +72,7 @@ def unpack_mask(packed: torch.Tensor, columns: int, *, backend: str | None = Non
         ValueError: the tensor is not packed bits of that many columns, or the forced backend
             cannot run.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return ops.unpack_mask(packed, columns, backend)
     _check_packed("unpack_mask", packed, columns)
     choice = choose("unpack_mask", UNPACK_BACKENDS, packed, force=backend)
@@ -108,7 +108,7 @@ def packed_to_indices(
             (or None in compiled code), the reference on a CPU finds more columns than ``capacity``,
             or the forced backend cannot run.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         if capacity is None:
             raise ValueError("packed_to_indices: compiled code must give a capacity, got None")
         return ops.packed_to_indices(packed, columns, capacity, backend)

@@ -124,7 +124,7 @@ def neuron_selection(
     """
     if isinstance(backend, Choice):
         choice = backend
-    elif torch.compiler.is_compiling():
+    elif torch.compiler.is_dynamo_compiling():
         return ops.neuron_selection(
             hidden,
             weight,
@@ -222,7 +222,7 @@ def mean_preactivations(
         ValueError: shapes or dtypes do not fit, a gate has no activation, or the forced backend
             cannot run.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return ops.mean_preactivations(
             hidden, weight, bias, gate_weight, gate_bias, activation, group_rows, backend
         )

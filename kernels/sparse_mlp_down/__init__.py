@@ -121,7 +121,7 @@ def sparse_mlp_down(
     """
     if isinstance(backend, Choice):
         choice = backend
-    elif torch.compiler.is_compiling():
+    elif torch.compiler.is_dynamo_compiling():
         return ops.sparse_mlp_down(
             delta, weight, neuron_indices, output_cache, addend, counts, group_rows, backend
         )

@@ -160,7 +160,7 @@ def sparse_mlp_up(
     """
     if isinstance(backend, Choice):
         choice = backend
-    elif torch.compiler.is_compiling():
+    elif torch.compiler.is_dynamo_compiling():
         return ops.sparse_mlp_up(
             hidden,
             weight,
@@ -233,7 +233,7 @@ def dense_activation(
         ValueError: shapes or dtypes do not fit, the activation is unknown, or the forced backend
             cannot run.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return ops.dense_activation(
             hidden, weight, bias, activation, gate_weight, gate_bias, group_rows, backend
         )

@@ -353,3 +353,16 @@ def test_compiled_code_checks_indices_too():
     indices[0, 0, 0, 0] = 9
     with pytest.raises(ValueError, match=r"indices\[0, 0, 0, 0\] is 9"):
         checked(indices, counts, compiled(column_sparse_attention, backend="eager"))
+
+
+def test_a_call_of_another_thread_is_not_compiled(monkeypatch):
+    """PyTorch tells all threads of the process that it compiles, while one of them does."""
+    query, key, value = attention_inputs(
+        1, HEADS, ROWS, ROWS, HEAD_DIM, dtype=torch.float32, device="cpu"
+    )
+    packed = pack_mask(random_mask(1, 1, ROWS, ROWS, GROUP_ROWS, device="cpu"))
+    expected = dense_attention(query, key, value), packed_to_indices(packed, ROWS)
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True, raising=False)
+    found = dense_attention(query, key, value), packed_to_indices(packed, ROWS)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert all(map(torch.equal, ours, theirs))

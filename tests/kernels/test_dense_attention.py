@@ -161,12 +161,12 @@ def test_nothing_is_measured_where_the_host_must_not_wait(monkeypatch):
     runs, calls = kernels_named("a", "b")
     x = torch.zeros(2)
     with monkeypatch.context() as patch:
-        patch.setattr(torch.compiler, "is_compiling", lambda: True)
+        patch.setattr(torch.compiler, "is_dynamo_compiling", lambda: True)
         assert kernels.pick(runs, x) == "a"
     assert calls == []
     assert kernels.pick(runs, x) == "b"
     with monkeypatch.context() as patch:
-        patch.setattr(torch.compiler, "is_compiling", lambda: True)
+        patch.setattr(torch.compiler, "is_dynamo_compiling", lambda: True)
         assert kernels.pick(runs, x) == "b"
 
 
