@@ -156,6 +156,7 @@ class ModelAdapter:
         self._unpatched_backends: list[Any] = []
         self._processors: list[Any] = []
         self._checked_generation = 0
+        self._guided_generation = 0
         self._state: ModelState | None = None
         self._argument_names = list(inspect.signature(type(transformer).forward).parameters)[1:]
         self._number = number = register_host(self)
@@ -330,14 +331,22 @@ class ModelAdapter:
             with self._dense_attention(arguments):
                 self.session.say_if_all_dense()
                 result = self.session.run(forward, args, kwargs, self._why_not_recorded)
-            # Where guidance was switched off midway, the other branch's last call has been.
-            unguided = self.announces_guidance and not self._guided()
-            self.session.end(result[0], is_last_branch=unguided)
+            self.session.end(result[0], is_last_branch=self._guidance_ended(context.generation))
             return result
         except BaseException as error:
             self.session.report.fail(error)
             self.session.reset()
             raise
+
+    def _guidance_ended(self, generation: int) -> bool:
+        """Whether the pipeline has said that it guides this generation, and now says it does not.
+
+        Then the last call of the other branch has been. Not every pipeline says so.
+        """
+        guided = self._guided()
+        if guided:
+            self._guided_generation = generation
+        return not guided and self._guided_generation == generation
 
     def _execution(self, hidden: torch.Tensor) -> Execution:
         modules = self.self_attentions()

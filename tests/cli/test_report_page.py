@@ -513,11 +513,18 @@ def test_frames_are_found_beside_a_file_that_was_moved(folder, report, monkeypat
     assert len(pictures(report("moved/r.json"))) == 15
 
 
+def overwrite(path):
+    """With something else, at the time when it was written."""
+    times = path.stat()
+    path.write_bytes(b"no picture")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
         (lambda path: path.unlink(), "o.gif, which r.json names, is not there"),
-        (lambda path: path.write_bytes(b"no picture"), "o.gif could not be read"),
+        (overwrite, "o.gif could not be read"),
         (
             lambda path: os.utime(path, (2e9, 2e9 + SAME_RUN_SECONDS)),
             "o.gif was written after r.json",
