@@ -127,7 +127,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     group.add_argument("--prompts", type=Path, default=ASSETS / "prompts" / "shapes.txt")
     group.add_argument("--count", type=int, default=16, help="how many prompts")
     group.add_argument(
-        "--first", type=int, default=0, help="number of the first one (peers, tuned), from 0"
+        "--first", type=int, default=0, help="number of the first one (peers, tuned, soak), from 0"
     )
     group.add_argument(
         "--tuned", type=Path, nargs="+", default=[], help="profiles to compare (tuned)"

@@ -299,6 +299,20 @@ def test_stale_graphs_are_found(soak, monkeypatch):
     assert any("other bits than the reference's" in each for each in found.differences)
 
 
+def test_launches_on_memory_that_is_gone_are_found(soak, monkeypatch):
+    monkeypatch.setattr(Tape, "dangles", lambda _: True)
+    (found,) = soak.run(script(call())).differences
+    assert found == "3 launches used memory that nobody held any more"
+
+
+def test_a_run_that_breaks_off_leaves_no_pipeline(soak, monkeypatch):
+    monkeypatch.setattr("benchmarks.soak.runner.reference", lambda *_: [])
+    with pytest.raises(ValueError, match="zip"):
+        soak.run(script(call()))
+    monkeypatch.undo()
+    assert soak.run(script(call())) == Findings()
+
+
 def test_a_changed_bit_of_the_dense_result_is_found(soak, monkeypatch):
     def leave(session):
         closing(session)
@@ -308,7 +322,7 @@ def test_a_changed_bit_of_the_dense_result_is_found(soak, monkeypatch):
     closing = Session.close
     monkeypatch.setattr(Session, "close", leave)
     found = soak.run(script(call()))
-    assert "dense after disable: other bits than the stock pipeline's" in found.differences
+    assert "dense after disable: other bits than the stock one's" in found.differences
     assert any("the values of" in each for each in found.leaks)
 
 
@@ -346,8 +360,10 @@ def test_failures_are_counted_and_told(capsys, monkeypatch, tmp_path):
             self.replayed = self.struck = 0
             self.memory = Namespace(growth=lambda: [])
 
+        def prepare(self, families):
+            assert families == SHARES
+
         def run(self, script, *, in_process):
-            assert in_process
             if script.number == 5:
                 raise RuntimeError("broken")
             return Findings(["other bits"], ["a thread"]) if script.number == 3 else Findings()
@@ -366,6 +382,8 @@ def test_failures_are_counted_and_told(capsys, monkeypatch, tmp_path):
     kinds = {change["change"]: change for change in record["changes"]}
     assert kinds.keys() == set().union(*(choose(2, number).kinds() for number in (3, 4, 5)))
     assert main([*words, "--only", "4"]) == 0
+    assert main([*words, "--first", "4", "--generations", "1"]) == 0
+    assert json.loads(file.read_text())[0]["generations"] == len(choose(2, 4).calls)
 
 
 def test_a_fresh_process_is_asked_for_the_same_run(monkeypatch):
@@ -386,7 +404,7 @@ def test_a_fresh_process_is_asked_for_the_same_run(monkeypatch):
 @pytest.mark.slow
 def test_a_short_soak_finds_nothing(capsys):
     run = Run()
-    args = Namespace(seed=0, generations=60, only=[])
+    args = Namespace(seed=0, first=0, generations=60, only=[])
     command.run(args, CPU, torch.float32, run)
     assert run.failed == [], capsys.readouterr().out
     (record,) = run.records

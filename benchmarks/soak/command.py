@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from benchmarks.soak.choices import Script
     from benchmarks.soak.runner import Findings, Soak
     from benchmarks.soak.subjects import Place
-    from chipsparse.step_graph import Recorder
+    from tests.graph_stand_in import TapeRecorder
 
 COLUMNS = {
     "change": "s",
@@ -33,6 +33,8 @@ COLUMNS = {
 }
 # A process of its own takes seconds, so one run in so many is compared with one.
 RUNS_PER_PROCESS = 40
+# What a run that is killed leaves of its record is so old at most.
+RUNS_PER_SAVE = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +51,7 @@ def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, outp
     """Makes as many generations as asked for, or the runs that are named alone.
 
     Args:
-        args: of the command, see `add_arguments`.
+        args: of the command, see `add_arguments`; ``first`` is the number of the first run.
         device: where the pipelines live.
         dtype: of the pipelines.
         output: gets one record, and a failure where anything was wrong.
@@ -61,34 +63,39 @@ def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, outp
 
     place, count = Place(device, dtype), Count()
     started = time.perf_counter()
+
+    def record() -> Record:
+        return {
+            "op": "soak",
+            "seed": args.seed,
+            "dtype": str(dtype).removeprefix("torch."),
+            **count.to_dict(),
+            "replayed_calls": soak.replayed,
+            "broken_off_generations": soak.struck,
+            "seconds": time.perf_counter() - started,
+            **environment(device),
+        }
+
     with settled(device):
         soak = Soak(place, _recorder(device))
         if not args.only:
             soak.prepare(SHARES)
         while count.runs < len(args.only) if args.only else count.generations < args.generations:
-            number = args.only[count.runs] if args.only else count.runs
+            number = args.only[count.runs] if args.only else args.first + count.runs
             script = choose(args.seed, number)
             in_process = bool(args.only) or (count.runs + 1) % RUNS_PER_PROCESS == 0
             found = _tried(soak, script, in_process)
             count.add(script, found, in_process)
             if found:
                 print("\n".join(told(script, found, place)), flush=True)
+            if count.runs % RUNS_PER_SAVE == 0:
+                output.save([record()])
         for steady in soak.memory.growth():
             print(f"LEAK {steady}", flush=True)
             count.leaks["all"] += 1
-    record: Record = {
-        "op": "soak",
-        "seed": args.seed,
-        "dtype": str(dtype).removeprefix("torch."),
-        **count.to_dict(),
-        "replayed_calls": soak.replayed,
-        "broken_off_generations": soak.struck,
-        "seconds": time.perf_counter() - started,
-        **environment(device),
-    }
-    output.add(record)
-    if record["differences"] or record["leaks"]:
-        output.failed.append(f"soak: {record['differences']} differences, {record['leaks']} leaks")
+    output.add(made := record())
+    if made["differences"] or made["leaks"]:
+        output.failed.append(f"soak: {made['differences']} differences, {made['leaks']} leaks")
 
 
 class Count:
@@ -173,7 +180,7 @@ def _tried(soak: Soak, script: Script, in_process: bool) -> Findings:
         return Findings([f"the run broke off: {type(error).__name__}: {error}"])
 
 
-def _recorder(device: torch.device) -> Recorder | None:
+def _recorder(device: torch.device) -> TapeRecorder | None:
     """What stands in for CUDA graphs, on a CPU."""
     if device.type == "cuda":
         return None

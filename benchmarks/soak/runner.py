@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -15,7 +15,9 @@ from benchmarks.soak.choices import Call, Script
 from benchmarks.soak.fresh import in_a_fresh_process, reference
 from benchmarks.soak.player import Outcome, Player
 from benchmarks.soak.subjects import BASE, Place
-from chipsparse.step_graph import Recorder
+
+if TYPE_CHECKING:
+    from tests.graph_stand_in import TapeRecorder
 
 PROBE_STEPS = 3
 
@@ -39,7 +41,7 @@ class Soak:
         recorder: records calls in place of CUDA, where given.
     """
 
-    def __init__(self, place: Place, recorder: Recorder | None = None) -> None:
+    def __init__(self, place: Place, recorder: TapeRecorder | None = None) -> None:
         self._place, self._recorder = place, recorder
         self._pipes: dict[str, Any] = {}
         self._dense: dict[str, torch.Tensor] = {}
@@ -54,21 +56,26 @@ class Soak:
             script: what happens.
             in_process: whether its reference is computed in a process of its own, too.
         """
-        also = [script.beside] if "beside another" in script.ways else []
-        self.prepare([script.family, *also])
-        found = self._played(script, in_process=in_process)
-        pipe, family = self._pipes[script.family], script.family
-        if not same_bits(self._probe(pipe, family), self._dense[family]):
-            found.differences.append("dense after disable: other bits than the stock pipeline's")
-        found.leaks += self.memory.left(self._living())
-        if found:  # so that the next ones are judged for themselves
-            self._pipes.pop(script.family)
-        return found
+        families = [script.family]
+        if "beside another" in script.ways:
+            families.append(script.beside)
+        self.prepare(families)
+        found = None
+        try:
+            found = self._played(script, in_process=in_process)
+            if not same_bits(*self._probed(script.family)):
+                found.differences.append("dense after disable: other bits than the stock one's")
+            found.leaks += self.memory.left(self._living())
+            return found
+        finally:
+            if found is None or found:  # so that the next runs are judged for themselves
+                for family in families:
+                    self._pipes.pop(family)
 
     def _played(self, script: Script, *, in_process: bool) -> Findings:
         """Plays a run; what it holds itself is gone when it returns."""
         found, place = Findings(), self._place
-        before = ProcessState.now(place.device)
+        before, dangling = ProcessState.now(place.device), self._dangling()
         player = Player(script, place, self._pipes[script.family], recorder=self._recorder)
         other = _Other(self, script.beside) if "beside another" in script.ways else None
         try:
@@ -76,6 +83,8 @@ class Soak:
         finally:
             beside = None if other is None else other.outcome()
         found.leaks += before.changes(ProcessState.now(place.device)) + player.left
+        if (more := self._dangling() - dangling) > 0:
+            found.differences.append(f"{more} launches used memory that nobody held any more")
         self.replayed += sum(outcome.replayed for outcome in outcomes)
         self.struck += sum(outcome.struck for outcome in outcomes)
         found.differences += different(outcomes, reference(script, place))
@@ -86,6 +95,13 @@ class Soak:
             problems = different(beside, self._beside[script.beside])
             found.differences += [f"{script.beside} in another thread: {each}" for each in problems]
         return found
+
+    def _dangling(self) -> int:
+        return 0 if self._recorder is None else self._recorder.dangling
+
+    def _probed(self, family: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the pipeline gives dense, and what a stock one does."""
+        return self._probe(self._pipes[family], family), self._dense[family]
 
     def play_beside(self, family: str) -> list[Outcome]:
         """What a second thread does."""
