@@ -229,6 +229,15 @@ def test_what_is_left_on_a_pipeline_is_found_and_put_back(leave, sentence):
         assert kept.left(with_hooks=False, values=True) == []
 
 
+def test_weights_can_be_trained_again():
+    pipe = tiny_flux_pipeline()
+    weight = pipe.transformer.proj_out.weight
+    kept = Kept(pipe)
+    weight.requires_grad_(False)  # autocast keeps no copies of such ones
+    kept.restore()
+    assert weight.requires_grad
+
+
 # What is compared.
 
 
