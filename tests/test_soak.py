@@ -1,6 +1,7 @@
 """The soak: its choices follow from the seed, and each of its checks can fail."""
 
 import gc
+import itertools
 import json
 import os
 import random
@@ -18,7 +19,7 @@ import torch
 from benchmarks.__main__ import main
 from benchmarks.run import Run
 from benchmarks.soak import changes, command, fresh
-from benchmarks.soak.checks import FEWEST_RUNS, MOST_GROWTH, Memory, ProcessState, growth
+from benchmarks.soak.checks import FEWEST_REPEATS, Memory, ProcessState
 from benchmarks.soak.choices import (
     BEFORE_CALLS,
     BETWEEN_STEPS,
@@ -176,14 +177,24 @@ def test_tensors_that_stay_are_found():
     gc.unfreeze()
 
 
-def test_steady_growth_is_told_from_the_loading_of_libraries():
-    loading = [min(run, 30) << 20 for run in range(120)]
-    assert growth(loading) == 0
-    step = MOST_GROWTH // 20
-    leaking = [run * step for run in range(120)]
-    assert growth(leaking) == step
-    assert growth(leaking[: FEWEST_RUNS - 1]) == 0
-    assert growth([]) == 0
+def grown(*sizes):
+    """What is said of resident memory of these sizes, each pair a run and its repetition."""
+    memory = Memory(CPU)
+    for first, second in zip(sizes[::2], sizes[1::2], strict=True):
+        memory.resident_bytes += [first, second]
+        memory.repeated()
+    gc.unfreeze()
+    return memory.growth()
+
+
+def test_growth_is_told_from_what_is_loaded_once():
+    loading = [size for run in range(9) for size in 2 * [run << 24]]
+    assert grown(*loading) == []
+    leaking = [run << 20 for run in range(18)]
+    assert grown(*leaking) == ["resident memory grows by 1024 KiB with each run"]
+    assert grown(*leaking[: 2 * FEWEST_REPEATS - 2]) == []
+    leaking[:4] = 0, 90 << 20, 90 << 20, 0  # now and then an allocator keeps, or gives back
+    assert grown(*leaking) == ["resident memory grows by 1024 KiB with each run"]
 
 
 # What may be left behind on a pipeline.
@@ -216,6 +227,15 @@ def test_what_is_left_on_a_pipeline_is_found_and_put_back(leave, sentence):
     if sentence in ("the values of", "another tensor stands", "strides of", "has got left"):
         kept.restore()
         assert kept.left(with_hooks=False, values=True) == []
+
+
+def test_weights_can_be_trained_again():
+    pipe = tiny_flux_pipeline()
+    weight = pipe.transformer.proj_out.weight
+    kept = Kept(pipe)
+    weight.requires_grad_(False)  # autocast keeps no copies of such ones
+    kept.restore()
+    assert weight.requires_grad
 
 
 # What is compared.
@@ -358,7 +378,7 @@ def test_failures_are_counted_and_told(capsys, monkeypatch, tmp_path):
     class Failing:
         def __init__(self, *_):
             self.replayed = self.struck = 0
-            self.memory = Namespace(growth=lambda: [])
+            self.memory = Namespace(growth=lambda: [], repeated=lambda: None)
 
         def prepare(self, families):
             assert families == SHARES
@@ -399,6 +419,18 @@ def test_a_fresh_process_is_asked_for_the_same_run(monkeypatch):
     with settled(CPU):
         expected = fresh.reference(script, PLACE)
     assert different(fresh.in_a_fresh_process(script, PLACE), expected) == []
+
+
+def test_some_runs_are_played_twice_in_a_row():
+    args = Namespace(seed=0, first=3, only=[])
+    played = list(itertools.islice(command._scripts(args), 2 * command.RUNS_PER_REPEAT))
+    twice = [script for script, is_repeated in played if is_repeated]
+    assert [script.number for script in twice] == [5, 11]
+    assert all(played[played.index((script, True)) - 1] == (script, False) for script in twice)
+    assert [script.number for script, _ in command._scripts(Namespace(seed=0, only=[7, 5]))] == [
+        7,
+        5,
+    ]
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,10 @@ class ProcessState:
         ]
 
 
+# To look at all objects of the process takes a while.
+RUNS_PER_FULL_COLLECTION = 8
+
+
 class Memory:
     """What is allocated, to see what stays.
 
@@ -102,8 +107,7 @@ class Memory:
 
     Attributes:
         resident_bytes: of the process, after each run.
-        reserved_bytes: what PyTorch's allocator holds of the GPU, after each run; with holes, so
-            that only its growth over many runs says something.
+        reserved_bytes: what PyTorch's allocator holds of the GPU, after each run.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -117,10 +121,13 @@ class Memory:
         ]
         self.resident_bytes: list[int] = []
         self.reserved_bytes: list[int] = []
+        self._repeats: dict[str, list[int]] = {}
         self.settle()
 
     def settle(self) -> None:
         """Counts all that is alive now as there for good."""
+        if len(self.resident_bytes) % RUNS_PER_FULL_COLLECTION == 0:
+            gc.unfreeze()  # what was frozen in an earlier run may be garbage by now
         self._collect()
         gc.freeze()
         self._device_bytes = self._on_device()
@@ -149,18 +156,27 @@ class Memory:
         self.settle()
         return found
 
+    def repeated(self) -> None:
+        """Is told that the last run was the one before it once more."""
+        for name, sizes in self._series().items():
+            self._repeats.setdefault(name, []).append(sizes[-1] - sizes[-2])
+
     def growth(self) -> list[str]:
-        """What grew steadily over all runs, one sentence each."""
-        series = {
-            "resident memory": self.resident_bytes,
-            "memory reserved on the GPU": self.reserved_bytes,
-        }
-        found = {name: growth(sizes) for name, sizes in series.items()}
+        """What grows with each run, one sentence each: by the median over the repeated ones.
+
+        The first run of a kind also grows what is loaded, compiled or remembered once.
+        """
         return [
-            f"{name} grows by {per_run / 1024:.0f} KiB per run"
-            for name, per_run in found.items()
-            if per_run
+            f"{name} grows by {grown / 1024:.0f} KiB with each run"
+            for name, sizes in self._repeats.items()
+            if (grown := median(sizes)) > MOST_GROWTH and len(sizes) >= FEWEST_REPEATS
         ]
+
+    def _series(self) -> dict[str, list[int]]:
+        series = {"resident memory": self.resident_bytes}
+        if self._device.type == "cuda":
+            series["memory reserved on the GPU"] = self.reserved_bytes
+        return series
 
     def _collect(self) -> None:
         for each in self._remembering:
@@ -187,31 +203,9 @@ def _new_tensors() -> list[torch.Tensor]:
     return [each for each in found if not is_fake(each)]
 
 
-# A leak of one tiny cache per generation is more.
-MOST_GROWTH_PER_RUN = 64 << 10
-MOST_GROWTH = 24 << 20
-FEWEST_RUNS = 15
-
-
-def growth(sizes: list[int]) -> float:
-    """By how much memory grows with each run: between the medians of two thirds of the runs.
-
-    The first third is left out: until then libraries still load what they use. 0 where it is no
-    more than an allocator's holes may make it, or there are too few runs to tell.
-
-    Args:
-        sizes: bytes after each run.
-    """
-    third = len(sizes) // 3
-    if len(sizes) < FEWEST_RUNS:
-        return 0.0
-    middle, last = (sorted(part)[third // 2] for part in (sizes[third : 2 * third], sizes[-third:]))
-    return (last - middle) / third if last - middle > most_growth(third) else 0.0
-
-
-def most_growth(runs: int) -> int:
-    """Bytes by which memory may seem to grow in so many runs."""
-    return max(MOST_GROWTH, MOST_GROWTH_PER_RUN * runs)
+# A run that is repeated leaves some tens of KiB more or less; caches of a tiny model are larger.
+MOST_GROWTH = 64 << 10
+FEWEST_REPEATS = 5
 
 
 def resident_bytes() -> int:

@@ -13,6 +13,7 @@ from benchmarks.soak.subjects import (
     FAMILIES,
     GUIDED_BY_STEP,
     SHARES,
+    WITHOUT_CACHES_ON_TOP,
     WITHOUT_CALLBACKS,
 )
 
@@ -178,8 +179,13 @@ def choose(seed: int, number: int, family: str | None = None) -> Script:
     surroundings = tuple(name for each in SURROUNDINGS for name in _some(draw, each)[:1])
     # Compiled code cannot be looked at, so that nothing can strike within.
     count, looked_at = draw.choice((1, 1, 2, 2, 3)), "compiled blocks" not in surroundings
-    # Nothing can be done to weights that are elsewhere until they are called.
-    fixed = ("LoRA", "weights", "dtype") if "sequential offload" in surroundings else ()
+    ways, fixed = _some(draw, WAYS), []
+    if "sequential offload" in surroundings:  # weights are elsewhere until they are called
+        fixed += ["LoRA", "weights", "dtype"]
+    if "inference mode" in ways:  # in which nothing can be made that has a gradient outside
+        fixed += ["LoRA"]
+    if family in WITHOUT_CACHES_ON_TOP:
+        fixed += ["cache on top"]
     calls = tuple(_call(draw, family, fixed, looked_at=looked_at) for _ in range(count))
     return Script(
         number,
@@ -187,7 +193,7 @@ def choose(seed: int, number: int, family: str | None = None) -> Script:
         family,
         _settings(draw),
         draw.random() < 0.08,
-        _some(draw, WAYS),
+        ways,
         surroundings,
         draw.choice([name for name in SHARES if name != family]),
         calls,

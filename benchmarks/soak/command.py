@@ -6,9 +6,11 @@ What it needs of diffusers is imported when it runs: kernels are measured withou
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 import traceback
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,6 +35,8 @@ COLUMNS = {
 }
 # A process of its own takes seconds, so one run in so many is compared with one.
 RUNS_PER_PROCESS = 40
+# One in so many is played twice in a row: what the second one leaves grows with every run.
+RUNS_PER_REPEAT = 6
 # What a run that is killed leaves of its record is so old at most.
 RUNS_PER_SAVE = 20
 
@@ -56,7 +60,6 @@ def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, outp
         dtype: of the pipelines.
         output: gets one record, and a failure where anything was wrong.
     """
-    from benchmarks.soak.choices import choose
     from benchmarks.soak.runner import Soak
     from benchmarks.soak.settled import settled
     from benchmarks.soak.subjects import SHARES, Place
@@ -80,14 +83,16 @@ def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, outp
         soak = Soak(place, _recorder(device))
         if not args.only:
             soak.prepare(SHARES)
-        while count.runs < len(args.only) if args.only else count.generations < args.generations:
-            number = args.only[count.runs] if args.only else args.first + count.runs
-            script = choose(args.seed, number)
+        for script, is_repeated in _scripts(args):
+            if not args.only and count.generations >= args.generations:
+                break
             in_process = bool(args.only) or (count.runs + 1) % RUNS_PER_PROCESS == 0
             found = _tried(soak, script, in_process)
             count.add(script, found, in_process)
             if found:
                 print("\n".join(told(script, found, place)), flush=True)
+            elif is_repeated:
+                soak.memory.repeated()
             if count.runs % RUNS_PER_SAVE == 0:
                 output.save([record()])
         for steady in soak.memory.growth():
@@ -96,6 +101,17 @@ def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, outp
     output.add(made := record())
     if made["differences"] or made["leaks"]:
         output.failed.append(f"soak: {made['differences']} differences, {made['leaks']} leaks")
+
+
+def _scripts(args: argparse.Namespace) -> Iterator[tuple[Script, bool]]:
+    """The runs in order, and whether each is the one before it once more."""
+    from benchmarks.soak.choices import choose
+
+    for number in args.only or itertools.count(args.first):
+        script = choose(args.seed, number)
+        yield script, False
+        if not args.only and number % RUNS_PER_REPEAT == RUNS_PER_REPEAT - 1:
+            yield script, True
 
 
 class Count:

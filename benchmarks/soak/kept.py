@@ -43,6 +43,8 @@ class Kept:
             if tensor is not None
         ]
 
+        self._trained = {id(tensor): tensor.requires_grad for _, _, tensor, _, _ in self._tensors}
+
     def stock_processor(self, name: str) -> Any:
         """The processor that a module had."""
         return self._processors[name][0]
@@ -88,6 +90,7 @@ class Kept:
         for held, key, tensor, data, value in self._tensors:
             held[key] = tensor
             tensor.data = data
+            tensor.requires_grad_(self._trained[id(tensor)])  # which a LoRA ends
             with torch.no_grad():
                 data.copy_(value)
         for name, module in self.modules.items():

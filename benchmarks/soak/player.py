@@ -134,7 +134,7 @@ class Player:
     # One call.
 
     def _call(self, stage: Stage, call: Call, handles: ExitStack) -> Outcome:
-        outcome = Outcome()
+        outcome, report = Outcome(), None
         fault = None if self._plain else call.fault
         striking = None if fault is None else Striking(exception(fault))
         names = {event.name for event in call.events}
@@ -162,7 +162,7 @@ class Player:
             if "prompt" in names:
                 arguments["callback_on_step_end_tensor_inputs"] = ["prompt_embeds"]
             handle = self._enabled(handles)
-            stage.report = handle.report
+            stage.report = report = handle.report
             if striking is not None and fault is not None and fault.step < 0:
                 striking.left = fault.after
             with self._around(call, handle, striking, outcome):
@@ -173,10 +173,10 @@ class Player:
             outcome.struck = striking is not None and striking.struck
             if isinstance(error, KeyboardInterrupt) and not outcome.struck:
                 raise  # the user's own
-        if self._handle is not None:
-            outcome.told = told(self._handle.report)
-            outcome.replayed = sum(record.replayed for record in self._handle.report.steps)
-            outcome.problems += contradictions(self._handle.report)
+        if report is not None:
+            outcome.told = told(report)
+            outcome.replayed = sum(record.replayed for record in report.steps)
+            outcome.problems += contradictions(report)
         return outcome
 
     def _arguments(self, call: Call) -> dict[str, Any]:

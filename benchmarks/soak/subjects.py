@@ -55,6 +55,7 @@ SHARES = {
     "cogvideox 2b": 1,
 }
 WITHOUT_CALLBACKS = ("hunyuan video 1.5",)
+WITHOUT_CACHES_ON_TOP = ("sd3",)  # diffusers has none for its transformer
 # Their pipelines ask before each step whether they are to guide.
 GUIDED_BY_STEP = ("wan 2.1", "wan 2.2 two experts")
 PROMPTS = ("a red circle moves left", "a blue square", "the green triangle grows and shrinks")

@@ -70,15 +70,23 @@ PREPARATIONS: dict[str, Callable[[Any, Place, ExitStack], None]] = {
 class Leaving(CpuOffload):
     """As accelerate's hook of a model that is offloaded as a whole, also where all is one memory.
 
-    There the model before this one gets its weights in other memory, as if it had left and were
-    brought back.
+    There the model before this one, where it was called since this one was, gets its weights in
+    other memory, as if it had left and were brought back.
     """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.is_there = False
+        self.before: tuple[Any, Leaving] | None = None
 
     def pre_forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """See `CpuOffload`."""
-        if self.prev_module_hook is not None:
-            for parameter in self.prev_module_hook.model.parameters():
+        assert self.before is not None
+        model, hook = self.before
+        if hook.is_there:
+            for parameter in model.parameters():
                 parameter.data = parameter.data.clone()
+        hook.is_there, self.is_there = False, True
         return super().pre_forward(module, *args, **kwargs)
 
 
@@ -91,7 +99,7 @@ def offload_models(pipe: Any, place: Place, undo: ExitStack) -> None:
         return
     models = [*transformers_of(pipe), pipe.vae]
     hooks = [Leaving(place.device) for _ in models]
-    for model, hook, before in zip(models, hooks, [models[-1], *models[:-1]], strict=True):
-        hook.prev_module_hook = accelerate.hooks.UserCpuOffloadHook(before, hook)
+    for place_in_chain, (model, hook) in enumerate(zip(models, hooks, strict=True)):
+        hook.before = models[place_in_chain - 1], hooks[place_in_chain - 1]
         add_hook_to_module(model, hook, append=True)
         undo.callback(remove_hook_from_module, model, recurse=True)
