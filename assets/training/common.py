@@ -273,4 +273,5 @@ def loss_curve(log: Path, path: Path, *, field: str, title: str) -> None:
     pen.text((left, 8), f"{title}, against step", fill=(0, 0, 0))
     points = [(float(a), float(np.clip(b, top, height))) for a, b in zip(x, y, strict=True)]
     pen.line(points, fill=(30, 90, 200), width=2)
-    image.save(path, optimize=True)
+    # with a palette it is half as large, and these few colours all fit in
+    image.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)

@@ -37,8 +37,7 @@ def main() -> None:
         transformer=WanTransformer3DModel.from_pretrained(args.parts / "transformer"),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),
     )
-    # Rounding its text encoder is not seen in dense clips, but tips which columns sparse ones keep.
-    replace_folder(pipeline, args.out, whole=("text_encoder",))
+    replace_folder(pipeline, args.out)
 
 
 if __name__ == "__main__":

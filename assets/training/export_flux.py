@@ -32,8 +32,6 @@ def main() -> None:
     replace_folder(
         pipeline,
         args.out,
-        # Rounding them is not seen in dense images, but tips which columns sparse ones keep.
-        whole=("text_encoder", "text_encoder_2"),
         shard=args.shard,
         finish=lambda folder: use_checkpoint_names(folder / "text_encoder"),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,7 +18,6 @@ def replace_folder(
     pipeline: DiffusionPipeline,
     out: Path,
     *,
-    whole: Collection[str] = (),
     shard: str | None = None,
     finish: Callable[[Path], None] | None = None,
 ) -> None:
@@ -29,7 +28,6 @@ def replace_folder(
     Args:
         pipeline: its parts, in float32
         out: the folder
-        whole: parts whose weights stay in float32
         shard: no file of weights is larger
         finish: may change the new folder
 
@@ -50,8 +48,7 @@ def replace_folder(
         config.pop("_name_or_path", None)
         file.write_text(json.dumps(config, indent=2) + "\n")
     for file in fresh.rglob("*.safetensors"):
-        if file.parent.name not in whole:
-            store_in_half(file)
+        store_in_half(file)
         file.chmod(0o644)
     for name in KEPT:
         if (out / name).exists():
