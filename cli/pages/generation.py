@@ -19,7 +19,7 @@ from chipsparse.cli.pages.generation_record import (
 )
 from chipsparse.cli.pages.generation_steps import steps_section
 from chipsparse.cli.pages.json_values import Values
-from chipsparse.cli.pages.names import command_text, name_of
+from chipsparse.cli.pages.names import command_text, file_name, name_of
 from chipsparse.cli.pages.part import (
     Missing,
     Part,
@@ -148,11 +148,11 @@ def _start(request: Values) -> str:
     image, strength = request.text_or_none("image"), request.number_or_none("strength")
     if image is None:
         return ""
-    return name_of(image) + ("" if strength is None else f", strength {strength:g}")
+    return file_name(image) + ("" if strength is None else f", strength {strength:g}")
 
 
 def _lora(lora: Values) -> str:
-    return f"{name_of(lora.text('file'))} at {lora.number('scale'):g}"
+    return f"{file_name(lora.text('file'))} at {lora.number('scale'):g}"
 
 
 def _guidance(settings: Values) -> str:

@@ -216,9 +216,9 @@ def test_a_generation_that_starts_from_a_picture(report):
     def from_picture(content):
         content["steps"] = [each for each in content["steps"] if each["step"] >= 1]
         content["request"] |= {
-            **{"image": "/home/alice/start.png", "strength": 0.75},
+            **{"image": "alice/start.png", "strength": 0.75},
             **{"scheduler": "UniPCMultistepScheduler"},
-            **{"loras": [{"file": "/home/alice/style.safetensors", "scale": 0.8}]},
+            **{"loras": [{"file": "alice/style.safetensors", "scale": 0.8}]},
         }
         content["denoising_seconds"]["dense"] = 6.0
 
