@@ -53,10 +53,8 @@ def why_nothing(plan: SparsityPlan, first: int = 0, name: str = "transformer") -
             f"{NOTHING}: {name} is first called at step {first} of {plan.steps} (from 0), and the "
             f"schedule needs {fewest - first} calls in a row; {help}"
         )
-    return (
-        f"{NOTHING}: {plan.steps} steps are too few for the schedule, which needs at least "
-        f"{fewest}; {help}"
-    )
+    few = "1 step is" if plan.steps == 1 else f"{plan.steps} steps are"
+    return f"{NOTHING}: {few} too few for the schedule, which needs at least {fewest}; {help}"
 
 
 def why_nothing_was(plan: SparsityPlan, steps: int) -> str | None:

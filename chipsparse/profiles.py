@@ -104,6 +104,14 @@ class _ProfileLoader(yaml.SafeLoader):
             )
 
 
+def _yaml_problem(error: yaml.YAMLError | ValueError) -> str:
+    """What is wrong, and where if the parser tells."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark:
+        mark = error.problem_mark
+        return f"{error.problem}, in line {mark.line + 1}, column {mark.column + 1}"
+    return " ".join(str(error).split())
+
+
 def load_profile(path: Path | str) -> Profile:
     """Reads a profile.
 
@@ -119,8 +127,7 @@ def load_profile(path: Path | str) -> Profile:
     except RecursionError:
         raise ValueError(f"{path}: not valid YAML (nested too deeply)") from None
     except (yaml.YAMLError, ValueError) as error:  # of dates and numbers that Python does not have
-        first = " ".join(str(error).split())
-        raise ValueError(f"{path}: not valid YAML ({first})") from None
+        raise ValueError(f"{path}: not valid YAML ({_yaml_problem(error)})") from None
     try:
         parsed = build(_ProfileFile, {} if data is None else data)
     except ValueError as error:

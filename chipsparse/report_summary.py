@@ -83,7 +83,7 @@ def _shares(report: GenerationReport) -> Facts:
     speedup = estimated_speedup(report)
     if speedup is not None:
         found.append(
-            ("gain", f"{speedup:.2f}x, estimated: as many calls as its fastest one in full")
+            ("gain", f"{speedup:.2f}x as fast as dense, estimated from its fastest full call")
         )
     parts = {
         "of the attention's columns": [record.attention_kept for record in report.steps],

@@ -104,7 +104,7 @@ def compare(
 ) -> None:
     """Compare two files, or two configs: PSNR, SSIM, LPIPS, flicker, and speed of configs.
 
-    Files (one size and length) are compared frame by frame; lossy ones (.mp4, .gif) limit that.
+    Files (one size and length) are compared frame by frame; lossy ones limit that (all but .png).
 
     Configs generate the prompts with the same seeds as dense does; each is compared with dense.
     """

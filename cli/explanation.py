@@ -16,6 +16,7 @@ from chipsparse.cli.errors import UserError
 from chipsparse.cli.model import ModelDescription, choose_device, choose_dtype
 from chipsparse.cli.planned import plan_generation
 from chipsparse.cli.settings import CommonOptions, GenerationSettings
+from chipsparse.cli.sparse_steps import too_few_steps
 from chipsparse.cli.weights import ComponentWeights, count_weights
 from chipsparse.config import MemoryConfig
 from chipsparse.cost_model import Rates
@@ -149,6 +150,7 @@ def explain(options: CommonOptions, model: ModelDescription, profile: Profile) -
     out_of_range = profile_range.out_of_range(
         profile, model, settings, target.device, target.dtype, here=target.here
     )
+    too_few = too_few_steps(plan)
     return Explanation(
         model=model,
         profile=profile,
@@ -165,6 +167,7 @@ def explain(options: CommonOptions, model: ModelDescription, profile: Profile) -
         estimate=estimate,
         out_of_range=out_of_range,
         notes=[
+            *([too_few] if too_few is not None else []),
             *([profile_range.sentence(profile, out_of_range)] if out_of_range else []),
             *plan.remarks(),
             *([AT_MOST] if plan.skips_by_threshold() else []),

@@ -14,7 +14,7 @@ from chipsparse.cli.bench import bench
 from chipsparse.cli.compare import EXAMPLE as COMPARE_EXAMPLE
 from chipsparse.cli.compare import compare
 from chipsparse.cli.early_checks import checked_early
-from chipsparse.cli.errors import written_output
+from chipsparse.cli.errors import EXIT_USER_ERROR, written_output
 from chipsparse.cli.explain import EXAMPLE as EXPLAIN_EXAMPLE
 from chipsparse.cli.explain import explain
 from chipsparse.cli.generate import EXAMPLE, generate
@@ -23,6 +23,8 @@ from chipsparse.cli.report import EXAMPLE as REPORT_EXAMPLE
 from chipsparse.cli.report import report
 from chipsparse.cli.tune import EXAMPLE as TUNE_EXAMPLE
 from chipsparse.cli.tune import tune
+
+NO_DOCSTRINGS = "python -OO drops the docstrings, which transformers reads; use python -O at most"
 
 app = typer.Typer(
     name="chipsparse",
@@ -71,8 +73,11 @@ def main() -> None:
         # What Python calls the C locale; a prompt need not be ASCII there all the same.
         if stream.encoding in ("ascii", "ANSI_X3.4-1968") and isinstance(stream, TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+    if sys.flags.optimize > 1:
+        print(f"chipsparse: error: {NO_DOCSTRINGS}", file=sys.stderr)
+        sys.exit(EXIT_USER_ERROR)
     with written_output():
-        app()
+        app(prog_name="chipsparse")  # as a module, too: a shell completes no `python -m chipsparse`
 
 
 if __name__ == "__main__":

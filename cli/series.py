@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.errors import UserError, reason
 
 DIGITS = 3  # at least, so that names sort
 
@@ -74,7 +74,8 @@ def read_prompts(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--prompts {path} could not be read: {first_line(error)}") from error
+        why = reason(error) if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise UserError(f"--prompts {path} could not be read: {why}") from error
     found = [line.strip() for line in lines]
     prompts = [line for line in found if line and not line.startswith("#")]
     if not prompts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from chipsparse.clip_comparison import compare_clips
 BUNDLED = "bundled, draws simple shapes only"
 # Letters of a prompt that are shown: beside other pictures, and alone.
 ROW_PROMPT, WHOLE_PROMPT = 60, 200
+LEAST_PROMPT = 20  # columns of a terminal for it beside other pictures
 
 
 @dataclass(frozen=True)
@@ -86,13 +88,17 @@ def print_series(outcomes: list[Outcome], console: Console, *, asked: int, verbo
     """A table of all pictures, with what they have in common above and what went wrong below."""
     finished = [outcome for outcome in outcomes if outcome.error is None]
     failed = sum(outcome.error is not None for outcome in outcomes)
-    told = f"{len(finished)} of {asked} made"
-    _print(
-        console,
-        [*_model_facts(outcomes[0]), ("pictures", told + (f", {failed} failed" if failed else ""))],
-    )
+    told = f"{len(finished)} of {asked} made" + (f", {failed} failed" if failed else "")
+    prompt = outcomes[0].request["prompt"]
+    several = any(outcome.request["prompt"] != prompt for outcome in outcomes)
+    lead = [*_model_facts(outcomes[0]), ("pictures", told)]
+    if finished:
+        lead += [("gain", _gain(finished)), ("time", _time_of_all(finished))]
+    if not several:
+        lead.append(("prompt", _short(prompt, WHOLE_PROMPT)))
+    _print(console, lead)
     console.print()
-    console.print(_series_table(outcomes), highlight=False, markup=False)
+    console.print(_series_table(outcomes, prompts=several), highlight=False, markup=False)
     console.print()
     facts: Facts = []
     for number, outcome in enumerate(outcomes):
@@ -121,7 +127,7 @@ def _model_facts(outcome: Outcome) -> Facts:
 
 
 def _picture_facts(outcome: Outcome, made: Generation) -> Facts:
-    facts: Facts = [("gain", _gain(outcome, made)), ("time", _time(made))]
+    facts: Facts = [("gain", _gain([outcome])), ("time", _time(made))]
     names = {"output": "written", "dense": "dense", "compare": "compare", "report": "report"}
     facts += [(names[kind], files_text(files)) for kind, files in outcome.files.items()]
     request = outcome.request
@@ -130,21 +136,37 @@ def _picture_facts(outcome: Outcome, made: Generation) -> Facts:
     return facts
 
 
-def _gain(outcome: Outcome, made: Generation) -> str:
-    if outcome.sparse is None:
+def _gain(outcomes: Sequence[Outcome]) -> str:
+    """That of one picture, or of all of a series."""
+    made = [outcome.sparse for outcome in outcomes if outcome.sparse is not None]
+    if not made:
         return "none: the unpatched model ran"
-    if outcome.comparison is not None and outcome.dense is not None:
-        dense = seconds_text(outcome.dense.denoising_seconds)
-        speedup = f"{outcome.comparison.speedup:.2f} times as fast as dense ({dense})"
-        return f"{speedup}, {_quality(outcome.comparison)}"
-    if made.nothing_sparse is not None or made.work_share == 1:
+    if any(outcome.comparison is not None for outcome in outcomes):
+        return _measured(outcomes)
+    if all(each.nothing_sparse is not None or each.work_share == 1 for each in made):
         return "none: nothing ran sparse"
-    if made.work_share is None:
+    saved = sorted(1 - each.work_share for each in made if each.work_share is not None)
+    if not saved:
         return "not known; --compare measures it"
-    return (
-        f"about {made.work_share:.0%} of a dense run's operations (estimated; --compare measures "
-        "the speed-up)"
-    )
+    share = _range([f"{each:.0%}" for each in saved])
+    return f"about {share} fewer operations than dense (estimated; --compare measures the speed-up)"
+
+
+def _measured(outcomes: Sequence[Outcome]) -> str:
+    found = [outcome.comparison for outcome in outcomes if outcome.comparison is not None]
+    worst = min(found, key=lambda each: each.psnr_db)
+    if len(found) > 1:
+        speedups = [f"{speedup:.2f}" for speedup in sorted(each.speedup for each in found)]
+        least = "" if math.isinf(worst.psnr_db) else "at worst "
+        return f"{_range(speedups)} times as fast as dense; {least}{_quality(worst)}"
+    (dense,) = (outcome.dense for outcome in outcomes if outcome.dense is not None)
+    seconds = seconds_text(dense.denoising_seconds)
+    return f"{worst.speedup:.2f} times as fast as dense ({seconds}), {_quality(worst)}"
+
+
+def _range(ascending: Sequence[str]) -> str:
+    least, most = ascending[0], ascending[-1]
+    return least if least == most else f"{least} to {most}"
 
 
 def _quality(comparison: Comparison) -> str:
@@ -160,6 +182,12 @@ def _time(made: Generation) -> str:
         f"{seconds_text(made.denoising_seconds)} for {steps}, "
         f"{seconds_text(made.total_seconds)} with text and decoding"
     )
+
+
+def _time_of_all(outcomes: Sequence[Outcome]) -> str:
+    made = [outcome.sparse or outcome.dense for outcome in outcomes]
+    seconds = sum(each.total_seconds for each in made if each is not None)
+    return f"{seconds_text(seconds)} for {counted(len(made), 'picture')} with text and decoding"
 
 
 # The steps and the pictures.
@@ -188,12 +216,14 @@ def _row(action: str, steps: list[StepResult]) -> list[str]:
     ]
 
 
-def _series_table(outcomes: list[Outcome]) -> Table:
+def _series_table(outcomes: list[Outcome], *, prompts: bool) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 1), header_style="bold")
     compared = any(outcome.comparison is not None for outcome in outcomes)
-    for heading in ("written", "seed", "time", *(["speed-up", "PSNR"] if compared else [])):
-        table.add_column(heading, no_wrap=True, justify="left" if heading == "written" else "right")
-    table.add_column("prompt", overflow="fold")
+    table.add_column("written", overflow="fold")
+    for heading in ("seed", "time", *(["speed-up", "PSNR"] if compared else [])):
+        table.add_column(heading, no_wrap=True, justify="right")
+    if prompts:
+        table.add_column("prompt", min_width=LEAST_PROMPT)
     for outcome in outcomes:
         made = outcome.sparse or outcome.dense
         name = files_text(outcome.files["output"]) if made else "failed"
@@ -201,7 +231,9 @@ def _series_table(outcomes: list[Outcome]) -> Table:
         cells = [name, str(outcome.request["seed"]), time]
         if compared:
             cells += _compared(outcome.comparison)
-        table.add_row(*cells, _short(outcome.request["prompt"], ROW_PROMPT))
+        if prompts:
+            cells.append(_short(outcome.request["prompt"], ROW_PROMPT))
+        table.add_row(*cells)
     return table
 
 

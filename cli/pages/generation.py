@@ -19,7 +19,7 @@ from chipsparse.cli.pages.generation_record import (
 )
 from chipsparse.cli.pages.generation_steps import steps_section
 from chipsparse.cli.pages.json_values import Values
-from chipsparse.cli.pages.names import command_text, name_of
+from chipsparse.cli.pages.names import command_text, file_name, name_of
 from chipsparse.cli.pages.part import (
     Missing,
     Part,
@@ -37,6 +37,7 @@ from chipsparse.cli.pages.units import (
     times,
 )
 from chipsparse.cli.summary import seconds_text
+from chipsparse.nothing_sparse import NOTHING
 
 LONGEST_LABEL = 40  # of a prompt among others
 
@@ -74,6 +75,7 @@ def generation_part(values: Values) -> Part:
         sections=sections,
         missing=missing,
         alert=_alert(record),
+        warnings=_warnings(record),
         points=_points(record),
     )
 
@@ -96,11 +98,20 @@ def _alert(record: GenerationRecord) -> str | None:
     error = record.values.text_or_none("error")
     done = sum(step.finished for step in record.steps)
     if error is not None:
-        where = f"after {done} of {record.steps_total} steps" if record.steps else "at its start"
+        where = f"after {done} of {record.steps_asked} steps" if record.steps else "at its start"
         return f"This generation failed {where}: {error}"
-    if done < record.steps_total:
-        return f"This generation was not finished: {done} of {record.steps_total} steps were."
+    if done < record.steps_asked:
+        return f"This generation was not finished: {done} of {record.steps_asked} steps were."
     return None
+
+
+def _warnings(record: GenerationRecord) -> list[str]:
+    """What the command warned of; a report from Python has the gravest of it."""
+    warnings = record.request.texts("warnings")
+    nothing = record.values.text_or_none("nothing_sparse")
+    if nothing is not None and not any(each.startswith(NOTHING) for each in warnings):
+        return [nothing, *warnings]
+    return warnings
 
 
 def _facts(record: GenerationRecord) -> list[tuple[str, str]]:
@@ -109,14 +120,19 @@ def _facts(record: GenerationRecord) -> list[tuple[str, str]]:
     versions = values.object("versions").content
     device = values.object("device")
     plans = [each for _, each in values.object("transformers").members()]
-    where = [device.text_or_none("name"), device.text_or_none("type"), values.text_or_none("dtype")]
+    # Nothing that ran dense tells in which type it did.
+    dtype = values.text_or_none("dtype") or request.text_or_none("dtype")
+    where = [device.text_or_none("name"), device.text_or_none("type"), dtype]
     return [
         ("model", name_of(pipeline.text_or_none("location") or "")),
         ("pipeline", pipeline.text_or_none("class") or ""),
         ("profile", name_of(request.text_or_none("profile") or "")),
         ("not shown", request.text_or_none("negative_prompt") or ""),
         ("picture", picture_text(settings.content)),
+        ("starts from", _start(request)),
         ("guidance", _guidance(settings)),
+        ("scheduler", request.text_or_none("scheduler") or ""),
+        ("LoRA", ", ".join(_lora(each) for each in request.objects("loras"))),
         ("seed", str(request.content.get("seed", ""))),
         ("schedule", "; ".join(dict.fromkeys(plan.text("schedule") for plan in plans))),
         ("device", ", ".join(text for text in where if text)),
@@ -125,6 +141,18 @@ def _facts(record: GenerationRecord) -> list[tuple[str, str]]:
             ", ".join(f"{name} {version}" for name, version in versions.items() if version),
         ),
     ]
+
+
+def _start(request: Values) -> str:
+    """The picture that a generation starts from, and how much of it may change."""
+    image, strength = request.text_or_none("image"), request.number_or_none("strength")
+    if image is None:
+        return ""
+    return file_name(image) + ("" if strength is None else f", strength {strength:g}")
+
+
+def _lora(lora: Values) -> str:
+    return f"{file_name(lora.text('file'))} at {lora.number('scale'):g}"
 
 
 def _guidance(settings: Values) -> str:
@@ -151,8 +179,8 @@ def _tiles(record: GenerationRecord) -> list[Tile]:
     if total:
         tiles.append(Tile(seconds_text(total), "denoising"))
     done = sum(step.finished for step in record.steps)
-    count = str(done) if done == record.steps_total else f"{done} of {record.steps_total}"
-    tiles.append(Tile(count, "steps", actions or None))
+    count = str(done) if done == record.steps_asked else f"{done} of {record.steps_asked}"
+    tiles.append(Tile(count, "step" if record.steps_asked == 1 else "steps", actions or None))
     totals = record.values.object("totals")
     cache = totals.number_or_none("cache_bytes")
     if cache:

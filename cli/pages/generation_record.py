@@ -140,7 +140,8 @@ class GenerationRecord:
         values: the whole file, for what is only quoted.
         request: prompt and settings, where the command wrote it.
         steps: in order.
-        steps_total: how many there were to be.
+        steps_total: of the schedule; none of those before the first of `steps` was to be made, as
+            where a generation starts from a picture.
         layers: of the model.
         comparison: with dense, if one was made.
         denoising_seconds: of the dense and the sparse run, as far as they are known.
@@ -155,6 +156,11 @@ class GenerationRecord:
     comparison: Comparison | None
     denoising_seconds: dict[str, float]
     files: dict[str, str]
+
+    @property
+    def steps_asked(self) -> int:
+        """How many steps there were to be."""
+        return self.steps_total - (self.steps[0].number if self.steps else 0)
 
 
 def read_generation(values: Values) -> GenerationRecord:

@@ -42,7 +42,7 @@ def steps_section(record: GenerationRecord) -> Section | Missing:
     present = {step.action for step in steps}
     keys = [Key(f"action-{name}", name) for name in ACTIONS if name in present]
     if "dense" in record.denoising_seconds:
-        mean = record.denoising_seconds["dense"] / total
+        mean = record.denoising_seconds["dense"] / record.steps_asked
         tops.append(mean / unit.size)
         marks.append(Line(stairs([mean / unit.size] * total), "ink", dashed=True))
         keys.append(Key("ink", f"mean step of the dense run, {seconds_text(mean)}", "dashed"))

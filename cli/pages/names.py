@@ -21,8 +21,8 @@ FOLDERS = re.compile(
 )
 # Attributes that people read.
 TEXTS = ("alt", "aria-label", "title")
-# Options of commands whose values are texts, whatever they look like.
-TEXT_OPTIONS = frozenset({"--negative-prompt"})
+# Words of commands behind which there is a text, whatever it looks like.
+TEXT_OPTIONS = frozenset({"--negative-prompt", "--"})
 
 
 def name_of(text: str) -> str:
@@ -38,13 +38,22 @@ def name_of(text: str) -> str:
     return parts[-1] if parts and (beside or len(parts) > 2) else text
 
 
+def file_name(text: str) -> str:
+    """The last part of a path that is known to be one; any other text without a slash as it is."""
+    return re.split(r"[/\\]", text)[-1] or text
+
+
 def command_text(words: Sequence[str]) -> str:
-    """A command with names in place of the folders that its options name."""
+    """A command with names in place of paths; ``owner/name`` is one of the hub only as a model."""
     options = [word.startswith("--") for word in words]
     shown = []
     for place, word in enumerate(words):
         before = words[place - 1] if place and options[place - 1] else None
-        shown.append(name_of(word) if before and before not in TEXT_OPTIONS else word)
+        if before == "--model":
+            word = name_of(word)
+        elif before is not None and before not in TEXT_OPTIONS:
+            word = file_name(word)
+        shown.append(word)
     return shlex.join(shown)
 
 

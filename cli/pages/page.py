@@ -76,6 +76,7 @@ def _part(part: Part, number: int) -> Element:
             element("p", f"{part.kind}: {part.source}", class_="kind"),
             element("h1", part.title),
             element("p", part.alert, class_="alert", role="alert") if part.alert else None,
+            *(element("p", f"Warning: {text}", class_="alert") for text in part.warnings),
             element("div", *(_tile(tile) for tile in part.tiles), class_="tiles"),
             facts_list(part.facts),
         ),

@@ -79,6 +79,7 @@ class Part:
         sections: with data.
         missing: without.
         alert: what went wrong, or None.
+        warnings: what else must not be missed.
         points: for the chart that joins several files.
     """
 
@@ -90,6 +91,7 @@ class Part:
     sections: Sequence[Section]
     missing: Sequence[Missing] = ()
     alert: str | None = None
+    warnings: Sequence[str] = ()
     points: Sequence[QualityPoint] = ()
 
 

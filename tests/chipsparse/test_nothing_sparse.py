@@ -27,6 +27,7 @@ def plan_of(steps, first_dense_layers=0, **schedule):
             "lower schedule.warmup_steps (now 8)",
         ),
         (2, {}, "2 steps are too few for the schedule, which needs at least 3; take more steps"),
+        (1, {}, "1 step is too few for the schedule, which needs at least 3; take more steps"),
         (
             5,
             {"warmup_steps": 4, "final_dense_steps": 2},

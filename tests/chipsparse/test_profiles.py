@@ -57,7 +57,10 @@ def test_an_unknown_class_names_the_known_ones():
         ("sparsity: 3", "sparsity: expected a mapping"),
         ("[1, 2]", "the top level: expected a mapping"),
         ("a: [", "not valid YAML"),
-        ("sparsity: {seed: 1}\nsparsity: {seed: 2}", "not valid YAML (sparsity stands twice"),
+        (
+            "sparsity: {seed: 1}\nsparsity: {seed: 2}",
+            "not valid YAML (sparsity stands twice, in line 2, column 1)",
+        ),
         ("sparsity: {mlp: {enabled: true, enabled: false}}", "enabled stands twice"),
         (f"sparsity: {'[' * 3000}{']' * 3000}", "not valid YAML (nested too deeply)"),
         (f"sparsity: {{seed: {'9' * 5000}}}", "not valid YAML (Exceeds the limit"),

@@ -48,7 +48,7 @@ def test_the_summary(report):
         "pipeline  WanPipeline with WanTransformer3DModel on cpu in float32",
         "steps     8: 4 sparse, 2 dense, 1 refresh, 1 skip",
         # 16 calls of 4 s, in 2 x (4 + 4 + 5 + 1 + 0 + 1 + 1 + 1) s.
-        "gain      1.88x, estimated: as many calls as its fastest one in full",
+        "gain      1.88x as fast as dense, estimated from its fastest full call",
         "computed  10 % of the attention's columns and 30 % of the MLPs' neurons at sparse steps",
         "caches    3.00 GiB at most, 1.00 GiB of it in host memory",
         "dense     MLP runs dense in 1 of 60 layers: a <b>reason</b>",

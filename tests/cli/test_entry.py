@@ -7,6 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from chipsparse.cli import main
 from chipsparse.cli.main import app
 
 
@@ -34,6 +35,24 @@ def test_a_prompt_beyond_ascii_in_the_c_locale(workdir):
     assert ran.stderr.decode().startswith(
         "chipsparse: error: --output würfel.avi has the suffix .avi"
     )
+
+
+def test_python_without_docstrings_is_refused():
+    """transformers fails to be imported there, with pages of errors."""
+    ran = subprocess.run(
+        [sys.executable, "-OO", "-m", "chipsparse", "--version"], capture_output=True, timeout=120
+    )
+    assert (ran.returncode, ran.stdout) == (2, b"")
+    assert ran.stderr.startswith(b"chipsparse: error: python -OO drops the docstrings")
+    assert ran.stderr.count(b"\n") == 1
+
+
+def test_a_shell_completes_the_command_however_it_was_started(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/x/chipsparse/__main__.py", "--help"])
+    told = {}
+    monkeypatch.setattr(main, "app", lambda **given: told.update(given))
+    main.main()
+    assert told == {"prog_name": "chipsparse"}
 
 
 def test_bytes_that_are_no_text(workdir):

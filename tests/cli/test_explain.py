@@ -530,6 +530,16 @@ def test_the_page_fits_the_terminal(explain, folder, case, columns):
         assert re.search(rf"^ {heading}\b", ran.stdout, re.MULTILINE), heading
 
 
+def test_too_few_steps_are_said_with_how_many_it_takes(explained, workdir):
+    (workdir / "late.yaml").write_text("sparsity: {schedule: {warmup_steps: 8}}")
+    notes = explained("--config", "late.yaml", "--steps", "6")["notes"]
+    assert "nothing runs sparse" in notes[0]
+    assert "--steps 9 or more" in notes[0]
+    assert "nothing runs sparse" not in " ".join(
+        explained("--config", "late.yaml", "--steps", "9")["notes"]
+    )
+
+
 def test_what_the_page_says(explain, folder):
     folder("wan")
     ran = explain("--model", "wan", *LARGE, "--vram", "48G", "--ram", "64G", columns=120)

@@ -126,7 +126,7 @@ def test_the_summary_leads_with_model_gain_time_and_file(generate, model_folder)
     texts = dict(facts)
     assert texts["model"] == str(model_folder)
     assert re.match(
-        r"about \d\d% of a dense run's operations \(estimated; --compare", texts["gain"]
+        r"about \d\d% fewer operations than dense \(estimated; --compare", texts["gain"]
     )
     assert re.match(r"[\d.]+ m?s for 4 steps, [\d.]+ m?s with text and decoding", texts["time"])
     assert (texts["written"], texts["prompt"], texts["seed"]) == ("out.png", PROMPT, "7")

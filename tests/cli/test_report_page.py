@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import chipsparse
 from chipsparse.cli import job, report_file
 from chipsparse.cli.main import app
-from chipsparse.cli.pages.names import name_of
+from chipsparse.cli.pages.names import command_text, name_of
 from chipsparse.cli.pages.samples import FRAMES, LARGEST_SIDE, SAME_RUN_SECONDS
 from tests.cli.conftest import PROFILE
 from tests.cli.html_reader import PageReader
@@ -208,6 +208,61 @@ def test_guidance_and_what_is_not_to_be_shown(report):
     shown = report(changed("r.json", guided)).sections[PROMPT]
     assert "not shown\nblurred <b>\n" in shown
     assert "guidance\nscale 3.5, classifier-free 4\n" in shown
+
+
+def test_a_generation_that_starts_from_a_picture(report):
+    """diffusers leaves the first steps of the schedule out; the others are all that were asked."""
+
+    def from_picture(content):
+        content["steps"] = [each for each in content["steps"] if each["step"] >= 1]
+        content["request"] |= {
+            **{"image": "alice/start.png", "strength": 0.75},
+            **{"scheduler": "UniPCMultistepScheduler"},
+            **{"loras": [{"file": "alice/style.safetensors", "scale": 0.8}]},
+        }
+        content["denoising_seconds"]["dense"] = 6.0
+
+    page = report(changed("r.json", from_picture))
+    assert page.all("p", **{"class": "alert"}) == []
+    assert "3\nsteps\n" in page.sections[PROMPT]
+    assert "starts from\nstart.png, strength 0.75\n" in page.sections[PROMPT]
+    assert "scheduler\nUniPCMultistepScheduler\n" in page.sections[PROMPT]
+    assert "LoRA\nstyle.safetensors at 0.8\n" in page.sections[PROMPT]
+    assert "mean step of the dense run, 2.00 s" in page.text
+
+
+def test_warnings_stand_on_the_page_once(report):
+    few = "nothing runs sparse: the profile's schedule computes all 4 steps in full"
+
+    def warned(content):
+        content["request"]["warnings"] = [few, "the prompt is empty"]
+        content["nothing_sparse"] = "nothing runs sparse: 4 steps are too few"
+
+    page = report(changed("r.json", warned))
+    assert [text for text in page.texts if text.startswith("Warning: ")] == [
+        f"Warning: {few}",
+        "Warning: the prompt is empty",
+    ]
+
+    def from_python(content):
+        warned(content)
+        del content["request"]
+
+    page = report(changed("r.json", from_python))
+    assert "Warning: nothing runs sparse: 4 steps are too few" in page.texts
+
+
+def test_the_type_of_a_generation_of_which_nothing_ran_sparse(report):
+    def dense(content):
+        content["dtype"] = None
+
+    assert "cpu, float32\n" in report(changed("r.json", dense)).sections[PROMPT]
+
+
+def test_what_follows_an_option_is_no_hub_name_but_a_model():
+    words = ["generate", "a/b", "--model", "me/wan", "-o", "--output", "me/o.gif"]
+    told = command_text([*words, "--negative-prompt", "x/y", "--", "-a/b"])
+    assert told == ("generate a/b --model me/wan -o --output o.gif --negative-prompt x/y -- -a/b")
 
 
 def test_the_command_makes_the_same_again(report, model_folder):

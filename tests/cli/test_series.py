@@ -52,7 +52,10 @@ def test_a_file_of_prompts(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
-    [(b"# nothing\n\n", "has no prompt; write one a line"), (b"\xff\xfe\xfa", "could not be read")],
+    [
+        (b"# nothing\n\n", "has no prompt; write one a line"),
+        (b"\xff\xfe\xfa", "could not be read: it is no text in UTF-8$"),
+    ],
 )
 def test_files_without_prompts(tmp_path, content, sentence):
     (tmp_path / "p.txt").write_bytes(content)
@@ -173,7 +176,7 @@ def test_an_interruption_keeps_and_tells_what_was_made(generate, workdir, breaks
     [
         ((), None, "give a prompt, or a file of them with --prompts; got neither"),
         (("--prompts", "p.txt"), "a", "give a prompt, or a file of them with --prompts; not both"),
-        (("--prompts", "no.txt"), None, "--prompts no.txt could not be read"),
+        (("--prompts", "no.txt"), None, "could not be read: No such file or directory\n"),
         (("--num", "2", "-o", "o.gif"), "a", "--output o-001.gif is a folder; name a file in it"),
         (("--num", "2", "--report", "r.json"), "a", "--report r-001.json is a folder"),
     ],

@@ -1,9 +1,13 @@
 """How numbers are shown."""
 
+import io
 import json
+import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from chipsparse.cli import generate_json, summary
 from chipsparse.cli.denoise import Generation, StepResult
@@ -70,7 +74,7 @@ def test_what_the_error_guard_did(sentence):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"work_share": 0.435}, "about 44% of a dense run's operations (estimated"),
+        ({"work_share": 0.435}, "about 56% fewer operations than dense (estimated"),
         ({"work_share": 1.0}, "none: nothing ran sparse"),
         ({"work_share": None}, "not known; --compare measures it"),
         ({"work_share": 0.9, "nothing_sparse": "why"}, "none: nothing ran sparse"),
@@ -80,9 +84,67 @@ def test_the_gain_without_a_dense_run(changes, text):
     made = Generation(
         np.zeros((1, 2, 2, 3), np.uint8), [], 1.0, 1.0, None, 0, 0, {}, [], [], [], **changes
     )
-    assert summary._gain(summary.Outcome({}, {}, made, None, None, None), made).startswith(text)
+    outcome = summary.Outcome({}, {}, made, None, None, None)
+    assert summary._gain([outcome]).startswith(text)
+    assert summary._gain([outcome, outcome]).startswith(text)
     dense = summary.Outcome({}, {}, None, made, None, None)
-    assert summary._gain(dense, made) == "none: the unpatched model ran"
+    assert summary._gain([dense]) == "none: the unpatched model ran"
+
+
+def of_a_series(
+    seed, prompt="a red circle", work_share=0.4, *, speedup=None, psnr_db=30.0, frames=33
+):
+    """An outcome as `generate --num` has it, of numbered frames."""
+    made = Generation(
+        *(np.zeros((frames, 64, 64, 3), np.uint8), [StepResult(0, "dense", 1.0, None, None)]),
+        *(12.0, 15.0, None, 0, 0, {}, [], [], []),
+        work_share=work_share,
+    )
+    settings = {"num_frames": frames, "num_inference_steps": 1, "guidance_scale": 4.0}
+    request = {
+        **{"model": "m", "prompt": prompt, "seed": seed, "profile": None, "loras": []},
+        **{"scheduler": None, "image": None, "strength": None, "warnings": []},
+        **{"dtype": "float32", "device": "cpu", "settings": settings | {"true_cfg_scale": None}},
+    }
+    files = [Path(f"renders/monday-{seed:03}-{frame:03}.png") for frame in range(frames)]
+    compared = None if speedup is None else summary.Comparison(speedup, psnr_db, 0.9)
+    return summary.Outcome(request, {"output": files}, made, made, compared, None)
+
+
+def printed(outcomes):
+    console = Console(width=80, file=io.StringIO())
+    summary.print_series(outcomes, console, asked=len(outcomes), verbose=False)
+    return [line.strip() for line in console.file.getvalue().splitlines()]
+
+
+def test_a_series_of_seeds_leads_with_gain_time_and_prompt():
+    lines = printed([of_a_series(0), of_a_series(1, work_share=0.45)])
+    assert lines[1:6] == [
+        "pictures  2 of 2 made",
+        "gain      about 55% to 60% fewer operations than dense (estimated; --compare",
+        "measures the speed-up)",
+        "time      30.00 s for 2 pictures with text and decoding",
+        "prompt    a red circle",
+    ]
+    assert ["written", "seed", "time"] in [line.split() for line in lines]
+
+
+def test_a_series_that_was_compared_tells_its_worst_picture():
+    lines = printed([of_a_series(0, speedup=2.0), of_a_series(1, speedup=1.5, psnr_db=28.0)])
+    assert lines[2:4] == [
+        "gain      1.50 to 2.00 times as fast as dense; at worst PSNR 28.00 dB, SSIM",
+        "0.9000",
+    ]
+    same = printed([of_a_series(seed, speedup=2.0, psnr_db=math.inf) for seed in (0, 1)])
+    assert same[2] == "gain      2.00 times as fast as dense; the same frames as dense"
+
+
+def test_prompts_of_a_series_can_be_read_in_a_narrow_terminal():
+    """Names of frames, seeds, times and qualities take 77 columns of 80."""
+    prompts = ("a red circle moves over a blue gradient", "a green star")
+    lines = printed([of_a_series(i, text, speedup=2.0) for i, text in enumerate(prompts)])
+    assert any(line.endswith("a red circle moves") for line in lines)
+    assert any(line.endswith("a green star") for line in lines)
 
 
 def test_places_that_come_with_chipsparse(tmp_path):
