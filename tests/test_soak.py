@@ -11,6 +11,7 @@ import threading
 import warnings
 from argparse import Namespace
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ import torch
 
 from benchmarks.__main__ import main
 from benchmarks.run import Run
-from benchmarks.soak import changes, command, fresh
+from benchmarks.soak import changes, checks, command, fresh
 from benchmarks.soak.checks import FEWEST_REPEATS, Memory, ProcessState
 from benchmarks.soak.choices import (
     BEFORE_CALLS,
@@ -443,3 +444,33 @@ def test_a_short_soak_finds_nothing(capsys):
     assert record["generations"] >= 60
     assert record["replayed_calls"] > 50
     assert record["broken_off_generations"] > 5
+
+
+def test_device_memory_that_stays_is_found_also_bit_by_bit(monkeypatch):
+    held = {"allocated on the GPU": 0}
+    monkeypatch.setattr(Memory, "_on_device", lambda _: dict(held))
+    memory = Memory(CPU)
+    held["allocated on the GPU"] += checks.MOST_LOOSE + 1
+    assert memory.left() == [
+        f"allocated on the GPU: {checks.MOST_LOOSE + 1} bytes more than before"
+    ]
+    for _ in range(checks.MOST_LOOSE_IN_ALL // 512):
+        held["allocated on the GPU"] += 512
+        assert memory.left() == []
+    assert memory.growth() == []
+    held["allocated on the GPU"] += 512
+    assert memory.left() == []
+    (sentence,) = memory.growth()
+    assert sentence.endswith("bytes more than before, bit by bit")
+
+
+def test_buffers_that_moved_are_the_same_and_other_values_are_not():
+    pipe = SimpleNamespace(components={"model": torch.nn.BatchNorm1d(2)}, _internal_dict={})
+    kept = Kept(pipe)
+    model = pipe.components["model"]
+    model.running_mean = model.running_mean.clone()
+    assert kept.left(with_hooks=False, values=True) == []
+    model.running_mean = model.running_mean + 1
+    assert kept.left(with_hooks=False, values=True) == ["the values of running_mean are others"]
+    model.weight = torch.nn.Parameter(model.weight.detach().clone())
+    assert "another tensor stands for weight" in kept.left(with_hooks=False, values=True)

@@ -97,6 +97,13 @@ class ProcessState:
 RUNS_PER_FULL_COLLECTION = 8
 
 
+# Bytes that PyTorch keeps for itself: a constant that an operation makes when it first runs, the
+# number that a recording was about to read when it broke off for that. A tensor of Python's shows
+# anyway, and all other memory of ours is larger.
+MOST_LOOSE = 1 << 10
+MOST_LOOSE_IN_ALL = 8 << 10
+
+
 class Memory:
     """What is allocated, to see what stays.
 
@@ -106,6 +113,7 @@ class Memory:
         device: of the pipelines.
 
     Attributes:
+        loose_bytes: what PyTorch kept for itself, by where it is.
         resident_bytes: of the process, after each run.
         reserved_bytes: what PyTorch's allocator holds of the GPU, after each run.
     """
@@ -119,6 +127,7 @@ class Memory:
             if type(each) is functools._lru_cache_wrapper
             and str(getattr(each, "__module__", "")).startswith("diffusers")
         ]
+        self.loose_bytes: dict[str, int] = {}
         self.resident_bytes: list[int] = []
         self.reserved_bytes: list[int] = []
         self._repeats: dict[str, list[int]] = {}
@@ -147,8 +156,11 @@ class Memory:
             listed = ", ".join(f"{count} of {kind}" for kind, count in kinds.most_common(8))
             found.append(f"{len(tensors)} tensors stay alive: {listed}")
         for name, count in device_bytes.items():
-            if count > self._device_bytes[name]:
-                found.append(f"{name}: {count - self._device_bytes[name]} bytes more than before")
+            more = count - self._device_bytes[name]
+            if more > MOST_LOOSE:
+                found.append(f"{name}: {more} bytes more than before")
+            elif more > 0:
+                self.loose_bytes[name] = self.loose_bytes.get(name, 0) + more
         self.resident_bytes.append(resident_bytes())
         if self._device.type == "cuda":
             self.reserved_bytes.append(torch.cuda.memory_reserved(self._device))
@@ -166,7 +178,12 @@ class Memory:
 
         The first run of a kind also grows what is loaded, compiled or remembered once.
         """
-        return [
+        loose = [
+            f"{name}: {count} bytes more than before, bit by bit"
+            for name, count in self.loose_bytes.items()
+            if count > MOST_LOOSE_IN_ALL
+        ]
+        return loose + [
             f"{name} grows by {grown / 1024:.0f} KiB with each run"
             for name, sizes in self._repeats.items()
             if (grown := median(sizes)) > MOST_GROWTH and len(sizes) >= FEWEST_REPEATS

@@ -32,11 +32,12 @@ def in_a_fresh_process(script: Script, place: Place) -> list[Outcome]:
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "outcomes.pt"
+        found = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         words = [script.seed, script.number, place.device, str(place.dtype).split(".")[1], file]
         subprocess.run(
             [sys.executable, "-m", "benchmarks.soak.fresh", *map(str, words), script.family],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, found)])},
             check=True,
         )
         outcomes: list[Outcome] = torch.load(file, weights_only=False)
