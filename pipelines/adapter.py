@@ -153,6 +153,7 @@ class ModelAdapter:
         self._guided = guided
         self._patches = Patches()
         self._attention_patches = Patches()
+        self._layouts = Patches()  # of weights that were laid out for the kernels
         self._unpatched_backends: list[Any] = []
         self._processors: list[Any] = []
         self._checked_generation = 0
@@ -182,6 +183,7 @@ class ModelAdapter:
     def remove(self) -> None:
         """Restores the model and frees the caches."""
         self.release_attention()
+        self._layouts.undo()
         self._patches.undo()
         self.session.close()
 
@@ -561,6 +563,8 @@ class ModelAdapter:
         """Decides before each call which feed-forward layers run sparse; reports the others."""
         wanted = self.session.caching and self.session.config.mlp.enabled
         dense: dict[str, list[int]] = {}
+        if not self._wants_contiguous_channels():  # any more: the model has another dtype, say
+            self._layouts.undo()
         for layer, site in enumerate(self._feed_forwards):
             form = self._readable_form(site) if wanted else None
             if isinstance(form, str):
@@ -574,7 +578,7 @@ class ModelAdapter:
         if isinstance(form, Form) and self._wants_contiguous_channels():
             linear = site.second_linear()
             if not has_contiguous_channels(linear):
-                make_channels_contiguous(linear, self._patches)
+                make_channels_contiguous(linear, self._layouts)
         return form
 
     def _form(self, site: FeedForwardSite) -> Form | str:

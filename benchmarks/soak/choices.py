@@ -236,6 +236,7 @@ def _call(draw: random.Random, family: str, fixed: Collection[str], *, looked_at
 
 def _settings(draw: random.Random) -> dict[str, Any]:
     settings: dict[str, Any] = {
+        "where_slower": "sparse",
         "attention.keep_fraction": draw.choice((0.1, 0.25, 0.5)),
         "attention.random_fraction": draw.choice((0.0, 0.05)),
         "attention.group_rows": draw.choice((16, 16, 32)),

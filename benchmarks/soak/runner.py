@@ -169,7 +169,12 @@ class _Other:
 def beside(family: str) -> Script:
     """What a second thread does: a generation of which nothing is changed."""
     call = Call(BASE, 7, 0, 0, True, (), None)
-    settings = {"attention.group_rows": 16, "mlp.group_rows": 16, "schedule.refresh_every": 4}
+    settings = {
+        "where_slower": "sparse",
+        "attention.group_rows": 16,
+        "mlp.group_rows": 16,
+        "schedule.refresh_every": 4,
+    }
     return Script(0, 0, family, settings, False, ("captured",), (), "", (call,))
 
 

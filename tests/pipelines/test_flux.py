@@ -923,6 +923,19 @@ def test_moves_keep_the_storage_and_are_no_reason_to_turn_it_again(pipe):
         assert [weight.stride() for weight in second_weights(pipe)] == strides
 
 
+def test_weights_are_turned_back_where_no_kernel_wants_them_so_any_more(pipe, monkeypatch):
+    """As after `pipe.to(torch.float32)`: a product rounds otherwise in another layout."""
+    wanted = [True]
+    monkeypatch.setattr(FluxAdapter, "_wants_contiguous_channels", lambda *_: wanted[-1])
+    with chipsparse.enable(pipe, SPARSE):
+        for turned in (True, False, True):
+            wanted.append(turned)
+            generate(pipe)
+            assert [weight.is_contiguous() for weight in second_weights(pipe)] == [
+                not turned
+            ] * len(second_weights(pipe))
+
+
 @pytest.mark.usefixtures("turned")
 def test_an_all_dense_plan_turns_nothing(pipe, dense):
     with chipsparse.enable(pipe, SparsityConfig.dense()):
