@@ -622,11 +622,10 @@ class ModelAdapter:
 def surroundings(device_type: str) -> dict[str, object]:
     """What a call on devices of a type depends on outside of its model and arguments, by name."""
     attention_backends = attention_dispatch._AttentionBackendRegistry
+    autocast = torch.amp.is_autocast_available(device_type)
     return {
-        "autocast": (
-            torch.is_autocast_enabled(device_type),
-            torch.get_autocast_dtype(device_type),
-        ),
+        "autocast": autocast
+        and (torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)),
         "inference mode": torch.is_inference_mode_enabled(),
         "the precision of products": torch.get_float32_matmul_precision(),
         "the use of deterministic algorithms": torch.are_deterministic_algorithms_enabled(),

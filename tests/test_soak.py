@@ -442,7 +442,7 @@ def test_a_short_soak_finds_nothing(capsys):
     assert run.failed == [], capsys.readouterr().out
     (record,) = run.records
     assert record["generations"] >= 60
-    assert record["replayed_calls"] > 50
+    assert record["replayed_calls"] > 25
     assert record["broken_off_generations"] > 5
 
 
