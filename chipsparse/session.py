@@ -220,11 +220,13 @@ class Session:
 
     def say_if_all_dense(self) -> None:
         """Says at the first call, once the reasons are reported, that no layer can run sparse."""
+        if not self._all_dense:
+            return
+        self._all_dense = False
         plan, context, _ = self._open_call()
-        said, self._all_dense = self._all_dense, False
         slower = self._slower.get(context.branch, {})
         reasons = self.report.all_dense(*remarks_on(slower, plan.layout.layers))
-        if said and reasons is not None:
+        if reasons is not None:
             self.report.run_dense(reasons)
 
     def _goes_on(self, context: StepContext, plan: SparsityPlan) -> bool:
