@@ -130,6 +130,8 @@ def test_a_share_of_the_steps_in_full():
         "13 of 50 steps in full, front-loaded (p 2.5), one sparse step in each gap, the rest "
         "skipped"
     )
+    plan = listed(50, full_share=0.26, skip_threshold=0.05)
+    assert "; of the sparse ones, those are skipped that are predicted" in plan.describe()
     assert taken(1, full_share=0.5) == "D"
     assert taken(2, full_share=0.5) == "DD"
     assert taken(6, full_share=1.0) == "DDDDDD"
