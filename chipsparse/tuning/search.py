@@ -1,91 +1,350 @@
-"""Walks along the frontier until a target holds, with as few measurements as possible.
+"""The search of `chipsparse tune`: which form of a schedule, and how many full steps.
 
-What is measured rises along the frontier as what is predicted does, but not by as much: every
-measurement moves the prediction.
+Whatever is asked for, forms are compared at one time of a generation: the one that is asked for, or
+the one at which the first form meets the quality that is asked for. Each gets as many full steps as
+fit into that time, by what its steps take on this machine, and the best picture wins.
+
+All that is decided follows from what the lab measured, so that a search that goes on from measured
+things takes the same way again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-Measure = Callable[[int], float]
+from chipsparse.config import SparsityConfig
+from chipsparse.tuned_range import TunedTarget
+from chipsparse.tuning.forms import (
+    FORECASTS,
+    FORECASTS_AFTER,
+    FRONT_LOADS,
+    GROWTHS,
+    KEEP_FRACTIONS,
+    Form,
+    Lists,
+    StepSeconds,
+    largest_count,
+)
+from chipsparse.tuning.halving import halve
+from chipsparse.tuning.jump_costs import Reuse, Trajectory, list_cost
+from chipsparse.tuning.targets import (
+    Pair,
+    fast_enough,
+    limit_seconds,
+    meets_quality,
+    quality,
+    wants_quality,
+)
+
+LEAST_FULL_STEPS = 2
+# Of the ways to forecast, so many are generated: those that the calibration says are best.
+FORECASTS_TRIED = 3
+
+
+class Lab(Protocol):
+    """Generates and measures; prompts are numbered, those that calibrate first."""
+
+    def trajectory(self, prompt: int) -> Trajectory:
+        """Of the dense generation of a prompt."""
+
+    def step_seconds(self) -> StepSeconds:
+        """What steps take; after the trajectories."""
+
+    def pair(self, config: SparsityConfig, prompt: int, form: str) -> Pair:
+        """A generation against the dense one; ``form`` says what it is, for people."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """Where a search ended.
+class Candidate:
+    """A config with what it is made of."""
 
-    Attributes:
-        place: the first place at which the target was seen to hold, None where it holds at none.
-        measured: what was measured, by place.
-    """
-
-    place: int | None
-    measured: dict[int, float]
-
-    @property
-    def best(self) -> int:
-        """The place with the best measurement."""
-        return max(self.measured, key=lambda place: self.measured[place])
+    form: Form
+    full_steps: tuple[int, ...]
+    config: SparsityConfig
+    describe: str
 
 
-def search(
-    predicted: Sequence[float],
-    goal: float,
-    measure: Measure,
-    *,
-    known: Mapping[int, float] | None = None,
-    tolerance: float,
-    rounds: int,
-) -> Found:
-    """Looks for the first place whose measurement reaches the goal.
+@dataclass(frozen=True)
+class Tried:
+    """A candidate on held-out prompts, as far as it was tried."""
+
+    candidate: Candidate
+    pairs: Sequence[Pair]
+
+
+class Unreachable(Exception):
+    """Nothing that was tried meets the target; `best` comes closest, if anything was tried."""
+
+    def __init__(self, best: Tried | None, *, out_of_budget: bool) -> None:
+        super().__init__()
+        self.best = best
+        self.out_of_budget = out_of_budget
+
+
+def least_budget(calibrating: int, held_out: int) -> int:
+    """Dense generations that a search takes in any case, about: see `Search`."""
+    return calibrating + 2 * held_out + 2
+
+
+class Search:
+    """One search.
 
     Args:
-        predicted: a score for every place, rising; a larger one is better.
-        goal: the score to reach.
-        measure: the true score of a place.
-        known: scores that were measured before.
-        tolerance: a place that is better than the goal by no more than this will do.
-        rounds: most measurements. Where the target was not seen to hold by then, the last place is
-            measured as well.
+        lab: generates and measures.
+        base: what all candidates have in common.
+        steps: denoising steps.
+        target: what is asked for.
+        calibrating: how many prompts calibrate.
+        held_out: how many others verify.
+        budget: what may be generated, in the time of dense generations, those included.
     """
-    measured = dict(known or {})
-    last = len(predicted) - 1
-    for _ in range(rounds):
-        low, high = bracket(measured, goal, last)
-        if high - low <= 1 or (high in measured and measured[high] <= goal + tolerance):
-            break
-        wanted = _wanted(predicted, measured, goal, low, high)
-        place = next((i for i in range(low + 1, high) if predicted[i] >= wanted), high - 1)
-        measured[place] = measure(place)
-    _, high = bracket(measured, goal, last)
-    if high > last and last not in measured:
-        measured[last] = measure(last)
-        _, high = bracket(measured, goal, last)
-    return Found(high if high <= last else None, measured)
+
+    def __init__(
+        self,
+        lab: Lab,
+        base: SparsityConfig,
+        steps: int,
+        target: TunedTarget,
+        *,
+        calibrating: int,
+        held_out: int,
+        budget: float,
+    ) -> None:
+        self._lab, self._base, self._steps, self._target = lab, base, steps, target
+        self._calibrating = range(calibrating)
+        self._held_out = range(calibrating, calibrating + held_out)
+        self._budget = budget
+        self._spent: dict[tuple[SparsityConfig, int], float] = {}
+        self._tried: list[Tried] = []
+        self._lists: Lists
+        self._seconds: StepSeconds
+
+    def run(self) -> Tried:
+        """The best candidate, on all held-out prompts.
+
+        Raises:
+            Unreachable: none was seen to meet the target.
+        """
+        self._lists = Lists([self._lab.trajectory(prompt) for prompt in self._calibrating])
+        self._seconds = self._lab.step_seconds()
+        form = Form()
+        if wants_quality(self._target):
+            count = self._count_for_quality(form, self._calibrating[:1])
+            limit = self._predicted(form, count)
+            form = self._best_form(form, limit)
+            count = self._count_for_quality(form, self._calibrating, self._fitting(form, limit))
+        else:
+            found = limit_seconds(self._target, self._dense_seconds)
+            assert found is not None
+            limit = found
+            form = self._best_form(form, limit)
+            count = self._fitting(form, limit) or LEAST_FULL_STEPS
+        return self._verified(form, count)
+
+    # What candidates are, and take.
+
+    @property
+    def _dense_seconds(self) -> float:
+        return self._seconds.dense * self._steps + self._seconds.other
+
+    def _candidate(self, form: Form, count: int) -> Candidate:
+        full_steps = self._lists.full_steps(form, count)
+        config = form.config(self._base, full_steps)
+        return Candidate(form, full_steps, config, form.describe(count, self._steps))
+
+    def _predicted(self, form: Form, count: int) -> float:
+        full_steps = self._lists.full_steps(form, count)
+        return self._seconds.generation(form, full_steps, self._steps)
+
+    def _fitting(self, form: Form, limit: float) -> int | None:
+        """The number of full steps with which a form takes no longer."""
+        most = self._steps - 1
+        fits = (lambda count: self._predicted(form, count) <= limit)
+        return largest_count(LEAST_FULL_STEPS, most, fits)
+
+    def _pair(self, candidate: Candidate, prompt: int) -> Pair:
+        pair = self._lab.pair(candidate.config, prompt, candidate.describe)
+        self._spent[candidate.config, prompt] = pair.seconds / pair.dense_seconds
+        return pair
+
+    def _left(self) -> float:
+        """What is left of the budget, the dense generations of all prompts set aside."""
+        dense = len(self._calibrating) + len(self._held_out)
+        return self._budget - dense - sum(self._spent.values())
+
+    # Which form.
+
+    def _best_form(self, form: Form, limit: float) -> Form:
+        """The form with the best pictures of those that take so long, choice by choice."""
+        stages: Sequence[Callable[[Form, float], Iterator[Form]]] = (
+            self._list_rivals,
+            self._sparse_rivals,
+            self._forecast_rivals,
+        )
+        # Enough to verify twice is left for later.
+        share = min(1.0, limit / self._dense_seconds)
+        reserve = 2 * share * len(self._held_out)
+        for place, rivals_of in enumerate(stages):
+            rivals = self._sized(form, rivals_of(form, limit), limit)
+            allowance = (self._left() - reserve) / (len(stages) - place)
+            rounds = sum(0.5**turn for turn in self._calibrating)
+            rivals = rivals[: max(1, int(allowance / (share * rounds)))]
+            if len(rivals) > 1:
+                prompts = list(self._calibrating)
+                form = halve(rivals, prompts, self._score).form
+        return form
+
+    def _score(self, candidate: Candidate, prompt: int) -> float:
+        return quality(self._target, self._pair(candidate, prompt))
+
+    def _sized(self, own: Form, others: Iterator[Form], limit: float) -> list[Candidate]:
+        """Each form with as many full steps as fit, the same config only once."""
+        found: dict[SparsityConfig, Candidate] = {}
+        for form in (own, *others):
+            count = self._fitting(form, limit)
+            if count is not None:
+                candidate = self._candidate(form, count)
+                found.setdefault(candidate.config, candidate)
+        return list(found.values())
+
+    def _list_rivals(self, form: Form, limit: float) -> Iterator[Form]:
+        for growth in GROWTHS:
+            yield replace(form, growth=growth, front_load=None)
+        for front_load in FRONT_LOADS:
+            yield replace(form, growth=None, front_load=front_load)
+
+    def _sparse_rivals(self, form: Form, limit: float) -> Iterator[Form]:
+        middle, every_other = (replace(form.reuse, between=b) for b in ("middle", "every_other"))
+        for keep in KEEP_FRACTIONS:
+            yield replace(form, reuse=middle, keep_fraction=keep)
+        for keep in KEEP_FRACTIONS[:2]:
+            yield replace(form, reuse=every_other, keep_fraction=keep)
+        for keep in KEEP_FRACTIONS:
+            with_mlp = self._seconds.sparse.get((keep, True))
+            if with_mlp is not None and with_mlp < self._seconds.sparse[keep, False]:
+                yield replace(form, reuse=middle, keep_fraction=keep, sparse_mlp=True)
+
+    def _forecast_rivals(self, form: Form, limit: float) -> Iterator[Form]:
+        """Those ways to forecast that the calibration says are best, if better than to hold."""
+        rivals = [
+            replace(form, reuse=replace(form.reuse, forecast=share, forecast_after=after))
+            for share in FORECASTS
+            for after in FORECASTS_AFTER
+        ]
+        costs = {rival: cost for rival in rivals if (cost := self._cost(rival, limit)) is not None}
+        yield from sorted(costs, key=lambda rival: costs[rival])[:FORECASTS_TRIED]
+
+    def _cost(self, form: Form, limit: float) -> float | None:
+        """What the calibration says of a form at a time."""
+        count = self._fitting(form, limit)
+        if count is None:
+            return None
+        costs = self._lists.costs(form.reuse, GROWTHS[0] if form.growth is None else form.growth)
+        return list_cost(costs, self._lists.full_steps(form, count))
+
+    # How many full steps.
+
+    def _count_for_quality(
+        self, form: Form, prompts: Sequence[int], start: int | None = None
+    ) -> int:
+        """The least number with which the prompts meet the target, or the largest there is."""
+
+        def passes(count: int) -> bool:
+            candidate = self._candidate(form, count)
+            return all(
+                quality(self._target, self._pair(candidate, prompt)) >= 0 for prompt in prompts
+            )
+
+        most = self._steps - 1
+        first = max(LEAST_FULL_STEPS, self._steps // 4) if start is None else start
+        found = smallest(LEAST_FULL_STEPS, most, first, passes, self._may_go_on)
+        return most if found is None else found
+
+    def _may_go_on(self) -> bool:
+        """Whether the held-out prompts could still be verified after one more candidate."""
+        return self._left() >= len(self._held_out) + 1
+
+    def _verified(self, form: Form, count: int) -> Tried:
+        """The number of full steps around this one that holds on the held-out prompts."""
+        passed: dict[int, Tried] = {}
+
+        def passes(count: int) -> bool:
+            tried = self._on_held_out(self._candidate(form, count))
+            if self._meets(tried):
+                passed[count] = tried
+            return count in passed
+
+        most = self._steps - 1
+        if wants_quality(self._target):
+            found = smallest(LEAST_FULL_STEPS, most, count, passes, self._may_verify)
+        else:  # the more, the better the picture, but the slower
+            turned = smallest(
+                -most, -LEAST_FULL_STEPS, -count, lambda less: passes(-less), self._may_verify
+            )
+            found = None if turned is None else -turned
+        if found is None or not fast_enough(self._target, passed[found].pairs):
+            best = max(self._tried, key=self._closeness, default=None)
+            raise Unreachable(best, out_of_budget=not self._may_verify())
+        return passed[found]
+
+    def _may_verify(self) -> bool:
+        return not self._tried or self._left() > 0
+
+    def _on_held_out(self, candidate: Candidate) -> Tried:
+        """Prompt by prompt, until one misses a bound of quality."""
+        pairs: list[Pair] = []
+        for prompt in self._held_out:
+            pairs.append(self._pair(candidate, prompt))
+            if not meets_quality(self._target, pairs):
+                break
+        self._tried.append(Tried(candidate, pairs))
+        return self._tried[-1]
+
+    def _meets(self, tried: Tried) -> bool:
+        """Whether a candidate keeps what is not made best of."""
+        if wants_quality(self._target):
+            return meets_quality(self._target, tried.pairs)
+        return fast_enough(self._target, tried.pairs)
+
+    def _closeness(self, tried: Tried) -> float:
+        if wants_quality(self._target):
+            return min(quality(self._target, pair) for pair in tried.pairs)
+        return -max(pair.seconds for pair in tried.pairs)
 
 
-def bracket(measured: Mapping[int, float], goal: float, last: int) -> tuple[int, int]:
-    """The last place below the first good one that failed, and that first good one.
+def smallest(
+    low: int,
+    high: int,
+    start: int,
+    passes: Callable[[int], bool],
+    may_go_on: Callable[[], bool],
+) -> int | None:
+    """The smallest number that passes, where all above it pass, too.
 
-    Where none failed the former is -1, where none is good the latter is one past the end.
+    From the start on in growing strides, then by bisection.
+
+    Args:
+        low: the smallest.
+        high: the largest.
+        start: where to begin.
+        passes: tells of a number.
+        may_go_on: whether another one may be looked at.
+
+    Returns:
+        None where none is known to pass.
     """
-    high = min((place for place, score in measured.items() if score >= goal), default=last + 1)
-    low = max((p for p, score in measured.items() if score < goal and p < high), default=-1)
-    return low, high
-
-
-def _wanted(
-    predicted: Sequence[float], measured: Mapping[int, float], goal: float, low: int, high: int
-) -> float:
-    """The prediction at which the goal should be reached, from the nearest measurements."""
-    ends = [place for place in (low, high) if place in measured]
-    if not ends:
-        return goal
-    if len(ends) == 1:
-        return predicted[ends[0]] + goal - measured[ends[0]]
-    share = (goal - measured[low]) / (measured[high] - measured[low])
-    # Not too near to an end: a measurement there would say little.
-    share = min(0.9, max(0.1, share))
-    return predicted[low] + share * (predicted[high] - predicted[low])
+    failed, passed = low - 1, high + 1
+    place, stride = min(high, max(low, start)), 1
+    while failed + 1 < passed and may_go_on():
+        if passes(place):
+            passed = place
+        else:
+            failed = place
+        if failed >= low and passed <= high:
+            place = (failed + passed) // 2
+        else:
+            place = max(low, passed - stride) if passed <= high else min(high, failed + stride)
+            stride *= 2
+    return passed if passed <= high else None

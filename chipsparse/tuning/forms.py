@@ -1,0 +1,148 @@
+"""What a search chooses from: forms of a schedule, each of any number of full steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from chipsparse.config import SparsityConfig
+from chipsparse.step_lists import Between, front_loaded, sparse_between
+from chipsparse.tuning.jump_costs import Reuse, Trajectory, jump_costs
+from chipsparse.tuning.step_search import best_lists
+
+GROWTHS = (0.5, 0.25, 0.0, 1.0)
+FRONT_LOADS = (2.0, 1.5, 2.5, 3.0)
+KEEP_FRACTIONS = (0.2, 0.1, 0.3, 0.05)
+FORECASTS = (0.25, 0.5, 1.0)
+FORECASTS_AFTER = (0.0, 0.25, 0.5)
+
+BETWEEN_TEXTS: dict[Between, str] = {
+    "none": "nothing sparse",
+    "middle": "one sparse step in each gap",
+    "every_other": "every other step of a gap sparse",
+    "all": "all others sparse",
+}
+
+
+@dataclass(frozen=True)
+class Form:
+    """A schedule but for the number of its full steps.
+
+    Attributes:
+        growth: its lists are searched, with errors that grow so; see `jump_costs`.
+        front_load: or they are of this closed form; one of the two is given.
+        reuse: what stands for the steps that are not full.
+        keep_fraction: of the columns of sparse steps.
+        sparse_mlp: whether the MLPs of sparse steps are sparse, too.
+    """
+
+    growth: float | None = GROWTHS[0]
+    front_load: float | None = None
+    reuse: Reuse = Reuse()
+    keep_fraction: float = KEEP_FRACTIONS[0]
+    sparse_mlp: bool = False
+
+    def config(self, base: SparsityConfig, full_steps: Sequence[int]) -> SparsityConfig:
+        """The base with this schedule instead of its own, whatever form that has."""
+        schedule: dict[str, Any] = {
+            name: getattr(SparsityConfig().schedule, name) for name in vars(base.schedule)
+        }
+        for name in ("first_dense_layers", "reselect"):
+            schedule[name] = getattr(base.schedule, name)
+        schedule |= {"full_steps": list(full_steps), "full_share": None, **vars(self.reuse)}
+        return base.override(
+            {
+                **{f"schedule.{name}": value for name, value in schedule.items()},
+                "attention.keep_fraction": self.keep_fraction,
+                "mlp.enabled": self.sparse_mlp,
+            }
+        )
+
+    def describe(self, full_steps: int, steps: int) -> str:
+        """One line for people."""
+        parts = [f"{full_steps} of {steps} steps in full", BETWEEN_TEXTS[self.reuse.between]]
+        if self.reuse.between != "none":
+            parts[-1] += f" with {self.keep_fraction:.0%} of the columns"
+            parts[-1] += " and sparse MLPs" if self.sparse_mlp else ""
+        if self.reuse.forecast:
+            parts.append(f"{self.reuse.forecast:.0%} of a forecast where skipped")
+            if self.reuse.forecast_after:
+                parts[-1] += f", after {self.reuse.forecast_after:.0%} of the steps"
+        return "; ".join(parts)
+
+
+class Lists:
+    """The lists of full steps of every form, and what the calibration says they cost.
+
+    Args:
+        trajectories: one of each calibrating prompt, of the same number of steps.
+    """
+
+    def __init__(self, trajectories: Sequence[Trajectory]) -> None:
+        self.steps = trajectories[0].steps
+        self._trajectories = trajectories
+        self._costs: dict[tuple[Reuse, float], np.ndarray] = {}
+        self._searched: dict[tuple[Reuse, float], dict[int, tuple[int, ...]]] = {}
+
+    def full_steps(self, form: Form, count: int) -> tuple[int, ...]:
+        """The list of so many full steps."""
+        if form.front_load is not None:
+            return front_loaded(self.steps, count, form.front_load)
+        assert form.growth is not None
+        key = form.reuse, form.growth
+        if key not in self._searched:
+            self._searched[key] = best_lists(self.costs(*key))
+        return self._searched[key][count]
+
+    def costs(self, reuse: Reuse, growth: float) -> np.ndarray:
+        """Of all jumps, as of `jump_costs`; the mean over the prompts."""
+        key = reuse, growth
+        if key not in self._costs:
+            found = [jump_costs(each, reuse, growth) for each in self._trajectories]
+            self._costs[key] = np.mean(found, axis=0)
+        return self._costs[key]
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """What the steps of this model take on this machine, all guidance branches together.
+
+    Attributes:
+        dense: a dense one.
+        refresh: a refresh.
+        sparse: a sparse one, by share of columns and whether MLPs are sparse.
+        skipped: a skipped one.
+        other: all but the steps: text, decoding.
+    """
+
+    dense: float
+    refresh: float
+    sparse: dict[tuple[float, bool], float]
+    skipped: float
+    other: float
+
+    def generation(self, form: Form, full_steps: Sequence[int], steps: int) -> float:
+        """Seconds of a generation, from its list of full steps."""
+        seconds = self.other
+        for full, end in zip(full_steps, [*full_steps[1:], steps], strict=True):
+            sparse = len(sparse_between(full, end, form.reuse.between))
+            seconds += self.refresh if sparse else self.dense
+            if sparse:
+                seconds += sparse * self.sparse[form.keep_fraction, form.sparse_mlp]
+            seconds += (end - full - 1 - sparse) * self.skipped
+        return seconds
+
+
+def largest_count(low: int, high: int, fits: Callable[[int], bool]) -> int | None:
+    """The largest number of full steps that fits, or None; what is less, fits too."""
+    found = None
+    while low <= high:
+        middle = (low + high) // 2
+        if fits(middle):
+            found, low = middle, middle + 1
+        else:
+            high = middle - 1
+    return found
