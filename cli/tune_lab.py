@@ -20,7 +20,7 @@ from chipsparse.cli.output_names import check_writable
 from chipsparse.cli.patching import patched
 from chipsparse.cli.progress import duration
 from chipsparse.cli.settings import GenerationSettings
-from chipsparse.cli.tune_names import dense_name, pair_name, times_name
+from chipsparse.cli.tune_names import dense_name, pair_name, pair_of, times_name
 from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.clip_comparison import PerceptualDistance, compare_clips
 from chipsparse.config import SparsityConfig
@@ -100,6 +100,13 @@ class TuneLab:
         self._budget = budget
         self._used: dict[str, float] = {}  # of the budget, by measurement
         self._lpips = lpips
+        self._told = False
+
+    @property
+    def candidates(self) -> int:
+        """How many configs were generated with, now or before."""
+        pairs = (pair_of(name) for name in self._used)
+        return len({pair[0] for pair in pairs if pair is not None})
 
     @functools.cached_property
     def _pipe(self) -> Any:
@@ -122,9 +129,9 @@ class TuneLab:
 
     def _dense(self, prompt: int) -> dict[str, Any]:
         name = dense_name(self._prompts[prompt].name)
-        known = name in self._results
         made: dict[str, Any] = self._measured(name, 1.0, lambda: self._make_dense(prompt))
-        if not known and len(self._used) == 1:
+        if len(self._used) == 1 and not self._told:
+            self._told = True
             self._tell_the_time(made["seconds"])
         return made
 
@@ -204,7 +211,10 @@ class TuneLab:
     def _time_steps(self, keep: float, sparse_mlp: bool) -> dict[str, float]:
         config = self._config.override(
             {
-                "schedule": {"actions": list(TIMED_ACTIONS)},
+                "schedule": {
+                    "actions": list(TIMED_ACTIONS),
+                    "first_dense_layers": self._config.schedule.first_dense_layers,
+                },
                 "attention.keep_fraction": keep,
                 "mlp.enabled": sparse_mlp,
             }

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from chipsparse.config import SparsityConfig
-from chipsparse.step_lists import Between, front_loaded, sparse_between
+from chipsparse.schedule import Action, Schedule
+from chipsparse.schedule_text import list_text
+from chipsparse.step_lists import front_loaded
 from chipsparse.tuning.jump_costs import Reuse, Trajectory, jump_costs
 from chipsparse.tuning.step_search import best_lists
 
@@ -18,13 +20,6 @@ FRONT_LOADS = (2.0, 1.5, 2.5, 3.0)
 KEEP_FRACTIONS = (0.2, 0.1, 0.3, 0.05)
 FORECASTS = (0.25, 0.5, 1.0)
 FORECASTS_AFTER = (0.0, 0.25, 0.5)
-
-BETWEEN_TEXTS: dict[Between, str] = {
-    "none": "nothing sparse",
-    "middle": "one sparse step in each gap",
-    "every_other": "every other step of a gap sparse",
-    "all": "all others sparse",
-}
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class Form:
         }
         for name in ("first_dense_layers", "reselect"):
             schedule[name] = getattr(base.schedule, name)
-        schedule |= {"full_steps": list(full_steps), "full_share": None, **vars(self.reuse)}
+        schedule |= {"full_steps": list(full_steps), **vars(self.reuse)}
         return base.override(
             {
                 **{f"schedule.{name}": value for name, value in schedule.items()},
@@ -61,17 +56,13 @@ class Form:
             }
         )
 
-    def describe(self, full_steps: int, steps: int) -> str:
-        """One line for people."""
-        parts = [f"{full_steps} of {steps} steps in full", BETWEEN_TEXTS[self.reuse.between]]
-        if self.reuse.between != "none":
-            parts[-1] += f" with {self.keep_fraction:.0%} of the columns"
-            parts[-1] += " and sparse MLPs" if self.sparse_mlp else ""
-        if self.reuse.forecast:
-            parts.append(f"{self.reuse.forecast:.0%} of a forecast where skipped")
-            if self.reuse.forecast_after:
-                parts[-1] += f", after {self.reuse.forecast_after:.0%} of the steps"
-        return "; ".join(parts)
+    def describe(self, config: SparsityConfig, steps: int) -> str:
+        """One line for people about one of its configs."""
+        text = list_text(Schedule(config.schedule, steps), sparse=True)
+        if self.reuse.between == "none":
+            return text
+        mlp = " and sparse MLPs" if self.sparse_mlp else ""
+        return f"{text}; {self.keep_fraction:.0%} of the columns{mlp}"
 
 
 class Lists:
@@ -124,16 +115,17 @@ class StepSeconds:
     skipped: float
     other: float
 
-    def generation(self, form: Form, full_steps: Sequence[int], steps: int) -> float:
-        """Seconds of a generation, from its list of full steps."""
-        seconds = self.other
-        for full, end in zip(full_steps, [*full_steps[1:], steps], strict=True):
-            sparse = len(sparse_between(full, end, form.reuse.between))
-            seconds += self.refresh if sparse else self.dense
-            if sparse:
-                seconds += sparse * self.sparse[form.keep_fraction, form.sparse_mlp]
-            seconds += (end - full - 1 - sparse) * self.skipped
-        return seconds
+    def generation(self, form: Form, config: SparsityConfig, steps: int) -> float:
+        """Seconds of a generation with one of a form's configs."""
+        sparse = self.sparse[form.keep_fraction, form.sparse_mlp]
+        seconds = {
+            Action.DENSE: self.dense,
+            Action.REFRESH: self.refresh,
+            Action.SPARSE: sparse,
+            Action.SKIP: self.skipped,
+        }
+        schedule = Schedule(config.schedule, steps)
+        return self.other + sum(seconds[schedule.action(step)] for step in range(steps))
 
 
 def largest_count(low: int, high: int, fits: Callable[[int], bool]) -> int | None:

@@ -1,4 +1,4 @@
-"""Successive halving: all rivals on the first prompt, the better half on the next one, and so on."""
+"""Successive halving: all rivals on the first prompt, the better half on the next, and so on."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from chipsparse.tuning.forms import (
     largest_count,
 )
 from chipsparse.tuning.halving import halve
-from chipsparse.tuning.jump_costs import Reuse, Trajectory, list_cost
+from chipsparse.tuning.jump_costs import Trajectory, list_cost
 from chipsparse.tuning.targets import (
     Pair,
     fast_enough,
@@ -75,9 +75,9 @@ class Tried:
 
 
 class Unreachable(Exception):
-    """Nothing that was tried meets the target; `best` comes closest, if anything was tried."""
+    """Nothing that was tried meets the target; `best` comes closest, on all held-out prompts."""
 
-    def __init__(self, best: Tried | None, *, out_of_budget: bool) -> None:
+    def __init__(self, best: Tried, *, out_of_budget: bool) -> None:
         super().__init__()
         self.best = best
         self.out_of_budget = out_of_budget
@@ -152,17 +152,18 @@ class Search:
     def _candidate(self, form: Form, count: int) -> Candidate:
         full_steps = self._lists.full_steps(form, count)
         config = form.config(self._base, full_steps)
-        return Candidate(form, full_steps, config, form.describe(count, self._steps))
+        return Candidate(form, full_steps, config, form.describe(config, self._steps))
 
     def _predicted(self, form: Form, count: int) -> float:
-        full_steps = self._lists.full_steps(form, count)
-        return self._seconds.generation(form, full_steps, self._steps)
+        config = form.config(self._base, self._lists.full_steps(form, count))
+        return self._seconds.generation(form, config, self._steps)
 
     def _fitting(self, form: Form, limit: float) -> int | None:
         """The number of full steps with which a form takes no longer."""
         most = self._steps - 1
-        fits = (lambda count: self._predicted(form, count) <= limit)
-        return largest_count(LEAST_FULL_STEPS, most, fits)
+        return largest_count(
+            LEAST_FULL_STEPS, most, lambda count: self._predicted(form, count) <= limit
+        )
 
     def _pair(self, candidate: Candidate, prompt: int) -> Pair:
         pair = self._lab.pair(candidate.config, prompt, candidate.describe)
@@ -284,10 +285,17 @@ class Search:
                 -most, -LEAST_FULL_STEPS, -count, lambda less: passes(-less), self._may_verify
             )
             found = None if turned is None else -turned
-        if found is None or not fast_enough(self._target, passed[found].pairs):
-            best = max(self._tried, key=self._closeness, default=None)
-            raise Unreachable(best, out_of_budget=not self._may_verify())
+        if found is None:
+            raise Unreachable(self._closest(), out_of_budget=not self._may_verify())
+        if not fast_enough(self._target, passed[found].pairs):
+            raise Unreachable(passed[found], out_of_budget=not self._may_verify())
         return passed[found]
+
+    def _closest(self) -> Tried:
+        """What was tried and comes closest to the target, on all held-out prompts."""
+        best = max(self._tried, key=self._closeness)
+        pairs = [self._pair(best.candidate, prompt) for prompt in self._held_out]
+        return Tried(best.candidate, pairs)
 
     def _may_verify(self) -> bool:
         return not self._tried or self._left() > 0
