@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from chipsparse.config import SparsityConfig
+from chipsparse.config import ScheduleConfig, SparsityConfig
 from chipsparse.schedule import Action, Schedule
 from chipsparse.schedule_text import list_text
 from chipsparse.step_lists import front_loaded
@@ -42,19 +42,19 @@ class Form:
 
     def config(self, base: SparsityConfig, full_steps: Sequence[int]) -> SparsityConfig:
         """The base with this schedule instead of its own, whatever form that has."""
-        schedule: dict[str, Any] = {
-            name: getattr(SparsityConfig().schedule, name) for name in vars(base.schedule)
-        }
-        for name in ("first_dense_layers", "reselect"):
-            schedule[name] = getattr(base.schedule, name)
-        schedule |= {"full_steps": list(full_steps), **vars(self.reuse)}
+        kept = {name: getattr(base.schedule, name) for name in ("first_dense_layers", "reselect")}
+        schedule = dataclasses.replace(self.schedule(full_steps), **kept)
         return base.override(
             {
-                **{f"schedule.{name}": value for name, value in schedule.items()},
+                "schedule": dataclasses.asdict(schedule),
                 "attention.keep_fraction": self.keep_fraction,
                 "mlp.enabled": self.sparse_mlp,
             }
         )
+
+    def schedule(self, full_steps: Sequence[int]) -> ScheduleConfig:
+        """The schedule with these full steps."""
+        return ScheduleConfig(full_steps=tuple(full_steps), **vars(self.reuse))
 
     def describe(self, config: SparsityConfig, steps: int) -> str:
         """One line for people about one of its configs."""
@@ -115,8 +115,8 @@ class StepSeconds:
     skipped: float
     other: float
 
-    def generation(self, form: Form, config: SparsityConfig, steps: int) -> float:
-        """Seconds of a generation with one of a form's configs."""
+    def generation(self, form: Form, full_steps: Sequence[int], steps: int) -> float:
+        """Seconds of a generation of a form with these full steps."""
         sparse = self.sparse[form.keep_fraction, form.sparse_mlp]
         seconds = {
             Action.DENSE: self.dense,
@@ -124,7 +124,7 @@ class StepSeconds:
             Action.SPARSE: sparse,
             Action.SKIP: self.skipped,
         }
-        schedule = Schedule(config.schedule, steps)
+        schedule = Schedule(form.schedule(full_steps), steps)
         return self.other + sum(seconds[schedule.action(step)] for step in range(steps))
 
 

@@ -10,6 +10,7 @@ things takes the same way again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -39,8 +40,6 @@ from chipsparse.tuning.targets import (
 )
 
 LEAST_FULL_STEPS = 2
-# Of the ways to forecast, so many are generated: those that the calibration says are best.
-FORECASTS_TRIED = 3
 
 
 class Lab(Protocol):
@@ -155,8 +154,8 @@ class Search:
         return Candidate(form, full_steps, config, form.describe(config, self._steps))
 
     def _predicted(self, form: Form, count: int) -> float:
-        config = form.config(self._base, self._lists.full_steps(form, count))
-        return self._seconds.generation(form, config, self._steps)
+        full_steps = self._lists.full_steps(form, count)
+        return self._seconds.generation(form, full_steps, self._steps)
 
     def _fitting(self, form: Form, limit: float) -> int | None:
         """The number of full steps with which a form takes no longer."""
@@ -221,29 +220,27 @@ class Search:
         for keep in KEEP_FRACTIONS:
             yield replace(form, reuse=middle, keep_fraction=keep)
         for keep in KEEP_FRACTIONS[:2]:
-            yield replace(form, reuse=every_other, keep_fraction=keep)
-        for keep in KEEP_FRACTIONS:
             with_mlp = self._seconds.sparse.get((keep, True))
             if with_mlp is not None and with_mlp < self._seconds.sparse[keep, False]:
                 yield replace(form, reuse=middle, keep_fraction=keep, sparse_mlp=True)
+            yield replace(form, reuse=every_other, keep_fraction=keep)
 
     def _forecast_rivals(self, form: Form, limit: float) -> Iterator[Form]:
-        """Those ways to forecast that the calibration says are best, if better than to hold."""
-        rivals = [
-            replace(form, reuse=replace(form.reuse, forecast=share, forecast_after=after))
-            for share in FORECASTS
-            for after in FORECASTS_AFTER
-        ]
-        costs = {rival: cost for rival in rivals if (cost := self._cost(rival, limit)) is not None}
-        yield from sorted(costs, key=lambda rival: costs[rival])[:FORECASTS_TRIED]
+        """Each share of a forecast, begun where the calibration says that it is best."""
+        for share in FORECASTS:
+            rivals = [
+                replace(form, reuse=replace(form.reuse, forecast=share, forecast_after=after))
+                for after in FORECASTS_AFTER
+            ]
+            yield min(rivals, key=lambda rival: self._cost(rival, limit))
 
-    def _cost(self, form: Form, limit: float) -> float | None:
+    def _cost(self, form: Form, limit: float) -> float:
         """What the calibration says of a form at a time."""
         count = self._fitting(form, limit)
         if count is None:
-            return None
-        costs = self._lists.costs(form.reuse, GROWTHS[0] if form.growth is None else form.growth)
-        return list_cost(costs, self._lists.full_steps(form, count))
+            return math.inf
+        growth = GROWTHS[0] if form.growth is None else form.growth
+        return list_cost(self._lists.costs(form.reuse, growth), self._lists.full_steps(form, count))
 
     # How many full steps.
 
