@@ -6,7 +6,6 @@ import math
 
 import torch
 
-from chipsparse.cli.sparse_steps import actions_from
 from chipsparse.cost_model import Rates, layer_time
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report import GenerationReport, StepRecord
@@ -56,7 +55,7 @@ def step_costs(plan: SparsityPlan, *, first: int = 0) -> list[float]:
             for layer in layers
         )
         costs[action] = sum(time.total for time in times)
-    return [costs[action] for action in actions_from(plan, first)]
+    return [costs[action] for action in plan.actions(first)]
 
 
 def _operations(plan: SparsityPlan, layer: int) -> tuple[float, float, float]:

@@ -130,6 +130,8 @@ def test_a_share_of_the_steps_in_full():
         "13 of 50 steps in full, front-loaded (p 2.5), one sparse step in each gap, the rest "
         "skipped"
     )
+    plan = listed(50, full_share=0.26, skip_threshold=0.05)
+    assert "; of the sparse ones, those are skipped that are predicted" in plan.describe()
     assert taken(1, full_share=0.5) == "D"
     assert taken(2, full_share=0.5) == "DD"
     assert taken(6, full_share=1.0) == "DDDDDD"
@@ -195,9 +197,13 @@ def test_lists_where_the_number_of_steps_is_unknown():
 def test_which_skipped_outputs_are_forecast():
     def forecasts(steps, **schedule):
         schedule = listed(steps, full_steps=[1, 4], **schedule).schedule
-        return [step for step in range(6) if schedule.forecasts(step)]
+        return [step for step in range(6) if schedule.forecast_share(step) == 0.5]
 
     assert forecasts(12) == []
+    assert not listed(forecast=0.5, full_steps=[1, 4], between="all").schedule.forecasts_any
+    assert not listed(forecast=0.5).schedule.forecasts_any
+    assert not listed(forecast=0.5, forecast_after=1, full_steps=[1, 4]).schedule.forecasts_any
+    assert listed(forecast=0.5, skip_threshold=0.1).schedule.forecasts_any
     assert forecasts(12, forecast=0.5) == [0, 1, 2, 3, 4, 5]
     assert forecasts(12, forecast=0.5, forecast_after=0.2) == [3, 4, 5]
     assert forecasts(None, forecast=0.5, forecast_after=0.2) == []
