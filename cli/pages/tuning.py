@@ -121,7 +121,7 @@ def _schedule_section(search: Search, chosen: Chosen) -> Section:
     return Section(
         f"Chosen schedule, for {search.target}",
         f"Config {chosen.name}: {chosen.form}.",
-        [budget_map(cells, layers=1, steps=steps, caption="What each step does")],
+        [budget_map(cells, layers=1, steps=steps, caption="What each step does, all layers alike")],
     )
 
 
