@@ -15,10 +15,10 @@ from chipsparse.step_lists import front_loaded
 from chipsparse.tuning.jump_costs import Reuse, Trajectory, jump_costs
 from chipsparse.tuning.step_search import best_lists
 
-GROWTHS = (0.5, 0.25, 0.0, 1.0)
+GROWTHS = (0.75, 0.5, 1.0, 0.25)
 FRONT_LOADS = (2.0, 1.5, 2.5, 3.0)
 KEEP_FRACTIONS = (0.2, 0.1, 0.3, 0.05)
-FORECASTS = (0.25, 0.5, 1.0)
+FORECASTS = (0.0, 0.5, 0.25, 1.0)
 FORECASTS_AFTER = (0.0, 0.25, 0.5)
 
 

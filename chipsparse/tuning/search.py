@@ -10,7 +10,6 @@ things takes the same way again.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -128,7 +127,7 @@ class Search:
         """
         self._lists = Lists([self._lab.trajectory(prompt) for prompt in self._calibrating])
         self._seconds = self._lab.step_seconds()
-        form = Form()
+        form = self._first_form()
         if wants_quality(self._target):
             count = self._count_for_quality(form, self._calibrating[:1])
             limit = self._predicted(form, count)
@@ -179,9 +178,9 @@ class Search:
     def _best_form(self, form: Form, limit: float) -> Form:
         """The form with the best pictures of those that take so long, choice by choice."""
         stages: Sequence[Callable[[Form, float], Iterator[Form]]] = (
+            self._forecast_rivals,
             self._list_rivals,
             self._sparse_rivals,
-            self._forecast_rivals,
         )
         # Enough to verify twice is left for later.
         share = min(1.0, limit / self._dense_seconds)
@@ -209,6 +208,33 @@ class Search:
                 found.setdefault(candidate.config, candidate)
         return list(found.values())
 
+    def _first_form(self) -> Form:
+        """The one that the calibration says is best with a quarter of the steps in full."""
+        count = self._usual_count
+        return min(self._forecasts(Form(), count), key=lambda form: self._cost(form, count))
+
+    @property
+    def _usual_count(self) -> int:
+        return max(LEAST_FULL_STEPS, self._steps // 4)
+
+    def _forecast_rivals(self, form: Form, limit: float) -> Iterator[Form]:
+        yield from self._forecasts(form, self._fitting(form, limit) or LEAST_FULL_STEPS)
+
+    def _forecasts(self, form: Form, count: int) -> Iterator[Form]:
+        """None, and each share of one, begun where the calibration says that it is best."""
+        for share in FORECASTS:
+            rivals = [
+                replace(form, reuse=replace(form.reuse, forecast=share, forecast_after=after))
+                for after in FORECASTS_AFTER[: len(FORECASTS_AFTER) if share else 1]
+            ]
+            yield min(rivals, key=lambda rival: self._cost(rival, count))
+
+    def _cost(self, form: Form, count: int) -> float:
+        """What the calibration says of a form with so many full steps."""
+        growth = GROWTHS[0] if form.growth is None else form.growth
+        costs = self._lists.costs(form.reuse, growth)
+        return list_cost(costs, self._lists.full_steps(form, count))
+
     def _list_rivals(self, form: Form, limit: float) -> Iterator[Form]:
         for growth in GROWTHS:
             yield replace(form, growth=growth, front_load=None)
@@ -225,23 +251,6 @@ class Search:
                 yield replace(form, reuse=middle, keep_fraction=keep, sparse_mlp=True)
             yield replace(form, reuse=every_other, keep_fraction=keep)
 
-    def _forecast_rivals(self, form: Form, limit: float) -> Iterator[Form]:
-        """Each share of a forecast, begun where the calibration says that it is best."""
-        for share in FORECASTS:
-            rivals = [
-                replace(form, reuse=replace(form.reuse, forecast=share, forecast_after=after))
-                for after in FORECASTS_AFTER
-            ]
-            yield min(rivals, key=lambda rival: self._cost(rival, limit))
-
-    def _cost(self, form: Form, limit: float) -> float:
-        """What the calibration says of a form at a time."""
-        count = self._fitting(form, limit)
-        if count is None:
-            return math.inf
-        growth = GROWTHS[0] if form.growth is None else form.growth
-        return list_cost(self._lists.costs(form.reuse, growth), self._lists.full_steps(form, count))
-
     # How many full steps.
 
     def _count_for_quality(
@@ -256,7 +265,7 @@ class Search:
             )
 
         most = self._steps - 1
-        first = max(LEAST_FULL_STEPS, self._steps // 4) if start is None else start
+        first = self._usual_count if start is None else start
         found = smallest(LEAST_FULL_STEPS, most, first, passes, self._may_go_on)
         return most if found is None else found
 

@@ -51,7 +51,7 @@ def test_times_are_counted_by_what_the_steps_do():
 def test_searched_lists_are_best_on_the_mean_of_the_prompts():
     both = [trajectory(10), trajectory(10, seed=5)]
     lists, form = Lists(both), Form()
-    costs = lists.costs(form.reuse, 0.5)
+    costs = lists.costs(form.reuse, form.growth)
     own = list_cost(costs, lists.full_steps(form, 4))
     for front_load in (1.5, 2.0, 2.5, 3.0):
         closed = lists.full_steps(Form(growth=None, front_load=front_load), 4)
@@ -60,9 +60,9 @@ def test_searched_lists_are_best_on_the_mean_of_the_prompts():
     for each in both:
         alone = Lists([each])
         assert alone.full_steps(form, 4)[0] == 0
-        assert list_cost(alone.costs(form.reuse, 0.5), alone.full_steps(form, 4)) <= list_cost(
-            alone.costs(form.reuse, 0.5), lists.full_steps(form, 4)
-        )
+        assert list_cost(
+            alone.costs(form.reuse, form.growth), alone.full_steps(form, 4)
+        ) <= list_cost(alone.costs(form.reuse, form.growth), lists.full_steps(form, 4))
 
 
 @pytest.mark.parametrize(("most", "expected"), [(1, None), (2, 2), (5, 5), (9, 7)])
