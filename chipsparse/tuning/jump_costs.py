@@ -61,7 +61,7 @@ def jump_costs(trajectory: Trajectory, reuse: Reuse, growth: float) -> np.ndarra
         full step before b, at ``[a, b, c]``. At ``[0, 0, c]`` there was none.
     """
     steps, products, times = trajectory.steps, trajectory.products, trajectory.times
-    weights = trajectory.effects * ((np.arange(steps) + 1) / steps) ** -growth
+    weights = step_weights(trajectory, growth)
     costs = np.full((steps, steps, steps + 1), np.inf)
     for b in range(steps):
         befores = list(range(b)) or [0]
@@ -82,6 +82,12 @@ def jump_costs(trajectory: Trajectory, reuse: Reuse, growth: float) -> np.ndarra
             )
             costs[befores, b, c] = np.sqrt(squares.clip(0))
     return costs
+
+
+def step_weights(trajectory: Trajectory, growth: float) -> np.ndarray:
+    """How much an error of each step's output counts, ``[N]``; see `jump_costs`."""
+    steps = trajectory.steps
+    return trajectory.effects * ((np.arange(steps) + 1) / steps) ** -growth
 
 
 def _gap(
