@@ -28,9 +28,10 @@ from chipsparse.pipelines.adapter import check_scheduler
 from chipsparse.placing import place
 from chipsparse.scratch import scratch_folder
 from chipsparse.tuning.calibration import SchedulerTap
-from chipsparse.tuning.forms import KEEP_FRACTIONS, StepSeconds
+from chipsparse.tuning.forms import StepSeconds
 from chipsparse.tuning.jump_costs import Trajectory
 from chipsparse.tuning.results_file import ResultsFile
+from chipsparse.tuning.rivals import KEEP_FRACTIONS
 from chipsparse.tuning.targets import SAME_DB, Pair
 
 # Steps that tell what one of each kind takes. The first of a kind may compile or record it, and the

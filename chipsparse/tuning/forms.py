@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +15,7 @@ from chipsparse.step_lists import front_loaded
 from chipsparse.tuning.jump_costs import Reuse, Trajectory, jump_costs
 from chipsparse.tuning.step_search import best_lists
 
-GROWTHS = (0.75, 0.5, 1.0, 0.25)
-FRONT_LOADS = (2.0, 1.5, 2.5, 3.0)
-KEEP_FRACTIONS = (0.2, 0.1, 0.3, 0.05)
-FORECASTS = (0.0, 0.5, 0.25, 1.0)
-FORECASTS_AFTER = (0.0, 0.25, 0.5)
+USUAL_GROWTH, USUAL_KEEP_FRACTION = 0.75, 0.2
 
 
 @dataclass(frozen=True)
@@ -34,10 +30,10 @@ class Form:
         sparse_mlp: whether the MLPs of sparse steps are sparse, too.
     """
 
-    growth: float | None = GROWTHS[0]
+    growth: float | None = USUAL_GROWTH
     front_load: float | None = None
     reuse: Reuse = Reuse()
-    keep_fraction: float = KEEP_FRACTIONS[0]
+    keep_fraction: float = USUAL_KEEP_FRACTION
     sparse_mlp: bool = False
 
     def config(self, base: SparsityConfig, full_steps: Sequence[int]) -> SparsityConfig:
@@ -126,15 +122,3 @@ class StepSeconds:
         }
         schedule = Schedule(form.schedule(full_steps), steps)
         return self.other + sum(seconds[schedule.action(step)] for step in range(steps))
-
-
-def largest_count(low: int, high: int, fits: Callable[[int], bool]) -> int | None:
-    """The largest number of full steps that fits, or None; what is less, fits too."""
-    found = None
-    while low <= high:
-        middle = (low + high) // 2
-        if fits(middle):
-            found, low = middle, middle + 1
-        else:
-            high = middle - 1
-    return found

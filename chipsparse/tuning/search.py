@@ -11,24 +11,16 @@ things takes the same way again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from chipsparse.config import SparsityConfig
 from chipsparse.tuned_range import TunedTarget
-from chipsparse.tuning.forms import (
-    FORECASTS,
-    FORECASTS_AFTER,
-    FRONT_LOADS,
-    GROWTHS,
-    KEEP_FRACTIONS,
-    Form,
-    Lists,
-    StepSeconds,
-    largest_count,
-)
+from chipsparse.tuning.boundary import largest, smallest
+from chipsparse.tuning.forms import Form, Lists, StepSeconds
 from chipsparse.tuning.halving import halve
-from chipsparse.tuning.jump_costs import Trajectory, list_cost
+from chipsparse.tuning.jump_costs import Trajectory
+from chipsparse.tuning.rivals import Rivals
 from chipsparse.tuning.targets import (
     Pair,
     fast_enough,
@@ -118,6 +110,7 @@ class Search:
         self._tried: list[Tried] = []
         self._lists: Lists
         self._seconds: StepSeconds
+        self._rivals: Rivals
 
     def run(self) -> Tried:
         """The best candidate, on all held-out prompts.
@@ -127,7 +120,8 @@ class Search:
         """
         self._lists = Lists([self._lab.trajectory(prompt) for prompt in self._calibrating])
         self._seconds = self._lab.step_seconds()
-        form = self._first_form()
+        self._rivals = Rivals(self._lists, self._seconds)
+        form = self._rivals.first(self._usual_count)
         if wants_quality(self._target):
             count = self._count_for_quality(form, self._calibrating[:1])
             limit = self._predicted(form, count)
@@ -142,6 +136,10 @@ class Search:
         return self._verified(form, count)
 
     # What candidates are, and take.
+
+    @property
+    def _usual_count(self) -> int:
+        return max(LEAST_FULL_STEPS, self._steps // 4)
 
     @property
     def _dense_seconds(self) -> float:
@@ -159,9 +157,7 @@ class Search:
     def _fitting(self, form: Form, limit: float) -> int | None:
         """The number of full steps with which a form takes no longer."""
         most = self._steps - 1
-        return largest_count(
-            LEAST_FULL_STEPS, most, lambda count: self._predicted(form, count) <= limit
-        )
+        return largest(LEAST_FULL_STEPS, most, lambda count: self._predicted(form, count) <= limit)
 
     def _pair(self, candidate: Candidate, prompt: int) -> Pair:
         pair = self._lab.pair(candidate.config, prompt, candidate.describe)
@@ -177,17 +173,18 @@ class Search:
 
     def _best_form(self, form: Form, limit: float) -> Form:
         """The form with the best pictures of those that take so long, choice by choice."""
-        stages: Sequence[Callable[[Form, float], Iterator[Form]]] = (
-            self._forecast_rivals,
-            self._list_rivals,
-            self._sparse_rivals,
+        choices: Sequence[Callable[[Form, int], Iterator[Form]]] = (
+            self._rivals.of_forecast,
+            self._rivals.of_lists,
+            self._rivals.of_sparse_steps,
         )
         # Enough to verify twice is left for later.
         share = min(1.0, limit / self._dense_seconds)
         reserve = 2 * share * len(self._held_out)
-        for place, rivals_of in enumerate(stages):
-            rivals = self._sized(form, rivals_of(form, limit), limit)
-            allowance = (self._left() - reserve) / (len(stages) - place)
+        for place, rivals_of in enumerate(choices):
+            count = self._fitting(form, limit) or LEAST_FULL_STEPS
+            rivals = self._sized(form, rivals_of(form, count), limit)
+            allowance = (self._left() - reserve) / (len(choices) - place)
             rounds = sum(0.5**turn for turn in self._calibrating)
             rivals = rivals[: max(1, int(allowance / (share * rounds)))]
             if len(rivals) > 1:
@@ -207,49 +204,6 @@ class Search:
                 candidate = self._candidate(form, count)
                 found.setdefault(candidate.config, candidate)
         return list(found.values())
-
-    def _first_form(self) -> Form:
-        """The one that the calibration says is best with a quarter of the steps in full."""
-        count = self._usual_count
-        return min(self._forecasts(Form(), count), key=lambda form: self._cost(form, count))
-
-    @property
-    def _usual_count(self) -> int:
-        return max(LEAST_FULL_STEPS, self._steps // 4)
-
-    def _forecast_rivals(self, form: Form, limit: float) -> Iterator[Form]:
-        yield from self._forecasts(form, self._fitting(form, limit) or LEAST_FULL_STEPS)
-
-    def _forecasts(self, form: Form, count: int) -> Iterator[Form]:
-        """None, and each share of one, begun where the calibration says that it is best."""
-        for share in FORECASTS:
-            rivals = [
-                replace(form, reuse=replace(form.reuse, forecast=share, forecast_after=after))
-                for after in FORECASTS_AFTER[: len(FORECASTS_AFTER) if share else 1]
-            ]
-            yield min(rivals, key=lambda rival: self._cost(rival, count))
-
-    def _cost(self, form: Form, count: int) -> float:
-        """What the calibration says of a form with so many full steps."""
-        growth = GROWTHS[0] if form.growth is None else form.growth
-        costs = self._lists.costs(form.reuse, growth)
-        return list_cost(costs, self._lists.full_steps(form, count))
-
-    def _list_rivals(self, form: Form, limit: float) -> Iterator[Form]:
-        for growth in GROWTHS:
-            yield replace(form, growth=growth, front_load=None)
-        for front_load in FRONT_LOADS:
-            yield replace(form, growth=None, front_load=front_load)
-
-    def _sparse_rivals(self, form: Form, limit: float) -> Iterator[Form]:
-        middle, every_other = (replace(form.reuse, between=b) for b in ("middle", "every_other"))
-        for keep in KEEP_FRACTIONS:
-            yield replace(form, reuse=middle, keep_fraction=keep)
-        for keep in KEEP_FRACTIONS[:2]:
-            with_mlp = self._seconds.sparse.get((keep, True))
-            if with_mlp is not None and with_mlp < self._seconds.sparse[keep, False]:
-                yield replace(form, reuse=middle, keep_fraction=keep, sparse_mlp=True)
-            yield replace(form, reuse=every_other, keep_fraction=keep)
 
     # How many full steps.
 
@@ -326,39 +280,3 @@ class Search:
         if wants_quality(self._target):
             return min(quality(self._target, pair) for pair in tried.pairs)
         return -max(pair.seconds for pair in tried.pairs)
-
-
-def smallest(
-    low: int,
-    high: int,
-    start: int,
-    passes: Callable[[int], bool],
-    may_go_on: Callable[[], bool],
-) -> int | None:
-    """The smallest number that passes, where all above it pass, too.
-
-    From the start on in growing strides, then by bisection.
-
-    Args:
-        low: the smallest.
-        high: the largest.
-        start: where to begin.
-        passes: tells of a number.
-        may_go_on: whether another one may be looked at.
-
-    Returns:
-        None where none is known to pass.
-    """
-    failed, passed = low - 1, high + 1
-    place, stride = min(high, max(low, start)), 1
-    while failed + 1 < passed and may_go_on():
-        if passes(place):
-            passed = place
-        else:
-            failed = place
-        if failed >= low and passed <= high:
-            place = (failed + passed) // 2
-        else:
-            place = max(low, passed - stride) if passed <= high else min(high, failed + stride)
-            stride *= 2
-    return passed if passed <= high else None

@@ -3,7 +3,7 @@
 import pytest
 
 from chipsparse.config import SparsityConfig
-from chipsparse.tuning.forms import Form, Lists, StepSeconds, largest_count
+from chipsparse.tuning.forms import Form, Lists, StepSeconds
 from chipsparse.tuning.jump_costs import Reuse, list_cost
 from tests.chipsparse.tuning.trajectories import trajectory
 
@@ -63,8 +63,3 @@ def test_searched_lists_are_best_on_the_mean_of_the_prompts():
         assert list_cost(
             alone.costs(form.reuse, form.growth), alone.full_steps(form, 4)
         ) <= list_cost(alone.costs(form.reuse, form.growth), lists.full_steps(form, 4))
-
-
-@pytest.mark.parametrize(("most", "expected"), [(1, None), (2, 2), (5, 5), (9, 7)])
-def test_the_largest_number_that_fits(most, expected):
-    assert largest_count(2, 7, lambda count: count <= most) == expected

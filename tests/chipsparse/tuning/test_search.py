@@ -5,8 +5,9 @@ import pytest
 from chipsparse.config import SparsityConfig
 from chipsparse.schedule import Action, Schedule
 from chipsparse.tuned_range import TunedTarget
-from chipsparse.tuning.forms import KEEP_FRACTIONS, StepSeconds
-from chipsparse.tuning.search import Search, Unreachable, least_budget, smallest
+from chipsparse.tuning.forms import StepSeconds
+from chipsparse.tuning.rivals import KEEP_FRACTIONS
+from chipsparse.tuning.search import Search, Unreachable, least_budget
 from chipsparse.tuning.targets import Pair
 from tests.chipsparse.tuning.trajectories import trajectory
 
@@ -158,22 +159,3 @@ def test_the_same_measurements_lead_the_same_way():
     first, second = MadeUpLab(sparse_db=1.0), MadeUpLab(sparse_db=1.0)
     assert searched(first, min_psnr_db=35.0) == searched(second, min_psnr_db=35.0)
     assert list(first.made) == list(second.made)
-
-
-@pytest.mark.parametrize("start", [2, 5, 11, 30])
-@pytest.mark.parametrize("boundary", [2, 3, 10, 18, 19, 25])
-def test_the_smallest_that_passes(start, boundary):
-    asked = []
-
-    def passes(number):
-        asked.append(number)
-        return number >= boundary
-
-    expected = boundary if boundary <= 19 else None
-    assert smallest(2, 19, start, passes, lambda: True) == expected
-    assert len(asked) == len(set(asked)) <= 9
-
-
-def test_without_budget_the_smallest_known_one_counts():
-    left = iter([True, True, True, False])
-    assert smallest(2, 19, 10, lambda number: number >= 3, lambda: next(left)) == 7
