@@ -44,10 +44,15 @@ def _facts(tuned: Tuned) -> Facts:
             f"{speedup:.2f} times as fast",
         ),
         ("schedule", candidate.describe),
-        ("full steps", ", ".join(map(str, candidate.full_steps))),
+        ("full steps", ", ".join(map(str, candidate.steps.full))),
+        *_sparse_steps(candidate.steps.sparse),
         ("chosen from", f"{tuned.candidates} configs; verified on {measured.prompts} prompts"),
         ("measurements", str(tuned.results)),
     ]
+
+
+def _sparse_steps(steps: tuple[int, ...] | None) -> Facts:
+    return [("sparse steps", ", ".join(map(str, steps)))] if steps else []
 
 
 def _quality(tuned: Tuned) -> str:

@@ -13,11 +13,12 @@ from chipsparse.tuning.forms import USUAL_GROWTH, Form, Lists, StepSeconds
 from chipsparse.tuning.jump_costs import list_cost
 
 # The likeliest first: where there is no time for all, the last ones are left out.
-GROWTHS = (0.75, 0.5, 1.0, 0.25)
+GROWTHS = (1.0, 0.75, 1.5, 0.5)
 FRONT_LOADS = (2.0, 1.5, 2.5, 3.0)
 KEEP_FRACTIONS = (0.2, 0.1, 0.3, 0.05)
 FORECASTS = (0.0, 0.5, 0.25, 1.0)
 FORECASTS_AFTER = (0.0, 0.25, 0.5)
+SPARSE_ERRORS = (0.3, 0.1, 0.6)
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,15 @@ class Rivals:
     def of_sparse_steps(self, form: Form, count: int) -> Iterator[Form]:
         """Which steps are sparse and how; sparse MLPs only where they are faster."""
         middle, every_other = (replace(form.reuse, between=b) for b in ("middle", "every_other"))
+        growth = USUAL_GROWTH if form.growth is None else form.growth
+        placed = replace(form, growth=growth, front_load=None, sparse_error=SPARSE_ERRORS[0])
         for keep in KEEP_FRACTIONS:
+            yield replace(placed, keep_fraction=keep)
+        for keep in KEEP_FRACTIONS[:2]:
+            yield replace(form, reuse=middle, keep_fraction=keep)
+        for error in SPARSE_ERRORS[1:]:
+            yield replace(placed, sparse_error=error)
+        for keep in KEEP_FRACTIONS[2:]:
             yield replace(form, reuse=middle, keep_fraction=keep)
         for keep in KEEP_FRACTIONS[:2]:
             with_mlp = self.seconds.sparse.get((keep, True))
@@ -66,4 +75,4 @@ class Rivals:
     def _cost(self, form: Form, count: int) -> float:
         growth = USUAL_GROWTH if form.growth is None else form.growth
         costs = self.lists.costs(form.reuse, growth)
-        return list_cost(costs, self.lists.full_steps(form, count))
+        return list_cost(costs, self.lists.steps(form, count).full)

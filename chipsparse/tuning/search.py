@@ -20,6 +20,7 @@ from chipsparse.tuning.boundary import largest, smallest
 from chipsparse.tuning.forms import Form, Lists, StepSeconds
 from chipsparse.tuning.halving import halve
 from chipsparse.tuning.jump_costs import Trajectory
+from chipsparse.tuning.placed_steps import Steps
 from chipsparse.tuning.rivals import Rivals
 from chipsparse.tuning.targets import (
     Pair,
@@ -51,7 +52,7 @@ class Candidate:
     """A config with what it is made of."""
 
     form: Form
-    full_steps: tuple[int, ...]
+    steps: Steps
     config: SparsityConfig
     describe: str
 
@@ -118,8 +119,9 @@ class Search:
         Raises:
             Unreachable: none was seen to meet the target.
         """
-        self._lists = Lists([self._lab.trajectory(prompt) for prompt in self._calibrating])
+        trajectories = [self._lab.trajectory(prompt) for prompt in self._calibrating]
         self._seconds = self._lab.step_seconds()
+        self._lists = Lists(trajectories, self._seconds)
         self._rivals = Rivals(self._lists, self._seconds)
         form = self._rivals.first(self._usual_count)
         if wants_quality(self._target):
@@ -146,13 +148,12 @@ class Search:
         return self._seconds.dense * self._steps + self._seconds.other
 
     def _candidate(self, form: Form, count: int) -> Candidate:
-        full_steps = self._lists.full_steps(form, count)
-        config = form.config(self._base, full_steps)
-        return Candidate(form, full_steps, config, form.describe(config, self._steps))
+        steps = self._lists.steps(form, count)
+        config = form.config(self._base, steps)
+        return Candidate(form, steps, config, form.describe(config, self._steps))
 
     def _predicted(self, form: Form, count: int) -> float:
-        full_steps = self._lists.full_steps(form, count)
-        return self._seconds.generation(form, full_steps, self._steps)
+        return self._seconds.generation(form, self._lists.steps(form, count), self._steps)
 
     def _fitting(self, form: Form, limit: float) -> int | None:
         """The number of full steps with which a form takes no longer."""

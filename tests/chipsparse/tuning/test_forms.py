@@ -5,6 +5,7 @@ import pytest
 from chipsparse.config import SparsityConfig
 from chipsparse.tuning.forms import Form, Lists, StepSeconds
 from chipsparse.tuning.jump_costs import Reuse, list_cost
+from chipsparse.tuning.placed_steps import Steps
 from tests.chipsparse.tuning.trajectories import trajectory
 
 BASE = SparsityConfig().override(
@@ -24,7 +25,7 @@ SECONDS = StepSeconds(
 
 def test_a_form_takes_the_place_of_the_schedule_and_keeps_the_rest():
     form = Form(reuse=Reuse("middle", 0.5, 0.25), keep_fraction=0.3)
-    config = form.config(BASE, (0, 1, 5))
+    config = form.config(BASE, Steps((0, 1, 5)))
     expected = {"full_steps": (0, 1, 5), "between": "middle", "forecast": 0.5}
     expected |= {"forecast_after": 0.25, "warmup_steps": 2, "skip_steps": ()}
     expected |= {"skip_threshold": None, "first_dense_layers": 1}
@@ -32,7 +33,7 @@ def test_a_form_takes_the_place_of_the_schedule_and_keeps_the_rest():
     assert config.attention.keep_fraction == 0.3
     assert (config.attention.delta_rule, config.mlp.enabled) == ("difference", False)
     assert config.layers == BASE.layers
-    again = form.config(config, (0, 2))  # a tuned profile as the base of another search
+    again = form.config(config, Steps((0, 2)))  # a tuned profile as the base of another search
     assert again.schedule.full_steps == (0, 2)
 
 
@@ -41,7 +42,7 @@ def test_times_are_counted_by_what_the_steps_do():
     middle, full_steps = Reuse("middle"), (0, 1, 4)
 
     def seconds(form):
-        return SECONDS.generation(form, full_steps, 8)
+        return SECONDS.generation(form, Steps(full_steps), 8)
 
     assert seconds(Form(reuse=middle)) == pytest.approx(10 + 2 + 2 * 3 + 2 * 1 + 3 * 0.1)
     assert seconds(Form(reuse=middle, sparse_mlp=True)) == pytest.approx(10 + 2 + 6 + 1 + 0.3)
@@ -50,16 +51,16 @@ def test_times_are_counted_by_what_the_steps_do():
 
 def test_searched_lists_are_best_on_the_mean_of_the_prompts():
     both = [trajectory(10), trajectory(10, seed=5)]
-    lists, form = Lists(both), Form()
+    lists, form = Lists(both, SECONDS), Form()
     costs = lists.costs(form.reuse, form.growth)
-    own = list_cost(costs, lists.full_steps(form, 4))
+    own = list_cost(costs, lists.steps(form, 4).full)
     for front_load in (1.5, 2.0, 2.5, 3.0):
-        closed = lists.full_steps(Form(growth=None, front_load=front_load), 4)
+        closed = lists.steps(Form(growth=None, front_load=front_load), 4).full
         assert len(closed) == 4
         assert own <= list_cost(costs, closed)
     for each in both:
-        alone = Lists([each])
-        assert alone.full_steps(form, 4)[0] == 0
+        alone = Lists([each], SECONDS)
+        assert alone.steps(form, 4).full[0] == 0
         assert list_cost(
-            alone.costs(form.reuse, form.growth), alone.full_steps(form, 4)
-        ) <= list_cost(alone.costs(form.reuse, form.growth), lists.full_steps(form, 4))
+            alone.costs(form.reuse, form.growth), alone.steps(form, 4).full
+        ) <= list_cost(alone.costs(form.reuse, form.growth), lists.steps(form, 4).full)

@@ -68,7 +68,7 @@ def searched(lab, budget=30, **target):
 
 
 def full_count(tried):
-    return len(tried.candidate.full_steps)
+    return len(tried.candidate.steps.full)
 
 
 def test_a_quality_is_met_on_the_worst_prompt_by_the_fewest_full_steps():
@@ -77,7 +77,7 @@ def test_a_quality_is_met_on_the_worst_prompt_by_the_fewest_full_steps():
     assert full_count(found) == 8  # 20 + 16 - 3
     assert len(found.pairs) == HELD_OUT
     assert min(pair.psnr_db for pair in found.pairs) == 33
-    assert found.candidate.config.schedule.full_steps == found.candidate.full_steps
+    assert found.candidate.config.schedule.full_steps == found.candidate.steps.full
 
 
 def test_sparse_steps_are_chosen_where_they_gain_more_than_they_take():
