@@ -133,20 +133,20 @@ class ScheduleConfig(Validated):
     )
     full_share: float | None = option(
         None,
-        "or compute this share of the steps in full, two at least: n steps at (steps - 1) * (i / "
-        "(n - 1)) ^ front_load; it must be above 0",
+        "or compute this share of the steps in full, two at least: n steps at 0.9 * (steps - 1) * "
+        "(i / (n - 1)) ^ front_load; it must be above 0",
         minimum=0.0,
         maximum=1.0,
     )
     front_load: float = option(
-        2.0,
+        2.5,
         "how much closer the first steps of full_share are than the last ones; 1: equal distances",
         minimum=1.0,
     )
     between: Between = option(
         "middle",
-        "which steps between two full ones, and behind the last, are sparse: none; of two and more "
-        "the middle one, or every_other; or all. The rest is skipped",
+        "which steps between two full ones, and behind the last, are sparse: none; the middle one, "
+        "of three and more; every_other, of two and more; or all. The rest is skipped",
     )
     sparse_steps: tuple[int, ...] | None = option(
         None,
