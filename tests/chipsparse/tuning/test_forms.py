@@ -63,3 +63,23 @@ def test_searched_lists_are_best_on_the_mean_of_the_prompts():
         assert list_cost(
             alone.costs(form.reuse, form.growth), alone.full_steps(form, 4)
         ) <= list_cost(alone.costs(form.reuse, form.growth), lists.full_steps(form, 4))
+
+
+@pytest.mark.parametrize(
+    ("form", "phrases"),
+    [
+        (Form(), ["3 of 8 steps in full", "(list by growth 0.75)"]),
+        (Form(growth=None, front_load=2.0), ["(list by front_load 2)"]),
+        (
+            Form(reuse=Reuse("middle", 0.5), sparse_mlp=True),
+            [
+                "one sparse step in each gap",
+                "half a forecast",
+                "20% of the columns and sparse MLPs",
+            ],
+        ),
+    ],
+)
+def test_a_form_in_words(form, phrases):
+    text = form.describe(form.config(BASE, (0, 1, 4)), 8)
+    assert all(phrase in text for phrase in phrases), text
