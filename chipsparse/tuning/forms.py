@@ -64,10 +64,15 @@ class Form:
     def describe(self, config: SparsityConfig, steps: int) -> str:
         """One line for people about one of its configs."""
         text = list_text(Schedule(config.schedule, steps), sparse=True)
-        if not self.is_sparse:
-            return text
-        mlp = " and sparse MLPs" if self.sparse_mlp else ""
-        return f"{text}; {self.keep_fraction:.0%} of the columns{mlp}"
+        if self.is_sparse:
+            mlp = " and sparse MLPs" if self.sparse_mlp else ""
+            text += f"; {self.keep_fraction:.0%} of the columns{mlp}"
+        rule = (
+            f"growth {self.growth:g}"
+            if self.front_load is None
+            else f"front_load {self.front_load:g}"
+        )
+        return f"{text} (list by {rule})"
 
 
 class Lists:

@@ -54,23 +54,28 @@ class Rivals:
             yield replace(form, growth=None, front_load=front_load)
 
     def of_sparse_steps(self, form: Form, count: int) -> Iterator[Form]:
-        """Which steps are sparse and how; sparse MLPs only where they are faster."""
+        """Which steps are sparse, and how sparse they are: placed one by one, or by a rule."""
         middle, every_other = (replace(form.reuse, between=b) for b in ("middle", "every_other"))
         growth = USUAL_GROWTH if form.growth is None else form.growth
         placed = replace(form, growth=growth, front_load=None, sparse_error=SPARSE_ERRORS[0])
-        for keep in KEEP_FRACTIONS:
-            yield replace(placed, keep_fraction=keep)
-        for keep in KEEP_FRACTIONS[:2]:
-            yield replace(form, reuse=middle, keep_fraction=keep)
+        usual, sparser, *others = KEEP_FRACTIONS
+        yield replace(placed, keep_fraction=usual)
+        yield replace(placed, keep_fraction=sparser)
+        yield replace(form, reuse=middle, keep_fraction=usual)
         for error in SPARSE_ERRORS[1:]:
             yield replace(placed, sparse_error=error)
-        for keep in KEEP_FRACTIONS[2:]:
-            yield replace(form, reuse=middle, keep_fraction=keep)
-        for keep in KEEP_FRACTIONS[:2]:
-            with_mlp = self.seconds.sparse.get((keep, True))
-            if with_mlp is not None and with_mlp < self.seconds.sparse[keep, False]:
-                yield replace(form, reuse=middle, keep_fraction=keep, sparse_mlp=True)
-            yield replace(form, reuse=every_other, keep_fraction=keep)
+        yield replace(form, reuse=every_other, keep_fraction=sparser)
+        for keep in others:
+            yield replace(placed, keep_fraction=keep)
+        yield replace(form, reuse=middle, keep_fraction=sparser)
+        yield replace(form, reuse=every_other, keep_fraction=usual)
+
+    def of_sparse_mlps(self, form: Form, count: int) -> Iterator[Form]:
+        """With sparse MLPs, where sparse steps are faster so."""
+        seconds = self.seconds.sparse
+        fast = seconds.get((form.keep_fraction, True))
+        if form.is_sparse and fast is not None and fast < seconds[form.keep_fraction, False]:
+            yield replace(form, sparse_mlp=True)
 
     def _cost(self, form: Form, count: int) -> float:
         growth = USUAL_GROWTH if form.growth is None else form.growth

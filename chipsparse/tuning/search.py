@@ -178,6 +178,7 @@ class Search:
             self._rivals.of_forecast,
             self._rivals.of_lists,
             self._rivals.of_sparse_steps,
+            self._rivals.of_sparse_mlps,
         )
         # Enough to verify twice is left for later.
         share = min(1.0, limit / self._dense_seconds)

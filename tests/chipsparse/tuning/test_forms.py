@@ -38,14 +38,14 @@ def test_a_form_takes_the_place_of_the_schedule_and_keeps_the_rest():
 
 
 def test_times_are_counted_by_what_the_steps_do():
-    # 0 dense, 1 refresh, 2 skip, 3 sparse, 4 refresh, 5 skip, 6 sparse, 7 skip
+    # 0 dense, 1 dense, 2 skip, 3 skip, 4 refresh, 5 skip, 6 sparse, 7 skip
     middle, full_steps = Reuse("middle"), (0, 1, 4)
 
     def seconds(form):
         return SECONDS.generation(form, Steps(full_steps), 8)
 
-    assert seconds(Form(reuse=middle)) == pytest.approx(10 + 2 + 2 * 3 + 2 * 1 + 3 * 0.1)
-    assert seconds(Form(reuse=middle, sparse_mlp=True)) == pytest.approx(10 + 2 + 6 + 1 + 0.3)
+    assert seconds(Form(reuse=middle)) == pytest.approx(10 + 2 * 2 + 3 + 1 + 4 * 0.1)
+    assert seconds(Form(reuse=middle, sparse_mlp=True)) == pytest.approx(10 + 4 + 3 + 0.5 + 0.4)
     assert seconds(Form()) == pytest.approx(10 + 3 * 2 + 5 * 0.1)
 
 
@@ -64,3 +64,26 @@ def test_searched_lists_are_best_on_the_mean_of_the_prompts():
         assert list_cost(
             alone.costs(form.reuse, form.growth), alone.steps(form, 4).full
         ) <= list_cost(alone.costs(form.reuse, form.growth), lists.steps(form, 4).full)
+
+
+@pytest.mark.parametrize(
+    ("form", "phrases"),
+    [
+        (Form(), ["3 of 8 steps in full", "(list by growth 1)"]),
+        (Form(growth=None, front_load=2.0), ["(list by front_load 2)"]),
+        (Form(sparse_error=0.3), ["2 sparse, likewise", "20% of the columns"]),
+        (
+            Form(reuse=Reuse("middle", 0.5), sparse_mlp=True),
+            [
+                "one sparse step in each gap",
+                "half a forecast",
+                "20% of the columns and sparse MLPs",
+            ],
+        ),
+    ],
+)
+def test_a_form_in_words(form, phrases):
+    text = form.describe(
+        form.config(BASE, Steps((0, 1, 4), None if form.sparse_error is None else (2, 6))), 8
+    )
+    assert all(phrase in text for phrase in phrases), text
