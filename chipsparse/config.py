@@ -133,20 +133,25 @@ class ScheduleConfig(Validated):
     )
     full_share: float | None = option(
         None,
-        "or compute this share of the steps in full, two at least: n steps at (steps - 1) * (i / "
-        "(n - 1)) ^ front_load; it must be above 0",
+        "or compute this share of the steps in full, two at least: n steps at 0.9 * (steps - 1) * "
+        "(i / (n - 1)) ^ front_load; it must be above 0",
         minimum=0.0,
         maximum=1.0,
     )
     front_load: float = option(
-        2.0,
+        2.5,
         "how much closer the first steps of full_share are than the last ones; 1: equal distances",
         minimum=1.0,
     )
     between: Between = option(
         "middle",
-        "which steps between two full ones, and behind the last, are sparse: none; of two and more "
-        "the middle one, or every_other; or all. The rest is skipped",
+        "which steps between two full ones, and behind the last, are sparse: none; the middle one, "
+        "of three and more; every_other, of two and more; or all. The rest is skipped",
+    )
+    sparse_steps: tuple[int, ...] | None = option(
+        None,
+        "with full_steps: make exactly these steps (from 0, in order) sparse, in place of between",
+        minimum=0,
     )
     forecast: float = option(
         0.0,
@@ -231,6 +236,11 @@ class ScheduleConfig(Validated):
 
     def _check_full(self) -> None:
         """Raises `ValueError` for a list of full steps that cannot be, or one in both forms."""
+        if self.sparse_steps is not None and self.full_steps is None:
+            raise ValueError(
+                f"sparse_steps ({shown(list(self.sparse_steps))}) needs full_steps: the list of "
+                "what is computed in full between them"
+            )
         if self.full_steps is None and self.full_share is None:
             return
         if self.full_steps is not None and self.full_share is not None:
@@ -241,10 +251,16 @@ class ScheduleConfig(Validated):
             )
         if self.full_share == 0:
             raise ValueError("full_share: expected a number above 0 and at most 1, got 0")
-        steps = self.full_steps or ()
-        if any(step >= later for step, later in itertools.pairwise(steps)):
+        for field in ("full_steps", "sparse_steps"):
+            steps = getattr(self, field) or ()
+            if any(step >= later for step, later in itertools.pairwise(steps)):
+                raise ValueError(
+                    f"{field}: expected steps in order, each of them once, got {shown(list(steps))}"
+                )
+        both = sorted({0, *(self.full_steps or ())} & set(self.sparse_steps or ()))
+        if both:
             raise ValueError(
-                f"full_steps: expected steps in order, each of them once, got {shown(list(steps))}"
+                f"sparse_steps: {shown(both)} are computed in full, as full_steps or the first step"
             )
         name = "full_share" if self.full_steps is None else "full_steps"
         for item in dataclasses.fields(self):

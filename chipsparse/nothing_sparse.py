@@ -31,7 +31,7 @@ def wants_sparse(config: SparsityConfig) -> bool:
         return "skip" in schedule.actions or (parts and "sparse" in schedule.actions)
     if parts or schedule.skip_steps or schedule.skip_threshold is not None:
         return True
-    return schedule.lists_full and schedule.between != "all"
+    return schedule.lists_full and (schedule.between != "all" or schedule.sparse_steps is not None)
 
 
 def why_nothing(plan: SparsityPlan, first: int = 0, name: str = "transformer") -> str | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import enum
 import sys
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from chipsparse.config import ScheduleConfig
-from chipsparse.step_lists import front_loaded, full_count, sparse_between
+from chipsparse.step_lists import Between, front_loaded, full_count, sparse_between
 
 # As many steps as stand for a number that is not known.
 MANY_STEPS = 1000
@@ -101,10 +102,15 @@ class Schedule:
         else:
             end = sys.maxsize
             between = "every_other" if between == "middle" else between
-        sparse = sparse_between(full, end, between)
+        sparse = self._sparse_between(full, end, between)
         if step == full:
             return Action.REFRESH if sparse and step > 0 else Action.DENSE
         return Action.SPARSE if step in sparse else Action.SKIP
+
+    def _sparse_between(self, full: int, end: int, between: Between) -> Sequence[int]:
+        if self.config.sparse_steps is None:
+            return sparse_between(full, end, between)
+        return [step for step in self.config.sparse_steps if full < step < end]
 
     def skips(self, step: int) -> bool:
         """Whether a step is skipped whatever the threshold says."""
@@ -164,9 +170,14 @@ class Schedule:
         if steps is None:
             if config.full_share is not None:
                 return [NO_SHARE]
-            return [NO_MIDDLE] if config.between == "middle" else []
-        beyond = [step for step in config.full_steps or () if step >= steps]
-        if not beyond:
-            return []
-        numbers = ", ".join(map(str, beyond))
-        return [f"full_steps {numbers} are never reached: the last of {steps} steps is {steps - 1}"]
+            no_middle = config.between == "middle" and config.sparse_steps is None
+            return [NO_MIDDLE] if no_middle else []
+        remarks = []
+        for field in ("full_steps", "sparse_steps"):
+            beyond = [step for step in getattr(config, field) or () if step >= steps]
+            if beyond:
+                numbers = ", ".join(map(str, beyond))
+                remarks.append(
+                    f"{field} {numbers} are never reached: the last of {steps} steps is {steps - 1}"
+                )
+        return remarks

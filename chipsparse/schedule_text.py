@@ -32,9 +32,13 @@ def list_text(schedule: Schedule, *, sparse: bool) -> str:
         form = (
             f"front-loaded (p {config.front_load:g})" if config.front_load > 1 else "evenly apart"
         )
-    between = BETWEEN[config.between].format("sparse" if sparse else "dense")
-    rest = "" if config.between == "all" else f", the rest skipped{forecast_text(schedule)}"
-    return f"{len(full)}{of} steps in full, {form}{between}{rest}"
+    what = "sparse" if sparse else "dense"
+    if config.sparse_steps is None:
+        between, rest = BETWEEN[config.between].format(what), config.between != "all"
+    else:
+        between, rest = f", {len(config.sparse_steps)} {what}, likewise", True
+    skipped = f", the rest skipped{forecast_text(schedule)}" if rest else ""
+    return f"{len(full)}{of} steps in full, {form}{between}{skipped}"
 
 
 def forecast_text(schedule: Schedule) -> str:

@@ -6,6 +6,12 @@ from typing import Literal
 
 Between = Literal["none", "middle", "every_other", "all"]
 
+# Where the last full step of a list stands: what is computed closer to the end gains nothing.
+END = 0.9
+# Steps of a gap whose middle is worth a sparse one: shorter ones are early, where pictures change
+# too much for it.
+LEAST_GAP = 3
+
 
 def full_count(steps: int, share: float) -> int:
     """How many of the steps are computed in full: a share of them, but two where there are two."""
@@ -13,7 +19,7 @@ def full_count(steps: int, share: float) -> int:
 
 
 def front_loaded(steps: int, count: int, front_load: float) -> tuple[int, ...]:
-    """Steps at ``(steps - 1) * (i / (count - 1)) ** front_load``, the first and last among them.
+    """Steps at ``END * (steps - 1) * (i / (count - 1)) ** front_load``.
 
     Those that fall together with others move to the first steps that are free.
 
@@ -26,7 +32,7 @@ def front_loaded(steps: int, count: int, front_load: float) -> tuple[int, ...]:
         ``count`` different steps, from 0, in order.
     """
     last = max(1, count - 1)
-    listed = {round((steps - 1) * (i / last) ** front_load) for i in range(count)}
+    listed = {round(END * (steps - 1) * (i / last) ** front_load) for i in range(count)}
     free = (step for step in range(steps) if step not in listed)
     return tuple(sorted([*listed, *(next(free) for _ in range(count - len(listed)))]))
 
@@ -37,7 +43,8 @@ def sparse_between(full: int, end: int, between: Between) -> range:
     Args:
         full: the full step.
         end: the next full one, or the number of steps.
-        between: none of them; all; or of two and more every second one, or the middle one.
+        between: none of them; all; of two and more every second one; or of `LEAST_GAP` and more
+            the middle one.
     """
     gap = range(full + 1, end)
     if between == "all":
@@ -45,4 +52,4 @@ def sparse_between(full: int, end: int, between: Between) -> range:
     if between == "every_other":
         return gap[1::2]
     middle = len(gap) // 2
-    return gap[middle : middle + 1] if between == "middle" and len(gap) > 1 else gap[:0]
+    return gap[middle : middle + 1] if between == "middle" and len(gap) >= LEAST_GAP else gap[:0]

@@ -22,10 +22,12 @@ class Versions(Validated):
 
 @dataclass(frozen=True)
 class TunedTarget(Validated):
-    """What was asked for; one of them."""
+    """What was asked for; one of them at least."""
 
     min_psnr_db: float | None = option(None, "on every held-out prompt, against dense", minimum=0.0)
+    min_ssim: float | None = option(None, "likewise", minimum=0.0, maximum=1.0)
     max_lpips: float | None = option(None, "likewise", minimum=0.0)
+    min_speedup: float | None = option(None, "dense over sparse median generation", minimum=0.0)
     max_seconds: float | None = option(None, "median generation", minimum=0.0)
 
 
@@ -97,6 +99,21 @@ def outside(tuned: TunedFor, generation: Mapping[str, Any]) -> list[str]:
             )
             differences.append(f"{phrase.format(given)}, not {own}")
     return differences
+
+
+TARGETS = {
+    "min_psnr_db": "a PSNR of at least {:g} dB",
+    "min_ssim": "an SSIM of at least {:g}",
+    "max_lpips": "an LPIPS of at most {:g}",
+    "min_speedup": "at least {:g} times the speed",
+    "max_seconds": "at most {:g} s",
+}
+
+
+def target_text(target: Mapping[str, float | None]) -> str:
+    """What was asked for, in words, from the fields of a `TunedTarget`."""
+    asked = [text.format(target[name]) for name, text in TARGETS.items() if target.get(name)]
+    return " and ".join(asked)
 
 
 def digest(config: Mapping[str, Any]) -> str:

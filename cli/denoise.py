@@ -53,7 +53,7 @@ class Generation:
     """A finished generation.
 
     Attributes:
-        frames: `[F, H, W, 3]` uint8, or float32 in 0 to 1 where they were not to be rounded.
+        frames: `[F, H, W, 3]` uint8.
         steps: the denoising steps.
         denoising_seconds: from just before the first transformer call to the end of the last step.
         total_seconds: with text encoding and decoding.
@@ -92,7 +92,6 @@ def generate(
     seed: int,
     display: StepDisplay,
     report: Callable[[], GenerationReport | None],
-    rounded: bool = True,
 ) -> Generation:
     """Runs the pipeline once.
 
@@ -102,12 +101,11 @@ def generate(
         seed: of the noise, drawn on the CPU so that it is the same on every device.
         display: told of each finished step.
         report: gives the report of the patched pipeline, None where it is not patched.
-        rounded: to eight bits.
     """
     run = _run(pipe, arguments, seed, display, report, output_type="np")
     made, dtype = report(), _dtype(pipe)
     return Generation(
-        frames=_as_frames(run.result, dtype) if rounded else _pixels(run.result, dtype),
+        frames=_as_frames(run.result, dtype),
         steps=run.steps,
         denoising_seconds=sum(step.seconds for step in run.steps),
         total_seconds=run.total_seconds,

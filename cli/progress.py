@@ -32,11 +32,12 @@ def clock_text(elapsed: float, left: float | None) -> str:
         elapsed: seconds that went by.
         left: an estimate of those to come, or None.
     """
-    text = f"{_duration(elapsed)} elapsed"
-    return text if left is None else f"{text}, about {_duration(left)} left"
+    text = f"{duration(elapsed)} elapsed"
+    return text if left is None else f"{text}, about {duration(left)} left"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds, minutes and hours for people."""
     if round(seconds, 1) < 10:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -29,7 +29,7 @@ from chipsparse.cli.options import (
 )
 
 EXAMPLE = "Example: [bold]chipsparse tune --min-psnr 30 -o profile.yaml[/bold]"
-TARGET = "Target: one of these"
+TARGET = "Target: one or more of these"
 MEASURING = "Measuring"
 
 
@@ -52,6 +52,14 @@ def tune(
             rich_help_panel=TARGET,
         ),
     ] = None,
+    min_ssim: Annotated[
+        float | None,
+        typer.Option(
+            help="The same with SSIM.",
+            show_default=False,
+            rich_help_panel=TARGET,
+        ),
+    ] = None,
     max_lpips: Annotated[
         float | None,
         typer.Option(
@@ -60,10 +68,18 @@ def tune(
             rich_help_panel=TARGET,
         ),
     ] = None,
+    min_speedup: Annotated[
+        float | None,
+        typer.Option(
+            help="Dense over sparse time of a generation, as close to dense as possible.",
+            show_default=False,
+            rich_help_panel=TARGET,
+        ),
+    ] = None,
     max_seconds: Annotated[
         float | None,
         typer.Option(
-            help="Time of a generation on this device, as close to dense as possible.",
+            help="Time of a generation on this device, likewise.",
             show_default=False,
             rich_help_panel=TARGET,
         ),
@@ -86,14 +102,18 @@ def tune(
     held_out_prompts: Annotated[
         int, typer.Option(help="Other prompts to verify on.", rich_help_panel=MEASURING)
     ] = 4,
-    rounds: Annotated[
-        int, typer.Option(help="Most configs to verify.", rich_help_panel=MEASURING)
-    ] = 6,
+    budget: Annotated[
+        float,
+        typer.Option(
+            help="What the search may take, in the time of dense generations.",
+            rich_help_panel=MEASURING,
+        ),
+    ] = 30,
     results: Annotated[
         Path | None,
         typer.Option(
             help="JSON file that keeps every measurement: an interrupted run goes on from it, and "
-            "another target needs no calibration. The dense pictures lie in a folder beside it, "
+            "another target uses them, too. The dense pictures lie in a folder beside it, "
             "which may be deleted.",
             show_default="the output's name with .tune.json",
             rich_help_panel=OUTPUT,
@@ -114,10 +134,11 @@ def tune(
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Find budgets and a schedule that meet a target, and write them as a profile.
+    """Find a schedule that meets a target of quality or speed, and write it as a profile.
 
-    Measures in a few dense generations what every layer and step loses at each budget and what
-    it takes, predicts from that, and verifies with pairs of dense and sparse generations.
+    Scores on a few dense generations which steps can be left out, generates with the schedules
+    that look best, each as fast as the others on this device, and verifies the winner on other
+    prompts.
     """
 
     def kept() -> str:
@@ -135,7 +156,9 @@ def tune(
         options = TuneOptions(
             output=output,
             min_psnr=min_psnr,
+            min_ssim=min_ssim,
             max_lpips=max_lpips,
+            min_speedup=min_speedup,
             max_seconds=max_seconds,
             model=model,
             config=config,
@@ -152,7 +175,7 @@ def tune(
             prompts=prompts,
             calibration_prompts=calibration_prompts,
             held_out_prompts=held_out_prompts,
-            rounds=rounds,
+            budget=budget,
             results=results,
             json=json,
             debug=debug,

@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from chipsparse.api import attach
 from chipsparse.cli import denoise
 from chipsparse.cli.denoise import Generation
-from chipsparse.cli.errors import UserError, first_line, reason
+from chipsparse.cli.errors import UserError, reason
 from chipsparse.cli.output_names import check_writable
 from chipsparse.cli.patching import patched
+from chipsparse.cli.progress import duration
 from chipsparse.cli.settings import GenerationSettings
-from chipsparse.cli.tune_names import dense_name, pair_name
+from chipsparse.cli.tune_names import dense_name, pair_name, pair_of, times_name
 from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.clip_comparison import PerceptualDistance, compare_clips
 from chipsparse.config import SparsityConfig
+from chipsparse.pipelines.adapter import check_scheduler
 from chipsparse.placing import place
 from chipsparse.scratch import scratch_folder
-from chipsparse.tuning.calibration import CalibrationSession
-from chipsparse.tuning.probes import ProbeSteps
-from chipsparse.tuning.recording import Recording
-from chipsparse.tuning.replay import Error, ReplaySession
+from chipsparse.tuning.calibration import SchedulerTap
+from chipsparse.tuning.forms import StepSeconds
+from chipsparse.tuning.jump_costs import Trajectory
 from chipsparse.tuning.results_file import ResultsFile
+from chipsparse.tuning.rivals import KEEP_FRACTIONS
+from chipsparse.tuning.targets import SAME_DB, Pair
 
-# What a sparse generation takes, in dense ones, until it is known better.
-VERIFICATION_COST = 0.7
-# Lines about a calibration where there is no bar: it takes as long as several generations.
-CALIBRATION_LINES = 4
+# Steps that tell what one of each kind takes. The first of a kind may compile or record it, and the
+# last step frees the caches: neither is counted.
+TIMED_ACTIONS = ("dense", "refresh", "refresh", *["sparse"] * 4, "skip", "skip", "dense")
+# The share of columns at which sparse MLPs are timed: what they take does not depend on it.
+MLP_TIMED_AT = KEEP_FRACTIONS[0]
+# What a candidate takes, in dense generations, until it is known.
+LIKELY_SHARE = 0.4
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,11 @@ class TuneLab:
         settings: of the pipeline call.
         negative_prompt: what not to show, or None.
         config: what is to be tuned.
+        prompts: those that calibrate first.
+        calibrating: how many these are.
         results: where measurements are kept.
         progress: told of each.
+        budget: dense generations that a search may take, in all.
         lpips: measures LPIPS, where it is asked for.
     """
 
@@ -76,199 +83,75 @@ class TuneLab:
         settings: GenerationSettings,
         negative_prompt: str | None,
         config: SparsityConfig,
+        prompts: Sequence[Prompt],
+        calibrating: int,
         results: ResultsFile,
         progress: WorkProgress,
+        budget: float,
         lpips: PerceptualDistance | None = None,
     ) -> None:
         self._load = load
         self._settings = settings
         self._negative_prompt = negative_prompt
         self._config = config
+        self._prompts = prompts
+        self._calibrating = calibrating
         self._results = results
         self._progress = progress
+        self._budget = budget
+        self._used: dict[str, float] = {}  # of the budget, by measurement
         self._lpips = lpips
-        self._recorded: tuple[Prompt, Recording, Generation] | None = None
-        self.probes = ProbeSteps.spread(settings.num_inference_steps)
+        self._told = False
+
+    @property
+    def candidates(self) -> int:
+        """How many configs were generated with, now or before."""
+        pairs = (pair_of(name) for name in self._used)
+        return len({pair[0] for pair in pairs if pair is not None})
 
     @functools.cached_property
     def _pipe(self) -> Any:
-        return self._load()
-
-    # Calibration.
-
-    def calibrate(
-        self, prompts: list[Prompt], later: Mapping[str, float]
-    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Recordings of all prompts, and replays of the first one's.
-
-        Args:
-            prompts: to calibrate with.
-            later: what will be measured then, by name, in dense generations.
-        """
-        replays: list[tuple[int, Error]] = [
-            *((step, "sparse") for step in self.probes.disturbed),
-            *((step, "skip") for step in self.probes.skipped),
-        ]
-        steps = self._settings.num_inference_steps
-        first = prompts[0]
-        names = {
-            (step, kind): f"replay, step {step}, {kind}, {first.name}" for step, kind in replays
-        }
-        jobs = [(f"calibration, {p.name}, {i} of {len(prompts)}", p) for i, p in enumerate(prompts)]
-        # What the steps of each take, in dense steps.
-        costs = {
-            **{n: self.probes.step_costs(i, len(prompts)) for i, (n, _) in enumerate(jobs)},
-            **{n: [0.0] * step + [1.0] * (steps - step) for (step, _), n in names.items()},
-        }
-        lost = [n for n in names.values() if n not in self._results][:1]
-        if lost and jobs[0][0] in self._results:  # see `_replay`
-            costs[lost[0]] = costs[jobs[0][0]] + costs[lost[0]]
-        work = {n: sum(each) / steps for n, each in costs.items() if n not in self._results}
-        self._progress.plan({**work, **later})
-        recordings = [
-            self._measured(
-                name,
-                functools.partial(self._calibrate, prompt, turn, len(prompts)),
-                step_costs=costs[name],
-            )
-            for turn, (name, prompt) in enumerate(jobs)
-        ]
-        gains = [
-            self._measured(
-                name,
-                functools.partial(self._replay, prompts, step, kind),
-                step_costs=costs[name],
-            )
-            for (step, kind), name in names.items()
-        ]
-        return recordings, gains
-
-    def _calibrate(self, prompt: Prompt, turn: int, turns: int) -> dict[str, Any]:
-        recording, made = self._record(prompt, turn, turns)
-        if turn == 0:
-            self._recorded = prompt, recording, made
-        other_seconds = made.total_seconds - made.denoising_seconds
-        return {**recording.to_json(), "other_seconds": other_seconds}
-
-    def _record(self, prompt: Prompt, turn: int, turns: int) -> tuple[Recording, Generation]:
-        recording = Recording()
-        make = functools.partial(
-            CalibrationSession,
-            probes=self.probes,
-            recording=recording,
-            turn=turn,
-            turns=turns,
-        )
-        with self._attached(make) as handle:
-            watches = [each.session.watch(each.transformer) for each in handle._adapters]
-            try:
-                title = f"calibration {turn + 1} of {turns}"
-                made = self._generate(
-                    prompt, title, handle.report, rounded=False, plain_lines=CALIBRATION_LINES
-                )
-            finally:
-                for watch in watches:
-                    watch.remove()
-        if not recording.errors:
-            reasons = "; ".join(handle.report.fallbacks) or "nothing of it can run sparse"
-            raise UserError(f"there is nothing to tune: {reasons}")
-        return recording, made
-
-    def _replay(self, prompts: list[Prompt], step: int, kind: Error) -> dict[str, Any]:
-        if self._recorded is None:  # an interruption lost the outputs, which no file keeps
-            self._recorded = (prompts[0], *self._record(prompts[0], 0, len(prompts)))
-        prompt, recording, exact = self._recorded
-        sessions: list[ReplaySession] = []
-
-        def make(*arguments: Any) -> ReplaySession:
-            sessions.append(
-                ReplaySession(*arguments, trajectory=recording.trajectory, step=step, error=kind)
-            )
-            return sessions[-1]
-
-        with self._attached(make) as handle:
-            title = f"replay of step {step + 1}"
-            made = self._generate(prompt, title, handle.report, rounded=False)
-        changes = [change for session in sessions for change in session.changes.values()]
-        # The clock starts at the first call that computes; from then on steps are timed.
-        skipped = [s.seconds for s in made.steps[1:] if s.action == "skip"]
-        return {
-            "step": step,
-            "error": kind,
-            "change": float(np.sqrt(np.mean(np.square(changes)))) if changes else 0.0,
-            # Of unrounded pictures: most of what one step does is lost in eight bits.
-            "squared_error": float(
-                np.mean(np.square(made.frames - exact.frames, dtype=np.float64))
-            ),
-            "step_seconds": [s.seconds for s in made.steps if s.action == "dense"],
-            "skipped_step_seconds": statistics.median(skipped) if skipped else 0.0,
-        }
-
-    @contextlib.contextmanager
-    def _attached(self, make: Callable[..., Any]) -> Iterator[Any]:
+        pipe = self._load()
         try:
-            handle = attach(self._pipe, self._config, make)
+            check_scheduler(getattr(pipe, "scheduler", None))
         except ValueError as error:
-            raise UserError(first_line(error)) from error
-        with handle:
-            yield handle
+            raise UserError(str(error)) from error
+        arguments = self._arguments(self._prompts[0])
+        with self._progress.stage("warming up"):
+            denoise.warm_up(pipe, arguments, seed=self._prompts[0].seed, report=lambda: None)
+        return pipe
 
-    # Verification.
+    # Dense generations.
 
-    def verify(self, config: SparsityConfig, prompt: Prompt) -> dict[str, Any]:
-        """The sparse generation of a prompt against the dense one, paired by seed."""
-        dense = self._dense(prompt)
-        pair = self._measured(self._pair_name(config, prompt), lambda: self._pair(config, prompt))
-        return {**pair, "dense_seconds": dense["seconds"]}
+    def trajectory(self, prompt: int) -> Trajectory:
+        """Of the dense generation of a prompt."""
+        kept = self._dense(prompt)["trajectory"]
+        return Trajectory(**{name: np.array(values) for name, values in kept.items()})
 
-    def known(self, config: SparsityConfig, prompt: Prompt) -> dict[str, Any] | None:
-        """The same where it was measured before, else None."""
-        pair = self._results.get(self._pair_name(config, prompt))
-        dense = self._results.get(dense_name(prompt.name))
-        if pair is None or dense is None:
-            return None
-        return {**pair, "dense_seconds": dense["seconds"]}
+    def _dense(self, prompt: int) -> dict[str, Any]:
+        name = dense_name(self._prompts[prompt].name)
+        made: dict[str, Any] = self._measured(name, 1.0, lambda: self._make_dense(prompt))
+        if len(self._used) == 1 and not self._told:
+            self._told = True
+            self._tell_the_time(made["seconds"])
+        return made
 
-    def dense_work(self, prompts: list[Prompt]) -> dict[str, float]:
-        """The dense generations that are left to make, by name; each takes 1."""
-        names = [dense_name(prompt.name) for prompt in prompts]
-        return {name: 1.0 for name in names if name not in self._results}
-
-    def verification_work(self, config: SparsityConfig, prompts: list[Prompt]) -> dict[str, float]:
-        """What is left to measure for a config, by name, in dense generations."""
-        names = [self._pair_name(config, prompt) for prompt in prompts]
-        pairs = {name: VERIFICATION_COST for name in names if name not in self._results}
-        return {**self.dense_work(prompts), **pairs}
-
-    def _pair_name(self, config: SparsityConfig, prompt: Prompt) -> str:
-        lpips = self._lpips is not None
-        return pair_name(config_digest(config), prompt.name, lpips=lpips)
-
-    def _pair(self, config: SparsityConfig, prompt: Prompt) -> dict[str, Any]:
-        dense = self._dense_frames(prompt)
-        with patched(self._pipe, config) as report:
-            made = self._generate(prompt, f"verification, prompt {prompt.seed}", report)
-        found = compare_clips(dense, made.frames, perceptual=self._lpips)
-        kept = [(s.attention_kept, s.mlp_kept) for s in made.steps]
-        return {
-            "psnr_db": None if found.identical else found.psnr_db,
-            "ssim": found.ssim,
-            "lpips": found.lpips,
-            "seconds": made.total_seconds,
-            "actions": [s.action for s in made.steps],
-            "attention_kept": _mean([each for each, _ in kept]),
-            "mlp_kept": _mean([each for _, each in kept]),
-            "fallbacks": made.fallbacks,
-        }
-
-    def _dense(self, prompt: Prompt) -> dict[str, Any]:
-        measured: dict[str, Any] = self._measured(
-            dense_name(prompt.name), lambda: self._make_dense(prompt)
+    def _tell_the_time(self, seconds: float) -> None:
+        self._progress.tell(
+            f"a dense generation takes {duration(seconds)} here: the search ends within "
+            f"{self._budget:g} times that, {duration(self._budget * seconds)}"
         )
-        return measured
 
-    def _make_dense(self, prompt: Prompt) -> dict[str, Any]:
-        made = self._generate(prompt, f"dense, prompt {prompt.seed}", None)
+    def _make_dense(self, number: int) -> dict[str, Any]:
+        prompt, pipe = self._prompts[number], self._pipe
+        with SchedulerTap(pipe.scheduler) as tap:
+            made = self._generate(prompt, f"dense, prompt {prompt.seed}", None)
+        trajectory = tap.trajectory()
+        if trajectory.steps != len(made.steps):
+            raise UserError(
+                f"{type(pipe).__name__} calls its scheduler {trajectory.steps} times for "
+                f"{len(made.steps)} steps; only schedulers of one call a step can be tuned for"
+            )
         file = self._frames_file(prompt)
         try:
             file.parent.mkdir(exist_ok=True)
@@ -279,12 +162,17 @@ class TuneLab:
             raise UserError(
                 f"the dense pictures in {file.parent} could not be written: {reason(error)}"
             ) from error
-        return {"seconds": made.total_seconds}
+        return {
+            "seconds": made.total_seconds,
+            "step_seconds": statistics.median(step.seconds for step in made.steps),
+            "other_seconds": made.total_seconds - made.denoising_seconds,
+            "trajectory": {name: each.tolist() for name, each in vars(trajectory).items()},
+        }
 
-    def _dense_frames(self, prompt: Prompt) -> np.ndarray:
-        file = self._frames_file(prompt)
+    def _dense_frames(self, number: int) -> np.ndarray:
+        file = self._frames_file(self._prompts[number])
         if not file.is_file():  # the folder may be deleted at any time
-            self._make_dense(prompt)
+            self._make_dense(number)
         frames: np.ndarray = np.load(file)
         return frames
 
@@ -292,39 +180,133 @@ class TuneLab:
         digest = hashlib.sha256(prompt.name.encode()).hexdigest()[:16]
         return dense_folder(self._results.path) / f"{digest}.npy"
 
+    # Times.
+
+    def step_seconds(self) -> StepSeconds:
+        """What the steps of each kind take, in a short generation for each kind of sparse step."""
+        kinds = [(keep, False) for keep in KEEP_FRACTIONS]
+        if self._config.mlp.enabled:
+            kinds.append((MLP_TIMED_AT, True))
+        timed = {kind: self._timed(*kind) for kind in kinds}
+        sparse = {kind: each["sparse"] for kind, each in timed.items()}
+        if self._config.mlp.enabled:
+            extra = sparse[MLP_TIMED_AT, True] - sparse[MLP_TIMED_AT, False]
+            sparse |= {(keep, True): sparse[keep, False] + extra for keep in KEEP_FRACTIONS}
+        dense = [self._dense(prompt) for prompt in range(self._calibrating)]
+        return StepSeconds(
+            dense=statistics.median(each["step_seconds"] for each in dense),
+            refresh=statistics.median(each["refresh"] for each in timed.values()),
+            sparse=sparse,
+            skipped=statistics.median(each["skip"] for each in timed.values()),
+            other=statistics.median(each["other_seconds"] for each in dense),
+        )
+
+    def _timed(self, keep: float, sparse_mlp: bool) -> dict[str, float]:
+        share = len(TIMED_ACTIONS) / self._settings.num_inference_steps
+        name = times_name(keep, sparse_mlp=sparse_mlp)
+        timed: dict[str, float] = self._measured(
+            name, share, lambda: self._time_steps(keep, sparse_mlp)
+        )
+        return timed
+
+    def _time_steps(self, keep: float, sparse_mlp: bool) -> dict[str, float]:
+        config = self._config.override(
+            {
+                "schedule": {
+                    "actions": list(TIMED_ACTIONS),
+                    "first_dense_layers": self._config.schedule.first_dense_layers,
+                },
+                "attention.keep_fraction": keep,
+                "mlp.enabled": sparse_mlp,
+            }
+        )
+        arguments = {
+            **self._arguments(self._prompts[0]),
+            "num_inference_steps": len(TIMED_ACTIONS),
+        }
+        count, seed = len(TIMED_ACTIONS), self._prompts[0].seed
+        title = f"steps with {keep:.0%} of the columns{' and sparse MLPs' * sparse_mlp}"
+        with (
+            patched(self._pipe, config) as report,
+            self._progress.denoising(title, count, plain_lines=1) as steps,
+        ):
+            timed, _ = denoise.time_steps(
+                self._pipe, arguments, seed=seed, display=steps, report=lambda: report
+            )
+        return {
+            kind: statistics.median(
+                step.seconds
+                for place, step in enumerate(timed[:-1])
+                if TIMED_ACTIONS[place] == TIMED_ACTIONS[place - 1] == kind
+            )
+            for kind in ("refresh", "sparse", "skip")
+        }
+
+    # Candidates.
+
+    def pair(self, config: SparsityConfig, prompt: int, form: str) -> Pair:
+        """A generation against the dense one, paired by seed."""
+        dense = self._dense(prompt)
+        name = pair_name(
+            config_digest(config), self._prompts[prompt].name, lpips=self._lpips is not None
+        )
+        made = self._measured(
+            name, LIKELY_SHARE, lambda: {"form": form, **self._make_pair(config, prompt)}
+        )
+        self._used[name] = made["seconds"] / dense["seconds"]
+        return Pair(
+            psnr_db=SAME_DB if made["psnr_db"] is None else min(SAME_DB, made["psnr_db"]),
+            ssim=made["ssim"],
+            lpips=made["lpips"],
+            seconds=made["seconds"],
+            dense_seconds=dense["seconds"],
+            actions=tuple(made["actions"]),
+        )
+
+    def _make_pair(self, config: SparsityConfig, number: int) -> dict[str, Any]:
+        dense, prompt = self._dense_frames(number), self._prompts[number]
+        with patched(self._pipe, config) as report:
+            made = self._generate(prompt, f"candidate, prompt {prompt.seed}", report)
+        found = compare_clips(dense, made.frames, perceptual=self._lpips)
+        return {
+            "psnr_db": None if found.identical else found.psnr_db,
+            "ssim": found.ssim,
+            "lpips": found.lpips,
+            "seconds": made.total_seconds,
+            "actions": [step.action for step in made.steps],
+            "work": made.work_share,
+            "fallbacks": made.fallbacks,
+        }
+
     # Generating.
 
-    def _measured(
-        self, name: str, measure: Callable[[], Any], *, step_costs: Sequence[float] = ()
-    ) -> Any:
-        with self._progress.working(name, step_costs=step_costs):
-            return self._results.measured(name, measure)
+    def _measured(self, name: str, cost: float, measure: Callable[[], Any]) -> Any:
+        """As of the results file; ``cost`` is what it is likely to take, in dense generations."""
+        left = max(0.0, self._budget - sum(self._used.values()) - cost)
+        if name not in self._results:
+            self._progress.plan({name: cost, "all that may follow": left})
+        with self._progress.working(name):
+            made = self._results.measured(name, measure)
+        self._used[name] = cost
+        return made
 
-    def _generate(
-        self,
-        prompt: Prompt,
-        title: str,
-        report: Any,
-        *,
-        rounded: bool = True,
-        plain_lines: int = 1,
-    ) -> Generation:
-        arguments = self._settings.pipeline_call(prompt.text, negative_prompt=self._negative_prompt)
-        pipe = self._pipe
+    def _arguments(self, prompt: Prompt) -> dict[str, Any]:
+        return self._settings.pipeline_call(prompt.text, negative_prompt=self._negative_prompt)
+
+    def _generate(self, prompt: Prompt, title: str, report: Any) -> Generation:
         count = self._settings.num_inference_steps
-        with self._progress.denoising(title, count, plain_lines=plain_lines) as steps:
+        with self._progress.denoising(title, count, plain_lines=1) as steps:
             return denoise.generate(
-                pipe,
-                arguments,
+                self._pipe,
+                self._arguments(prompt),
                 seed=prompt.seed,
                 display=steps,
                 report=lambda: report,
-                rounded=rounded,
             )
 
 
 def dense_folder(results: Path) -> Path:
-    """Where the dense pictures are kept that verification compares with."""
+    """Where the dense pictures are kept that candidates are compared with."""
     return results.with_name(f"{results.stem}-dense")
 
 
@@ -345,8 +327,3 @@ def config_digest(config: SparsityConfig) -> str:
     content = asdict(config)
     del content["memory"]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _mean(values: list[float | None]) -> float | None:
-    present = [value for value in values if value is not None]
-    return statistics.fmean(present) if present else None

@@ -28,3 +28,8 @@ def pair_of(name: str) -> tuple[str, str] | None:
 def dense_name(prompt: str) -> str:
     """The name of a dense generation of a prompt."""
     return f"dense, {prompt}"
+
+
+def times_name(keep_fraction: float, *, sparse_mlp: bool) -> str:
+    """The name of the times of steps that keep so many columns."""
+    return f"times, {keep_fraction:g} of the columns{', sparse MLPs' * sparse_mlp}"

@@ -12,8 +12,10 @@ from chipsparse.cli.report_file import staged_file
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.config import SparsityConfig
 from chipsparse.profiles import load_profile
-from chipsparse.tuned_range import TunedFor
+from chipsparse.tuned_range import TunedFor, target_text
 
+# Fields that a search chooses, which are written even where they are at their defaults.
+CHOSEN = ("keep_fraction", "between", "forecast", "forecast_after")
 HEADER = "# Written by `chipsparse tune`. What the fields mean: the profiles in assets/profiles.\n"
 
 
@@ -39,15 +41,7 @@ def write_profile(
 
 def description(tuned: TunedFor) -> str:
     """One sentence for people."""
-    target = tuned.target
-    asked = (
-        f"at least {target.min_psnr_db:g} dB"
-        if target.min_psnr_db is not None
-        else f"an LPIPS of at most {target.max_lpips:g}"
-        if target.max_lpips is not None
-        else f"at most {target.max_seconds:g} s"
-    )
-    return f"{tuned.model}, tuned for {asked}."
+    return f"{tuned.model}, tuned for {target_text(vars(tuned.target))}."
 
 
 def _changed(config: SparsityConfig) -> dict[str, Any]:
@@ -59,7 +53,7 @@ def _changed(config: SparsityConfig) -> dict[str, Any]:
             value = {
                 field: each
                 for field, each in value.items()
-                if each != defaults[name][field] or field == "keep_fraction"
+                if each != defaults[name][field] or field in CHOSEN
             }
         elif value == defaults[name]:
             continue

@@ -7,12 +7,9 @@ import json
 
 from rich.console import Console
 
-from chipsparse.cache_kinds import PARTS
-from chipsparse.cli.layer_budgets import layer_groups
 from chipsparse.cli.summary import seconds_text
 from chipsparse.cli.tables import Facts, facts_table
 from chipsparse.cli.tune_job import Tuned
-from chipsparse.plan import SparsityPlan
 
 
 def print_summary(tuned: Tuned, console: Console) -> None:
@@ -26,9 +23,10 @@ def to_json(tuned: Tuned) -> str:
         "profile": str(tuned.profile),
         "results": str(tuned.results),
         "tuned": dataclasses.asdict(tuned.tuned),
-        "predicted": {"psnr_db": tuned.predicted.psnr_db, "seconds": tuned.predicted.seconds},
-        "configs_tried": tuned.tried,
-        "sparsity": dataclasses.asdict(tuned.config),
+        "schedule": tuned.found.candidate.describe,
+        "actions": tuned.found.pairs[0].actions,
+        "configs_tried": tuned.candidates,
+        "sparsity": dataclasses.asdict(tuned.found.candidate.config),
     }
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
 
@@ -36,19 +34,25 @@ def to_json(tuned: Tuned) -> str:
 def _facts(tuned: Tuned) -> Facts:
     measured = tuned.tuned.measured
     speedup = measured.dense_seconds / measured.seconds if measured.seconds else 0.0
-    facts = [("profile", str(tuned.profile)), ("quality", _quality(tuned))]
-    facts += [
+    candidate = tuned.found.candidate
+    return [
+        ("profile", str(tuned.profile)),
+        ("quality", _quality(tuned)),
         (
             "time",
             f"{seconds_text(measured.seconds)}, dense {seconds_text(measured.dense_seconds)}: "
             f"{speedup:.2f} times as fast",
         ),
-        ("steps", tuned.plan.describe()),
-        *_budgets(tuned.plan),
-        ("verified", f"{tuned.tried} configs on {measured.prompts} held-out prompts"),
+        ("schedule", candidate.describe),
+        ("full steps", ", ".join(map(str, candidate.steps.full))),
+        *_sparse_steps(candidate.steps.sparse),
+        ("chosen from", f"{tuned.candidates} configs; verified on {measured.prompts} prompts"),
         ("measurements", str(tuned.results)),
     ]
-    return facts
+
+
+def _sparse_steps(steps: tuple[int, ...] | None) -> Facts:
+    return [("sparse steps", ", ".join(map(str, steps)))] if steps else []
 
 
 def _quality(tuned: Tuned) -> str:
@@ -61,18 +65,3 @@ def _quality(tuned: Tuned) -> str:
     if measured.lpips_worst is not None:
         text += f"; LPIPS {measured.lpips_worst:.3f} at worst"
     return text
-
-
-def _budgets(plan: SparsityPlan) -> Facts:
-    """Which layers keep how much."""
-    facts: Facts = []
-    for part in PARTS:
-        by_share: dict[str, list[str]] = {}
-        for group in layer_groups(plan):
-            share = plan.keep_fraction(group.layers[0], part)
-            text = "dense" if share is None else f"{share:.0%}"
-            by_share.setdefault(text, []).append(group.ranges)
-        texts = [f"{share} in {','.join(ranges)}" for share, ranges in sorted(by_share.items())]
-        name = "MLP" if part == "mlp" else part
-        facts.append((name, next(iter(by_share)) if len(by_share) == 1 else "; ".join(texts)))
-    return facts

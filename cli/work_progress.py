@@ -128,6 +128,10 @@ class WorkProgress:
 
         return self._display.denoising(title, steps, plain_lines=plain_lines, clock=clock)
 
+    def tell(self, text: str) -> None:
+        """A line that stays."""
+        self._display.tell(text)
+
     def stage(self, text: str) -> AbstractContextManager[None]:
         """Shows something else."""
         return self._display.stage(text, clock=lambda _: self.clock_text())

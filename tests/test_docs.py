@@ -379,11 +379,6 @@ def record(file, **values):
     return found
 
 
-def full_size_speedups(case):
-    found = measured.find(measured.read("full_size_h200.json"), case=case)
-    return [each["speedup"] for each in found]
-
-
 def mean_gain_db(case, over):
     """Mean of the paired differences in PSNR of two rows of tiny-wan's quality."""
     pairs = [record("quality_h200.json", case=name)["psnr"] for name in (case, over)]
@@ -392,14 +387,6 @@ def mean_gain_db(case, over):
 
 def figures():
     """Sentences of the pages with the figures that the records have now."""
-    every_step, half_skipped = full_size_speedups("wan1b_480p")
-    yield (
-        "tuning",
-        f"50 steps run {every_step:.1f} times as fast, and {half_skipped:.1f} times with half of "
-        "them skipped",
-    )
-    every_step, half_skipped = full_size_speedups("flux_1280x768")
-    yield "tuning", f"1280x768 runs {every_step:.1f} and {half_skipped:.1f} times as fast"
     sums = measured.find(
         measured.read("attention_kernels_h200.json"),
         op="dense_attention_column_sums",

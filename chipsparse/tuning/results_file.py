@@ -2,7 +2,7 @@
 
 A measurement has a name and is kept as soon as it is made: whoever asks for it again, in this run
 or in one after an interruption, gets what is in the file. Beside the measurements stands what each
-search made of them, which nothing is read from but the page of `chipsparse report`.
+search chose, which nothing is read from but the page of `chipsparse report`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from chipsparse.placing import write_whole
 
-FORMAT = 1
+FORMAT = 2
 
 
 class ResultsError(ValueError):
@@ -93,7 +93,7 @@ class ResultsFile:
         return self._measured[name]
 
     def keep_search(self, name: str, search: Mapping[str, Any]) -> None:
-        """Keeps what a search predicted and chose, in place of what it kept before.
+        """Keeps what a search chose, in place of what it kept before.
 
         Args:
             name: of the search.

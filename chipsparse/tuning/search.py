@@ -1,91 +1,284 @@
-"""Walks along the frontier until a target holds, with as few measurements as possible.
+"""The search of `chipsparse tune`: which form of a schedule, and how many full steps.
 
-What is measured rises along the frontier as what is predicted does, but not by as much: every
-measurement moves the prediction.
+Whatever is asked for, forms are compared at one time of a generation: the one that is asked for, or
+the one at which the first form meets the quality that is asked for. Each gets as many full steps as
+fit into that time, by what its steps take on this machine, and the best picture wins.
+
+All that is decided follows from what the lab measured, so that a search that goes on from measured
+things takes the same way again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-Measure = Callable[[int], float]
+from chipsparse.config import SparsityConfig
+from chipsparse.tuned_range import TunedTarget
+from chipsparse.tuning.boundary import largest, smallest
+from chipsparse.tuning.forms import Form, Lists, StepSeconds
+from chipsparse.tuning.halving import halve
+from chipsparse.tuning.jump_costs import Trajectory
+from chipsparse.tuning.placed_steps import Steps
+from chipsparse.tuning.rivals import Rivals
+from chipsparse.tuning.targets import (
+    Pair,
+    fast_enough,
+    limit_seconds,
+    meets_quality,
+    quality,
+    wants_quality,
+)
+
+LEAST_FULL_STEPS = 2
+
+
+class Lab(Protocol):
+    """Generates and measures; prompts are numbered, those that calibrate first."""
+
+    def trajectory(self, prompt: int) -> Trajectory:
+        """Of the dense generation of a prompt."""
+
+    def step_seconds(self) -> StepSeconds:
+        """What steps take; after the trajectories."""
+
+    def pair(self, config: SparsityConfig, prompt: int, form: str) -> Pair:
+        """A generation against the dense one; ``form`` says what it is, for people."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """Where a search ended.
+class Candidate:
+    """A config with what it is made of."""
 
-    Attributes:
-        place: the first place at which the target was seen to hold, None where it holds at none.
-        measured: what was measured, by place.
-    """
-
-    place: int | None
-    measured: dict[int, float]
-
-    @property
-    def best(self) -> int:
-        """The place with the best measurement."""
-        return max(self.measured, key=lambda place: self.measured[place])
+    form: Form
+    steps: Steps
+    config: SparsityConfig
+    describe: str
 
 
-def search(
-    predicted: Sequence[float],
-    goal: float,
-    measure: Measure,
-    *,
-    known: Mapping[int, float] | None = None,
-    tolerance: float,
-    rounds: int,
-) -> Found:
-    """Looks for the first place whose measurement reaches the goal.
+@dataclass(frozen=True)
+class Tried:
+    """A candidate on held-out prompts, as far as it was tried."""
+
+    candidate: Candidate
+    pairs: Sequence[Pair]
+
+
+class Unreachable(Exception):
+    """Nothing that was tried meets the target; `best` comes closest, on all held-out prompts."""
+
+    def __init__(self, best: Tried, *, out_of_budget: bool) -> None:
+        super().__init__()
+        self.best = best
+        self.out_of_budget = out_of_budget
+
+
+def least_budget(calibrating: int, held_out: int) -> int:
+    """Dense generations that a search takes in any case, about: see `Search`."""
+    return calibrating + 2 * held_out + 2
+
+
+class Search:
+    """One search.
 
     Args:
-        predicted: a score for every place, rising; a larger one is better.
-        goal: the score to reach.
-        measure: the true score of a place.
-        known: scores that were measured before.
-        tolerance: a place that is better than the goal by no more than this will do.
-        rounds: most measurements. Where the target was not seen to hold by then, the last place is
-            measured as well.
+        lab: generates and measures.
+        base: what all candidates have in common.
+        steps: denoising steps.
+        target: what is asked for.
+        calibrating: how many prompts calibrate.
+        held_out: how many others verify.
+        budget: what may be generated, in the time of dense generations, those included.
     """
-    measured = dict(known or {})
-    last = len(predicted) - 1
-    for _ in range(rounds):
-        low, high = bracket(measured, goal, last)
-        if high - low <= 1 or (high in measured and measured[high] <= goal + tolerance):
-            break
-        wanted = _wanted(predicted, measured, goal, low, high)
-        place = next((i for i in range(low + 1, high) if predicted[i] >= wanted), high - 1)
-        measured[place] = measure(place)
-    _, high = bracket(measured, goal, last)
-    if high > last and last not in measured:
-        measured[last] = measure(last)
-        _, high = bracket(measured, goal, last)
-    return Found(high if high <= last else None, measured)
 
+    def __init__(
+        self,
+        lab: Lab,
+        base: SparsityConfig,
+        steps: int,
+        target: TunedTarget,
+        *,
+        calibrating: int,
+        held_out: int,
+        budget: float,
+    ) -> None:
+        self._lab, self._base, self._steps, self._target = lab, base, steps, target
+        self._calibrating = range(calibrating)
+        self._held_out = range(calibrating, calibrating + held_out)
+        self._budget = budget
+        self._spent: dict[tuple[SparsityConfig, int], float] = {}
+        self._tried: list[Tried] = []
+        self._lists: Lists
+        self._seconds: StepSeconds
+        self._rivals: Rivals
 
-def bracket(measured: Mapping[int, float], goal: float, last: int) -> tuple[int, int]:
-    """The last place below the first good one that failed, and that first good one.
+    def run(self) -> Tried:
+        """The best candidate, on all held-out prompts.
 
-    Where none failed the former is -1, where none is good the latter is one past the end.
-    """
-    high = min((place for place, score in measured.items() if score >= goal), default=last + 1)
-    low = max((p for p, score in measured.items() if score < goal and p < high), default=-1)
-    return low, high
+        Raises:
+            Unreachable: none was seen to meet the target.
+        """
+        trajectories = [self._lab.trajectory(prompt) for prompt in self._calibrating]
+        self._seconds = self._lab.step_seconds()
+        self._lists = Lists(trajectories, self._seconds)
+        self._rivals = Rivals(self._lists, self._seconds)
+        form = self._rivals.first(self._usual_count)
+        if wants_quality(self._target):
+            count = self._count_for_quality(form, self._calibrating[:1])
+            limit = self._predicted(form, count)
+            form = self._best_form(form, limit)
+            count = self._count_for_quality(form, self._calibrating, self._fitting(form, limit))
+        else:
+            found = limit_seconds(self._target, self._dense_seconds)
+            assert found is not None
+            limit = found
+            form = self._best_form(form, limit)
+            count = self._fitting(form, limit) or LEAST_FULL_STEPS
+        return self._verified(form, count)
 
+    # What candidates are, and take.
 
-def _wanted(
-    predicted: Sequence[float], measured: Mapping[int, float], goal: float, low: int, high: int
-) -> float:
-    """The prediction at which the goal should be reached, from the nearest measurements."""
-    ends = [place for place in (low, high) if place in measured]
-    if not ends:
-        return goal
-    if len(ends) == 1:
-        return predicted[ends[0]] + goal - measured[ends[0]]
-    share = (goal - measured[low]) / (measured[high] - measured[low])
-    # Not too near to an end: a measurement there would say little.
-    share = min(0.9, max(0.1, share))
-    return predicted[low] + share * (predicted[high] - predicted[low])
+    @property
+    def _usual_count(self) -> int:
+        return max(LEAST_FULL_STEPS, self._steps // 4)
+
+    @property
+    def _dense_seconds(self) -> float:
+        return self._seconds.dense * self._steps + self._seconds.other
+
+    def _candidate(self, form: Form, count: int) -> Candidate:
+        steps = self._lists.steps(form, count)
+        config = form.config(self._base, steps)
+        return Candidate(form, steps, config, form.describe(config, self._steps))
+
+    def _predicted(self, form: Form, count: int) -> float:
+        return self._seconds.generation(form, self._lists.steps(form, count), self._steps)
+
+    def _fitting(self, form: Form, limit: float) -> int | None:
+        """The number of full steps with which a form takes no longer."""
+        most = self._steps - 1
+        return largest(LEAST_FULL_STEPS, most, lambda count: self._predicted(form, count) <= limit)
+
+    def _pair(self, candidate: Candidate, prompt: int) -> Pair:
+        pair = self._lab.pair(candidate.config, prompt, candidate.describe)
+        self._spent[candidate.config, prompt] = pair.seconds / pair.dense_seconds
+        return pair
+
+    def _left(self) -> float:
+        """What is left of the budget, the dense generations of all prompts set aside."""
+        dense = len(self._calibrating) + len(self._held_out)
+        return self._budget - dense - sum(self._spent.values())
+
+    # Which form.
+
+    def _best_form(self, form: Form, limit: float) -> Form:
+        """The form with the best pictures of those that take so long, choice by choice."""
+        choices: Sequence[Callable[[Form, int], Iterator[Form]]] = (
+            self._rivals.of_forecast,
+            self._rivals.of_lists,
+            self._rivals.of_sparse_steps,
+            self._rivals.of_sparse_mlps,
+        )
+        # Enough to verify twice is left for later.
+        share = min(1.0, limit / self._dense_seconds)
+        reserve = 2 * share * len(self._held_out)
+        for place, rivals_of in enumerate(choices):
+            count = self._fitting(form, limit) or LEAST_FULL_STEPS
+            rivals = self._sized(form, rivals_of(form, count), limit)
+            allowance = (self._left() - reserve) / (len(choices) - place)
+            rounds = sum(0.5**turn for turn in self._calibrating)
+            rivals = rivals[: max(1, int(allowance / (share * rounds)))]
+            if len(rivals) > 1:
+                prompts = list(self._calibrating)
+                form = halve(rivals, prompts, self._score).form
+        return form
+
+    def _score(self, candidate: Candidate, prompt: int) -> float:
+        return quality(self._target, self._pair(candidate, prompt))
+
+    def _sized(self, own: Form, others: Iterator[Form], limit: float) -> list[Candidate]:
+        """Each form with as many full steps as fit, the same config only once."""
+        found: dict[SparsityConfig, Candidate] = {}
+        for form in (own, *others):
+            count = self._fitting(form, limit)
+            if count is not None:
+                candidate = self._candidate(form, count)
+                found.setdefault(candidate.config, candidate)
+        return list(found.values())
+
+    # How many full steps.
+
+    def _count_for_quality(
+        self, form: Form, prompts: Sequence[int], start: int | None = None
+    ) -> int:
+        """The least number with which the prompts meet the target, or the largest there is."""
+
+        def passes(count: int) -> bool:
+            candidate = self._candidate(form, count)
+            return all(
+                quality(self._target, self._pair(candidate, prompt)) >= 0 for prompt in prompts
+            )
+
+        most = self._steps - 1
+        first = self._usual_count if start is None else start
+        found = smallest(LEAST_FULL_STEPS, most, first, passes, self._may_go_on)
+        return most if found is None else found
+
+    def _may_go_on(self) -> bool:
+        """Whether the held-out prompts could still be verified after one more candidate."""
+        return self._left() >= len(self._held_out) + 1
+
+    def _verified(self, form: Form, count: int) -> Tried:
+        """The number of full steps around this one that holds on the held-out prompts."""
+        passed: dict[int, Tried] = {}
+
+        def passes(count: int) -> bool:
+            tried = self._on_held_out(self._candidate(form, count))
+            if self._meets(tried):
+                passed[count] = tried
+            return count in passed
+
+        most = self._steps - 1
+        if wants_quality(self._target):
+            found = smallest(LEAST_FULL_STEPS, most, count, passes, self._may_verify)
+        else:  # the more, the better the picture, but the slower
+            turned = smallest(
+                -most, -LEAST_FULL_STEPS, -count, lambda less: passes(-less), self._may_verify
+            )
+            found = None if turned is None else -turned
+        if found is None:
+            raise Unreachable(self._closest(), out_of_budget=not self._may_verify())
+        if not fast_enough(self._target, passed[found].pairs):
+            raise Unreachable(passed[found], out_of_budget=not self._may_verify())
+        return passed[found]
+
+    def _closest(self) -> Tried:
+        """What was tried and comes closest to the target, on all held-out prompts."""
+        best = max(self._tried, key=self._closeness)
+        pairs = [self._pair(best.candidate, prompt) for prompt in self._held_out]
+        return Tried(best.candidate, pairs)
+
+    def _may_verify(self) -> bool:
+        return not self._tried or self._left() > 0
+
+    def _on_held_out(self, candidate: Candidate) -> Tried:
+        """Prompt by prompt, until one misses a bound of quality."""
+        pairs: list[Pair] = []
+        for prompt in self._held_out:
+            pairs.append(self._pair(candidate, prompt))
+            if not meets_quality(self._target, pairs):
+                break
+        self._tried.append(Tried(candidate, pairs))
+        return self._tried[-1]
+
+    def _meets(self, tried: Tried) -> bool:
+        """Whether a candidate keeps what is not made best of."""
+        if wants_quality(self._target):
+            return meets_quality(self._target, tried.pairs)
+        return fast_enough(self._target, tried.pairs)
+
+    def _closeness(self, tried: Tried) -> float:
+        if wants_quality(self._target):
+            return min(quality(self._target, pair) for pair in tried.pairs)
+        return -max(pair.seconds for pair in tried.pairs)

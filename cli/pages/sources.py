@@ -42,7 +42,7 @@ OTHERS: tuple[tuple[frozenset[str], Callable[[Values], str]], ...] = (
         lambda _: "what generate --json prints; give the file of its --report instead",
     ),
     (
-        frozenset({"profile", "results", "tuned", "predicted"}),
+        frozenset({"profile", "results", "tuned", "configs_tried"}),
         lambda values: (
             "what tune --json prints; give the results file that it names, "
             f"{values.text('results')}, instead"

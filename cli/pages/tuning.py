@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from chipsparse.cache_kinds import PARTS
 from chipsparse.cli.pages.budget_map import Cell, budget_map
-from chipsparse.cli.pages.elements import Child, element
-from chipsparse.cli.pages.generation_record import PART_TITLES
+from chipsparse.cli.pages.elements import Child
 from chipsparse.cli.pages.json_values import Values
 from chipsparse.cli.pages.part import Missing, Part, QualityPoint, Section, Tile, table
 from chipsparse.cli.pages.tuning_chart import quality_figure
@@ -26,20 +24,20 @@ def tuning_part(values: Values) -> Part:
     record = read_tuning(values)
     sections: list[Section] = []
     missing: list[Missing] = []
-    if record.verified or record.searches:
+    if record.tried or record.searches:
         sections.append(_quality_section(record))
     else:
-        missing.append(Missing("Quality and speed", f"Nothing was verified yet. {AGAIN}"))
+        missing.append(Missing("Quality and speed", f"Nothing was tried yet. {AGAIN}"))
     chosen = [search for search in record.searches if search.chosen is not None]
     for search in chosen:
         assert search.chosen is not None
-        sections.append(_budget_section(search, search.chosen))
+        sections.append(_schedule_section(search, search.chosen))
     if not chosen:
-        missing.append(Missing("Budget of each layer and step", _why_nothing_was_chosen(record)))
-    if record.verified:
-        sections.append(_held_out_section(record))
+        missing.append(Missing("Chosen schedule", _why_nothing_was_chosen(record)))
+    if record.tried:
+        sections.append(_candidates_section(record))
     else:
-        missing.append(Missing("Held-out prompts", f"No config was verified yet. {AGAIN}"))
+        missing.append(Missing("Candidates", f"Nothing was tried yet. {AGAIN}"))
     about = record.about.content
     return Part(
         kind="tuning",
@@ -51,7 +49,7 @@ def tuning_part(values: Values) -> Part:
         missing=missing,
         points=[
             QualityPoint(f"{values.file.stem}, {each.name}", each.speedup, min(each.psnrs))
-            for each in record.verified
+            for each in record.tried
             if each.speedup is not None and each.psnrs
         ],
     )
@@ -83,7 +81,7 @@ def _facts(record: TuningRecord) -> list[tuple[str, str]]:
 
 def _tiles(record: TuningRecord) -> list[Tile]:
     tiles = []
-    by_name = {each.name: each for each in record.verified}
+    by_name = {each.name: each for each in record.tried}
     newest = record.searches[-1] if record.searches else None
     if newest is not None and newest.chosen is not None and newest.chosen.name in by_name:
         best = by_name[newest.chosen.name]
@@ -94,9 +92,7 @@ def _tiles(record: TuningRecord) -> list[Tile]:
         worst = min(best.psnrs, default=None)
         label = f"PSNR, worst of {len(best.pairs)} held-out prompts"
         tiles.append(Tile(decibels(worst), label, f"target: {newest.target}"))
-    tiles.append(Tile(str(len(record.verified)), "configs verified", None))
-    if newest is not None:
-        tiles.append(Tile(str(len(newest.predicted)), "configs on the predicted frontier", None))
+    tiles.append(Tile(str(len(record.tried)), "configs tried", None))
     tiles.append(Tile(str(record.measurements), "measurements in the file", None))
     return tiles
 
@@ -107,68 +103,48 @@ def _tiles(record: TuningRecord) -> list[Tile]:
 def _quality_section(record: TuningRecord) -> Section:
     return Section(
         "Quality and speed",
-        "The line is what the calibration predicts that no other config beats. A dot is a config "
-        "that was verified on held-out prompts, at the lowest PSNR that it reached; the upright "
-        "line above it reaches to its highest. A config is given up at the first prompt that "
-        "misses the target, so that a single dot may stand for one prompt.",
+        "A dot is a config, at the lowest PSNR that it reached on any prompt; the upright line "
+        "above it reaches to its highest. Configs are given up early where others of the same time "
+        "are better, or where a held-out prompt misses the target.",
         [quality_figure(record)],
     )
 
 
-# Budgets.
+# The schedule.
 
 
-def _budget_section(search: Search, chosen: Chosen) -> Section:
+def _schedule_section(search: Search, chosen: Chosen) -> Section:
     steps = len(chosen.actions)
-    kept = [part for part in PARTS if any(each is not None for each in chosen.shares[part])]
-    body = [
-        budget_map(
-            {
-                (layer, step): _cell(action, share)
-                for layer, share in enumerate(chosen.shares[part])
-                for step, action in enumerate(chosen.actions)
-            },
-            layers=len(chosen.shares[part]),
-            steps=steps,
-            caption=f"Chosen budget of {PART_TITLES[part]}" if kept else "What each step does",
-        )
-        for part in kept or PARTS[:1]
-    ]
-    counts = {name: chosen.actions.count(name) for name in dict.fromkeys(chosen.actions)}
-    text = ", ".join(f"{count} {name}" for name, count in counts.items())
-    never = [PART_TITLES[part] for part in PARTS if part not in kept]
-    dense = f" No layer has sparse {' or '.join(never)}." if never else ""
+    cells = {
+        (0, step): _cell(action, chosen.keep_fraction) for step, action in enumerate(chosen.actions)
+    }
     return Section(
-        f"Budget of each layer and step, for {search.target}",
-        f"Config {chosen.name}: {text} steps.{dense} What a layer keeps at sparse steps; a row for "
-        "each layer, a column for each step.",
-        body,
+        f"Chosen schedule, for {search.target}",
+        f"Config {chosen.name}: {chosen.form}.",
+        [budget_map(cells, layers=1, steps=steps, caption="What each step does, all layers alike")],
     )
 
 
-def _cell(action: str, share: float | None) -> Cell:
-    if action == "skip":
-        return Cell("skip", 0.0)
-    if share is None:
-        return Cell("dense", 1.0)
-    return Cell(action, share if action == "sparse" else 1.0)
+def _cell(action: str, keep_fraction: float) -> Cell:
+    return Cell(action, {"skip": 0.0, "sparse": keep_fraction}.get(action, 1.0))
 
 
-# Held-out prompts.
+# Candidates.
 
 
-def _held_out_section(record: TuningRecord) -> Section:
+def _candidates_section(record: TuningRecord) -> Section:
     chosen = {s.chosen.name for s in record.searches if s.chosen is not None}
-    ordered = sorted(record.verified, key=lambda each: (each.name not in chosen, each.seconds))
+    ordered = sorted(record.tried, key=lambda each: (each.name not in chosen, each.seconds))
     lpips = any(pair.lpips is not None for each in ordered for pair in each.pairs)
     headings = ["config", "prompt", "PSNR", "SSIM", *(["LPIPS"] if lpips else []), "time", "dense"]
+    held_out = {prompt for search in record.searches for prompt in search.held_out}
     rows = []
     for each in ordered:
         for pair in each.pairs:
             mark = " (chosen)" if each.name in chosen else ""
             row: list[Child] = [
-                element("code", each.name),
-                f"{pair.prompt}{mark}",
+                f"{each.form}{mark}",
+                f"{pair.prompt}{', held out' if pair.prompt in held_out else ''}",
                 decibels(pair.psnr_db),
                 "" if pair.ssim is None else f"{pair.ssim:.4f}",
             ]
@@ -177,8 +153,8 @@ def _held_out_section(record: TuningRecord) -> Section:
             dense = "" if pair.dense_seconds is None else seconds_text(pair.dense_seconds)
             rows.append([*row, seconds_text(pair.seconds), dense])
     return Section(
-        "Held-out prompts",
-        "Every verification: none of these prompts was used to calibrate. Sparse and dense have "
-        "the same seed.",
+        "Candidates",
+        "Every generation of the search, against the dense one with the same seed. Held-out "
+        "prompts had no part in the choice of the form.",
         [table(headings, rows, texts=2)],
     )

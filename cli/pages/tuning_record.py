@@ -1,4 +1,4 @@
-"""The results file of a tuning, read back: what was predicted, verified and chosen."""
+"""The results file of a tuning, read back: what was tried and chosen."""
 
 from __future__ import annotations
 
@@ -6,21 +6,15 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chipsparse.cache_kinds import PARTS
 from chipsparse.cli.pages.generation_record import ACTIONS
 from chipsparse.cli.pages.json_values import Values
 from chipsparse.cli.tune_names import dense_name, pair_of
-
-TARGETS = {
-    "min_psnr_db": "PSNR of at least {:g} dB",
-    "max_lpips": "LPIPS of at most {:g}",
-    "max_seconds": "at most {:g} s",
-}
+from chipsparse.tuned_range import TARGETS, target_text
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A sparse generation of a held-out prompt against the dense one.
+    """A sparse generation of a prompt against the dense one.
 
     Attributes:
         prompt: with its seed.
@@ -30,6 +24,7 @@ class Pair:
         seconds: of the sparse generation.
         dense_seconds: of the dense one; None where it is not known.
         actions: of every step.
+        form: what the schedule is, in words.
     """
 
     prompt: str
@@ -39,10 +34,11 @@ class Pair:
     seconds: float
     dense_seconds: float | None
     actions: Sequence[str]
+    form: str
 
 
 @dataclass(frozen=True)
-class VerifiedConfig:
+class TriedConfig:
     """A config with its pairs, one for each prompt that it was tried on.
 
     Attributes:
@@ -57,6 +53,11 @@ class VerifiedConfig:
     def seconds(self) -> float:
         """Median time of a generation."""
         return statistics.median(pair.seconds for pair in self.pairs)
+
+    @property
+    def form(self) -> str:
+        """The schedule in words."""
+        return self.pairs[0].form
 
     @property
     def psnrs(self) -> list[float]:
@@ -82,13 +83,15 @@ class Chosen:
 
     Attributes:
         name: of the config.
+        form: in words.
+        keep_fraction: of the columns, at sparse steps.
         actions: of every step.
-        shares: by part, what each layer keeps at a sparse step; None where it is always dense.
     """
 
     name: str
+    form: str
+    keep_fraction: float
     actions: Sequence[str]
-    shares: dict[str, Sequence[float | None]]
 
 
 @dataclass(frozen=True)
@@ -97,10 +100,9 @@ class Search:
 
     Attributes:
         target: in words.
-        min_psnr_db: the target, where it is one of PSNR.
-        max_seconds: the target, where it is one of time.
-        dense_seconds: what a dense generation was predicted to take.
-        predicted: seconds, PSNR in dB and name of each config of the frontier.
+        min_psnr_db: the target's, if any.
+        max_seconds: likewise.
+        min_speedup: likewise.
         held_out: the prompts that verify, with their seeds.
         chosen: None where the search was interrupted, or its target cannot be met.
     """
@@ -108,8 +110,7 @@ class Search:
     target: str
     min_psnr_db: float | None
     max_seconds: float | None
-    dense_seconds: float
-    predicted: Sequence[tuple[float, float, str]]
+    min_speedup: float | None
     held_out: Sequence[str]
     chosen: Chosen | None
 
@@ -121,14 +122,14 @@ class TuningRecord:
     Attributes:
         about: what all measurements have in common.
         measurements: how many there are.
-        verified: configs, in the order in which they were tried.
+        tried: configs, in the order in which they were tried.
         searches: the last one is the newest.
         dense_seconds: median of the dense generations; None without one.
     """
 
     about: Values
     measurements: int
-    verified: Sequence[VerifiedConfig]
+    tried: Sequence[TriedConfig]
     searches: Sequence[Search]
     dense_seconds: float | None
 
@@ -148,7 +149,7 @@ def read_tuning(values: Values) -> TuningRecord:
     return TuningRecord(
         about=values.object("about"),
         measurements=len(measured.content),
-        verified=[VerifiedConfig(name, found) for name, found in pairs.items()],
+        tried=[TriedConfig(name, found) for name, found in pairs.items()],
         searches=[_search(each) for _, each in values.object("searches").members()],
         dense_seconds=statistics.median(dense.values()) if dense else None,
     )
@@ -164,26 +165,27 @@ def _pair(measured: Values, name: str, prompt: str) -> Pair:
         seconds=entry.number("seconds"),
         dense_seconds=dense.number_or_none("seconds"),
         actions=entry.texts("actions"),
+        form=entry.text("form"),
     )
 
 
 def _search(entry: Values) -> Search:
     target = entry.object("target")
-    words = [text.format(target.number(name)) for name, text in TARGETS.items() if name in target]
+    given = {name: target.number_or_none(name) for name in TARGETS}
     return Search(
-        target=" and ".join(words) or "none",
-        min_psnr_db=target.number_or_none("min_psnr_db"),
-        max_seconds=target.number_or_none("max_seconds"),
-        dense_seconds=entry.number("dense_seconds"),
-        predicted=[
-            (each.number("seconds"), each.number("psnr_db"), each.text("config"))
-            for each in entry.objects("candidates")
-        ],
+        target=target_text(given),
+        min_psnr_db=given["min_psnr_db"],
+        max_seconds=given["max_seconds"],
+        min_speedup=given["min_speedup"],
         held_out=entry.texts("held_out"),
         chosen=_chosen(entry.object("chosen")) if "chosen" in entry else None,
     )
 
 
 def _chosen(entry: Values) -> Chosen:
-    actions = entry.choices("actions", ACTIONS)
-    return Chosen(entry.text("config"), actions, {p: entry.numbers_or_none(p) for p in PARTS})
+    return Chosen(
+        name=entry.text("config"),
+        form=entry.text("form"),
+        keep_fraction=entry.number("keep_fraction"),
+        actions=entry.choices("actions", ACTIONS),
+    )

@@ -33,7 +33,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "captured mass": measured.captured_mass,
     "tiny-flux quality": measured.tiny_flux_quality,
     "peers": measured.peers,
-    "tuned": measured.tuned,
 }
 START, END = "<!-- table: {} -->", "<!-- end of table -->"
 PLACE = re.compile(r"<!-- table: (?P<name>.*?) -->\n(?P<content>.*?)<!-- end of table -->", re.S)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import peers_table, tuned_table
+from benchmarks import peers_table
 from chipsparse.plan import Action
 from docs.tables.markdown import table
 
@@ -23,7 +23,6 @@ CASES = {
     "d64_video": "head size 64",
 }
 RULES = ("merge", "difference")
-STAR = "\\* The closest one; none is as close. "
 
 CELLS = "In brackets behind a speed-up: its share of the ideal, and its TFLOP/s."
 
@@ -340,40 +339,6 @@ def peers() -> str:
     star = f"; with \\* {'/'.join(map(str, sorted(fewer)))} prompts" if fewer else ""
     made = table(("method", "setting", *named), rows, texts=2)
     return f"{made}\n\n{'; '.join(runs)}{star}. {source(file, records)}"
-
-
-def tuned() -> str:
-    """Profiles that were tuned, and the best single budget that is as close to dense."""
-    file = "tuned_cpu.json"
-    records = read(file)
-    found = peers_table.summaries(records, tuned_table.OP)
-    by = {"psnr_median": "median", "psnr_min": "worst"}
-    rows = []
-    for pair in tuned_table.pairings(found):
-        single = pair.single or pair.closest
-        speedup, work, psnrs = peer_cells(pair.tuned, pair.tuned["prompts"])
-        least_speedup, least_work, least_psnrs = peer_cells(single, single["prompts"])
-        rows.append(
-            (
-                f"{pair.tuned['model']}, {pair.tuned['setting']}",
-                by[pair.criterion],
-                f"{speedup}, {work}",
-                psnrs,
-                single["setting"] + ("" if pair.single else " \\*"),
-                f"{least_speedup}, {least_work}",
-                least_psnrs,
-                f"{pair.tuned['speedup'] / single['speedup']:.2f}x",
-            )
-        )
-    columns = ("speed-up, work", "PSNR, dB")
-    names = ("tuned for", "as close by", *columns, "best single budget", *columns, "ahead")
-    models = unique(found, "model")
-    runs = [
-        f"{m}: {sizes(find(found, model=m))}, {find(found, model=m)[0]['prompts']} prompts"
-        for m in models
-    ]
-    star = "" if all(pair.single for pair in tuned_table.pairings(found)) else STAR
-    return f"{table(names, rows, texts=2)}\n\n{star}{'; '.join(runs)}. {source(file, records)}"
 
 
 def peer_cells(summary: Record | None, prompts: int) -> tuple[str, str, str]:

@@ -142,6 +142,9 @@ def test_refuses_bad_values_by_path(path, value, said):
         ({"full_steps": [4], "final_dense_steps": 1}, "place of final_dense_steps, which is 1"),
         ({"full_steps": [4], "dense_steps": [3]}, "set dense_steps back to []"),
         ({"full_share": 0.5, "skip_steps": [3, 4]}, "skip_steps, which is [3, 4]: leave"),
+        ({"full_share": 0.5, "sparse_steps": [3]}, "sparse_steps ([3]) needs full_steps"),
+        ({"full_steps": [4, 6], "sparse_steps": [0, 5, 6]}, "sparse_steps: [0, 6] are computed in"),
+        ({"full_steps": [4], "sparse_steps": [7, 5]}, "sparse_steps: expected steps in order"),
     ],
 )
 def test_a_schedule_has_one_form(schedule, said):

@@ -104,7 +104,7 @@ def listed(steps=12, **schedule):
     ("between", "expected"),
     [
         ("none", "DDDKDKKDKKKK"),
-        ("middle", "DDDKRKSRKKSK"),
+        ("middle", "DDDKDKKRKKSK"),
         ("every_other", "DDDKRKSRKSKS"),
         ("all", "DDRSRSSRSSSS"),
     ],
@@ -125,7 +125,7 @@ def test_steps_between_listed_full_ones(between, expected):
 def test_a_share_of_the_steps_in_full():
     plan = listed(50, full_share=0.26, front_load=2.5)
     found = "".join(LETTERS[action] for action in plan.actions())
-    assert found == "DDDDDRKSKRKSKRKKSKRKKSKKRKKKSKKRKKKSKKKRKKKKSKKKKD"
+    assert found == "DDDDDDKKDKKRKKSKRKKSKRKKKSKKRKKKSKKRKKKKSKKKRKKSKK"
     assert plan.describe() == (
         "13 of 50 steps in full, front-loaded (p 2.5), one sparse step in each gap, the rest "
         "skipped"
@@ -152,18 +152,32 @@ def test_a_share_of_the_steps_in_full():
         ),
         (
             {"full_share": 0.25, "forecast": 0.3, "forecast_after": 0.3},
-            "3 of 12 steps in full, front-loaded (p 2), one sparse step in each gap, the rest "
+            "3 of 12 steps in full, front-loaded (p 2.5), one sparse step in each gap, the rest "
             "skipped with 0.3 of a forecast from step 4 on",
         ),
         (
             {"full_share": 0.25, "between": "all", "forecast": 0.5},
-            "3 of 12 steps in full, front-loaded (p 2), all others sparse",
+            "3 of 12 steps in full, front-loaded (p 2.5), all others sparse",
         ),
         ({"skip_steps": [4], "refresh_steps": [], "forecast": 0.5}, PUBLISHED),
     ],
 )
 def test_lists_are_described_in_one_line(schedule, expected):
     assert listed(**schedule).describe() == expected
+
+
+def test_sparse_steps_may_be_listed_too():
+    plan = listed(full_steps=[1, 4, 8], sparse_steps=[5, 7, 10])
+    assert "".join(LETTERS[action] for action in plan.actions()) == "DDKKRSKSRKSK"
+    assert plan.describe() == (
+        "4 of 12 steps in full, as listed, 3 sparse, likewise, the rest skipped"
+    )
+    none = listed(full_steps=[1, 4, 8], sparse_steps=[])
+    assert "".join(LETTERS[action] for action in none.actions()) == "DDKKDKKKDKKK"
+    assert none.is_dense()
+    (remark,) = listed(full_steps=[1], sparse_steps=[3, 14]).remarks()
+    assert remark == "sparse_steps 14 are never reached: the last of 12 steps is 11"
+    assert not listed(None, full_steps=[1], sparse_steps=[3]).remarks()
 
 
 def test_what_a_list_cannot_do_is_said():
@@ -185,7 +199,7 @@ def test_lists_where_the_number_of_steps_is_unknown():
     assert letters == "DRSSSSSSSSSRSSSSSSSSSRSS"
     assert remark.startswith("schedule.full_share needs the number of steps")
     letters, (remark,) = found(10, full_steps=[1, 4])
-    assert letters == "DRKSRKSKSK"
+    assert letters == "DDKKRKSKSK"
     assert "every other step is sparse" in remark
     assert found(10, full_steps=[1, 4], between="none") == ("DDKKDKKKKK", [])
     assert found(10, full_steps=[1, 4], between="all") == ("DRSSRSSSSS", [])

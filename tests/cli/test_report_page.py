@@ -614,16 +614,17 @@ def test_a_tuning(report):
     page = report("p.tune.json")
     assert page.headings[0] == "Tuning of flux"
     pairs = {n: each for n, each in results["measured"].items() if n.startswith("pair, ")}
-    held_out = page.sections["Held-out prompts"]
-    for name, pair in pairs.items():
-        config = name.split(", ")[1]
+    candidates = page.sections["Candidates"]
+    for pair in pairs.values():
         psnr = "identical" if pair["psnr_db"] is None else f"{pair['psnr_db']:.2f} dB"
-        assert f"{config}\n" in held_out
-        assert f"{psnr}\n" in held_out
+        assert pair["form"] in candidates
+        assert f"{psnr}\n" in candidates
+    held_out = [prompt for each in results["searches"].values() for prompt in each["held_out"]]
+    assert all(f"{prompt}, held out\n" in candidates for prompt in held_out)
     quality = page.sections["Quality and speed"]
     assert "target 25 dB" in quality
     assert "chosen" in quality
-    assert "Budget of each layer and step, for PSNR of at least 25 dB" in page.headings
+    assert "Chosen schedule, for a PSNR of at least 25 dB" in page.headings
 
 
 def a_search(content, **changes):
@@ -632,62 +633,41 @@ def a_search(content, **changes):
     return search
 
 
-def test_what_was_predicted_is_a_line(report):
-    places = [(0.03, 20.0), (0.05, 30.0), (0.06, 35.0), (0.07, 99.0)]
-
-    def predict(content):
-        found = [{"config": "a", "seconds": x, "psnr_db": y} for x, y in places]
-        a_search(content, candidates=found, dense_seconds=0.1)
-        content["measured"] = {}
-
-    page = report(changed("p.tune.json", predict))
-    line = page.all("path", **{"class": "line first"})[1]  # behind that of the legend
-    points = [tuple(map(float, each.split())) for each in line["d"].removeprefix("M").split("L")]
-    across, up = zip(*points, strict=True)
-    assert len(points) == 3  # what is all but the same as dense is left out
-    assert (across[1] - across[0]) / (across[2] - across[1]) == pytest.approx(2, rel=0.01)
-    assert (up[0] - up[1]) / (up[1] - up[2]) == pytest.approx(2, rel=0.01)
-    (level, _) = page.all("line", **{"class": "level"})  # 25 dB
-    assert (up[0] - float(level["y1"])) / (up[0] - up[1]) == pytest.approx(0.5, abs=0.01)
-
-
-def test_the_chosen_budgets_of_a_tuning(report):
+def test_the_chosen_schedule_of_a_tuning(report):
     def choose(content):
         a_search(
             content,
             chosen={
                 "config": "abc",
+                "form": "3 of 6 steps in full",
+                "keep_fraction": 0.1,
                 "actions": ["dense", "refresh", "sparse", "sparse", "skip", "dense"],
-                "attention": [0.1, None, 0.3],
-                "mlp": [None, None, None],
             },
         )
 
     page = report(changed("p.tune.json", choose))
-    budgets = page.sections["Budget of each layer and step, for PSNR of at least 25 dB"]
-    assert "No layer has sparse MLP neurons." in budgets
+    schedule = page.sections["Chosen schedule, for a PSNR of at least 25 dB"]
+    assert "Config abc: 3 of 6 steps in full." in schedule
     for text in (
-        "layer 0, steps 2 to 3: sparse, 10.0% computed",
-        "layer 1, steps 0 to 3: dense",
-        "layer 2, steps 2 to 3: sparse, 30.0% computed",
-        "layers 0 to 2, step 4: skip",
+        "layer 0, step 0: dense",
         "layer 0, step 1: refresh",
-        "sparse: 10.0%",
+        "layer 0, steps 2 to 3: sparse, 10.0% computed",
+        "layer 0, step 4: skip",
     ):
-        assert f"{text}\n" in budgets
+        assert f"{text}\n" in schedule
     classes = {each["class"] for each in page.all("rect", **{"class": "box"})}
-    assert {"box shade-0", "box shade-9", "box action-refresh", "box action-skip"} <= classes
+    assert {"box action-refresh", "box action-skip"} <= classes
 
 
 def test_a_tuning_that_was_interrupted(report):
     def calibrated_only(content):
-        kept = {n: m for n, m in content["measured"].items() if n.startswith("calibration")}
+        kept = {n: m for n, m in content["measured"].items() if n.startswith("dense")}
         content["measured"] = kept
         del content["searches"]
 
     page = report(changed("p.tune.json", calibrated_only))
     missing = page.sections["Not on this page"]
-    assert "Nothing was verified yet. Run the same tune command again" in missing
+    assert "Nothing was tried yet. Run the same tune command again" in missing
     assert "keeps no search" in missing
 
     def unfinished(content):
@@ -705,6 +685,15 @@ def test_a_tuning_for_a_limit_of_time(report):
     page = report(changed("p.tune.json", limit))
     assert "at most 0.125 s" in page.text
     assert "target 25 dB" not in page.text
+
+
+def test_a_tuning_for_a_speed(report):
+    def speed(content):
+        a_search(content, target={"min_speedup": 2.0})
+
+    page = report(changed("p.tune.json", speed))
+    assert "at least 2 times the speed" in page.text
+    assert page.all("path", **{"class": "line fourth dashed"})  # where dense takes twice as long
 
 
 def test_two_configs(report):
@@ -788,7 +777,7 @@ def test_several_files_make_one_page(report):
             "bad.json is what generate --json prints; give the file of its --report instead",
         ),
         (
-            '{"profile": "p", "results": "p.tune.json", "tuned": {}, "predicted": {}}',
+            '{"profile": "p", "results": "p.tune.json", "tuned": {}, "configs_tried": 1}',
             "bad.json is what tune --json prints; give the results file that it names, p.tune.js",
         ),
         (
@@ -849,8 +838,9 @@ def test_no_damaged_file_is_an_error_of_ours(folder, name):
     whole = json.loads(Path(name).read_text())
     if name == "p.tune.json":  # nothing of these is read
         whole["measured"] = {
-            n: {} if n.startswith(("calibration", "replay")) else m
+            n: {"seconds": m["seconds"]} if n.startswith("dense") else m
             for n, m in whole["measured"].items()
+            if not n.startswith("times")
         }
     rendered, sentences = 0, []
     for path in [each for each in paths(whole) if each]:

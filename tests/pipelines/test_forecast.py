@@ -16,6 +16,7 @@ LISTED = SPARSE.override(
         "schedule.refresh_every": 10,
         "schedule.skip_steps": [],
         "schedule.full_steps": [0, 1, 2, 5, 9],
+        "schedule.sparse_steps": [4, 7, 11],
         "schedule.forecast": 0.5,
     }
 )
@@ -91,7 +92,7 @@ def test_the_actions_are_those_of_the_list(returned):
         assert handle.report.to_dict()["steps"][-3]["forecast"]
         assert handle.report.fallbacks == handle.report.notes == []
         plan = handle.report.to_dict()["transformers"]["transformer"]["schedule"]
-        assert plan.startswith("5 of 12 steps in full, as listed, one sparse step in each gap, ")
+        assert plan.startswith("5 of 12 steps in full, as listed, 3 sparse, likewise, ")
 
 
 def test_a_model_without_an_adapter(returned):

@@ -77,7 +77,7 @@ def test_a_file_about_something_else_is_refused_with_both_values(tmp_path):
     [
         ("not JSON", "it is no JSON"),
         ("[1]", "format is None"),
-        (json.dumps({"format": 0, "about": ABOUT, "measured": {}}), "format is 0, not 1"),
+        (json.dumps({"format": 0, "about": ABOUT, "measured": {}}), "format is 0, not 2"),
     ],
 )
 def test_other_files_are_refused(tmp_path, text, message):

@@ -1,65 +1,161 @@
-"""The search for the first place at which a target holds."""
+"""The search, on a lab that makes up what it measures."""
 
 import pytest
 
-from chipsparse.tuning.search import search
+from chipsparse.config import SparsityConfig
+from chipsparse.schedule import Action, Schedule
+from chipsparse.tuned_range import TunedTarget
+from chipsparse.tuning.forms import StepSeconds
+from chipsparse.tuning.rivals import KEEP_FRACTIONS
+from chipsparse.tuning.search import Search, Unreachable, least_budget
+from chipsparse.tuning.targets import Pair
+from tests.chipsparse.tuning.trajectories import trajectory
 
-PREDICTED = [20 + 0.2 * i for i in range(101)]  # 20 to 40
-
-
-def true_psnr(place, offset, slope):
-    return 30 + offset + slope * (PREDICTED[place] - 30)
-
-
-@pytest.mark.parametrize("offset", [-6.0, 0.0, 4.0])
-@pytest.mark.parametrize("slope", [0.5, 1.0, 1.6])
-@pytest.mark.parametrize("goal", [27.0, 30.0, 32.0])
-def test_it_finds_the_first_place_in_a_few_rounds(offset, slope, goal):
-    asked = []
-
-    def measure(place):
-        asked.append(place)
-        return true_psnr(place, offset, slope)
-
-    holds = [i for i in range(101) if true_psnr(i, offset, slope) >= goal]
-    found = search(PREDICTED, goal, measure, tolerance=0.3, rounds=8)
-    if not holds:
-        assert found.place is None
-        assert found.best == 100
-        return
-    assert found.place is not None
-    assert true_psnr(found.place, offset, slope) >= goal
-    assert found.place == holds[0] or true_psnr(found.place, offset, slope) <= goal + 0.3
-    assert len(asked) == len(set(asked)) <= 8
+STEPS = 20
+CALIBRATING, HELD_OUT = 2, 3
 
 
-def test_what_is_known_is_not_measured_again():
-    known = {i: true_psnr(i, 1.0, 1.0) for i in range(101)}
+class MadeUpLab:
+    """Every full step gains 2 dB, a sparse one ``sparse_db``, a forecast ``forecast_db``.
 
-    def never(place):
-        raise AssertionError(place)
+    Prompt 4 is 3 dB harder than the others.
+    """
 
-    found = search(PREDICTED, 31.0, never, known=known, tolerance=0.0, rounds=8)
-    assert found.place == 50
+    def __init__(self, *, sparse_db=0.5, forecast_db=0.0, mlp_seconds=0.0):
+        self.sparse_db, self.forecast_db = sparse_db, forecast_db
+        self.mlp_seconds = mlp_seconds
+        self.made = {}
+
+    def trajectory(self, prompt):
+        return trajectory(STEPS, seed=prompt)
+
+    def step_seconds(self):
+        sparse = {(keep, False): 0.2 + keep for keep in KEEP_FRACTIONS}
+        sparse |= {(keep, True): 0.2 + keep + self.mlp_seconds for keep in KEEP_FRACTIONS}
+        return StepSeconds(dense=1.0, refresh=1.1, sparse=sparse, skipped=0.01, other=0.5)
+
+    def pair(self, config, prompt, form):
+        schedule = Schedule(config.schedule, STEPS)
+        actions = [schedule.action(step) for step in range(STEPS)]
+        full = sum(each in (Action.DENSE, Action.REFRESH) for each in actions)
+        sparse = actions.count(Action.SPARSE)
+        psnr = 20 + 2 * full + self.sparse_db * sparse - 3 * (prompt == 4)
+        psnr += self.forecast_db * (config.schedule.forecast == 0.5)
+        times = self.step_seconds()
+        seconds = times.other + sum(
+            {
+                Action.DENSE: 1.0,
+                Action.REFRESH: 1.1,
+                Action.SPARSE: times.sparse[config.attention.keep_fraction, config.mlp.enabled],
+                Action.SKIP: 0.01,
+            }[each]
+            for each in actions
+        )
+        self.made[config, prompt] = seconds / 20.5
+        return Pair(psnr, 1 - 10 ** (-psnr / 20), None, seconds, 20.5, tuple(actions))
 
 
-def test_an_unreachable_target_is_told_with_the_best():
-    found = search(PREDICTED, 60.0, lambda i: true_psnr(i, 0, 0.5), tolerance=0.3, rounds=3)
-    assert found.place is None
-    assert found.best == 100
-    assert found.measured[100] == pytest.approx(35.0)
+def searched(lab, budget=30, **target):
+    return Search(
+        lab,
+        SparsityConfig(),
+        STEPS,
+        TunedTarget(**target),
+        calibrating=CALIBRATING,
+        held_out=HELD_OUT,
+        budget=budget,
+    ).run()
 
 
-def test_without_rounds_left_the_most_accurate_place_still_answers():
-    found = search(PREDICTED, 31.0, lambda i: true_psnr(i, -8, 1.0), tolerance=0.0, rounds=1)
-    assert found.place == 100
-    assert found.measured[100] == pytest.approx(32.0)
+def full_count(tried):
+    return len(tried.candidate.steps.full)
 
 
-def test_a_measurement_that_falls_does_not_end_in_a_wrong_place():
-    def measure(place):
-        return 29.0 if place % 2 else true_psnr(place, 0, 1.0)
+def test_a_quality_is_met_on_the_worst_prompt_by_the_fewest_full_steps():
+    found = searched(MadeUpLab(sparse_db=0.0), min_psnr_db=33.0)
+    assert found.candidate.form.reuse.between == "none"
+    assert full_count(found) == 8  # 20 + 16 - 3
+    assert len(found.pairs) == HELD_OUT
+    assert min(pair.psnr_db for pair in found.pairs) == 33
+    assert found.candidate.config.schedule.full_steps == found.candidate.steps.full
 
-    found = search(PREDICTED, 30.0, measure, tolerance=0.1, rounds=20)
-    assert found.place is not None
-    assert found.measured[found.place] >= 30.0
+
+def test_sparse_steps_are_chosen_where_they_gain_more_than_they_take():
+    found = searched(MadeUpLab(sparse_db=1.5), min_psnr_db=33.0)
+    assert found.candidate.form.reuse.between != "none"
+    assert "sparse" in found.pairs[0].actions
+    nothing_sparse = searched(MadeUpLab(sparse_db=0.0), min_psnr_db=33.0)
+    assert found.pairs[0].seconds < nothing_sparse.pairs[0].seconds
+
+
+@pytest.mark.parametrize(("mlp_seconds", "expected"), [(-0.25, True), (0.1, False)])
+def test_mlps_are_sparse_only_where_that_is_faster(mlp_seconds, expected):
+    lab = MadeUpLab(sparse_db=1.5, mlp_seconds=mlp_seconds)
+    found = searched(lab, min_speedup=2.0)
+    assert found.candidate.config.mlp.enabled == expected
+    assert expected or not any(config.mlp.enabled for config, _ in lab.made)
+
+
+def test_a_forecast_is_chosen_where_it_helps():
+    found = searched(MadeUpLab(sparse_db=0.0, forecast_db=4.0), min_speedup=2.0)
+    assert found.candidate.config.schedule.forecast == 0.5
+    found = searched(MadeUpLab(sparse_db=0.0, forecast_db=-4.0), min_speedup=2.0)
+    assert found.candidate.config.schedule.forecast != 0.5
+
+
+def test_a_speed_is_met_with_as_many_full_steps_as_fit():
+    found = searched(MadeUpLab(sparse_db=0.0), min_speedup=2.0)
+    assert full_count(found) == 9  # 0.5 + 9 + 0.11 s of 20.5; with 10 it is too slow
+    assert found.pairs[0].dense_seconds / found.pairs[0].seconds >= 2
+    assert full_count(searched(MadeUpLab(sparse_db=0.0), max_seconds=5.7)) == 5
+
+
+def test_steps_that_take_longer_than_was_measured_are_made_up_for():
+    class Slower(MadeUpLab):
+        def pair(self, config, prompt, form):
+            made = super().pair(config, prompt, form)
+            return Pair(made.psnr_db, None, None, 1.3 * made.seconds, 20.5, made.actions)
+
+    found = searched(Slower(sparse_db=0.0), min_speedup=2.0)
+    assert full_count(found) == 7
+
+
+def test_both_kinds_of_target_hold_together():
+    assert full_count(searched(MadeUpLab(sparse_db=0.0), min_psnr_db=33.0, min_speedup=2.0)) == 8
+    with pytest.raises(Unreachable) as caught:
+        searched(MadeUpLab(sparse_db=0.0), min_psnr_db=33.0, min_speedup=4.0)
+    assert full_count(caught.value.best) == 8
+    assert not caught.value.out_of_budget
+
+
+@pytest.mark.parametrize(
+    ("target", "count"), [({"min_psnr_db": 90.0}, STEPS - 1), ({"min_speedup": 50.0}, 2)]
+)
+def test_what_cannot_be_met_tells_the_closest_on_all_held_out_prompts(target, count):
+    with pytest.raises(Unreachable) as caught:
+        searched(MadeUpLab(sparse_db=0.0), budget=60, **target)
+    assert full_count(caught.value.best) == count
+    assert len(caught.value.best.pairs) == HELD_OUT
+
+
+@pytest.mark.parametrize(
+    "target", [{"min_psnr_db": 33.0}, {"min_speedup": 1.5}, {"min_ssim": 0.99}]
+)
+@pytest.mark.parametrize("budget", [12, 16, 30])
+def test_a_search_ends_within_its_budget(target, budget):
+    lab = MadeUpLab(sparse_db=0.7)
+    found = searched(lab, budget=budget, **target)
+    assert len(found.pairs) == HELD_OUT
+    spent = CALIBRATING + HELD_OUT + sum(lab.made.values())
+    assert spent <= budget + HELD_OUT  # a candidate that was begun is verified to its end
+
+
+def test_the_least_budget_finds_something():
+    least = least_budget(CALIBRATING, HELD_OUT)
+    assert full_count(searched(MadeUpLab(), budget=least, min_speedup=2.0)) >= 2
+
+
+def test_the_same_measurements_lead_the_same_way():
+    first, second = MadeUpLab(sparse_db=1.0), MadeUpLab(sparse_db=1.0)
+    assert searched(first, min_psnr_db=35.0) == searched(second, min_psnr_db=35.0)
+    assert list(first.made) == list(second.made)

@@ -1,0 +1,156 @@
+"""What a search chooses from: forms of a schedule, each of any number of full steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from chipsparse.config import ScheduleConfig, SparsityConfig
+from chipsparse.schedule import Action, Schedule
+from chipsparse.schedule_text import list_text
+from chipsparse.step_lists import front_loaded
+from chipsparse.tuning.jump_costs import Reuse, Trajectory, jump_costs
+from chipsparse.tuning.placed_steps import Placed, Steps
+from chipsparse.tuning.step_search import best_lists
+
+USUAL_GROWTH, USUAL_KEEP_FRACTION = 1.0, 0.2
+
+
+@dataclass(frozen=True)
+class Form:
+    """A schedule but for the number of its full steps.
+
+    Attributes:
+        growth: its lists are searched, with errors that grow so; see `jump_costs`.
+        front_load: or they are of this closed form; one of the two is given.
+        reuse: what stands for the steps that are not full.
+        keep_fraction: of the columns of sparse steps.
+        sparse_mlp: whether the MLPs of sparse steps are sparse, too.
+        sparse_error: sparse steps are placed one by one, taken to leave such an error behind; see
+            `Placed`. None: where ``reuse`` says.
+    """
+
+    growth: float | None = USUAL_GROWTH
+    front_load: float | None = None
+    reuse: Reuse = Reuse()
+    keep_fraction: float = USUAL_KEEP_FRACTION
+    sparse_mlp: bool = False
+    sparse_error: float | None = None
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether any step may be sparse."""
+        return self.reuse.between != "none" or self.sparse_error is not None
+
+    def config(self, base: SparsityConfig, steps: Steps) -> SparsityConfig:
+        """The base with this schedule instead of its own, whatever form that has."""
+        kept = {name: getattr(base.schedule, name) for name in ("first_dense_layers", "reselect")}
+        schedule = dataclasses.replace(self.schedule(steps), **kept)
+        return base.override(
+            {
+                "schedule": dataclasses.asdict(schedule),
+                "attention.keep_fraction": self.keep_fraction,
+                "mlp.enabled": self.sparse_mlp,
+            }
+        )
+
+    def schedule(self, steps: Steps) -> ScheduleConfig:
+        """The schedule with these steps."""
+        return ScheduleConfig(full_steps=steps.full, sparse_steps=steps.sparse, **vars(self.reuse))
+
+    def describe(self, config: SparsityConfig, steps: int) -> str:
+        """One line for people about one of its configs."""
+        text = list_text(Schedule(config.schedule, steps), sparse=True)
+        if self.is_sparse:
+            mlp = " and sparse MLPs" if self.sparse_mlp else ""
+            text += f"; {self.keep_fraction:.0%} of the columns{mlp}"
+        rule = (
+            f"growth {self.growth:g}"
+            if self.front_load is None
+            else f"front_load {self.front_load:g}"
+        )
+        return f"{text} (list by {rule})"
+
+
+class Lists:
+    """The steps of every form, and what the calibration says they cost.
+
+    Args:
+        trajectories: one of each calibrating prompt, of the same number of steps.
+        seconds: what steps take.
+    """
+
+    def __init__(self, trajectories: Sequence[Trajectory], seconds: StepSeconds) -> None:
+        self._steps = trajectories[0].steps
+        self._seconds = seconds
+        self._trajectories = trajectories
+        self._costs: dict[tuple[Reuse, float], np.ndarray] = {}
+        self._searched: dict[tuple[Reuse, float], dict[int, tuple[int, ...]]] = {}
+        self._placed: dict[Form, Placed] = {}
+
+    def steps(self, form: Form, count: int) -> Steps:
+        """Those with so many full steps; where sparse ones are placed, in the time of so many."""
+        if form.front_load is not None:
+            return Steps(front_loaded(self._steps, count, form.front_load))
+        assert form.growth is not None
+        if form.sparse_error is not None:
+            return self._place(form, form.growth, form.sparse_error).steps(count)
+        key = form.reuse, form.growth
+        if key not in self._searched:
+            self._searched[key] = best_lists(self.costs(*key))
+        return Steps(self._searched[key][count])
+
+    def _place(self, form: Form, growth: float, error: float) -> Placed:
+        if form not in self._placed:
+            seconds = self._seconds
+            self._placed[form] = Placed(
+                self._trajectories,
+                form.reuse,
+                growth,
+                error=error,
+                refresh=seconds.refresh / seconds.dense,
+                sparse=seconds.sparse[form.keep_fraction, form.sparse_mlp] / seconds.dense,
+            )
+        return self._placed[form]
+
+    def costs(self, reuse: Reuse, growth: float) -> np.ndarray:
+        """Of all jumps, as of `jump_costs`; the mean over the prompts."""
+        key = reuse, growth
+        if key not in self._costs:
+            found = [jump_costs(each, reuse, growth) for each in self._trajectories]
+            self._costs[key] = np.mean(found, axis=0)
+        return self._costs[key]
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """What the steps of this model take on this machine, all guidance branches together.
+
+    Attributes:
+        dense: a dense one.
+        refresh: a refresh.
+        sparse: a sparse one, by share of columns and whether MLPs are sparse.
+        skipped: a skipped one.
+        other: all but the steps: text, decoding.
+    """
+
+    dense: float
+    refresh: float
+    sparse: dict[tuple[float, bool], float]
+    skipped: float
+    other: float
+
+    def generation(self, form: Form, computed: Steps, steps: int) -> float:
+        """Seconds of a generation of a form in which these of so many steps are computed."""
+        sparse = self.sparse[form.keep_fraction, form.sparse_mlp]
+        seconds = {
+            Action.DENSE: self.dense,
+            Action.REFRESH: self.refresh,
+            Action.SPARSE: sparse,
+            Action.SKIP: self.skipped,
+        }
+        schedule = Schedule(form.schedule(computed), steps)
+        return self.other + sum(seconds[schedule.action(step)] for step in range(steps))

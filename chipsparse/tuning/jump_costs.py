@@ -1,0 +1,133 @@
+"""What it costs to leave steps out, scored on the outputs of a dense generation, for nothing.
+
+Between two full steps b and c some outputs are sparse and the others are held or forecast. Their
+errors, each times what the scheduler lets it do to the latents, add up to one vector for the gap;
+its length is the cost of the jump from b to c. All such vectors are linear in the outputs, so that
+the outputs' inner products are all that must be kept of a generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from chipsparse.step_lists import Between, sparse_between
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A dense generation of N steps.
+
+    Attributes:
+        products: ``[N, N]`` float64, inner products of the outputs that the scheduler was given.
+        effects: ``[N]`` float64, how far a step moves the latents along its output.
+        times: ``[N]`` float64, the timesteps.
+    """
+
+    products: np.ndarray
+    effects: np.ndarray
+    times: np.ndarray
+
+    @property
+    def steps(self) -> int:
+        """How many there are."""
+        return len(self.times)
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """What stands for the outputs of the steps that are not full; see `ScheduleConfig`."""
+
+    between: Between = "none"
+    forecast: float = 0.0
+    forecast_after: float = 0.0
+
+
+def jump_costs(trajectory: Trajectory, reuse: Reuse, growth: float) -> np.ndarray:
+    """The cost of every jump; infinite where there is none.
+
+    Sparse outputs are taken to be exact: how good they are is for generations to tell.
+
+    Args:
+        trajectory: what the outputs are.
+        reuse: what stands for them.
+        growth: an error at step i counts ``((i + 1) / N) ** -growth`` times, since those of early
+            steps grow until the end.
+
+    Returns:
+        ``[N, N, N + 1]`` float64: the cost between full steps b and c (N: the end), where a was the
+        full step before b, at ``[a, b, c]``. At ``[0, 0, c]`` there was none.
+    """
+    steps, products, times = trajectory.steps, trajectory.products, trajectory.times
+    weights = step_weights(trajectory, growth)
+    costs = np.full((steps, steps, steps + 1), np.inf)
+    for b in range(steps):
+        befores = list(range(b)) or [0]
+        computed = [_last_computed(reuse.between, a, b) for a in befores]
+        # What a forecast from step b adds to its output: so much of ``change`` a unit of time.
+        change = np.zeros((len(befores), steps))
+        for row, before in enumerate(computed):
+            if before < b:
+                change[row, [b, before]] = np.array([1.0, -1.0]) / (times[b] - times[before])
+        change_products = change @ products
+        change_squares = np.einsum("ij,ij->i", change_products, change)
+        for c in range(b + 1, steps + 1):
+            error, slope = _gap(trajectory, reuse, weights, b, c)
+            squares = (
+                error @ products @ error
+                - 2 * slope * (change_products @ error)
+                + slope**2 * change_squares
+            )
+            costs[befores, b, c] = np.sqrt(squares.clip(0))
+    return costs
+
+
+def step_weights(trajectory: Trajectory, growth: float) -> np.ndarray:
+    """How much an error of each step's output counts, ``[N]``; see `jump_costs`."""
+    steps = trajectory.steps
+    return trajectory.effects * ((np.arange(steps) + 1) / steps) ** -growth
+
+
+def _gap(
+    trajectory: Trajectory, reuse: Reuse, weights: np.ndarray, b: int, c: int
+) -> tuple[np.ndarray, float]:
+    """The weighted sum of a gap's errors.
+
+    Returns:
+        What is known without the step computed before b, ``[N]`` in terms of the outputs; and how
+        much of the change from that step to b, a unit of time, is to be taken from it.
+    """
+    times = trajectory.times
+    error, slope = np.zeros(trajectory.steps), 0.0
+    sparse = sparse_between(b, c, reuse.between)
+    last, before = b, None
+    for step in range(b + 1, c):
+        if step in sparse:
+            last, before = step, last
+            continue
+        weight = weights[step]
+        error[step] += weight
+        error[last] -= weight
+        if step >= reuse.forecast_after * trajectory.steps:
+            reach = weight * reuse.forecast * (times[step] - times[last])
+            if before is None:
+                slope += reach
+            else:
+                rate = reach / (times[last] - times[before])
+                error[last] -= rate
+                error[before] += rate
+    return error, slope
+
+
+def _last_computed(between: Between, a: int, b: int) -> int:
+    """The step computed last before the full step b, where a was the full one before."""
+    return max([a, *sparse_between(a, b, between)])
+
+
+def list_cost(costs: np.ndarray, full_steps: Sequence[int]) -> float:
+    """The cost of a whole list: the sum over its jumps, the one to the end included."""
+    places = [0, *full_steps, costs.shape[0]]
+    jumps = zip(places, places[1:], places[2:], strict=False)
+    return float(sum(costs[a, b, c] for a, b, c in jumps))

@@ -1,0 +1,96 @@
+"""Full and sparse steps placed together: against all lists, and at the ends of what they cost."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from chipsparse.tuning.jump_costs import Reuse, jump_costs, list_cost
+from chipsparse.tuning.placed_steps import PARTS, Placed, Steps
+from chipsparse.tuning.step_search import best_lists
+from tests.chipsparse.tuning.trajectories import outputs, trajectory
+
+STEPS = 7
+REFRESH, SPARSE, ERROR = 1.1, 0.2, 0.1
+HALF = Reuse(forecast=0.5, forecast_after=0.4)
+
+
+def expected_cost(given, values, steps, reuse, growth, error):
+    """Of one list, jump by jump, from the outputs themselves."""
+    weights = given.effects * ((np.arange(STEPS) + 1) / STEPS) ** -growth
+    level = given.times / given.times.max()
+    computed = sorted([*steps.full, *steps.sparse])
+    total = 0.0
+    for place, (last, end) in enumerate(itertools.pairwise([*computed, STEPS])):
+        before = computed[place - 1] if place else None
+        gap = np.zeros(values.shape[1])
+        for step in range(last + 1, end):
+            made = values[last].copy()
+            if before is not None and step >= reuse.forecast_after * STEPS:
+                reach = (given.times[step] - given.times[last]) / (
+                    given.times[last] - given.times[before]
+                )
+                made += reuse.forecast * reach * (values[last] - values[before])
+            gap += weights[step] * (values[step] - made)
+        left = 0.0
+        if last in steps.sparse:
+            share = error + (1 - error) * level[last] ** 8
+            change = np.linalg.norm(values[last] - values[before])
+            left = share * change * abs(weights[last:end].sum())
+        total += np.hypot(np.linalg.norm(gap), left)
+    return total
+
+
+def parts(steps):
+    """Time as the search counts it."""
+    sparse = round(PARTS * (REFRESH - 1 + SPARSE))
+    return len(steps.full) * PARTS + len(steps.sparse) * sparse
+
+
+def all_lists():
+    for kinds in itertools.product("fs-", repeat=STEPS - 1):
+        taken = ["f", *kinds]
+        full = tuple(n for n, kind in enumerate(taken) if kind == "f")
+        sparse = tuple(n for n, kind in enumerate(taken) if kind == "s")
+        refreshed = [max(step for step in full if step < each) for each in sparse]
+        if 0 not in refreshed and len(set(refreshed)) == len(refreshed):
+            yield Steps(full, sparse)
+
+
+@pytest.mark.parametrize("reuse", [Reuse(), HALF])
+@pytest.mark.parametrize("seed", [0, 3])
+def test_no_list_costs_less_in_the_same_time(reuse, seed):
+    given, values = trajectory(STEPS, seed=seed), outputs(STEPS, seed=seed)
+    placed = Placed([given], reuse, 1.0, error=ERROR, refresh=REFRESH, sparse=SPARSE)
+
+    def cost(steps):
+        return expected_cost(given, values, steps, reuse, 1.0, ERROR)
+
+    known = [(parts(steps), cost(steps)) for steps in all_lists()]
+    with_sparse = 0
+    for time in (1, 2, 2.5, 3, 3.45, 4, 5, 7):
+        found = placed.steps(time)
+        assert parts(found) <= time * PARTS
+        least = min(own for needed, own in known if needed <= time * PARTS)
+        assert cost(found) == pytest.approx(least, rel=1e-5)
+        with_sparse += bool(found.sparse)
+    assert with_sparse > 1
+
+
+def test_worthless_sparse_steps_are_not_placed():
+    both = [trajectory(STEPS, seed=seed) for seed in (1, 2)]
+    placed = Placed(both, HALF, 0.5, error=1.0, refresh=1.5, sparse=0.9)
+    costs = np.mean([jump_costs(each, HALF, 0.5) for each in both], axis=0)
+    for count, full in best_lists(costs).items():
+        found = placed.steps(count)
+        assert not found.sparse
+        assert list_cost(costs, found.full) == pytest.approx(list_cost(costs, full), rel=1e-5)
+
+
+def test_the_ends_of_what_time_allows():
+    given = trajectory(12, seed=4)
+    placed = Placed([given], Reuse(), 1.0, error=0.1, refresh=1.0, sparse=0.2)
+    assert placed.steps(1) == Steps((0,), ())
+    assert placed.steps(12) == Steps(tuple(range(12)), ())
+    counts = [len(placed.steps(time).sparse) for time in range(2, 12)]
+    assert max(counts) > 2

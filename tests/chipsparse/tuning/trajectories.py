@@ -1,0 +1,47 @@
+"""Made-up dense generations, and what a schedule does to them, step by step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from chipsparse.step_lists import sparse_between
+from chipsparse.tuning.jump_costs import Reuse, Trajectory
+
+
+def outputs(steps, *, seed=0, width=12):
+    """A smooth random walk ``[N, D]``."""
+    changes = np.random.default_rng(seed).standard_normal((steps, width))
+    return np.cumsum(np.cumsum(changes, axis=0), axis=0)
+
+
+def trajectory(steps, *, seed=0):
+    """Of those outputs, with uneven times and effects."""
+    values = outputs(steps, seed=seed)
+    generator = np.random.default_rng(seed + 1)
+    times = 1000 - np.cumsum(generator.uniform(5, 30, steps))
+    return Trajectory(values @ values.T, -generator.uniform(0.01, 0.1, steps), times)
+
+
+def reused(values, times, full_steps, reuse):
+    """The outputs of a schedule ``[N, D]``, sparse ones exact, as the session makes them."""
+    steps, computed, made = len(values), [], np.empty_like(values)
+    sparse = {
+        step
+        for full, end in zip(full_steps, [*full_steps[1:], steps], strict=True)
+        for step in sparse_between(full, end, reuse.between)
+    }
+    for step in range(steps):
+        if step in full_steps or step in sparse:
+            computed.append(step)
+            made[step] = values[step]
+            continue
+        last = computed[-1]
+        made[step] = values[last]
+        if len(computed) > 1 and step >= reuse.forecast_after * steps:
+            before = computed[-2]
+            reach = (times[step] - times[last]) / (times[last] - times[before])
+            made[step] += reuse.forecast * reach * (values[last] - values[before])
+    return made
+
+
+HOLD = Reuse()
