@@ -119,7 +119,7 @@ def explain(options: CommonOptions, model: ModelDescription, profile: Profile) -
         too_few_steps(plan),
         profile_range.sentence(profile, out_of_range) if out_of_range else None,
         *plan.remarks(),
-        AT_MOST if plan.skips_by_threshold() else None,
+        AT_MOST if plan.schedule.skips_by_threshold() else None,
         outlook.why_untimed,
         *_notes(model, planned.adapter, target, memory, profile, weights),
     ]
