@@ -133,12 +133,16 @@ class Schedule:
         listed = config.actions or self.full_steps is not None
         return bool(listed) and any(self.action(step) is Action.SKIP for step in self.known_steps)
 
-    def forecasts(self, step: int) -> bool:
-        """Whether the output of a step, if it is skipped, is forecast and not held."""
+    def forecast_share(self, step: int) -> float:
+        """The share of a forecast in the output of a step, if it is skipped; 0: it is held."""
         after = self.config.forecast_after
-        if self.steps is None:
-            return self.config.forecast > 0 and after == 0
-        return self.config.forecast > 0 and step >= after * self.steps
+        begun = after == 0 if self.steps is None else step >= after * self.steps
+        return self.config.forecast if begun else 0.0
+
+    @property
+    def forecasts_any(self) -> bool:
+        """Whether skipped outputs may be forecast."""
+        return self.skips_any and any(map(self.forecast_share, self.known_steps))
 
     def remarks(self) -> list[str]:
         """What of it cannot be done with this number of steps, a sentence each."""

@@ -195,9 +195,13 @@ def test_lists_where_the_number_of_steps_is_unknown():
 def test_which_skipped_outputs_are_forecast():
     def forecasts(steps, **schedule):
         schedule = listed(steps, full_steps=[1, 4], **schedule).schedule
-        return [step for step in range(6) if schedule.forecasts(step)]
+        return [step for step in range(6) if schedule.forecast_share(step) == 0.5]
 
     assert forecasts(12) == []
+    assert not listed(forecast=0.5, full_steps=[1, 4], between="all").schedule.forecasts_any
+    assert not listed(forecast=0.5).schedule.forecasts_any
+    assert not listed(forecast=0.5, forecast_after=1, full_steps=[1, 4]).schedule.forecasts_any
+    assert listed(forecast=0.5, skip_threshold=0.1).schedule.forecasts_any
     assert forecasts(12, forecast=0.5) == [0, 1, 2, 3, 4, 5]
     assert forecasts(12, forecast=0.5, forecast_after=0.2) == [3, 4, 5]
     assert forecasts(None, forecast=0.5, forecast_after=0.2) == []
