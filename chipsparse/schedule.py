@@ -13,6 +13,7 @@ from chipsparse.step_lists import front_loaded, full_count, sparse_between
 
 # As many steps as stand for a number that is not known.
 MANY_STEPS = 1000
+FEW_STEPS = 16  # fewer make larger jumps than any share of full steps was made for
 NO_SHARE = (
     "schedule.full_share needs the number of steps, which the pipeline does not tell: every tenth "
     "step is a refresh instead, and all others behind the second are sparse"
@@ -165,6 +166,13 @@ class Schedule:
             if config.full_share is not None:
                 return [NO_SHARE]
             return [NO_MIDDLE] if config.between == "middle" else []
+        if config.full_share is not None and steps < FEW_STEPS:
+            assert self.full_steps is not None
+            return [
+                f"full_share {config.full_share:g} of only {steps} steps lists "
+                f"{len(self.full_steps)} of them: such shares are made for some 50 steps; list "
+                "more with full_steps or a larger full_share"
+            ]
         beyond = [step for step in config.full_steps or () if step >= steps]
         if not beyond:
             return []

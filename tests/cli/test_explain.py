@@ -447,6 +447,30 @@ def test_steps_skipped_by_a_threshold_are_said_to_be_unknown(explained, explain,
     assert max(len(line.rstrip()) for line in ran.stdout.splitlines()) <= 80
 
 
+def test_a_schedule_that_lists_its_full_steps(explained, explain, fails, folder, workdir):
+    text = "model_class: WanTransformer3DModel\nsparsity: {schedule: {%s}}\n"
+    (workdir / "mine.yaml").write_text(text % "full_share: 0.26, front_load: 2.5, forecast: 0.5")
+    small = ("--model", folder("wan"), "--config", "mine.yaml", "--steps", "50")
+    found = explained(*small)
+    assert found["schedule"] == {
+        "actions": "13 of 50 steps in full, front-loaded (p 2.5), one sparse step in each gap, the "
+        "rest skipped with half a forecast",
+        "counts": {"dense": 6, "refresh": 7, "skip": 30, "sparse": 7},
+        "full_steps": [0, 1, 2, 3, 4, 5, 9, 13, 18, 24, 31, 39, 49],
+    }
+    steps = found["estimate"]["steps"]
+    run = sum(count * steps[action] for action, count in found["schedule"]["counts"].items())
+    assert found["estimate"]["run"] == pytest.approx(run)
+    page = " ".join(explain(*small).stdout.split())
+    assert "schedule 6 dense, 7 refresh, 30 skip, 7 sparse 13 of 50 steps in full, front-" in page
+    assert "in full: 0-5, 9, 13, 18, 24, 31, 39, 49" in page
+    (workdir / "mine.yaml").write_text(text % "full_share: 0.26, warmup_steps: 6")
+    assert fails(*small).endswith(
+        "mine.yaml: sparsity.schedule.full_share takes the place of warmup_steps, which is 6: "
+        "leave one of them out, or set warmup_steps back to 2"
+    )
+
+
 def test_quantized_weights_run_dense(explained, folder):
     quantized = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
     model = folder("flux", transformer=quantized)
@@ -511,6 +535,7 @@ def test_a_quality_of_few_steps_computes_two_in_full_at_least(explained, folder)
     found = explained("--model", folder("wan"), *SIZE, "--steps", "4", "--quality", "fast")
     counts = found["schedule"]["counts"]
     assert counts["dense"] + counts.get("refresh", 0) >= 2
+    assert any("0.2 of only 4 steps lists 2 of them" in note for note in found["notes"])
     assert any("is computed in full: it was to be sparse" in note for note in found["notes"])
 
 
