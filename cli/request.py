@@ -82,8 +82,9 @@ def choose_profile(
         if optional:
             return None
         raise UserError(
-            f"there is no profile for the model class {model.transformer_class}; give one with "
-            f"--config, or --quality {DEFAULT_QUALITY}, made for no model in particular"
+            f"there is no profile for the model class {model.transformer_class} (there is for "
+            f"{', '.join(profile_classes())}); give one with --config, or --quality "
+            f"{DEFAULT_QUALITY}, which is made for no model in particular"
         )
     if not profile.serves(model.transformer_class):
         raise UserError(
