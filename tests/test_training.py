@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import itertools
 import sys
@@ -27,6 +28,8 @@ MODULES = (
     "still_captions",
     "still_scenes",
     "text",
+    "drawing",
+    "train_sizes",
     "train_small_flux_vae",
     "train_wan_encoder",
     "training",
@@ -321,3 +324,62 @@ def test_a_smaller_flux_vae_learns_from_the_first_ones_latents_alone(scripts):
         torch.autograd.grad(loss, learns, retain_graph=True)  # raises where one has no part in it
         unused = torch.autograd.grad(loss, idle, retain_graph=True, allow_unused=True)
         assert set(unused) == {None}
+
+
+def batch_of_clips(scripts, frames, seed=5):
+    """The arrays of three clips, as the loader gives them, and their captions."""
+    examples = [
+        scripts.common.make_clip(np.random.default_rng([seed, number]), frames=frames)
+        for number in range(3)
+    ]
+    arrays = {
+        name: torch.stack([torch.as_tensor(staging[name]) for staging, _ in examples])
+        for name in examples[0][0]
+    }
+    return arrays, [caption for _, caption in examples]
+
+
+def test_a_larger_canvas_shows_the_same_clip(scripts):
+    arrays, _ = batch_of_clips(scripts, frames=3)
+    small = scripts.drawing.draw(arrays)
+    large = scripts.drawing.draw(scripts.scenes.enlarge(arrays, 256), side=256)
+    shrunk = torch.nn.functional.avg_pool3d(large, (1, 2, 2))
+    assert shrunk.shape == small.shape
+    assert (shrunk - small).abs().mean() < 0.01
+    unscaled = scripts.drawing.draw(arrays, side=256)
+    assert (torch.nn.functional.avg_pool3d(unscaled, (1, 2, 2)) - small).abs().mean() > 0.03
+
+
+def test_a_longer_clip_shows_the_same_motion(scripts):
+    short, captions = batch_of_clips(scripts, frames=33)
+    long, same = batch_of_clips(scripts, frames=65)
+    assert captions == same
+    assert torch.allclose(long["path"][:, :, ::2], short["path"], atol=1e-3)
+
+
+def test_canvases_are_read_and_taken_by_weight(scripts):
+    read = scripts.train_sizes.Canvas.parse
+    small, late = read("128x33:64:1"), read("256x65:8:3:0.5")
+    assert (late.side, late.frames, late.batch, late.weight, late.start) == (256, 65, 8, 3.0, 0.5)
+    assert (small.shift, late.shift) == (3.0, 6.0)
+    with pytest.raises(argparse.ArgumentTypeError, match="got 256x65"):
+        read("256x65")
+    clips = [SimpleNamespace(canvas=each) for each in (small, late)]
+
+    def taken(progress):
+        return [
+            scripts.train_sizes.choose(clips, step=step, progress=progress).canvas
+            for step in range(400)
+        ]
+
+    assert set(taken(0.4)) == {small}
+    assert taken(0.6).count(late) / 400 == pytest.approx(0.75, abs=0.06)
+    assert taken(0.6) == taken(0.6)  # all processes take the same
+
+
+def test_a_larger_shift_moves_half_of_the_noise_levels(scripts):
+    torch.manual_seed(0)
+    levels = scripts.flow_matching.sample_sigma(20_000, torch.device("cpu"), shift=9.0)
+    base = scripts.flow_matching.sample_sigma(20_000, torch.device("cpu"))
+    assert levels.mean() > base.mean() + 0.03
+    assert levels.quantile(0.1) == pytest.approx(base.quantile(0.1).item(), abs=0.1)

@@ -17,7 +17,7 @@ from captions import describe
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanResample
 from PIL import Image, ImageDraw
-from scenes import PAIRS, sample_scene, stage
+from scenes import FRAMES, PAIRS, sample_scene, stage
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -55,16 +55,24 @@ def load_examples(
     )
 
 
-def make_clip(rng: np.random.Generator, *, pairs: float = PAIRS) -> Example:
+def make_clip(rng: np.random.Generator, *, pairs: float = PAIRS, frames: int = FRAMES) -> Example:
     """The staging arrays of a clip and its caption."""
     scene = sample_scene(rng, pairs=pairs)
     caption = describe(scene, rng)
-    return stage(scene, rng), caption
+    return stage(scene, rng, frames=frames), caption
 
 
-def load_clips(*, seed: int, first: int, batch: int, workers: int, pairs: float = PAIRS) -> Batches:
+def load_clips(
+    *,
+    seed: int,
+    first: int,
+    batch: int,
+    workers: int,
+    pairs: float = PAIRS,
+    frames: int = FRAMES,
+) -> Batches:
     """`load_examples` of clips."""
-    make = functools.partial(make_clip, pairs=pairs)
+    make = functools.partial(make_clip, pairs=pairs, frames=frames)
     return load_examples(make, seed=seed, first=first, batch=batch, workers=workers)
 
 

@@ -21,26 +21,34 @@ SHIFT = 3.0  # of the noise levels, in training and in the exported scheduler
 LOGIT_MEAN = 1.0  # of the logit-normal half of the noise levels, before the shift
 
 
-def sample_sigma(count: int, device: torch.device) -> Tensor:
-    """Noise levels in random order: half uniform, half logit-normal, shifted towards noise."""
-    u = torch.rand(count, device=device)
-    u[count // 2 :] = (torch.randn(count - count // 2, device=device) + LOGIT_MEAN).sigmoid()
-    return shift_sigma(u[torch.randperm(count, device=device)])
+def sample_sigma(count: int, device: torch.device, *, shift: float = SHIFT) -> Tensor:
+    """Noise levels in random order: half uniform, half logit-normal, shifted towards noise.
+
+    `shift` is that of the logit-normal half.
+    """
+    half = count // 2 + torch.randint(2, (1,)).item() * (count % 2)
+    uniform = torch.rand(half, device=device)
+    normal = (torch.randn(count - half, device=device) + LOGIT_MEAN).sigmoid()
+    sigma = torch.cat([shift_sigma(uniform), shift_sigma(normal, shift)])
+    return sigma[torch.randperm(count, device=device)]
 
 
-def shift_sigma(u: Tensor) -> Tensor:
+def shift_sigma(u: Tensor, shift: float = SHIFT) -> Tensor:
     """Noise levels in [0, 1], moved towards 1."""
-    return SHIFT * u / (1.0 + (SHIFT - 1.0) * u)
+    return shift * u / (1.0 + (shift - 1.0) * u)
 
 
-def flow_loss(predict: Callable[[Tensor, Tensor], Tensor], latents: Tensor) -> Tensor:
+def flow_loss(
+    predict: Callable[[Tensor, Tensor], Tensor], latents: Tensor, *, shift: float = SHIFT
+) -> Tensor:
     """Mean squared error of the predicted velocity.
 
     Args:
         predict: gives it from noisy latents, float32 (B, ...), and their noise levels (B,)
         latents: (B, ...), without noise
+        shift: see `sample_sigma`
     """
-    sigma = sample_sigma(len(latents), latents.device)
+    sigma = sample_sigma(len(latents), latents.device, shift=shift)
     noise = torch.randn(latents.shape, device=latents.device)
     level = sigma.view(-1, *[1] * (latents.ndim - 1))
     velocity = predict((1.0 - level) * latents.float() + level * noise, sigma)

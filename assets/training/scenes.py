@@ -5,15 +5,17 @@ phase, shade) as plain arrays which `drawing.py` turns into pixels. Both are det
 of a seed and an index.
 
 Units: pixels of a `SIZE` x `SIZE` canvas, x to the right, y downwards; angles in radians,
-clockwise.
+clockwise. `enlarge` turns them into those of another canvas.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+from torch import Tensor
 
 SIZE = 128
 FRAMES = 33
@@ -119,10 +121,20 @@ def sample_look(rng: np.random.Generator) -> tuple[str, str, str]:
     return shape, size, fill
 
 
-def stage(scene: Scene, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Places a scene: `stage_objects` of `MAX_OBJECTS` and `FRAMES`, for one clip."""
+def stage(scene: Scene, rng: np.random.Generator, *, frames: int = FRAMES) -> dict[str, np.ndarray]:
+    """Places a scene: `stage_objects` of `MAX_OBJECTS`, for one clip of so many frames.
+
+    A longer clip shows the same motion, more slowly.
+    """
     background = (scene.background, scene.background_colour)
-    return stage_objects(scene.objects, *background, _paths, slots=MAX_OBJECTS, rng=rng)
+    place = partial(_paths, frames=frames)
+    return stage_objects(scene.objects, *background, place, slots=MAX_OBJECTS, rng=rng)
+
+
+def enlarge(staging: dict[str, Tensor], side: int) -> dict[str, Tensor]:
+    """A batch of clips' arrays, as tensors, for a canvas of `side` x `side`: all grows with it."""
+    unit = staging["path"].new_tensor([1.0, 1.0, SIZE / side, 1.0])  # angles stay
+    return {**staging, "path": staging["path"] * (side / SIZE) * unit}
 
 
 def stage_objects(
@@ -174,13 +186,13 @@ def stage_objects(
     }
 
 
-def _paths(objects: tuple[Object, ...], rng: np.random.Generator) -> np.ndarray:
+def _paths(objects: tuple[Object, ...], rng: np.random.Generator, *, frames: int) -> np.ndarray:
     """float32 (objects, F, 4). Of two objects' random paths, a pair that stays apart."""
     if len(objects) == 1:
-        return _path(objects[0], rng, scale=1.0)[None]
+        return _path(objects[0], rng, scale=1.0, frames=frames)[None]
     best, best_gap = None, -np.inf
     for _ in range(24):
-        pair = np.stack([_path(obj, rng, scale=0.8) for obj in objects])
+        pair = np.stack([_path(obj, rng, scale=0.8, frames=frames) for obj in objects])
         distance = np.hypot(*(pair[0, :, :2] - pair[1, :, :2]).T)
         gap = (distance - 1.08 * pair[:, :, 3].sum(0)).min()
         if gap > best_gap:
@@ -190,13 +202,13 @@ def _paths(objects: tuple[Object, ...], rng: np.random.Generator) -> np.ndarray:
     return best
 
 
-def _path(obj: Object, rng: np.random.Generator, *, scale: float) -> np.ndarray:
+def _path(obj: Object, rng: np.random.Generator, *, scale: float, frames: int) -> np.ndarray:
     """float32 (F, 4): x, y, angle, radius over time; `scale` shrinks sizes and travels."""
-    t = np.linspace(0.0, 1.0, FRAMES)
+    t = np.linspace(0.0, 1.0, frames)
     radius = SIZES[obj.size] * scale * rng.uniform(0.95, 1.05)
     reach = 1.12 * radius + 2.0  # how far the object's outline gets from its centre
-    angle = np.zeros(FRAMES)
-    radii = np.full(FRAMES, radius)
+    angle = np.zeros(frames)
+    radii = np.full(frames, radius)
 
     def between(low: float, high: float) -> float:
         return rng.uniform(low, high) if low < high else (low + high) / 2
@@ -216,12 +228,12 @@ def _path(obj: Object, rng: np.random.Generator, *, scale: float) -> np.ndarray:
         y = between(reach + swing, SIZE - reach - swing) + swing * np.sin(turn)
     elif obj.motion == "bounce":
         height = rng.uniform(44.0, 52.0) * scale
-        x = np.full(FRAMES, anywhere(reach))
+        x = np.full(frames, anywhere(reach))
         floor = between(reach + height, SIZE - reach)
         y = floor - height * np.abs(np.sin(2 * np.pi * t + rng.uniform(0.0, np.pi)))
     else:
-        x = np.full(FRAMES, anywhere(reach))
-        y = np.full(FRAMES, anywhere(reach))
+        x = np.full(frames, anywhere(reach))
+        y = np.full(frames, anywhere(reach))
     if obj.motion == "spin":
         angle = 2 * np.pi * t * rng.uniform(0.9, 1.1)
     elif obj.motion == "grow":

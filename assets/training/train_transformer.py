@@ -34,6 +34,7 @@ from common import (
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from drawing import draw
 from flow_matching import (
+    SHIFT,
     Pool,
     example_range,
     flow_loss,
@@ -43,7 +44,7 @@ from flow_matching import (
     shift_sigma,
     train,
 )
-from scenes import PAIRS
+from scenes import PAIRS, SIZE, enlarge
 from text import (
     TEXT_DIM,
     embed,
@@ -88,26 +89,38 @@ def new_transformer() -> WanTransformer3DModel:
 
 
 class Encoder:
-    """The trained VAE's encoder: staged clips to normalised latents."""
+    """The trained VAE's encoder: staged clips to normalised latents.
 
-    def __init__(self, folder: Path, device: torch.device, *, compile_: bool) -> None:
+    Args:
+        folder: of the VAE
+        compile_: whether to compile drawing and encoding
+        side: of the canvas in pixels
+    """
+
+    def __init__(
+        self, folder: Path, device: torch.device, *, compile_: bool, side: int = SIZE
+    ) -> None:
         self.vae = AutoencoderKLWan.from_pretrained(folder).to(device).eval().requires_grad_(False)
         config = self.vae.config
         self.mean = torch.tensor(config.latents_mean, device=device).view(1, -1, 1, 1, 1)
         self.std = torch.tensor(config.latents_std, device=device).view(1, -1, 1, 1, 1)
-        self.device = device
+        self.device, self.side = device, side
         self.one_pass = copy.deepcopy(self.vae)
         use_one_pass(self.one_pass)
         self.run = torch.compile(self._encode) if compile_ else self._encode
 
     def _encode(self, staging: dict[str, Tensor]) -> Tensor:
-        video = draw(staging).bfloat16().contiguous(memory_format=torch.channels_last_3d)
+        video = (
+            draw(enlarge(staging, self.side), side=self.side)
+            .bfloat16()
+            .contiguous(memory_format=torch.channels_last_3d)
+        )
         mean, _ = encode_moments(self.one_pass, video)
         return ((mean.float() - self.mean) / self.std).bfloat16()
 
     @torch.no_grad()
     def __call__(self, staging: dict[str, Tensor]) -> Tensor:
-        """Latents (B, 8, 9, 32, 32), bfloat16, of mean 0 and standard deviation 1."""
+        """Latents (B, 8, f, h, w), bfloat16, of mean 0 and standard deviation 1."""
         with torch.autocast(self.device.type, torch.bfloat16):
             return self.run(to_device(staging, self.device))
 
@@ -139,12 +152,25 @@ def step_loss(
     single_frames = step % 16 == 15
     latents = latents[:, :, :1] if single_frames else latents
     length = lengths.choices(TEXT_LENGTHS, TEXT_LENGTH_WEIGHTS)[0]
-    unconditional = ids[-(len(ids) // 8) :]
+    return clip_loss(model, latents, ids, length, without=len(ids) // 8), not single_frames
+
+
+def clip_loss(
+    model: Denoiser,
+    latents: Tensor,
+    ids: Tensor,
+    length: int,
+    *,
+    without: int,
+    shift: float = SHIFT,
+) -> Tensor:
+    """The loss of a batch whose last `without` captions give way to ""."""
+    unconditional = ids[len(ids) - without :]
     unconditional[:, 1:] = model.text_encoder.config.pad_token_id
     unconditional[:, 0] = model.text_encoder.config.eos_token_id
     predict = functools.partial(model, ids=ids, text_length=length)
     with torch.autocast(latents.device.type, torch.bfloat16):
-        return flow_loss(predict, latents), not single_frames
+        return flow_loss(predict, latents, shift=shift)
 
 
 @torch.no_grad()

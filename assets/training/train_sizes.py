@@ -1,0 +1,222 @@
+"""Trains tiny-wan's transformer further, on clips of several sizes, so that one set draws them all.
+
+    torchrun --nproc-per-node 4 -- train_sizes.py --start ../tiny-wan --out runs/sizes \
+        --canvas 128x33:64:3 --canvas 256x65:8:8 --canvas 384x97:2:10:0.3
+
+A canvas is SIDExFRAMES:BATCH:WEIGHT[:FROM]: the pixels of its side, the frames of a clip, clips per
+step and GPU, how often it is taken next to the others, and the share of the training before which
+it is not. A larger canvas shows the same scenes, larger and slower; since more pixels tell what a
+noisy clip shows, half of its noise levels are shifted further, as its side is longer. All GPUs take
+the same canvas at a step. Text encoder and VAE are those of --start and stay as they are. Only
+clips of the first canvas come with text of all lengths and, one step in sixteen, as single frames.
+
+Writes to OUT what `train_transformer.py` writes, with a log and a curve for each canvas, but no
+samples: `sample_wan.py` draws those.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from common import Batches, Log, Ranks, load_clips, loss_curve
+from flow_matching import SHIFT, Pool, prepare
+from scenes import PAIRS, SIZE
+from text import new_tokenizer, tokenize
+from torch import Tensor
+from train_transformer import (
+    Denoiser,
+    Encoder,
+    clip_loss,
+    load_parts,
+    save_parts,
+    step_loss,
+)
+from training import Training, add_run_arguments, muon_and_adamw
+from transformers import PreTrainedTokenizerFast
+
+TEXT_LENGTH = 64
+FRESH = 4  # a step draws a clip for every so many of its batch
+FIRST, MOST = 32, 512  # batches in a pool at the start and at most
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """A size of clips, clips per step and GPU, how often it is taken, and from when."""
+
+    side: int
+    frames: int
+    batch: int
+    weight: float
+    start: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """As in 256x65."""
+        return f"{self.side}x{self.frames}"
+
+    @property
+    def shift(self) -> float:
+        """Of the noise levels."""
+        return SHIFT * self.side / SIZE
+
+    @classmethod
+    def parse(cls, text: str) -> Canvas:
+        """Reads SIDExFRAMES:BATCH:WEIGHT[:FROM]."""
+        found = re.fullmatch(r"(\d+)x(\d+):(\d+):([\d.]+)(?::([\d.]+))?", text)
+        if not found:
+            raise argparse.ArgumentTypeError(f"SIDExFRAMES:BATCH:WEIGHT[:FROM], got {text}")
+        side, frames, batch, weight, start = found.groups()
+        return cls(int(side), int(frames), int(batch), float(weight), float(start or 0))
+
+
+class Clips:
+    """A canvas's clips: drawn by workers, encoded here, kept in a pool."""
+
+    def __init__(
+        self,
+        canvas: Canvas,
+        tokenizer: PreTrainedTokenizerFast,
+        args: argparse.Namespace,
+        ranks: Ranks,
+    ) -> None:
+        self.canvas = canvas
+        encoder = Encoder(args.start / "vae", ranks.device, compile_=False, side=canvas.side)
+
+        def encode(staging: dict[str, Tensor], captions: list[str]) -> list[Tensor]:
+            return [encoder(staging), tokenize(tokenizer, captions).to(ranks.device)]
+
+        fresh = max(1, canvas.batch // FRESH)
+        self.pool = Pool(capacity=MOST // FRESH * fresh * FRESH, encode=encode)
+        self.examples: Batches = load_clips(
+            seed=args.seed + 1000 * ranks.rank + canvas.side,
+            first=0,
+            batch=fresh,
+            workers=args.workers,
+            frames=canvas.frames,
+            pairs=args.pairs,
+        )
+        while self.pool.added < FIRST * canvas.batch:
+            self.pool.add(*next(self.examples))
+
+    def batch(self) -> list[Tensor]:
+        """Latents and token ids of a step, some of them new."""
+        self.pool.add(*next(self.examples))
+        return self.pool.batch(self.canvas.batch)
+
+
+def choose(clips: list[Clips], *, step: int, progress: float) -> Clips:
+    """The canvas of a step, the same on all GPUs."""
+    ready = [each for each in clips if progress >= each.canvas.start]
+    weights = [each.canvas.weight for each in ready]
+    return random.Random(step).choices(ready, weights)[0]
+
+
+def train(training: Training, clips: list[Clips], args: argparse.Namespace) -> bool:
+    """Trains to the end of the schedule; returns whether this process is the one that goes on."""
+    ranks, schedule, model = training.ranks, training.schedule, training.model
+    lengths = random.Random(training.step)
+    recent: dict[Clips, list[Tensor]] = {each: [] for each in clips}
+    schedule.start_clock()
+    while schedule.running:
+        taken = choose(clips, step=training.step, progress=schedule.progress)
+        latents, ids = taken.batch()
+        if taken is clips[0]:
+            loss, counts = step_loss(model, lengths, training.step, latents, ids)
+        else:
+            without = int(training.step % 4 == 0) if len(ids) < 8 else len(ids) // 8
+            shift = taken.canvas.shift
+            loss = clip_loss(model, latents, ids, TEXT_LENGTH, without=without, shift=shift)
+            counts = True
+        rate = training.update(loss)
+        if counts:
+            recent[taken].append(loss.detach())
+        if training.step % 50 == 0:
+            if ranks.rank == 0:
+                report(recent, args.out, step=training.step, seconds=schedule.spent, lr=rate)
+            recent = {each: [] for each in clips}
+    ranks.close()
+    if ranks.rank > 0:
+        return False
+    training.save(args.out)
+    for each in clips:
+        name = each.canvas.name
+        log, title = log_of(args.out, name), f"Flow-matching loss, {name}"
+        if log.exists():
+            loss_curve(log, args.out / f"loss_{name}.png", field="loss", title=title)
+    return True
+
+
+def report(recent: dict[Clips, list[Tensor]], out: Path, **facts: float) -> None:
+    """Writes the mean loss of every canvas that was taken."""
+    for clips, losses in recent.items():
+        log = Log(log_of(out, clips.canvas.name), fields=("step", "seconds", "lr", "loss"))
+        if losses:
+            log.add(loss=torch.stack(losses).mean().item(), **facts)
+
+
+def log_of(out: Path, name: str) -> Path:
+    """A canvas's log."""
+    return out / f"log_{name}.csv"
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_run_arguments(parser, steps=100_000, seconds=430.0)
+    parser.add_argument("--start", type=Path, required=True, help="a pipeline folder")
+    parser.add_argument("--canvas", type=Canvas.parse, action="append", required=True)
+    parser.add_argument("--seed", type=int, default=7, help="of the clips")
+    parser.add_argument("--pairs", type=float, default=PAIRS, help="share with two objects")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--warmup", type=int, default=30, help="steps to the peak rate")
+    parser.add_argument("--decay-from", type=float, default=0.4, help="share at peak rate")
+    parser.add_argument("--ema", type=float, default=0.99)
+    parser.add_argument("--workers", type=int, default=3, help="for each canvas")
+    parser.add_argument("--no-compile", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_arguments()
+    began = time.monotonic()
+    ranks = prepare(args)
+    # cuDNN's attention, the fastest at these lengths, runs where the others are off.
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    tokenizer = new_tokenizer()
+    model = Denoiser(tokenizer).to(ranks.device)
+    load_parts(model, args.start)
+    model.text_encoder.requires_grad_(False)
+    optimizers = muon_and_adamw(
+        [p for p in model.transformer.blocks.parameters() if p.ndim == 2],
+        list(model.parameters()),
+        lr=args.lr,
+        adamw_lr=args.lr,
+        weight_decay=0.01,
+        fused=ranks.device.type == "cuda",
+    )
+    training = Training(
+        model,
+        optimizers,
+        args,
+        warmup=args.warmup,
+        decay_from=args.decay_from,
+        ema=args.ema,
+        ranks=ranks,
+    )
+    torch.manual_seed(training.step + (ranks.rank << 32))
+    clips = [Clips(canvas, tokenizer, args, ranks) for canvas in args.canvas]
+    print(f"{time.monotonic() - began:.0f} s until the first step", flush=True)
+    if not args.no_compile:
+        model.transformer.compile_repeated_blocks(dynamic=True)
+    if train(training, clips, args):
+        save_parts(training.average, args.out)
+
+
+if __name__ == "__main__":
+    main()
