@@ -1,6 +1,7 @@
 """Position in the denoising loop, from every source that a pipeline may offer."""
 
 import pytest
+import torch
 
 from chipsparse.step import PositionTracker
 
@@ -30,6 +31,15 @@ def test_reads_the_step_index_and_branch():
     ]
     assert {c.generation for c in found} == {1}
     assert {c.steps for c in found} == {3}
+
+
+def test_tells_the_timestep_of_the_schedule():
+    found = indexed(PositionTracker(), torch.tensor(TIMESTEPS), branches=("cond",))
+    assert [c.time for c in found] == [c.timestep for c in found] == TIMESTEPS
+    unknown = indexed(PositionTracker(), None, branches=("cond",))
+    other = indexed(PositionTracker(), [*TIMESTEPS, 0.0], branches=("cond",))  # of four steps
+    for calls in (unknown, other):
+        assert [(c.timestep, c.time) for c in calls] == [(None, 0.0), (None, 1.0), (None, 2.0)]
 
 
 def test_finds_the_timestep_in_the_schedule():

@@ -278,7 +278,7 @@ def test_config_overrides_the_profile_of_the_model(generate, tmp_path):
     assert content["settings"]["guidance_scale"] == 1.0
     assert content["settings"]["max_sequence_length"] == 512  # the pipeline's own
     steps = content["sparse"]["steps"]
-    assert [step["action"] for step in steps] == ["dense", "refresh", "skip"]
+    assert [step["action"] for step in steps] == ["dense", "dense", "skip"]
     assert [step["predicted_change"] for step in steps] == [None] * 3
 
 
