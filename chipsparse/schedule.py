@@ -14,6 +14,7 @@ from chipsparse.step_lists import Between, front_loaded, full_count, sparse_betw
 
 # As many steps as stand for a number that is not known.
 MANY_STEPS = 1000
+FEW_STEPS = 16  # fewer make larger jumps than any share of full steps was made for
 NO_SHARE = (
     "schedule.full_share needs the number of steps, which the pipeline does not tell: every tenth "
     "step is a refresh instead, and all others behind the second are sparse"
@@ -172,6 +173,13 @@ class Schedule:
                 return [NO_SHARE]
             no_middle = config.between == "middle" and config.sparse_steps is None
             return [NO_MIDDLE] if no_middle else []
+        if config.full_share is not None and steps < FEW_STEPS:
+            assert self.full_steps is not None
+            return [
+                f"full_share {config.full_share:g} of only {steps} steps lists "
+                f"{len(self.full_steps)} of them: such shares are made for some 50 steps; list "
+                "more with full_steps or a larger full_share"
+            ]
         remarks = []
         for field in ("full_steps", "sparse_steps"):
             beyond = [step for step in getattr(config, field) or () if step >= steps]

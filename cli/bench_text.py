@@ -11,7 +11,7 @@ from chipsparse.cli.explain_text import PART_NAMES
 from chipsparse.cli.step_times import StepTimes
 from chipsparse.cli.summary import seconds_text
 from chipsparse.cli.tables import Facts, facts_table, number_table
-from chipsparse.cli.wording import counted, short_place
+from chipsparse.cli.wording import counted, profile_text, short_place
 from chipsparse.layer_times import PartTimes
 
 ORDER = ("dense", "refresh", "sparse", "skip")
@@ -46,7 +46,7 @@ def _facts(found: Benchmark) -> Facts:
     dtype = str(found.dtype).removeprefix("torch.")
     return [
         ("model", f"{short_place(found.model.location)} ({found.model.transformer_class})"),
-        ("profile", short_place(found.profile.source)),
+        ("profile", profile_text(found.profile.source, found.profile.quality)),
         (
             "picture",
             f"{picture}: {layout.tokens:,} tokens, {layout.heads} heads of {layout.head_dim}",

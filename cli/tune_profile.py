@@ -16,7 +16,7 @@ from chipsparse.tuned_range import TunedFor, target_text
 
 # Fields that a search chooses, which are written even where they are at their defaults.
 CHOSEN = ("keep_fraction", "between", "forecast", "forecast_after")
-HEADER = "# Written by `chipsparse tune`. What the fields mean: the profiles in assets/profiles.\n"
+HEADER = "# Written by `chipsparse tune`. What the fields mean: docs/config.md.\n"
 
 
 def write_profile(

@@ -183,6 +183,9 @@ def test_sparse_steps_may_be_listed_too():
 def test_what_a_list_cannot_do_is_said():
     (remark,) = listed(full_steps=[1, 4, 12, 40]).remarks()
     assert remark == "full_steps 12, 40 are never reached: the last of 12 steps is 11"
+    share = SparsityPlan(config_of(full_share=0.26), LAYOUT, 8).remarks()[0]
+    assert share.startswith("full_share 0.26 of only 8 steps lists 2 of them: such shares are made")
+    assert SparsityPlan(config_of(full_share=0.26), LAYOUT, 50).remarks() == []
     plan = listed(full_steps=[6])  # 3 was to be sparse, and there is no refresh yet
     assert "".join(LETTERS[action] for action in plan.actions()) == "DKKRKKRKKSKK"
     (remark,) = plan.remarks()

@@ -342,10 +342,14 @@ def test_a_skipped_step_reuses_the_last_output():
     assert len(outputs) == 2
 
 
-def test_the_default_config_needs_no_profile(dense):
-    pipe = skyreels()
-    with chipsparse.enable(pipe) as handle:
-        assert handle.config == SparsityConfig()
+def test_a_model_without_a_profile_has_the_general_qualities():
+    pipe, general = skyreels(), chipsparse.default_profile().qualities
+    for quality, taken in ((None, "balanced"), ("fast", "fast")):
+        said = "there is no profile for SkyReelsV2Transformer3DModel: its qualities are those"
+        with pytest.warns(UserWarning, match=said):
+            handle = chipsparse.enable(pipe, quality=quality)
+        with handle:
+            assert (handle.config, handle.report.quality) == (general[taken], taken)
 
 
 def test_models_without_diffusers_caches_are_patched_as_well():
