@@ -17,7 +17,7 @@ from diffusers.hooks.faster_cache import FasterCacheBlockHook
 from diffusers.hooks.hooks import StateManager
 from diffusers.hooks.pyramid_attention_broadcast import PyramidAttentionBroadcastHook
 
-from chipsparse.pipelines.stacked_caches import hooks_of
+from chipsparse.pipelines.stacked_caches import hooks_of, transformers_of
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def cached(run: CacheRun | None, cache: Cache | None) -> Iterator[list[str]]:
         yield []
         return
     with _warnings() as heard, ExitStack() as stack:
-        for transformer in _transformers(run.pipe):
+        for transformer in transformers_of(run.pipe):
             _enable(transformer, cache.make(run))
             stack.callback(transformer.disable_cache)
             if cache.per_branch:
@@ -144,15 +144,6 @@ def _hook_names(transformer: torch.nn.Module) -> Iterator[tuple[Any, str]]:
         registry = getattr(module, "_diffusers_hook", None)
         if registry is not None:
             yield from ((registry, name) for name in registry.hooks)
-
-
-def _transformers(pipe: Any) -> list[Any]:
-    """The denoising models of a pipeline; Wan 2.2 has two."""
-    return [
-        module
-        for name, module in pipe.components.items()
-        if name.startswith("transformer") and isinstance(module, torch.nn.Module)
-    ]
 
 
 class _OfTheBranch:

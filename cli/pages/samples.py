@@ -141,6 +141,13 @@ def configs_samples(values: Values) -> Section | Missing:
     return _named(values.file, {label: names[0]}, None, joined=True)
 
 
+def suite_samples(values: Values) -> Section | Missing:
+    """Every row's clip of the prompt on which ours are farthest from dense."""
+    if "pictured" not in values:
+        return Missing("Sample frames", "They are there as soon as a prompt is complete.")
+    return _named(values.file, values.object("pictured").object("files").texts_by_name(), None)
+
+
 def _named(
     source: Path, names: dict[str, str], reference: str | None, *, joined: bool = False
 ) -> Section | Missing:
