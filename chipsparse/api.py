@@ -20,7 +20,13 @@ from chipsparse.pipelines.generic import limits, why_not
 from chipsparse.pipelines.patched_pipeline import PipelineCalls
 from chipsparse.pipelines.patches import Patches
 from chipsparse.pipelines.registry import ADAPTERS, adapter_class
-from chipsparse.profiles import MODEL_PROFILE_NAME, Profile, find_profile, load_profile
+from chipsparse.profiles import (
+    MODEL_PROFILE_NAME,
+    Profile,
+    default_profile,
+    find_profile,
+    load_profile,
+)
 from chipsparse.report import GenerationReport, PipelineFacts
 from chipsparse.report_summary import Facts, as_html, as_text, facts
 from chipsparse.session import Session
@@ -129,6 +135,7 @@ def enable(
     pipe: Any,
     config: SparsityConfig | Profile | str | Path | None = None,
     *,
+    quality: str | None = None,
     strict: bool = False,
     layer_times: bool = False,
     static_columns: StaticColumns | None = None,
@@ -145,7 +152,10 @@ def enable(
             of another class is served as far as it can be, with a warning: see `GenericAdapter`.
         config: a config, a profile or the path of one. By default the profile in the folder that
             the pipeline was loaded from, else the one of its transformer class, else (for a class
-            without an adapter) the defaults of `SparsityConfig`.
+            without an adapter) the named qualities as they are in general.
+        quality: which of the profile's named qualities to take: ``"faithful"``, ``"balanced"``,
+            ``"fast"`` or ``"published"``. By default ``"balanced"``, or what a profile without
+            qualities says. A `SparsityConfig` has none.
         strict: raise `FallbackError` in the first call in which anything would run dense, or denser
             than the config asks, although the config wants it sparse.
         layer_times: measure the time of every layer for the report, by events of the device.
@@ -160,7 +170,8 @@ def enable(
     Raises:
         ValueError: if ``pipe`` is no pipeline, none of its transformers is supported, one is
             compiled as a whole or patched already (see above), the scheduler calls it several times
-            per step, or the profile or the static columns are bad. The pipeline is then left as it
+            per step, or the profile or the static columns are bad, or the profile has no such
+            quality. The pipeline is then left as it
             was. A scheduler that is exchanged later is refused likewise by the next call of the
             pipeline, and so are static columns for another number of tokens than it has.
 
@@ -177,12 +188,12 @@ def enable(
     replaced = _replaceable(pipe)
     transformers = find_transformers(pipe, replaced)
     check_scheduler(getattr(pipe, "scheduler", None))
-    resolved = _resolve(pipe, config, type(transformers[0]).__name__)
+    resolved, taken = _resolve(pipe, config, quality, type(transformers[0]).__name__)
     bits = None if static_columns is None else static_bits(static_columns)
     if replaced is not None:
         replaced.disable()
     session = functools.partial(Session, static_bits=bits)
-    handle = attach(pipe, resolved, session, strict=strict, layer_times=layer_times)
+    handle = attach(pipe, resolved, session, quality=taken, strict=strict, layer_times=layer_times)
     for name in {type(transformer).__name__ for transformer in transformers} - set(ADAPTERS):
         warnings.warn(limits(name), stacklevel=2)
     return handle
@@ -210,6 +221,7 @@ def attach(
     config: SparsityConfig,
     make_session: Callable[[SparsityConfig, GenerationReport, OffloadPool, str], Session],
     *,
+    quality: str | None = None,
     strict: bool = False,
     layer_times: bool = False,
 ) -> Handle:
@@ -220,6 +232,7 @@ def attach(
         config: what the sessions are made with.
         make_session: makes the session of one transformer from the config, the report that all of
             them share, memory for its caches, and the pipeline's name for the transformer.
+        quality: what the config is called, for the report.
         strict: see `enable`.
         layer_times: see `enable`.
 
@@ -236,6 +249,7 @@ def attach(
         layer_times=layer_times,
         pipeline=PipelineFacts(type(pipe).__name__, str(folder) if folder else None, classes),
         config=config,
+        quality=quality,
     )
     tracker, host = PositionTracker(), HostMemory()
     handle = Handle(config, report, [])
@@ -351,10 +365,25 @@ def _find_others(pipe: Any, components: Mapping[str, Any]) -> list[torch.nn.Modu
 
 
 def _resolve(
-    pipe: Any, config: SparsityConfig | Profile | str | Path | None, transformer_class: str
-) -> SparsityConfig:
+    pipe: Any,
+    config: SparsityConfig | Profile | str | Path | None,
+    quality: str | None,
+    transformer_class: str,
+) -> tuple[SparsityConfig, str | None]:
+    """What is computed, and which quality that is, if any."""
     if isinstance(config, SparsityConfig):
-        return config
+        if quality is not None:
+            raise ValueError(
+                f"quality={shown(quality)} is one of a profile's, and a SparsityConfig has none; "
+                "give one of the two"
+            )
+        return config, None
+    profile = _profile(pipe, config, transformer_class)
+    profile = profile if quality is None else profile.of_quality(quality)
+    return profile.sparsity, profile.quality
+
+
+def _profile(pipe: Any, config: Profile | str | Path | None, transformer_class: str) -> Profile:
     if config is not None:
         if not isinstance(config, Profile | str | os.PathLike):
             raise ValueError(
@@ -368,10 +397,10 @@ def _resolve(
                 f"{profile.source} is a profile for {profile.model_class}, but the pipeline has a "
                 f"{transformer_class}"
             )
-        return profile.sparsity
+        return profile
     folder = getattr(getattr(pipe, "config", None), "_name_or_path", None)
     if transformer_class not in ADAPTERS and not (
         folder is not None and (Path(folder) / MODEL_PROFILE_NAME).is_file()
     ):
-        return SparsityConfig()
-    return find_profile(folder, transformer_class).sparsity
+        return default_profile()
+    return find_profile(folder, transformer_class)

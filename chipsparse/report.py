@@ -204,6 +204,7 @@ class GenerationReport:
         layer_times: whether the time of each layer is measured.
         pipeline: what it is about, where known.
         config: what was asked for, where known before the first call.
+        quality: the name of that among the qualities of a profile, where it has one.
         generation: its number, from 1.
         steps: one record per transformer call, in order.
         fallbacks: one sentence for everything that runs dense, or denser than the config asks.
@@ -226,6 +227,7 @@ class GenerationReport:
     layer_times: bool = False
     pipeline: PipelineFacts | None = None
     config: SparsityConfig | None = None
+    quality: str | None = None
     generation: int = 0
     steps: list[StepRecord] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)

@@ -10,6 +10,7 @@ Times are in seconds, sizes in bytes, shares between 0 and 1; what is not known 
     dtype         of the hidden states, such as "bfloat16"
     pipeline      class and location
     config        the whole SparsityConfig, nested as in a profile
+    quality       its name among the qualities of a profile, or null
     transformers  by the pipeline's name for each that was called:
         class, schedule (in words), actions (of every step, as planned)
         layout    kinds (name, layers, mlp_width, ...), heads, head_dim, batch, grids, text_tokens,
@@ -84,6 +85,7 @@ def to_dict(report: GenerationReport) -> dict[str, Any]:
             "location": None if pipeline is None else pipeline.location,
         },
         "config": None if config is None else dataclasses.asdict(config),
+        "quality": report.quality,
         "transformers": {
             name: {"class": classes.get(name), **_plan(plan)} for name, plan in report.plans.items()
         },

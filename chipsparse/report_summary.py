@@ -16,6 +16,7 @@ def facts(report: GenerationReport) -> Facts:
     """What there is to say, most important first, each with its label."""
     return [
         *_about(report),
+        *_labelled("quality", [report.quality]),
         ("steps", _steps(report)),
         *_shares(report),
         *_memory(report),

@@ -110,6 +110,9 @@ def _checked(value: Any, kind: Any, path: str) -> Any:
     elif origin is tuple:
         if isinstance(value, (list, tuple)):
             return tuple(_checked(v, arguments[0], f"{path}[{i}]") for i, v in enumerate(value))
+    elif origin is dict:
+        if isinstance(value, Mapping):
+            return dict(value)
     elif kind is float:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             with contextlib.suppress(OverflowError):  # of whole numbers beyond all floats
@@ -145,5 +148,7 @@ def _describe(kind: Any) -> str:
         return ("one of " if len(arguments) > 1 else "") + ", ".join(map(str, arguments))
     if origin is tuple:
         return f"a list ({_describe(arguments[0])} each)"
+    if origin is dict:
+        return "a mapping"
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
     return names.get(kind, getattr(kind, "__name__", str(kind)))

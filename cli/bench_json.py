@@ -17,6 +17,7 @@ def to_json(found: Benchmark) -> str:
         "model": found.model.location,
         "transformer_class": found.model.transformer_class,
         "profile": found.profile.source,
+        "quality": found.profile.quality,
         "random_weights": found.random_weights,
         "device": str(found.device),
         "device_name": found.device_name,

@@ -11,7 +11,7 @@ from chipsparse.cli.explain_text import PART_NAMES
 from chipsparse.cli.step_times import StepTimes
 from chipsparse.cli.summary import seconds_text
 from chipsparse.cli.tables import Facts, facts_table, number_table
-from chipsparse.cli.wording import counted, short_place
+from chipsparse.cli.wording import counted, profile_text, short_place
 from chipsparse.layer_times import PartTimes
 
 ORDER = ("dense", "refresh", "sparse", "skip")
@@ -46,7 +46,7 @@ def _facts(found: Benchmark) -> Facts:
     dtype = str(found.dtype).removeprefix("torch.")
     return [
         ("model", f"{short_place(found.model.location)} ({found.model.transformer_class})"),
-        ("profile", short_place(found.profile.source)),
+        ("profile", profile_text(found.profile.source, found.profile.quality)),
         (
             "picture",
             f"{picture}: {layout.tokens:,} tokens, {layout.heads} heads of {layout.head_dim}",
@@ -131,7 +131,7 @@ def _step_facts(steps: StepTimes, found: Benchmark) -> Facts:
         facts.append(("memory", f"peak {peaks[0]} on the GPU, stock {peaks[1]}"))
     if found.random_weights:
         facts.append(("weights", "random: times mean something, pictures would not"))
-    if found.planned.plan.skips_by_threshold():
+    if found.planned.plan.schedule.skips_by_threshold():
         facts.append(("note", "what skip_threshold would skip is not known, and counted as run"))
     facts += uneven_facts(steps)
     return facts + [("fallback", sentence) for sentence in steps.fallbacks]

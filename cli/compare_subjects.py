@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from chipsparse.cli.errors import UserError
-from chipsparse.profiles import ASSETS
+from chipsparse.profiles import ASSETS, profile_classes
 
 DENSE = "dense"
 OWN_PROFILE = "profile"
@@ -42,7 +42,7 @@ def read_subject(text: str) -> Subject:
         return Subject(text, "dense", None)
     if text == OWN_PROFILE:
         return Subject(text, "config", None)
-    if text in bundled_profiles():
+    if text in profile_classes():
         return Subject(text, "config", ASSETS / "profiles" / f"{text}.yaml")
     path = Path(text)
     return Subject(text, "config" if path.suffix.lower() in CONFIG_SUFFIXES else "files", path)
@@ -60,11 +60,6 @@ def read_subjects(a: str, b: str) -> tuple[Subject, Subject]:
     if first.kind == second.kind == "dense":
         raise UserError("both are the stock model; give a config to compare it with")
     return first, second
-
-
-def bundled_profiles() -> list[str]:
-    """Names of the profiles that come with chipsparse: transformer classes."""
-    return sorted(path.stem for path in (ASSETS / "profiles").glob("*.yaml"))
 
 
 def check_for_files(options: Mapping[str, object]) -> None:

@@ -19,6 +19,7 @@ from chipsparse.cli.options import (
     HeightOption,
     JsonOption,
     ModelOption,
+    QualityOption,
     RamOption,
     StepsOption,
     VramOption,
@@ -46,6 +47,7 @@ def explain(
     steps: StepsOption = None,
     guidance_scale: GuidanceOption = None,
     config: ConfigOption = None,
+    quality: QualityOption = None,
     vram: VramOption = None,
     ram: RamOption = None,
     json: JsonOption = False,
@@ -70,6 +72,7 @@ def explain(
         options = CommonOptions(
             model=model,
             config=config,
+            quality=quality,
             vram=vram,
             ram=ram,
             steps=steps,

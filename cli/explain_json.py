@@ -11,6 +11,7 @@ import chipsparse
 from chipsparse.cache_kinds import Part
 from chipsparse.cli.explanation import Explanation
 from chipsparse.cli.layer_budgets import layer_groups
+from chipsparse.cli.outlook import Outlook
 from chipsparse.cost_model import kept_columns
 from chipsparse.estimate import RunEstimate
 from chipsparse.kernels.checks import group_count
@@ -30,6 +31,7 @@ def to_json(explained: Explanation) -> str:
         "pipeline_class": explained.model.pipeline_class.__name__,
         "transformer_class": explained.model.transformer_class,
         "profile": explained.profile.source,
+        "quality": explained.profile.quality,
         "out_of_range": explained.out_of_range,
         "device": str(explained.target.device),
         "device_here": explained.target.here,
@@ -51,11 +53,11 @@ def to_json(explained: Explanation) -> str:
             "columns": _most(kept_columns(plan, layer) for layer in sparse),
         },
         "layers": _layers(explained),
-        "schedule": {"actions": plan.describe(), "counts": dict(explained.action_counts())},
+        "schedule": {"actions": plan.describe(), "counts": dict(explained.outlook.action_counts)},
         "weights": {component.name: component.nbytes for component in explained.weights},
         "memory": {
             "weights": explained.weight_bytes,
-            "working": explained.working,
+            "working": explained.outlook.working,
             "caches_wanted": memory.wanted,
             "caches_on_device": memory.branches * memory.placement.device_bytes,
             "caches_on_host": memory.host_bytes,
@@ -65,7 +67,8 @@ def to_json(explained: Explanation) -> str:
             "ram": plan.config.memory.ram,
         },
         "caches": {kind: dataclasses.asdict(sizes) for kind, sizes in explained.caches.items()},
-        "estimate": _estimate(explained.estimate),
+        "estimate": _estimate(explained.outlook.estimate),
+        "qualities": {name: _quality(each) for name, each in explained.qualities.items()},
         "notes": explained.notes,
     }
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
@@ -114,6 +117,15 @@ def _most(counts: Iterable[int]) -> int | None:
 def _part(explained: Explanation, part: Part, kind: str, layers: int) -> dict[str, Any]:
     reasons = explained.reasons(part, kind)
     return {"sparse": layers - reasons.total(), "dense": dict(reasons)}
+
+
+def _quality(outlook: Outlook) -> dict[str, Any]:
+    return {
+        "counts": dict(outlook.action_counts),
+        "work": outlook.work,
+        "cache_bytes": outlook.cache_bytes,
+        "speedup_run": None if outlook.estimate is None else outlook.estimate.speedup_run,
+    }
 
 
 def _estimate(estimate: RunEstimate | None) -> dict[str, Any] | None:

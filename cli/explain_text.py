@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.console import Console
 from rich.table import Table
 
@@ -9,9 +11,10 @@ from chipsparse.byte_sizes import format_bytes
 from chipsparse.cache_kinds import PARTS, Part
 from chipsparse.cli.explanation import Explanation
 from chipsparse.cli.layer_budgets import layer_groups, range_kept
+from chipsparse.cli.outlook import Outlook
 from chipsparse.cli.summary import seconds_text
 from chipsparse.cli.tables import Facts, facts_table, number_table
-from chipsparse.cli.wording import counted, short_place
+from chipsparse.cli.wording import counted, profile_text, short_place
 from chipsparse.estimate import RunEstimate
 from chipsparse.kernels.checks import group_count
 from chipsparse.layout import LayerKind
@@ -32,11 +35,14 @@ def print_explanation(explained: Explanation, console: Console) -> None:
     if explained.caches:
         _print(console, _cache_table(explained))
     _print(console, facts_table(_memory_facts(explained)))
-    if explained.estimate is not None:
-        _print(console, _step_table(explained, explained.estimate))
-        if explained.action_counts()["sparse"]:
-            _print(console, _similar_table(explained.estimate))
-        _print(console, facts_table(_time_facts(explained.estimate)))
+    estimate = explained.outlook.estimate
+    if estimate is not None:
+        _print(console, _step_table(explained, estimate))
+        if explained.outlook.action_counts["sparse"]:
+            _print(console, _similar_table(estimate))
+        _print(console, facts_table(_time_facts(estimate)))
+    if explained.qualities:
+        _print(console, _quality_table(explained.qualities))
     if explained.notes:
         _print(console, facts_table([("note", note) for note in explained.notes]))
 
@@ -63,10 +69,12 @@ def _generation_facts(explained: Explanation) -> Facts:
     groups = group_count(layout.tokens, config.group_rows)
     columns = range_kept(plan, "attention", range(layout.layers))
     again = "; two calls a step for guidance" if explained.branches > 1 else ""
-    counts = ", ".join(f"{count} {action}" for action, count in explained.action_counts().items())
+    counts = ", ".join(
+        f"{count} {action}" for action, count in explained.outlook.action_counts.items()
+    )
     facts = [
         ("model", f"{short_place(explained.model.location)} ({explained.model.transformer_class})"),
-        ("profile", short_place(explained.profile.source)),
+        ("profile", profile_text(explained.profile.source, explained.profile.quality)),
         ("picture", f"{size}{counted(settings.num_inference_steps, 'step')}{again}"),
         ("tokens", tokens),
         (
@@ -143,7 +151,7 @@ def _sparse_text(explained: Explanation, part: Part, kind: LayerKind) -> str:
 def _reason_facts(explained: Explanation) -> Facts:
     facts = []
     for part in PARTS:
-        layers = explained.dense[part]
+        layers = explained.outlook.dense[part]
         for reason in dict.fromkeys(layers.values()):
             count = sum(found == reason for found in layers.values())
             facts.append(("dense", f"{PART_NAMES[part]} of {counted(count, 'layer')}: {reason}"))
@@ -190,7 +198,7 @@ def _memory_facts(explained: Explanation) -> Facts:
     of_budget = "" if budget is None else f" of {format_bytes(budget)}"
     facts = [
         ("weights", f"{format_bytes(explained.weight_bytes)}: {', '.join(parts)}"),
-        ("working", f"about {format_bytes(explained.working)} at most during a step"),
+        ("working", f"about {format_bytes(explained.outlook.working)} at most during a step"),
         (name, f"{format_bytes(needed)}{of_budget} for weights, work, caches and slots"),
     ]
     if on_gpu and memory.host_bytes:
@@ -210,13 +218,30 @@ def _size(count: int) -> str:
 
 def _step_table(explained: Explanation, estimate: RunEstimate) -> Table:
     table = number_table("action", "steps", "a step", "against dense")
-    for name, count in explained.action_counts().items():
+    for name, count in explained.outlook.action_counts.items():
         seconds = next(time for action, time in estimate.steps.items() if action.value == name)
         speedup = f"{estimate.stock / seconds:.2f}x" if seconds else "-"
         table.add_row(name, str(count), seconds_text(seconds) if seconds else "-", speedup)
     table.add_section()
     steps = str(explained.plan.steps)
     table.add_row("all", steps, seconds_text(estimate.run), f"{estimate.speedup_run:.2f}x")
+    return table
+
+
+def _quality_table(qualities: Mapping[str, Outlook]) -> Table:
+    """What each quality would do, side by side."""
+    table = number_table("quality", "full", "sparse", "skipped", "work", "caches", "speed-up")
+    for name, outlook in qualities.items():
+        counts, estimate = outlook.action_counts, outlook.estimate
+        table.add_row(
+            name,
+            str(counts["dense"] + counts["refresh"]),
+            str(counts["sparse"]),
+            str(counts["skip"]),
+            f"{outlook.work:.0%}",
+            _size(outlook.cache_bytes),
+            "-" if estimate is None else f"{estimate.speedup_run:.2f}x",
+        )
     return table
 
 

@@ -24,6 +24,7 @@ from chipsparse.cli.options import (
     HeightOption,
     JsonOption,
     ModelOption,
+    QualityOption,
     RamOption,
     SeedOption,
     StepsOption,
@@ -122,6 +123,7 @@ def generate(
     ] = None,
     seed: SeedOption = 0,
     config: ConfigOption = None,
+    quality: QualityOption = None,
     vram: VramOption = None,
     ram: RamOption = None,
     dense: Annotated[
@@ -197,6 +199,7 @@ def generate(
             output=output,
             model=model,
             config=config,
+            quality=quality,
             vram=vram,
             ram=ram,
             steps=steps,

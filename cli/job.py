@@ -75,7 +75,7 @@ def _runner(job: Job, pipe: Any, progress: WorkProgress) -> Runner:
     sparse = job.profile is not None and job.options.mode != "dense"
     return Runner(
         pipe,
-        job.profile.sparsity if job.profile is not None and sparse else None,
+        job.profile if sparse else None,
         progress,
         steps=job.steps,
         step_costs=job.step_costs,

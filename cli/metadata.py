@@ -43,6 +43,7 @@ def generation_metadata(request: Mapping[str, Any]) -> dict[str, str]:
         "dtype": request["dtype"],
         "mode": request["mode"],
         "profile": None if request["mode"] == "dense" else _without_folder(request["profile"]),
+        "quality": None if request["mode"] == "dense" else request["quality"],
         "chipsparse": request["chipsparse"],
     }
     return {name: _clean(str(value)) for name, value in facts.items() if value is not None}

@@ -16,6 +16,7 @@ from typing import Any
 from chipsparse.byte_sizes import parse_bytes
 from chipsparse.cli.errors import UserError
 from chipsparse.profiles import load_profile
+from chipsparse.qualities import check_quality
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -121,6 +122,15 @@ def check_profile(path: Path | None) -> None:
             raise UserError(str(error)) from error
 
 
+def check_quality_name(name: str | None) -> None:
+    """The name of a quality, not whether the profile has it."""
+    if name is not None:
+        try:
+            check_quality(name)
+        except ValueError as error:
+            raise UserError(f"--quality: {error}") from error
+
+
 def is_here(location: str) -> bool:
     """Whether a model's folder is on this machine."""
     return Path(location).expanduser().exists()
@@ -148,6 +158,7 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "ram": lambda value: check_memory("--ram", value),
     "model": check_model,
     "config": check_profile,
+    "quality": check_quality_name,
 }
 
 

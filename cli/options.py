@@ -76,6 +76,15 @@ ConfigOption = Annotated[
         rich_help_panel=SPARSITY,
     ),
 ]
+QualityOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Quality of the profile: faithful (closest to dense), balanced, fast, or published "
+        "(few full steps, all others sparse).",
+        show_default="balanced",
+        rich_help_panel=SPARSITY,
+    ),
+]
 VramOption = Annotated[
     str | None,
     typer.Option(

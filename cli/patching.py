@@ -10,12 +10,13 @@ import chipsparse
 from chipsparse.cli.errors import UserError, first_line
 from chipsparse.config import ConfigError, SparsityConfig
 from chipsparse.pipelines.generic import UnservedModelError
+from chipsparse.profiles import Profile
 from chipsparse.report import GenerationReport
 
 
 @contextmanager
 def patched(
-    pipe: Any, config: SparsityConfig, *, strict: bool = False, layer_times: bool = False
+    pipe: Any, config: SparsityConfig | Profile, *, strict: bool = False, layer_times: bool = False
 ) -> Iterator[GenerationReport]:
     """Patches the pipeline and gives its report; restores it at the end."""
     try:

@@ -74,6 +74,11 @@ class Job:
     def warnings(self) -> list[str]:
         """What to know before the generation begins, one sentence each."""
         found = [] if self.too_few_steps is None else [self.too_few_steps]
+        if self.profile is not None and self.profile.is_general and self.options.mode != "dense":
+            found.append(
+                f"there is no profile for the model class {self.model.transformer_class}: "
+                f"{self.profile.quality} is made for no model in particular"
+            )
         if self.out_of_range:
             assert self.profile is not None
             found.append(profile_range.sentence(self.profile, self.out_of_range))
@@ -111,6 +116,7 @@ class Job:
             "pipeline_class": self.model.pipeline_class.__name__,
             "transformer_class": self.model.transformer_class,
             "profile": None if self.profile is None else self.profile.source,
+            "quality": None if self.profile is None else self.profile.quality,
             "out_of_range": self.out_of_range,
             "warnings": [*self.warnings, *(warnings or [])],
             "device": str(self.device),

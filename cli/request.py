@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import torch
@@ -21,9 +20,12 @@ from chipsparse.profiles import (
     MODEL_PROFILE_NAME,
     Profile,
     bundled_model,
+    default_profile,
     find_profile,
     load_profile,
+    profile_classes,
 )
+from chipsparse.qualities import DEFAULT_QUALITY
 
 
 def checked(options: CommonOptions) -> tuple[torch.device, torch.dtype]:
@@ -63,28 +65,32 @@ def check_prompt_is_enough(
 def choose_profile(
     options: CommonOptions, model: ModelDescription, *, optional: bool = False
 ) -> Profile | None:
-    """The profile of ``--config`` or of the model, with the memory budgets of the options.
+    """The profile of ``--config`` or of the model: its ``--quality``, with the memory budgets.
 
     Args:
         options: what the user typed.
         model: what the profile must be for.
         optional: None, not `UserError`, where there is no profile.
     """
-    own = Path(model.location) / MODEL_PROFILE_NAME
     try:
-        if options.config is None:
-            return _budgeted(find_profile(model.location, model.transformer_class), options)
-        profile = load_profile(options.config)
+        profile = _found(options, model)
+        if profile is not None and options.quality is not None:
+            profile = profile.of_quality(options.quality)
     except ValueError as error:
-        if optional and options.config is None and not own.exists():
-            return None
         raise UserError(str(error)) from error
+    if profile is None:
+        if optional:
+            return None
+        raise UserError(
+            f"there is no profile for the model class {model.transformer_class}; give one with "
+            f"--config, or --quality {DEFAULT_QUALITY}, made for no model in particular"
+        )
     if not profile.serves(model.transformer_class):
         raise UserError(
             f"{options.config} is for {profile.model_class}, but the model "
             f"{model.location} has a {model.transformer_class}"
         )
-    return _budgeted(profile, options)
+    return profile.override(options.memory_budgets())
 
 
 def required_profile(options: CommonOptions, model: ModelDescription) -> Profile:
@@ -94,6 +100,12 @@ def required_profile(options: CommonOptions, model: ModelDescription) -> Profile
     return profile
 
 
-def _budgeted(profile: Profile, options: CommonOptions) -> Profile:
-    sparsity = profile.sparsity.override(options.memory_budgets())
-    return dataclasses.replace(profile, sparsity=sparsity)
+def _found(options: CommonOptions, model: ModelDescription) -> Profile | None:
+    """The profile that the options mean; None where the model has none. Raises `ValueError`."""
+    if options.config is not None:
+        return load_profile(options.config)
+    own = Path(model.location) / MODEL_PROFILE_NAME
+    known = model.transformer_class in profile_classes()
+    if not known and not own.exists():
+        return None if options.quality is None else default_profile()
+    return find_profile(model.location, model.transformer_class)

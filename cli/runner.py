@@ -9,7 +9,7 @@ from typing import Any
 from chipsparse.cli import denoise
 from chipsparse.cli.patching import patched, user_errors
 from chipsparse.cli.work_progress import WorkProgress
-from chipsparse.config import SparsityConfig
+from chipsparse.profiles import Profile
 from chipsparse.report import GenerationReport
 
 ReportSource = Callable[[], GenerationReport | None]
@@ -20,7 +20,7 @@ class Runner:
 
     Args:
         pipe: loaded, not patched.
-        config: what is computed; None where nothing is to run sparse.
+        profile: what is computed; None where nothing is to run sparse.
         progress: told what goes on.
         steps: of the denoising loop.
         step_costs: of the sparse ones, relative to each other; none: all the same.
@@ -33,7 +33,7 @@ class Runner:
     def __init__(
         self,
         pipe: Any,
-        config: SparsityConfig | None,
+        profile: Profile | None,
         progress: WorkProgress,
         *,
         steps: int,
@@ -42,7 +42,7 @@ class Runner:
         layer_times: bool,
         paired: bool,
     ) -> None:
-        self._pipe, self._config, self.progress = pipe, config, progress
+        self._pipe, self._profile, self.progress = pipe, profile, progress
         self._steps, self._costs = steps, step_costs
         self._strict, self._layer_times, self._paired = strict, layer_times, paired
         self._warm: set[str] = set()
@@ -51,7 +51,7 @@ class Runner:
         self.report: GenerationReport | None = None
 
     def __enter__(self) -> Runner:
-        if self._config is not None and not self._paired:
+        if self._profile is not None and not self._paired:
             # Held, so that a series takes and pins host memory once.
             self._held = self._stack.enter_context(self._patch())
         return self
@@ -78,8 +78,10 @@ class Runner:
         return self._patch() if self._held is None else nullcontext(self._held)
 
     def _patch(self) -> AbstractContextManager[GenerationReport]:
-        assert self._config is not None
-        return patched(self._pipe, self._config, strict=self._strict, layer_times=self._layer_times)
+        assert self._profile is not None
+        return patched(
+            self._pipe, self._profile, strict=self._strict, layer_times=self._layer_times
+        )
 
     def _make(
         self, name: str, arguments: dict[str, Any], seed: int, label: str, report: ReportSource

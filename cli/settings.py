@@ -43,6 +43,7 @@ class CommonOptions:
 
     model: str | None
     config: Path | None
+    quality: str | None = None
     steps: int | None
     height: int | None
     width: int | None
@@ -137,7 +138,11 @@ class Options(CommonOptions):
             raise UserError(
                 "--dense and --compare exclude each other: --compare makes the dense video too"
             )
-        for option, given in (("--strict", self.strict), ("--report", self.report is not None)):
+        for option, given in (
+            ("--quality", self.quality is not None),
+            ("--strict", self.strict),
+            ("--report", self.report is not None),
+        ):
             if self.dense and given:
                 raise UserError(f"{option} is about the sparse run, which --dense leaves out")
         super().check()

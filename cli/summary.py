@@ -15,7 +15,7 @@ from rich.table import Table
 from chipsparse.byte_sizes import format_bytes
 from chipsparse.cli.denoise import Generation, StepResult
 from chipsparse.cli.tables import Facts, facts_table, number_table
-from chipsparse.cli.wording import bundled_name, counted, short_place
+from chipsparse.cli.wording import bundled_name, counted, profile_text
 from chipsparse.clip_comparison import compare_clips
 
 # Of the models that come with chipsparse, which draw nothing else whatever the prompt.
@@ -260,7 +260,7 @@ def _details(outcome: Outcome, made: Generation) -> Facts:
     request = outcome.request
     facts: Facts = [("settings", _settings(request, made))]
     if outcome.sparse is not None and request["profile"] is not None:
-        facts.append(("profile", short_place(request["profile"])))
+        facts.append(("profile", profile_text(request["profile"], request["quality"])))
     facts += [("LoRA", f"{lora['file']} at {lora['scale']:g}") for lora in request["loras"]]
     facts.append(("memory", _memory(outcome, made)))
     return [*facts, *_remarks(outcome, made)]

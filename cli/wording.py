@@ -18,6 +18,12 @@ def bundled_name(place: str) -> str | None:
     return str(path.relative_to(bundled)) if path.is_relative_to(bundled) else None
 
 
+def profile_text(source: str, quality: str | None) -> str:
+    """A profile, and which of its qualities is taken."""
+    place = short_place(source)
+    return place if quality is None else f"{quality}, from {place}"
+
+
 def short_place(place: str) -> str:
     """A path for people: what comes with chipsparse is known by its name."""
     name = bundled_name(place)

@@ -6,8 +6,10 @@ import math
 
 import torch
 
+from chipsparse.cache_kinds import PARTS
 from chipsparse.cli.sparse_steps import actions_from
 from chipsparse.cost_model import Rates, layer_time
+from chipsparse.estimate import DenseParts
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report import GenerationReport, StepRecord
 
@@ -48,15 +50,34 @@ def step_costs(plan: SparsityPlan, *, first: int = 0) -> list[float]:
         plan: with the number of steps.
         first: the step that the pipeline begins with.
     """
-    layers = range(plan.layout.layers)
-    costs: dict[Action, float] = {}
-    for action in Action:
-        times = (
-            layer_time(layer, action, plan=plan, rates=OPERATIONS, dtype=torch.float32)
-            for layer in layers
-        )
-        costs[action] = sum(time.total for time in times)
+    costs = _action_costs(plan, {part: {} for part in PARTS})
     return [costs[action] for action in actions_from(plan, first)]
+
+
+def planned_share(plan: SparsityPlan, dense: DenseParts) -> float:
+    """Operations of a whole generation over those of a dense one, as far as known beforehand.
+
+    Args:
+        plan: with the number of steps.
+        dense: layers of each part that never run sparse.
+    """
+    costs = _action_costs(plan, dense)
+    actions = plan.actions()
+    return sum(costs[action] for action in actions) / (len(actions) * costs[Action.DENSE])
+
+
+def _action_costs(plan: SparsityPlan, dense: DenseParts) -> dict[Action, float]:
+    """Operations of a step of each action."""
+
+    def cost(layer: int, action: Action) -> float:
+        parts = [part for part in PARTS if layer in dense[part]]
+        time = layer_time(
+            layer, action, plan=plan, rates=OPERATIONS, dtype=torch.float32, dense_parts=parts
+        )
+        return time.total
+
+    layers = range(plan.layout.layers)
+    return {action: sum(cost(layer, action) for layer in layers) for action in Action}
 
 
 def _operations(plan: SparsityPlan, layer: int) -> tuple[float, float, float]:

@@ -127,6 +127,7 @@ def _facts(record: GenerationRecord) -> list[tuple[str, str]]:
         ("model", name_of(pipeline.text_or_none("location") or "")),
         ("pipeline", pipeline.text_or_none("class") or ""),
         ("profile", name_of(request.text_or_none("profile") or "")),
+        ("quality", request.text_or_none("quality") or ""),
         ("not shown", request.text_or_none("negative_prompt") or ""),
         ("picture", picture_text(settings.content)),
         ("starts from", _start(request)),

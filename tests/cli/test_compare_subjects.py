@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from chipsparse.cli.compare_subjects import bundled_profiles, read_subject, read_subjects
+from chipsparse.cli.compare_subjects import read_subject, read_subjects
 from chipsparse.cli.errors import UserError
-from chipsparse.profiles import ASSETS, load_profile
+from chipsparse.profiles import ASSETS, load_profile, profile_classes
 
 
 @pytest.mark.parametrize(
@@ -27,9 +27,9 @@ def test_by_its_name_alone(text, kind, path):
     assert (subject.text, subject.kind, subject.path) == (text, kind, path)
 
 
-def test_bundled_profiles_are_those_that_are_there():
-    assert "FluxTransformer2DModel" in bundled_profiles()
-    for name in bundled_profiles():
+def test_a_bundled_profile_is_named_by_its_class():
+    assert "FluxTransformer2DModel" in profile_classes()
+    for name in profile_classes():
         assert load_profile(read_subject(name).path).model_class == name
 
 
