@@ -141,7 +141,9 @@ def _run(options: SuiteOptions) -> Suite:
                 told = True
             lab.others(prompt)
             content = suite_json(common, lab, rows, prompts, with_prompts=options.with_prompts)
-            _write(folder, content)
+            _write(folder / TO_SEND, to_send(content))
+        with display.stage(f"writing {folder / PAGE}"):
+            _write(folder / PAGE, page([part_of(Values(folder / TO_SEND, "", content))]))
     return Suite(folder, content)
 
 
@@ -205,9 +207,8 @@ def to_send(content: dict[str, Any]) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _write(folder: Path, content: dict[str, Any]) -> None:
+def _write(file: Path, text: str) -> None:
     try:
-        write_whole(folder / TO_SEND, to_send(content))
-        write_whole(folder / PAGE, page([part_of(Values(folder / TO_SEND, "", content))]))
+        write_whole(file, text)
     except OSError as error:
-        raise UserError(f"the results in {folder} cannot be written: {reason(error)}") from error
+        raise UserError(f"{file} cannot be written: {reason(error)}") from error

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model import ModelDescription
-from chipsparse.cli.request import required_profile
+from chipsparse.cli.pages.names import name_of
+from chipsparse.cli.request import choose_profile, required_profile
 from chipsparse.cli.settings import CommonOptions
 from chipsparse.config import SparsityConfig
 from chipsparse.pipelines.diffusers_caches import Cache, mag, sea
 from chipsparse.tuned_range import digest
 
 DENSE, FLOOR, OURS, MAG = "dense", "floor", "chipsparse", "MagCache"
-QUALITIES = ("faithful", "balanced", "fast")
+QUALITIES = {"faithful": 0.6, "balanced": 0.5, "fast": 0.4}  # about, of a dense clip
 # About half of the steps skipped, and two thirds, on the bundled models.
 SLOW, FAST = "slow", "fast"
 CACHES = {
@@ -63,15 +65,20 @@ def suite_rows(options: CommonOptions, model: ModelDescription) -> list[Row]:
         Row(method, f"{method} {speed}", cache.setting, 0.7 if speed == SLOW else 0.5, cache)
         for (method, speed), cache in CACHES.items()
     ]
-    ours = [_quality(options, model, quality) for quality in QUALITIES]
-    return [Row(DENSE, DENSE), Row(FLOOR, FLOOR), *caches, *ours]
+    return [Row(DENSE, DENSE), Row(FLOOR, FLOOR), *caches, *_ours(options, model)]
 
 
-def _quality(options: CommonOptions, model: ModelDescription, quality: str) -> Row:
-    name, cost = f"{OURS} {quality}", 0.5
-    try:
-        profile = required_profile(options, model)
-    except UserError as error:
-        return Row(OURS, name, refused=str(error))
-    config = profile.sparsity
-    return Row(OURS, name, f"quality {quality}", cost, config=config)
+def _ours(options: CommonOptions, model: ModelDescription) -> Iterator[Row]:
+    """The named qualities; a profile without any, as of a tuning, is the only row."""
+    profile = choose_profile(options, model, optional=True)
+    if profile is not None and not profile.qualities:
+        yield Row(OURS, f"{OURS} profile", name_of(profile.source), 0.5, config=profile.sparsity)
+        return
+    for quality, cost in QUALITIES.items():
+        name, asked = f"{OURS} {quality}", dataclasses.replace(options, quality=quality)
+        try:
+            config = required_profile(asked, model).sparsity
+        except UserError as error:
+            yield Row(OURS, name, refused=str(error))
+        else:
+            yield Row(OURS, name, f"--quality {quality}", cost, config=config)
