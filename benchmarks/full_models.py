@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.cases import CASES, Case
+from benchmarks.cases import CASES
 from benchmarks.random_inputs import generator_on
 from benchmarks.transformer_step import DRIFT, Shape
 from benchmarks.transformer_step import Inputs as FluxInputs
@@ -17,6 +17,7 @@ from benchmarks.transformer_step import make_transformer as make_flux
 
 Call = dict[str, Any]
 STEPS = 50
+LEAST_BLOCKS = 2  # of a kind: see `last_blocks_only`
 
 
 @dataclass(frozen=True)
@@ -24,25 +25,27 @@ class FullModel:
     """A transformer class at one size.
 
     Attributes:
-        case: the named case with its sizes and kept shares.
+        case: the named case with its sizes.
         transformer_class: name of the class.
         branches: guidance branches that a step calls one after the other.
         blocks: names of the model's lists of blocks.
-        make: the model for (layers of a kind at most, device, dtype).
+        layers: blocks in each of these lists.
+        make: the model for (blocks in each list, whether tiny, device, dtype).
         inputs: arguments of its calls for (scale, config, steps, device, dtype); a scale below 1
             is for dry runs.
-        attention_kept: share of the columns kept.
-        mlp_kept: share of the neurons kept.
     """
 
     case: str
     transformer_class: str
     branches: tuple[str, ...]
     blocks: tuple[str, ...]
-    make: Callable[[int | None, bool, torch.device, torch.dtype], Any]
+    layers: tuple[int, ...]
+    make: Callable[[tuple[int, ...], bool, torch.device, torch.dtype], Any]
     inputs: Callable[[float, Any, int, torch.device, torch.dtype], Callable[[int], Call]]
-    attention_kept: float
-    mlp_kept: float
+
+    def layers_of(self, depth: float) -> tuple[int, ...]:
+        """Blocks in each list of a model with this share of them, `LEAST_BLOCKS` at least."""
+        return tuple(max(LEAST_BLOCKS, round(depth * count)) for count in self.layers)
 
 
 def made(kind: Callable[[], Any], device: torch.device, dtype: torch.dtype) -> Any:
@@ -74,15 +77,17 @@ def scaled(size: int, scale: float) -> int:
     return size if scale >= 1 else max(2, int(size * scale) // 2 * 2)
 
 
-def hunyuan_video(layers: int | None, small: bool, device: torch.device, dtype: torch.dtype) -> Any:
+def hunyuan_video(
+    layers: tuple[int, ...], small: bool, device: torch.device, dtype: torch.dtype
+) -> Any:
     """HunyuanVideo: 20 double and 40 single blocks, 13 billion parameters."""
     from diffusers import HunyuanVideoTransformer3DModel
 
     widths = {"num_attention_heads": 1, "text_embed_dim": 64, "pooled_projection_dim": 32}
     return made(
         lambda: HunyuanVideoTransformer3DModel(
-            num_layers=min(20, layers or 20),
-            num_single_layers=min(40, layers or 40),
+            num_layers=layers[0],
+            num_single_layers=layers[1],
             **(widths if small else {}),
         ),
         device,
@@ -115,16 +120,16 @@ def hunyuan_inputs(
 
 
 def wan(
-    heads: int, width: int, depth: int
-) -> Callable[[int | None, bool, torch.device, torch.dtype], Any]:
+    heads: int, width: int
+) -> Callable[[tuple[int, ...], bool, torch.device, torch.dtype], Any]:
     """Wan 2.1 text to video of one of its sizes."""
 
-    def make(layers: int | None, small: bool, device: torch.device, dtype: torch.dtype) -> Any:
+    def make(layers: tuple[int, ...], small: bool, device: torch.device, dtype: torch.dtype) -> Any:
         from diffusers import WanTransformer3DModel
 
         return made(
             lambda: WanTransformer3DModel(
-                num_layers=min(depth, layers or depth),
+                num_layers=layers[0],
                 num_attention_heads=1 if small else heads,
                 attention_head_dim=128,
                 ffn_dim=256 if small else width,
@@ -162,10 +167,13 @@ def wan_inputs(
     return inputs
 
 
-def flux(layers: int | None, small: bool, device: torch.device, dtype: torch.dtype) -> Any:
+def flux(layers: tuple[int, ...], small: bool, device: torch.device, dtype: torch.dtype) -> Any:
     """FLUX.1-dev: 19 double and 38 single blocks."""
     case = CASES["flux_1280x768"]
-    return make_flux(case.scaled(heads=1) if small else case, layers, device, dtype)
+    made = make_flux(case.scaled(heads=1) if small else case, max(layers), device, dtype)
+    made.transformer_blocks = made.transformer_blocks[: layers[0]]
+    made.register_to_config(num_layers=layers[0])
+    return made
 
 
 def flux_inputs(
@@ -178,47 +186,42 @@ def flux_inputs(
     return lambda step: inputs[step]
 
 
-def _of(case: Case, **fields: Any) -> FullModel:
-    return FullModel(
-        case.name,
-        attention_kept=case.keep_fraction,
-        mlp_kept=case.mlp_keep_fraction,
-        **fields,
-    )
-
-
 MODELS: Mapping[str, FullModel] = {
     model.case: model
     for model in (
-        _of(
-            CASES["hunyuan_720p"],
+        FullModel(
+            "hunyuan_720p",
             transformer_class="HunyuanVideoTransformer3DModel",
             branches=("cond",),
             blocks=("transformer_blocks", "single_transformer_blocks"),
+            layers=(20, 40),
             make=hunyuan_video,
             inputs=hunyuan_inputs,
         ),
-        _of(
-            CASES["wan14b_720p"],
+        FullModel(
+            "wan14b_720p",
             transformer_class="WanTransformer3DModel",
             branches=("cond", "uncond"),
             blocks=("blocks",),
-            make=wan(40, 13_824, 40),
+            layers=(40,),
+            make=wan(40, 13_824),
             inputs=wan_inputs(90, 160),
         ),
-        _of(
-            CASES["wan1b_480p"],
+        FullModel(
+            "wan1b_480p",
             transformer_class="WanTransformer3DModel",
             branches=("cond", "uncond"),
             blocks=("blocks",),
-            make=wan(12, 8960, 30),
+            layers=(30,),
+            make=wan(12, 8960),
             inputs=wan_inputs(60, 104),
         ),
-        _of(
-            CASES["flux_1280x768"],
+        FullModel(
+            "flux_1280x768",
             transformer_class="FluxTransformer2DModel",
             branches=("cond",),
             blocks=("transformer_blocks", "single_transformer_blocks"),
+            layers=(19, 38),
             make=flux,
             inputs=flux_inputs,
         ),

@@ -1,5 +1,8 @@
 """Whole generations of full-size transformers: every kind of step really run, then summed up.
 
+There is a record for each named quality of the model's profile. Qualities that differ in their
+steps alone share the measured ones.
+
 The baseline is the stock transformer in the same process: same weights and inputs, cuDNN attention,
 no useless mask, compiled blocks. Weights are random, so times and memory mean something and
 pictures do not; that the patched transformer computes the same model is checked on its dense step.
@@ -8,6 +11,7 @@ Only the transformer is timed: the text encoder and the VAE cost the same with a
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from argparse import ArgumentParser, Namespace
 from collections import Counter
@@ -30,8 +34,10 @@ from benchmarks.run import Run
 from benchmarks.sampled_checks import check_finite, relative_error, require
 from benchmarks.step_breakdown import PARTS, breakdown
 from benchmarks.transformer_step import DENSE_LIMIT, attention_backend, compiled_blocks, run_timed
-from chipsparse import SparsityConfig
+from chipsparse import ScheduleConfig, SparsityConfig, find_profile
 from chipsparse.layout import ModelLayout
+from chipsparse.machine import host_budget, host_free_bytes
+from chipsparse.memory_plan import reserve_share, working_bytes
 from chipsparse.plan import SparsityPlan
 
 COLUMNS = {
@@ -54,10 +60,7 @@ COLUMNS = {
     "peak_gpu_bytes": ".3e",
     "pinned_bytes": ".3e",
 }
-SCHEDULE = {"schedule.warmup_steps": 2, "schedule.refresh_every": 10}
-# Half of 50 steps, none of them one that computes everything.
-SKIPPED = (*range(2, 50, 2), 49)
-BASELINE_CALLS, SPARSE_CALLS = 2, 3
+BASELINE_CALLS, SPARSE_CALLS = 2, 2
 SCALE = 0.1  # of rows and columns, in a dry run
 ACTIONS = ("dense", "refresh", *["sparse"] * (SPARSE_CALLS + 2), "skip")
 
@@ -66,17 +69,26 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Options of this benchmark alone."""
     group = parser.add_argument_group("full_size")
     group.add_argument("--small", action="store_true", help="tiny models and pictures: a dry run")
+    group.add_argument(
+        "--depth",
+        type=float,
+        default=1.0,
+        help="measure this share of the blocks of each kind, in the same share of the memory, and "
+        "scale the times",
+    )
     group.add_argument("--whole", action="store_true", help="also run all steps, one by one")
     group.add_argument("--all-dense", action="store_true", help="also a patched all-dense plan")
 
 
 def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
-    """Adds two records per case: sparse, and sparse with skipped steps."""
+    """Adds a record for each case and quality."""
+    if not 0 < args.depth <= 1 or (args.whole and args.depth < 1):
+        raise ValueError(f"--depth {args.depth:g}: above 0, at most 1, and 1 with --whole")
     for name in args.case.split(",") if args.case else MODELS:
         with to.attempt(f"full_size, {name}"):
             if name not in MODELS:
                 raise ValueError(f"no model for the case {name!r}; there are {list(MODELS)}")
-            measured = Measured(MODELS[name], args.layers, device, dtype, small=args.small)
+            measured = Measured(MODELS[name], args.depth, device, dtype, small=args.small)
             to.add(*measured.records(whole=args.whole, all_dense=args.all_dense))
             # After the records are written: the times tell what went wrong.
             require("relative error", measured.rel_error, DENSE_LIMIT[dtype], "the dense step")
@@ -84,13 +96,10 @@ def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> N
             torch.cuda.empty_cache()
 
 
-def config_of(model: FullModel, **overrides: Any) -> SparsityConfig:
-    """The kept shares of the model's case."""
-    shares = {
-        "attention.keep_fraction": model.attention_kept,
-        "mlp.keep_fraction": model.mlp_kept,
-    }
-    return SparsityConfig().override(shares | overrides)
+def of_steps(config: SparsityConfig, *, first_dense: int) -> SparsityConfig:
+    """What is measured for a config: one step of each action after the other."""
+    schedule = ScheduleConfig(actions=ACTIONS, first_dense_layers=first_dense)
+    return dataclasses.replace(config, schedule=schedule)
 
 
 def actions_of(config: SparsityConfig, layout: ModelLayout) -> list[str]:
@@ -103,7 +112,7 @@ class Measured:
 
     Args:
         model: which.
-        layers: blocks of a kind at most.
+        depth: share of the blocks of each kind that are made and run.
         device: where it runs.
         dtype: of weights and latents.
         small: tiny, for a dry run.
@@ -112,43 +121,48 @@ class Measured:
     def __init__(
         self,
         model: FullModel,
-        layers: int | None,
+        depth: float,
         device: torch.device,
         dtype: torch.dtype,
         *,
         small: bool,
     ) -> None:
         self.model, self.device, self.dtype = model, device, dtype
+        layers = model.layers_of(depth)
         self.transformer = model.make(layers, small, device, dtype)
+        self._blocks, self._share = sum(model.layers), sum(layers) / sum(model.layers)
+        self.qualities = find_profile(None, model.transformer_class).qualities
         scale = SCALE if small else 1.0
         self._inputs = model.inputs(scale, self.transformer.config, STEPS, device, dtype)
-        self.rel_error = float("nan")
+        self.rel_error = 0.0
 
     def records(self, *, whole: bool, all_dense: bool) -> list[Record]:
-        """The records of the two schedules.
+        """The records of all qualities.
 
         Args:
-            whole: run all steps of both schedules instead of summing measured ones.
+            whole: run all steps of each instead of summing measured ones.
             all_dense: also measure a patched transformer with nothing sparse.
         """
         attention = "_native_cudnn" if self.device.type == "cuda" else "native"
+        measured: dict[SparsityConfig, tuple[dict[str, Any], ModelLayout]] = {}
         with attention_backend(self.transformer, attention), torch.no_grad():
             stock = self._stock(whole)
             unchanged = self._all_dense(stock["ms"]) if all_dense else {}
-            steps, layout = self._patched()
+            for config in self.qualities.values():
+                key = of_steps(config, first_dense=config.schedule.first_dense_layers)
+                if key not in measured:
+                    measured[key] = self._patched(config)
             totals = self._whole_schedules() if whole else {}
-        schedules = {
-            "sparse": config_of(self.model, **SCHEDULE),
-            "sparse, half of the steps skipped": config_of(
-                self.model, **SCHEDULE, **{"schedule.skip_steps": list(SKIPPED)}
-            ),
-        }
         records = []
-        for name, config in schedules.items():
+        for name, config in self.qualities.items():
+            steps, layout = measured[
+                of_steps(config, first_dense=config.schedule.first_dense_layers)
+            ]
             counts = Counter(actions_of(config, layout))
             summed = sum(count * steps[f"{action}_ms"] for action, count in counts.items())
             latency = totals.get(name, summed)
-            baseline = stock.get("whole_ms", STEPS * stock["ms"])
+            step = stock["ms"] / self._share
+            baseline = stock.get("whole_ms", STEPS * step)
             records.append(
                 {
                     "op": "end_to_end",
@@ -158,13 +172,14 @@ class Measured:
                     "steps": STEPS,
                     "schedule": name,
                     "actions": dict(counts),
-                    "skipped": list(config.schedule.skip_steps),
+                    "config": dataclasses.asdict(config),
                     "branches": len(self.model.branches),
                     "tokens": layout.tokens,
-                    "layers": layout.layers,
+                    "layers": self._blocks,
+                    "measured_layers": layout.layers,
                     "dtype": str(self.dtype).removeprefix("torch."),
-                    "keep_fraction": self.model.attention_kept,
-                    "mlp_keep_fraction": self.model.mlp_kept,
+                    "keep_fraction": config.attention.keep_fraction,
+                    "mlp_keep_fraction": config.mlp.keep_fraction if config.mlp.enabled else 1.0,
                     "backend": "chipsparse",
                     "baseline": f"stock transformer, {attention.lstrip('_')} attention, no mask, "
                     "compiled blocks",
@@ -173,8 +188,8 @@ class Measured:
                     "speedup": baseline / latency,
                     "measured": "all steps run" if totals else "summed from measured steps",
                     "summed_ms": summed,
-                    "baseline_step_ms": stock["ms"],
-                    "step_speedup": stock["ms"] / steps["sparse_ms"],
+                    "baseline_step_ms": step,
+                    "step_speedup": step / steps["sparse_ms"],
                     "all_dense_ratio": unchanged.get("ratio"),
                     "all_dense": unchanged,
                     **steps,
@@ -248,9 +263,12 @@ class Measured:
         )
         return chipsparse.enable(pipe, config)
 
-    def _patched(self) -> tuple[dict[str, Any], Any]:
+    def _patched(self, quality: SparsityConfig) -> tuple[dict[str, Any], ModelLayout]:
         """Times of the four actions, errors, memory, parts of a sparse step; and the layout."""
-        config = config_of(self.model, **{"schedule.actions": list(ACTIONS)})
+        first_dense = quality.schedule.first_dense_layers
+        config = of_steps(quality, first_dense=first_dense)
+        if self._share < 1:  # one of a few layers is more than one of all: it is added in the end
+            config = self._in_less_memory(of_steps(quality, first_dense=0))
         cuda = self.device.type == "cuda"
         with self._enabled(config) as handle, compiled_blocks(self.transformer) as graphs:
             # Compiles, tunes, picks dense kernels, takes host memory.
@@ -278,7 +296,8 @@ class Measured:
             adapter = handle._adapters[0]
             layout = adapter.session.plan.layout
             memory = adapter.session._pool.host
-            self.rel_error = relative_error(outputs[0], self._expected[0])
+            rel_error = relative_error(outputs[0], self._expected[0])
+            self.rel_error = max(rel_error, self.rel_error)
             found = {
                 "dense_ms": times[0],
                 "refresh_ms": times[1],
@@ -287,7 +306,7 @@ class Measured:
                 "sparse_step_ms": times[2:],
                 "attention_kept": report.steps[-3].attention_kept,
                 "mlp_kept": report.steps[-3].mlp_kept,
-                "rel_error": self.rel_error,
+                "rel_error": rel_error,
                 "sparse_error": relative_error(sparse_output, self._expected[last]),
                 # What reusing the refresh's output would have cost on the same step.
                 "reused_error": relative_error(outputs[1], self._expected[last]),
@@ -300,19 +319,44 @@ class Measured:
                 "pinned_bytes": memory.pinned_bytes,
                 "peak_gpu_bytes": torch.cuda.max_memory_allocated(self.device) if cuda else None,
             }
+        if self._share < 1:
+            found |= self._of_all_blocks(found, first_dense / self._blocks)
         return found | graphs, layout
 
+    def _in_less_memory(self, config: SparsityConfig) -> SparsityConfig:
+        """The config with budgets under which as large a share of the caches fits as of all."""
+        if self.device.type != "cuda":
+            return config
+        with self._enabled(config) as handle, last_blocks_only(self.model, self.transformer):
+            self._step(0)
+            working = working_bytes(handle._adapters[0].session.plan, dtype=self.dtype)
+        free, _ = torch.cuda.mem_get_info(self.device)
+        room = free + torch.cuda.memory_reserved(self.device)
+        room -= round(room * reserve_share())
+        budgets: dict[str, int] = {
+            "memory.vram": int(self._share * room + (1 - self._share) * working)
+        }
+        if (host := host_free_bytes()) is not None:
+            budgets["memory.ram"] = int(self._share * host_budget(host))
+        return config.override(budgets)
+
+    def _of_all_blocks(self, found: dict[str, Any], dense_share: float) -> dict[str, Any]:
+        """Times of a step of all blocks, this share of which is always dense."""
+        dense = found["dense_ms"]
+        times = {"dense_ms": dense}
+        for name in ("refresh_ms", "sparse_ms"):
+            times[name] = dense_share * dense + (1 - dense_share) * found[name]
+        scaled: dict[str, Any] = {name: time / self._share for name, time in times.items()}
+        parts = found["breakdown_ms"]
+        return scaled | {"breakdown_ms": {part: ms / self._share for part, ms in parts.items()}}
+
     def _whole_schedules(self) -> dict[str, float]:
-        """Milliseconds of all steps of the two schedules, really run."""
+        """Milliseconds of all steps of each quality, really run."""
         found = {}
-        for name, skipped in (("sparse", ()), ("sparse, half of the steps skipped", SKIPPED)):
-            config = config_of(self.model, **SCHEDULE, **{"schedule.skip_steps": list(skipped)})
+        for name, config in self.qualities.items():
             with self._enabled(config), compiled_blocks(self.transformer):
                 with last_blocks_only(self.model, self.transformer):
-                    for step in range(3):
-                        self._step(step, STEPS)
-                    if skipped:
-                        self._step(3, STEPS)
+                    self._run_all(STEPS)  # compiles whatever its steps need
                 self._run_all(STEPS)  # the first generation takes the memory for its caches
                 found[name] = self._run_all(STEPS)
         return found

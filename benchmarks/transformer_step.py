@@ -255,12 +255,16 @@ def measure_patched(
     """As `measure_stock` for each action of the patched transformer."""
     full, timed = FULL_CALLS, 2 * FULL_CALLS + SPARSE_CALLS
     actions = ["dense"] * full + ["refresh"] * full + ["sparse"] * (SPARSE_CALLS + MORE_CALLS)
-    config = find_profile(None, MODEL).sparsity.override(
-        {
-            "attention.keep_fraction": case.keep_fraction,
-            "mlp.keep_fraction": case.mlp_keep_fraction,
-            "schedule.actions": actions,
-        }
+    config = (
+        find_profile(None, MODEL)
+        .qualities["published"]
+        .override(
+            {
+                "attention.keep_fraction": case.keep_fraction,
+                "mlp.keep_fraction": case.mlp_keep_fraction,
+                "schedule.actions": actions,
+            }
+        )
     )
     pipe = SimpleNamespace(components={"transformer": transformer}, scheduler=None)
 

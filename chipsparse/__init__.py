@@ -18,7 +18,13 @@ from chipsparse.config import (
     SparsityConfig,
     TokenOrderConfig,
 )
-from chipsparse.profiles import GenerationDefaults, Profile, find_profile, load_profile
+from chipsparse.profiles import (
+    GenerationDefaults,
+    Profile,
+    default_profile,
+    find_profile,
+    load_profile,
+)
 
 if TYPE_CHECKING:
     from chipsparse.api import Handle, disable, enable
@@ -50,6 +56,7 @@ __all__ = [
     "SparsityConfig",
     "StepRecord",
     "TokenOrderConfig",
+    "default_profile",
     "disable",
     "enable",
     "find_profile",

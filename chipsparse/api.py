@@ -402,5 +402,10 @@ def _profile(pipe: Any, config: Profile | str | Path | None, transformer_class: 
     if transformer_class not in ADAPTERS and not (
         folder is not None and (Path(folder) / MODEL_PROFILE_NAME).is_file()
     ):
+        warnings.warn(
+            f"there is no profile for {transformer_class}: its qualities are those that were made "
+            "for no model in particular",
+            stacklevel=4,  # whoever called enable()
+        )
         return default_profile()
     return find_profile(folder, transformer_class)

@@ -187,8 +187,9 @@ class ScheduleConfig(Validated):
     )
     skip_threshold: float | None = option(
         None,
-        "also skip a sparse or refresh step where the output is predicted to change by less than "
-        "this share of it since it was last computed; one wait for the device per step; null: none",
+        "also skip a sparse step, or a refresh that no list names, where the output is predicted "
+        "to change by less than this share of it since it was last computed; one wait for the "
+        "device per step; null: none",
         minimum=0.0,
         maximum=1.0,
     )

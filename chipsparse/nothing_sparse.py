@@ -44,7 +44,7 @@ def why_nothing(plan: SparsityPlan, first: int = 0, name: str = "transformer") -
     """
     if plan.steps is None or not wants_sparse(plan.config) or _uses_caches(plan, first):
         return None
-    layers = _why_no_layer(plan)
+    layers = _why_no_layer(replace(plan, steps=first + MANY_STEPS))
     if layers is not None:
         return f"{NOTHING}: {layers}"
     changes = _what_helps(plan, first)

@@ -25,7 +25,7 @@ WHOLE = "schedule"  # replaced, not merged: its forms exclude each other
 
 def check_quality(name: str) -> None:
     """Raises `ValueError`, with the known names, for one that no profile can have."""
-    if name not in QUALITIES:
+    if name not in tuple(QUALITIES):  # which, unlike a dict, takes a list too
         raise ValueError(f"there is no quality {shown(name)}; known are {', '.join(QUALITIES)}")
 
 

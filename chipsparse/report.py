@@ -120,6 +120,7 @@ class StepRecord:
         replayed: whether it was launched as a whole, as an earlier call of its kind was recorded.
         predicted_change: by what share of itself the output was predicted to have changed since it
             was last computed, where ``skip_threshold`` asked for that; see `StepCache`.
+        forecast: whether it was skipped and its output continues the last two computed ones.
     """
 
     step: int
@@ -140,6 +141,7 @@ class StepRecord:
     finished: bool = False
     replayed: bool = False
     predicted_change: float | None = None
+    forecast: bool = False
 
     @property
     def seconds(self) -> float:

@@ -75,7 +75,11 @@ def _steps(report: GenerationReport) -> str:
     counts = report.actions()
     if not counts:
         return "none yet"
-    by_action = ", ".join(f"{count} {action}" for action, count in counts.most_common())
+    forecast = len({record.step for record in report.steps if record.forecast})
+    also = {"skip": f" ({forecast} of them forecast)"} if forecast else {}
+    by_action = ", ".join(
+        f"{count} {action}{also.get(action, '')}" for action, count in counts.most_common()
+    )
     return f"{counts.total()}: {by_action}"
 
 

@@ -13,6 +13,7 @@ from chipsparse.step_lists import front_loaded, full_count, sparse_between
 
 # As many steps as stand for a number that is not known.
 MANY_STEPS = 1000
+FEW_STEPS = 16  # fewer make larger jumps than any share of full steps was made for
 NO_SHARE = (
     "schedule.full_share needs the number of steps, which the pipeline does not tell: every tenth "
     "step is a refresh instead, and all others behind the second are sparse"
@@ -133,12 +134,16 @@ class Schedule:
         listed = config.actions or self.full_steps is not None
         return bool(listed) and any(self.action(step) is Action.SKIP for step in self.known_steps)
 
-    def forecasts(self, step: int) -> bool:
-        """Whether the output of a step, if it is skipped, is forecast and not held."""
+    def forecast_share(self, step: int) -> float:
+        """The share of a forecast in the output of a step, if it is skipped; 0: it is held."""
         after = self.config.forecast_after
-        if self.steps is None:
-            return self.config.forecast > 0 and after == 0
-        return self.config.forecast > 0 and step >= after * self.steps
+        begun = after == 0 if self.steps is None else step >= after * self.steps
+        return self.config.forecast if begun else 0.0
+
+    @property
+    def forecasts_any(self) -> bool:
+        """Whether skipped outputs may be forecast."""
+        return self.skips_any and any(map(self.forecast_share, self.known_steps))
 
     def remarks(self) -> list[str]:
         """What of it cannot be done with this number of steps, a sentence each."""
@@ -161,6 +166,13 @@ class Schedule:
             if config.full_share is not None:
                 return [NO_SHARE]
             return [NO_MIDDLE] if config.between == "middle" else []
+        if config.full_share is not None and steps < FEW_STEPS:
+            assert self.full_steps is not None
+            return [
+                f"full_share {config.full_share:g} of only {steps} steps lists "
+                f"{len(self.full_steps)} of them: such shares are made for some 50 steps; list "
+                "more with full_steps or a larger full_share"
+            ]
         beyond = [step for step in config.full_steps or () if step >= steps]
         if not beyond:
             return []

@@ -52,8 +52,9 @@ def forecast_text(schedule: Schedule) -> str:
 
 def threshold_text(config: ScheduleConfig) -> str:
     """What the threshold does to the actions; only where there is one."""
+    skipped = "sparse" if config.lists_full else "sparse and refresh"
     return (
-        f"of the sparse and refresh ones, those are skipped that are predicted to change the "
+        f"of the {skipped} ones, those are skipped that are predicted to change the "
         f"output by less than {100 * (config.skip_threshold or 0):g}%, at most "
         f"{config.max_skips} in a row: how many is not known beforehand"
     )

@@ -19,6 +19,7 @@ from chipsparse.cache_store import CacheStore
 from chipsparse.call_recorder import CallRecorder
 from chipsparse.config import SparsityConfig
 from chipsparse.error_guard import ErrorGuard
+from chipsparse.held_outputs import HeldOutputs
 from chipsparse.host_memory import HostMemory
 from chipsparse.kept_columns import KeptColumns, read_kept_columns
 from chipsparse.kernels.dense_attention.measure import FastestKernel
@@ -102,7 +103,7 @@ class Session:
         self._recorded: dict[str, Action] = {}
         self._last_step: dict[str, int] = {}
         self._slower: dict[str, Mapping[tuple[int, Part], str]] = {}  # than dense, and why
-        self._last_output: dict[str, torch.Tensor] = {}
+        self._held = HeldOutputs()
         self._step_cache: StepCache | None = None
         self._order: tuple[torch.Tensor, torch.Tensor] | None = None
         self._static_columns: dict[ModelLayout, torch.Tensor | None] = {}
@@ -319,7 +320,8 @@ class Session:
                 if is_last_branch or self._last_step[other] < context.step - 1:
                     self._finish(other)
         elif plan.schedule.skips_any and record.action is not Action.SKIP:
-            self._last_output[branch] = held = output.clone()  # the caller may change it in place
+            both = plan.schedule.forecasts_any
+            held = self._held.hold(branch, context.time, output, both=both)
             if self._step_cache is not None:
                 self._step_cache.computed(branch, held, sparse=record.action is Action.SPARSE)
         self._context = self._record = None
@@ -344,12 +346,15 @@ class Session:
         if self._step_cache is not None:
             self._step_cache.release()
         self._recorded.pop(branch, None)
-        self._last_output.pop(branch, None)
+        self._held.drop(branch)
 
     def skipped_output(self) -> torch.Tensor:
-        """What a skipped call returns: the output that its branch computed last, a copy of it."""
-        _, context, _ = self._open_call()
-        return self._last_output[context.branch].clone()
+        """What a skipped call returns: what its branch computed last, or a forecast from that."""
+        plan, context, record = self._open_call()
+        share = plan.schedule.forecast_share(context.step)
+        reach = share * self._held.reach(context.branch, context.time) if share else 0.0
+        record.forecast = reach != 0.0
+        return self._held.output(context.branch, reach)
 
     def _open_call(self) -> tuple[SparsityPlan, StepContext, StepRecord]:
         assert self._plan is not None

@@ -21,12 +21,19 @@ class StepContext:
         step: denoising step (from 0).
         branch: guidance branch, such as "cond" or "uncond".
         steps: number of steps of this generation where known.
+        timestep: of the step, from the scheduler's list where there is one for these steps.
     """
 
     generation: int
     step: int
     branch: str
     steps: int | None
+    timestep: float | None = None
+
+    @property
+    def time(self) -> float:
+        """Its timestep, or else the step: what outputs are forecast by."""
+        return float(self.step) if self.timestep is None else self.timestep
 
 
 class PositionTracker:
@@ -78,7 +85,10 @@ class PositionTracker:
         if step <= self._last_step.get(branch, -1):
             self._start(schedule, steps)
         self._step = self._last_step[branch] = step
-        return StepContext(self._generation, step, branch, steps)
+        listed = step < len(self._values) == steps
+        return StepContext(
+            self._generation, step, branch, steps, self._values[step] if listed else None
+        )
 
     def finish(self) -> None:
         """Ends the generation: the next call starts another one, whatever its position."""

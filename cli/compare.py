@@ -42,7 +42,8 @@ def compare(
         typer.Argument(
             metavar="A",
             help="A file: .mp4, .webm, .gif, .png, a folder of .png. Or a config: dense (the stock "
-            "model), profile (the model's own), a bundled profile's name, or a .yaml file.",
+            "model), profile (the model's own), one of its qualities such as fast, a bundled "
+            "profile's name, or a .yaml file.",
             show_default=False,
         ),
     ] = None,

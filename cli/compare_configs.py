@@ -186,7 +186,8 @@ def read_prompts(options: CompareOptions, *, video: bool) -> list[str]:
 def _profile(options: CommonOptions, subject: Subject, model: ModelDescription) -> Profile | None:
     if subject.kind == "dense":
         return None
-    return required_profile(dataclasses.replace(options, config=subject.path), model)
+    taken = dataclasses.replace(options, config=subject.path, quality=subject.quality)
+    return required_profile(taken, model)
 
 
 def _common_settings(

@@ -9,6 +9,7 @@ from typing import Literal
 
 from chipsparse.cli.errors import UserError
 from chipsparse.profiles import ASSETS, profile_classes
+from chipsparse.qualities import QUALITIES
 
 DENSE = "dense"
 OWN_PROFILE = "profile"
@@ -25,23 +26,28 @@ class Subject:
         text: what the user typed.
         kind: the stock model, a config, or pictures.
         path: of the config or the pictures; None for the stock model and the model's own profile.
+        quality: which one of that profile; None for its default.
     """
 
     text: str
     kind: Kind
     path: Path | None
+    quality: str | None = None
 
 
 def read_subject(text: str) -> Subject:
     """Tells what an argument is, by its name alone.
 
-    ``dense`` is the stock model, ``profile`` the model's own profile, the name of a bundled profile
-    that one, what ends in .yaml or .yml a config, and everything else a path of pictures.
+    ``dense`` is the stock model, ``profile`` the model's own profile, a quality's name that quality
+    of it, the name of a bundled profile that one, what ends in .yaml or .yml a config, and
+    everything else a path of pictures.
     """
     if text == DENSE:
         return Subject(text, "dense", None)
     if text == OWN_PROFILE:
         return Subject(text, "config", None)
+    if text in QUALITIES:
+        return Subject(text, "config", None, quality=text)
     if text in profile_classes():
         return Subject(text, "config", ASSETS / "profiles" / f"{text}.yaml")
     path = Path(text)
@@ -55,7 +61,8 @@ def read_subjects(a: str, b: str) -> tuple[Subject, Subject]:
         files, config = (first, second) if first.kind == "files" else (second, first)
         raise UserError(
             f"{config.text} is a config and {files.text} is taken for a file; compare two files, "
-            f"or two configs: {DENSE}, {OWN_PROFILE}, a bundled profile's name, or a .yaml file"
+            f"or two configs: {DENSE}, {OWN_PROFILE}, a quality, a bundled profile's name, or a "
+            ".yaml file"
         )
     if first.kind == second.kind == "dense":
         raise UserError("both are the stock model; give a config to compare it with")

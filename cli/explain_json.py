@@ -53,7 +53,11 @@ def to_json(explained: Explanation) -> str:
             "columns": _most(kept_columns(plan, layer) for layer in sparse),
         },
         "layers": _layers(explained),
-        "schedule": {"actions": plan.describe(), "counts": dict(explained.outlook.action_counts)},
+        "schedule": {
+            "actions": plan.describe(),
+            "counts": dict(explained.outlook.action_counts),
+            "full_steps": plan.schedule.full_steps,
+        },
         "weights": {component.name: component.nbytes for component in explained.weights},
         "memory": {
             "weights": explained.weight_bytes,

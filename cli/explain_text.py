@@ -15,6 +15,7 @@ from chipsparse.cli.outlook import Outlook
 from chipsparse.cli.summary import seconds_text
 from chipsparse.cli.tables import Facts, facts_table, number_table
 from chipsparse.cli.wording import counted, profile_text, short_place
+from chipsparse.config import ranges_text
 from chipsparse.estimate import RunEstimate
 from chipsparse.kernels.checks import group_count
 from chipsparse.layout import LayerKind
@@ -87,7 +88,15 @@ def _generation_facts(explained: Explanation) -> Facts:
     for kind in layout.kinds:
         facts.append(("MLP" if first == 0 else "", _mlp_text(explained, kind, first)))
         first += kind.layers
-    return [*facts, ("schedule", counts), ("", f"in order: {plan.describe()}")]
+    return [*facts, ("schedule", counts), *(("", text) for text in _order_texts(plan))]
+
+
+def _order_texts(plan: SparsityPlan) -> list[str]:
+    """The steps in order, or the rule that they follow and those that are computed in full."""
+    full = plan.schedule.full_steps
+    if full is None:
+        return [f"in order: {plan.describe()}"]
+    return [plan.describe(), f"in full: {ranges_text(full).replace(',', ', ')}"]
 
 
 def _share_text(counts: tuple[int, int] | None, total: int, of: str) -> str:

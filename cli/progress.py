@@ -32,12 +32,12 @@ def clock_text(elapsed: float, left: float | None) -> str:
         elapsed: seconds that went by.
         left: an estimate of those to come, or None.
     """
-    text = f"{duration_text(elapsed)} elapsed"
-    return text if left is None else f"{text}, about {duration_text(left)} left"
+    text = f"{duration(elapsed)} elapsed"
+    return text if left is None else f"{text}, about {duration(left)} left"
 
 
-def duration_text(seconds: float) -> str:
-    """A time to wait, as people say it."""
+def duration(seconds: float) -> str:
+    """Seconds, minutes and hours for people."""
     if round(seconds, 1) < 10:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

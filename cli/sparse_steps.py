@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from chipsparse.cli.option_checks import MOST_STEPS
 from chipsparse.cli.wording import counted
-from chipsparse.plan import CACHED, Action, SparsityPlan
+from chipsparse.plan import CACHED, SparsityPlan
 
 
 def too_few_steps(plan: SparsityPlan, first_step: Callable[[int], int] = lambda _: 0) -> str | None:
@@ -35,23 +35,20 @@ def too_few_steps(plan: SparsityPlan, first_step: Callable[[int], int] = lambda 
     computed = plan.steps - first
     return (
         f"nothing runs sparse: the profile's schedule computes {_all(computed)} in full; it takes "
-        f"--steps {enough} or more, or a profile with fewer schedule.warmup_steps"
+        f"--steps {enough} or more, or a profile with {_less(plan)}"
     )
+
+
+def _less(plan: SparsityPlan) -> str:
+    schedule = plan.config.schedule
+    if not schedule.lists_full:
+        return "fewer schedule.warmup_steps"
+    listed = schedule.full_share is None
+    return "fewer schedule.full_steps" if listed else "a lower schedule.full_share"
 
 
 def _all(steps: int) -> str:
     return "the only step" if steps == 1 else f"all {counted(steps, 'step')}"
-
-
-def actions_from(plan: SparsityPlan, first: int) -> list[Action]:
-    """What the steps do of a generation that begins with a later one than the schedule's first."""
-    assert plan.steps is not None
-    taken: list[Action] = []
-    recorded: Action | None = None
-    for step in range(first, plan.steps):
-        taken.append(plan.taken(step, recorded))
-        recorded = plan.recorded_after(step, taken[-1], recorded)
-    return taken
 
 
 def _saves(plan: SparsityPlan, first: int) -> bool:
@@ -59,4 +56,4 @@ def _saves(plan: SparsityPlan, first: int) -> bool:
     assert plan.steps is not None
     # What is taken is never less than what is planned, which is quicker to ask for.
     planned = any(plan.step_action(step) in CACHED for step in range(first, plan.steps))
-    return planned and any(action in CACHED for action in actions_from(plan, first))
+    return planned and any(action in CACHED for action in plan.actions(first))

@@ -18,7 +18,7 @@ from chipsparse.cli.pages.job import part_of
 from chipsparse.cli.pages.json_values import Values
 from chipsparse.cli.pages.names import name_of
 from chipsparse.cli.pages.page import page
-from chipsparse.cli.progress import ProgressDisplay, duration_text
+from chipsparse.cli.progress import ProgressDisplay, duration
 from chipsparse.cli.request import check_prompt_is_enough, checked, choose_profile, look_up
 from chipsparse.cli.series import read_prompts
 from chipsparse.cli.settings import CommonOptions, resolve_settings
@@ -197,7 +197,7 @@ def _tell_time(display: ProgressDisplay, progress: WorkProgress, clips: int) -> 
     seconds = progress.seconds_left()
     if clips and seconds is not None:
         display.tell(
-            f"{counted(clips, 'clip')} to make, about {duration_text(seconds)}; the same command "
+            f"{counted(clips, 'clip')} to make, about {duration(seconds)}; the same command "
             "goes on where it was broken off"
         )
 

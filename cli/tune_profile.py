@@ -14,7 +14,7 @@ from chipsparse.config import SparsityConfig
 from chipsparse.profiles import load_profile
 from chipsparse.tuned_range import TunedFor
 
-HEADER = "# Written by `chipsparse tune`. What the fields mean: the profiles in assets/profiles.\n"
+HEADER = "# Written by `chipsparse tune`. What the fields mean: docs/config.md.\n"
 
 
 def write_profile(

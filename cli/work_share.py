@@ -7,7 +7,6 @@ import math
 import torch
 
 from chipsparse.cache_kinds import PARTS
-from chipsparse.cli.sparse_steps import actions_from
 from chipsparse.cost_model import Rates, layer_time
 from chipsparse.estimate import DenseParts
 from chipsparse.plan import Action, SparsityPlan
@@ -51,7 +50,7 @@ def step_costs(plan: SparsityPlan, *, first: int = 0) -> list[float]:
         first: the step that the pipeline begins with.
     """
     costs = _action_costs(plan, {part: {} for part in PARTS})
-    return [costs[action] for action in actions_from(plan, first)]
+    return [costs[action] for action in plan.actions(first)]
 
 
 def planned_share(plan: SparsityPlan, dense: DenseParts) -> float:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,14 @@ import torch
 from PIL import Image
 
 from benchmarks import breakdown_figure, full_size, step_breakdown
-from benchmarks.full_models import MODELS, STEPS, last_blocks_only, without_useless_masks
+from benchmarks.full_models import (
+    MODELS,
+    STEPS,
+    FullModel,
+    last_blocks_only,
+    without_useless_masks,
+)
+from chipsparse.qualities import QUALITIES
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
@@ -26,40 +34,69 @@ def uncompiled(monkeypatch):
     monkeypatch.setattr(full_size, "compiled_blocks", not_compiled)
 
 
-def measure(case, **options):
-    measured = full_size.Measured(MODELS[case], 2, CPU, torch.float32, small=True)
+def measured_of(case):
+    return full_size.Measured(MODELS[case], 0.1, CPU, torch.float32, small=True)
+
+
+def measure(case, *, qualities=QUALITIES, **options):
+    measured = measured_of(case)
+    measured.qualities = {name: measured.qualities[name] for name in qualities}
     return measured, measured.records(**{"whole": False, "all_dense": False, **options})
 
 
 @pytest.mark.parametrize("case", MODELS)
 def test_records_of_a_small_model(case, uncompiled):
-    measured, (sparse, skipped) = measure(case)
-    assert measured.rel_error == sparse["rel_error"] < 1e-5
-    # One step of warm-up for the softmax constants, a refresh every ten steps.
-    assert sparse["actions"] == {"dense": 1, "refresh": 5, "sparse": 44}
-    assert skipped["actions"] == {"dense": 1, "refresh": 5, "sparse": 19, "skip": 25}
-    assert skipped["skipped"] == list(full_size.SKIPPED)
-    for record in (sparse, skipped):
+    measured, records = measure(case)
+    assert [record["schedule"] for record in records] == list(QUALITIES)
+    by_name = {record["schedule"]: record for record in records}
+    full = {"faithful": 20, "balanced": 13, "fast": 10}
+    for name, count in full.items():
+        actions = by_name[name]["actions"]
+        assert actions["dense"] + actions["refresh"] == count
+        assert 0 < actions["sparse"] < actions["skip"]
+    assert "skip" not in by_name["published"]["actions"]
+    faithful, balanced = by_name["faithful"], by_name["balanced"]
+    assert faithful["sparse_ms"] == balanced["sparse_ms"]  # measured once
+    assert by_name["fast"]["keep_fraction"] < balanced["keep_fraction"]
+    layers = sum(MODELS[case].layers)
+    for record in records:
+        assert sum(record["actions"].values()) == STEPS
         assert record["measured"] == "summed from measured steps"
         assert record["branches"] == len(MODELS[case].branches)
         expected = sum(record[f"{name}_ms"] * count for name, count in record["actions"].items())
         assert record["latency_ms"] == pytest.approx(expected)
         assert record["baseline_ms"] == pytest.approx(STEPS * record["baseline_step_ms"])
         assert record["speedup"] == pytest.approx(record["baseline_ms"] / record["latency_ms"])
-        assert record["fallbacks"] == []
+        assert (record["layers"], record["fallbacks"]) == (layers, [])
+        assert record["measured_layers"] == sum(MODELS[case].layers_of(0.1)) < layers
         assert 0 < record["attention_kept"] < 1
         assert 0 < record["mlp_kept"] < 1
         assert record["all_dense_ratio"] is None
+        assert 0 < record["sparse_error"] < 0.5
+        assert record["rel_error"] <= measured.rel_error < 1e-5
+        assert record["skip_ms"] < record["sparse_ms"]
         json.dumps(record)
-    assert 0 < sparse["sparse_error"] < 0.5
-    assert skipped["skip_ms"] < sparse["sparse_ms"]
 
 
-def test_all_steps_of_both_schedules_and_an_all_dense_plan(uncompiled, monkeypatch):
+def test_times_of_a_few_blocks_are_those_of_all_with_the_dense_ones_among_them():
+    measured = measured_of("wan1b_480p")
+    found = {"dense_ms": 10.0, "refresh_ms": 12.0, "sparse_ms": 4.0, "breakdown_ms": {"all": 3.0}}
+    scaled = measured._of_all_blocks(found, 1 / 3)
+    assert measured._share == 3 / 30
+    expected = {"dense_ms": 100.0, "refresh_ms": 340 / 3, "sparse_ms": 60.0}
+    assert {name: scaled[name] for name in expected} == pytest.approx(expected)
+    assert scaled["breakdown_ms"]["all"] == pytest.approx(30.0)
+
+
+def test_all_steps_of_every_quality_and_an_all_dense_plan(uncompiled, monkeypatch):
     monkeypatch.setattr(full_size, "STEPS", len(full_size.ACTIONS) + 2)
-    _, records = measure("flux_1280x768", whole=True, all_dense=True)
+    monkeypatch.setattr(FullModel, "layers_of", lambda self, _: self.layers)
+    model = replace(MODELS["flux_1280x768"], layers=(2, 2))
+    monkeypatch.setitem(MODELS, "flux_1280x768", model)
+    _, records = measure("flux_1280x768", qualities=["fast"], whole=True, all_dense=True)
     for record in records:
         assert record["measured"] == "all steps run"
+        assert record["measured_layers"] == record["layers"] == 4
         assert record["speedup"] == pytest.approx(record["baseline_ms"] / record["latency_ms"])
         found = record["all_dense"]
         stock = (record["baseline_step_ms"] + found["stock_again_ms"]) / 2
@@ -75,13 +112,13 @@ def test_a_wrong_model_is_found_by_its_dense_step(uncompiled, monkeypatch):
         return found
 
     monkeypatch.setattr(full_size.Measured, "_stock", another_model)
-    measured, _ = measure("flux_1280x768")
+    measured, _ = measure("flux_1280x768", qualities=["fast"])
     assert measured.rel_error > full_size.DENSE_LIMIT[torch.float32]
 
 
 def test_blocks_and_hooks_are_put_back():
     model = MODELS["hunyuan_720p"]
-    transformer = model.make(3, True, CPU, torch.float32)
+    transformer = model.make((3, 3), True, CPU, torch.float32)
     lists = [getattr(transformer, name) for name in model.blocks]
     with last_blocks_only(model, transformer), without_useless_masks(model, transformer):
         assert [len(getattr(transformer, name)) for name in model.blocks] == [2, 2]

@@ -16,6 +16,7 @@ from benchmarks.soak.subjects import (
     WITHOUT_CACHES_ON_TOP,
     WITHOUT_CALLBACKS,
 )
+from chipsparse.config import PUBLISHED_FORM
 
 Choice = TypeVar("Choice")
 
@@ -259,6 +260,7 @@ def _settings(draw: random.Random) -> dict[str, Any]:
         "schedule.skip_threshold": (0.05, 0.3),
         "schedule.final_dense_steps": (1, 2),
         "schedule.warmup_steps": (3,),
+        "schedule.forecast": (0.5, 1.0),
         "schedule.first_dense_layers": (1,),
         "guard.bound": (0.05, 0.5),
         "layers": ([{"layers": "0", "attention": "dense", "mlp": 0.5}],),
@@ -268,7 +270,23 @@ def _settings(draw: random.Random) -> dict[str, Any]:
         value = draw.choice(values)
         if draw.random() < 0.1:
             settings[path] = value
+    if draw.random() < 0.3:
+        return {**_of_any_form(settings), **_list(draw)}
     return settings
+
+
+def _of_any_form(settings: dict[str, Any]) -> dict[str, Any]:
+    """Without the fields that a schedule with a list of full steps has no use for."""
+    published = {f"schedule.{name}" for name in PUBLISHED_FORM}
+    return {path: value for path, value in settings.items() if path not in published}
+
+
+def _list(draw: random.Random) -> dict[str, Any]:
+    full: dict[str, Any] = draw.choice(
+        ({"full_share": 0.5}, {"full_share": 0.6, "front_load": 1.0}, {"full_steps": [0, 1, 4]})
+    )
+    between = draw.choice(("none", "middle", "middle", "every_other", "all"))
+    return {f"schedule.{name}": value for name, value in {**full, "between": between}.items()}
 
 
 def _one(draw: random.Random, weights: dict[Choice, int]) -> Choice:

@@ -46,6 +46,7 @@ class Call:
     guard_errors: dict[int, float]
     early_refreshes: Sequence[int]
     predicted_change: float | None
+    forecast: bool
     bytes_to_device: float
     bytes_to_host: float
     cache_bytes: float | None
@@ -70,6 +71,12 @@ class Step:
     def action(self) -> str:
         """What the calls did, the fullest of it."""
         return min((call.action for call in self.calls), key=ACTIONS.index)
+
+    @property
+    def action_text(self) -> str:
+        """The action, and what else a table says of it."""
+        done = self.action if self.finished else f"{self.action}, broke off"
+        return "skipped, forecast" if any(call.forecast for call in self.calls) else done
 
     @property
     def seconds(self) -> float:
@@ -226,6 +233,7 @@ def _call(entry: Values) -> Call:
         },
         early_refreshes=entry.indices("early_refreshes"),
         predicted_change=entry.number_or_none("predicted_change"),
+        forecast=entry.flag("forecast"),
         bytes_to_device=entry.number("bytes_to_device"),
         bytes_to_host=entry.number("bytes_to_host"),
         cache_bytes=entry.number_or_none("cache_bytes"),

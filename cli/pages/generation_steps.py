@@ -93,7 +93,7 @@ def _steps_table(steps: Sequence[Step]) -> Element:
         (
             (
                 str(step.number),
-                step.action if step.finished else f"{step.action}, broke off",
+                step.action_text,
                 seconds_text(step.seconds) if step.seconds else "",
                 share(step.computed("attention")),
                 share(step.computed("mlp")),

@@ -81,6 +81,8 @@ def described(kind: Any) -> str:
         return " or ".join(texts + ["null"] * (type(None) in arguments))
     if origin is Literal:
         return "word"
+    if origin is dict:
+        return "group of fields"
     if origin is tuple:
         return f"list of {described(arguments[0])}s"
     return NAMES[kind]

@@ -156,6 +156,7 @@ def full_size() -> str:
         rows.append(
             (
                 name_of(record["case"]),
+                record["schedule"],
                 steps(record),
                 f"{record['keep_fraction']:.3g}, {record['mlp_keep_fraction']:.2g}",
                 f"{record['baseline_step_ms']:,.0f}",
@@ -167,6 +168,7 @@ def full_size() -> str:
         )
     columns = (
         "model",
+        "schedule",
         "steps",
         "columns, neurons",
         "stock, ms",
@@ -181,7 +183,7 @@ def full_size() -> str:
         if record.get("remark")
     }
     notes = "".join(f". {remark}" for remark in sorted(remarks))
-    return f"{table(columns, rows, texts=2)}\n\n{source(file, records)}{notes}."
+    return f"{table(columns, rows, texts=3)}\n\n{source(file, records)}{notes}."
 
 
 def host_memory() -> str:

@@ -57,6 +57,28 @@ def plan_of(steps, first_dense_layers=0, **schedule):
             "3 steps are too few for the schedule, which needs at least 4; take more steps, or "
             "change schedule.actions",
         ),
+        (
+            2,
+            {"full_share": 0.9},
+            "2 steps are too few for the schedule, which needs at least 5; take more steps",
+        ),
+        (
+            4,
+            {"full_share": 0.9},
+            "4 steps are too few for the schedule, which needs at least 5; take more steps, or "
+            "lower schedule.full_share (now 0.9)",
+        ),
+        (
+            4,
+            {"full_steps": [1, 2, 3, 9]},
+            "4 steps are too few for the schedule, which needs at least 5; take more steps, or "
+            "shorten schedule.full_steps (now 1, 2, 3, 9)",
+        ),
+        (
+            50,
+            {"full_share": 1.0},
+            "the schedule computes every step in full; lower schedule.full_share (now 1.0)",
+        ),
         (50, {"first_dense_layers": 9}, "schedule.first_dense_layers is 9, and the model has 4 la"),
     ],
 )
@@ -66,7 +88,13 @@ def test_reasons(steps, schedule, reason):
 
 @pytest.mark.parametrize(
     ("steps", "schedule"),
-    [(50, {}), (3, {}), (9, {"warmup_steps": 8}), (None, {"warmup_steps": 80})],
+    [
+        (50, {}),
+        (3, {}),
+        (9, {"warmup_steps": 8}),
+        (None, {"warmup_steps": 80}),
+        (50, {"full_share": 0.3, "first_dense_layers": 9}),  # steps are skipped
+    ],
 )
 def test_nothing_to_say_where_a_step_is_sparse_or_nobody_knows(steps, schedule):
     assert why_nothing(plan_of(steps, **schedule)) is None
@@ -119,6 +147,8 @@ def test_layers_that_are_all_named_dense():
         ({"schedule.actions": ["dense", "refresh", "sparse"]}, True),
         ({**OFF, "schedule.actions": ["dense", "refresh", "sparse"]}, False),
         ({**OFF, "schedule.actions": ["dense", "skip"]}, True),
+        ({**OFF, "schedule.full_share": 0.3}, True),
+        ({**OFF, "schedule.full_share": 0.3, "schedule.between": "all"}, False),
     ],
 )
 def test_what_a_config_wants(changes, wanted):

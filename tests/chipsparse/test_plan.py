@@ -130,6 +130,8 @@ def test_a_share_of_the_steps_in_full():
         "13 of 50 steps in full, front-loaded (p 2.5), one sparse step in each gap, the rest "
         "skipped"
     )
+    plan = listed(50, full_share=0.26, skip_threshold=0.05)
+    assert "; of the sparse ones, those are skipped that are predicted" in plan.describe()
     assert taken(1, full_share=0.5) == "D"
     assert taken(2, full_share=0.5) == "DD"
     assert taken(6, full_share=1.0) == "DDDDDD"
@@ -167,6 +169,9 @@ def test_lists_are_described_in_one_line(schedule, expected):
 def test_what_a_list_cannot_do_is_said():
     (remark,) = listed(full_steps=[1, 4, 12, 40]).remarks()
     assert remark == "full_steps 12, 40 are never reached: the last of 12 steps is 11"
+    share = SparsityPlan(config_of(full_share=0.26), LAYOUT, 8).remarks()[0]
+    assert share.startswith("full_share 0.26 of only 8 steps lists 2 of them: such shares are made")
+    assert SparsityPlan(config_of(full_share=0.26), LAYOUT, 50).remarks() == []
     plan = listed(full_steps=[6])  # 3 was to be sparse, and there is no refresh yet
     assert "".join(LETTERS[action] for action in plan.actions()) == "DKKRKKRKKSKK"
     (remark,) = plan.remarks()
@@ -195,9 +200,13 @@ def test_lists_where_the_number_of_steps_is_unknown():
 def test_which_skipped_outputs_are_forecast():
     def forecasts(steps, **schedule):
         schedule = listed(steps, full_steps=[1, 4], **schedule).schedule
-        return [step for step in range(6) if schedule.forecasts(step)]
+        return [step for step in range(6) if schedule.forecast_share(step) == 0.5]
 
     assert forecasts(12) == []
+    assert not listed(forecast=0.5, full_steps=[1, 4], between="all").schedule.forecasts_any
+    assert not listed(forecast=0.5).schedule.forecasts_any
+    assert not listed(forecast=0.5, forecast_after=1, full_steps=[1, 4]).schedule.forecasts_any
+    assert listed(forecast=0.5, skip_threshold=0.1).schedule.forecasts_any
     assert forecasts(12, forecast=0.5) == [0, 1, 2, 3, 4, 5]
     assert forecasts(12, forecast=0.5, forecast_after=0.2) == [3, 4, 5]
     assert forecasts(None, forecast=0.5, forecast_after=0.2) == []

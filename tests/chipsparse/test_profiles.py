@@ -5,27 +5,47 @@ import os
 
 import pytest
 
-from chipsparse.config import SparsityConfig
-from chipsparse.profiles import ASSETS, GenerationDefaults, find_profile, load_profile
+from chipsparse.config import ScheduleConfig, SparsityConfig
+from chipsparse.profiles import (
+    ASSETS,
+    GenerationDefaults,
+    default_profile,
+    find_profile,
+    load_profile,
+)
+from chipsparse.qualities import QUALITIES
 
+NAMED = ("faithful", "balanced", "fast")
 PROFILES = sorted((ASSETS / "profiles").glob("*.yaml"))
 
 
-def field_names(cls):
-    for item in dataclasses.fields(cls):
-        yield item.name
-        if dataclasses.is_dataclass(item.default):
-            yield from field_names(type(item.default))
-
-
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
-def test_bundled_profiles_load_and_document_every_field(path):
+def test_bundled_profiles_have_every_quality(path):
     profile = load_profile(path)
     assert profile.model_class == path.stem
     assert profile.description
-    text = path.read_text(encoding="utf-8")
-    for name in (*field_names(SparsityConfig), *field_names(GenerationDefaults)):
-        assert f"{name}:" in text
+    assert tuple(profile.qualities) == tuple(QUALITIES)
+    assert (profile.quality, profile.sparsity) == ("balanced", profile.qualities["balanced"])
+    shares = [profile.qualities[name].schedule.full_share for name in NAMED]
+    assert shares == sorted(shares, reverse=True)
+    assert profile.qualities["published"].schedule.full_share is None
+    for config in profile.qualities.values():
+        assert config.token_order == profile.sparsity.token_order
+
+
+def test_the_bundled_models_have_every_quality_too():
+    for name in ("tiny-wan", "tiny-flux"):
+        profile = load_profile(ASSETS / name / "chipsparse.yaml")
+        assert tuple(profile.qualities) == tuple(QUALITIES)
+        assert not profile.qualities["fast"].mlp.enabled
+        assert profile.qualities["published"].mlp.enabled
+
+
+def test_models_without_a_profile_have_the_general_one():
+    profile = default_profile()
+    assert profile.is_general
+    assert tuple(profile.qualities) == tuple(QUALITIES)
+    assert profile.serves("NoTransformer2DModel")
 
 
 def test_a_models_own_profile_comes_first(tmp_path):
@@ -42,6 +62,63 @@ def test_a_models_own_profile_comes_first(tmp_path):
     assert own.sparsity == SparsityConfig().override({"seed": 3, "mlp.keep_fraction": 0.5})
 
 
+QUALITY_TEXT = """
+sparsity: {seed: 3, attention: {random_fraction: 0.5}, schedule: {full_share: 0.5}}
+qualities:
+  balanced:
+  fast: {attention: {keep_fraction: 0.07}, schedule: {warmup_steps: 3}}
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(QUALITY_TEXT)
+    return load_profile(path)
+
+
+def test_a_quality_lies_over_the_common_part_and_that_over_what_its_name_stands_for(mine):
+    general = default_profile().qualities
+    assert mine.quality == "balanced"
+    common = {"seed": 3, "attention.random_fraction": 0.5}
+    schedule = {"schedule": ScheduleConfig(full_share=0.5)}  # taken whole
+    assert mine.sparsity == general["balanced"].override({**common, **schedule})
+    own = {"attention.keep_fraction": 0.07, "schedule": ScheduleConfig(warmup_steps=3)}
+    fast = mine.of_quality("fast")
+    assert fast.sparsity == general["fast"].override({**common, **own})
+    assert (fast.quality, fast.qualities) == ("fast", mine.qualities)
+    assert fast.of_quality("balanced") == mine
+
+
+def test_a_change_of_a_profile_is_one_of_all_its_qualities(mine):
+    changed = mine.override({"memory.vram": "1G"})
+    assert (
+        changed.of_quality("fast").sparsity.memory.vram == changed.sparsity.memory.vram == 1 << 30
+    )
+    assert mine.sparsity.memory.vram is None
+
+
+def test_qualities_that_are_not_there_are_named(mine, tmp_path):
+    known = "known are faithful, balanced, fast, published"
+    with pytest.raises(ValueError, match=f"there is no quality 'best'; {known}"):
+        mine.of_quality("best")
+    with pytest.raises(ValueError, match=r"mine.yaml does not say what .*; it has balanced, fast"):
+        mine.of_quality("faithful")
+    path = tmp_path / "plain.yaml"
+    path.write_text("sparsity: {seed: 3}")
+    assert load_profile(path).quality is None
+    with pytest.raises(ValueError, match=r"what fast is; it has no qualities"):
+        load_profile(path).of_quality("fast")
+
+
+def test_without_balanced_the_common_part_is_taken(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("sparsity: {seed: 3}\nqualities: {fast: {seed: 4}}")
+    profile = load_profile(path)
+    assert (profile.quality, profile.sparsity) == (None, SparsityConfig(seed=3))
+    assert profile.of_quality("fast").sparsity.seed == 4
+
+
 def test_an_unknown_class_names_the_known_ones():
     with pytest.raises(ValueError, match=r"class UNet; known classes: .*WanTransformer3DModel"):
         find_profile(None, "UNet")
@@ -55,6 +132,14 @@ def test_an_unknown_class_names_the_known_ones():
         ("generation: {height: tall}", "generation.height: expected a whole number, got 'tall'"),
         ("generation: {fps: 3}", "generation.fps: unknown field"),
         ("sparsity: 3", "sparsity: expected a mapping"),
+        ("qualities: 3", "qualities: expected a mapping, got 3"),
+        ("qualities: {best: {}}", "qualities.best: unknown quality; allowed: faithful, balanced"),
+        ("qualities: {fast: 0.2}", "qualities.fast: expected a mapping as under sparsity, got 0.2"),
+        ("qualities: {fast: {seed: -1}}", "qualities.fast.seed: expected a number at least 0"),
+        (
+            "qualities: {fast: {schedule: {full_share: 0.2, warmup_steps: 4}}}",
+            "qualities.fast.schedule.full_share takes the place of warmup_steps",
+        ),
         ("[1, 2]", "the top level: expected a mapping"),
         ("a: [", "not valid YAML"),
         (

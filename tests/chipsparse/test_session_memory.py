@@ -186,10 +186,14 @@ def test_a_branch_that_changes_its_sizes_starts_anew():
     for step, batch in enumerate([1, 1, 1, 2, 2, 2]):
         layout = layout_of(batch=batch)
         context = StepContext(1, step, "cond", TOTAL)
-        if session.begin(context, layout, CPU) is not Action.SKIP:
+        if session.begin(context, layout, CPU) is Action.SKIP:
+            output = session.skipped_output()
+            assert output.shape[0] == batch
+            session.end(output)
+        else:
             session.end(call(session, context, layout)[-1])
     actions = [record.action.value for record in session.report.steps]
-    assert actions == ["dense", "refresh", "sparse", "dense", "refresh", "dense"]
+    assert actions == ["dense", "refresh", "sparse", "dense", "skip", "dense"]
     assert session.plan.layout.batch == 2
 
 

@@ -15,6 +15,7 @@ from chipsparse.profiles import ASSETS, load_profile, profile_classes
         ("dense", "dense", None),
         ("./dense", "files", Path("dense")),
         ("profile", "config", None),
+        ("fast", "config", None),
         ("profile.yaml", "config", Path("profile.yaml")),
         ("tuned/PROFILE.YML", "config", Path("tuned/PROFILE.YML")),
         ("WanTransformer3DModel", "config", ASSETS / "profiles" / "WanTransformer3DModel.yaml"),
@@ -31,6 +32,12 @@ def test_a_bundled_profile_is_named_by_its_class():
     assert "FluxTransformer2DModel" in profile_classes()
     for name in profile_classes():
         assert load_profile(read_subject(name).path).model_class == name
+
+
+def test_a_quality_is_one_of_the_models_own_profile():
+    assert [each.quality for each in read_subjects("fast", "published")] == ["fast", "published"]
+    assert read_subject("fast").path is None
+    assert read_subject("profile").quality is None
 
 
 def test_a_file_and_a_config_do_not_compare():

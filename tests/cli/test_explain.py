@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import chipsparse
 from chipsparse.cache_kinds import KINDS
-from chipsparse.cli import explanation
+from chipsparse.cli import outlook
 from chipsparse.cli.main import app
 from chipsparse.cost_model import Rates
 from chipsparse.profiles import ASSETS, load_profile
@@ -63,7 +63,8 @@ FOLDERS = {
         },
     },
 }
-LARGE = ("--height", "720", "--width", "1280", "--frames", "81")
+SIZE = ("--height", "720", "--width", "1280", "--frames", "81")
+LARGE = (*SIZE, "--quality", "published")
 
 
 @pytest.fixture
@@ -415,14 +416,14 @@ def test_what_would_be_slower_sparse_runs_dense(explained, explain, folder, work
     profile = "model_class: WanTransformer3DModel\nsparsity: {where_slower: sparse}\n"
     (workdir / "mine.yaml").write_text(profile)
     small = ("--model", folder("wan"), "--height", "64", "--width", "64", "--frames", "1")
-    found = explained(*small)
+    found = explained(*small, "--quality", "published")
     (row,) = found["layers"]
     for part in ("attention", "mlp"):
         ((reason, layers),) = row[part]["dense"].items()
         assert reason.startswith("a sparse step of it is estimated at 0.")
         assert (layers, row[part]["sparse"]) == (40, 0)
     assert found["caches"] == {}
-    page = " ".join(explain(*small).stdout.split())
+    page = " ".join(explain(*small, "--quality", "published").stdout.split())
     assert "a sparse step of it is estimated at 0." in page
     (row,) = explained(*small, "--config", "mine.yaml")["layers"]
     assert row["attention"]["sparse"] == row["mlp"]["sparse"] == 40
@@ -446,9 +447,34 @@ def test_steps_skipped_by_a_threshold_are_said_to_be_unknown(explained, explain,
     assert max(len(line.rstrip()) for line in ran.stdout.splitlines()) <= 80
 
 
+def test_a_schedule_that_lists_its_full_steps(explained, explain, fails, folder, workdir):
+    text = "model_class: WanTransformer3DModel\nsparsity: {schedule: {%s}}\n"
+    (workdir / "mine.yaml").write_text(text % "full_share: 0.26, front_load: 2.5, forecast: 0.5")
+    small = ("--model", folder("wan"), "--config", "mine.yaml", "--steps", "50")
+    found = explained(*small)
+    assert found["schedule"] == {
+        "actions": "13 of 50 steps in full, front-loaded (p 2.5), one sparse step in each gap, the "
+        "rest skipped with half a forecast",
+        "counts": {"dense": 6, "refresh": 7, "skip": 30, "sparse": 7},
+        "full_steps": [0, 1, 2, 3, 4, 5, 9, 13, 18, 24, 31, 39, 49],
+    }
+    steps = found["estimate"]["steps"]
+    run = sum(count * steps[action] for action, count in found["schedule"]["counts"].items())
+    assert found["estimate"]["run"] == pytest.approx(run)
+    page = " ".join(explain(*small).stdout.split())
+    assert "schedule 6 dense, 7 refresh, 30 skip, 7 sparse 13 of 50 steps in full, front-" in page
+    assert "in full: 0-5, 9, 13, 18, 24, 31, 39, 49" in page
+    (workdir / "mine.yaml").write_text(text % "full_share: 0.26, warmup_steps: 6")
+    assert fails(*small).endswith(
+        "mine.yaml: sparsity.schedule.full_share takes the place of warmup_steps, which is 6: "
+        "leave one of them out, or set warmup_steps back to 2"
+    )
+
+
 def test_quantized_weights_run_dense(explained, folder):
     quantized = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
-    found = explained("--model", folder("flux", transformer=quantized), "--steps", "20")
+    model = folder("flux", transformer=quantized)
+    found = explained("--model", model, "--steps", "20", "--quality", "published")
     for row in found["layers"]:
         assert row["mlp"]["dense"] == {"its weights are quantized": row["layers"]}
         assert row["attention"]["sparse"] == row["layers"]
@@ -463,10 +489,54 @@ def test_a_model_whose_pipeline_masks_its_attention(explained, folder):
         "vae": ["diffusers", "AutoencoderKL"],
     }
     model = folder("flux", model_index=index, transformer={})
-    found = explained("--model", model, "--steps", "20")
+    found = explained("--model", model, "--steps", "20", "--quality", "published")
     reason = "the pipeline passes an attention mask"
     assert [row["attention"]["dense"] for row in found["layers"]] == [{reason: 19}, {reason: 38}]
     assert found["branches"] == 2  # the pipeline's own guidance_scale
+
+
+def test_qualities_stand_side_by_side(explained, explain, folder):
+    arguments = ("--model", folder("wan"), *SIZE)
+    found = explained(*arguments)
+    assert found["quality"] == "balanced"
+    rows = found["qualities"]
+    assert list(rows) == ["faithful", "balanced", "fast", "published"]
+    assert rows["balanced"]["counts"] == found["schedule"]["counts"]
+    assert rows["balanced"]["speedup_run"] == found["estimate"]["speedup_run"]
+    for name in ("faithful", "fast", "published"):
+        alone = explained(*arguments, "--quality", name)
+        assert alone["qualities"] == rows
+        assert (alone["quality"], alone["schedule"]["counts"]) == (name, rows[name]["counts"])
+        assert alone["estimate"]["speedup_run"] == rows[name]["speedup_run"]
+    works = [rows[name]["work"] for name in ("faithful", "balanced", "fast")]
+    gains = [rows[name]["speedup_run"] for name in ("faithful", "balanced", "fast")]
+    assert works == sorted(works, reverse=True)
+    assert gains == sorted(gains)
+    assert 0 < works[-1] < works[0] < 1
+    steps = rows["fast"]["counts"]
+    assert steps["dense"] + steps["refresh"] == 10  # a fifth of 50
+    assert steps["skip"] > steps["sparse"] > 0
+    # A dense step is 1, a skipped one nothing, and a sparse one more than the columns it keeps.
+    assert works[-1] > (10 + 0.1 * steps["sparse"]) / 50
+    text = explain(*arguments, "--vram", "90G", "--ram", "400G").stdout
+    assert re.search(r"^ fast +10 +\d+ +\d+ +\d+% +\d.*\d+\.\d\dx", text, re.MULTILINE)
+
+
+def test_a_profile_without_qualities_has_no_such_table(explained, fails, folder, workdir):
+    (workdir / "mine.yaml").write_text("sparsity: {schedule: {warmup_steps: 3}}")
+    arguments = ("--model", folder("wan"), "--config", "mine.yaml")
+    found = explained(*arguments)
+    assert (found["quality"], found["qualities"]) == (None, {})
+    said = "mine.yaml does not say what fast is; it has no qualities"
+    assert fails(*arguments, "--quality", "fast") == said
+
+
+def test_a_quality_of_few_steps_computes_two_in_full_at_least(explained, folder):
+    found = explained("--model", folder("wan"), *SIZE, "--steps", "4", "--quality", "fast")
+    counts = found["schedule"]["counts"]
+    assert counts["dense"] + counts.get("refresh", 0) >= 2
+    assert any("0.2 of only 4 steps lists 2 of them" in note for note in found["notes"])
+    assert any("is computed in full: it was to be sparse" in note for note in found["notes"])
 
 
 def test_two_experts(explained, folder):
@@ -486,7 +556,7 @@ def test_a_gpu_that_is_here_is_asked_and_measured(explained, folder, monkeypatch
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda _: 0)
     monkeypatch.setattr("chipsparse.memory_plan.device_free_bytes", lambda _: 60 * GIB)
-    monkeypatch.setattr(explanation, "measure_rates", lambda _: rates)
+    monkeypatch.setattr(outlook, "measure_rates", lambda _: rates)
     arguments = ("--model", folder("wan"), *LARGE, "--ram", "1T")
     found = explained(*arguments)
     memory = found["memory"]
@@ -674,7 +744,7 @@ def test_a_dense_layer_takes_the_time_of_a_dense_one(explained, folder, workdir)
         ("half", "{layers: 0-19, attention: dense, mlp: dense}"),
     ):
         (workdir / "mine.yaml").write_text(profile.format(entry))
-        found = explained("--model", model, "--config", "mine.yaml", *LARGE)
+        found = explained("--model", model, "--config", "mine.yaml", *SIZE)
         times[name] = found["estimate"]["steps"]["sparse"]
         stock, caches = found["estimate"]["stock"], found["memory"]["caches_wanted"]
         if name == "none":

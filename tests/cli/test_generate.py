@@ -365,3 +365,48 @@ def test_help_does_not_load_torch(command):
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=600)
     assert ran.returncode == 0, ran.stderr
+
+
+QUALITIES = """
+sparsity: {attention: {keep_fraction: 0.5}}
+qualities:
+  balanced: {schedule: {full_steps: [0, 1]}}
+  fast: {schedule: {full_steps: [0, 1], between: none}}
+"""
+
+
+def test_a_quality_of_the_profile_is_taken_and_named(generate, workdir):
+    (workdir / "mine.yaml").write_text(QUALITIES)
+    small = ("--config", "mine.yaml", "--frames", "1", "--height", "32", "--width", "48")
+    small += ("--steps", "4")
+    ran = generate(*small, "--quality", "fast", "-o", "a.png", "--report", "a.json", "--json")
+    assert ran.exit_code == 0, ran.stderr
+    request, report = (
+        json.loads(ran.stdout),
+        json.loads((workdir / "a.json").read_text()),
+    )
+    assert request["quality"] == report["quality"] == "fast"
+    assert report["totals"]["steps"] == {"dense": 2, "skip": 2}
+    words = request["command"]
+    assert words[words.index("--quality") + 1] == "fast"
+    with Image.open("a.png") as picture:
+        assert "Quality: fast" in picture.text["parameters"]
+    assert "balanced, from mine.yaml" in generate(*small, "-o", "b.png").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--quality", "best"), "--quality: there is no quality 'best'; known are faithful, bal"),
+        (("--quality", "fast"), "chipsparse.yaml does not say what fast is; it has no qualities"),
+        (("--dense", "--quality", "fast"), "--quality is about the sparse run, which --dense leav"),
+    ],
+)
+def test_a_quality_that_cannot_be_ends_before_anything_is_loaded(
+    generate, workdir, arguments, said
+):
+    ran = generate("-o", "out.png", *arguments)
+    assert ran.exit_code == 2
+    assert said in ran.stderr
+    assert ran.stderr.count("\n") == 1
+    assert names(workdir) == []

@@ -33,6 +33,9 @@ def plan(steps, **changes):
         (8, {"warmup_steps": 4, "final_dense_steps": 5}, 10),
         (2, {"actions": ["dense", "refresh", "sparse"]}, 3),
         (4, {"warmup_steps": 2, "refresh_steps": [2, 3]}, 5),
+        (2, {"full_share": 0.3}, 3),
+        (4, {"full_steps": [1, 2, 3]}, 5),
+        (5, {"full_steps": [1, 2, 3, 4]}, 6),
     ],
 )
 def test_the_fewest_steps_are_told(steps, changes, enough):

@@ -404,6 +404,18 @@ def test_the_predicted_change_of_a_generation(report):
     assert "step 3, sparse: 9.3%" in errors
 
 
+def test_a_forecast_is_told_from_an_output_that_was_held(report):
+    def skip(content):
+        for step in content["steps"]:
+            if step["step"] >= 2:
+                step |= {"action": "skip", "forecast": step["step"] == 3, "layers": []}
+
+    steps = report(changed("hostile.json", skip)).sections["Steps"].split()
+    assert steps.count("forecast") == 1
+    assert " 3 skipped, forecast" in " ".join(steps)
+    assert " 2 skip" in " ".join(steps)
+
+
 def test_the_memory_of_a_generation(report):
     page = report("r.json")
     memory = page.sections["Memory over steps"]

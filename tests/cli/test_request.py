@@ -14,11 +14,15 @@ MODEL: Any = SimpleNamespace(location="model", transformer_class="WanTransformer
 
 @pytest.fixture
 def chosen(tmp_path):
-    def choose(text):
-        path = tmp_path / "mine.yaml"
-        path.write_text(text)
-        options: Any = SimpleNamespace(config=path, memory_budgets=lambda: {"memory.vram": "1G"})
-        return choose_profile(options, MODEL)
+    def choose(text=None, *, quality=None, model=MODEL, **more):
+        path = None
+        if text is not None:
+            path = tmp_path / "mine.yaml"
+            path.write_text(text)
+        options: Any = SimpleNamespace(
+            config=path, quality=quality, memory_budgets=lambda: {"memory.vram": "1G"}
+        )
+        return choose_profile(options, model, **more)
 
     return choose
 
@@ -32,3 +36,24 @@ def test_a_profile_for_another_class_is_refused(chosen):
     said = r"mine.yaml is for FluxTransformer2DModel, but the model model has a WanTransformer3DM"
     with pytest.raises(UserError, match=said):
         chosen("model_class: FluxTransformer2DModel")
+
+
+def test_a_quality_is_one_of_the_profile_that_is_given(chosen):
+    text = "qualities: {fast: {seed: 5}}"
+    found = chosen(text, quality="fast")
+    assert (found.quality, found.sparsity.seed) == ("fast", 5)
+    assert found.sparsity.memory.vram == found.qualities["fast"].memory.vram == 1 << 30
+    with pytest.raises(UserError, match=r"mine.yaml does not say what faithful is; it has fast"):
+        chosen(text, quality="faithful")
+    assert chosen().quality == "balanced"
+    assert chosen(quality="published").sparsity.schedule.warmup_steps == 6
+
+
+def test_a_model_without_a_profile_takes_a_quality_that_is_asked_for(chosen):
+    other: Any = SimpleNamespace(location="model", transformer_class="NewTransformer3DModel")
+    with pytest.raises(UserError, match=r"class NewTransformer3DModel; .* --quality balanced"):
+        chosen(model=other)
+    assert chosen(model=other, optional=True) is None
+    found = chosen(model=other, quality="fast")
+    assert found.is_general
+    assert found.quality == "fast"

@@ -102,7 +102,14 @@ def of_a_series(
     )
     settings = {"num_frames": frames, "num_inference_steps": 1, "guidance_scale": 4.0}
     request = {
-        **{"model": "m", "prompt": prompt, "seed": seed, "profile": None, "loras": []},
+        **{
+            "model": "m",
+            "prompt": prompt,
+            "seed": seed,
+            "profile": None,
+            "quality": None,
+            "loras": [],
+        },
         **{"scheduler": None, "image": None, "strength": None, "warnings": []},
         **{"dtype": "float32", "device": "cpu", "settings": settings | {"true_cfg_scale": None}},
     }

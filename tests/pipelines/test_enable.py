@@ -132,6 +132,36 @@ def test_a_minimal_profile_is_for_every_model(pipe, tmp_path):
         assert handle.config == SparsityConfig()
 
 
+def test_a_quality_is_one_of_the_profile(pipe, tmp_path):
+    profile = chipsparse.find_profile(None, "WanTransformer3DModel")
+    for arguments, name in (
+        ({}, "balanced"),
+        ({"quality": "fast"}, "fast"),
+        ({"config": profile, "quality": "faithful"}, "faithful"),
+        ({"config": profile.of_quality("published")}, "published"),
+    ):
+        with chipsparse.enable(pipe, **arguments) as handle:
+            assert handle.config == profile.qualities[name]
+            assert handle.report.to_dict()["quality"] == name
+            assert f"quality     {name}" in handle.summary()
+    with chipsparse.enable(pipe, CONFIG) as handle:
+        assert handle.report.to_dict()["quality"] is None
+        assert "quality" not in handle.summary()
+
+
+def test_a_quality_that_cannot_be_is_refused(pipe, tmp_path):
+    (tmp_path / "plain.yaml").write_text("sparsity: {seed: 3}")
+    for arguments, said in (
+        ({"quality": "best"}, "no quality 'best'; known are faithful, balanced, fast, published"),
+        ({"quality": ["fast"]}, r"no quality \['fast'\]; known are"),
+        ({"config": CONFIG, "quality": "fast"}, "'fast' is one of a profile's, and a SparsityConf"),
+        ({"config": tmp_path / "plain.yaml", "quality": "fast"}, "it has no qualities"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            chipsparse.enable(pipe, **arguments)
+        assert ADAPTER not in vars(pipe.transformer)
+
+
 def test_the_report_of_a_pipeline_that_was_loaded_from_a_path(pipe):
     name = "_name_or_path"
     pipe.register_to_config(**{name: Path("models/tiny")})

@@ -338,14 +338,18 @@ def test_a_skipped_step_reuses_the_last_output():
     config = CONFIG.override({"schedule.actions": ["dense", "refresh", "skip"]})
     with chipsparse.enable(pipe, config) as handle:
         pipe(branches=("cond",))
-    assert actions(handle) == ["dense", "dense", "refresh", *["skip"] * (STEPS - 3)]
-    assert len(outputs) == 3
+    assert actions(handle) == ["dense", "dense", *["skip"] * (STEPS - 2)]
+    assert len(outputs) == 2
 
 
-def test_the_default_config_needs_no_profile(dense):
-    pipe = skyreels()
-    with chipsparse.enable(pipe) as handle:
-        assert handle.config == SparsityConfig()
+def test_a_model_without_a_profile_has_the_general_qualities():
+    pipe, general = skyreels(), chipsparse.default_profile().qualities
+    for quality, taken in ((None, "balanced"), ("fast", "fast")):
+        said = "there is no profile for SkyReelsV2Transformer3DModel: its qualities are those"
+        with pytest.warns(UserWarning, match=said):
+            handle = chipsparse.enable(pipe, quality=quality)
+        with handle:
+            assert (handle.config, handle.report.quality) == (general[taken], taken)
 
 
 def test_models_without_diffusers_caches_are_patched_as_well():

@@ -499,11 +499,16 @@ def test_a_model_that_waits_for_the_device_is_not_recorded(pipe, monkeypatch):
 
 
 def test_skipped_steps_stand_between(pipe):
-    skips = {"schedule.skip_steps": [4], "schedule.skip_threshold": 0.0}
+    skips = {
+        "schedule.skip_steps": [4],
+        "schedule.skip_threshold": 0.0,
+        "schedule.forecast": 0.5,
+    }
     expected, _ = generate(pipe, NEVER.override(skips))
     found, report = generate(pipe, SPARSE.override(skips))
     assert same(found, expected)
     assert replayed(report) == [3, 6]
+    assert {record.step for record in report.steps if record.forecast} == {4}
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def skipped_output_of_the_other_branch(patch: pytest.MonkeyPatch) -> None:
     def swapped(session: Session) -> torch.Tensor:
         _, context, _ = session._open_call()
         (other,) = {"cond", "uncond"} - {context.branch}
-        return session._last_output[other].clone()
+        return session._held.output(other)
 
     patch.setattr(Session, "skipped_output", swapped)
 
