@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from chipsparse.cli.profile_range import device_name
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.suite_lab import Prompt, SuiteLab
 from chipsparse.cli.suite_rows import OURS, Row
+from chipsparse.cli.summary import seconds_text
 from chipsparse.machine import package_version
 from chipsparse.tuned_range import digest
 
@@ -24,6 +25,7 @@ from chipsparse.tuned_range import digest
 LEAST = {"psnr_db": 20.0, "ssim": 0.82}
 MOST = {"lpips": 0.2}
 METRICS = (*LEAST, *MOST)
+QUIET = 1.25
 IDENTICAL = float("inf")
 
 
@@ -80,7 +82,12 @@ def suite_json(
             "seeds": [prompt.seed for prompt in made],
             "texts": [prompt.text for prompt in made] if with_prompts else None,
         },
-        "dense_seconds": statistics.median(seconds.values()) if seconds else None,
+        "dense_seconds": {
+            "median": statistics.median(seconds.values()),
+            "least": min(seconds.values()),
+            "most": max(seconds.values()),
+        },
+        "restless": restless(seconds.values()),
         "rows": entries,
         "pictured": None
         if pictured is None
@@ -101,6 +108,17 @@ def _lpips_missing(lab: SuiteLab, rows: Sequence[Row], prompts: Sequence[Prompt]
     told = (record.get("lpips_missing") for record in records if record is not None)
     missing = next((text for text in told if text), None)
     return None if missing is None else without_folders(missing)
+
+
+def restless(seconds: Collection[float]) -> str | None:
+    """What to know where dense clips, which all take the same work, took very different times."""
+    least, most = min(seconds), max(seconds)
+    if most <= QUIET * least:
+        return None
+    return (
+        f"the machine was not quiet: dense clips took {seconds_text(least)} to "
+        f"{seconds_text(most)}, so speeds mean little"
+    )
 
 
 def passes(clip: dict[str, Any]) -> bool:

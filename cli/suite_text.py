@@ -38,7 +38,7 @@ def print_suite(suite: Suite, console: Console) -> None:
     console.print()
     asked = content["thresholds"]
     facts: Facts = [
-        ("dense", f"{seconds_text(content['dense_seconds'])} for the denoising loop, median"),
+        ("dense", f"{seconds_text(content['dense_seconds']['median'])} denoising, median"),
         ("compared", f"{counted(content['prompts']['made'], 'prompt')}, means and worst clips"),
         (
             "pass",
@@ -49,6 +49,7 @@ def print_suite(suite: Suite, console: Console) -> None:
             [("LPIPS", f"not available: {content['lpips_missing']}")]
             * bool(content["lpips_missing"])
         ),
+        *([("note", content["restless"])] if content["restless"] else []),
         *remarks,
         ("page", str(suite.folder / PAGE)),
         ("to send", f"{suite.folder / TO_SEND}{_hidden(content)}"),

@@ -34,7 +34,7 @@ PARTS: dict[str, tuple[MakePart, MakeSamples | None]] = {
     ),
     "tuning": (tuning_part, None),
     "configs": (comparison_part, samples.configs_samples),
-    "suite": (suite_part, samples.suite_samples),
+    "suite": (suite_part, None),
     "files": (files_part, samples.files_samples),
     "benchmark": (benchmark_part, None),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -145,7 +146,14 @@ def suite_samples(values: Values) -> Section | Missing:
     """Every row's clip of the prompt on which ours are farthest from dense."""
     if "pictured" not in values:
         return Missing("Sample frames", "They are there as soon as a prompt is complete.")
-    return _named(values.file, values.object("pictured").object("files").texts_by_name(), None)
+    pictured = values.object("pictured")
+    found = _named(values.file, pictured.object("files").texts_by_name(), None)
+    if isinstance(found, Missing):
+        return found
+    which = (
+        f"The prompt of seed {pictured.count('seed')}, on which chipsparse is farthest from dense."
+    )
+    return dataclasses.replace(found, text=f"{which} {found.text}")
 
 
 def _named(

@@ -18,6 +18,7 @@ from chipsparse.cli.pages.part import (
     folded,
     table,
 )
+from chipsparse.cli.pages.samples import suite_samples
 from chipsparse.cli.pages.units import decibels, picture_text, times
 from chipsparse.cli.summary import seconds_text
 from chipsparse.cli.wording import counted
@@ -29,6 +30,7 @@ CLASSES = {
 }
 OTHERS = ("fourth", True)
 TITLES = {"psnr_db": "PSNR against dense, dB", "ssim": "SSIM", "lpips": "LPIPS"}
+FAR_DB = 15.0  # a floor that is so far above everything would press it together
 PASSED = "\N{CHECK MARK}"
 
 
@@ -62,7 +64,8 @@ def suite_part(values: Values) -> Part:
     asked, made = prompts.index("asked"), prompts.index("made")
     charts = [_chart(values, rows, metric) for metric in TITLES]
     body = [chart for chart in charts if chart is not None]
-    sections, missing = [], []
+    sections: list[Section] = []
+    missing: list[Missing] = []
     if body:
         text = (
             "Means over prompts; up and to the right is better, of LPIPS down. No result can be "
@@ -73,6 +76,11 @@ def suite_part(values: Values) -> Part:
     else:
         missing.append(Missing("Quality and speed", "No clip differs from dense yet."))
     sections.append(_numbers_section(values, rows))
+    samples = suite_samples(values)
+    if isinstance(samples, Section):
+        sections.append(samples)
+    else:
+        missing.append(samples)
     remarks = _remarks_section(rows)
     if remarks is not None:
         sections.append(remarks)
@@ -85,6 +93,7 @@ def suite_part(values: Values) -> Part:
         tiles=_tiles(rows),
         sections=sections,
         missing=missing,
+        warnings=[text for text in [values.text_or_none("restless")] if text is not None],
         alert=f"{made} of {asked} prompts are made." if made < asked else None,
         points=[
             QualityPoint(f"{row.name}, mean of {row.summary.index('clips')}", speed, psnr)
@@ -106,14 +115,14 @@ def _facts(values: Values, rows: Sequence[Row]) -> list[tuple[str, str]]:
     settings = values.object("settings").content
     prompts = values.object("prompts")
     versions = values.object("versions").content
-    dense = values.number_or_none("dense_seconds")
+    dense = values.object("dense_seconds").number("median")
     floor = next((text for row in rows if row.method == "floor" for text in _remarks(row)), "")
     lpips = values.text_or_none("lpips_missing")
     return [
         ("transformer", f"{values.text('transformer_class')}, {values.text('pipeline_class')}"),
         ("picture", f"{picture_text(settings)}, {settings.get('num_inference_steps')} steps"),
         ("prompts", f"{prompts.index('made')}, each row with the same seeds as dense"),
-        ("dense", "" if dense is None else f"{seconds_text(dense)} for the denoising loop, median"),
+        ("dense", f"{seconds_text(dense)} for the denoising loop, median"),
         ("floor", floor),
         ("device", f"{values.text('device')}, {values.text('dtype')}"),
         ("versions", ", ".join(f"{name} {each}" for name, each in versions.items() if each)),
@@ -157,10 +166,14 @@ def _chart(values: Values, rows: Sequence[Row], metric: str) -> Element | None:
     labels = [name.rpartition(" ")[2] for _, _, name in every]
     marks.append(Labels([(speed, mean) for speed, mean, _ in every], labels))
     levels = [Level(values.object("thresholds").number(metric), "asked for")]
+    caption = f"{TITLES[metric]}, over speed-up"
+    heights = [mean for _, mean, _ in every]
     floor = next((row.mean(metric) for row in rows if row.method == "floor"), None)
-    if floor is not None:
+    if floor is not None and floor - max(heights) > FAR_DB:
+        caption += f"; the floor, {floor:.2f}, lies far above"
+    elif floor is not None:
         levels.append(Level(floor, "floor"))
-    heights = [mean for _, mean, _ in every] + [level.value for level in levels]
+    heights += [level.value for level in levels]
     chart = Chart(
         f"{TITLES[metric]} over speed-up",
         fitting("times as fast as dense", [speed for speed, _, _ in every], zero=False),
@@ -169,7 +182,7 @@ def _chart(values: Values, rows: Sequence[Row], metric: str) -> Element | None:
         levels,
         height=340,
     )
-    return figure(chart, caption=f"{TITLES[metric]}, over speed-up", keys=keys)
+    return figure(chart, caption=caption, keys=keys)
 
 
 def _numbers_section(values: Values, rows: Sequence[Row]) -> Section:
