@@ -15,6 +15,7 @@ import torch
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.progress import StepDisplay
 from chipsparse.cli.work_share import work_share
+from chipsparse.pipelines.stacked_caches import transformers_of
 from chipsparse.report import GenerationReport, StepRecord
 
 WARM_UP_DENSE_STEPS = 2
@@ -248,11 +249,7 @@ class _LoopWatch:
 
     def __init__(self, pipe: Any) -> None:
         self.loop_start: float | None = None
-        self._transformers = [
-            module
-            for name, module in pipe.components.items()
-            if name.startswith("transformer") and isinstance(module, torch.nn.Module)
-        ]
+        self._transformers = transformers_of(pipe)
         self._handles: list[Any] = []
         self.device: torch.device = pipe._execution_device
         self.on_cuda = self.device.type == "cuda"
@@ -332,14 +329,7 @@ def _pixels(result: Any, dtype: torch.dtype) -> np.ndarray:
 
 def _dtype(pipe: Any) -> torch.dtype:
     """Of the weights of its transformers."""
-    found = next(
-        (
-            module.dtype
-            for name, module in pipe.components.items()
-            if name.startswith("transformer") and isinstance(module, torch.nn.Module)
-        ),
-        torch.float32,
-    )
+    found = next((module.dtype for module in transformers_of(pipe)), torch.float32)
     return found if isinstance(found, torch.dtype) else torch.float32
 
 

@@ -46,3 +46,12 @@ def hooks_of(transformer: torch.nn.Module) -> Iterator[Any]:
         registry = getattr(module, "_diffusers_hook", None)
         if registry is not None:
             yield from registry.hooks.values()
+
+
+def transformers_of(pipe: Any) -> list[Any]:
+    """The denoising models of a pipeline; Wan 2.2 has two."""
+    return [
+        module
+        for name, module in pipe.components.items()
+        if name.startswith("transformer") and isinstance(module, torch.nn.Module)
+    ]

@@ -19,6 +19,7 @@ from chipsparse.cli.pages.names import name_of
 from chipsparse.cli.pages.page import page
 from chipsparse.cli.pages.part import Missing, Part, Section
 from chipsparse.cli.pages.sources import kind_of
+from chipsparse.cli.pages.suite import suite_part
 from chipsparse.cli.pages.tuning import tuning_part
 from chipsparse.cli.report_file import check_file, staged_file
 
@@ -33,6 +34,7 @@ PARTS: dict[str, tuple[MakePart, MakeSamples | None]] = {
     ),
     "tuning": (tuning_part, None),
     "configs": (comparison_part, samples.configs_samples),
+    "suite": (suite_part, None),
     "files": (files_part, samples.files_samples),
     "benchmark": (benchmark_part, None),
 }

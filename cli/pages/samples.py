@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -139,6 +140,20 @@ def configs_samples(values: Values) -> Section | Missing:
         return Missing("Sample frames", "They are there with compare -o worst.mp4.")
     label = "the prompt with the lowest PSNR: A, B, and where each differs from dense"
     return _named(values.file, {label: names[0]}, None, joined=True)
+
+
+def suite_samples(values: Values) -> Section | Missing:
+    """Every row's clip of the prompt on which ours are farthest from dense."""
+    if "pictured" not in values:
+        return Missing("Sample frames", "They are there as soon as a prompt is complete.")
+    pictured = values.object("pictured")
+    found = _named(values.file, pictured.object("files").texts_by_name(), None)
+    if isinstance(found, Missing):
+        return found
+    which = (
+        f"The prompt of seed {pictured.count('seed')}, on which chipsparse is farthest from dense."
+    )
+    return dataclasses.replace(found, text=f"{which} {found.text}")
 
 
 def _named(

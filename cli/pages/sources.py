@@ -11,7 +11,8 @@ from chipsparse.report_json import SCHEMA
 from chipsparse.tuning.results_file import FORMAT
 
 KNOWN = (
-    "generate --report, a results file of tune, compare --json and bench --json are what it reads"
+    "generate --report, a results file of tune, compare --json, the suite.json of compare --suite "
+    "and bench --json are what it reads"
 )
 
 
@@ -32,6 +33,7 @@ KINDS = (
     Kind("generation", frozenset({"schema", "steps", "totals"})),
     Kind("tuning", frozenset({"format", "about", "measured"})),
     Kind("configs", frozenset({"mode", "configs", "prompts", "interval"})),
+    Kind("suite", frozenset({"mode", "rows", "thresholds"})),
     Kind("files", frozenset({"mode", "a", "b", "per_frame"})),
     Kind("benchmark", frozenset({"layers", "branches", "command", "settings"})),
 )

@@ -1,0 +1,214 @@
+"""The work of `chipsparse compare --suite`: all clips of a suite, its numbers and its page."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chipsparse.cli import media
+from chipsparse.cli.command_line import command_words
+from chipsparse.cli.errors import UserError, reason
+from chipsparse.cli.model import ModelDescription, load_pipeline, quiet_libraries
+from chipsparse.cli.option_checks import check_positive
+from chipsparse.cli.pages.job import part_of
+from chipsparse.cli.pages.json_values import Values
+from chipsparse.cli.pages.names import name_of
+from chipsparse.cli.pages.page import page
+from chipsparse.cli.progress import ProgressDisplay, duration
+from chipsparse.cli.request import check_prompt_is_enough, checked, choose_profile, look_up
+from chipsparse.cli.series import read_prompts
+from chipsparse.cli.settings import CommonOptions, resolve_settings
+from chipsparse.cli.suite_lab import Prompt, SuiteLab
+from chipsparse.cli.suite_record import environment, suite_json
+from chipsparse.cli.suite_rows import suite_rows
+from chipsparse.cli.weight_files import WEIGHTS
+from chipsparse.cli.wording import bundled_name, counted
+from chipsparse.cli.work_progress import WorkProgress
+from chipsparse.placing import write_whole
+from chipsparse.profiles import ASSETS, GenerationDefaults
+from chipsparse.tuning.results_file import ResultsError, ResultsFile, ResultsWriteError
+
+MEASURED, TO_SEND, PAGE = "measured.json", "suite.json", "suite.html"
+BUNDLED_COUNT = 12  # prompts, where no file of them is given
+SAMPLED_BYTES = 1 << 16  # of each weights file's end, where its last tensor is
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteOptions(CommonOptions):
+    """What the user typed for a suite; None where an option was left out."""
+
+    prompts: Path | None
+    count: int | None
+    seed: int
+    output: Path | None
+    fps: int
+    with_prompts: bool
+
+    @property
+    def folder(self) -> Path:
+        """Where everything lies."""
+        assert self.model is not None
+        name = name_of(self.model.rstrip("/")).replace("/", "-")
+        return self.output or Path(f"suite-{name}")
+
+    @property
+    def command(self) -> str:
+        """What goes on with it."""
+        settled = {"model": None, "suite": self.model, "output": self.folder}
+        return shlex.join(command_words("compare", self, settled))
+
+    @property
+    def kept(self) -> str:
+        """What an interruption leaves."""
+        if not (self.folder / MEASURED).is_file():
+            return "nothing was measured"
+        return f"all finished clips are in {self.folder}; go on with: {self.command}"
+
+    def check(self) -> None:
+        """Raises `UserError` for what is wrong with any model and on any device."""
+        super().check()
+        check_positive("--count", self.count)
+        if self.folder.exists() and not self.folder.is_dir():
+            raise UserError(f"--output {self.folder} is a file; a suite fills a folder")
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A finished suite.
+
+    Attributes:
+        folder: where everything lies.
+        content: of the file that can be sent.
+    """
+
+    folder: Path
+    content: dict[str, Any]
+
+
+def run_suite(options: SuiteOptions) -> Suite:
+    """Checks all that is cheap to check, then makes the clips that are missing."""
+    try:
+        return _run(options)
+    except ResultsError as error:
+        text = str(error).replace("another results file", "another folder with --output")
+        raise UserError(text) from error
+    except ResultsWriteError as error:
+        raise UserError(str(error)) from error
+
+
+def _run(options: SuiteOptions) -> Suite:
+    device, dtype = checked(options)
+    with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
+        model = look_up(options, display)
+        check_prompt_is_enough(model, "a suite generates from prompts alone")
+        profile = choose_profile(options, model, optional=True)
+        defaults = GenerationDefaults() if profile is None else profile.generation
+        settings = resolve_settings(options, model, defaults)
+        video = model.accepts("num_frames")
+        prompts = suite_prompts(options, model)
+        rows = suite_rows(options, model)
+        folder, suffix = options.folder, ".mp4" if video else ".png"
+        _check_folder(options, suffix)
+        common = environment(model, settings, device, dtype)
+        results = ResultsFile(folder / MEASURED, _about(common, model))
+        progress = WorkProgress(display)
+
+        def load() -> Any:
+            with progress.stage("loading the model"):
+                return load_pipeline(model, device=device, dtype=dtype)
+
+        lab = SuiteLab(
+            load,
+            settings,
+            options.negative_prompt,
+            rows,
+            prompts,
+            results,
+            suffix=suffix,
+            fps=options.fps,
+            progress=progress,
+        )
+        told = False
+        for prompt in prompts:
+            lab.plan()
+            lab.dense(prompt)
+            if not told:
+                _tell_time(display, progress, lab.plan())
+                told = True
+            lab.others(prompt)
+            content = suite_json(common, lab, rows, prompts, with_prompts=options.with_prompts)
+            _write(folder / TO_SEND, to_send(content))
+        with display.stage(f"writing {folder / PAGE}"):
+            _write(folder / PAGE, page([part_of(Values(folder / TO_SEND, "", content))]))
+    return Suite(folder, content)
+
+
+def suite_prompts(options: SuiteOptions, model: ModelDescription) -> list[Prompt]:
+    """The first ``--count`` of the file's, or of the bundled ones; the seed of each is one more.
+
+    What the bundled models were trained on are scenes of their own.
+    """
+    own = "shapes.txt" if model.accepts("num_frames") else "images.txt"
+    bundled = "suite.txt" if bundled_name(model.location) is None else own
+    path = options.prompts or ASSETS / "prompts" / bundled
+    texts = read_prompts(path)
+    count = options.count or (BUNDLED_COUNT if options.prompts is None else len(texts))
+    if count > len(texts):
+        raise UserError(
+            f"{path} has {counted(len(texts), 'prompt')}, and --count {count} asks for more"
+        )
+    return [Prompt(i, text, options.seed + i) for i, text in enumerate(texts[:count])]
+
+
+def _check_folder(options: SuiteOptions, suffix: str) -> None:
+    """Raises `UserError` where the folder could not be made or filled; leaves nothing."""
+    folder = options.folder
+    inside = folder if folder.is_dir() else folder.parent
+    media.check_output(inside / f"{folder.name}{suffix}", fps=options.fps)
+
+
+def _about(common: dict[str, Any], model: ModelDescription) -> dict[str, Any]:
+    """What clips must have in common to be compared with each other."""
+    facts = {name: value for name, value in common.items() if not isinstance(value, dict)}
+    versions = {name: each for name, each in common["versions"].items() if name != "python"}
+    return {**facts, **common["settings"], **versions, "weights": _weights_digest(model)}
+
+
+def _weights_digest(model: ModelDescription) -> str | None:
+    """Tells the weights in a folder from others; None for a hub model, which its name tells."""
+    folder = Path(model.location)
+    if not folder.is_dir():
+        return None
+    found = hashlib.sha256()
+    for file in sorted(folder.glob("*/*")):
+        if file.suffix in WEIGHTS:
+            size = file.stat().st_size
+            with file.open("rb") as stream:
+                stream.seek(max(0, size - SAMPLED_BYTES))
+                found.update(f"{file.parent.name}/{file.name} {size}".encode() + stream.read())
+    return found.hexdigest()[:12]
+
+
+def _tell_time(display: ProgressDisplay, progress: WorkProgress, clips: int) -> None:
+    seconds = progress.seconds_left()
+    if clips and seconds is not None:
+        display.tell(
+            f"{counted(clips, 'clip')} to make, about {duration(seconds)}; the same command "
+            "goes on where it was broken off"
+        )
+
+
+def to_send(content: dict[str, Any]) -> str:
+    """The text of the file that can be sent."""
+    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        write_whole(file, text)
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {reason(error)}") from error

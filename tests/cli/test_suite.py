@@ -1,0 +1,407 @@
+"""`chipsparse compare --suite MODEL`."""
+
+import dataclasses
+import json
+import re
+import shlex
+import shutil
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from chipsparse import quality
+from chipsparse.cli import suite_lab, suite_rows
+from chipsparse.cli.main import app
+from chipsparse.cli.suite_record import passes
+from chipsparse.profiles import ASSETS
+from tests.cli.conftest import PROFILE
+from tests.cli.test_images import PROFILE as IMAGE_PROFILE
+from tests.tiny_models import PROMPT, tiny_flux_pipeline
+
+PROMPTS = [PROMPT, "a blue square moves up", "a white triangle grows"]
+CACHES = ["MagCache slow", "MagCache fast", "SeaCache slow", "SeaCache fast"]
+OURS = ["chipsparse faithful", "chipsparse balanced", "chipsparse fast"]
+QUALITIES = """\
+sparsity: {where_slower: sparse}
+qualities:
+  faithful: {schedule: {warmup_steps: 3, refresh_every: 10}}
+  balanced: {schedule: {warmup_steps: 2, refresh_every: 10}}
+  fast: {schedule: {warmup_steps: 2, skip_steps: [3]}}
+"""
+
+
+def with_qualities(profile):
+    return profile.partition("sparsity:")[0] + QUALITIES
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["compare", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def model(model_folder, tmp_path_factory):
+    folder = shutil.copytree(model_folder, tmp_path_factory.mktemp("suites") / "tiny")
+    (folder / "chipsparse.yaml").write_text(with_qualities(PROFILE))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(model, tmp_path_factory):
+    """The folder of a suite of two prompts, and what the command printed."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "prompts.txt").write_text("# for tests\n" + "\n".join(PROMPTS) + "\n")
+    given = ("--suite", model, "--prompts", folder / "prompts.txt", "--num", 2, "--seed", 7)
+    ran = run(*given, "-o", folder / "made")
+    assert ran.exit_code == 0, ran.stderr
+    return folder / "made", ran
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """No clip is encoded: what they show is not looked at."""
+    monkeypatch.setattr(suite_lab.media, "write_media", lambda *_, **__: None)
+
+
+@pytest.fixture
+def again(finished, model, workdir, quick):
+    """Runs the command on a copy of that suite, which lies in ``made``."""
+    shutil.copytree(finished[0], "made")
+    (workdir / "prompts.txt").write_text("\n".join(PROMPTS))
+
+    def run_again(*arguments, suite=model):
+        given = ("--suite", suite, "--prompts", "prompts.txt", "--seed", 7, "-o", "made")
+        return run(*given, *(arguments or ("--num", 2)))
+
+    return run_again
+
+
+@pytest.fixture
+def counted(monkeypatch, quick):
+    """Counts generations; the one of the number that is put into ``stop`` is broken off."""
+    generate, made = suite_lab.denoise.generate, {"count": 0, "stop": None}
+
+    def counting(*arguments, **options):
+        if made["count"] == made["stop"]:
+            raise KeyboardInterrupt
+        made["count"] += 1
+        return generate(*arguments, **options)
+
+    monkeypatch.setattr(suite_lab.denoise, "generate", counting)
+    return made
+
+
+def content(folder):
+    return json.loads((folder / "suite.json").read_text())
+
+
+def rows(found):
+    return {row["name"]: row for row in found["rows"]}
+
+
+def psnrs(found):
+    return {name: [clip["psnr_db"] for clip in row["clips"]] for name, row in rows(found).items()}
+
+
+# A whole suite.
+
+
+def test_every_row_has_every_clip(finished):
+    folder, ran = finished
+    found = content(folder)
+    assert list(rows(found)) == ["floor", *CACHES, *OURS]
+    assert found["prompts"] == {"asked": 2, "made": 2, "seeds": [7, 8], "texts": None}
+    for row in found["rows"]:
+        assert row["refused"] is None
+        assert [clip["seed"] for clip in row["clips"]] == [7, 8]
+        summary, clips = row["summary"], row["clips"]
+        assert summary["passed"] == sum(clip["passes"] for clip in clips)
+        ssims = [clip["ssim"] for clip in clips]
+        assert summary["ssim"] == {"mean": pytest.approx(np.mean(ssims)), "worst": min(ssims)}
+        speedups = [clip["speedup"] for clip in clips]
+        assert summary["speedup"] == pytest.approx(np.median(speedups))
+        assert row["name"] in ran.stdout
+    assert found["settings"]["num_inference_steps"] == 4
+    assert found["versions"]["chipsparse"]
+    assert len(list((folder / "clips").glob("*.mp4"))) == 2 * 9
+
+
+def test_clips_are_those_of_generate_with_the_same_seed(finished, model, workdir):
+    given = ["generate", PROMPTS[1], "--model", str(model), "--seed", "8"]
+    clips = {}
+    for name, options in (("dense", ["--dense"]), ("fast", ["--quality", "fast"])):
+        assert CliRunner().invoke(app, [*given, *options, "-o", f"{name}.png"]).exit_code == 0
+        clips[name] = np.stack([iio.imread(f"{name}-00{n}.png") for n in range(5)])
+    (kept,) = (finished[0] / "dense").glob("8-*.npy")
+    assert np.array_equal(np.load(kept), clips["dense"])
+    fast = rows(content(finished[0]))["chipsparse fast"]["clips"][1]
+    expected = quality.psnr(clips["dense"] / 255, clips["fast"] / 255)
+    assert fast["psnr_db"] == pytest.approx(expected)
+
+
+def test_the_floor_is_dense_with_another_kernel(finished):
+    floor = rows(content(finished[0]))["floor"]
+    assert floor["remarks"] == ["math attention instead of flash"]
+    ours = [psnr for name in OURS for psnr in psnrs(content(finished[0]))[name]]
+    for clip in floor["clips"]:
+        assert clip["psnr_db"] is None or clip["psnr_db"] > max(ours)
+
+
+def test_how_long_it_takes_is_said_behind_the_first_dense_clip(finished):
+    lines = [line for line in finished[1].stderr.splitlines() if "warming up" not in line]
+    first = next(index for index, line in enumerate(lines) if "1 of 2, dense: step 4" in line)
+    assert lines[first + 1].startswith("17 clips to make, about ")
+
+
+def test_what_is_sent_has_neither_prompts_nor_folders(finished):
+    folder, _ = finished
+    assert all(prompt not in (folder / "measured.json").read_text() for prompt in PROMPTS)
+    for text in ((folder / name).read_text() for name in ("suite.json", "suite.html")):
+        assert all(prompt not in text for prompt in PROMPTS)
+        assert str(folder.parent) not in text
+    assert content(folder)["model"] == "tiny"
+
+
+def test_the_page_shows_all_rows_and_frames(finished, workdir):
+    page = (finished[0] / "suite.html").read_text()
+    for text in ("Quality and speed", "asked for", *OURS, *CACHES):
+        assert text in page
+    assert page.count("<img") == 9 * 5
+    ran = CliRunner().invoke(app, ["report", str(finished[0] / "suite.json"), "-o", "other.html"])
+    assert ran.exit_code == 0, ran.stderr
+    assert (workdir / "other.html").read_text() == page
+
+
+def test_images(workdir, tmp_path_factory):
+    model = tmp_path_factory.mktemp("models") / "flux"
+    tiny_flux_pipeline().save_pretrained(model)
+    (model / "chipsparse.yaml").write_text(with_qualities(IMAGE_PROFILE))
+    ran = run("--suite", model, "--num", 1, "--json", "--with-prompts")
+    assert ran.exit_code == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found == content(workdir / "suite-flux")
+    (text,) = found["prompts"]["texts"]
+    assert text in (ASSETS / "prompts" / "suite.txt").read_text()
+    assert text in (workdir / "suite-flux" / "suite.html").read_text()
+    assert all(row["summary"]["clips"] == 1 for row in found["rows"])
+    assert len(list((workdir / "suite-flux" / "clips").glob("*.png"))) == 9
+
+
+# Going on.
+
+
+@pytest.mark.parametrize("stop", [1, 12])
+def test_an_interrupted_suite_goes_on(stop, counted, finished, model, workdir):
+    (workdir / "prompts.txt").write_text("\n".join(PROMPTS))
+    given = ("--prompts", "prompts.txt", "--num", 2, "--seed", 7, "-o", "made")
+    counted["stop"] = stop
+    ran = run("--suite", model, *given)
+    assert ran.exit_code == 130
+    last = ran.stderr.splitlines()[-1]
+    head, _, command = last.partition("; go on with: ")
+    assert head == "chipsparse: interrupted, all finished clips are in made"
+    counted["stop"] = None
+    ran = CliRunner().invoke(app, shlex.split(command)[1:])
+    assert ran.exit_code == 0, ran.stderr
+    # Two dense clips, sixteen others and MagCache's calibration, none of them twice.
+    assert counted["count"] == 19
+    assert psnrs(content(workdir / "made")) == psnrs(content(finished[0]))
+
+
+def test_an_interrupt_before_the_first_clip_leaves_nothing(counted, model, workdir):
+    counted["stop"] = 0
+    ran = run("--suite", model, "--num", 1)
+    assert ran.stderr.splitlines()[-1] == "chipsparse: interrupted, nothing was measured"
+    assert not list(workdir.iterdir())
+
+
+def test_what_is_there_is_not_made_again(again, counted, workdir, monkeypatch):
+    monkeypatch.setattr("chipsparse.cli.suite.load_pipeline", None)
+    before = content(workdir / "made")
+    assert again().exit_code == 0
+    assert counted["count"] == 0
+    assert content(workdir / "made") == before
+
+
+def test_more_prompts_and_lost_frames(again, counted, workdir):
+    assert again("--num", 3).exit_code == 0
+    assert counted["count"] == 9
+    before = psnrs(content(workdir / "made"))
+    assert all(len(each) == 3 for each in before.values())
+    shutil.rmtree(workdir / "made" / "dense")
+    file = workdir / "made" / "measured.json"
+    kept = json.loads(file.read_text())
+    (lost,) = [name for name in kept["measured"] if "chipsparse fast" in name and "seed 9" in name]
+    del kept["measured"][lost]
+    file.write_text(json.dumps(kept))
+    assert again("--num", 3).exit_code == 0
+    assert counted["count"] == 9 + 2
+    assert psnrs(content(workdir / "made")) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("--steps", "6"), "was measured with num_inference_steps 4, not 6"),
+        (("--width", "32"), "was measured with width 48, not 32"),
+    ],
+)
+def test_a_suite_of_other_settings_is_refused(change, told, again, counted, workdir):
+    before = (workdir / "made" / "suite.json").read_bytes()
+    ran = again(*change)
+    assert (ran.exit_code, ran.stdout, counted["count"]) == (2, "", 0)
+    assert told in ran.stderr
+    assert ran.stderr.strip().endswith("name another folder with --output")
+    assert (workdir / "made" / "suite.json").read_bytes() == before
+
+
+def test_other_weights_of_the_same_name_are_refused(again, model, tmp_path):
+    other = shutil.copytree(model, tmp_path / "other" / "tiny")
+    assert again(suite=other).exit_code == 0
+    (file,) = (other / "transformer").glob("*.safetensors")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    ran = again(suite=other)
+    assert ran.exit_code == 2
+    assert "was measured with weights" in ran.stderr
+
+
+def test_a_changed_profile_makes_its_own_clips_anew(again, counted, model, tmp_path):
+    other = shutil.copytree(model, tmp_path / "other" / "tiny")
+    text = with_qualities(PROFILE).replace("skip_steps: [3]", "refresh_every: 3")
+    (other / "chipsparse.yaml").write_text(text)
+    assert again(suite=other).exit_code == 0
+    assert counted["count"] == 2
+
+
+# What cannot run.
+
+
+def test_a_cache_that_fails_is_a_row_that_says_why(model, workdir, quick, monkeypatch):
+    def fails(_):
+        raise ValueError(f"no such block in {workdir}/model.py")
+
+    broken = dataclasses.replace(suite_rows.CACHES["SeaCache", "slow"], make=fails)
+    monkeypatch.setitem(suite_rows.CACHES, ("SeaCache", "slow"), broken)
+    monkeypatch.setattr(suite_lab, "calibrated_ratios", lambda *_: 1 / 0)
+    ran = run("--suite", model, "--num", 2)
+    assert ran.exit_code == 0, ran.stderr
+    found = rows(content(workdir / "suite-tiny"))
+    assert found["SeaCache slow"]["refused"] == "ValueError: no such block in model.py"
+    for speed in ("slow", "fast"):
+        row = found[f"MagCache {speed}"]
+        assert row["refused"] == "ZeroDivisionError: division by zero"
+        assert (row["clips"], row["summary"]) == ([], None)
+    for name in ("floor", "SeaCache fast", *OURS):
+        assert found[name]["summary"]["clips"] == 2
+    page = (workdir / "suite-tiny" / "suite.html").read_text()
+    for shown in (ran.stdout, page):
+        assert "did not run: ValueError: no such block" in shown
+
+
+def test_attention_of_another_library_has_no_floor(model, workdir, quick, monkeypatch):
+    monkeypatch.setattr("chipsparse.pipelines.other_attention.scaled_dot_product_attention", None)
+    assert run("--suite", model, "--num", 1).exit_code == 0
+    found = rows(content(workdir / "suite-tiny"))
+    assert "does not go through PyTorch's" in found["floor"]["refused"]
+    assert found["chipsparse fast"]["summary"]["clips"] == 1
+
+
+def test_a_profile_without_qualities_is_one_row(model_folder, workdir, quick):
+    assert run("--suite", model_folder, "--num", 1).exit_code == 0
+    found = rows(content(workdir / "suite-tiny"))
+    assert list(found) == ["floor", *CACHES, "chipsparse profile"]
+    assert found["chipsparse profile"]["setting"] == "chipsparse.yaml"
+
+
+# Marks.
+
+
+@pytest.mark.parametrize(
+    ("psnr_db", "ssim", "lpips", "expected"),
+    [
+        (20.0, 0.82, 0.2, True),
+        (19.99, 0.9, 0.1, False),
+        (30.0, 0.8199, 0.1, False),
+        (30.0, 0.9, 0.2001, False),
+        (30.0, 0.9, None, True),
+        (None, 1.0, 0.0, True),
+    ],
+)
+def test_marks(psnr_db, ssim, lpips, expected):
+    assert passes({"psnr_db": psnr_db, "ssim": ssim, "lpips": lpips}) is expected
+
+
+def test_a_row_is_marked_where_every_clip_passes(again, workdir):
+    file = workdir / "made" / "measured.json"
+    kept = json.loads(file.read_text())
+    for name, record in kept["measured"].items():
+        if name.startswith("chipsparse"):
+            record |= {"psnr_db": 30.0, "ssim": 0.9}
+            if name.startswith("chipsparse fast") and "seed 8" in name:
+                record["ssim"] = 0.5
+    file.write_text(json.dumps(kept))
+    ran = again()
+    assert ran.exit_code == 0, ran.stderr
+    found = rows(content(workdir / "made"))
+    assert [found[name]["summary"]["passed"] for name in OURS] == [2, 2, 1]
+    page = (workdir / "made" / "suite.html").read_text()
+    assert "PSNR 30.00 dB, 2 of 2 pass ✓" in page
+    assert "PSNR 30.00 dB, 1 of 2 pass<" in page
+    told = [re.search(rf"^ {name} .* (./2) *$", ran.stdout, re.M)[1] for name in OURS]
+    assert told == ["2/2", "2/2", "1/2"]
+
+
+def test_a_machine_that_was_not_quiet_is_told(again, workdir):
+    file = workdir / "made" / "measured.json"
+    kept = json.loads(file.read_text())
+    for seconds in (1.2, 1.3):
+        for name, record in kept["measured"].items():
+            if name.startswith("dense"):
+                record["seconds"] = seconds if "seed 8" in name else 1.0
+        file.write_text(json.dumps(kept))
+        ran = again()
+        assert ran.exit_code == 0, ran.stderr
+        told = "the machine was not quiet: dense clips took 1.00 s to 1.30 s"
+        shown = (ran.stdout, (workdir / "made" / "suite.html").read_text())
+        assert all((told in text) is (seconds == 1.3) for text in shown)
+
+
+def test_bundled_prompts_are_twelve_different_ones():
+    lines = (ASSETS / "prompts" / "suite.txt").read_text().splitlines()
+    assert len({line for line in lines if line and not line.startswith("#")}) == 12
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--suite", "{}/nowhere"), "the model folder .*nowhere does not exist"),
+        (("--suite", "{}", "--prompts", "three.txt", "--num", 4), "three.txt has 3 prompts, and "),
+        (("--suite", "{}", "--num", 13), "suite.txt has 12 prompts, and --count 13 asks for more"),
+        (("--suite", "{}", "--num", 0), "--count 0 is too small"),
+        (("--suite", "{}", "--prompts", "none.txt"), "none.txt could not be read"),
+        (("--suite", "{}", "-o", "three.txt"), "three.txt is a file; a suite fills a folder"),
+        (("--suite", "{}", "-o", "no/where"), "the folder no of .* does not exist"),
+        (("--suite", "{}", "--steps", 0), "--steps 0 is too small"),
+        (("--suite", "{}", "--height", 33), "--height 33 does not fit this model"),
+        (("dense", "--suite", "{}"), "compares what it compares; leave A out"),
+        (("--suite", "{}", "--model", "{}"), "leave --model out"),
+        (("--suite", "{}", "--amplify", 2), "leave --amplify out"),
+        (("dense", "profile", "--with-prompts"), "--with-prompts is about a suite"),
+        ((), "give two files or two configs to compare, or a model with --suite"),
+        (("dense",), "give two files or two configs to compare, or a model with --suite"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_made(arguments, told, model, workdir, monkeypatch):
+    monkeypatch.setattr("chipsparse.cli.suite.load_pipeline", None)
+    (workdir / "three.txt").write_text("\n".join(PROMPTS))
+    ran = run(*(str(each).replace("{}", str(model)) for each in arguments))
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    (line,) = ran.stderr.strip().splitlines()
+    assert re.search(told, line), line
+    assert [each.name for each in workdir.iterdir()] == ["three.txt"]
