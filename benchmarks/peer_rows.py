@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.peer_caches import COUNTING_METHODS, Cache, caches, stackable
+from benchmarks.peer_caches import COUNTING_METHODS, caches, stackable
 from benchmarks.peers_table import DENSE
 from benchmarks.static_window import WindowSession
 from chipsparse.config import SparsityConfig
+from chipsparse.pipelines.diffusers_caches import Cache
 from chipsparse.session import Session
 
 # Shares of the steps, those of the bundled models' profiles.

@@ -20,11 +20,11 @@ import torch
 from benchmarks.clips import Clips, Workload
 from benchmarks.computed_work import WorkCounter
 from benchmarks.contact_sheet import contact_sheet
-from benchmarks.peer_caches import CacheRun, cached, calibrated_ratios
 from benchmarks.peer_rows import Row
 from benchmarks.peers_table import DENSE, IDENTITY
 from benchmarks.records import Record, environment
 from benchmarks.run import Run
+from chipsparse.pipelines.diffusers_caches import CacheRun, cached, calibrated_ratios
 from chipsparse.quality import flicker, psnr, ssim
 
 FIRST = Row(DENSE, "first")

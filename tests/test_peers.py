@@ -12,12 +12,13 @@ from PIL import Image
 from benchmarks import peer_rows, peers, peers_figure
 from benchmarks.__main__ import main
 from benchmarks.computed_work import WorkCounter
-from benchmarks.peer_caches import CacheRun, cached, caches, faster, pyramid, taylor_seer
+from benchmarks.peer_caches import caches, faster, pyramid, taylor_seer
 from benchmarks.peer_rows import rows, scheduled
 from benchmarks.peers_table import summaries
 from benchmarks.static_window import WindowSession, window_columns
 from chipsparse.api import attach
 from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.pipelines.diffusers_caches import CacheRun, cached
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.profiles import bundled_model, load_profile
 from chipsparse.session import Session

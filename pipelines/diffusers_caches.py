@@ -1,0 +1,215 @@
+"""diffusers' own caches: on a pipeline and off again, and what diffusers says meanwhile."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from diffusers.hooks import MagCacheConfig
+from diffusers.hooks.faster_cache import FasterCacheBlockHook
+from diffusers.hooks.hooks import StateManager
+from diffusers.hooks.pyramid_attention_broadcast import PyramidAttentionBroadcastHook
+
+from chipsparse.pipelines.stacked_caches import hooks_of
+
+
+@dataclass(frozen=True)
+class CacheRun:
+    """What a cache's config is made for.
+
+    Attributes:
+        pipe: the pipeline.
+        steps: denoising steps.
+        ratios: MagCache's, measured on this model (see `calibrated_ratios`).
+    """
+
+    pipe: Any
+    steps: int
+    ratios: tuple[float, ...] = ()
+
+    def timestep(self) -> float:
+        """The timestep in progress."""
+        return float(self.pipe.current_timestep)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """One cache at one setting.
+
+    Attributes:
+        method: its name, as of a curve.
+        setting: what tells it from the others of its name.
+        make: makes diffusers' config.
+        per_branch: gives its hooks one state for each guidance branch. As diffusers has them,
+            those of pyramid attention broadcast and FasterCache have one for both, although its
+            pipelines call the branches in turn.
+    """
+
+    method: str
+    setting: str
+    make: Callable[[CacheRun], Any]
+    per_branch: bool = False
+
+
+def mag(threshold: float, max_skips: int) -> Cache:
+    """MagCache; needs the ratios of the model."""
+    return Cache(
+        "MagCache",
+        f"threshold {threshold:g}, at most {max_skips}",
+        lambda run: MagCacheConfig(
+            threshold=threshold,
+            max_skip_steps=max_skips,
+            num_inference_steps=run.steps,
+            mag_ratios=list(run.ratios),
+        ),
+    )
+
+
+def sea(threshold: float, most: int) -> Cache:
+    """SeaCache."""
+    return Cache(
+        "SeaCache",
+        f"threshold {threshold:g}, at most {most}",
+        partial(_sea_config, threshold=threshold, max_consecutive_cached=most),
+    )
+
+
+def _sea_config(_: CacheRun, **settings: Any) -> Any:
+    from diffusers.hooks import SeaCacheConfig  # not in the oldest diffusers that we support
+
+    return SeaCacheConfig(**settings)
+
+
+@contextmanager
+def cached(run: CacheRun | None, cache: Cache | None) -> Iterator[list[str]]:
+    """Puts a cache on the pipeline's transformers for the time being.
+
+    Yields what diffusers warns of meanwhile, each sentence once.
+    """
+    if run is None or cache is None:
+        yield []
+        return
+    with _warnings() as heard, ExitStack() as stack:
+        for transformer in _transformers(run.pipe):
+            _enable(transformer, cache.make(run))
+            stack.callback(transformer.disable_cache)
+            if cache.per_branch:
+                _keep_states_apart(transformer)
+        yield heard
+
+
+def calibrated_ratios(pipe: Any, steps: int, generate: Callable[[], object]) -> tuple[float, ...]:
+    """MagCache's ratios of this model, from one generation with guidance's first branch.
+
+    MagCache prints them, to be copied into its config; those of the other branch are not used.
+
+    Raises:
+        ValueError: it printed none, as where two transformers share the steps.
+    """
+    calibration = Cache(
+        "MagCache",
+        "calibration",
+        lambda _: MagCacheConfig(calibrate=True, num_inference_steps=steps),
+    )
+    printed = io.StringIO()
+    with cached(CacheRun(pipe, steps), calibration), redirect_stdout(printed):
+        generate()
+    lists = [line for line in printed.getvalue().splitlines() if line.startswith("[1.0")]
+    if not lists:
+        raise ValueError(f"MagCache printed no ratios after {steps} steps: {printed.getvalue()!r}")
+    return tuple(json.loads(lists[0]))
+
+
+def _enable(transformer: Any, config: Any) -> None:
+    """``enable_cache`` that leaves no hook where it fails, as on blocks it does not know."""
+    before = {(id(registry), name) for registry, name in _hook_names(transformer)}
+    try:
+        transformer.enable_cache(config)
+    except Exception:
+        for registry, name in [*_hook_names(transformer)]:
+            if (id(registry), name) not in before:
+                registry.remove_hook(name, recurse=False)
+        raise
+
+
+def _hook_names(transformer: torch.nn.Module) -> Iterator[tuple[Any, str]]:
+    for module in transformer.modules():
+        registry = getattr(module, "_diffusers_hook", None)
+        if registry is not None:
+            yield from ((registry, name) for name in registry.hooks)
+
+
+def _transformers(pipe: Any) -> list[Any]:
+    """The denoising models of a pipeline; Wan 2.2 has two."""
+    return [
+        module
+        for name, module in pipe.components.items()
+        if name.startswith("transformer") and isinstance(module, torch.nn.Module)
+    ]
+
+
+class _OfTheBranch:
+    """Mixed into a hook with one ``state``: each guidance branch gets its own."""
+
+    branches: StateManager
+
+    @property
+    def state(self) -> Any:
+        return self.branches.get_state()
+
+    def reset_state(self, module: torch.nn.Module) -> torch.nn.Module:
+        self.branches.reset()
+        return module
+
+
+class _PyramidOfTheBranch(_OfTheBranch, PyramidAttentionBroadcastHook):
+    pass
+
+
+class _FasterOfTheBranch(_OfTheBranch, FasterCacheBlockHook):
+    pass
+
+
+APART: dict[type, type] = {
+    PyramidAttentionBroadcastHook: _PyramidOfTheBranch,
+    FasterCacheBlockHook: _FasterOfTheBranch,
+}
+
+
+def _keep_states_apart(transformer: torch.nn.Module) -> None:
+    """Hooks learn the branch from ``cache_context``, as those of the other caches do."""
+    for hook in hooks_of(transformer):
+        if (apart := APART.get(type(hook))) is not None:
+            hook.branches = StateManager(type(hook.state))
+            hook.__class__ = apart
+
+
+@contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """What diffusers' hooks warn of, each sentence once, instead of on the screen."""
+    heard: list[str] = []
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if (sentence := record.getMessage()) not in heard:
+                heard.append(sentence)
+
+    # Not all of diffusers: what its pipelines warn of may quote the prompt.
+    logger, ear = logging.getLogger("diffusers.hooks"), Ear(logging.WARNING)
+    before = logger.level, logger.propagate
+    logger.addHandler(ear)
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False
+    try:
+        yield heard
+    finally:
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+        logger.removeHandler(ear)
