@@ -1,6 +1,5 @@
 """The benchmark of equal work: what it counts, compares and makes of it, on random weights."""
 
-from collections import Counter
 
 import pytest
 import torch

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.equal_work.methods import Entry
 from benchmarks.equal_work.work import attention_of, blocks_of, counted
-from benchmarks.peer_caches import CacheRun, cached
+from chipsparse.pipelines.diffusers_caches import CacheRun, cached
 
 Forward = Callable[..., Any]
 

@@ -21,10 +21,12 @@ from diffusers.hooks import (
 )
 
 from benchmarks.equal_work.curves import DENSE, OURS, SKIPS
-from benchmarks.peer_caches import ATTENTION_NAMES, Cache, CacheRun
 from chipsparse.config import SparsityConfig
+from chipsparse.pipelines.diffusers_caches import Cache, CacheRun
 from chipsparse.profiles import load_profile
 
+# Self-attention of FLUX's and Wan's blocks; TaylorSeer's defaults miss Wan's ``attn1``.
+ATTENTION_NAMES = [r"blocks\.\d+\.attn1", r".*transformer_blocks\.\d+\.attn"]
 # Shares of the dense steps.
 FEWER_STEPS = (0.18, 0.24, 0.26, 0.32, 0.34, 0.4, 0.5)
 # Timesteps, from 1000 down to 0, in which attention is reused: diffusers' choice, and almost all.

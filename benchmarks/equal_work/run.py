@@ -8,7 +8,6 @@ where it was. Prompts, or where settings are chosen these, can be split over sev
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import re
 import statistics
@@ -28,10 +27,10 @@ from benchmarks.equal_work.curves import OP, chosen
 from benchmarks.equal_work.methods import Entry, dense, entries
 from benchmarks.equal_work.records import CALIBRATION, IDENTITY, joined, read
 from benchmarks.equal_work.work import DenseWork
-from benchmarks.peer_caches import CacheRun, calibrated_ratios
 from benchmarks.records import Record, environment
 from benchmarks.run import Run
 from benchmarks.transformer_step import attention_backend
+from chipsparse.pipelines.diffusers_caches import CacheRun, calibrated_ratios
 from chipsparse.plan import Action
 from chipsparse.quality import psnr, ssim
 from chipsparse.report import GenerationReport
