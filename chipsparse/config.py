@@ -7,6 +7,7 @@ documentation all say the same thing.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from chipsparse.byte_sizes import parse_bytes
+from chipsparse.step_lists import Between
 from chipsparse.validation import Validated, build, option, shown
 
 Part = Literal["attention", "mlp"]
@@ -102,10 +104,63 @@ class MLPConfig(Validated):
     )
 
 
+# Fields of the published form of a schedule, which a list of full steps takes the place of.
+PUBLISHED_FORM = (
+    "warmup_steps",
+    "refresh_every",
+    "refresh_steps",
+    "final_dense_steps",
+    "dense_steps",
+    "skip_steps",
+)
+
+
 @dataclass(frozen=True)
 class ScheduleConfig(Validated):
-    """Which denoising steps are computed in full, refreshed, sparse or skipped."""
+    """Which denoising steps are computed in full, refreshed, sparse or skipped.
 
+    A schedule has one of two forms. One lists the full steps (``full_steps``, ``full_share``) and
+    says which of the others are sparse (``between``); what is left is skipped. The other one, as
+    published, has full steps at the start and at its refreshes, and all others are sparse. The
+    first step is always dense.
+    """
+
+    full_steps: tuple[int, ...] | None = option(
+        None,
+        "compute exactly these steps (from 0, in order) in full, and the first one; those behind "
+        "which sparse steps come are refreshes",
+        minimum=0,
+    )
+    full_share: float | None = option(
+        None,
+        "or compute this share of the steps in full, two at least: n steps at (steps - 1) * (i / "
+        "(n - 1)) ^ front_load; it must be above 0",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    front_load: float = option(
+        2.0,
+        "how much closer the first steps of full_share are than the last ones; 1: equal distances",
+        minimum=1.0,
+    )
+    between: Between = option(
+        "middle",
+        "which steps between two full ones, and behind the last, are sparse: none; of two and more "
+        "the middle one, or every_other; or all. The rest is skipped",
+    )
+    forecast: float = option(
+        0.0,
+        "a skipped step continues the line through the last two outputs that were computed, by "
+        "this share of what has changed between them; 0: it gives the last one again",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    forecast_after: float = option(
+        0.0,
+        "share of the steps before which a skipped step gives the last output again all the same",
+        minimum=0.0,
+        maximum=1.0,
+    )
     warmup_steps: int = option(
         2, "first steps computed in full; the last of them is the first refresh", minimum=2
     )
@@ -155,22 +210,56 @@ class ScheduleConfig(Validated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_full()
         if self.actions is None:
             return
         if not self.actions or self.actions[0] != "dense":
             got = f"{shown(self.actions[0])} first" if self.actions else "an empty list"
             raise ValueError(f"actions: the first step must be dense; got {got}")
-        self.check_refreshed("sparse")
-
-    def check_refreshed(self, action: ActionName) -> None:
-        """Raises `ValueError` where an action stands in ``actions`` before the first refresh."""
-        actions = self.actions or ()
-        first = actions.index(action) if action in actions else len(actions)
-        if first < len(actions) and "refresh" not in actions[:first]:
+        first = self.actions.index("sparse") if "sparse" in self.actions else 0
+        if first and "refresh" not in self.actions[:first]:
             raise ValueError(
-                f"actions[{first}]: a {action} step reads what a refresh recorded, and there is "
-                "none before it"
+                f"actions[{first}]: a sparse step reads what a refresh recorded, and there is none "
+                "before it"
             )
+
+    @property
+    def lists_full(self) -> bool:
+        """Whether it has the form that lists the full steps; ``actions`` overrides both forms."""
+        return self.actions is None and not (self.full_steps is None and self.full_share is None)
+
+    def _check_full(self) -> None:
+        """Raises `ValueError` for a list of full steps that cannot be, or one in both forms."""
+        if self.full_steps is None and self.full_share is None:
+            return
+        if self.full_steps is not None and self.full_share is not None:
+            raise ValueError(
+                f"full_steps ({shown(list(self.full_steps))}) and full_share "
+                f"({self.full_share:g}) exclude each other: both say which steps are computed in "
+                "full"
+            )
+        if self.full_share == 0:
+            raise ValueError("full_share: expected a number above 0 and at most 1, got 0")
+        steps = self.full_steps or ()
+        if any(step >= later for step, later in itertools.pairwise(steps)):
+            raise ValueError(
+                f"full_steps: expected steps in order, each of them once, got {shown(list(steps))}"
+            )
+        name = "full_share" if self.full_steps is None else "full_steps"
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if item.name in PUBLISHED_FORM and value != item.default:
+                raise ValueError(
+                    f"{name} takes the place of {item.name}, which is {_listed(value)}: leave one "
+                    f"of them out, or set {item.name} back to {_listed(item.default)}"
+                )
+
+
+def _listed(value: Any) -> str:
+    """A value as a profile has it."""
+    if value is None:
+        return "null"
+    return shown(list(value) if isinstance(value, tuple) else value)
 
 
 @dataclass(frozen=True)
@@ -333,11 +422,6 @@ class SparsityConfig(Validated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.attention.enabled or self.mlp.enabled:
-            try:
-                self.schedule.check_refreshed("skip")
-            except ValueError as error:
-                raise ValueError(f"schedule.{error}") from None
         for part in ("attention", "mlp"):
             named: list[range] = []
             for place, budget in enumerate(self.layers):

@@ -8,6 +8,7 @@ from typing import Any
 
 from chipsparse.config import ScheduleConfig, SparsityConfig
 from chipsparse.plan import CACHED, Action, SparsityPlan
+from chipsparse.schedule import MANY_STEPS
 
 NOTHING = "nothing runs sparse"
 # Fields of the schedule, each with the value that leaves most steps to sparse ones.
@@ -17,8 +18,9 @@ LOOSEST: dict[str, tuple[Any, str]] = {
     "dense_steps": ((), "shorten"),
     "refresh_steps": ((), "shorten"),
     "refresh_every": (1 << 20, "raise"),
+    "full_steps": ((), "shorten"),
+    "full_share": (0.01, "lower"),
 }
-MOST_STEPS = 1000
 
 
 def wants_sparse(config: SparsityConfig) -> bool:
@@ -27,7 +29,9 @@ def wants_sparse(config: SparsityConfig) -> bool:
     parts = config.attention.enabled or config.mlp.enabled
     if schedule.actions is not None:
         return "skip" in schedule.actions or (parts and "sparse" in schedule.actions)
-    return parts or bool(schedule.skip_steps) or schedule.skip_threshold is not None
+    if parts or schedule.skip_steps or schedule.skip_threshold is not None:
+        return True
+    return schedule.lists_full and schedule.between != "all"
 
 
 def why_nothing(plan: SparsityPlan, first: int = 0, name: str = "transformer") -> str | None:
@@ -60,7 +64,7 @@ def why_nothing(plan: SparsityPlan, first: int = 0, name: str = "transformer") -
 def why_nothing_was(plan: SparsityPlan, steps: int) -> str | None:
     """As `why_nothing`, behind a generation of so many steps of which it was not known before."""
     sentence = why_nothing(replace(plan, steps=steps))
-    if sentence is None and plan.skips_by_threshold():
+    if sentence is None and plan.schedule.skips_by_threshold():
         threshold = plan.config.schedule.skip_threshold
         return (
             f"{NOTHING}: no step was predicted to change the output by less than "
@@ -84,7 +88,7 @@ def _may_be_skipped(plan: SparsityPlan, step: int) -> bool:
 
 def _why_no_layer(plan: SparsityPlan) -> str | None:
     """What of the config leaves no layer that could be sparse, where no step is to be skipped."""
-    if plan.has_sparse_layers or plan.skips():
+    if plan.has_sparse_layers or plan.schedule.skips_any:
         return None
     count, first = plan.layout.layers, plan.config.schedule.first_dense_layers
     if first >= count:
@@ -94,14 +98,10 @@ def _why_no_layer(plan: SparsityPlan) -> str | None:
 
 def _fewest_steps(plan: SparsityPlan, first: int) -> int | None:
     """Steps with which one would be sparse or skipped; None where more steps do not help."""
-    endless, schedule = replace(plan, steps=None), plan.config.schedule
-    if endless.is_dense() and not endless.skips():
+    if not _uses_caches(replace(plan, steps=first + MANY_STEPS), first):
         return None
-    actions = itertools.islice(endless.actions_from(first), MOST_STEPS)
-    for step, action in enumerate(actions, first):
-        if action in CACHED or (step > first and _may_be_skipped(endless, step)):
-            return step + 1 + (0 if schedule.actions else schedule.final_dense_steps)
-    return None
+    enough = (n for n in itertools.count(first + 1) if _uses_caches(replace(plan, steps=n), first))
+    return next(enough)
 
 
 def _what_helps(plan: SparsityPlan, first: int) -> str | None:

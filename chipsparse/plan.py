@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -10,22 +9,9 @@ from functools import cached_property
 
 from chipsparse.config import ConfigError, Part, SparsityConfig
 from chipsparse.layout import ModelLayout
-
-
-class Action(str, enum.Enum):
-    """What one layer computes at one step.
-
-    DENSE records the softmax constants, REFRESH also chooses columns and fills the caches, SPARSE
-    computes only the kept columns and neurons, SKIP reuses the transformer's last output.
-    """
-
-    DENSE = "dense"
-    REFRESH = "refresh"
-    SPARSE = "sparse"
-    SKIP = "skip"
-
-    __str__ = str.__str__
-
+from chipsparse.schedule import Action as Action
+from chipsparse.schedule import Schedule
+from chipsparse.schedule_text import forecast_text, list_text, threshold_text
 
 NOT_RECORDED = "sparse steps are not launched as a CUDA graph"
 # A transformer of longer sequences computes long enough for the host to keep ahead of it.
@@ -60,6 +46,11 @@ class SparsityPlan:
                     f"{count} layers, 0 to {count - 1}"
                 )
 
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The actions of the steps, whatever the layers make of them."""
+        return Schedule(self.config.schedule, self.steps)
+
     def differs_in_prompts_only(self, other: SparsityPlan) -> bool:
         """Whether two plans differ in text tokens and batch, as branches do, or not at all."""
         own = self.layout
@@ -68,37 +59,9 @@ class SparsityPlan:
 
     def step_action(self, step: int) -> Action:
         """The action of a step (from 0) for the layers that may be sparse."""
-        action = self._scheduled(step)
-        if step in self.config.schedule.skip_steps and self._may_skip(step):
+        if self.schedule.skips(step):
             return Action.SKIP
-        if self.has_sparse_layers or action is Action.SKIP:
-            return action
-        return Action.DENSE
-
-    def _scheduled(self, step: int) -> Action:
-        """The action of a step if no list and no threshold skipped it."""
-        schedule = self.config.schedule
-        if schedule.actions:
-            return Action(schedule.actions[min(step, len(schedule.actions) - 1)])
-        if step < schedule.warmup_steps - 1 or step in schedule.dense_steps:
-            return Action.DENSE
-        if self.steps is not None and step >= self.steps - schedule.final_dense_steps:
-            return Action.DENSE
-        since_warmup = step - (schedule.warmup_steps - 1)
-        if since_warmup == 0:
-            return Action.REFRESH
-        if schedule.refresh_steps is not None:
-            return Action.REFRESH if step in schedule.refresh_steps else Action.SPARSE
-        return Action.REFRESH if since_warmup % schedule.refresh_every == 0 else Action.SPARSE
-
-    def _may_skip(self, step: int) -> bool:
-        """Whether a step is none of those that are always computed."""
-        schedule = self.config.schedule
-        return (
-            not schedule.actions
-            and step >= schedule.warmup_steps
-            and self._scheduled(step) is not Action.DENSE
-        )
+        return self.schedule.action(step) if self.has_sparse_layers else Action.DENSE
 
     def action(self, layer: int, step: int, part: Part) -> Action:
         """The action of one layer's attention or MLP at one step."""
@@ -151,17 +114,6 @@ class SparsityPlan:
         first = min(count, self.config.schedule.first_dense_layers)
         return [None] * first + fractions[first:]
 
-    def skips(self) -> bool:
-        """Whether any step may reuse the transformer's last output."""
-        schedule = self.config.schedule
-        listed = bool(schedule.skip_steps) or "skip" in (schedule.actions or ())
-        return listed or self.skips_by_threshold()
-
-    def skips_by_threshold(self) -> bool:
-        """Whether steps may be skipped that only the generation itself decides on."""
-        schedule = self.config.schedule
-        return schedule.skip_threshold is not None and not schedule.actions
-
     def may_skip_by_threshold(self, step: int, recorded: Action | None) -> bool:
         """Whether the threshold may skip a step of a guidance branch.
 
@@ -170,15 +122,20 @@ class SparsityPlan:
             recorded: see `taken`; what a branch has yet to record is not skipped.
         """
         recording = recorded is None or (recorded is Action.DENSE and not self.is_dense())
-        listed = step in self.config.schedule.skip_steps
-        return self.skips_by_threshold() and self._may_skip(step) and not listed and not recording
+        schedule = self.schedule
+        if recording or not schedule.skips_by_threshold():
+            return False
+        return schedule.may_skip(step) and not schedule.skips(step)
 
     def is_dense(self) -> bool:
         """Whether no layer ever uses a cache, so that nothing need be recorded."""
-        if not self.has_sparse_layers:
-            return True
-        steps = self.steps if self.steps is not None else 1000
-        return not any(self.step_action(step) in CACHED for step in range(steps))
+        return not self._has_sparse_steps
+
+    @cached_property
+    def _has_sparse_steps(self) -> bool:
+        return self.has_sparse_layers and any(
+            self.step_action(step) is Action.SPARSE for step in self.schedule.known_steps
+        )
 
     def records_steps(self) -> bool:
         """Whether sparse steps are to be recorded as CUDA graphs, where the device has them."""
@@ -202,9 +159,8 @@ class SparsityPlan:
         """What a guidance branch really does at a step.
 
         The plan's action is raised to a fuller one where its inputs are missing: the first call of
-        a branch is DENSE, nothing is sparse before the first REFRESH, and a refresh that was
-        skipped takes place before the next sparse step. Nothing is recorded, and so no step is a
-        refresh, where nothing will be read.
+        a branch is DENSE, and a sparse step is a REFRESH where there was none before, or one that
+        was skipped. Nothing is recorded, and so no step is a refresh, where nothing will be read.
 
         Args:
             step: from 0.
@@ -216,16 +172,14 @@ class SparsityPlan:
             return Action.DENSE
         if self.is_dense():
             return action if action is Action.SKIP else Action.DENSE
-        if action in CACHED and recorded is Action.DENSE:
-            return Action.REFRESH
-        if action is Action.SPARSE and recorded is Action.SKIP:
+        if action is Action.SPARSE and recorded is not Action.REFRESH:
             return Action.REFRESH
         return action
 
     def recorded_after(self, step: int, action: Action, recorded: Action | None) -> Action | None:
         """What a branch has recorded once it took an action at a step; see `taken`."""
         if action is Action.SKIP:
-            due = recorded is Action.REFRESH and self._scheduled(step) is Action.REFRESH
+            due = recorded is Action.REFRESH and self.schedule.action(step) is Action.REFRESH
             return Action.SKIP if due else recorded
         if action is Action.SPARSE or (action is Action.DENSE and recorded is not None):
             return recorded
@@ -249,7 +203,11 @@ class SparsityPlan:
 
     def remarks(self) -> list[str]:
         """What else a user should know: what of the config cannot be done."""
-        return [*self._unskipped_steps(), *self._unrecorded_steps()]
+        return [
+            *self.schedule.remarks(),
+            *self._unrefreshed_steps(),
+            *self._unrecorded_steps(),
+        ]
 
     def _unrecorded_steps(self) -> list[str]:
         reason = self._why_steps_differ()
@@ -257,18 +215,15 @@ class SparsityPlan:
             return []
         return [f"{NOT_RECORDED}: {reason}"]
 
-    def _unskipped_steps(self) -> list[str]:
-        if self.steps is None:
-            return []
-        listed = self.config.schedule.skip_steps
-        taken = self.actions()
-        computed = [step for step in listed if step < self.steps and taken[step] is not Action.SKIP]
-        if self.config.schedule.actions or not computed:
+    def _unrefreshed_steps(self) -> list[str]:
+        """Which steps a list of full ones does not name, and are."""
+        if self.steps is None or self.schedule.full_steps is None:
             return []
         return [
-            f"skip_steps {', '.join(map(str, computed))} are computed: no step is skipped in the "
-            f"warm-up (the first {self.config.schedule.warmup_steps}), in dense_steps, in "
-            "final_dense_steps or before the first refresh"
+            f"step {step} is computed in full: it was to be sparse, and the only full step before "
+            "it is the first one, which cannot be a refresh"
+            for step, action in enumerate(self.actions())
+            if action is Action.REFRESH and step not in self.schedule.full_steps
         ]
 
     def attention_keep_count(self, layer: int) -> int:
@@ -284,21 +239,23 @@ class SparsityPlan:
         return _count(self.keep_fraction(layer, "mlp"), self.layout.kind(layer).mlp_width)
 
     def describe(self) -> str:
-        """One line: the run-length coded actions, as in ``1 dense, 1 refresh, 9 sparse, ...``."""
-        if self.steps is None:
-            return "number of steps unknown"
-        runs = itertools.groupby(self.actions())
-        text = ", ".join(f"{len(list(group))} {action.value}" for action, group in runs)
-        return f"{text}; {self.threshold_text()}" if self.skips_by_threshold() else text
+        """One line: the list of full steps and what is between them, in words.
 
-    def threshold_text(self) -> str:
-        """What the threshold does to the actions; only where there is one."""
-        schedule = self.config.schedule
-        return (
-            f"of the sparse and refresh ones, those are skipped that are predicted to change the "
-            f"output by less than {100 * (schedule.skip_threshold or 0):g}%, at most "
-            f"{schedule.max_skips} in a row: how many is not known beforehand"
-        )
+        Where there is no list, the run-length coded actions: ``1 dense, 1 refresh, 9 sparse``.
+        """
+        schedule = self.schedule
+        if schedule.full_steps is not None:
+            text = list_text(schedule, sparse=self.has_sparse_layers)
+        elif self.steps is None:
+            return "number of steps unknown"
+        else:
+            runs = itertools.groupby(self.actions())
+            text = ", ".join(f"{len(list(group))} {action.value}" for action, group in runs)
+            if schedule.skips_any and (forecast := forecast_text(schedule)):
+                text += f"; skipped ones{forecast}"
+        if schedule.skips_by_threshold():
+            text += f"; {threshold_text(schedule.config)}"
+        return text
 
 
 def _count(fraction: float | None, total: int) -> int:

@@ -163,7 +163,7 @@ class Session:
             if self._caching and self.config.token_order.voxel is not None:
                 order = grids_order(layout.grids, self.config.token_order.voxel).to(device)
                 self._order = (order, inverse_order(order))
-            if plan.skips_by_threshold():
+            if plan.schedule.skips_by_threshold():
                 schedule = self.config.schedule
                 self._step_cache = StepCache(schedule.skip_threshold or 0.0, schedule.max_skips)
         self._plan = self._plans[context.branch] = plan
@@ -210,7 +210,7 @@ class Session:
 
     def _is_all_dense(self, plan: SparsityPlan, branch: str, demand: MemoryDemand) -> bool:
         """Whether no layer can run sparse, each for a reason of its own, nor a step is skipped."""
-        return not plan.skips() and not any(
+        return not plan.schedule.skips_any and not any(
             plan.is_sparse(layer, part)
             and (layer, part) not in demand.dense
             and self._caches.why_recomputed(branch, layer, part) is None
@@ -318,7 +318,7 @@ class Session:
                 # Guidance may end before the last step, in whole or by one of several branches.
                 if is_last_branch or self._last_step[other] < context.step - 1:
                     self._finish(other)
-        elif plan.skips() and record.action is not Action.SKIP:
+        elif plan.schedule.skips_any and record.action is not Action.SKIP:
             self._last_output[branch] = held = output.clone()  # the caller may change it in place
             if self._step_cache is not None:
                 self._step_cache.computed(branch, held, sparse=record.action is Action.SPARSE)

@@ -131,7 +131,7 @@ def _step_facts(steps: StepTimes, found: Benchmark) -> Facts:
         facts.append(("memory", f"peak {peaks[0]} on the GPU, stock {peaks[1]}"))
     if found.random_weights:
         facts.append(("weights", "random: times mean something, pictures would not"))
-    if found.planned.plan.skips_by_threshold():
+    if found.planned.plan.schedule.skips_by_threshold():
         facts.append(("note", "what skip_threshold would skip is not known, and counted as run"))
     facts += uneven_facts(steps)
     return facts + [("fallback", sentence) for sentence in steps.fallbacks]

@@ -170,7 +170,7 @@ def explain(options: CommonOptions, model: ModelDescription, profile: Profile) -
             *([too_few] if too_few is not None else []),
             *([profile_range.sentence(profile, out_of_range)] if out_of_range else []),
             *plan.remarks(),
-            *([AT_MOST] if plan.skips_by_threshold() else []),
+            *([AT_MOST] if plan.schedule.skips_by_threshold() else []),
             *notes,
             *_notes(model, adapter, target, memory, profile, weights),
         ],

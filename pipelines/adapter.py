@@ -601,7 +601,7 @@ class ModelAdapter:
         """Refuses caches of diffusers that cannot be on top, once per generation."""
         if generation == self._checked_generation:
             return
-        skips = self.session.plan is not None and self.session.plan.skips()
+        skips = self.session.plan is not None and self.session.plan.schedule.skips_any
         if self.session.caching or skips:
             reason = why_refused(self.transformer, skips=skips)
             if reason is not None:

@@ -204,7 +204,7 @@ class GenericAdapter(ModelAdapter):
         """Refuses to skip steps of a model that returns more than one thing."""
         assert self._sites is not None
         plan = SparsityPlan(self.session.config, layout_of(self._sites), context.steps)
-        if plan.skips() and (isinstance(result, torch.Tensor) or len(result) != 1):
+        if plan.schedule.skips_any and (isinstance(result, torch.Tensor) or len(result) != 1):
             raise UnservedModelError(
                 f"schedule: a {type(self.transformer).__name__} has no adapter of its own and "
                 "returns more than one tensor, so its steps cannot be skipped; use sparse ones"

@@ -102,12 +102,52 @@ def test_is_frozen():
         ("schedule.actions", ["sparse"], "the first step must be dense; got 'sparse' first"),
         ("schedule.actions", ["refresh", "sparse"], "must be dense; got 'refresh' first"),
         ("schedule.actions", ["dense", "sparse"], "[1]: a sparse step reads what a refresh reco"),
-        ("schedule.actions", ["dense", "skip", "refresh"], "[1]: a skip step reads what a refresh"),
+        (
+            "schedule.actions",
+            ["dense", "skip", "sparse"],
+            "[2]: a sparse step reads what a refresh",
+        ),
+        ("schedule.full_steps", [0, 4, 2], "in order, each of them once, got [0, 4, 2]"),
+        ("schedule.full_steps", [0, 4, 4], "in order, each of them once, got [0, 4, 4]"),
+        ("schedule.full_steps", [-1, 4], "at least 0, got -1"),
+        ("schedule.full_share", 0, "expected a number above 0 and at most 1, got 0"),
+        ("schedule.full_share", 1.5, "between 0 and 1, got 1.5"),
+        ("schedule.full_share", float("nan"), "between 0 and 1, got nan"),
+        ("schedule.front_load", 0.5, "at least 1, got 0.5"),
+        ("schedule.between", "first", "one of none, middle, every_other, all, got 'first'"),
+        ("schedule.forecast", -0.5, "between 0 and 1, got -0.5"),
+        ("schedule.forecast_after", 30, "between 0 and 1, got 30"),
     ],
 )
 def test_refuses_bad_values_by_path(path, value, said):
     with pytest.raises(ValueError, match=path.replace(".", r"\.")) as error:
         SparsityConfig().override({path: value})
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        (
+            {"full_steps": [0, 1, 5], "full_share": 0.3},
+            "full_steps ([0, 1, 5]) and full_share (0.3) exclude each other",
+        ),
+        (
+            {"full_share": 0.3, "warmup_steps": 6},
+            "full_share takes the place of warmup_steps, which is 6: leave one of them out, or set "
+            "warmup_steps back to 2",
+        ),
+        ({"full_steps": [4], "refresh_every": 5}, "full_steps takes the place of refresh_every"),
+        ({"full_steps": [4], "refresh_steps": []}, "refresh_steps, which is []: leave one"),
+        ({"full_steps": [4], "final_dense_steps": 1}, "place of final_dense_steps, which is 1"),
+        ({"full_steps": [4], "dense_steps": [3]}, "set dense_steps back to []"),
+        ({"full_share": 0.5, "skip_steps": [3, 4]}, "skip_steps, which is [3, 4]: leave"),
+    ],
+)
+def test_a_schedule_has_one_form(schedule, said):
+    changes = {f"schedule.{name}": value for name, value in schedule.items()}
+    with pytest.raises(ValueError, match=r"^schedule\.") as error:
+        SparsityConfig().override(changes)
     assert said in str(error.value)
 
 

@@ -1,5 +1,7 @@
 """The schedule: actions by period, by list, by layer."""
 
+import itertools
+
 import pytest
 
 from chipsparse import ConfigError, SparsityConfig
@@ -14,6 +16,7 @@ LAYOUT = ModelLayout(
     batch=1,
     grids=((3, 4, 5),),
 )
+PUBLISHED = "1 dense, 1 refresh, 2 sparse, 1 skip, 7 sparse; skipped ones with half a forecast"
 LETTERS = {Action.DENSE: "D", Action.REFRESH: "R", Action.SPARSE: "S", Action.SKIP: "K"}
 
 
@@ -93,6 +96,113 @@ def test_all_dense_plans_are_recognized():
     assert SparsityPlan(SparsityConfig(), LAYOUT, 1).is_dense()
 
 
+def listed(steps=12, **schedule):
+    return SparsityPlan(config_of(**schedule), LAYOUT, steps)
+
+
+@pytest.mark.parametrize(
+    ("between", "expected"),
+    [
+        ("none", "DDDKDKKDKKKK"),
+        ("middle", "DDDKRKSRKKSK"),
+        ("every_other", "DDDKRKSRKSKS"),
+        ("all", "DDRSRSSRSSSS"),
+    ],
+)
+def test_steps_between_listed_full_ones(between, expected):
+    """A refresh only where a sparse step comes before the next full one."""
+    plan = listed(full_steps=[1, 2, 4, 7], between=between)
+    assert "".join(LETTERS[action] for action in plan.actions()) == expected
+    assert plan.remarks() == []
+    assert plan.schedule.full_steps == (0, 1, 2, 4, 7)
+    assert plan.is_dense() == (between == "none")
+    assert plan.schedule.skips_any == (between != "all")
+    off = plan.config.override({"attention.enabled": False, "mlp.enabled": False})
+    letters = expected.replace("R", "D").replace("S", "D")
+    assert taken(config=off) == letters
+
+
+def test_a_share_of_the_steps_in_full():
+    plan = listed(50, full_share=0.26, front_load=2.5)
+    found = "".join(LETTERS[action] for action in plan.actions())
+    assert found == "DDDDDRKSKRKSKRKKSKRKKSKKRKKKSKKRKKKSKKKRKKKKSKKKKD"
+    assert plan.describe() == (
+        "13 of 50 steps in full, front-loaded (p 2.5), one sparse step in each gap, the rest "
+        "skipped"
+    )
+    assert taken(1, full_share=0.5) == "D"
+    assert taken(2, full_share=0.5) == "DD"
+    assert taken(6, full_share=1.0) == "DDDDDD"
+    assert taken(4, full_steps=[0], actions=["dense", "skip"]) == "DKKK"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (
+            {"full_steps": [0, 1, 6], "between": "every_other", "forecast": 0.5},
+            "3 of 12 steps in full, as listed, every other step of a gap sparse, the rest skipped "
+            "with half a forecast",
+        ),
+        (
+            {"full_share": 0.25, "between": "none", "forecast": 1, "front_load": 1},
+            "3 of 12 steps in full, evenly apart, the rest skipped with a full forecast",
+        ),
+        (
+            {"full_share": 0.25, "forecast": 0.3, "forecast_after": 0.3},
+            "3 of 12 steps in full, front-loaded (p 2), one sparse step in each gap, the rest "
+            "skipped with 0.3 of a forecast from step 4 on",
+        ),
+        (
+            {"full_share": 0.25, "between": "all", "forecast": 0.5},
+            "3 of 12 steps in full, front-loaded (p 2), all others sparse",
+        ),
+        ({"skip_steps": [4], "refresh_steps": [], "forecast": 0.5}, PUBLISHED),
+    ],
+)
+def test_lists_are_described_in_one_line(schedule, expected):
+    assert listed(**schedule).describe() == expected
+
+
+def test_what_a_list_cannot_do_is_said():
+    (remark,) = listed(full_steps=[1, 4, 12, 40]).remarks()
+    assert remark == "full_steps 12, 40 are never reached: the last of 12 steps is 11"
+    plan = listed(full_steps=[6])  # 3 was to be sparse, and there is no refresh yet
+    assert "".join(LETTERS[action] for action in plan.actions()) == "DKKRKKRKKSKK"
+    (remark,) = plan.remarks()
+    assert remark.startswith("step 3 is computed in full: it was to be sparse, and the only full")
+
+
+def test_lists_where_the_number_of_steps_is_unknown():
+    def found(count=24, **schedule):
+        plan = listed(None, **schedule)
+        actions = itertools.islice(plan.actions_from(0), count)
+        return "".join(LETTERS[action] for action in actions), plan.remarks()
+
+    letters, (remark,) = found(full_share=0.5)
+    assert letters == "DRSSSSSSSSSRSSSSSSSSSRSS"
+    assert remark.startswith("schedule.full_share needs the number of steps")
+    letters, (remark,) = found(10, full_steps=[1, 4])
+    assert letters == "DRKSRKSKSK"
+    assert "every other step is sparse" in remark
+    assert found(10, full_steps=[1, 4], between="none") == ("DDKKDKKKKK", [])
+    assert found(10, full_steps=[1, 4], between="all") == ("DRSSRSSSSS", [])
+    assert listed(None, full_steps=[1, 4]).describe() == (
+        "3 steps in full, as listed, one sparse step in each gap, the rest skipped"
+    )
+
+
+def test_which_skipped_outputs_are_forecast():
+    def forecasts(steps, **schedule):
+        schedule = listed(steps, full_steps=[1, 4], **schedule).schedule
+        return [step for step in range(6) if schedule.forecasts(step)]
+
+    assert forecasts(12) == []
+    assert forecasts(12, forecast=0.5) == [0, 1, 2, 3, 4, 5]
+    assert forecasts(12, forecast=0.5, forecast_after=0.2) == [3, 4, 5]
+    assert forecasts(None, forecast=0.5, forecast_after=0.2) == []
+
+
 def test_budgets_and_description():
     config = SparsityConfig().override(
         {
@@ -116,6 +226,8 @@ def test_budgets_and_description():
         ("DDRDD", "DDDDD"),  # nobody would read what the refresh records
         ("DDDDD", "DDDDD"),
         ("DRDSK", "DRDSK"),
+        ("DRDKD", "DDDKD"),
+        ("DKKDK", "DKKDK"),
     ],
 )
 def test_listed_actions_are_taken(actions, taken):
@@ -126,7 +238,7 @@ def test_listed_actions_are_taken(actions, taken):
 
 
 @pytest.mark.parametrize(
-    ("first", "expected"), [(0, "DRSSRSSK"), (2, "DRRSSK"), (3, "DRSSK"), (6, "DR")]
+    ("first", "expected"), [(0, "DRSSRSSK"), (2, "DRRSSK"), (3, "DRSSK"), (6, "DK")]
 )
 def test_actions_are_raised_where_their_inputs_are_missing(first, expected):
     """A branch that starts late, as an image-to-image call does, has recorded nothing yet."""
@@ -186,8 +298,8 @@ def test_listed_steps_that_are_computed_are_named():
     (remark,) = plan.remarks()
     assert remark.startswith("skip_steps 0, 1, 11 are computed: ")
     late = config_of(skip_steps=[3, 4], warmup_steps=3, dense_steps=[2])
-    assert taken(config=late) == "DDDRKSSSSSSS"
-    assert SparsityPlan(late, LAYOUT, 12).remarks()[0].startswith("skip_steps 3 are computed")
+    assert taken(config=late) == "DDDKKRSSSSSS"
+    assert SparsityPlan(late, LAYOUT, 12).remarks() == []
     assert SparsityPlan(config_of(skip_steps=[4]), LAYOUT, 12).remarks() == []
     assert SparsityPlan(config_of(skip_steps=[0]), LAYOUT, None).remarks() == []
     ignored = config_of(skip_steps=[0], actions=["dense"])
@@ -221,7 +333,7 @@ def test_what_the_threshold_may_skip():
 
 def test_a_threshold_is_described_as_what_it_is():
     plan = SparsityPlan(config_of(skip_threshold=0.05), LAYOUT, 12)
-    assert plan.skips()
+    assert plan.schedule.skips_any
     assert plan.describe() == (
         "1 dense, 1 refresh, 9 sparse, 1 refresh; of the sparse and refresh ones, those are "
         "skipped that are predicted to change the output by less than 5%, at most 3 in a row: "
@@ -229,4 +341,4 @@ def test_a_threshold_is_described_as_what_it_is():
     )
     listed = SparsityPlan(config_of(skip_threshold=0.05, actions=["dense"]), LAYOUT, 12)
     assert "not known" not in listed.describe()
-    assert not listed.skips()
+    assert not listed.schedule.skips_any

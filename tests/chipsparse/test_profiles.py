@@ -67,7 +67,10 @@ def test_an_unknown_class_names_the_known_ones():
         ("description: 2024-99-99", "not valid YAML (month must be"),
         ("#" + "x" * (1 << 20), "1,048,577 bytes are too many for a profile"),
         ("sparsity: {schedule: {actions: []}}", "sparsity.schedule.actions: the first step must"),
-        ("sparsity: {schedule: {actions: [dense, skip]}}", "sparsity.schedule.actions[1]: a skip"),
+        (
+            "sparsity: {schedule: {actions: [dense, sparse]}}",
+            "sparsity.schedule.actions[1]: a sparse",
+        ),
         ("sparsity:\n  schedule: {actions: [dense, all]}", "sparsity.schedule.actions[1]: expect"),
     ],
 )
