@@ -73,9 +73,9 @@ def entries(steps: int, profiles: Sequence[Path]) -> list[Entry]:
         *(_ours(path) for path in profiles),
         *_fewer_steps(steps),
         *_mag(),
-        *_sea(),
+        *_sea(steps),
         *_first_block(),
-        *_taylor_seer(),
+        *_taylor_seer(steps),
         *_attention_caches(),
     ]
 
@@ -113,8 +113,9 @@ def _mag() -> Iterator[Entry]:
             )
 
 
-def _sea() -> Iterator[Entry]:
-    for order, first, most in ((1, 1, 3), (1, 5, 8), (0, 1, 3), (0, 5, 8)):
+def _sea(steps: int) -> Iterator[Entry]:
+    tenth = round(0.1 * steps)
+    for order, first, most in ((1, 1, 3), (1, tenth, 8), (0, 1, 3), (0, tenth, 8)):
         for threshold in (0.1, 0.2, 0.35, 0.6, 1.0, 1.6):
             yield _cached(
                 "SeaCache",
@@ -145,7 +146,9 @@ def _first_block() -> Iterator[Entry]:
         )
 
 
-def _taylor_seer() -> Iterator[Entry]:
+def _taylor_seer(steps: int) -> Iterator[Entry]:
+    sixth = round(steps / 6)
+
     def config(interval: int, first: int, order: int, **settings: Any) -> TaylorSeerCacheConfig:
         return TaylorSeerCacheConfig(
             cache_interval=interval,
@@ -155,7 +158,7 @@ def _taylor_seer() -> Iterator[Entry]:
             **settings,
         )
 
-    for first, order in ((3, 1), (8, 1), (8, 2)):
+    for first, order in ((3, 1), (sixth, 1), (sixth, 2)):
         for interval in (2, 3, 4, 6, 9):
             yield _cached(
                 "TaylorSeer",

@@ -8,6 +8,7 @@ where it was. Prompts, or where settings are chosen these, can be split over sev
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import random
 import re
 import statistics
@@ -253,8 +254,6 @@ def _named(entry: Entry) -> tuple[str, ...]:
 
 def _short(entry: Entry) -> Entry:
     """The same with so few steps that it only compiles and tunes."""
-    import dataclasses
-
     config = entry.config
     if config is not None:
         config = config.override({"schedule.actions": WARM_UP})

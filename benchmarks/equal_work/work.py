@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
 import torch
@@ -105,9 +104,12 @@ class DenseWork:
 def counted(
     module: torch.nn.Module, forward: Callable[..., Any], made: Counter[torch.nn.Module]
 ) -> Callable[..., Any]:
-    """A forward that adds its calls to what was made of the module."""
+    """A forward that adds its calls to what was made of the module.
 
-    @wraps(forward)
+    It has none of the attributes of the other: by those of a compiled one PyTorch would find what
+    that compiles, and pass over hooks on top of this one.
+    """
+
     def counting(*args: Any, **kwargs: Any) -> Any:
         made[module] += 1
         return forward(*args, **kwargs)
