@@ -109,7 +109,9 @@ def dense_work(wan):
 @pytest.mark.parametrize("name", sorted(SOME), ids=lambda name: ", ".join(name))
 def test_the_work_of_caches_is_what_pytorch_computes(name, wan, dense_work):
     """Compiled beneath their hooks, too, where they give the same and leave nothing behind."""
-    (entry,) = (each for each in entries(STEPS, []) if (each.method, *each.curve[1:], each.setting) == name)
+    (entry,) = (
+        each for each in entries(STEPS, []) if (each.method, *each.curve[1:], each.setting) == name
+    )
     run = CacheRun(wan, STEPS, tuple(1 - 0.01 * i for i in range(STEPS)))
     counter, made = WorkCounter(), Counter()
     with with_cache(run, entry, made, as_it_is), counter.of(wan.transformer):
@@ -140,3 +142,200 @@ def test_the_work_of_caches_is_what_pytorch_computes(name, wan, dense_work):
         least += sum(again[attention_of(block)] for block in blocks)
     assert len(ran) >= least
     assert not any("forward" in vars(module) for module in wan.transformer.modules())
+
+
+# Curves.
+
+
+def clip(method, setting, prompt="x", *, variant="", **values):
+    fixed = {
+        **{"op": "equal_work", "role": "compared", "model": "tiny", "size": [64, 64, 9]},
+        **{"steps": 50, "method": method, "variant": variant, "setting": setting},
+        **{"prompt": prompt, "seed": 0, "refused": None, "psnr": 40.0, "work": 0.5},
+        **{"seconds": 1.0, "dense_seconds": 2.0, "device": "NVIDIA H200"},
+    }
+    return fixed | values
+
+
+def test_a_curve_is_straight_between_its_points_and_has_no_left_side():
+    points = [(0.5, 50.0), (0.3, 30.0), (0.4, 45.0)]
+    assert at_share(points, 0.3) == 30
+    assert at_share(points, 0.35) == pytest.approx(37.5)
+    assert at_share(points, 0.45) == pytest.approx(47.5)
+    assert at_share(points, 0.7) == 50
+    assert at_share(points, 0.29) is None
+    assert at_share([], 0.5) is None
+
+
+def some_clips():
+    """Ours is 2 and 4 dB ahead of A's better variant at 40 %; B has the better worst clip."""
+    return [
+        clip("dense", "", psnr=None, work=1.0),
+        clip(OURS, "low", work=0.3, psnr=30.0, seconds=0.8),
+        clip(OURS, "high", work=0.5, psnr=50.0, seconds=1.2),
+        clip(OURS, "low", "y", work=0.3, psnr=40.0, seconds=0.8),
+        clip(OURS, "high", "y", work=0.5, psnr=60.0, seconds=1.2),
+        clip("A", "one", variant="poor", work=0.4, psnr=10.0),
+        clip("A", "one", "y", variant="poor", work=0.4, psnr=10.0),
+        clip("A", "one", work=0.4, psnr=38.0),
+        clip("A", "one", "y", work=0.38, psnr=46.0),
+        clip("B", "one", work=0.4, psnr=39.0),
+        clip("B", "one", "y", work=0.4, psnr=39.5),
+        clip("C", "one", work=0.2, psnr=70.0),
+        clip("C", "one", "y", work=0.2, refused="IndexError: no"),
+    ]
+
+
+def test_methods_are_compared_in_their_best_variant_on_all_prompts():
+    found = qualities(some_clips(), "work", 0.4)
+    assert set(found) == {OURS, "A", "B"}
+    assert (found["A"].variant, found["A"].psnrs) == ("", {"x": 38.0, "y": 46.0})
+    ahead = lead(found)
+    assert (ahead.best.method, ahead.best_worst.method) == ("A", "B")
+    assert ahead.mean == pytest.approx(3)
+    assert ahead.interval == pytest.approx((2, 4))
+    assert ahead.worst == pytest.approx(1)
+    assert lead({OURS: found[OURS]}) is None
+
+
+def test_equal_time_is_another_comparison_than_equal_work():
+    found = qualities(some_clips(), "time", 0.5)
+    assert found[OURS].psnrs == {"x": pytest.approx(40), "y": pytest.approx(50)}
+    assert qualities(some_clips(), "time", 0.3) == {}
+
+
+def test_a_tables_last_rows_say_how_far_ours_is_ahead():
+    rows = {row["method"]: row for row in quality_rows(some_clips(), "work")}
+    assert list(rows)[:2] == [OURS, "A"]
+    assert rows[OURS]["40%"] == "45.0 (40.0)"
+    assert rows["C"]["40%"] == "-"
+    assert rows[OURS]["25%"] == "-"
+    assert rows["ours ahead"]["40%"] == "+3.0 (A)"
+    assert rows["worst prompt ahead"]["40%"] == "+1.0 (B)"
+    assert rows["B"]["time / work"] == "1.25"
+
+
+def test_where_time_goes_is_told_by_action():
+    made = {"calls": {"dense": 60, "sparse": 20, "skip": 20}}
+    times = {"call_ms": {"dense": 10.0, "sparse": 3.0, "skip": 0.1}}
+    (row,) = step_rows([clip(OURS, "fast", **made, **times), clip("A", "one")])
+    assert row["calls"] == "60 dense, 20 sparse, 20 skip"
+    assert (row["sparse, ms"], row["refresh, ms"], row["stock, ms"]) == ("3.00", "-", "20.00")
+    assert (row["work"], row["time"]) == ("50.0%", "50.0%")
+
+
+def test_settings_are_chosen_on_both_sides_of_each_target_from_the_best_variant():
+    tried = [
+        *(clip("A", f"{w}", variant="good", work=w, psnr=100 * w) for w in (0.2, 0.26, 0.3, 0.6)),
+        *(clip("A", f"{w}", variant="poor", work=w, psnr=90 * w) for w in (0.2, 0.3, 0.6)),
+        *(clip("B", f"{w}", work=w, psnr=60.0) for w in (0.45, 0.7)),
+        clip("C", "no", refused="IndexError: no"),
+    ]
+    assert chosen(tried, [0.25]) == {("A", "good"): {"0.2", "0.26", "0.3"}, ("B", ""): {"0.45"}}
+    assert chosen(tried, [0.5]) == {("A", "good"): {"0.3", "0.6"}, ("B", ""): {"0.45", "0.7"}}
+    assert chosen(tried, [0.25, 0.5], best=1) == {
+        ("A", "good"): {"0.2", "0.26", "0.3"},
+        ("B", ""): {"0.45", "0.7"},
+    }
+
+
+def test_the_figure_has_a_panel_for_work_and_one_for_time():
+    image = figure.draw([clip for clip in some_clips() if clip["method"] != "C"])
+    assert image.width == 2 * figure.PANEL_WIDTH + figure.LEGEND_WIDTH
+    for left in (0, figure.PANEL_WIDTH):
+        panel = image.crop((left, 0, left + figure.PANEL_WIDTH, image.height))
+        colours = {"#{:02x}{:02x}{:02x}".format(*colour) for _, colour in panel.getcolors(1 << 20)}
+        assert figure.COLOURS[OURS] in colours
+        assert figure.COLOURS["MagCache"] not in colours
+    with pytest.raises(ValueError, match="no records of equal work"):
+        figure.draw([])
+
+
+def test_every_method_has_a_colour_and_every_point_a_name_of_its_own():
+    found = entries(50, [])
+    assert {entry.method for entry in found} | {OURS, SKIPS} == set(figure.COLOURS)
+    assert len({(*entry.curve, entry.setting) for entry in found}) == len(found)
+    assert curves.known_methods(some_clips()) == [OURS, "A", "B", "C"]
+
+
+# The run.
+
+PROFILE = """
+model_class: WanTransformer3DModel
+generation: {height: 64, width: 64, num_frames: 9, num_inference_steps: 10, guidance_scale: 4.0,
+  max_sequence_length: 16}
+sparsity:
+  attention: {enabled: true, keep_fraction: 0.25, group_rows: 16}
+  mlp: {enabled: false}
+  schedule: {full_steps: [0, 1, 4], between: middle}
+  token_order: {voxel: [2, 2, 4]}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tiny_wan_pipeline().save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "chipsparse.yaml").write_text(PROFILE)
+    (tmp_path / "ours.yaml").write_text(PROFILE)
+    (tmp_path / "skips.yaml").write_text(PROFILE.replace("enabled: true", "enabled: false"))
+    (tmp_path / "prompts.txt").write_text(f"{PROMPT}\na blue square\na green triangle\n")
+    return tmp_path
+
+
+def run(folder, name, *arguments):
+    given = ["--op", "equal_work", "--device", "cpu", "--json", str(folder / name)]
+    given += ["--model", str(folder / "model"), "--prompts", str(folder / "prompts.txt")]
+    profiles = [str(folder / "ours.yaml"), str(folder / "skips.yaml")]
+    code = main([*given, "--profiles", *profiles, *arguments])
+    return code, json.loads((folder / name).read_text())
+
+
+FEW = ("--case", "chipsparse|skipped steps alone|5 steps|^MagCache, first 10%, at most 5|batch")
+
+
+def test_settings_are_chosen_on_one_prompt_and_compared_on_others(folder, capsys, monkeypatch):
+    code, tried = run(folder, "tried.json", "--role", "calibrating", *FEW)
+    assert code == 0
+    assert {each["prompt"] for each in tried if "prompt" in each} == {PROMPT}
+    assert {each["method"] for each in tried} == {"dense", "MagCache"}
+    (ratios,) = (each for each in tried if "ratios" in each)
+    assert len(ratios["ratios"]) == 10
+
+    known = ("--known", str(folder / "tried.json"), "--first", "1", "--count", "2")
+    code, first = run(folder, "first.json", *known, "--part", "0/2", *FEW)
+    assert code == 0
+    code, second = run(folder, "second.json", *known, "--part", "1/2", *FEW)
+    assert code == 0
+    made = curves.compared(joined([*first, *second]))
+    assert {each["prompt"] for each in made} == {"a blue square", "a green triangle"}
+    by_name = {(each["method"], each["setting"]): each for each in made}
+    assert by_name["dense", ""]["psnr"] is None
+    assert by_name["fewer steps", "5 steps"]["work"] == 0.5
+    assert by_name[SKIPS, "skips"]["work"] == pytest.approx(0.3)
+    ours = by_name[OURS, "ours"]
+    assert 0.3 < ours["work"] < 0.6
+    assert ours["calls"] == {"dense": 2, "refresh": 4, "skip": 10, "sparse": 4}
+    assert 0 < len([each for each in made if each["method"] == "MagCache"]) < 2 * len(tried)
+    assert f"{OURS} |" in capsys.readouterr().out
+
+    # Nothing is left to generate.
+    monkeypatch.setattr(bench._Bench, "_generate", None)
+    assert run(folder, "first.json", *known, "--part", "0/2", *FEW) == (0, first)
+
+
+def test_a_failure_of_our_own_is_no_result(folder, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(bench._Bench, "_generate", broken)
+    code, found = run(folder, "broken.json", *FEW)
+    assert (code, found) == (1, [])
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--size", "256"), ("--part", "4/4"), ("--role", "tuning")], ids=" ".join
+)
+def test_a_wrong_option_is_refused(arguments, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--op", "equal_work", *arguments])
+    assert arguments[0] in capsys.readouterr().err
