@@ -168,11 +168,17 @@ def chosen(
 
 
 def _around(points: dict[str, tuple[float, float]], target: float) -> set[str]:
-    """The settings next to a target with a margin on both sides, and those between."""
+    """The settings next to a target with a margin on both sides, and those between.
+
+    The lowest one alone where none gets so low.
+    """
     works = {setting: work for setting, (work, _) in points.items()}
+    lowest = min(works, key=lambda setting: works[setting])
+    if works[lowest] > target:
+        return {lowest}
     below = [work for work in works.values() if work <= target * MARGIN]
     above = [work for work in works.values() if work >= target / MARGIN]
-    low = max(below, default=min(works.values()))
+    low = max(below, default=works[lowest])
     high = min(above, default=max(works.values()))
     return {setting for setting, work in works.items() if low <= work <= high}
 
