@@ -145,24 +145,30 @@ def test_the_work_of_caches_is_what_pytorch_computes(name, wan, dense_work):
     assert not any("forward" in vars(module) for module in made)
 
 
-@pytest.mark.parametrize("per_branch", [False, True])
-def test_attention_is_reused_in_the_branch_that_computed_it(per_branch):
+def test_attention_is_reused_in_the_branch_that_computed_it():
     """As diffusers has these caches, the second branch gets what the first one computed."""
+    counts = {}
     pipe = tiny_wan_pipeline()
     calls, at = [], []
     pipe.transformer.register_forward_pre_hook(lambda *_: calls.append(1))
     pipe.transformer.blocks[1].attn1.to_q.register_forward_hook(
         lambda *_: at.append((len(calls) - 1) % 2)
     )
-    found = [each for each in entries(STEPS, []) if each.setting == "every 2"]
-    for entry in found:
-        if entry.method in ("PAB", "FasterCache") and "950" in entry.variant:
-            at.clear()
-            cache = replace(entry.cache, per_branch=per_branch and entry.cache.per_branch)
-            with cached(CacheRun(pipe, STEPS), cache):
-                generate(pipe, STEPS)
-            assert 0 < at.count(0) < STEPS
-            assert (at.count(1) == at.count(0)) == per_branch
+    for entry in entries(STEPS, []):
+        if (entry.setting, entry.variant) == ("every 2", "timesteps 950 to 0"):
+            for per_branch in (entry.cache.per_branch, False):
+                at.clear()
+                with cached(CacheRun(pipe, STEPS), replace(entry.cache, per_branch=per_branch)):
+                    generate(pipe, STEPS)
+                counts[entry.method, per_branch] = at.count(0), at.count(1)
+    assert set(counts) == {
+        (method, apart) for method in ("PAB", "FasterCache") for apart in (True, False)
+    }
+    for method in ("PAB", "FasterCache"):
+        first, second = counts[method, True]
+        assert 0 < first == second < STEPS
+    first, second = counts["PAB", False]
+    assert second < first == STEPS
 
 
 # Curves.
@@ -353,6 +359,30 @@ def test_settings_are_chosen_on_one_prompt_and_compared_on_others(folder, capsys
     # Nothing is left to generate.
     monkeypatch.setattr(bench._Bench, "_generate", None)
     assert run(folder, "first.json", *known, "--part", "0/2", *FEW) == (0, first)
+
+
+def test_blocks_are_compiled_and_warm_before_anything_is_timed(folder, monkeypatch):
+    """All that is compiled is compiled in the warm-up, for every kind of patch."""
+    graphs = []
+    measure = bench._Bench.measure
+
+    def watched(*args):
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        measure(*args)
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+    monkeypatch.setitem(bench.COMPILE_OPTIONS, "backend", "eager")
+    monkeypatch.setattr(bench._Bench, "measure", watched)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    few = ("--case", "chipsparse|alone|5 steps|MagCache, first 10%, at most 5.*old 1$|PAB.*950.*2$")
+    code, found = run(folder, "compiled.json", "--compile", "--count", "1", *few)
+    assert code == 0
+    assert {each["method"] for each in found} == {
+        *("dense", OURS, SKIPS, "fewer steps", "MagCache", "PAB"),
+    }
+    before, after = graphs
+    assert before == after > 3
 
 
 def test_a_failure_of_our_own_is_no_result(folder, monkeypatch):

@@ -43,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--limit", type=float, default=math.inf, help="seconds after which no clip is begun"
     )
     group.add_argument("--compile", action="store_true", help="compile blocks on a CPU, too")
-    parser.set_defaults(compile_options={})
 
 
 def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, results: Run) -> None:

@@ -15,7 +15,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,13 @@ import torch
 from benchmarks.clips import Clips, Workload
 from benchmarks.contact_sheet import contact_sheet
 from benchmarks.equal_work.beneath_hooks import with_cache
-from benchmarks.equal_work.curves import OP, chosen
+from benchmarks.equal_work.curves import OP, OURS, SKIPS, chosen
 from benchmarks.equal_work.methods import Entry, dense, entries
 from benchmarks.equal_work.records import CALIBRATION, IDENTITY, joined, read
 from benchmarks.equal_work.work import DenseWork
 from benchmarks.records import Record, environment
 from benchmarks.run import Run
-from benchmarks.transformer_step import attention_backend
+from benchmarks.transformer_step import COMPILE_OPTIONS, attention_backend
 from chipsparse.pipelines.diffusers_caches import CacheRun, calibrated_ratios
 from chipsparse.plan import Action
 from chipsparse.quality import psnr, ssim
@@ -61,6 +61,7 @@ def run(args: argparse.Namespace, workload: Workload, results: Run) -> None:
     else:
         prompts = prompts[part::parts]
     with bench.prepared():
+        bench.warm_up(found)
         for seed, prompt in prompts:
             bench.measure(seed, prompt, found)
 
@@ -82,7 +83,6 @@ class _Bench:
             "size": [full[name] for name in ("height", "width", "num_frames") if name in full],
             "steps": self._steps,
         }
-        self._warm: set[Any] = set()
         self._compiling = workload.device.type == "cuda" or args.compile
         self._sheet: Path | None = args.sheet
 
@@ -114,8 +114,9 @@ class _Bench:
         with ExitStack() as stack:
             if self._workload.device.type == "cuda":
                 stack.enter_context(attention_backend(transformer, "_native_cudnn"))
-                if not self._workload.makes_images:
-                    pipe.vae.to(torch.float32)  # what rounding there changes is no method's fault
+                if not self._workload.makes_images:  # rounding there is no method's fault
+                    pipe.vae.to(torch.float32)
+                    pipe.text_encoder.to(torch.float32)
             prompt, seed = self._workload.prompts[0], 0
             self._work = DenseWork.measured(
                 transformer,
@@ -123,8 +124,24 @@ class _Bench:
             )
             if self._compiling:
                 stack.enter_context(torch._dynamo.config.patch(**COMPILATIONS))
-                transformer.compile_repeated_blocks(**self._args.compile_options)
+                transformer.compile_repeated_blocks(**COMPILE_OPTIONS)
             yield
+
+    def warm_up(self, found: Sequence[Entry]) -> None:
+        """A few steps of each kind, where anything is compiled, in two rounds.
+
+        The first of them that patch the model leave traces, for which PyTorch compiles the code of
+        the others once more.
+        """
+        if not self._compiling:
+            return
+        if any(entry.cache is not None for entry in found):
+            self._ratios()
+        ours = [entry for entry in found if entry.method == OURS]
+        kinds = {_kind(entry): entry for entry in (dense(), *found)}
+        for entry in (*ours, *kinds.values(), *kinds.values()):
+            with suppress(Exception) if entry.cache is not None else nullcontext():
+                self._generate(_short(entry), (1.0,) * len(WARM_UP), 0, self._workload.prompts[0])
 
     def measure(self, seed: int, prompt: str, found: Sequence[Entry]) -> None:
         """What is not known of a prompt yet, as long as there is time."""
@@ -151,7 +168,8 @@ class _Bench:
                 facts: Record = {"refused": f"{type(error).__name__}: {error}"}
             else:
                 facts = {**self._compared(made, stock, work / calls), "remarks": heard}
-                frames.append(made.frames)
+                if self._sheet is not None:
+                    frames.append(made.frames)
             self._keep(entry, seed, prompt, facts)
         if self._sheet is not None:
             contact_sheet(torch.cat(frames)).save(self._sheet)
@@ -165,11 +183,7 @@ class _Bench:
         prompt: str,
         heard: list[str] | None = None,
     ) -> tuple[Clips, float]:
-        """A clip and its multiply-adds; the first of its kind is made twice, once to warm up."""
-        kind = entry.config or (entry.method, entry.variant)
-        if self._compiling and kind not in self._warm:
-            self._warm.add(kind)
-            self._generate(_short(entry), ratios, seed, prompt)
+        """A clip and its multiply-adds."""
         steps = entry.steps or self._steps
         made: Counter[torch.nn.Module] = Counter()
         transformer = self._workload.pipe.transformer
@@ -196,7 +210,7 @@ class _Bench:
     def _compiled(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         if not self._compiling:
             return forward
-        result: Callable[..., Any] = torch.compile(forward, **self._args.compile_options)
+        result: Callable[..., Any] = torch.compile(forward, **COMPILE_OPTIONS)
         return result
 
     def _ratios(self) -> tuple[float, ...]:
@@ -250,6 +264,12 @@ class _Bench:
 
 def _named(entry: Entry) -> tuple[str, ...]:
     return entry.method, entry.variant, entry.setting
+
+
+def _kind(entry: Entry) -> tuple[bool, ...]:
+    """Entries of a kind run the same code compiled by PyTorch."""
+    ours = entry.method == OURS, entry.method == SKIPS
+    return *ours, entry.cache is not None, entry.reuses_attention
 
 
 def _short(entry: Entry) -> Entry:
