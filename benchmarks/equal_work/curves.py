@@ -170,9 +170,10 @@ def chosen(
 def _around(points: dict[str, tuple[float, float]], target: float) -> set[str]:
     """The settings next to a target with a margin on both sides, and those between.
 
-    The lowest one alone where none gets so low.
+    The lowest one alone where none gets so low; of settings that did the same, the first.
     """
-    works = {setting: work for setting, (work, _) in points.items()}
+    different = {point: setting for setting, point in reversed(points.items())}
+    works = {setting: work for (work, _), setting in different.items()}
     lowest = min(works, key=lambda setting: works[setting])
     if works[lowest] > target:
         return {lowest}
