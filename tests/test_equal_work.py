@@ -353,7 +353,11 @@ def test_settings_are_chosen_on_one_prompt_and_compared_on_others(folder, capsys
     ours = by_name[OURS, "ours"]
     assert 0.3 < ours["work"] < 0.6
     assert ours["calls"] == {"dense": 2, "refresh": 4, "skip": 10, "sparse": 4}
-    assert len([each for each in made if each["method"] == "MagCache"]) == 2 * 2
+    mag = {(each["prompt"], each["setting"]) for each in made if each["method"] == "MagCache"}
+    settings = {setting for _, setting in mag}
+    assert settings
+    assert settings <= {each["setting"] for each in tried}
+    assert len(mag) == 2 * len(settings)
     assert f"{OURS} |" in capsys.readouterr().out
 
     # Nothing is left to generate.

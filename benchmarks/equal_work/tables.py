@@ -76,9 +76,8 @@ def on_gpu(clips: Iterable[Record]) -> bool:
 def step_rows(clips: Sequence[Record]) -> list[Row]:
     """Where the time of ours goes: calls of each action, their median time, and dense's."""
     rows = []
-    for method, setting in dict.fromkeys((clip["method"], clip["setting"]) for clip in clips):
-        if method not in (OURS, SKIPS):
-            continue
+    points = {(c["method"], c["setting"]) for c in clips if c["method"] in (OURS, SKIPS)}
+    for method, setting in sorted(points):
         made = [c for c in clips if (c["method"], c["setting"]) == (method, setting)]
         calls = made[0]["calls"]
         row = {"profile": setting, "calls": ", ".join(f"{n} {name}" for name, n in calls.items())}
