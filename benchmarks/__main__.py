@@ -21,12 +21,12 @@ from benchmarks import (
     kernel_runs,
     mlp_writeback,
     offload,
-    peers_table,
     quality,
     transformer_step,
 )
 from benchmarks.clips import Workload
 from benchmarks.contact_sheet import contact_sheet
+from benchmarks.equal_work import command as equal_work
 from benchmarks.kernel_runs import OPS
 from benchmarks.records import Record, table
 from benchmarks.run import Run
@@ -38,17 +38,16 @@ COLUMNS = {
     "quality": quality.COLUMNS,
     "end_to_end": end_to_end.COLUMNS,
     "captured_mass": captured_mass.COLUMNS,
-    "peers": peers_table.COLUMNS,
-    "tuned": peers_table.COLUMNS,
     "attention_curve": kernel_runs.COLUMNS,
     "transformer_step": transformer_step.COLUMNS,
     "full_size": full_size.COLUMNS,
     "offload": offload.COLUMNS,
     "mlp_writeback": mlp_writeback.COLUMNS,
     "soak": soak.COLUMNS,
+    "equal_work": {},  # prints tables of its own
     **dict.fromkeys(OPS, kernel_runs.COLUMNS),
 }
-PIPELINE_OPS = ("quality", "end_to_end", "captured_mass", "peers", "tuned")
+PIPELINE_OPS = ("quality", "end_to_end", "captured_mass")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,6 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "soak" in ops:
         default = "float32" if device.type == "cpu" else "bfloat16"
         soak.run(args, device, DTYPES[args.dtype or default], run)
+    if "equal_work" in ops:
+        default = "float32" if device.type == "cpu" else "float16"
+        equal_work.run(args, device, DTYPES[args.dtype or default], run)
     pipeline_ops = [op for op in ops if op in PIPELINE_OPS]
     if pipeline_ops:
         last = args.first + args.count
@@ -88,11 +90,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 run_pipeline(op, workload, args, run)
     for columns in {id(COLUMNS[op]): COLUMNS[op] for op in ops}.values():
         shown = [record for record in run.records if columns_of(record) is columns]
-        if columns is peers_table.COLUMNS:
-            shown = [summary for op in ops for summary in peers_table.summaries(shown, op)]
         if columns is soak.COLUMNS:
             shown = [row for record in shown for row in soak.rows(record)]
-        print(table(shown, columns))
+        if columns:
+            print(table(shown, columns))
     if run.failed:
         print("FAILED: " + "; ".join(run.failed))
     return 1 if run.failed else 0
@@ -108,8 +109,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--op", required=True, help=f"comma-separated: {', '.join(COLUMNS)}")
     parser.add_argument(
         "--case",
-        help="only these kernel cases, or the quality cases whose name contains this, or the peers "
-        "or tuned rows whose 'method, setting' holds this regular expression",
+        help="only these kernel cases, or the quality cases whose name contains this, or what "
+        "equal_work compares whose 'method, variant, setting' holds this regular expression",
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
@@ -122,24 +123,21 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     full_size.add_arguments(parser)
     offload.add_arguments(parser)
     soak.add_arguments(parser)
+    equal_work.add_arguments(parser)
     group = parser.add_argument_group("pipelines")
     group.add_argument("--model", type=Path, default=bundled_model())
     group.add_argument("--prompts", type=Path, default=ASSETS / "prompts" / "shapes.txt")
     group.add_argument("--count", type=int, default=16, help="how many prompts")
     group.add_argument(
-        "--first", type=int, default=0, help="number of the first one (peers, tuned, soak), from 0"
-    )
-    group.add_argument(
-        "--tuned", type=Path, nargs="+", default=[], help="profiles to compare (tuned)"
+        "--first", type=int, default=0, help="number of the first one (equal_work, soak), from 0"
     )
     group.add_argument(
         "--sheet",
         type=Path,
-        help="write a contact sheet: of dense clips (quality), of a prompt's rows (peers, tuned)",
+        help="write a contact sheet: of dense clips (quality), of a prompt's clips (equal_work)",
     )
-    default = "default the profile's (peers, tuned)"
+    default = "default the profile's (equal_work)"
     group.add_argument("--steps", type=int, help=f"denoising steps, {default}")
-    group.add_argument("--frames", type=int, help=f"of a clip, {default}")
     args = parser.parse_args(arguments)
     for op in args.op.split(","):
         if op not in COLUMNS:
@@ -154,30 +152,6 @@ def run_pipeline(op: str, workload: Workload, args: argparse.Namespace, run: Run
             contact_sheet(dense.frames).save(args.sheet)
     elif op == "end_to_end":
         records = end_to_end.run(workload)
-    elif op in ("peers", "tuned"):
-        # They import diffusers, which kernels are measured without.
-        from benchmarks import peer_rows, peers, tuned_rows
-
-        run.add(*peers_table.earlier(args.json))
-        steps = args.steps or workload.settings().get("num_inference_steps", 50)
-        base = workload.profile.sparsity
-        rows = (
-            tuned_rows.rows(base, steps, args.tuned)
-            if op == "tuned"
-            else peer_rows.rows(base, steps, video=not workload.makes_images)
-        )
-        peers.run(
-            workload,
-            run,
-            rows,
-            op=op,
-            steps=steps,
-            frames=args.frames,
-            only=args.case,
-            first=args.first,
-            sheet=args.sheet,
-        )
-        return
     else:
         steps = workload.settings().get("num_inference_steps", 50)
         records = captured_mass.run(workload, steps=steps, every=12)

@@ -15,21 +15,19 @@ TITLE_SIZE, TEXT_SIZE, NOTE_SIZE = 17, 14, 12
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a panel, or its points alone.
+    """One line of a panel.
 
     Attributes:
         label: what the legend says.
         points: in the units of the axes.
         colour: of line and points.
         dashed: draws the line with gaps and without points.
-        hollow: draws rings, and no line.
     """
 
     label: str
     points: Points
     colour: str
     dashed: bool = False
-    hollow: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,17 +81,11 @@ class Axes:
         self._ticks()
         for series in panel.series:
             placed = [(self._x(x), self._y(y)) for x, y in series.points]
-            if not series.hollow:
-                canvas.line(placed, series.colour, 2, dashed=series.dashed)
+            canvas.line(placed, series.colour, 2, dashed=series.dashed)
             for x, y in [] if series.dashed else placed:
-                self._dot(x, y, series)
+                canvas.dot(x, y, series.colour)
         if panel.legend:
             self._legend()
-
-    def _dot(self, x: float, y: float, series: Series) -> None:
-        self._canvas.dot(x, y, series.colour, 5 if series.hollow else 4)
-        if series.hollow:
-            self._canvas.dot(x, y, "white", 2.5)
 
     def _height(self, value: float) -> float:
         return value if self._panel.linear_y else math.log10(value)
@@ -131,10 +123,9 @@ class Axes:
         canvas.box(left, top, left + width, top + 22 * len(series) + 4, "white")
         for i, each in enumerate(series):
             y = top + 14 + 22 * i
-            if not each.hollow:
-                canvas.line([(left + 6, y), (left + 32, y)], each.colour, 2, dashed=each.dashed)
+            canvas.line([(left + 6, y), (left + 32, y)], each.colour, 2, dashed=each.dashed)
             if not each.dashed:
-                self._dot(left + 19, y, each)
+                canvas.dot(left + 19, y, each.colour)
             canvas.text(left + 40, y, each.label, size=TEXT_SIZE, anchor="lm")
 
 

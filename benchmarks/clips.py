@@ -14,7 +14,7 @@ import torch
 
 import chipsparse
 from chipsparse.profiles import Profile, find_profile
-from chipsparse.report import GenerationReport
+from chipsparse.report import GenerationReport, StepTimer
 from chipsparse.session import Session
 
 
@@ -24,14 +24,13 @@ class Clips:
 
     Attributes:
         frames: float32 ``[B, F, H, W, C]`` in 0..1, on the pipeline's device.
-        seconds: time of the denoising loop, from the first transformer call to the last step.
-        processor_seconds: processor time of all threads in it, for machines that others use, too.
+        seconds: time of the denoising loop, from the first transformer call to the last step; that
+            of the device where it is a GPU.
         report: what the patched pipeline did, or None for a dense run.
     """
 
     frames: torch.Tensor
     seconds: float
-    processor_seconds: float
     report: GenerationReport | None
 
 
@@ -100,7 +99,7 @@ class Workload:
             frames = output.images.permute(0, 2, 3, 1)[:, None].float()
         else:
             frames = self.decode(output.frames)
-        return Clips(frames, clock.seconds, clock.processor_seconds, report)
+        return Clips(frames, clock.seconds(), report)
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
@@ -120,30 +119,28 @@ class Workload:
 
 
 class _LoopClock:
-    """Times the denoising loop alone: no text encoding, no decoding."""
+    """Times the denoising loop alone: no text encoding, no decoding; the host waits for nothing."""
 
     def __init__(self, pipe: Any, device: torch.device) -> None:
         self._device = device
-        self._start: tuple[float, float] | None = None
-        self.seconds = self.processor_seconds = 0.0
+        self._timer: StepTimer | None = None
         self._hook = pipe.transformer.register_forward_pre_hook(self._call_begins)
 
-    def _now(self) -> tuple[float, float]:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter(), time.process_time()
-
     def _call_begins(self, *_: Any) -> None:
-        if self._start is None:
-            self._start = self._now()
+        if self._timer is None:
+            self._timer = StepTimer(self._device, time.perf_counter)
 
     def step_ended(self, _pipe: Any, _step: int, _timestep: Any, tensors: Any) -> Any:
         """Callback of the pipeline."""
-        assert self._start is not None
-        self.seconds, self.processor_seconds = (
-            now - start for now, start in zip(self._now(), self._start, strict=True)
-        )
+        assert self._timer is not None
+        self._timer.stop()
         return tensors
+
+    def seconds(self) -> float:
+        """From the first transformer call to the end of the last step."""
+        seconds = None if self._timer is None else self._timer.seconds()
+        assert seconds is not None
+        return seconds
 
     def remove(self) -> None:
         self._hook.remove()
