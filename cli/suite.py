@@ -58,7 +58,8 @@ class SuiteOptions(CommonOptions):
     @property
     def command(self) -> str:
         """What goes on with it."""
-        settled = {"model": None, "suite": self.model, "output": self.folder}
+        settled: dict[str, Any] = {"model": None, "suite": self.model, "output": self.folder}
+        settled |= {name: None for name in ("device", "dtype") if getattr(self, name) == "auto"}
         return shlex.join(command_words("compare", self, settled))
 
     @property

@@ -76,7 +76,7 @@ class _Swaps(TorchFunctionMode):
         if not self._made:
             return None
         (stock, other), _ = self._made.most_common(1)[0]
-        return f"{NAMES[other]} attention instead of {NAMES[stock]}"
+        return f"{NAMES[other]} attention instead of {NAMES.get(stock, stock.name)}"
 
     def __torch_function__(
         self,
