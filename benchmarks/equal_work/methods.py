@@ -67,7 +67,8 @@ def entries(steps: int, profiles: Sequence[Path]) -> list[Entry]:
 
     Args:
         steps: of the dense generation.
-        profiles: files of ours; what computes nothing sparsely counts as a list of skips.
+        profiles: files of ours; what computes nothing sparsely counts as a list of skips, and each
+            folder is a variant.
     """
     return [
         *(_ours(path) for path in profiles),
@@ -88,7 +89,7 @@ def dense() -> Entry:
 def _ours(path: Path) -> Entry:
     config = load_profile(path).sparsity
     sparse = config.attention.enabled or config.mlp.enabled
-    return Entry(OURS if sparse else SKIPS, "", path.stem, config)
+    return Entry(OURS if sparse else SKIPS, path.parent.name, path.stem, config)
 
 
 def _fewer_steps(steps: int) -> Iterator[Entry]:
