@@ -352,7 +352,7 @@ def test_settings_are_chosen_on_one_prompt_and_compared_on_others(folder, capsys
     assert by_name[SKIPS, "skips"]["work"] == pytest.approx(0.3)
     ours = by_name[OURS, "ours"]
     assert 0.3 < ours["work"] < 0.6
-    assert ours["calls"] == {"dense": 2, "refresh": 4, "skip": 10, "sparse": 4}
+    assert ours["calls"] == {"dense": 4, "refresh": 2, "skip": 12, "sparse": 2}
     mag = {(each["prompt"], each["setting"]) for each in made if each["method"] == "MagCache"}
     settings = {setting for _, setting in mag}
     assert settings

@@ -154,7 +154,7 @@ def test_a_bundled_model_says_what_it_is(generate):
     assert ran.exit_code == 0, ran.stderr
     facts = dict(told(ran))
     assert facts["model"] == "tiny-wan, bundled, draws simple shapes only"
-    assert facts["profile"] == "tiny-wan/chipsparse.yaml, bundled"
+    assert facts["profile"] == "balanced, from tiny-wan/chipsparse.yaml, bundled"
     assert " for 1 step, " in facts["time"]
 
 
