@@ -142,6 +142,26 @@ CASES = {
             bounds=Bounds(psnr=35, ssim=0.99, flicker=1.15, golden=42, golden_half=38),
         ),
         Case(
+            "wan-listed",
+            "tiny-wan",
+            "a cyan circle moves right over a plain gray background",
+            seed=4,
+            arguments={"num_frames": 9, "num_inference_steps": 16},
+            sparsity={
+                "attention.delta_rule": "difference",
+                "attention.keep_fraction": 0.2,
+                "mlp.enabled": False,
+                "schedule": {
+                    "full_steps": [0, 1, 2, 3, 5, 8, 12],
+                    "sparse_steps": [6, 10, 14],
+                    "forecast": 0.5,
+                    "forecast_after": 0.2,
+                    "first_dense_layers": 1,
+                },
+            },
+            bounds=Bounds(psnr=30, ssim=0.97, flicker=1.15, golden=42, golden_half=38),
+        ),
+        Case(
             "wan-full-size",
             "tiny-wan",
             "a large yellow square bounces over purple stripes",
