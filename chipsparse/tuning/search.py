@@ -212,7 +212,10 @@ class Search:
     def _count_for_quality(
         self, form: Form, prompts: Sequence[int], start: int | None = None
     ) -> int:
-        """The least number with which the prompts meet the target, or the largest there is."""
+        """The least number with which the prompts meet the target, as far as the budget tells.
+
+        Where it ends before any was seen to: the start, or without one the largest there is.
+        """
 
         def passes(count: int) -> bool:
             candidate = self._candidate(form, count)
@@ -223,11 +226,14 @@ class Search:
         most = self._steps - 1
         first = self._usual_count if start is None else start
         found = smallest(LEAST_FULL_STEPS, most, first, passes, self._may_go_on)
-        return most if found is None else found
+        if found is not None:
+            return found
+        return most if start is None else start
 
     def _may_go_on(self) -> bool:
         """Whether the held-out prompts could still be verified after one more candidate."""
-        return self._left() >= len(self._held_out) + 1
+        dearest = max(self._spent.values(), default=0.0)
+        return self._left() >= (len(self._held_out) + 1) * dearest
 
     def _verified(self, form: Form, count: int) -> Tried:
         """The number of full steps around this one that holds on the held-out prompts."""

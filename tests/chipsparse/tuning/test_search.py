@@ -155,6 +155,12 @@ def test_the_least_budget_finds_something():
     assert full_count(searched(MadeUpLab(), budget=least, min_speedup=2.0)) >= 2
 
 
+def test_the_least_budget_is_enough_to_come_close_to_the_fewest_full_steps():
+    least = least_budget(CALIBRATING, HELD_OUT)
+    found = searched(MadeUpLab(sparse_db=0.0), budget=least, min_psnr_db=33.0)
+    assert 8 <= full_count(found) <= 9  # 8 with 30
+
+
 def test_the_same_measurements_lead_the_same_way():
     first, second = MadeUpLab(sparse_db=1.0), MadeUpLab(sparse_db=1.0)
     assert searched(first, min_psnr_db=35.0) == searched(second, min_psnr_db=35.0)
