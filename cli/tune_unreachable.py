@@ -13,23 +13,25 @@ def unreachable_text(target: TunedTarget, error: Unreachable, budget: float) -> 
     """One sentence: what cannot be had, what can, and the options that ask for it."""
     best = measurement(error.best.pairs)
     speedup = best.dense_seconds / best.seconds
-    # The option, what was asked for, what was reached, and that as a number that is surely met.
+    # The option, what was asked for, what was reached, that as a number that is surely met, and the
+    # number that an option has to be above.
     bounds = [
-        ("--min-psnr", target.min_psnr_db, best.psnr_db_worst, 10, math.floor),
-        ("--min-ssim", target.min_ssim, best.ssim_worst, 1000, math.floor),
-        ("--max-lpips", target.max_lpips, best.lpips_worst, 1000, math.ceil),
-        ("--min-speedup", target.min_speedup, speedup, 10, math.floor),
-        ("--max-seconds", target.max_seconds, best.seconds, 10, math.ceil),
+        ("--min-psnr", target.min_psnr_db, best.psnr_db_worst, 10, math.floor, 0),
+        ("--min-ssim", target.min_ssim, best.ssim_worst, 1000, math.floor, 0),
+        ("--max-lpips", target.max_lpips, best.lpips_worst, 1000, math.ceil, 0),
+        ("--min-speedup", target.min_speedup, speedup, 100, math.floor, 1),
+        ("--max-seconds", target.max_seconds, best.seconds, 10, math.ceil, 0),
     ]
     options = []
-    for name, asked, reached, digits, rounded in bounds:
+    for name, asked, reached, digits, rounded, above in bounds:
         if asked is None:
             continue
         missed = reached is not None and (
             reached > asked if name.startswith("--max") else reached < asked
         )
         value = rounded(reached * digits) / digits if missed and reached is not None else asked
-        options.append(f"{name} {value:g}")
+        if value > above:
+            options.append(f"{name} {value:g}")
     found = [
         "the same pictures as dense"
         if best.psnr_db_worst is None
@@ -42,10 +44,12 @@ def unreachable_text(target: TunedTarget, error: Unreachable, budget: float) -> 
     cannot = (
         f"was not found within --budget {budget:g}" if error.out_of_budget else "cannot be met here"
     )
-    more = ", or with a larger --budget" if error.out_of_budget else ""
+    ways = [f"with {' '.join(options)}"] if options else []
+    if error.out_of_budget:
+        ways.append("with a larger --budget")
+    again = f"; run the same command {', or '.join(ways)}: what was measured is kept"
     return (
         f"{target_text(vars(target))} {cannot}: the closest on the held-out prompts "
         f"({error.best.candidate.describe}) has {' and '.join(found)} at worst and takes "
-        f"{best.seconds:.2f} s, {speedup:.2f} times as fast as dense; run the same command with "
-        f"{' '.join(options)}{more}: what was measured is kept"
+        f"{best.seconds:.2f} s, {speedup:.2f} times as fast as dense{again if ways else ''}"
     )
