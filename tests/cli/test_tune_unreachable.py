@@ -38,6 +38,13 @@ def test_what_was_reached_is_asked_for(target, seconds, expected):
     assert options(told(target, seconds=seconds)) == expected
 
 
+def test_nothing_is_asked_for_that_was_reached_only_when_rounded():
+    assert (
+        options(told({"min_psnr_db": 40.0}, seconds=4.0, psnr_db=31.2999)) == "with --min-psnr 31.2"
+    )
+    assert options(told({"max_seconds": 3.0}, seconds=4.10004)) == "with --max-seconds 4.2"
+
+
 def test_a_bound_that_no_command_takes_is_left_out():
     both = {"min_psnr_db": 30.0, "min_speedup": 4.0}
     assert options(told(both, seconds=10.5)) == "with --min-psnr 30"
