@@ -84,7 +84,7 @@ def _tiles(record: TuningRecord) -> list[Tile]:
     by_name = {each.name: each for each in record.tried}
     newest = record.searches[-1] if record.searches else None
     if newest is not None and newest.chosen is not None and newest.chosen.name in by_name:
-        best = by_name[newest.chosen.name]
+        best = by_name[newest.chosen.name].on(newest.held_out)
         if best.speedup is not None:
             dense = seconds_text(best.dense_seconds or 0.0)
             text = f"{seconds_text(best.seconds)}, dense {dense}"

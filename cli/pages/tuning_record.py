@@ -49,6 +49,11 @@ class TriedConfig:
     name: str
     pairs: Sequence[Pair]
 
+    def on(self, prompts: Sequence[str]) -> TriedConfig:
+        """The same with the pairs of these prompts only; with all where it has none of them."""
+        found = [pair for pair in self.pairs if pair.prompt in prompts]
+        return TriedConfig(self.name, found or self.pairs)
+
     @property
     def seconds(self) -> float:
         """Median time of a generation."""
