@@ -69,7 +69,7 @@ def jump_costs(trajectory: Trajectory, reuse: Reuse, growth: float) -> np.ndarra
         # What a forecast from step b adds to its output: so much of ``change`` a unit of time.
         change = np.zeros((len(befores), steps))
         for row, before in enumerate(computed):
-            if before < b:
+            if times[before] != times[b]:  # of equal ones, as of one step, the output is held
                 change[row, [b, before]] = np.array([1.0, -1.0]) / (times[b] - times[before])
         change_products = change @ products
         change_squares = np.einsum("ij,ij->i", change_products, change)
@@ -114,7 +114,7 @@ def _gap(
             reach = weight * reuse.forecast * (times[step] - times[last])
             if before is None:
                 slope += reach
-            else:
+            elif times[last] != times[before]:
                 rate = reach / (times[last] - times[before])
                 error[last] -= rate
                 error[before] += rate

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from chipsparse.tuning.jump_costs import Reuse, jump_costs, list_cost
+from chipsparse.tuning.jump_costs import Reuse, Trajectory, jump_costs, list_cost
 from tests.chipsparse.tuning.trajectories import HOLD, outputs, reused, trajectory
 
 STEPS = 13
@@ -32,6 +32,23 @@ def test_a_lists_cost_is_the_error_of_each_gap(full_steps, growth, reuse):
     expected = sum(np.linalg.norm(weights[a:b] @ errors[a:b]) for a, b in gaps)
     found = list_cost(jump_costs(given, reuse, growth), full_steps)
     assert found == pytest.approx(expected, rel=1e-9, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "reuse", [Reuse("none", 0.5), Reuse("all", 1.0), Reuse("every_other", 1.0)]
+)
+def test_a_forecast_from_two_equal_timesteps_is_the_held_output(reuse):
+    """As schedulers of whole timesteps have where the noise levels are close."""
+    given, values, full_steps = trajectory(STEPS), outputs(STEPS), [0, 3, 4, 9]
+    times = given.times.copy()
+    times[4:7] = times[3]
+    given = Trajectory(given.products, given.effects, times)
+    errors = values - reused(values, times, full_steps, reuse)
+    gaps = zip(full_steps, [*full_steps[1:], STEPS], strict=True)
+    expected = sum(np.linalg.norm(given.effects[a:b] @ errors[a:b]) for a, b in gaps)
+    costs = jump_costs(given, reuse, 0.0)
+    assert list_cost(costs, full_steps) == pytest.approx(expected, rel=1e-9, abs=1e-6)
+    assert not np.isnan(costs).any()
 
 
 def test_there_is_no_way_back():

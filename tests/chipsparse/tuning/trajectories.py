@@ -37,8 +37,10 @@ def reused(values, times, full_steps, reuse):
             continue
         last = computed[-1]
         made[step] = values[last]
-        if len(computed) > 1 and step >= reuse.forecast_after * steps:
-            before = computed[-2]
+        if len(computed) < 2 or step < reuse.forecast_after * steps:
+            continue
+        before = computed[-2]
+        if times[last] != times[before]:
             reach = (times[step] - times[last]) / (times[last] - times[before])
             made[step] += reuse.forecast * reach * (values[last] - values[before])
     return made
