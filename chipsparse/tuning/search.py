@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from chipsparse.config import SparsityConfig
+from chipsparse.schedule import Action, Schedule
 from chipsparse.tuned_range import TunedTarget
 from chipsparse.tuning.boundary import largest, smallest
 from chipsparse.tuning.forms import Form, Lists, StepSeconds
@@ -198,14 +199,23 @@ class Search:
         return quality(self._target, self._pair(candidate, prompt))
 
     def _sized(self, own: Form, others: Iterator[Form], limit: float) -> list[Candidate]:
-        """Each form with as many full steps as fit, the same config only once."""
+        """Each form with as many full steps as fit, the same config only once.
+
+        Those that are to have sparse steps and get none are left out: they differ in nothing that
+        is computed.
+        """
         found: dict[SparsityConfig, Candidate] = {}
         for form in (own, *others):
             count = self._fitting(form, limit)
             if count is not None:
                 candidate = self._candidate(form, count)
-                found.setdefault(candidate.config, candidate)
+                if form == own or not form.is_sparse or self._has_sparse_steps(candidate):
+                    found.setdefault(candidate.config, candidate)
         return list(found.values())
+
+    def _has_sparse_steps(self, candidate: Candidate) -> bool:
+        schedule = Schedule(candidate.config.schedule, self._steps)
+        return any(schedule.action(step) is Action.SPARSE for step in range(self._steps))
 
     # How many full steps.
 

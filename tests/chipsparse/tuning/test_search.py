@@ -1,5 +1,7 @@
 """The search, on a lab that makes up what it measures."""
 
+from dataclasses import replace
+
 import pytest
 
 from chipsparse.config import SparsityConfig
@@ -86,6 +88,21 @@ def test_sparse_steps_are_chosen_where_they_gain_more_than_they_take():
     assert "sparse" in found.pairs[0].actions
     nothing_sparse = searched(MadeUpLab(sparse_db=0.0), min_psnr_db=33.0)
     assert found.pairs[0].seconds < nothing_sparse.pairs[0].seconds
+
+
+def test_forms_whose_sparse_steps_never_pay_are_not_generated():
+    class Slow(MadeUpLab):
+        def step_seconds(self):
+            seconds = super().step_seconds()
+            return replace(seconds, sparse=dict.fromkeys(seconds.sparse, 1.5))
+
+    lab = Slow()
+    searched(lab, min_speedup=2.0)
+    for config, _ in lab.made:
+        schedule = Schedule(config.schedule, STEPS)
+        sparse = any(schedule.action(step) is Action.SPARSE for step in range(STEPS))
+        assert sparse == (config.schedule.between != "none" or bool(config.schedule.sparse_steps))
+        assert config.schedule.sparse_steps != ()
 
 
 @pytest.mark.parametrize(("mlp_seconds", "expected"), [(-0.25, True), (0.1, False)])
