@@ -6,10 +6,11 @@ import math
 
 from chipsparse.config import ScheduleConfig
 from chipsparse.schedule import Schedule
+from chipsparse.step_lists import LEAST_GAP
 
 BETWEEN = {
     "none": "",
-    "middle": ", one {} step in each gap",
+    "middle": f", one {{}} step in each gap of {LEAST_GAP} and more",
     "every_other": ", every other step of a gap {}",
     "all": ", all others {}",
 }
@@ -36,7 +37,8 @@ def list_text(schedule: Schedule, *, sparse: bool) -> str:
     if config.sparse_steps is None:
         between, rest = BETWEEN[config.between].format(what), config.between != "all"
     else:
-        between, rest = f", {len(config.sparse_steps)} {what}, likewise", True
+        listed = len(config.sparse_steps)
+        between, rest = f", {listed} {what}, likewise" if listed else "", True
     skipped = f", the rest skipped{forecast_text(schedule)}" if rest else ""
     return f"{len(full)}{of} steps in full, {form}{between}{skipped}"
 

@@ -127,8 +127,8 @@ def test_a_share_of_the_steps_in_full():
     found = "".join(LETTERS[action] for action in plan.actions())
     assert found == "DDDDDDKKDKKRKKSKRKKSKRKKKSKKRKKKSKKRKKKKSKKKRKKSKK"
     assert plan.describe() == (
-        "13 of 50 steps in full, front-loaded (p 2.5), one sparse step in each gap, the rest "
-        "skipped"
+        "13 of 50 steps in full, front-loaded (p 2.5), one sparse step in each gap of 3 and "
+        "more, the rest skipped"
     )
     plan = listed(50, full_share=0.26, skip_threshold=0.05)
     assert "; of the sparse ones, those are skipped that are predicted" in plan.describe()
@@ -152,8 +152,8 @@ def test_a_share_of_the_steps_in_full():
         ),
         (
             {"full_share": 0.25, "forecast": 0.3, "forecast_after": 0.3},
-            "3 of 12 steps in full, front-loaded (p 2.5), one sparse step in each gap, the rest "
-            "skipped with 0.3 of a forecast from step 4 on",
+            "3 of 12 steps in full, front-loaded (p 2.5), one sparse step in each gap of 3 "
+            "and more, the rest skipped with 0.3 of a forecast from step 4 on",
         ),
         (
             {"full_share": 0.25, "between": "all", "forecast": 0.5},
@@ -175,6 +175,7 @@ def test_sparse_steps_may_be_listed_too():
     none = listed(full_steps=[1, 4, 8], sparse_steps=[])
     assert "".join(LETTERS[action] for action in none.actions()) == "DDKKDKKKDKKK"
     assert none.is_dense()
+    assert none.describe() == "4 of 12 steps in full, as listed, the rest skipped"
     (remark,) = listed(full_steps=[1], sparse_steps=[3, 14]).remarks()
     assert remark == "sparse_steps 14 are never reached: the last of 12 steps is 11"
     assert not listed(None, full_steps=[1], sparse_steps=[3]).remarks()
@@ -207,7 +208,7 @@ def test_lists_where_the_number_of_steps_is_unknown():
     assert found(10, full_steps=[1, 4], between="none") == ("DDKKDKKKKK", [])
     assert found(10, full_steps=[1, 4], between="all") == ("DRSSRSSSSS", [])
     assert listed(None, full_steps=[1, 4]).describe() == (
-        "3 steps in full, as listed, one sparse step in each gap, the rest skipped"
+        "3 steps in full, as listed, one sparse step in each gap of 3 and more, the rest skipped"
     )
 
 

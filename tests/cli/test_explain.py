@@ -453,8 +453,8 @@ def test_a_schedule_that_lists_its_full_steps(explained, explain, fails, folder,
     small = ("--model", folder("wan"), "--config", "mine.yaml", "--steps", "50")
     found = explained(*small)
     assert found["schedule"] == {
-        "actions": "13 of 50 steps in full, front-loaded (p 2.5), one sparse step in each gap, the "
-        "rest skipped with half a forecast",
+        "actions": "13 of 50 steps in full, front-loaded (p 2.5), one sparse step in each gap of 3 "
+        "and more, the rest skipped with half a forecast",
         "counts": {"dense": 7, "refresh": 6, "skip": 31, "sparse": 6},
         "full_steps": [0, 1, 2, 3, 4, 5, 8, 11, 16, 21, 28, 35, 44],
     }

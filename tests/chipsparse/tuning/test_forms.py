@@ -75,7 +75,7 @@ def test_searched_lists_are_best_on_the_mean_of_the_prompts():
         (
             Form(reuse=Reuse("middle", 0.5), sparse_mlp=True),
             [
-                "one sparse step in each gap",
+                "one sparse step in each gap of 3 and more",
                 "half a forecast",
                 "20% of the columns and sparse MLPs",
             ],
