@@ -42,7 +42,8 @@ from transformers import PreTrainedTokenizerFast
 
 TEXT_LENGTH = 64
 FRESH = 4  # a step draws a clip for every so many of its batch
-FIRST, MOST = 32, 512  # batches in a pool at the start and at most
+FIRST = 32  # steps' batches in a pool at the start
+MOST = 512  # batches of new clips in it at most
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,10 @@ class Canvas:
 
 
 class Clips:
-    """A canvas's clips: drawn by workers, encoded here, kept in a pool."""
+    """A canvas's clips: drawn by workers, encoded here, kept in a pool.
+
+    After so many `steps` of an earlier run they are others than that one drew.
+    """
 
     def __init__(
         self,
@@ -84,6 +88,8 @@ class Clips:
         tokenizer: PreTrainedTokenizerFast,
         args: argparse.Namespace,
         ranks: Ranks,
+        *,
+        steps: int,
     ) -> None:
         self.canvas = canvas
         encoder = Encoder(args.start / "vae", ranks.device, compile_=False, side=canvas.side)
@@ -91,17 +97,17 @@ class Clips:
         def encode(staging: dict[str, Tensor], captions: list[str]) -> list[Tensor]:
             return [encoder(staging), tokenize(tokenizer, captions).to(ranks.device)]
 
-        fresh = max(1, canvas.batch // FRESH)
-        self.pool = Pool(capacity=MOST // FRESH * fresh * FRESH, encode=encode)
+        fresh, first = max(1, canvas.batch // FRESH), FIRST * canvas.batch
+        self.pool = Pool(capacity=MOST * fresh, encode=encode)
         self.examples: Batches = load_clips(
             seed=args.seed + 1000 * ranks.rank + canvas.side,
-            first=0,
+            first=first + steps * fresh if steps else 0,
             batch=fresh,
             workers=args.workers,
             frames=canvas.frames,
             pairs=args.pairs,
         )
-        while self.pool.added < FIRST * canvas.batch:
+        while self.pool.added < first:
             self.pool.add(*next(self.examples))
 
     def batch(self) -> list[Tensor]:
@@ -178,7 +184,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--ema", type=float, default=0.99)
     parser.add_argument("--workers", type=int, default=3, help="for each canvas")
     parser.add_argument("--no-compile", action="store_true")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if all(canvas.start > 0 for canvas in args.canvas):
+        parser.error("--canvas: one of them has to be there from the start")
+    return args
 
 
 def main() -> None:
@@ -210,7 +219,7 @@ def main() -> None:
         ranks=ranks,
     )
     torch.manual_seed(training.step + (ranks.rank << 32))
-    clips = [Clips(canvas, tokenizer, args, ranks) for canvas in args.canvas]
+    clips = [Clips(canvas, tokenizer, args, ranks, steps=training.step) for canvas in args.canvas]
     print(f"{time.monotonic() - began:.0f} s until the first step", flush=True)
     if not args.no_compile:
         model.transformer.compile_repeated_blocks(dynamic=True)
