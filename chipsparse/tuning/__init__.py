@@ -1,7 +1,7 @@
-"""Budgets and schedules from measurements: what each layer and step costs in time and in quality.
+"""A search for the schedule that meets a target of quality or time.
 
-`calibration` measures the error of every layer at every budget in dense generations, `layer_times`
-its time. `error_model` and `time_model` turn both into a prediction for any config, `allocation`
-finds the configs that nothing beats in that prediction, and `search` walks along them with real
-paired generations. `results_file` keeps whatever was measured.
+`calibration` watches dense generations, from whose outputs `jump_costs` says what it costs to leave
+steps out; `step_search` and `placed_steps` find the best lists of steps by that. `forms` and
+`rivals` are what there is to choose from, and `search` chooses by generating, with `halving` and
+`boundary`, what `targets` asks for. `results_file` keeps whatever was measured.
 """
