@@ -56,9 +56,11 @@ class Placed:
     ) -> None:
         steps = self._steps = trajectories[0].steps
         held = [jump_costs(each, reuse, growth) for each in trajectories]
-        behind_full = np.mean(held, axis=0)
+        behind_full = np.mean(held, axis=0).astype(np.float32)
         pairs = zip(trajectories, held, strict=True)
-        behind_sparse = np.mean([_behind_sparse(*pair, growth, error) for pair in pairs], axis=0)
+        behind_sparse = np.mean(
+            [_behind_sparse(*pair, growth, error) for pair in pairs], axis=0
+        ).astype(np.float32)
         full_parts, sparse_parts = PARTS, max(1, round(PARTS * (max(0, refresh - 1) + sparse)))
         parts = steps * PARTS + 1
         # Least costs of lists that end with the computed steps a and b, by time: [a, b, parts].
