@@ -18,6 +18,7 @@ from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.suite_lab import Prompt, SuiteLab
 from chipsparse.cli.suite_rows import OURS, Row
 from chipsparse.cli.summary import seconds_text
+from chipsparse.cli.wording import counted
 from chipsparse.machine import package_version
 from chipsparse.tuned_range import digest
 
@@ -143,6 +144,11 @@ def _row_json(
             clips.append(
                 {"seed": prompt.seed, "speedup": speedup, **clip, "passes": passes(record)}
             )
+    same = sum(clip["psnr_db"] is None for clip in clips)
+    if same:
+        remarks.append(
+            f"{same} of {counted(len(clips), 'clip')} bit for bit as dense; the PSNR is of the rest"
+        )
     return {
         "name": row.name,
         "method": row.method,
@@ -164,10 +170,8 @@ def _summary(clips: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
     for name in METRICS:
         values = [clip[name] for clip in clips if clip[name] is not None]
-        if name == "psnr_db":  # null is the same picture, which no mean can have in it
-            same = len(clips) - len(values)
-            found["identical"] = same
-        elif len(values) < len(clips):
+        # A PSNR of null is the same picture, which no mean can have in it.
+        if name != "psnr_db" and len(values) < len(clips):
             values = []
         worst = max if name in MOST else min
         found[name] = {"mean": statistics.fmean(values), "worst": worst(values)} if values else None

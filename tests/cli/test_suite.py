@@ -224,8 +224,17 @@ def test_what_is_there_is_not_made_again(again, counted, workdir, monkeypatch):
     assert content(workdir / "made") == before
 
 
+def test_the_folder_may_be_the_one_where_the_command_runs(again, counted, model, monkeypatch):
+    monkeypatch.chdir("made")
+    given = ("--prompts", "../prompts.txt", "--num", 2, "--seed", 7)
+    ran = run("--suite", model, *given, "-o", ".")
+    assert (ran.exit_code, counted["count"]) == (0, 0), ran.stderr
+
+
 def test_more_prompts_and_lost_frames(again, counted, workdir):
-    assert again("--num", 3).exit_code == 0
+    ran = again("--num", 3)
+    assert ran.exit_code == 0
+    assert "\n8 clips to make, about " in ran.stderr
     assert counted["count"] == 9
     before = psnrs(content(workdir / "made"))
     assert all(len(each) == 3 for each in before.values())
