@@ -168,6 +168,9 @@ def test_the_page_shows_all_rows_and_frames(finished, workdir):
     for text in ("Quality and speed", "asked for", *OURS, *CACHES):
         assert text in page
     assert page.count("<img") == 9 * 5
+    (workdir / "clips").mkdir()  # of another suite
+    for clip in (finished[0] / "clips").iterdir():
+        (workdir / "clips" / clip.name).touch()
     ran = CliRunner().invoke(app, ["report", str(finished[0] / "suite.json"), "-o", "other.html"])
     assert ran.exit_code == 0, ran.stderr
     assert (workdir / "other.html").read_text() == page
