@@ -18,7 +18,6 @@ from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.suite_lab import Prompt, SuiteLab
 from chipsparse.cli.suite_rows import OURS, Row
 from chipsparse.cli.summary import seconds_text
-from chipsparse.cli.wording import counted
 from chipsparse.machine import package_version
 from chipsparse.tuned_range import digest
 
@@ -145,10 +144,12 @@ def _row_json(
                 {"seed": prompt.seed, "speedup": speedup, **clip, "passes": passes(record)}
             )
     same = sum(clip["psnr_db"] is None for clip in clips)
-    if same:
+    if 0 < same < len(clips):
         remarks.append(
-            f"{same} of {counted(len(clips), 'clip')} bit for bit as dense; the PSNR is of the rest"
+            f"{same} of {len(clips)} clips are bit for bit as dense; the PSNR is the others'"
         )
+    elif same:
+        remarks.append("every clip is bit for bit as dense")
     return {
         "name": row.name,
         "method": row.method,

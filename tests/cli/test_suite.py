@@ -366,6 +366,25 @@ def test_a_row_is_marked_where_every_clip_passes(again, workdir):
     assert told == ["2/2", "2/2", "1/2"]
 
 
+def test_clips_that_equal_dense_are_told(again, workdir):
+    file = workdir / "made" / "measured.json"
+    kept = json.loads(file.read_text())
+    for name, record in kept["measured"].items():
+        if name.startswith("SeaCache slow"):
+            record["psnr_db"] = None
+        if name.startswith("MagCache slow"):
+            record["psnr_db"] = 30.0 if "seed 7" in name else None
+    file.write_text(json.dumps(kept))
+    assert again().exit_code == 0
+    found = rows(content(workdir / "made"))
+    for name, told in (
+        ("SeaCache slow", "every clip is bit for bit as dense"),
+        ("MagCache slow", "1 of 2 clips are bit for bit as dense; the PSNR is the others'"),
+    ):
+        assert told in found[name]["remarks"]
+    assert found["SeaCache slow"]["summary"]["psnr_db"] is None
+
+
 def test_a_machine_that_was_not_quiet_is_told(again, workdir):
     file = workdir / "made" / "measured.json"
     kept = json.loads(file.read_text())
