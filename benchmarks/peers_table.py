@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.records import Record
 
 OP = "peers"
-COLUMNS = {
-    "model": "",
-    "method": "",
-    "setting": "",
-    "prompts": "",
-    "speedup": ".2f",
-    "work": ".1%",
-    "psnr_median": ".1f",
-    "psnr_min": ".1f",
-    "ssim_median": ".3f",
-    "flicker": ".2f",
-    "refused": "",
-}
 DENSE, OURS = "dense", "chipsparse"
 STACKED = f"{OURS} + "
 # What makes a point of the table, and a clip, the same.
@@ -32,15 +17,7 @@ POINT = ("model", "method", "setting", "steps", "frames")
 IDENTITY = (*POINT, "prompt", "seed")
 
 
-def earlier(path: Path | None) -> list[Record]:
-    """The records of a file, none where there is no file yet."""
-    if path is None or not path.exists():
-        return []
-    found: list[Record] = json.loads(path.read_text(encoding="utf-8"))
-    return found
-
-
-def summaries(records: Sequence[Record], op: str = OP) -> list[Record]:
+def summaries(records: Sequence[Record]) -> list[Record]:
     """One record per model, method, setting, steps and frames: medians over its clips.
 
     ``speedup`` is the median of dense processor seconds over the clip's, ``work`` that of the share
@@ -48,7 +25,7 @@ def summaries(records: Sequence[Record], op: str = OP) -> list[Record]:
     reason and no numbers. In order: dense, chipsparse, its controls, diffusers' caches, and these
     on top of chipsparse; each from the most work to the least.
     """
-    clips = [record for record in records if record["op"] == op and "refused" in record]
+    clips = [record for record in records if record["op"] == OP and "refused" in record]
     baselines: dict[tuple[Any, ...], list[float]] = {}
     for clip in clips:
         if clip["method"] == DENSE:

@@ -88,7 +88,7 @@ def choose_profile(
         )
     if not profile.serves(model.transformer_class):
         raise UserError(
-            f"{options.config} is for {profile.model_class}, but the model "
+            f"{profile.source} is for {profile.model_class}, but the model "
             f"{model.location} has a {model.transformer_class}"
         )
     return profile.override(options.memory_budgets())

@@ -138,8 +138,7 @@ def _run(options: SuiteOptions) -> Suite:
             lab.plan()
             lab.dense(prompt)
             if not told:
-                _tell_time(display, progress, lab.plan())
-                told = True
+                told = _tell_time(display, progress, lab.plan())
             lab.others(prompt)
             content = suite_json(common, lab, rows, prompts, with_prompts=options.with_prompts)
             _write(folder / TO_SEND, to_send(content))
@@ -169,7 +168,7 @@ def _check_folder(options: SuiteOptions, suffix: str) -> None:
     """Raises `UserError` where the folder could not be made or filled; leaves nothing."""
     folder = options.folder
     inside = folder if folder.is_dir() else folder.parent
-    media.check_output(inside / f"{folder.name}{suffix}", fps=options.fps)
+    media.check_output(inside / f"suite{suffix}", fps=options.fps)
 
 
 def _about(common: dict[str, Any], model: ModelDescription) -> dict[str, Any]:
@@ -194,13 +193,16 @@ def _weights_digest(model: ModelDescription) -> str | None:
     return found.hexdigest()[:12]
 
 
-def _tell_time(display: ProgressDisplay, progress: WorkProgress, clips: int) -> None:
+def _tell_time(display: ProgressDisplay, progress: WorkProgress, clips: int) -> bool:
+    """Whether it could be told: not before anything was made."""
     seconds = progress.seconds_left()
-    if clips and seconds is not None:
-        display.tell(
-            f"{counted(clips, 'clip')} to make, about {duration(seconds)}; the same command "
-            "goes on where it was broken off"
-        )
+    if not clips or seconds is None:
+        return False
+    display.tell(
+        f"{counted(clips, 'clip')} to make, about {duration(seconds)}; the same command "
+        "goes on where it was broken off"
+    )
+    return True
 
 
 def to_send(content: dict[str, Any]) -> str:

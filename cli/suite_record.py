@@ -143,6 +143,13 @@ def _row_json(
             clips.append(
                 {"seed": prompt.seed, "speedup": speedup, **clip, "passes": passes(record)}
             )
+    same = sum(clip["psnr_db"] is None for clip in clips)
+    if 0 < same < len(clips):
+        remarks.append(
+            f"{same} of {len(clips)} clips are bit for bit as dense; the PSNR is the others'"
+        )
+    elif same:
+        remarks.append("every clip is bit for bit as dense")
     return {
         "name": row.name,
         "method": row.method,
@@ -164,10 +171,8 @@ def _summary(clips: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
     for name in METRICS:
         values = [clip[name] for clip in clips if clip[name] is not None]
-        if name == "psnr_db":  # null is the same picture, which no mean can have in it
-            same = len(clips) - len(values)
-            found["identical"] = same
-        elif len(values) < len(clips):
+        # A PSNR of null is the same picture, which no mean can have in it.
+        if name != "psnr_db" and len(values) < len(clips):
             values = []
         worst = max if name in MOST else min
         found[name] = {"mean": statistics.fmean(values), "worst": worst(values)} if values else None

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -77,11 +76,12 @@ def sea(threshold: float, most: int) -> Cache:
     return Cache(
         "SeaCache",
         f"threshold {threshold:g}, at most {most}",
-        partial(_sea_config, threshold=threshold, max_consecutive_cached=most),
+        lambda _: sea_config(threshold=threshold, max_consecutive_cached=most),
     )
 
 
-def _sea_config(_: CacheRun, **settings: Any) -> Any:
+def sea_config(**settings: Any) -> Any:
+    """diffusers' ``SeaCacheConfig``."""
     from diffusers.hooks import SeaCacheConfig  # not in the oldest diffusers that we support
 
     return SeaCacheConfig(**settings)

@@ -249,6 +249,8 @@ def test_where_time_goes_is_told_by_action():
     assert row["calls"] == "60 dense, 20 sparse, 20 skip"
     assert (row["sparse, ms"], row["refresh, ms"], row["stock, ms"]) == ("3.00", "-", "20.00")
     assert (row["work"], row["time"]) == ("50.0%", "50.0%")
+    apart = [clip(OURS, "fast", variant=each, **made, **times) for each in ("tuned", "by hand")]
+    assert [row["profile"] for row in step_rows(apart)] == ["by hand/fast", "tuned/fast"]
 
 
 def test_settings_are_chosen_on_both_sides_of_each_target_from_the_best_variant():
@@ -282,6 +284,13 @@ def test_the_figure_has_a_panel_for_work_and_one_for_time():
         assert figure.COLOURS["MagCache"] not in colours
     with pytest.raises(ValueError, match="no records of equal work"):
         figure.draw([])
+
+
+def test_the_figure_keeps_numbers_of_steps_apart():
+    found = some_clips()
+    one = figure.draw(found)
+    two = figure.draw([*found, *({**each, "steps": 20} for each in found)])
+    assert two.height == one.height + figure.PANEL_HEIGHT
 
 
 def test_every_method_has_a_colour_and_every_point_a_name_of_its_own():
@@ -339,7 +348,12 @@ def test_settings_are_chosen_on_one_prompt_and_compared_on_others(folder, capsys
     (ratios,) = (each for each in tried if "ratios" in each)
     assert len(ratios["ratios"]) == 10
 
-    known = ("--known", str(folder / "tried.json"), "--first", "1", "--count", "2")
+    known = ("--known", str(folder / "tried.json"))
+    code, refused = run(folder, "refused.json", *known, *FEW)
+    assert (code, len(refused)) == (1, len(tried))
+    assert "settings are chosen on prompt 0" in "".join(capsys.readouterr())
+
+    known += ("--first", "1", "--count", "2")
     code, first = run(folder, "first.json", *known, "--part", "0/2", *FEW)
     assert code == 0
     code, second = run(folder, "second.json", *known, "--part", "1/2", *FEW)

@@ -151,7 +151,7 @@ def chosen(
     for clip in calibration:
         if clip["method"] not in (DENSE, OURS, SKIPS) and clip["refused"] is None:
             points = curves.setdefault((clip["method"], clip["variant"]), {})
-            points[clip["setting"]] = clip["work"], _decibel(clip)
+            points[clip["setting"]] = clip["work"], decibels(clip)
     found: dict[Curve, set[str]] = {}
     for target in targets:
         winners: dict[str, tuple[float, float, Curve]] = {}
@@ -192,7 +192,7 @@ def _by_curve(
     for clip in clips:
         if clip["refused"] is None:
             by_prompt = found.setdefault((clip["method"], clip["variant"]), {})
-            by_prompt.setdefault(clip["prompt"], []).append((share_of(clip, axis), _decibel(clip)))
+            by_prompt.setdefault(clip["prompt"], []).append((share_of(clip, axis), decibels(clip)))
     return found
 
 
@@ -201,7 +201,8 @@ def share_of(clip: Record, axis: Axis) -> float:
     return float(clip["work"] if axis == "work" else clip["seconds"] / clip["dense_seconds"])
 
 
-def _decibel(clip: Record) -> float:
+def decibels(clip: Record) -> float:
+    """The PSNR of a clip; that of one that equals the dense one is `EQUAL_DB`."""
     return EQUAL_DB if clip["psnr"] is None else min(EQUAL_DB, clip["psnr"])
 
 

@@ -1,4 +1,6 @@
-"""Draws quality over work, or over time, from records: a panel for each model and size.
+"""Draws quality over work, or over time, from records.
+
+A model, a size and a number of steps together have a panel of their own.
 
 ``python -m benchmarks.equal_work.figure FIGURE FILE...``
 """
@@ -46,7 +48,7 @@ def draw(records: Sequence[Record]) -> Image.Image:
     """
     groups: dict[str, list[Record]] = {}
     for clip in compared(records):
-        name = f"{clip['model']}, {'x'.join(map(str, clip['size']))}"
+        name = f"{clip['model']}, {'x'.join(map(str, clip['size']))}, {clip['steps']} steps"
         groups.setdefault(name, []).append(clip)
     panels = [
         panel

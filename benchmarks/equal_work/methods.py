@@ -22,7 +22,7 @@ from diffusers.hooks import (
 
 from benchmarks.equal_work.curves import DENSE, OURS, SKIPS
 from chipsparse.config import SparsityConfig
-from chipsparse.pipelines.diffusers_caches import Cache, CacheRun
+from chipsparse.pipelines.diffusers_caches import Cache, CacheRun, sea_config
 from chipsparse.profiles import load_profile
 
 # Self-attention of FLUX's and Wan's blocks; TaylorSeer's defaults miss Wan's ``attn1``.
@@ -122,19 +122,13 @@ def _sea(steps: int) -> Iterator[Entry]:
                 "SeaCache",
                 f"order {order}, first {first}, at most {most} skipped",
                 f"threshold {threshold:g}",
-                lambda _, order=order, first=first, most=most, threshold=threshold: _sea_config(
+                lambda _, order=order, first=first, most=most, threshold=threshold: sea_config(
                     threshold=threshold,
                     residual_order=order,
                     retention_steps=first,
                     max_consecutive_cached=most,
                 ),
             )
-
-
-def _sea_config(**settings: Any) -> Any:
-    from diffusers.hooks import SeaCacheConfig  # not in the oldest diffusers that we support
-
-    return SeaCacheConfig(**settings)
 
 
 def _first_block() -> Iterator[Entry]:

@@ -59,6 +59,7 @@ def run(args: argparse.Namespace, workload: Workload, results: Run) -> None:
     if args.role == "calibrating":
         prompts, found = prompts[:1], found[part::parts]
     else:
+        bench.check_apart(prompts)
         prompts = prompts[part::parts]
     with bench.prepared():
         bench.warm_up(found)
@@ -106,6 +107,23 @@ class _Bench:
             ]
         text = "{0.method}, {0.variant}, {0.setting}"
         return [entry for entry in found if re.search(args.case or "", text.format(entry))]
+
+    def check_apart(self, prompts: Sequence[tuple[int, str]]) -> None:
+        """Raises `ValueError` where settings were chosen on a prompt that is to be compared.
+
+        Its clips are there already, in the other role, so the prompt would have none of the rivals.
+        """
+        calibrating = {
+            (record["seed"], record["prompt"])
+            for record in self._results.records
+            if record.get("role") == "calibrating" and self._is_of_run(record)
+        }
+        for seed, prompt in prompts:
+            if (seed, prompt) in calibrating:
+                raise ValueError(
+                    f"settings are chosen on prompt {seed}, which cannot be compared, too; leave "
+                    "it out with --first and --count"
+                )
 
     @contextmanager
     def prepared(self) -> Iterator[None]:

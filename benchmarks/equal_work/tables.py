@@ -12,6 +12,7 @@ from benchmarks.equal_work.curves import (
     TARGETS,
     Axis,
     Lead,
+    decibels,
     known_methods,
     lead,
     qualities,
@@ -76,11 +77,14 @@ def on_gpu(clips: Iterable[Record]) -> bool:
 def step_rows(clips: Sequence[Record]) -> list[Row]:
     """Where the time of ours goes: calls of each action, their median time, and dense's."""
     rows = []
-    points = {(c["method"], c["setting"]) for c in clips if c["method"] in (OURS, SKIPS)}
-    for method, setting in sorted(points):
-        made = [c for c in clips if (c["method"], c["setting"]) == (method, setting)]
+    points: dict[tuple[str, str, str], list[Record]] = {}
+    for clip in clips:
+        if clip["method"] in (OURS, SKIPS):
+            points.setdefault(_point(clip), []).append(clip)
+    for (_, variant, setting), made in sorted(points.items()):
         calls = made[0]["calls"]
-        row = {"profile": setting, "calls": ", ".join(f"{n} {name}" for name, n in calls.items())}
+        row = {"profile": f"{variant}/{setting}" if variant else setting}
+        row["calls"] = ", ".join(f"{n} {name}" for name, n in calls.items())
         for action in ("dense", "refresh", "sparse", "skip"):
             times = [clip["call_ms"][action] for clip in made if action in clip["call_ms"]]
             row[f"{action}, ms"] = f"{statistics.median(times):.2f}" if times else "-"
@@ -94,9 +98,9 @@ def step_rows(clips: Sequence[Record]) -> list[Row]:
 
 def setting_rows(clips: Sequence[Record]) -> list[Row]:
     """Every setting that was measured, from the most work to the least."""
-    by_point: dict[tuple[str, ...], list[Record]] = {}
+    by_point: dict[tuple[str, str, str], list[Record]] = {}
     for clip in clips:
-        by_point.setdefault((clip["method"], clip["variant"], clip["setting"]), []).append(clip)
+        by_point.setdefault(_point(clip), []).append(clip)
     rows: list[tuple[float, Row]] = []
     for (method, variant, setting), found in by_point.items():
         named = {"method": method, "variant": variant, "setting": setting}
@@ -107,12 +111,16 @@ def setting_rows(clips: Sequence[Record]) -> list[Row]:
             rows.append((2.0, named | {"work": refused, "time": "", "PSNR": ""}))
             continue
         work = statistics.fmean(clip["work"] for clip in made)
-        psnrs = [100.0 if clip["psnr"] is None else clip["psnr"] for clip in made]
+        psnrs = [decibels(clip) for clip in made]
         time = f"{statistics.fmean(share_of(clip, 'time') for clip in made):.1%}"
         cells = {"work": f"{work:.1%}", "time": time if on_gpu(made) else "-"}
         cells["PSNR"] = f"{statistics.fmean(psnrs):.1f} ({min(psnrs):.1f})"
         rows.append((work, named | cells))
     return [row for _, row in sorted(rows, key=lambda each: (each[1]["method"], -each[0]))]
+
+
+def _point(clip: Record) -> tuple[str, str, str]:
+    return clip["method"], clip["variant"], clip["setting"]
 
 
 def text_of(clips: Sequence[Record]) -> str:

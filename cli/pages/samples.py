@@ -147,7 +147,10 @@ def suite_samples(values: Values) -> Section | Missing:
     if "pictured" not in values:
         return Missing("Sample frames", "They are there as soon as a prompt is complete.")
     pictured = values.object("pictured")
-    found = _named(values.file, pictured.object("files").texts_by_name(), None)
+    names = pictured.object("files").texts_by_name()
+    # Beside the file: another suite in the current folder may have clips of the same names.
+    names = {label: str(values.file.parent / name) for label, name in names.items()}
+    found = _named(values.file, names, None)
     if isinstance(found, Missing):
         return found
     which = (

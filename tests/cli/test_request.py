@@ -38,6 +38,13 @@ def test_a_profile_for_another_class_is_refused(chosen):
         chosen("model_class: FluxTransformer2DModel")
 
 
+def test_a_models_own_profile_for_another_class_is_named(chosen, tmp_path):
+    (tmp_path / "chipsparse.yaml").write_text("model_class: FluxTransformer2DModel")
+    model: Any = SimpleNamespace(location=str(tmp_path), transformer_class="WanTransformer3DModel")
+    with pytest.raises(UserError, match=r"chipsparse.yaml is for FluxTransformer2DModel, but the"):
+        chosen(model=model, optional=True)
+
+
 def test_a_quality_is_one_of_the_profile_that_is_given(chosen):
     text = "qualities: {fast: {seed: 5}}"
     found = chosen(text, quality="fast")

@@ -168,6 +168,9 @@ def test_the_page_shows_all_rows_and_frames(finished, workdir):
     for text in ("Quality and speed", "asked for", *OURS, *CACHES):
         assert text in page
     assert page.count("<img") == 9 * 5
+    (workdir / "clips").mkdir()  # of another suite
+    for clip in (finished[0] / "clips").iterdir():
+        (workdir / "clips" / clip.name).touch()
     ran = CliRunner().invoke(app, ["report", str(finished[0] / "suite.json"), "-o", "other.html"])
     assert ran.exit_code == 0, ran.stderr
     assert (workdir / "other.html").read_text() == page
@@ -224,8 +227,17 @@ def test_what_is_there_is_not_made_again(again, counted, workdir, monkeypatch):
     assert content(workdir / "made") == before
 
 
+def test_the_folder_may_be_the_one_where_the_command_runs(again, counted, model, monkeypatch):
+    monkeypatch.chdir("made")
+    given = ("--prompts", "../prompts.txt", "--num", 2, "--seed", 7)
+    ran = run("--suite", model, *given, "-o", ".")
+    assert (ran.exit_code, counted["count"]) == (0, 0), ran.stderr
+
+
 def test_more_prompts_and_lost_frames(again, counted, workdir):
-    assert again("--num", 3).exit_code == 0
+    ran = again("--num", 3)
+    assert ran.exit_code == 0
+    assert "\n8 clips to make, about " in ran.stderr
     assert counted["count"] == 9
     before = psnrs(content(workdir / "made"))
     assert all(len(each) == 3 for each in before.values())
@@ -352,6 +364,25 @@ def test_a_row_is_marked_where_every_clip_passes(again, workdir):
     assert "PSNR 30.00 dB, 1 of 2 pass<" in page
     told = [re.search(rf"^ {name} .* (./2) *$", ran.stdout, re.M)[1] for name in OURS]
     assert told == ["2/2", "2/2", "1/2"]
+
+
+def test_clips_that_equal_dense_are_told(again, workdir):
+    file = workdir / "made" / "measured.json"
+    kept = json.loads(file.read_text())
+    for name, record in kept["measured"].items():
+        if name.startswith("SeaCache slow"):
+            record["psnr_db"] = None
+        if name.startswith("MagCache slow"):
+            record["psnr_db"] = 30.0 if "seed 7" in name else None
+    file.write_text(json.dumps(kept))
+    assert again().exit_code == 0
+    found = rows(content(workdir / "made"))
+    for name, told in (
+        ("SeaCache slow", "every clip is bit for bit as dense"),
+        ("MagCache slow", "1 of 2 clips are bit for bit as dense; the PSNR is the others'"),
+    ):
+        assert told in found[name]["remarks"]
+    assert found["SeaCache slow"]["summary"]["psnr_db"] is None
 
 
 def test_a_machine_that_was_not_quiet_is_told(again, workdir):
