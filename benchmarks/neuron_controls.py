@@ -9,9 +9,9 @@ from unittest import mock
 
 import torch
 
-from chipsparse import mlp
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
+from chipsparse.layers import mlp
 
 Control = Callable[[torch.Tensor, int], torch.Tensor]
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-import chipsparse.attention
+import chipsparse.layers.attention
 import chipsparse.session
 from chipsparse import SparsityConfig
+from chipsparse.cache.memory_plan import MemoryDemand
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.memory_plan import MemoryDemand
-from chipsparse.report import GenerationReport
+from chipsparse.report.generation import GenerationReport
 from chipsparse.session import Session
 from chipsparse.step import StepContext
 
@@ -89,13 +89,13 @@ def test_a_new_generation_forgets_the_backends_of_the_last():
 
 def test_backends_are_chosen_once_for_tensors_of_one_kind(monkeypatch):
     chosen = []
-    choose = chipsparse.attention.backend_choices
+    choose = chipsparse.layers.attention.backend_choices
 
     def counted(query, *others, **settings):
         chosen.append(query.stride())
         return choose(query, *others, **settings)
 
-    monkeypatch.setattr(chipsparse.attention, "backend_choices", counted)
+    monkeypatch.setattr(chipsparse.layers.attention, "backend_choices", counted)
     usual, other = (960, 480, 8, 1), (960, 480, 1, 60)
     run(Session(CONFIG, GenerationReport()))
     assert chosen == [usual]
@@ -116,7 +116,7 @@ def test_column_sums_of_nan_are_reported_once_per_layer():
 @pytest.fixture
 def slow_device(monkeypatch):
     """A CPU that is treated as a device for which the host would have to wait."""
-    make = chipsparse.attention.packed_to_indices
+    make = chipsparse.layers.attention.packed_to_indices
 
     def cutting(packed, columns, *, capacity, backend):
         indices, counts = make(packed, columns, backend=backend)
@@ -126,7 +126,7 @@ def slow_device(monkeypatch):
         room[..., : indices.shape[-1]] = indices
         return room[..., :capacity].contiguous(), counts.clamp(max=capacity)
 
-    monkeypatch.setattr(chipsparse.attention, "packed_to_indices", cutting)
+    monkeypatch.setattr(chipsparse.layers.attention, "packed_to_indices", cutting)
     monkeypatch.setattr(chipsparse.session, "READY_DEVICES", ())
 
 

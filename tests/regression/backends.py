@@ -18,7 +18,7 @@ from chipsparse.kernels import (
     sparse_mlp_up,
 )
 from chipsparse.plan import Action
-from chipsparse.report import GenerationReport
+from chipsparse.report.generation import GenerationReport
 
 TABLES = (
     (column_selection, "BACKENDS"),

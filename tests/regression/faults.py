@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from chipsparse import attention, mlp
-from chipsparse.cache import AttentionCache
-from chipsparse.cache_store import CacheStore
+from chipsparse.cache.store import CacheStore
+from chipsparse.cache.tensors import AttentionCache
+from chipsparse.layers import attention, mlp
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.session import Session
 
