@@ -135,6 +135,9 @@ def test_a_share_of_the_steps_in_full():
     assert taken(1, full_share=0.5) == "D"
     assert taken(2, full_share=0.5) == "DD"
     assert taken(6, full_share=1.0) == "DDDDDD"
+    assert taken(9, full_share=0.1, least_full=4, between="none") == "DDKDKKKDK"
+    few = listed(4, full_share=0.1, least_full=4)
+    assert (few.is_dense(), few.describe(), few.remarks()) == (True, "all 4 steps in full", [])
     assert taken(4, full_steps=[0], actions=["dense", "skip"]) == "DKKK"
 
 
@@ -187,6 +190,7 @@ def test_what_a_list_cannot_do_is_said():
     share = SparsityPlan(config_of(full_share=0.26), LAYOUT, 8).remarks()[0]
     assert share.startswith("full_share 0.26 of only 8 steps lists 2 of them: such shares are made")
     assert SparsityPlan(config_of(full_share=0.26), LAYOUT, 50).remarks() == []
+    assert SparsityPlan(config_of(full_share=0.26, least_full=4), LAYOUT, 8).remarks() == []
     plan = listed(full_steps=[6])  # 3 was to be sparse, and there is no refresh yet
     assert "".join(LETTERS[action] for action in plan.actions()) == "DKKRKKRKKSKK"
     (remark,) = plan.remarks()
