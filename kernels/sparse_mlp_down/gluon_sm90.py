@@ -30,6 +30,7 @@ from chipsparse.kernels.gluon_compat import (
     tma_load,
 )
 from chipsparse.kernels.launch import launch
+from chipsparse.kernels.sparse_mlp_down import SparseMLPDown
 from chipsparse.kernels.token_layout import empty_token_contiguous, is_token_contiguous
 
 
@@ -229,18 +230,10 @@ def _sparse_mlp_down_kernel(
     # fmt: on
 
 
-def sparse_mlp_down(
-    delta: torch.Tensor,
-    weight: torch.Tensor,
-    neuron_indices: torch.Tensor,
-    output_cache: torch.Tensor,
-    *,
-    addend: torch.Tensor | None,
-    counts: torch.Tensor | None,
-    group_rows: int,
-    config: Config | None = None,
-) -> torch.Tensor:
-    """See the public function of the same name; all arguments are checked."""
+def sparse_mlp_down(call: SparseMLPDown, *, config: Config | None = None) -> torch.Tensor:
+    """See `SparseMLPDown`; the call is checked."""
+    delta, weight, neuron_indices = call.delta, call.weight, call.neuron_indices
+    output_cache, addend, counts = call.output_cache, call.addend, call.counts
     config = config or Config()
     batch, rows, capacity = delta.shape
     channels = weight.shape[0]
@@ -253,7 +246,7 @@ def sparse_mlp_down(
         return output.copy_(total)
     if counts is not None:  # the products with what lies past a count are 0, unless that is NaN
         past = torch.arange(capacity, device=delta.device) >= counts[:, :, None]
-        past = past.repeat_interleave(group_rows, 1)[:, :rows]
+        past = past.repeat_interleave(call.group_rows, 1)[:, :rows]
         delta = empty_token_contiguous(delta, batch, rows, capacity).copy_(
             delta.masked_fill(past, 0.0)
         )

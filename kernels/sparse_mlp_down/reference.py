@@ -10,19 +10,14 @@ from chipsparse.kernels.checks import (
     group_chunks,
     tile_bytes,
 )
+from chipsparse.kernels.sparse_mlp_down import SparseMLPDown
 
 
-def sparse_mlp_down(
-    delta: torch.Tensor,
-    weight: torch.Tensor,
-    neuron_indices: torch.Tensor,
-    output_cache: torch.Tensor,
-    *,
-    addend: torch.Tensor | None,
-    counts: torch.Tensor | None,
-    group_rows: int,
-) -> torch.Tensor:
-    """See the public function of the same name; all arguments are checked."""
+def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
+    """See `SparseMLPDown`; the call is checked."""
+    delta, weight, neuron_indices = call.delta, call.weight, call.neuron_indices
+    output_cache, addend, counts = call.output_cache, call.addend, call.counts
+    group_rows = call.group_rows
     batch, rows, capacity = delta.shape
     channels = weight.shape[0]
     dtype = compute_dtype(delta)

@@ -31,12 +31,13 @@ from chipsparse.kernels.gluon_compat import (
     tma_load,
 )
 from chipsparse.kernels.launch import launch
+from chipsparse.kernels.sparse_mlp_up import SparseMLPUp
 from chipsparse.kernels.token_layout import empty_token_contiguous
 
 # Stages by which the second consumer warpgroup trails the first.
 LAG = 1
 LOG2_E = gl.constexpr(1.4426950408889634)
-ACTIVATIONS = {"gelu-tanh": 0, "gelu": 1, "silu": 2}
+ACTIVATIONS: dict[str | None, int] = {"gelu-tanh": 0, "gelu": 1, "silu": 2}
 
 
 @gluon.jit
@@ -345,21 +346,10 @@ def _sparse_mlp_up_kernel(
     # fmt: on
 
 
-def sparse_mlp_up(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    neuron_indices: torch.Tensor,
-    activation_cache: torch.Tensor,
-    *,
-    counts: torch.Tensor | None,
-    activation: str,
-    gate_weight: torch.Tensor | None = None,
-    gate_bias: torch.Tensor | None = None,
-    group_rows: int,
-    config: Config | None = None,
-) -> torch.Tensor:
-    """See the public function of the same name; all arguments are checked."""
+def sparse_mlp_up(call: SparseMLPUp, *, config: Config | None = None) -> torch.Tensor:
+    """See `SparseMLPUp`; the call is checked."""
+    hidden, weight, bias, counts = call.hidden, call.weight, call.bias, call.counts
+    neuron_indices, activation_cache = call.neuron_indices, call.activation_cache
     config = config or Config()
     batch, rows, channels = hidden.shape
     groups, capacity = neuron_indices.shape[1:]
@@ -409,7 +399,7 @@ def sparse_mlp_up(
             PRODUCER_REGISTERS=config.producer_registers,
             HAS_COUNTS=counts is not None,
             HAS_BIAS=bias is not None,
-            ACTIVATION=ACTIVATIONS[activation],
+            ACTIVATION=ACTIVATIONS[call.activation],
             EVEN_CHANNELS=channels % config.depth == 0,
             EVEN_ROWS=rows % 8 == 0,
             WIDE_ROWS=weight.shape[0] * weight.stride(0) >= 2**31,

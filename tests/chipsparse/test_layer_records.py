@@ -12,7 +12,7 @@ from chipsparse.cache_kinds import PARTS
 from chipsparse.error_guard import DeviceNumber
 from chipsparse.estimate import moved_bytes
 from chipsparse.host_memory import HostMemory
-from chipsparse.kernels.dispatch import Backend, Choice, runs_anywhere
+from chipsparse.kernels.dispatch import Backend, Choice
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.memory_plan import Capacity
 from chipsparse.placement import Placement
@@ -295,7 +295,7 @@ def test_further_fields_of_a_step_stand_in_its_entry():
 
 def test_layers_of_two_kinds_may_run_on_different_backends():
     def on(name):
-        return {"op": Choice(Backend(name, lambda: None, runs_anywhere), (("x", "no"),))}
+        return {"op": Choice(Backend(name, lambda: None), (("x", "no"),))}
 
     report = GenerationReport()
     for name in ("triton", "gluon", "triton"):
