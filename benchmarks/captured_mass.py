@@ -13,7 +13,7 @@ from benchmarks.records import Record, environment
 from chipsparse.config import SparsityConfig
 from chipsparse.kernels.dense_attention import dense_attention
 from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
-from chipsparse.report import GenerationReport
+from chipsparse.report.generation import GenerationReport
 from chipsparse.session import Session
 from chipsparse.step import PositionTracker
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 import chipsparse
-from chipsparse.profiles import Profile, find_profile
-from chipsparse.report import GenerationReport, StepTimer
+from chipsparse.profiles.profile import Profile, find_profile
+from chipsparse.report.generation import GenerationReport, StepTimer
 from chipsparse.session import Session
 
 

@@ -35,9 +35,9 @@ from benchmarks.sampled_checks import check_finite, relative_error, require
 from benchmarks.step_breakdown import PARTS, breakdown
 from benchmarks.transformer_step import DENSE_LIMIT, attention_backend, compiled_blocks, run_timed
 from chipsparse import ScheduleConfig, SparsityConfig, find_profile
+from chipsparse.cache.memory_plan import reserve_share, working_bytes
+from chipsparse.common.machine import host_budget, host_free_bytes
 from chipsparse.layout import ModelLayout
-from chipsparse.machine import host_budget, host_free_bytes
-from chipsparse.memory_plan import reserve_share, working_bytes
 from chipsparse.plan import SparsityPlan
 
 COLUMNS = {

@@ -16,7 +16,7 @@ from benchmarks.cases import CASES, Case
 from benchmarks.records import Record, environment
 from benchmarks.run import Run
 from benchmarks.sampled_checks import worst
-from chipsparse.timing import time_call
+from chipsparse.measure.timing import time_call
 
 OPS = {**attention_ops.OPS, **mlp_ops.OPS}
 COLUMNS = {

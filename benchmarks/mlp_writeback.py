@@ -31,7 +31,7 @@ from benchmarks.sampled_checks import relative_error, require
 from chipsparse.kernels import triton_support
 from chipsparse.kernels.sparse_mlp_up import SparseMLPUp
 from chipsparse.kernels.token_layout import empty_token_contiguous
-from chipsparse.timing import time_call
+from chipsparse.measure.timing import time_call
 
 STORE = "    gl.store(cached, new, mask=stored)\n"
 MULTIPROCESSORS = (8, 16, 24, 32)  # for the write-back; the second product has the others

@@ -24,17 +24,17 @@ from benchmarks.records import Record, environment
 from benchmarks.run import Run
 from benchmarks.sampled_checks import check_finite
 from chipsparse import SparsityConfig
-from chipsparse.copies import HostCopies, Mark, StreamCopies, copies_for
-from chipsparse.host_memory import HostMemory
+from chipsparse.cache.copies import HostCopies, Mark, StreamCopies, copies_for
+from chipsparse.cache.host_memory import HostMemory
+from chipsparse.cache.memory_plan import MemoryDemand
+from chipsparse.cache.offload import OffloadPool
 from chipsparse.kernels.mask_packing import packed_to_indices
+from chipsparse.layers.mlp import MLPWeights
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.memory_plan import MemoryDemand
-from chipsparse.mlp import MLPWeights
-from chipsparse.offload import OffloadPool
-from chipsparse.report import GenerationReport
+from chipsparse.measure.timing import time_call
+from chipsparse.report.generation import GenerationReport
 from chipsparse.session import Session
 from chipsparse.step import StepContext
-from chipsparse.timing import time_call
 
 # Layers of the models whose shapes the cases have.
 LAYERS = {"hunyuan_720p": 60, "wan14b_720p": 40, "wan1b_480p": 30}

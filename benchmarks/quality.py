@@ -16,7 +16,7 @@ from benchmarks.neuron_controls import (
 )
 from benchmarks.records import Record, environment
 from chipsparse.config import SparsityConfig
-from chipsparse.quality import psnr, ssim
+from chipsparse.measure.quality import psnr, ssim
 
 UNSKIPPED: dict[str, Any] = {"schedule.skip_steps": [], "schedule.skip_threshold": None}
 KEEP_FRACTIONS = (0.05, 0.1, 0.2, 0.3)

@@ -11,28 +11,28 @@ from typing import Any
 
 import torch
 
+from chipsparse.cache.host_memory import HostMemory
+from chipsparse.cache.offload import OffloadPool
+from chipsparse.common.validation import shown
 from chipsparse.config import SparsityConfig
-from chipsparse.host_memory import HostMemory
-from chipsparse.kept_columns import KeptColumns
-from chipsparse.offload import OffloadPool
+from chipsparse.layers.kept_columns import KeptColumns
+from chipsparse.layers.static_columns import StaticColumns, static_bits
 from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter, check_scheduler
 from chipsparse.pipelines.generic import limits, why_not
 from chipsparse.pipelines.patched_pipeline import PipelineCalls
 from chipsparse.pipelines.patches import Patches
 from chipsparse.pipelines.registry import ADAPTERS, adapter_class
-from chipsparse.profiles import (
+from chipsparse.profiles.profile import (
     MODEL_PROFILE_NAME,
     Profile,
     default_profile,
     find_profile,
     load_profile,
 )
-from chipsparse.report import GenerationReport, PipelineFacts
-from chipsparse.report_summary import Facts, as_html, as_text, facts
+from chipsparse.report.generation import GenerationReport, PipelineFacts
+from chipsparse.report.summary import Facts, as_html, as_text, facts
 from chipsparse.session import Session
-from chipsparse.static_columns import StaticColumns, static_bits
 from chipsparse.step import PositionTracker
-from chipsparse.validation import shown
 
 HANDLE = "chipsparse_handle"
 

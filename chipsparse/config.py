@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from chipsparse.byte_sizes import parse_bytes
-from chipsparse.step_lists import Between
-from chipsparse.validation import Validated, build, option, shown
+from chipsparse.common.byte_sizes import parse_bytes
+from chipsparse.common.validation import Validated, build, option, shown
+from chipsparse.schedule.step_lists import Between
 
 Part = Literal["attention", "mlp"]
 DeltaRule = Literal["merge", "difference", "kept_only", "reuse"]

@@ -9,9 +9,9 @@ from functools import cached_property
 
 from chipsparse.config import ConfigError, Part, SparsityConfig
 from chipsparse.layout import ModelLayout
-from chipsparse.schedule import Action as Action
-from chipsparse.schedule import Schedule
-from chipsparse.schedule_text import forecast_text, list_text, threshold_text
+from chipsparse.schedule.schedule import Action as Action
+from chipsparse.schedule.schedule import Schedule
+from chipsparse.schedule.text import forecast_text, list_text, threshold_text
 
 NOT_RECORDED = "sparse steps are not launched as a CUDA graph"
 # A transformer of longer sequences computes long enough for the host to keep ahead of it.

@@ -12,32 +12,32 @@ from typing import Any
 import torch
 from bitarray import frozenbitarray
 
-from chipsparse import attention, mlp
-from chipsparse.attention import AttentionBudget
-from chipsparse.cache_kinds import PARTS, Part, read_kinds
-from chipsparse.cache_store import CacheStore
-from chipsparse.call_recorder import CallRecorder
+from chipsparse.cache.host_memory import HostMemory
+from chipsparse.cache.kinds import PARTS, Part, read_kinds
+from chipsparse.cache.memory_plan import MemoryDemand
+from chipsparse.cache.offload import OffloadPool
+from chipsparse.cache.store import CacheStore
+from chipsparse.common.machine import device_allocated_bytes
 from chipsparse.config import SparsityConfig
-from chipsparse.error_guard import ErrorGuard
-from chipsparse.held_outputs import HeldOutputs
-from chipsparse.host_memory import HostMemory
-from chipsparse.kept_columns import KeptColumns, read_kept_columns
+from chipsparse.graphs.step_graph import StepGraphs, TensorsInPlace
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.kernels.dispatch import kind_of
+from chipsparse.layers import attention, mlp
+from chipsparse.layers.attention import AttentionBudget
+from chipsparse.layers.error_guard import ErrorGuard
+from chipsparse.layers.kept_columns import KeptColumns, read_kept_columns
+from chipsparse.layers.missed_refreshes import MissedRefreshes
+from chipsparse.layers.mlp import MLPWeights
+from chipsparse.layers.static_columns import check_static_bits, static_mask
+from chipsparse.layers.token_order import grids_order, inverse_order
 from chipsparse.layout import ModelLayout
-from chipsparse.machine import device_allocated_bytes
-from chipsparse.memory_plan import MemoryDemand
-from chipsparse.missed_refreshes import MissedRefreshes
-from chipsparse.mlp import MLPWeights
-from chipsparse.offload import OffloadPool
+from chipsparse.measure.slower_parts import remarks_on, slower_parts
 from chipsparse.plan import CACHED, NOT_RECORDED, Action, SparsityPlan
-from chipsparse.report import GenerationReport, LayerRecord, StepRecord, StepTimer
-from chipsparse.slower_parts import remarks_on, slower_parts
-from chipsparse.static_columns import check_static_bits, static_mask
+from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord, StepTimer
+from chipsparse.report.recorder import CallRecorder
+from chipsparse.schedule.held_outputs import HeldOutputs
+from chipsparse.schedule.step_cache import StepCache
 from chipsparse.step import StepContext
-from chipsparse.step_cache import StepCache
-from chipsparse.step_graph import StepGraphs, TensorsInPlace
-from chipsparse.token_order import grids_order, inverse_order
 
 UNKNOWN = "not asked yet"
 # Where the host need not wait for what it reads.

@@ -5,14 +5,14 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from chipsparse.byte_sizes import format_bytes
 from chipsparse.cli.benchmark import Benchmark
 from chipsparse.cli.explain_text import PART_NAMES
 from chipsparse.cli.step_times import StepTimes
 from chipsparse.cli.summary import seconds_text
 from chipsparse.cli.tables import Facts, facts_table, number_table
 from chipsparse.cli.wording import counted, profile_text, short_place
-from chipsparse.layer_times import PartTimes
+from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.measure.layer_times import PartTimes
 
 ORDER = ("dense", "refresh", "sparse", "skip")
 UNEVEN = 0.05

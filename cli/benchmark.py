@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from chipsparse.cache_kinds import PARTS, Part
+from chipsparse.cache.kinds import PARTS, Part
 from chipsparse.cli.command_line import command_words
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.layer_budgets import kept
@@ -28,10 +28,10 @@ from chipsparse.cli.request import (
 )
 from chipsparse.cli.settings import CommonOptions
 from chipsparse.cli.step_times import StepTimes, measure_steps
-from chipsparse.layer_times import PartTimes, attention_times, mlp_times
-from chipsparse.machine import device_name, package_version
+from chipsparse.common.machine import device_name, package_version
+from chipsparse.measure.layer_times import PartTimes, attention_times, mlp_times
 from chipsparse.plan import SparsityPlan
-from chipsparse.profiles import Profile
+from chipsparse.profiles.profile import Profile
 
 MEASURES = {"attention": attention_times, "mlp": mlp_times}
 PACKAGES = ("chipsparse", "torch", "triton", "diffusers")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from chipsparse.bootstrap import LEAST_VALUES
 from chipsparse.cli import media, profile_range
 from chipsparse.cli.compare_files import Picture
 from chipsparse.cli.compare_subjects import Subject
@@ -45,7 +44,8 @@ from chipsparse.cli.settings import (
     resolve_settings,
 )
 from chipsparse.cli.work_progress import WorkProgress
-from chipsparse.profiles import ASSETS, Profile
+from chipsparse.measure.bootstrap import LEAST_VALUES
+from chipsparse.profiles.profile import ASSETS, Profile
 
 BUNDLED_COUNT = 8  # prompts, where no file of them is given
 

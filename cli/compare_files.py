@@ -12,7 +12,7 @@ from chipsparse.cli.lpips import Lpips, find_lpips
 from chipsparse.cli.panels import stack_panels
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.read_media import Clip, output_fps, read_clip
-from chipsparse.clip_comparison import ClipComparison, compare_clips
+from chipsparse.measure.clip_comparison import ClipComparison, compare_clips
 
 
 @dataclass(frozen=True)

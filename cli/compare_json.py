@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import chipsparse
-from chipsparse.bootstrap import LEVEL, RESAMPLES, Interval
 from chipsparse.cli.compare_configs import ConfigsComparison, notes
 from chipsparse.cli.compare_files import FilesComparison, Picture
 from chipsparse.cli.config_statistics import Summary, statistics
 from chipsparse.cli.lpips import Lpips
 from chipsparse.cli.paired_runs import SIDES, ConfigRun
-from chipsparse.clip_comparison import ClipComparison
+from chipsparse.measure.bootstrap import LEVEL, RESAMPLES, Interval
+from chipsparse.measure.clip_comparison import ClipComparison
 
 FLICKER_OF_FILES = ("flicker_a", "flicker_b")
 FLICKER_OF_CONFIGS = ("flicker_dense", "flicker")

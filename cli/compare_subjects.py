@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from chipsparse.cli.errors import UserError
-from chipsparse.profiles import ASSETS, profile_classes
-from chipsparse.qualities import QUALITIES
+from chipsparse.profiles.profile import ASSETS, profile_classes
+from chipsparse.profiles.qualities import QUALITIES
 
 DENSE = "dense"
 OWN_PROFILE = "profile"

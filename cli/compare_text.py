@@ -8,14 +8,14 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from chipsparse.bootstrap import LEVEL
 from chipsparse.cli.compare_configs import ConfigsComparison, notes
 from chipsparse.cli.compare_files import FilesComparison, Picture
 from chipsparse.cli.config_statistics import FLICKER_SCALE, METRICS, Summary, statistics
 from chipsparse.cli.paired_runs import SIDES
 from chipsparse.cli.summary import files_text
 from chipsparse.cli.tables import Facts, facts_table, number_table
-from chipsparse.clip_comparison import ClipComparison
+from chipsparse.measure.bootstrap import LEVEL
+from chipsparse.measure.clip_comparison import ClipComparison
 
 SAME = "the same"
 INTERVAL = f"{LEVEL:.0%} interval"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chipsparse.bootstrap import Interval, draws, interval
 from chipsparse.cli.compare_configs import ConfigsComparison
 from chipsparse.cli.paired_runs import SIDES, ConfigRun, Side
+from chipsparse.measure.bootstrap import Interval, draws, interval
 
 FLICKER_SCALE = 255.0  # people think of pixels as 8-bit values
 

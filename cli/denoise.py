@@ -16,7 +16,7 @@ from chipsparse.cli.errors import UserError
 from chipsparse.cli.progress import StepDisplay
 from chipsparse.cli.work_share import work_share
 from chipsparse.pipelines.stacked_caches import transformers_of
-from chipsparse.report import GenerationReport, StepRecord
+from chipsparse.report.generation import GenerationReport, StepRecord
 
 WARM_UP_DENSE_STEPS = 2
 OPTIONAL_PACKAGES = ("ftfy",)  # that pipelines of diffusers call by these names

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import chipsparse
-from chipsparse.cache_kinds import Part
 from chipsparse.cli.explanation import Explanation
 from chipsparse.cli.layer_budgets import layer_groups
 from chipsparse.cli.outlook import Outlook
-from chipsparse.cost_model import kept_columns
-from chipsparse.estimate import RunEstimate
+from chipsparse.config import Part
 from chipsparse.kernels.checks import group_count
+from chipsparse.measure.cost_model import kept_columns
+from chipsparse.measure.estimate import RunEstimate
 
 
 def to_json(explained: Explanation) -> str:

@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
-from chipsparse.byte_sizes import format_bytes
-from chipsparse.cache_kinds import PARTS, Part
+from chipsparse.cache.kinds import PARTS, Part
 from chipsparse.cli.explanation import Explanation
 from chipsparse.cli.layer_budgets import layer_groups, range_kept
 from chipsparse.cli.outlook import Outlook
 from chipsparse.cli.summary import seconds_text
 from chipsparse.cli.tables import Facts, facts_table, number_table
 from chipsparse.cli.wording import counted, profile_text, short_place
+from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import ranges_text
-from chipsparse.estimate import RunEstimate
 from chipsparse.kernels.checks import group_count
 from chipsparse.layout import LayerKind
+from chipsparse.measure.estimate import RunEstimate
 from chipsparse.plan import SparsityPlan
 
 PART_NAMES: dict[Part, str] = {"attention": "attention", "mlp": "MLP"}

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from chipsparse.byte_sizes import format_bytes
-from chipsparse.cache_kinds import Part
-from chipsparse.cache_table import KindBytes, bytes_by_kind
+from chipsparse.cache.memory_plan import BudgetError, MemoryPlan
+from chipsparse.cache.table import KindBytes, bytes_by_kind
 from chipsparse.cli import profile_range
 from chipsparse.cli.dense_layers import QUANTIZED
 from chipsparse.cli.errors import UserError
@@ -18,11 +17,11 @@ from chipsparse.cli.outlook import Outlook, Target, look_ahead
 from chipsparse.cli.settings import CommonOptions, GenerationSettings
 from chipsparse.cli.sparse_steps import too_few_steps
 from chipsparse.cli.weights import ComponentWeights, count_weights
-from chipsparse.config import MemoryConfig
-from chipsparse.memory_plan import BudgetError, MemoryPlan
+from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.config import MemoryConfig, Part
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.plan import SparsityPlan
-from chipsparse.profiles import Profile
+from chipsparse.profiles.profile import Profile
 
 # In the names of pipelines that always see reference pictures.
 SEEING_PICTURES = ("Kontext", "ImageEdit", "ImageLayered")

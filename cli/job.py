@@ -27,7 +27,7 @@ from chipsparse.cli.series import Item
 from chipsparse.cli.settings import Options
 from chipsparse.cli.summary import Outcome
 from chipsparse.cli.work_progress import WorkProgress
-from chipsparse.report import GenerationReport
+from chipsparse.report.generation import GenerationReport
 
 WARNING = "chipsparse: warning: "
 EMPTY = "the prompt is empty: the picture shows whatever the model likes"

@@ -9,7 +9,7 @@ from chipsparse.cli.errors import reported_errors
 from chipsparse.cli.options import DebugOption, JsonOption
 
 if TYPE_CHECKING:
-    from chipsparse.cache_kinds import Part
+    from chipsparse.config import Part
     from chipsparse.pipelines.adapter import ModelAdapter
 
 # Any picture that all models can make; only where its text stands is looked at.

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from chipsparse.byte_sizes import parse_bytes
 from chipsparse.cli.errors import UserError
-from chipsparse.profiles import load_profile
-from chipsparse.qualities import check_quality
+from chipsparse.common.byte_sizes import parse_bytes
+from chipsparse.profiles.profile import load_profile
+from chipsparse.profiles.qualities import check_quality
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")

@@ -8,16 +8,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from chipsparse.bootstrap import LEAST_VALUES
 from chipsparse.cli import denoise
 from chipsparse.cli.lpips import Lpips, find_lpips
 from chipsparse.cli.patching import patched
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.signals import exit_code
 from chipsparse.cli.work_progress import WorkProgress
-from chipsparse.clip_comparison import ClipComparison, compare_clips
 from chipsparse.config import SparsityConfig
-from chipsparse.profiles import Profile
+from chipsparse.measure.bootstrap import LEAST_VALUES
+from chipsparse.measure.clip_comparison import ClipComparison, compare_clips
+from chipsparse.profiles.profile import Profile
 
 Side = Literal["A", "B"]
 SIDES: tuple[Side, Side] = ("A", "B")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chipsparse.cache_kinds import Part
 from chipsparse.cli.dense_layers import never_sparse
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model import ModelDescription
@@ -15,11 +14,11 @@ from chipsparse.cli.settings import (
     resolve_settings,
     vae_factors,
 )
-from chipsparse.config import ConfigError
+from chipsparse.config import ConfigError, Part
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.plan import SparsityPlan
-from chipsparse.profiles import Profile
+from chipsparse.profiles.profile import Profile
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from chipsparse.cli.settings import (
 from chipsparse.cli.sparse_steps import too_few_steps
 from chipsparse.cli.work_share import step_costs
 from chipsparse.pipelines.registry import ADAPTERS
-from chipsparse.profiles import GenerationDefaults, Profile
+from chipsparse.profiles.profile import GenerationDefaults, Profile
 
 IN_PYTHON = "generate has nothing for it; use it in Python"
 

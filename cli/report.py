@@ -52,8 +52,8 @@ def report(
     """
     with reported_errors(debug=debug):
         # Imported here so that --help does not wait for torch.
-        from chipsparse.byte_sizes import format_bytes
         from chipsparse.cli.pages.job import ReportOptions, write_report
+        from chipsparse.common.byte_sizes import format_bytes
 
         options = ReportOptions(sources, output, media or [])
         with contextlib.redirect_stdout(sys.stderr):  # stdout carries the result and nothing else

@@ -16,7 +16,7 @@ from chipsparse.cli.model import (
 )
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.settings import CommonOptions
-from chipsparse.profiles import (
+from chipsparse.profiles.profile import (
     MODEL_PROFILE_NAME,
     Profile,
     bundled_model,
@@ -25,7 +25,7 @@ from chipsparse.profiles import (
     load_profile,
     profile_classes,
 )
-from chipsparse.qualities import DEFAULT_QUALITY
+from chipsparse.profiles.qualities import DEFAULT_QUALITY
 
 
 def checked(options: CommonOptions) -> tuple[torch.device, torch.dtype]:

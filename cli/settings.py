@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from chipsparse.byte_sizes import parse_bytes
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.input_image import read_image
 from chipsparse.cli.lora import Lora, read_lora
@@ -19,8 +18,9 @@ from chipsparse.cli.option_checks import check_seed, check_values
 from chipsparse.cli.output_names import check_inputs_stay
 from chipsparse.cli.report_file import check_report
 from chipsparse.cli.series import Item, read_prompts, series, typed_prompt
+from chipsparse.common.byte_sizes import parse_bytes
 from chipsparse.layout import Grid
-from chipsparse.profiles import GenerationDefaults
+from chipsparse.profiles.profile import GenerationDefaults
 
 if TYPE_CHECKING:
     import torch

@@ -28,8 +28,8 @@ from chipsparse.cli.suite_rows import suite_rows
 from chipsparse.cli.weight_files import WEIGHTS
 from chipsparse.cli.wording import bundled_name, counted
 from chipsparse.cli.work_progress import WorkProgress
-from chipsparse.placing import write_whole
-from chipsparse.profiles import ASSETS, GenerationDefaults
+from chipsparse.common.finished_files import write_whole
+from chipsparse.profiles.profile import ASSETS, GenerationDefaults
 from chipsparse.tuning.results_file import ResultsError, ResultsFile, ResultsWriteError
 
 MEASURED, TO_SEND, PAGE = "measured.json", "suite.json", "suite.html"

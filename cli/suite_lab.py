@@ -19,13 +19,13 @@ from chipsparse.cli.patching import patched
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.suite_rows import DENSE, FLOOR, MAG, Row
 from chipsparse.cli.work_progress import WorkProgress
-from chipsparse.clip_comparison import compare_clips
+from chipsparse.common.finished_files import place
+from chipsparse.common.scratch import scratch_folder
+from chipsparse.measure.clip_comparison import compare_clips
 from chipsparse.pipelines.diffusers_caches import CacheRun, cached, calibrated_ratios
 from chipsparse.pipelines.other_attention import other_attention
 from chipsparse.pipelines.stacked_caches import transformers_of
-from chipsparse.placing import place
-from chipsparse.report import GenerationReport
-from chipsparse.scratch import scratch_folder
+from chipsparse.report.generation import GenerationReport
 from chipsparse.tuning.results_file import ResultsFile
 
 CALIBRATION = "MagCache, calibration"

@@ -18,8 +18,8 @@ from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.suite_lab import Prompt, SuiteLab
 from chipsparse.cli.suite_rows import OURS, Row
 from chipsparse.cli.summary import seconds_text
-from chipsparse.machine import package_version
-from chipsparse.tuned_range import digest
+from chipsparse.common.machine import package_version
+from chipsparse.profiles.tuned_range import digest
 
 # What serving stacks ask of a clip against dense.
 LEAST = {"psnr_db": 20.0, "ssim": 0.82}

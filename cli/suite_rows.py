@@ -13,7 +13,7 @@ from chipsparse.cli.request import choose_profile, required_profile
 from chipsparse.cli.settings import CommonOptions
 from chipsparse.config import SparsityConfig
 from chipsparse.pipelines.diffusers_caches import Cache, mag, sea
-from chipsparse.tuned_range import digest
+from chipsparse.profiles.tuned_range import digest
 
 DENSE, FLOOR, OURS, MAG = "dense", "floor", "chipsparse", "MagCache"
 QUALITIES = {"faithful": 0.6, "balanced": 0.5, "fast": 0.4}  # about, of a dense clip

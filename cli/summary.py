@@ -12,11 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from chipsparse.byte_sizes import format_bytes
 from chipsparse.cli.denoise import Generation, StepResult
 from chipsparse.cli.tables import Facts, facts_table, number_table
 from chipsparse.cli.wording import bundled_name, counted, profile_text
-from chipsparse.clip_comparison import compare_clips
+from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.measure.clip_comparison import compare_clips
 
 # Of the models that come with chipsparse, which draw nothing else whatever the prompt.
 BUNDLED = "bundled, draws simple shapes only"

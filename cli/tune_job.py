@@ -26,9 +26,9 @@ from chipsparse.cli.tune_lab import Prompt, TuneLab, check_dense_folder, config_
 from chipsparse.cli.tune_profile import write_profile
 from chipsparse.cli.tune_unreachable import unreachable_text
 from chipsparse.cli.work_progress import WorkProgress
-from chipsparse.clip_comparison import PerceptualDistance
-from chipsparse.profiles import ASSETS, Profile
-from chipsparse.tuned_range import TunedFor, TunedTarget, Versions, digest
+from chipsparse.measure.clip_comparison import PerceptualDistance
+from chipsparse.profiles.profile import ASSETS, Profile
+from chipsparse.profiles.tuned_range import TunedFor, TunedTarget, Versions, digest
 from chipsparse.tuning.results_file import ResultsError, ResultsFile, ResultsWriteError
 from chipsparse.tuning.search import Search, Tried, Unreachable, least_budget
 from chipsparse.tuning.targets import measurement

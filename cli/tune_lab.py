@@ -22,11 +22,11 @@ from chipsparse.cli.progress import duration
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.tune_names import dense_name, pair_name, pair_of, times_name
 from chipsparse.cli.work_progress import WorkProgress
-from chipsparse.clip_comparison import PerceptualDistance, compare_clips
+from chipsparse.common.finished_files import place
+from chipsparse.common.scratch import scratch_folder
 from chipsparse.config import SparsityConfig
+from chipsparse.measure.clip_comparison import PerceptualDistance, compare_clips
 from chipsparse.pipelines.adapter import check_scheduler
-from chipsparse.placing import place
-from chipsparse.scratch import scratch_folder
 from chipsparse.tuning.calibration import SchedulerTap
 from chipsparse.tuning.forms import StepSeconds
 from chipsparse.tuning.jump_costs import Trajectory

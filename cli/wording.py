@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from chipsparse.profiles import ASSETS
+from chipsparse.profiles.profile import ASSETS
 
 
 def counted(count: int, noun: str) -> str:

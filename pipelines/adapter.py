@@ -21,11 +21,11 @@ import torch
 from diffusers.models import attention_dispatch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
-from chipsparse.cache_kinds import Part
+from chipsparse.cache.memory_plan import MemoryDemand
+from chipsparse.config import Part
+from chipsparse.graphs.model_state import ModelState
+from chipsparse.layers.mlp import MLPWeights
 from chipsparse.layout import Grid, ModelLayout
-from chipsparse.memory_plan import MemoryDemand
-from chipsparse.mlp import MLPWeights
-from chipsparse.model_state import ModelState
 from chipsparse.pipelines.bridge import (
     attention_backend,
     is_our_backend,

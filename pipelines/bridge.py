@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from diffusers.models import attention_dispatch
 
-from chipsparse.mlp import MLPWeights
+from chipsparse.layers.mlp import MLPWeights
 
 BACKEND_NAME = "chipsparse"
 

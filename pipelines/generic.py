@@ -18,16 +18,16 @@ from typing import Any
 import torch
 from diffusers.models import attention_dispatch
 
-from chipsparse.cache_kinds import Part
+from chipsparse.cache.memory_plan import MemoryDemand
+from chipsparse.config import Part
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.memory_plan import MemoryDemand
 from chipsparse.pipelines.adapter import ModelAdapter, tagged
 from chipsparse.pipelines.bridge import attention_backend, make_tag
 from chipsparse.pipelines.feed_forward import FeedForwardSite
 from chipsparse.pipelines.patches import TAG, Patches
 from chipsparse.pipelines.uncompiled import uncompiled
 from chipsparse.plan import Action, SparsityPlan
-from chipsparse.report import StepRecord, StepTimer
+from chipsparse.report.generation import StepRecord, StepTimer
 from chipsparse.step import StepContext
 
 MASK = "attention_mask"

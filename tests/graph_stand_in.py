@@ -49,7 +49,7 @@ WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class TapeRecorder:
-    """Implements `chipsparse.step_graph.Recorder` for the CPU.
+    """Implements `chipsparse.graphs.step_graph.Recorder` for the CPU.
 
     Attributes:
         recorded: calls recorded so far.
@@ -84,7 +84,7 @@ class TapeRecorder:
 
 
 class TapeRecording:
-    """Implements `chipsparse.step_graph.Recording`.
+    """Implements `chipsparse.graphs.step_graph.Recording`.
 
     Args:
         recorder: counts what is done.

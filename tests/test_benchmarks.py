@@ -36,14 +36,15 @@ from benchmarks.records import table, write
 from benchmarks.run import Run
 from benchmarks.sampled_checks import WrongResultError, check_selection, samples
 from benchmarks.transformer_step import Shape, make_transformer
-from chipsparse import SparsityConfig, machine
+from chipsparse import SparsityConfig
+from chipsparse.common import machine
 from chipsparse.kernels.column_sparse_attention import column_sparse_attention
 from chipsparse.kernels.dispatch import Backend
 from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
+from chipsparse.measure.timing import LONG_REPEATS, REPEATS, time_call
 from chipsparse.pipelines.flux import FluxAdapter
-from chipsparse.profiles import bundled_model, load_profile
-from chipsparse.timing import LONG_REPEATS, REPEATS, time_call
+from chipsparse.profiles.profile import bundled_model, load_profile
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
 CPU = torch.device("cpu")

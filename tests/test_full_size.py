@@ -19,7 +19,7 @@ from benchmarks.full_models import (
     last_blocks_only,
     without_useless_masks,
 )
-from chipsparse.qualities import QUALITIES
+from chipsparse.profiles.qualities import QUALITIES
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 
 import chipsparse
 from chipsparse.api import attach
+from chipsparse.graphs.step_graph import StepGraphs
 from chipsparse.kernels.dispatch import Backend
 from chipsparse.session import Session
-from chipsparse.step_graph import StepGraphs
 from tests.graph_stand_in import LAUNCH, TapeRecorder
 from tests.pipelines.test_flux import SPARSE, generate
 from tests.tiny_models import tiny_flux_pipeline

@@ -23,7 +23,7 @@ from diffusers.hooks import (
 from benchmarks.equal_work.curves import DENSE, OURS, SKIPS
 from chipsparse.config import SparsityConfig
 from chipsparse.pipelines.diffusers_caches import Cache, CacheRun, sea_config
-from chipsparse.profiles import load_profile
+from chipsparse.profiles.profile import load_profile
 
 # Self-attention of FLUX's and Wan's blocks; TaylorSeer's defaults miss Wan's ``attn1``.
 ATTENTION_NAMES = [r"blocks\.\d+\.attn1", r".*transformer_blocks\.\d+\.attn"]

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from benchmarks.computed_work import WorkCounter
-from chipsparse.cost_model import checked_share, kept_columns
 from chipsparse.kernels.checks import group_count
+from chipsparse.measure.cost_model import checked_share, kept_columns
 from chipsparse.plan import Action, SparsityPlan
-from chipsparse.report import GenerationReport, LayerRecord
+from chipsparse.report.generation import GenerationReport, LayerRecord
 
 # What blocks call their self-attention.
 ATTENTION = ("attn1", "attn")

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from chipsparse.config import ScheduleConfig, SparsityConfig
-from chipsparse.schedule import Action, Schedule
-from chipsparse.schedule_text import list_text
-from chipsparse.step_lists import front_loaded
+from chipsparse.schedule.schedule import Action, Schedule
+from chipsparse.schedule.step_lists import front_loaded
+from chipsparse.schedule.text import list_text
 from chipsparse.tuning.jump_costs import Reuse, Trajectory, jump_costs
 from chipsparse.tuning.placed_steps import Placed, Steps
 from chipsparse.tuning.step_search import best_lists

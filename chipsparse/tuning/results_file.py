@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from chipsparse.placing import write_whole
+from chipsparse.common.finished_files import write_whole
 
 FORMAT = 2
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from chipsparse.config import SparsityConfig
-from chipsparse.schedule import Action, Schedule
-from chipsparse.tuned_range import TunedTarget
+from chipsparse.profiles.tuned_range import TunedTarget
+from chipsparse.schedule.schedule import Action, Schedule
 from chipsparse.tuning.boundary import largest, smallest
 from chipsparse.tuning.forms import Form, Lists, StepSeconds
 from chipsparse.tuning.halving import halve

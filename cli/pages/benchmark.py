@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from chipsparse.byte_sizes import format_bytes
-from chipsparse.cache_kinds import PARTS
+from chipsparse.cache.kinds import PARTS
 from chipsparse.cli.errors import UserError, first_line
 from chipsparse.cli.pages.elements import element, listed
 from chipsparse.cli.pages.generation_record import ACTIONS
@@ -14,6 +13,7 @@ from chipsparse.cli.pages.names import command_text, name_of
 from chipsparse.cli.pages.part import Missing, Part, Section, Tile, command_section, table
 from chipsparse.cli.pages.units import percent, picture_text, times
 from chipsparse.cli.summary import seconds_text
+from chipsparse.common.byte_sizes import format_bytes
 
 
 def benchmark_part(values: Values) -> Part:

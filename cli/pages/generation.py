@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from chipsparse.byte_sizes import format_bytes
-from chipsparse.cache_kinds import PARTS
+from chipsparse.cache.kinds import PARTS
 from chipsparse.cli.pages.budget_map import Cell, budget_map
 from chipsparse.cli.pages.elements import element, listed
 from chipsparse.cli.pages.generation_errors import error_section
@@ -37,7 +36,8 @@ from chipsparse.cli.pages.units import (
     times,
 )
 from chipsparse.cli.summary import seconds_text
-from chipsparse.nothing_sparse import NOTHING
+from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.report.nothing_sparse import NOTHING
 
 LONGEST_LABEL = 40  # of a prompt among others
 

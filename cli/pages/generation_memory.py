@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from chipsparse.byte_sizes import format_bytes
 from chipsparse.cli.pages.axes import fitting, steps_axis
 from chipsparse.cli.pages.chart import Box, Chart, Key, Line, Mark, figure, stairs
 from chipsparse.cli.pages.elements import Element
 from chipsparse.cli.pages.generation_record import NO_LAYERS, GenerationRecord, known
 from chipsparse.cli.pages.part import Missing, Section
 from chipsparse.cli.pages.units import of_bytes
+from chipsparse.common.byte_sizes import format_bytes
 
 
 def memory_section(record: GenerationRecord) -> Section | Missing:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chipsparse.byte_sizes import format_bytes
-from chipsparse.cache_kinds import PARTS
+from chipsparse.cache.kinds import PARTS
 from chipsparse.cli.pages.axes import Axis, fitting, steps_axis
 from chipsparse.cli.pages.chart import Box, Chart, Key, Line, Mark, figure, stairs
 from chipsparse.cli.pages.elements import Element
@@ -19,6 +18,7 @@ from chipsparse.cli.pages.generation_record import (
 from chipsparse.cli.pages.part import Missing, Section, folded, table
 from chipsparse.cli.pages.units import of_seconds, percent, tick_percent
 from chipsparse.cli.summary import seconds_text
+from chipsparse.common.byte_sizes import format_bytes
 
 
 def steps_section(record: GenerationRecord) -> Section | Missing:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.pages.json_values import Values
-from chipsparse.report_json import SCHEMA
+from chipsparse.report.as_json import SCHEMA
 from chipsparse.tuning.results_file import FORMAT
 
 KNOWN = (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from chipsparse.cli.pages.generation_record import ACTIONS
 from chipsparse.cli.pages.json_values import Values
 from chipsparse.cli.tune_names import dense_name, pair_of
-from chipsparse.tuned_range import TARGETS, target_text
+from chipsparse.profiles.tuned_range import TARGETS, target_text
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from chipsparse.cache_kinds import KINDS, PARTS, kept_kinds, kind_bytes
+from chipsparse.cache.kinds import KINDS, PARTS, kept_kinds, kind_bytes
+from chipsparse.cache.memory_plan import Capacity, MemoryDemand, plan_memory
 from chipsparse.kernels.mask_packing.reference import packed_to_indices
-from chipsparse.memory_plan import Capacity, MemoryDemand, plan_memory
-from chipsparse.mlp import dense_step
+from chipsparse.layers.mlp import dense_step
 from chipsparse.plan import SparsityPlan
 from chipsparse.step import StepContext
 from tests.chipsparse.test_session_memory import (

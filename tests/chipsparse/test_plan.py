@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from chipsparse import ConfigError, SparsityConfig
-from chipsparse.cache_kinds import PARTS
+from chipsparse.cache.kinds import PARTS
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import Action, SparsityPlan
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-import chipsparse.attention
+import chipsparse.layers.attention
 import chipsparse.session
 from chipsparse import SparsityConfig
+from chipsparse.cache.memory_plan import MemoryDemand
 from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.memory_plan import MemoryDemand
-from chipsparse.report import GenerationReport
+from chipsparse.report.generation import GenerationReport
 from chipsparse.session import Session
 from chipsparse.step import StepContext
 from tests.wrapped_backends import wrap_backends
@@ -91,13 +91,13 @@ def test_a_new_generation_forgets_the_backends_of_the_last():
 
 def test_backends_are_chosen_once_for_tensors_of_one_kind(monkeypatch):
     chosen = []
-    choose = chipsparse.attention.backend_choices
+    choose = chipsparse.layers.attention.backend_choices
 
     def counted(query, *others, **settings):
         chosen.append(query.stride())
         return choose(query, *others, **settings)
 
-    monkeypatch.setattr(chipsparse.attention, "backend_choices", counted)
+    monkeypatch.setattr(chipsparse.layers.attention, "backend_choices", counted)
     usual, other = (960, 480, 8, 1), (960, 480, 1, 60)
     run(Session(CONFIG, GenerationReport()))
     assert chosen == [usual]

@@ -6,27 +6,28 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import chipsparse.cache_store
+import chipsparse.cache.store
 import chipsparse.session
-from chipsparse import SparsityConfig, memory_plan
-from chipsparse.cache_kinds import KINDS, kept_kinds, kind_bytes
-from chipsparse.host_memory import HostMemory
-from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.memory_plan import (
+from chipsparse import SparsityConfig
+from chipsparse.cache import memory_plan
+from chipsparse.cache.host_memory import HostMemory
+from chipsparse.cache.kinds import KINDS, kept_kinds, kind_bytes
+from chipsparse.cache.memory_plan import (
     BudgetError,
     Capacity,
     MemoryDemand,
     cache_needs,
     working_bytes,
 )
-from chipsparse.mlp import MLPWeights
-from chipsparse.offload import OffloadPool
-from chipsparse.placement import SLOTS
+from chipsparse.cache.offload import OffloadPool
+from chipsparse.cache.placement import SLOTS
+from chipsparse.layers.mlp import MLPWeights
+from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import Action, SparsityPlan
-from chipsparse.report import GenerationReport
+from chipsparse.report.generation import GenerationReport
 from chipsparse.session import Session
 from chipsparse.step import StepContext
-from tests.chipsparse.races import TracedCopies, WatchComputation
+from tests.chipsparse.cache.races import TracedCopies, WatchComputation
 
 CPU = torch.device("cpu")
 ACTIONS = ["dense", "refresh", "sparse", "sparse", "skip", "dense", "sparse", "refresh", "sparse"]
@@ -313,7 +314,7 @@ def placement_of(session, branch):
 def with_capacity(monkeypatch, device, host=0):
     """So much memory, on a machine on which everything is worth moving."""
     monkeypatch.setattr(
-        chipsparse.cache_store, "available", lambda *args, **kwargs: Capacity(device, host)
+        chipsparse.cache.store, "available", lambda *args, **kwargs: Capacity(device, host)
     )
     monkeypatch.setattr(memory_plan, "worth_moving", lambda layer, sizes, **_: frozenset(sizes))
 
@@ -352,7 +353,7 @@ def test_a_second_generation_lives_where_the_first_one_did(monkeypatch):
     def available(*args, reserve=0.2, **kwargs):
         return Capacity(round(free[-1] * (1 - reserve)), 0)
 
-    monkeypatch.setattr(chipsparse.cache_store, "available", available)
+    monkeypatch.setattr(chipsparse.cache.store, "available", available)
     session, found = session_with(), []
     for generation, share in enumerate((0.5, 0.45, 0.25), 1):
         free.append(share * wanted())
@@ -398,7 +399,7 @@ def on_a_machine(monkeypatch, session, device, host):
         slots = SLOTS * sum(session._pool.slots.values())
         return Capacity(device - taken - slots - promised, host - memory.lent_bytes)
 
-    monkeypatch.setattr(chipsparse.cache_store, "available", available)
+    monkeypatch.setattr(chipsparse.cache.store, "available", available)
     monkeypatch.setattr(memory_plan, "worth_moving", lambda layer, sizes, **_: frozenset(sizes))
     return memory
 
@@ -411,7 +412,7 @@ def test_there_is_room_for_a_recorded_call_of_each_branch(monkeypatch):
         asked.append(working)
         return Capacity(1 << 40, 0)
 
-    monkeypatch.setattr(chipsparse.cache_store, "available", available)
+    monkeypatch.setattr(chipsparse.cache.store, "available", available)
     session = session_with()
     for branch in ("cond", "uncond", "third"):
         session._caches.admit(branch, plan, torch.device("cuda"), BOTH)

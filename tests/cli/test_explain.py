@@ -9,11 +9,11 @@ import torch
 from typer.testing import CliRunner
 
 import chipsparse
-from chipsparse.cache_kinds import KINDS
+from chipsparse.cache.kinds import KINDS
 from chipsparse.cli import outlook
 from chipsparse.cli.main import app
-from chipsparse.cost_model import Rates
-from chipsparse.profiles import ASSETS, load_profile
+from chipsparse.measure.cost_model import Rates
+from chipsparse.profiles.profile import ASSETS, load_profile
 from tests.cli.conftest import Ran
 from tests.pipelines.families.ltx import tiny_ltx_pipeline
 from tests.tiny_models import PROMPT, tiny_chroma_pipeline, tiny_flux_pipeline, tiny_wan_pipeline
@@ -556,7 +556,7 @@ def test_a_gpu_that_is_here_is_asked_and_measured(explained, folder, monkeypatch
     rates = Rates(device="Some GPU", measured=True, attention=100e12)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda _: 0)
-    monkeypatch.setattr("chipsparse.memory_plan.device_free_bytes", lambda _: 60 * GIB)
+    monkeypatch.setattr("chipsparse.cache.memory_plan.device_free_bytes", lambda _: 60 * GIB)
     monkeypatch.setattr(outlook, "measure_rates", lambda _: rates)
     arguments = ("--model", folder("wan"), *LARGE, "--ram", "1T")
     found = explained(*arguments)

@@ -500,7 +500,7 @@ def test_a_generation_that_was_interrupted(report):
 
 
 def test_a_report_from_python_at_any_time(report):
-    from chipsparse.report import GenerationReport
+    from chipsparse.report.generation import GenerationReport
 
     Path("new.json").write_text(json.dumps(GenerationReport().to_dict()))
     page = report("new.json")

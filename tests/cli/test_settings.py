@@ -8,7 +8,7 @@ import pytest
 from chipsparse.cli import model as models
 from chipsparse.cli import settings
 from chipsparse.cli.errors import UserError
-from chipsparse.profiles import GenerationDefaults
+from chipsparse.profiles.profile import GenerationDefaults
 
 
 def options(**given):

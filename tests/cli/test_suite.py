@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from chipsparse import quality
 from chipsparse.cli import suite_lab, suite_rows
 from chipsparse.cli.main import app
 from chipsparse.cli.suite_record import passes
-from chipsparse.profiles import ASSETS
+from chipsparse.measure import quality
+from chipsparse.profiles.profile import ASSETS
 from tests.cli.conftest import PROFILE
 from tests.cli.test_images import PROFILE as IMAGE_PROFILE
 from tests.tiny_models import PROMPT, tiny_flux_pipeline

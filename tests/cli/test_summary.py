@@ -156,7 +156,7 @@ def test_prompts_of_a_series_can_be_read_in_a_narrow_terminal():
 
 def test_places_that_come_with_chipsparse(tmp_path):
     from chipsparse.cli.wording import bundled_name, counted, short_place
-    from chipsparse.profiles import ASSETS
+    from chipsparse.profiles.profile import ASSETS
 
     assert bundled_name(str(ASSETS / "tiny-wan")) == "tiny-wan"
     assert bundled_name(str(ASSETS.resolve() / "tiny-wan")) == "tiny-wan"

@@ -11,12 +11,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from chipsparse import placing
 from chipsparse.cli import tune_lab
 from chipsparse.cli.lpips import Lpips
 from chipsparse.cli.main import app
 from chipsparse.cli.tune_names import pair_of
-from chipsparse.profiles import load_profile
+from chipsparse.common import finished_files
+from chipsparse.profiles.profile import load_profile
 from chipsparse.tuning.results_file import ResultsFile
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
@@ -377,7 +377,7 @@ def test_measurements_that_cannot_be_kept_end_the_search(again, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(placing, "write_checked", full)
+    monkeypatch.setattr(finished_files, "write_checked", full)
     result = again("--min-psnr", "20")
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1] == (

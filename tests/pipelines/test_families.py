@@ -12,7 +12,7 @@ import torch
 
 import chipsparse
 from chipsparse import SparsityConfig
-from chipsparse.cache_kinds import PARTS
+from chipsparse.cache.kinds import PARTS
 from chipsparse.cli.settings import vae_factors
 from tests.pipelines.model_state import actions, state_of
 

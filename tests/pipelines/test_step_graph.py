@@ -16,22 +16,22 @@ from peft import LoraConfig
 
 import chipsparse
 import chipsparse.session
-from chipsparse.cache import AttentionCache
-from chipsparse.cuda_recorder import CudaRecorder
-from chipsparse.kernels.column_sparse_attention import column_sparse_attention
-from chipsparse.kernels.dense_attention.measure import FastestKernel
-from chipsparse.kernels.neuron_selection import neuron_selection
-from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
-from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
-from chipsparse.memory_plan import working_bytes
-from chipsparse.plan import SparsityPlan
-from chipsparse.step_graph import (
+from chipsparse.cache.memory_plan import working_bytes
+from chipsparse.cache.tensors import AttentionCache
+from chipsparse.graphs.cuda_recorder import CudaRecorder
+from chipsparse.graphs.step_graph import (
     MOST_ATTEMPTS,
     MOST_RECORDINGS,
     Arguments,
     StepGraphs,
     TensorsInPlace,
 )
+from chipsparse.kernels.column_sparse_attention import column_sparse_attention
+from chipsparse.kernels.dense_attention.measure import FastestKernel
+from chipsparse.kernels.neuron_selection import neuron_selection
+from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
+from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
+from chipsparse.plan import SparsityPlan
 from tests.devices import DEVICES
 from tests.graph_stand_in import TapeRecorder
 from tests.pipelines.test_flux import SPARSE

@@ -8,8 +8,8 @@ import torch
 
 import chipsparse
 import chipsparse.session
+from chipsparse.graphs.step_graph import StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
-from chipsparse.step_graph import StepGraphs
 from tests.devices import DEVICES
 from tests.graph_stand_in import TapeRecorder
 from tests.pipelines import test_flux, test_wan

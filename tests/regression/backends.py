@@ -17,7 +17,7 @@ from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_sele
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
 from chipsparse.plan import Action
-from chipsparse.report import GenerationReport
+from chipsparse.report.generation import GenerationReport
 
 OPERATIONS: tuple[Operation[..., Any], ...] = (
     column_selection,

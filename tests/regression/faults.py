@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from chipsparse import attention
-from chipsparse.cache import AttentionCache
-from chipsparse.cache_store import CacheStore
+from chipsparse.cache.store import CacheStore
+from chipsparse.cache.tensors import AttentionCache
 from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import (
     ColumnSparseAttention,
@@ -28,6 +27,7 @@ from chipsparse.kernels.dense_attention_column_sums import (
 from chipsparse.kernels.neuron_selection import neuron_selection
 from chipsparse.kernels.sparse_mlp_down import SparseMLPDown, sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import SparseMLPUp, sparse_mlp_up
+from chipsparse.layers import attention
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.session import Session
 from tests.wrapped_backends import Launch, wrap_backends

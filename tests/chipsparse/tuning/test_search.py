@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from chipsparse.config import SparsityConfig
-from chipsparse.schedule import Action, Schedule
-from chipsparse.tuned_range import TunedTarget
+from chipsparse.profiles.tuned_range import TunedTarget
+from chipsparse.schedule.schedule import Action, Schedule
 from chipsparse.tuning.forms import StepSeconds
 from chipsparse.tuning.rivals import KEEP_FRACTIONS
 from chipsparse.tuning.search import Search, Unreachable, least_budget
