@@ -12,7 +12,7 @@ FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Tiles within the last-level cache make the references fastest on a CPU; on a GPU larger tiles keep
 # the number of launches down.
 CPU_TILE_BYTES = 8 << 20
-DEFAULT_TRANSIENT_BYTES = 256 << 20
+TRANSIENT_BYTES = 256 << 20
 
 
 def compute_dtype(tensor: torch.Tensor) -> torch.dtype:
@@ -25,11 +25,9 @@ def group_count(rows: int, group_rows: int) -> int:
     return -(-rows // group_rows)
 
 
-def tile_bytes(device: torch.device, max_transient_bytes: int) -> int:
-    """Bytes that one tile of a reference may take on this device, within the caller's limit."""
-    if device.type == "cpu":
-        return min(max_transient_bytes, CPU_TILE_BYTES)
-    return max_transient_bytes
+def tile_bytes(device: torch.device) -> int:
+    """Bytes that one tile of a reference may take on this device."""
+    return CPU_TILE_BYTES if device.type == "cpu" else TRANSIENT_BYTES
 
 
 def ranges(count: int, bytes_each: int, limit_bytes: int) -> Iterator[tuple[int, int]]:

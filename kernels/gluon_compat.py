@@ -152,7 +152,7 @@ def compile_sparse_mlp_up(
 ) -> Any:
     """Compiles ``sparse_mlp_up.gluon_sm90`` as it is launched; not ``even`` for ragged sizes."""
     module = importlib.import_module("chipsparse.kernels.sparse_mlp_up.gluon_sm90")
-    config = module.Config()
+    config = module.CONFIG
     constants = {name.upper(): value for name, value in asdict(config).items()} | {
         "HAS_COUNTS": not even,
         "HAS_BIAS": True,
@@ -176,7 +176,7 @@ def compile_sparse_mlp_up(
 def compile_sparse_mlp_down(*, addend: bool = False, even: bool = True, half: str = "bf16") -> Any:
     """Compiles ``sparse_mlp_down.gluon_sm90`` as it is launched; not ``even`` for ragged sizes."""
     module = importlib.import_module("chipsparse.kernels.sparse_mlp_down.gluon_sm90")
-    config = module.Config()
+    config = module.CONFIG
     constants = {name.upper(): value for name, value in asdict(config).items()} | {
         "HAS_COUNTS": not even,
         "HAS_ADDEND": addend,

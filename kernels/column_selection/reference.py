@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from chipsparse.kernels.checks import DEFAULT_TRANSIENT_BYTES, ranges
+from chipsparse.kernels.checks import TRANSIENT_BYTES, ranges
 from chipsparse.kernels.column_selection import ColumnSelection
 from chipsparse.kernels.mask_packing.reference import packed_bits
 
@@ -28,7 +28,7 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
     )
     bytes_per_group = columns * TRANSIENT_BYTES_PER_COLUMN
     for b, h in product(range(batch), range(heads)):
-        for first, last in ranges(groups, bytes_per_group, DEFAULT_TRANSIENT_BYTES):
+        for first, last in ranges(groups, bytes_per_group, TRANSIENT_BYTES):
             sums = column_sums[b, h, first:last].float()
             keys = _ordered_keys(sums)
             static = None if static_columns is None else static_columns[b, h, first:last]

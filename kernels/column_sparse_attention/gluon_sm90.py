@@ -399,19 +399,15 @@ def _column_sparse_attention_kernel(
     # fmt: on
 
 
-def column_sparse_attention(
-    call: ColumnSparseAttention, *, config: Config | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, torch.Tensor]:
     """See `ColumnSparseAttention`; the call is checked."""
     query, scale = triton_support.with_positive_scale(call.query, call.softmax_scale)
     key, value, indices, counts = call.key, call.value, call.indices, call.counts
     group_rows, residual = call.group_rows, call.residual
     batch, heads, rows, head_dim = query.shape
     device = query.device
-    if config is None:
-        block_rows = next(r for r in (192, 128, 64) if group_rows % r == 0)
-        config = CONFIGS[head_dim, block_rows]
-    block_rows = 64 * config.consumers
+    block_rows = next(r for r in (192, 128, 64) if group_rows % r == 0)
+    config = CONFIGS[head_dim, block_rows]
     blocks_per_group = group_rows // block_rows
     groups = counts.shape[2]
     blocks = groups * blocks_per_group

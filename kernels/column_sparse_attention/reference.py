@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from chipsparse.kernels.checks import (
-    DEFAULT_TRANSIENT_BYTES,
     compute_dtype,
     ranges,
     tile_bytes,
@@ -34,7 +33,7 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
     # Looking at the counts would make the host wait for a GPU; there the tail is always masked.
     masked = device.type != "cpu" or not bool((counts == capacity).all())
     group_bytes = 2 * (group_rows + head_dim) * capacity * dtype.itemsize
-    limit = tile_bytes(device, DEFAULT_TRANSIENT_BYTES)
+    limit = tile_bytes(device)
     full = rows // group_rows
     output = torch.empty(batch, heads, rows, head_dim, dtype=dtype, device=device)
     lse = torch.empty(batch, heads, rows, dtype=dtype, device=device)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from chipsparse.kernels.checks import (
-    DEFAULT_TRANSIENT_BYTES,
     compute_dtype,
     ranges,
     tile_bytes,
@@ -23,7 +22,7 @@ def dense_attention(call: DenseAttention) -> tuple[torch.Tensor, torch.Tensor]:
     lse = torch.empty(batch, heads, rows, dtype=dtype, device=query.device)
     key, value = call.key.to(dtype), call.value.to(dtype)
     row_bytes = 2 * batch * heads * key.shape[2] * dtype.itemsize
-    limit = tile_bytes(query.device, DEFAULT_TRANSIENT_BYTES)
+    limit = tile_bytes(query.device)
     for first, last in ranges(rows, row_bytes, limit):
         scores = (query[:, :, first:last].to(dtype) * call.softmax_scale) @ key.mT
         weights, lse[:, :, first:last] = softmax_with_lse(scores)

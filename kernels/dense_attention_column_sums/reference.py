@@ -7,7 +7,6 @@ from itertools import product
 import torch
 
 from chipsparse.kernels.checks import (
-    DEFAULT_TRANSIENT_BYTES,
     compute_dtype,
     group_chunks,
     group_count,
@@ -38,7 +37,7 @@ def dense_attention_column_sums(
         batch, heads, groups, columns, dtype=column_sums_dtype(query), device=device
     )
     group_bytes = 2 * group_rows * columns * dtype.itemsize
-    limit = tile_bytes(device, DEFAULT_TRANSIENT_BYTES)
+    limit = tile_bytes(device)
     lse_previous = call.lse_previous.to(dtype)
     for b, h in product(range(batch), range(heads)):
         key_tile, value_tile = key[b, h].to(dtype), value[b, h].to(dtype)

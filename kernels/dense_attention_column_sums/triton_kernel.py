@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from chipsparse.kernels.checks import DEFAULT_TRANSIENT_BYTES, group_count, ranges
+from chipsparse.kernels.checks import TRANSIENT_BYTES, group_count, ranges
 from chipsparse.kernels.dense_attention_column_sums import DenseAttentionColumnSums
 from chipsparse.kernels.dense_attention_column_sums.reference import LARGEST_EXPONENT
 from chipsparse.kernels.triton_blocks import dot, row_block
@@ -46,7 +46,7 @@ def dense_attention_column_sums(
     """See `DenseAttentionColumnSums`; the call is checked, ``config`` names one of `CONFIGS`.
 
     A group of more rows than a block gets sums per block in float32, added in a fixed order; as
-    many groups are done at a time as `DEFAULT_TRANSIENT_BYTES` has room for. Without
+    many groups are done at a time as `TRANSIENT_BYTES` has room for. Without
     ``with_column_sums`` the kernel is plain attention, to show that the rest stays the same.
     """
     query, scale = with_positive_scale(call.query, call.softmax_scale)
@@ -102,7 +102,7 @@ def dense_attention_column_sums(
         return output, lse, column_sums
     unit_sums = column_sums.view(units, columns)
     # One more row for their sum, which is float32 before it is rounded.
-    for first, last in ranges(units, 4 * (blocks + 1) * columns, DEFAULT_TRANSIENT_BYTES):
+    for first, last in ranges(units, 4 * (blocks + 1) * columns, TRANSIENT_BYTES):
         sums = torch.empty(last - first, blocks, columns, dtype=torch.float32, device=device)
         launch(first, last, sums)
         unit_sums[first:last] = sums.sum(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from chipsparse.kernels.checks import DEFAULT_TRANSIENT_BYTES, ranges
+from chipsparse.kernels.checks import TRANSIENT_BYTES, ranges
 from chipsparse.kernels.mask_packing import PackedToIndices, PackMask, UnpackMask
 
 # What the compaction holds per column of a row: the bit and its inverse, places and entries.
@@ -40,7 +40,7 @@ def packed_to_indices(call: PackedToIndices) -> tuple[torch.Tensor, torch.Tensor
     shape, device = packed.shape[:-1], packed.device
     packed = packed.reshape(shape.numel(), packed.shape[-1])
     rows = packed.shape[0]
-    chunks = list(ranges(rows, columns * TRANSIENT_BYTES_PER_COLUMN, DEFAULT_TRANSIENT_BYTES))
+    chunks = list(ranges(rows, columns * TRANSIENT_BYTES_PER_COLUMN, TRANSIENT_BYTES))
     counts = torch.zeros(rows, dtype=torch.int32, device=device)
     for first, last in chunks:
         counts[first:last] = unpacked_bits(packed[first:last], columns).sum(-1)

@@ -88,15 +88,12 @@ def neuron_selection(call: NeuronSelection) -> torch.Tensor:
     return highest_changes(scores, means, mean_cache, keep)
 
 
-def mean_tokens(
-    hidden: torch.Tensor, group_rows: int, *, config: str | None = None
-) -> torch.Tensor:
+def mean_tokens(hidden: torch.Tensor, group_rows: int) -> torch.Tensor:
     """Mean token of each group, as two numbers whose sum it is.
 
     Args:
         hidden: ``[B, N, C]``.
         group_rows: tokens of a group.
-        config: names one of `MEAN_CONFIGS`.
 
     Returns:
         ``[2, B, G, C]`` in hidden's dtype, contiguous.
@@ -106,7 +103,7 @@ def mean_tokens(
     parts = torch.empty(2, batch, groups, channels, dtype=hidden.dtype, device=hidden.device)
     if parts.numel() == 0:
         return parts
-    options = dict(MEAN_CONFIGS[config or default_mean_config(channels)])
+    options = dict(MEAN_CONFIGS[default_mean_config(channels)])
     options["ROWS"] = min(options["ROWS"], next_power_of_2(group_rows))
     with torch.cuda.device_of(hidden):
         launch(
@@ -125,11 +122,7 @@ def mean_tokens(
 
 
 def thin_product(
-    parts: torch.Tensor,
-    layer: FirstLayerCall[Any],
-    mean_cache: torch.Tensor | None,
-    *,
-    config: str | None = None,
+    parts: torch.Tensor, layer: FirstLayerCall[Any], mean_cache: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The first layer on mean tokens, and how far its results are from the cached ones.
 
@@ -137,7 +130,6 @@ def thin_product(
         parts: ``[2, B, G, C]`` of `mean_tokens`.
         layer: has the weights, and the activation of the gate.
         mean_cache: float32 ``[B, G, F]``, or None.
-        config: names one of `PRODUCT_CONFIGS`.
 
     Returns:
         Means and, given a mean_cache, their absolute differences from it; float32 ``[B, G, F]``.
@@ -151,7 +143,7 @@ def thin_product(
         return means, scores
     cache = means if mean_cache is None else mean_cache
     gated = gate_weight is not None
-    config = config or default_product_config(parts.device, all_groups, gated=gated)
+    config = default_product_config(parts.device, all_groups, gated=gated)
     options = dict(PRODUCT_CONFIGS[config])
     options["BLOCK_M"] = min(options["BLOCK_M"], max(16, next_power_of_2(all_groups)))
     gate_weight = weight if gate_weight is None else gate_weight  # never read where there is none
@@ -195,9 +187,6 @@ def highest_changes(
     means: torch.Tensor,
     mean_cache: torch.Tensor,
     keep: int,
-    *,
-    part: int | None = None,
-    warps: int | None = None,
 ) -> torch.Tensor:
     """The neurons of the ``keep`` highest scores, whose means are then cached.
 
@@ -206,9 +195,6 @@ def highest_changes(
         means: float32 ``[B, G, F]``, contiguous.
         mean_cache: float32 ``[B, G, F]``, MUTATED.
         keep: from 1 to F.
-        part: neurons that a program lists, a power of two; None for as few as the device has
-            multiprocessors for, `TOP_PART` or more.
-        warps: of a program; None for those in `TOP_WARPS`.
 
     Returns:
         int32 ``[B, G, keep]``, ascending.
@@ -216,13 +202,12 @@ def highest_changes(
     batch, groups, neurons = scores.shape
     indices = torch.empty(batch, groups, keep, dtype=torch.int32, device=scores.device)
     block = max(16, next_power_of_2(neurons))
-    if part is None:
-        part = min(block, TOP_PART)
-        programs = batch * groups * cdiv(neurons, part)
-        if scores.is_cuda and programs > multiprocessors(scores.device):
-            part = block
-    if warps is None:
-        warps = next(warps for most, warps in TOP_WARPS if block <= most)
+    # A program lists as few neurons as the device has multiprocessors for, `TOP_PART` or more.
+    part = min(block, TOP_PART)
+    programs = batch * groups * cdiv(neurons, part)
+    if scores.is_cuda and programs > multiprocessors(scores.device):
+        part = block
+    warps = next(warps for most, warps in TOP_WARPS if block <= most)
     with torch.cuda.device_of(scores):
         launch(
             _top_kernel,

@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from chipsparse.kernels import triton_support
-from chipsparse.kernels.gluon_blocks import Config, halves, lists_at_once, locate
+from chipsparse.kernels.gluon_blocks import CONFIG, halves, lists_at_once, locate
 from chipsparse.kernels.gluon_compat import (
     async_load,
     descriptor,
@@ -230,11 +230,10 @@ def _sparse_mlp_down_kernel(
     # fmt: on
 
 
-def sparse_mlp_down(call: SparseMLPDown, *, config: Config | None = None) -> torch.Tensor:
+def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
     """See `SparseMLPDown`; the call is checked."""
     delta, weight, neuron_indices = call.delta, call.weight, call.neuron_indices
     output_cache, addend, counts = call.output_cache, call.addend, call.counts
-    config = config or Config()
     batch, rows, capacity = delta.shape
     channels = weight.shape[0]
     groups = neuron_indices.shape[1]
@@ -260,14 +259,14 @@ def sparse_mlp_down(call: SparseMLPDown, *, config: Config | None = None) -> tor
     shape = (batch, capacity, -(-rows // 8) * 8)
     strides = (delta.stride(0), delta.stride(2), 1)
     changes = delta.as_strided(shape, strides)
-    tiles = -(-channels // config.tile)
+    tiles = -(-channels // CONFIG.tile)
     items = batch * groups * tiles
     sms = triton_support.multiprocessors(delta.device)
     with torch.cuda.device(delta.device):
         launch(
             _sparse_mlp_down_kernel,
             (min(items, sms),),
-            descriptor(changes, [1, config.depth, 64]),
+            descriptor(changes, [1, CONFIG.depth, 64]),
             weight,
             neuron_indices.contiguous(),
             neuron_indices if counts is None else counts.contiguous(),
@@ -287,15 +286,15 @@ def sparse_mlp_down(call: SparseMLPDown, *, config: Config | None = None) -> tor
             cache.stride(1) // 8,
             added.stride(0),
             added.stride(1) // 8,
-            TILE=config.tile,
-            DEPTH=config.depth,
-            STAGES=config.stages,
-            PRODUCER_WARPS=config.producer_warps,
-            CONSUMER_REGISTERS=config.consumer_registers,
-            PRODUCER_REGISTERS=config.producer_registers,
+            TILE=CONFIG.tile,
+            DEPTH=CONFIG.depth,
+            STAGES=CONFIG.stages,
+            PRODUCER_WARPS=CONFIG.producer_warps,
+            CONSUMER_REGISTERS=CONFIG.consumer_registers,
+            PRODUCER_REGISTERS=CONFIG.producer_registers,
             HAS_COUNTS=counts is not None,
             HAS_ADDEND=addend is not None,
-            EVEN_CHANNELS=channels % config.tile == 0,
+            EVEN_CHANNELS=channels % CONFIG.tile == 0,
             WIDE_ROWS=weight.shape[1] * weight.stride(1) >= 2**31,
             num_warps=4,
         )

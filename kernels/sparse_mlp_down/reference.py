@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from chipsparse.kernels.checks import (
-    DEFAULT_TRANSIENT_BYTES,
     compute_dtype,
     group_chunks,
     tile_bytes,
@@ -25,7 +24,7 @@ def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
     # where the weight is not stored that way.
     neuron_rows = weight.t().contiguous()
     group_bytes = (capacity + 2 * group_rows) * channels * dtype.itemsize
-    limit = tile_bytes(delta.device, DEFAULT_TRANSIENT_BYTES)
+    limit = tile_bytes(delta.device)
     for b in range(batch):
         for chunk in group_chunks(rows, group_rows, group_bytes, limit):
             change = delta[b, chunk.rows].to(dtype).unflatten(0, chunk.shape)

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 
 from chipsparse.kernels.calls import Activation
 from chipsparse.kernels.checks import (
-    DEFAULT_TRANSIENT_BYTES,
     compute_dtype,
     group_chunks,
     tile_bytes,
@@ -27,7 +26,7 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
     if capacity == 0:
         return delta
     group_bytes = (channels + 3 * group_rows) * capacity * dtype.itemsize
-    limit = tile_bytes(hidden.device, DEFAULT_TRANSIENT_BYTES)
+    limit = tile_bytes(hidden.device)
     for b in range(batch):
         for chunk in group_chunks(rows, group_rows, group_bytes, limit):
             neurons = neuron_indices[b, chunk.groups].long()

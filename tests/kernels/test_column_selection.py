@@ -239,7 +239,7 @@ def test_small_chunks_change_nothing(monkeypatch):
     sums = torch.rand(2, 2, 7, 33)
     options = {"keep_count": 5, "random_count": 4, "static_columns": torch.rand(7, 33) < 0.1}
     expected = column_selection(sums, **options)
-    monkeypatch.setattr(reference, "DEFAULT_TRANSIENT_BYTES", 33 * 32 * 2)
+    monkeypatch.setattr(reference, "TRANSIENT_BYTES", 33 * 32 * 2)
     assert torch.equal(column_selection(sums, **options), expected)
 
 

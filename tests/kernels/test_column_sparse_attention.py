@@ -515,7 +515,7 @@ def test_transient_memory_stays_within_the_limit(groups_at_once, monkeypatch):
     limit = groups_at_once * 2 * (64 + 16) * indices.shape[-1] * 4
     options = {"group_rows": 64, "backend": "reference"}
     large = column_sparse_attention(*inputs, indices, counts, **options)
-    monkeypatch.setattr(reference, "DEFAULT_TRANSIENT_BYTES", limit)
+    monkeypatch.setattr(reference, "tile_bytes", lambda _: limit)
     with LargestResult() as largest:
         small = column_sparse_attention(*inputs, indices, counts, **options)
     assert 0 < largest.nbytes <= groups_at_once * 64 * indices.shape[-1] * 4  # the scores

@@ -280,7 +280,7 @@ def test_transient_memory_stays_within_the_limit(groups_at_once, monkeypatch):
     limit = groups_at_once * 2 * 64 * 2000 * 4  # scores and weights
     options = {"group_rows": 64, "backend": "reference"}
     large = dense_attention_column_sums(*inputs, previous, **options)
-    monkeypatch.setattr(reference, "DEFAULT_TRANSIENT_BYTES", limit)
+    monkeypatch.setattr(reference, "tile_bytes", lambda _: limit)
     with LargestResult() as largest:
         small = dense_attention_column_sums(*inputs, previous, **options)
     assert 64 * 2000 * 4 <= largest.nbytes <= limit // 2

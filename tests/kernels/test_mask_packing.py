@@ -199,7 +199,7 @@ def test_nothing_kept_and_no_rows(backend, device):
 def test_small_chunks_change_nothing(monkeypatch, device):
     mask = random_mask(1, 4, 400, 131, 8, device=device)
     expected = index_lists(mask)
-    monkeypatch.setattr(reference, "DEFAULT_TRANSIENT_BYTES", 131 * 21 * 3)
+    monkeypatch.setattr(reference, "TRANSIENT_BYTES", 131 * 21 * 3)
     indices, counts = packed_to_indices(pack_mask(mask), 131, backend="reference")
     assert torch.equal(indices, expected[0])
     assert torch.equal(counts, expected[1])
