@@ -1,7 +1,6 @@
 """The kinds of tensors that a layer keeps between steps, and how many bytes each takes.
 
 Known from the sizes of a model alone, so that memory can be planned before anything is computed.
-The fields of `AttentionCache` and `MLPCache` that hold tensors are these kinds, one by one.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from chipsparse.cache.tensors import AttentionCache, MLPCache, TensorCache
 from chipsparse.config import Part, SparsityConfig
 from chipsparse.kernels.checks import group_count
 from chipsparse.kernels.token_layout import ALIGNMENT
@@ -37,21 +37,15 @@ class CacheKind:
     rewritten: bool = False
 
 
-# Those that move both ways stand first: to keep them on the GPU saves most.
+# In the order in which they are put on the device.
+CACHES: tuple[tuple[Part, type[TensorCache]], ...] = (
+    ("mlp", MLPCache),
+    ("attention", AttentionCache),
+)
 KINDS = {
-    kind.name: kind
-    for kind in (
-        CacheKind("mean", "mlp", rewritten=True),
-        CacheKind("output", "mlp", rewritten=True),
-        CacheKind("activation", "mlp", rewritten=True),
-        CacheKind("neurons", "mlp"),
-        CacheKind("lse", "attention"),
-        CacheKind("lse_dense", "attention"),
-        CacheKind("kept_mass", "attention"),
-        CacheKind("columns", "attention"),
-        CacheKind("residual", "attention"),
-        CacheKind("drift", "attention"),
-    )
+    name: CacheKind(name, part, kept.rewritten)
+    for part, cache in CACHES
+    for name, kept in cache.kept.items()
 }
 
 RULE_KINDS = {

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -120,7 +121,7 @@ def attention_times(
 
     def refresh(cache: AttentionCache | None = None) -> torch.Tensor:
         return attention.refresh_step(
-            cache or replace(before),
+            cache or copy(before),
             query,
             key,
             value,
@@ -135,7 +136,7 @@ def attention_times(
     choices = attention.backend_choices(
         query, key, value, group_rows=config.group_rows, backend=None
     )
-    refreshed = replace(before)
+    refreshed = copy(before)
     refresh(refreshed)
 
     def sparse() -> torch.Tensor:
@@ -218,7 +219,7 @@ def mlp_times(
 
     def sparse(keep_count: int = plan.mlp_keep_count(layer)) -> torch.Tensor:
         return mlp.sparse_step(
-            replace(cache),
+            copy(cache),
             after,
             weights,
             config=config,
