@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from chipsparse.common.byte_sizes import parse_bytes
 from chipsparse.common.validation import Validated, build, option, shown
+from chipsparse.old_names import nested, reads_old_names, renewed, tell
 from chipsparse.schedule.step_lists import Between
 
 Part = Literal["attention", "mlp"]
@@ -41,6 +42,7 @@ class DenseWarning(UserWarning):
     """A generation computes nothing sparse although its config asks for it."""
 
 
+@reads_old_names("attention")
 @dataclass(frozen=True)
 class AttentionConfig(Validated):
     """Which columns of self-attention are computed on sparse steps, and how the rest is reused."""
@@ -90,6 +92,7 @@ class AttentionConfig(Validated):
     )
 
 
+@reads_old_names("mlp")
 @dataclass(frozen=True)
 class MLPConfig(Validated):
     """Which neurons of the feed-forward layers are recomputed on sparse steps."""
@@ -115,6 +118,7 @@ PUBLISHED_FORM = (
 )
 
 
+@reads_old_names("schedule")
 @dataclass(frozen=True)
 class ScheduleConfig(Validated):
     """Which denoising steps are computed in full, refreshed, sparse or skipped.
@@ -280,21 +284,6 @@ def _listed(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class GuardConfig(Validated):
-    """A watch over sparse attention: layers that are far off are refreshed before their turn."""
-
-    bound: float | None = option(
-        None,
-        "a layer whose relative attention error, measured on a few query groups at every sparse "
-        "step, passes this is refreshed at the next computed step; null: nothing is measured",
-        minimum=0.0,
-    )
-    groups: int = option(
-        2, "query groups of a layer that a sparse step also computes exactly", minimum=1
-    )
-
-
-@dataclass(frozen=True)
 class LayerBudget(Validated):
     """What some layers keep where it is not what the others keep.
 
@@ -408,6 +397,7 @@ class MemoryConfig(Validated):
         super().__post_init__()
 
 
+@reads_old_names()
 @dataclass(frozen=True)
 class SparsityConfig(Validated):
     """Everything that decides what is computed. Immutable; compare with ``==``.
@@ -420,7 +410,6 @@ class SparsityConfig(Validated):
     attention: AttentionConfig = option(AttentionConfig(), "self-attention")
     mlp: MLPConfig = option(MLPConfig(), "feed-forward layers")
     schedule: ScheduleConfig = option(ScheduleConfig(), "denoising steps")
-    guard: GuardConfig = option(GuardConfig(), "error of sparse attention")
     layers: tuple[LayerBudget, ...] = option((), "layers that keep more or less than the others")
     token_order: TokenOrderConfig = option(TokenOrderConfig(), "order of the video or image tokens")
     memory: MemoryConfig = option(MemoryConfig(), "memory of the caches")
@@ -459,6 +448,9 @@ class SparsityConfig(Validated):
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> SparsityConfig:
         """Builds a config from nested mappings, as YAML gives them."""
+        said: list[str] = []
+        data = renewed(data, said)
+        tell(said)
         return build(cls, data)
 
     def override(self, values: Mapping[str, Any]) -> SparsityConfig:
@@ -473,16 +465,24 @@ class SparsityConfig(Validated):
         if not isinstance(values, Mapping):
             raise ValueError(f"override: expected a mapping such as {example}, got {shown(values)}")
         data = dataclasses.asdict(self)
+        said: list[str] = []
         for path, value in values.items():
             if not isinstance(path, str):
                 raise ValueError(
                     f"override: expected paths of fields such as {example}, got {shown(path)}"
                 )
-            *parents, last = path.split(".")
-            node: Any = data
-            for name in parents:
-                if not isinstance(node.get(name), dict):
-                    raise ValueError(f"{path}: unknown field; allowed: {', '.join(node)}")
-                node = node[name]
-            node[last] = value
+            change = renewed(nested(path, value), said)
+            _apply(change, data, depth=path.count("."), path=path)
+        tell(said)
         return build(SparsityConfig, data)
+
+
+def _apply(change: Mapping[str, Any], data: Any, *, depth: int, path: str) -> None:
+    """Puts what stands ``depth`` groups below the top of a change into nested mappings."""
+    for name, value in change.items():
+        if depth and isinstance(value, Mapping):
+            if not isinstance(data.get(name), dict):
+                raise ValueError(f"{path}: unknown field; allowed: {', '.join(data)}")
+            _apply(value, data[name], depth=depth - 1, path=path)
+        else:
+            data[name] = value

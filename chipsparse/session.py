@@ -24,7 +24,6 @@ from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.kernels.dispatch import kind_of
 from chipsparse.layers import attention, mlp
 from chipsparse.layers.attention import AttentionBudget
-from chipsparse.layers.error_guard import ErrorGuard
 from chipsparse.layers.kept_columns import KeptColumns, read_kept_columns
 from chipsparse.layers.missed_refreshes import MissedRefreshes
 from chipsparse.layers.mlp import MLPWeights
@@ -78,7 +77,6 @@ class Session:
         self._caches = CacheStore(self._pool, report.note, report.fall_back)
         # Facts about the device, not about a generation: a second one runs on the same kernels.
         self._kernels = FastestKernel()
-        self._guard = ErrorGuard(config.guard, config.seed)
         self._recorder = CallRecorder(report)
         self._graphs = StepGraphs() if graphs is None else graphs
         self._missed = MissedRefreshes()
@@ -98,7 +96,6 @@ class Session:
         self._graphs.reset()
         self._caches.reset()
         self._held_bytes = 0, 0  # of the caches when they were last counted: all, and on the host
-        self._guard.reset()
         self._missed.reset()
         self._recorded: dict[str, Action] = {}
         self._last_step: dict[str, int] = {}
@@ -442,7 +439,7 @@ class Session:
                 query, key, value, group_rows=config.group_rows, backend=self._backend
             ),
         )
-        action, early = self._attention_action(layer, record.action)
+        action = self._attention_action(layer, record.action)
         entry.action = action
         kinds, planned = self._reads("attention", action), self._reads("attention", record.action)
         with self._caches.lend(context.branch, layer, "attention", kinds, planned) as cache:
@@ -462,7 +459,7 @@ class Session:
                 )
             if action is Action.SPARSE:
                 entry.computed = cache.kept_fraction
-                output = attention.sparse_step(
+                return attention.sparse_step(
                     cache,
                     query,
                     key,
@@ -473,21 +470,6 @@ class Session:
                     choices=choices,
                     step=context.step,
                 )
-                if self._guard.enabled:
-                    record.guard_errors[layer] = self._guard.look(
-                        context.branch,
-                        layer,
-                        output,
-                        query,
-                        key,
-                        value,
-                        rows=config.group_rows,
-                        scale=scale,
-                        backend=self._backend,
-                    )
-                return output
-            if early:
-                record.early_refreshes.append(layer)
             budget = self._attention_budget(layer, key)
             if self._lists_by_budget(layer, key):
                 budget = budget.without_waiting(config, key.shape[2])
@@ -499,8 +481,7 @@ class Session:
                 value,
                 config=config,
                 budget=budget,
-                # Columns with which the layer went wrong are no longer the right ones.
-                reselect=self.config.schedule.reselect or early,
+                reselect=self.config.schedule.reselect,
                 scale=scale,
                 backend=self._backend,
                 kernels=self._kernels,
@@ -512,29 +493,24 @@ class Session:
             self._missed.made(context.branch, layer, "attention", context.step)
             return output
 
-    def _attention_action(self, layer: int, action: Action) -> tuple[Action, bool]:
-        """What a layer does, and whether it is a refresh that the error guard asked for.
-
-        A fuller action than the step's for a layer that was passed over (by a block cache, say), or
-        whose error passed the bound when it was last computed.
-        """
+    def _attention_action(self, layer: int, action: Action) -> Action:
+        """What a layer does: more than the step for one passed over (by a block cache, say)."""
         _, context, _ = self._open_call()
-        passed_bound = self._guard.take(context.branch, layer)
 
         def recorded(kind: str) -> bool:
             return self._caches.has(context.branch, layer, kind)
 
         if not recorded("lse"):
-            return self._recorder.catch_up(layer, "attention", Action.DENSE), False
+            return self._recorder.catch_up(layer, "attention", Action.DENSE)
         if action is not Action.SPARSE:
-            return action, False
+            return action
         empty = not (recorded("columns") or recorded("residual"))
         if empty or self._missed.behind(context.branch, layer, "attention"):
-            return self._recorder.catch_up(layer, "attention", Action.REFRESH), False
+            return self._recorder.catch_up(layer, "attention", Action.REFRESH)
         if self._lists_were_cut(layer):
             self._make_lists_anew(layer)
-            return Action.REFRESH, False
-        return (Action.REFRESH, True) if passed_bound else (action, False)
+            return Action.REFRESH
+        return action
 
     def _attention_budget(self, layer: int, key: torch.Tensor) -> AttentionBudget:
         plan, context, _ = self._open_call()

@@ -262,7 +262,6 @@ def _settings(draw: random.Random) -> dict[str, Any]:
         "schedule.warmup_steps": (3,),
         "schedule.forecast": (0.5, 1.0),
         "schedule.first_dense_layers": (1,),
-        "guard.bound": (0.05, 0.5),
         "layers": ([{"layers": "0", "attention": "dense", "mlp": 0.5}],),
         "memory.ram": ("0", "64K", "1M"),
     }

@@ -116,12 +116,6 @@ def kept_columns(plan: SparsityPlan, layer: int) -> int:
     return min(layout.tokens, budget.most_columns(config))
 
 
-def checked_share(plan: SparsityPlan) -> float:
-    """Share of the query rows that a sparse step also computes exactly, for the error guard."""
-    guard, rows = plan.config.guard, plan.config.attention.group_rows
-    return 0.0 if guard.bound is None else min(1.0, guard.groups * rows / plan.layout.tokens)
-
-
 def layer_time(
     layer: int,
     action: Action,
@@ -151,7 +145,7 @@ def layer_time(
         kept = kept_columns(plan, layer) / layout.tokens / rates.sparse_attention
         forecast = plan.config.attention.forecast > 0
         if action is Action.SPARSE:
-            attention *= kept + checked_share(plan)
+            attention *= kept
             passes = FORECAST_PASSES if forecast else 0
             attention += passes * tokens * layout.channels * dtype.itemsize / rates.memory
         elif action is Action.REFRESH:

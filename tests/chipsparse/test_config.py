@@ -87,8 +87,6 @@ def test_is_frozen():
         ("attention.delta_rule", "add", "one of merge, difference, kept_only, reuse, got 'add'"),
         ("schedule.skip_steps", [3, -1], "at least 0, got -1"),
         ("schedule.actions", ["dense", "all"], "[1]: expected one of dense, refresh, sparse"),
-        ("guard.bound", -0.1, "at least 0, got -0.1"),
-        ("guard.groups", 0, "at least 1, got 0"),
         ("token_order.voxel", [4, 4], "expected 3 whole numbers"),
         ("backend", "cuda", "one of auto, reference, got 'cuda'"),
         ("seed", None, "expected a whole number, got None"),

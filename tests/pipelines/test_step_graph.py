@@ -515,7 +515,6 @@ def test_skipped_steps_stand_between(pipe):
     "settings",
     [
         {"cuda_graphs": "never"},
-        {"guard.bound": 10.0},
         {"attention.forecast": 0.5},
         {"mlp.reselect_every": 2},
         {"memory.offload": "always"},
