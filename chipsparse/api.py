@@ -379,6 +379,11 @@ def _resolve(
             )
         return config, None
     profile = _profile(pipe, config, transformer_class)
+    if not profile.serves(transformer_class):
+        raise ValueError(
+            f"{profile.source} is a profile for {profile.model_class}, but the pipeline has a "
+            f"{transformer_class}"
+        )
     profile = profile if quality is None else profile.of_quality(quality)
     return profile.sparsity, profile.quality
 
@@ -391,13 +396,7 @@ def _profile(pipe: Any, config: Profile | str | Path | None, transformer_class: 
                 f"{shown(config)}; chipsparse.SparsityConfig().override(...) makes a config of a "
                 "dict such as {'attention.keep_fraction': 0.2}"
             )
-        profile = config if isinstance(config, Profile) else load_profile(config)
-        if not profile.serves(transformer_class):
-            raise ValueError(
-                f"{profile.source} is a profile for {profile.model_class}, but the pipeline has a "
-                f"{transformer_class}"
-            )
-        return profile
+        return config if isinstance(config, Profile) else load_profile(config)
     folder = getattr(getattr(pipe, "config", None), "_name_or_path", None)
     if transformer_class not in ADAPTERS and not (
         folder is not None and (Path(folder) / MODEL_PROFILE_NAME).is_file()

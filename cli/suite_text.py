@@ -11,7 +11,7 @@ from chipsparse.cli.suite import PAGE, TO_SEND, Suite
 from chipsparse.cli.suite_rows import FLOOR
 from chipsparse.cli.summary import seconds_text
 from chipsparse.cli.tables import Facts, facts_table, number_table
-from chipsparse.cli.wording import counted
+from chipsparse.cli.wording import counted, refused_rows
 
 SAME = "the same"
 TITLES = {"psnr_db": "PSNR", "ssim": "SSIM", "lpips": "LPIPS"}
@@ -50,6 +50,7 @@ def print_suite(suite: Suite, console: Console) -> None:
             * bool(content["lpips_missing"])
         ),
         *([("note", content["restless"])] if content["restless"] else []),
+        *([("refused", refused_rows(content["refused"], len(rows)))] * bool(content["refused"])),
         *remarks,
         ("page", str(suite.folder / PAGE)),
         ("to send", f"{suite.folder / TO_SEND}{_hidden(content)}"),

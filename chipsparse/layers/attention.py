@@ -14,14 +14,12 @@ import torch
 from chipsparse.cache.tensors import AttentionCache
 from chipsparse.common.device_number import DeviceNumber
 from chipsparse.config import AttentionConfig
-from chipsparse.kernels import column_selection as column_selection_op
-from chipsparse.kernels import column_sparse_attention as column_sparse_attention_op
-from chipsparse.kernels import dense_attention as dense_attention_op
-from chipsparse.kernels import dense_attention_column_sums as dense_attention_column_sums_op
-from chipsparse.kernels import mask_packing as mask_packing_op
 from chipsparse.kernels.checks import group_count, ranges
 from chipsparse.kernels.column_selection import column_selection
-from chipsparse.kernels.column_sparse_attention import column_sparse_attention
+from chipsparse.kernels.column_sparse_attention import (
+    ColumnSparseAttention,
+    column_sparse_attention,
+)
 from chipsparse.kernels.dense_attention import dense_attention
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
@@ -129,16 +127,15 @@ def backend_choices(
     # What decides about column sums and packed bits is their dtype and device alone.
     sums = query.new_empty(0, dtype=column_sums_dtype(query))
     packed = query.new_empty(0, dtype=torch.uint8)
+    in_groups = (query, key, value, group_rows)
     return {
-        "dense_attention": dense_attention_op.select(query, key, value, force=backend),
-        "dense_attention_column_sums": dense_attention_column_sums_op.select(
-            query, key, value, group_rows=group_rows, force=backend
+        "dense_attention": dense_attention.choose(query, key, value, backend=backend),
+        "dense_attention_column_sums": dense_attention_column_sums.choose(
+            *in_groups, backend=backend
         ),
-        "column_selection": column_selection_op.select(sums, force=backend),
-        "packed_to_indices": mask_packing_op.select(packed, force=backend),
-        "column_sparse_attention": column_sparse_attention_op.select(
-            query, key, value, group_rows=group_rows, force=backend
-        ),
+        "column_selection": column_selection.choose(sums, backend=backend),
+        "packed_to_indices": packed_to_indices.choose(packed, backend=backend),
+        "column_sparse_attention": column_sparse_attention.choose(*in_groups, backend=backend),
     }
 
 
@@ -414,7 +411,7 @@ def _without_forecast(
         )
     else:
         indices, counts = cache.lists
-    output, _ = column_sparse_attention(
+    call = ColumnSparseAttention(
         query,
         key,
         value,
@@ -426,6 +423,10 @@ def _without_forecast(
         residual=cache.residual,
         lse_dense=cache.lse_dense,
         kept_mass=cache.kept_mass,
-        backend=choices["column_sparse_attention"] if choices else backend,
+        backend=backend,
     )
+    run = column_sparse_attention.run
+    launch = choices["column_sparse_attention"].backend.launch if choices else run
+    output: torch.Tensor
+    output, _ = launch(call)
     return output

@@ -15,15 +15,16 @@ import torch.nn.functional as F
 
 from chipsparse.cache.tensors import MLPCache
 from chipsparse.config import MLPConfig
-from chipsparse.kernels import neuron_selection as neuron_selection_op
-from chipsparse.kernels import sparse_mlp_down as sparse_mlp_down_op
-from chipsparse.kernels import sparse_mlp_up as sparse_mlp_up_op
+from chipsparse.kernels.calls import Activation
 from chipsparse.kernels.dispatch import Choice
-from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
-from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
-from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
+from chipsparse.kernels.neuron_selection import (
+    NeuronSelection,
+    mean_preactivations,
+    neuron_selection,
+)
+from chipsparse.kernels.sparse_mlp_down import SparseMLPDown, sparse_mlp_down
+from chipsparse.kernels.sparse_mlp_up import SparseMLPUp, dense_activation, sparse_mlp_up
 
-Activation = Literal["gelu-tanh", "gelu", "silu"]
 Gate = Literal["none", "first", "second"]
 
 
@@ -97,25 +98,14 @@ def backend_choices(
     assert cache.activation is not None
     rows = config.group_rows
     return {
-        "neuron_selection": neuron_selection_op.select(
-            hidden,
-            weights.up,
-            cache.mean,
-            gate_weight=weights.gate,
-            group_rows=rows,
-            force=backend,
+        "neuron_selection": neuron_selection.choose(
+            hidden, weights.up, cache.mean, weights.gate, backend=backend
         ),
-        "sparse_mlp_up": sparse_mlp_up_op.select(
-            hidden,
-            weights.up,
-            cache.activation,
-            gate_weight=weights.gate,
-            group_rows=rows,
-            force=backend,
+        "sparse_mlp_up": sparse_mlp_up.choose(
+            hidden, weights.up, cache.activation, weights.gate, rows, backend=backend
         ),
-        "sparse_mlp_down": sparse_mlp_down_op.select(
-            hidden, weights.down, group_rows=rows, force=backend
-        ),
+        # Of a delta, dtype and device decide: those of hidden.
+        "sparse_mlp_down": sparse_mlp_down.choose(hidden, weights.down, rows, backend=backend),
     }
 
 
@@ -216,7 +206,7 @@ def sparse_step(
     neurons, age = cache.neurons, cache.age
     if age is None or age >= config.reselect_every:
         age = 0
-        neurons = neuron_selection(
+        selection = NeuronSelection(
             hidden,
             weights.up,
             weights.up_bias,
@@ -226,10 +216,12 @@ def sparse_step(
             gate_bias=weights.gate_bias,
             activation=None if weights.gate is None else weights.activation,
             group_rows=config.group_rows,
-            backend=choices["neuron_selection"] if choices else backend,
+            backend=backend,
         )
+        launch = choices["neuron_selection"].backend.launch if choices else neuron_selection.run
+        neurons = launch(selection)
     assert neurons is not None
-    delta = sparse_mlp_up(
+    up = SparseMLPUp(
         hidden,
         weights.up,
         weights.up_bias,
@@ -239,17 +231,21 @@ def sparse_step(
         gate_weight=weights.gate,
         gate_bias=weights.gate_bias,
         group_rows=config.group_rows,
-        backend=choices["sparse_mlp_up"] if choices else backend,
+        backend=backend,
     )
-    output = sparse_mlp_down(
+    launch = choices["sparse_mlp_up"].backend.launch if choices else sparse_mlp_up.run
+    delta = launch(up)
+    down = SparseMLPDown(
         delta,
         weights.down,
         neurons,
         cache.output,
         addend=addend,
         group_rows=config.group_rows,
-        backend=choices["sparse_mlp_down"] if choices else backend,
+        backend=backend,
     )
+    launch = choices["sparse_mlp_down"].backend.launch if choices else sparse_mlp_down.run
+    output: torch.Tensor = launch(down)
     # Only now: where a call breaks off, as one that is recorded may, the next starts as it did.
     cache.age = age + 1
     cache.neurons = None if cache.age >= config.reselect_every else neurons

@@ -340,11 +340,11 @@ class GenerationReport:
         self.error = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
     def run_on(self, choices: Mapping[str, Choice]) -> None:
-        """Notes the backend of each op, and why the ones before it were passed over."""
+        """Notes the backend of each op, and why the ones before it were rejected."""
         for op, choice in choices.items():
             names = self.backends[op].split(", ") if op in self.backends else []
             self.backends[op] = ", ".join(dict.fromkeys([*names, choice.backend.name]))
-            self.passed_over.setdefault(op, {}).update(choice.skipped)
+            self.passed_over.setdefault(op, {}).update(choice.rejected)
 
     def backend_reasons(self) -> list[str]:
         """Why backends were passed over, one line for all ops with the same reasons."""

@@ -9,10 +9,12 @@ import chipsparse.layers.attention
 import chipsparse.session
 from chipsparse import SparsityConfig
 from chipsparse.cache.memory_plan import MemoryDemand
+from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.report.generation import GenerationReport
 from chipsparse.session import Session
 from chipsparse.step import StepContext
+from tests.wrapped_backends import wrap_backends
 
 LAYOUT = ModelLayout(
     kinds=(LayerKind("block", layers=2, mlp_width=16),),
@@ -116,17 +118,17 @@ def test_column_sums_of_nan_are_reported_once_per_layer():
 @pytest.fixture
 def slow_device(monkeypatch):
     """A CPU that is treated as a device for which the host would have to wait."""
-    make = chipsparse.layers.attention.packed_to_indices
 
-    def cutting(packed, columns, *, capacity, backend):
-        indices, counts = make(packed, columns, backend=backend)
+    def cutting(launch, call):
+        capacity = call.capacity
+        indices, counts = launch(replace(call, capacity=None))
         if capacity is None:
             return indices, counts
         room = torch.zeros(*indices.shape[:-1], max(capacity, indices.shape[-1]), dtype=torch.int32)
         room[..., : indices.shape[-1]] = indices
         return room[..., :capacity].contiguous(), counts.clamp(max=capacity)
 
-    monkeypatch.setattr(chipsparse.layers.attention, "packed_to_indices", cutting)
+    wrap_backends(monkeypatch, packed_to_indices, cutting)
     monkeypatch.setattr(chipsparse.session, "READY_DEVICES", ())
 
 

@@ -533,11 +533,15 @@ def test_a_profile_without_qualities_has_no_such_table(explained, fails, folder,
     assert fails(*arguments, "--quality", "fast") == said
 
 
-def test_a_quality_of_few_steps_computes_two_in_full_at_least(explained, folder):
-    found = explained("--model", folder("wan"), *SIZE, "--steps", "4", "--quality", "fast")
-    counts = found["schedule"]["counts"]
-    assert counts["dense"] + counts.get("refresh", 0) >= 2
-    assert any("0.16 of only 4 steps lists 2 of them" in note for note in found["notes"])
+def test_a_quality_of_few_steps_computes_all_in_full_and_says_so(explained, folder):
+    found = explained("--model", folder("wan"), *SIZE, "--steps", "8", "--quality", "fast")
+    assert found["schedule"]["counts"] == {"dense": 8}
+    for name in ("faithful", "balanced", "fast"):
+        assert found["qualities"][name]["work"] == 1.0
+    assert found["notes"][0] == (
+        "nothing runs sparse: the profile's schedule computes all 8 steps in full; it takes "
+        "--steps 9 or more, or a profile with a lower schedule.least_full"
+    )
 
 
 def test_two_experts(explained, folder):

@@ -132,6 +132,23 @@ def test_a_minimal_profile_is_for_every_model(pipe, tmp_path):
         assert handle.config == SparsityConfig()
 
 
+@pytest.mark.parametrize("arguments", [{}, {"quality": "fast"}])
+def test_the_folders_profile_of_another_class_is_refused(pipe, tmp_path, arguments):
+    file = tmp_path / "chipsparse.yaml"
+    file.write_text("model_class: FluxTransformer2DModel\nqualities: {fast: {}}")
+    pipe.register_to_config(_name_or_path=str(tmp_path))
+    try:
+        with pytest.raises(ValueError) as error:  # noqa: PT011 - the text is checked below
+            chipsparse.enable(pipe, **arguments)
+    finally:
+        pipe.register_to_config(_name_or_path="")
+    assert str(error.value) == (
+        f"{file} is a profile for FluxTransformer2DModel, but the pipeline has a "
+        "WanTransformer3DModel"
+    )
+    assert ADAPTER not in vars(pipe.transformer)
+
+
 def test_a_quality_is_one_of_the_profile(pipe, tmp_path):
     profile = chipsparse.find_profile(None, "WanTransformer3DModel")
     for arguments, name in (

@@ -58,11 +58,15 @@ def test_listed_steps_that_must_be_computed_are_reported():
             assert note.startswith("skip_steps 0, 1 are computed: no step is skipped in the")
 
 
-def test_a_listed_refresh_is_made_up_for():
+@pytest.mark.parametrize(
+    ("skipped", "expected"),
+    [(4, "DRSSKRS"), (6, "DRSSRSK")],
+)
+def test_a_listed_refresh_is_made_up_for(skipped, expected):
     pipe = tiny_wan_pipeline()
-    with chipsparse.enable(pipe, wan.SPARSE.override({"schedule.skip_steps": [5]})) as handle:
+    schedule = {"schedule.skip_steps": [skipped], "schedule.refresh_every": 3}
+    with chipsparse.enable(pipe, wan.SPARSE.override(schedule)) as handle:
         wan.generate(pipe)
-        expected = "DRSSSKR"
         assert actions(handle) == actions(handle, "uncond") == expected
 
 

@@ -317,7 +317,7 @@ def test_backends_are_chosen_for_the_group_size():
         "packed_to_indices": "reference",
         "column_sparse_attention": "reference",
     }
-    assert [name for name, _ in choices["column_sparse_attention"].skipped] == ["gluon", "triton"]
+    assert [name for name, _ in choices["column_sparse_attention"].rejected] == ["gluon", "triton"]
     forced = backend_choices(query, query, query, group_rows=100, backend="reference")
     assert {choice.backend.name for choice in forced.values()} == {"reference"}
 

@@ -14,6 +14,7 @@ from chipsparse.profiles.profile import (
     load_profile,
 )
 from chipsparse.profiles.qualities import QUALITIES
+from chipsparse.schedule.schedule import Schedule
 
 NAMED = ("faithful", "balanced", "fast")
 PROFILES = sorted((ASSETS / "profiles").glob("*.yaml"))
@@ -31,6 +32,18 @@ def test_bundled_profiles_have_every_quality(path):
     assert profile.qualities["published"].schedule.full_share is None
     for config in profile.qualities.values():
         assert config.token_order == profile.sparsity.token_order
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("name", NAMED)
+def test_named_qualities_compute_all_of_few_steps(path, name):
+    config = load_profile(path).qualities[name].schedule
+    for steps in (1, 2, 4, 8):
+        assert Schedule(config, steps).full_steps == tuple(range(steps))
+    for steps in range(9, 61):
+        full = Schedule(config, steps).full_steps
+        assert full is not None
+        assert 8 <= len(full) < steps
 
 
 def test_the_bundled_models_have_every_quality_too():

@@ -13,7 +13,7 @@ from chipsparse.cache.host_memory import HostMemory
 from chipsparse.cache.kinds import PARTS
 from chipsparse.cache.memory_plan import Capacity
 from chipsparse.cache.placement import Placement
-from chipsparse.kernels.dispatch import Backend, Choice, runs_anywhere
+from chipsparse.kernels.dispatch import Backend, Choice
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.measure.estimate import moved_bytes
 from chipsparse.plan import Action
@@ -282,7 +282,7 @@ def test_further_fields_of_a_step_stand_in_its_entry():
 
 def test_layers_of_two_kinds_may_run_on_different_backends():
     def on(name):
-        return {"op": Choice(Backend(name, lambda: None, runs_anywhere), (("x", "no"),))}
+        return {"op": Choice(Backend(name, lambda: None), (("x", "no"),))}
 
     report = GenerationReport()
     for name in ("triton", "gluon", "triton"):
