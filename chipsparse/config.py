@@ -20,8 +20,7 @@ from chipsparse.old_names import nested, reads_old_names, renewed, tell
 from chipsparse.schedule.step_lists import Between
 
 Part = Literal["attention", "mlp"]
-DeltaRule = Literal["merge", "difference", "kept_only", "reuse"]
-Selection = Literal["column_sums", "random"]
+DeltaRule = Literal["merge", "difference"]
 ActionName = Literal["dense", "refresh", "sparse", "skip"]
 BackendName = Literal["auto", "reference"]
 OffloadMode = Literal["auto", "always", "never"]
@@ -69,7 +68,7 @@ class AttentionConfig(Validated):
     delta_rule: DeltaRule = option(
         "merge",
         "how kept columns join the cache: merge weighs both by their softmax mass, difference adds "
-        "the change; kept_only and reuse are the controls without cache and without sparse part",
+        "the change",
     )
     forecast: float = option(
         0.0,
@@ -78,9 +77,6 @@ class AttentionConfig(Validated):
         "merge rule; costs a cache as large as the residual",
         minimum=0.0,
         maximum=1.0,
-    )
-    selection: Selection = option(
-        "column_sums", "columns with the largest attention mass, or random ones (a control)"
     )
     group_rows: int = option(128, "query rows that share one column list", minimum=1)
     column_sums_bytes: int = option(
@@ -102,9 +98,6 @@ class MLPConfig(Validated):
         0.3, "share of neurons that each token group recomputes", minimum=0.0, maximum=1.0
     )
     group_rows: int = option(128, "token rows that share one neuron list", minimum=1)
-    reselect_every: int = option(
-        1, "choose the neurons anew after this many sparse steps", minimum=1
-    )
 
 
 # Fields of the published form of a schedule, which a list of full steps takes the place of.
@@ -219,9 +212,6 @@ class ScheduleConfig(Validated):
         "dense, and a refresh stands before the first sparse one",
     )
     first_dense_layers: int = option(0, "this many first layers are never sparse", minimum=0)
-    reselect: bool = option(
-        True, "choose the columns anew at every refresh, not only at the first one"
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

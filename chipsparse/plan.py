@@ -149,8 +149,6 @@ class SparsityPlan:
         config = self.config
         if config.attention.enabled and config.attention.forecast > 0:
             return "attention.forecast grows with every step"
-        if config.mlp.enabled and config.mlp.reselect_every > 1:
-            return f"mlp.reselect_every is {config.mlp.reselect_every}"
         return None
 
     def taken(self, step: int, recorded: Action | None) -> Action:

@@ -443,10 +443,7 @@ class Session:
         entry.action = action
         kinds, planned = self._reads("attention", action), self._reads("attention", record.action)
         with self._caches.lend(context.branch, layer, "attention", kinds, planned) as cache:
-            op = attention.main_op(
-                cache, action, config=config, reselect=self.config.schedule.reselect
-            )
-            entry.backend = "cache" if op is None else choices[op].backend.name
+            entry.backend = choices[attention.MAIN_OPS[action]].backend.name
             if action is Action.DENSE:
                 return attention.dense_step(
                     cache,
@@ -472,7 +469,7 @@ class Session:
                 )
             budget = self._attention_budget(layer, key)
             if self._lists_by_budget(layer, key):
-                budget = budget.without_waiting(config, key.shape[2])
+                budget = budget.without_waiting(key.shape[2])
             before = self._recorded_memory(cache, "attention")
             output = attention.refresh_step(
                 cache,
@@ -481,15 +478,13 @@ class Session:
                 value,
                 config=config,
                 budget=budget,
-                reselect=self.config.schedule.reselect,
                 scale=scale,
                 backend=self._backend,
-                kernels=self._kernels,
                 step=context.step,
             )
             self._keep_in_place(cache, before)
             if budget.capacity is None:
-                self._check_capacity(layer, cache.capacity, budget.most_columns(config))
+                self._check_capacity(layer, cache.capacity, budget.most_columns)
             self._missed.made(context.branch, layer, "attention", context.step)
             return output
 
@@ -504,8 +499,7 @@ class Session:
             return self._recorder.catch_up(layer, "attention", Action.DENSE)
         if action is not Action.SPARSE:
             return action
-        empty = not (recorded("columns") or recorded("residual"))
-        if empty or self._missed.behind(context.branch, layer, "attention"):
+        if not recorded("columns") or self._missed.behind(context.branch, layer, "attention"):
             return self._recorder.catch_up(layer, "attention", Action.REFRESH)
         if self._lists_were_cut(layer):
             self._make_lists_anew(layer)
@@ -592,7 +586,6 @@ class Session:
     def _make_lists_anew(self, layer: int) -> None:
         """Lets a layer's refresh, and those to come, wait for the length of its lists."""
         _, context, _ = self._open_call()
-        self._caches[context.branch, layer].attention.capacity = None
         self._cut_layers.add(layer)
         self.report.fall_back(
             f"attention of layer {layer} runs in full once more at step {context.step}: column "

@@ -35,6 +35,13 @@ LISTS_BYTES = 4 << 20
 # Of the entries in a list whose length is not read back: rows of the table stay aligned.
 CAPACITY_MULTIPLE = 16
 
+# The operation that computes the result of a step.
+MAIN_OPS = {
+    Action.DENSE: "dense_attention",
+    Action.REFRESH: "dense_attention_column_sums",
+    Action.SPARSE: "column_sparse_attention",
+}
+
 
 @dataclass(frozen=True)
 class AttentionBudget:
@@ -57,20 +64,14 @@ class AttentionBudget:
     static_count: int = 0
     capacity: int | None = None
 
-    def counts(self, config: AttentionConfig) -> tuple[int, int]:
-        """Columns by score and at random; the control of random columns has all of them so."""
-        if config.selection == "random":
-            return 0, self.keep_count + self.random_count
-        return self.keep_count, self.random_count
-
-    def most_columns(self, config: AttentionConfig) -> int:
+    @property
+    def most_columns(self) -> int:
         """What no list exceeds, unless column sums are NaN: their rows keep every column."""
-        by_score, random = self.counts(config)
-        return max(by_score, self.static_count) + random
+        return max(self.keep_count, self.static_count) + self.random_count
 
-    def without_waiting(self, config: AttentionConfig, tokens: int) -> AttentionBudget:
+    def without_waiting(self, tokens: int) -> AttentionBudget:
         """The same with lists for `most_columns` and a little more, so that longer ones show."""
-        longer = self.most_columns(config) + 1
+        longer = self.most_columns + 1
         rounded = -(-longer // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
         return replace(self, capacity=min(tokens, rounded))
 
@@ -139,18 +140,6 @@ def backend_choices(
     }
 
 
-def main_op(
-    cache: AttentionCache, action: Action, *, config: AttentionConfig, reselect: bool
-) -> str | None:
-    """The operation that computes the result of a step; None where the cache is the result."""
-    if action is Action.SPARSE:
-        return None if config.delta_rule == "reuse" else "column_sparse_attention"
-    chooses = action is Action.REFRESH and config.delta_rule != "reuse"
-    if chooses and (reselect or cache.columns is None):
-        return "dense_attention_column_sums"
-    return "dense_attention"
-
-
 def dense_step(
     cache: AttentionCache,
     query: torch.Tensor,
@@ -176,18 +165,16 @@ def refresh_step(
     *,
     config: AttentionConfig,
     budget: AttentionBudget,
-    reselect: bool,
     scale: float | None,
     backend: str | None,
-    kernels: FastestKernel | None = None,
     step: int = 0,
 ) -> torch.Tensor:
     """Full attention; chooses the columns by their sums and fills the residual cache.
 
     The column sums are weighed with the softmax constants of the previous dense step
-    (``cache.lse``), which must be there. Where columns are chosen and the budget has no capacity,
-    the host waits once for the length of the longest list (``cache.capacity``); where it has one,
-    ``cache.longest`` tells later whether that was enough.
+    (``cache.lse``), which must be there. Where the budget has no capacity, the host waits once for
+    the length of the longest list (``cache.capacity``); where it has one, ``cache.longest`` tells
+    later whether that was enough.
 
     With a forecast, a refresh after the first also computes what a sparse step would have given at
     this ``step``, with the columns and the residual of the refresh before; what that lacks is the
@@ -198,56 +185,20 @@ def refresh_step(
         expected = _without_forecast(
             cache, query, key, value, config=config, scale=scale, backend=backend
         )
-    output = _refresh(
-        cache,
-        query,
-        key,
-        value,
-        config=config,
-        budget=budget,
-        reselect=reselect,
-        scale=scale,
-        backend=backend,
-        kernels=kernels,
+    output = _choose_columns(
+        cache, query, key, value, config=config, budget=budget, scale=scale, backend=backend
     )
-    if config.forecast > 0:
-        if expected is not None and cache.refreshed_at is not None:
-            cache.drift = torch.sub(output, expected, out=expected)
-            cache.interval = step - cache.refreshed_at
-        cache.refreshed_at = step
-    return output
-
-
-def _refresh(
-    cache: AttentionCache,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    config: AttentionConfig,
-    budget: AttentionBudget,
-    reselect: bool,
-    scale: float | None,
-    backend: str | None,
-    kernels: FastestKernel | None,
-) -> torch.Tensor:
-    assert cache.lse is not None
-    if config.delta_rule == "reuse":
-        output = dense_step(cache, query, key, value, scale=scale, backend=backend, kernels=kernels)
-        cache.residual = output.clone()
-        return output
-    if reselect or cache.columns is None:
-        output = _choose_columns(
-            cache, query, key, value, config=config, budget=budget, scale=scale, backend=backend
-        )
-        cache.capacity = budget.capacity
-    else:
-        output = dense_step(cache, query, key, value, scale=scale, backend=backend, kernels=kernels)
+    cache.capacity = budget.capacity
     counts = record_residual(
         cache, output, query, key, value, config=config, scale=scale, backend=backend
     )
     roomy = budget.capacity is None or budget.capacity >= key.shape[2]
     cache.longest = None if roomy else DeviceNumber(counts.max())
+    if config.forecast > 0:
+        if expected is not None and cache.refreshed_at is not None:
+            cache.drift = torch.sub(output, expected, out=expected)
+            cache.interval = step - cache.refreshed_at
+        cache.refreshed_at = step
     return output
 
 
@@ -275,8 +226,6 @@ def record_residual(
     cache.capacity = indices.shape[-1]
     cache.lists = (indices, counts) if indices.nbytes <= LISTS_BYTES else None
     cache.kept_fraction = counts.float().mean() / key.shape[2]
-    if config.delta_rule == "kept_only":
-        return counts
     kept, kept_lse = column_sparse_attention(
         query,
         key,
@@ -317,7 +266,6 @@ def _choose_columns(
     groups, columns = group_count(tokens, config.group_rows), key.shape[2]
     head_bytes = batch * groups * columns * column_sums_dtype(query).itemsize
     chunks = list(ranges(heads, head_bytes, config.column_sums_bytes))
-    keep_count, random_count = budget.counts(config)
 
     def attend(first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         assert cache.lse is not None
@@ -332,8 +280,8 @@ def _choose_columns(
         )
         chosen = column_selection(
             column_sums,
-            keep_count=keep_count,
-            random_count=random_count,
+            keep_count=budget.keep_count,
+            random_count=budget.random_count,
             static_columns=budget.static_columns,
             # The random columns see the number of a head within its chunk alone.
             seed=budget.seed + (first << 32),
@@ -400,9 +348,6 @@ def _without_forecast(
     backend: str | None,
     choices: Mapping[str, Choice] | None = None,
 ) -> torch.Tensor:
-    if config.delta_rule == "reuse":
-        assert cache.residual is not None
-        return cache.residual.clone()
     if cache.lists is None:
         assert cache.columns is not None
         assert cache.capacity is not None
@@ -419,7 +364,7 @@ def _without_forecast(
         counts,
         group_rows=config.group_rows,
         scale=scale,
-        delta_rule=None if config.delta_rule == "kept_only" else config.delta_rule,
+        delta_rule=config.delta_rule,
         residual=cache.residual,
         lse_dense=cache.lse_dense,
         kept_mass=cache.kept_mass,

@@ -104,8 +104,6 @@ class Load:
 def kept_columns(plan: SparsityPlan, layer: int) -> int:
     """The most columns that a query group of a layer computes at a sparse step."""
     config, layout = plan.config.attention, plan.layout
-    if config.delta_rule == "reuse":
-        return 0
     budget = AttentionBudget(
         keep_count=plan.attention_keep_count(layer),
         random_count=plan.attention_random_count(),
@@ -113,7 +111,7 @@ def kept_columns(plan: SparsityPlan, layer: int) -> int:
         seed=0,
         static_count=static_count(layout.tokens, config, text_tokens=layout.text_tokens),
     )
-    return min(layout.tokens, budget.most_columns(config))
+    return min(layout.tokens, budget.most_columns)
 
 
 def layer_time(

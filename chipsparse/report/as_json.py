@@ -29,7 +29,7 @@ Times are in seconds, sizes in bytes, shares between 0 and 1; what is not known 
         layers          one entry for each attention and each MLP that ran:
             layer, part ("attention", "mlp"), action ("dense", "refresh", "sparse"), reason
             kept        share of the columns or neurons computed
-            backend     a kernel backend's name, "library", "model" or "cache"
+            backend     a kernel backend's name, "library" or "model"
             seconds     null unless layer times are measured; with the wait for its caches, and
                         in parallel blocks (FLUX's single ones) the projection of both parts
             bytes_to_device, bytes_to_host

@@ -65,8 +65,7 @@ class LayerRecord:
         computed: share of the attention columns or neurons that was computed: a number, or a 0-d
             tensor of the device; 1 unless sparse.
         backend: what computed it: the name of a kernel backend, "library" for PyTorch's own
-            operations, "model" where the model ran as without chipsparse, "cache" where nothing
-            was computed.
+            operations, "model" where the model ran as without chipsparse.
         reason: why it was dense whatever the step did, or None.
         timer: its time with what it waited for, where that is measured.
         bytes_to_device: bytes of its caches that came from host memory in this call.

@@ -95,7 +95,6 @@ def test_a_forecast_takes_a_sparse_step_at_refreshes_and_three_passes_at_sparse_
         ({}, 8 + 2),
         ({"attention.keep_fraction": 0.1}, 4 + 2),  # every text column is kept
         ({"attention.keep_fraction": 1.0}, 20),
-        ({"attention.delta_rule": "reuse"}, 0),
     ],
 )
 def test_columns_that_a_group_computes(changes, columns):

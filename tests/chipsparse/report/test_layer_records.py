@@ -74,12 +74,8 @@ def test_every_layer_of_every_call_is_recorded():
     assert records[4].attention_kept == pytest.approx((13 + 32 + 13) / 3 / 63)
 
 
-@pytest.mark.parametrize(
-    ("rule", "refresh", "sparse"),
-    [("merge", "reference", "reference"), ("reuse", "library", "cache")],
-)
-def test_backends_of_each_layer(rule, refresh, sparse):
-    session = session_with(BUDGETS | {"attention.delta_rule": rule})
+def test_backends_of_each_layer():
+    session = session_with(BUDGETS)
     generate(session)
     backends = {
         (record.action.value, entry.part, entry.backend)
@@ -90,9 +86,9 @@ def test_backends_of_each_layer(rule, refresh, sparse):
     assert backends == {
         ("dense", "attention", "library"),
         ("dense", "mlp", "library"),
-        ("refresh", "attention", refresh),
+        ("refresh", "attention", "reference"),
         ("refresh", "mlp", "library"),
-        ("sparse", "attention", sparse),
+        ("sparse", "attention", "reference"),
         ("sparse", "mlp", "reference"),
     }
     assert session.report.steps[0].layers[0].backend == "model"
