@@ -188,12 +188,13 @@ def enable(
     replaced = _replaceable(pipe)
     transformers = find_transformers(pipe, replaced)
     check_scheduler(getattr(pipe, "scheduler", None))
-    resolved, taken = _resolve(pipe, config, quality, type(transformers[0]).__name__)
+    resolved, taken, remark = _resolve(pipe, config, quality, type(transformers[0]).__name__)
     bits = None if static_columns is None else static_bits(static_columns)
     if replaced is not None:
         replaced.disable()
     session = functools.partial(Session, static_bits=bits)
     handle = attach(pipe, resolved, session, quality=taken, strict=strict, layer_times=layer_times)
+    handle.report.remark = remark
     for name in {type(transformer).__name__ for transformer in transformers} - set(ADAPTERS):
         warnings.warn(limits(name), stacklevel=2)
     return handle
@@ -369,15 +370,15 @@ def _resolve(
     config: SparsityConfig | Profile | str | Path | None,
     quality: str | None,
     transformer_class: str,
-) -> tuple[SparsityConfig, str | None]:
-    """What is computed, and which quality that is, if any."""
+) -> tuple[SparsityConfig, str | None, str | None]:
+    """What is computed, which quality that is, and what to say of the profile, if anything."""
     if isinstance(config, SparsityConfig):
         if quality is not None:
             raise ValueError(
                 f"quality={shown(quality)} is one of a profile's, and a SparsityConfig has none; "
                 "give one of the two"
             )
-        return config, None
+        return config, None, None
     profile = _profile(pipe, config, transformer_class)
     if not profile.serves(transformer_class):
         raise ValueError(
@@ -385,7 +386,7 @@ def _resolve(
             f"{transformer_class}"
         )
     profile = profile if quality is None else profile.of_quality(quality)
-    return profile.sparsity, profile.quality
+    return profile.sparsity, profile.quality, profile.remark
 
 
 def _profile(pipe: Any, config: Profile | str | Path | None, transformer_class: str) -> Profile:

@@ -57,13 +57,14 @@ class Backend:
         name: how a caller forces it.
         load: imports what computes the operation from a checked `Call`.
         unsupported_reason: given the facts of a call, why it cannot run, or None.
-        not_auto_reason: likewise, why it is not chosen although it could run.
+        not_auto_reason: likewise, why it is not chosen although it could run; None where it always
+            is.
     """
 
     name: str
     load: Callable[[], Callable[..., Any]]
     unsupported_reason: Callable[..., str | None] = runs_anywhere
-    not_auto_reason: Callable[..., str | None] = runs_anywhere
+    not_auto_reason: Callable[..., str | None] | None = None
 
     @functools.cached_property
     def launch(self) -> Callable[..., Any]:
@@ -129,7 +130,9 @@ class Operation(Generic[P, R]):
             return Choice(named[backend], ())
         rejected: list[tuple[str, str]] = []
         for each in self.backends:
-            reason = each.unsupported_reason(*facts) or each.not_auto_reason(*facts)
+            reason = each.unsupported_reason(*facts)
+            if reason is None and each.not_auto_reason is not None:
+                reason = each.not_auto_reason(*facts)
             if reason is None:
                 return Choice(each, tuple(rejected))
             rejected.append((each.name, reason))

@@ -205,6 +205,7 @@ class GenerationReport:
         steps: one record per transformer call, in order.
         fallbacks: one sentence for everything that runs dense, or denser than the config asks.
         notes: one sentence for whatever else is worth knowing.
+        remark: one that is to be noted of every generation, or None.
         nothing_sparse: why no step is sparse or skipped although the config asks for some, and what
             would help; None where one is, or none is wanted. Known before the first step wherever
             it can be, and settled when the pipeline's call ends.
@@ -228,6 +229,7 @@ class GenerationReport:
     steps: list[StepRecord] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    remark: str | None = None
     nothing_sparse: str | None = None
     error: str | None = None
     plans: dict[str, SparsityPlan] = field(default_factory=dict)
@@ -265,8 +267,8 @@ class GenerationReport:
                 self._warn_of_nothing(sentence)
 
     def _clear(self) -> None:
-        self.steps, self.fallbacks, self.notes = [], [], []
-        self.nothing_sparse = None
+        self.steps, self.fallbacks, self.nothing_sparse = [], [], None
+        self.notes = [] if self.remark is None else [self.remark]
         self.error, self.plans, self.device, self.dtype = None, {}, None, None
         self.backends, self.passed_over = {}, {}
         self.cache_bytes = self.host_bytes = 0

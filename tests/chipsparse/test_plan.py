@@ -9,7 +9,7 @@ from chipsparse import ConfigError, SparsityConfig
 from chipsparse.cache.kinds import PARTS
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import Action, SparsityPlan
-from chipsparse.profiles import ASSETS, QUALITIES_FILE, load_profile
+from chipsparse.profiles.profile import ASSETS, QUALITIES_FILE, load_profile
 
 LAYOUT = ModelLayout(
     kinds=(LayerKind("block", layers=4, mlp_width=100),),

@@ -524,6 +524,14 @@ def test_qualities_stand_side_by_side(explained, explain, folder):
     assert re.search(r"^ fast +8 +\d+ +\d+ +\d+% +\d.*\d+\.\d\dx", text, re.MULTILINE)
 
 
+def test_a_schedule_in_place_of_that_of_a_quality_is_told(explained, folder, workdir):
+    common = "sparsity: {schedule: {warmup_steps: 3}}\nqualities: "
+    (workdir / "mine.yaml").write_text(f"{common} {{balanced: , fast: {{schedule: {{}}}}}}")
+    found = explained("--model", folder("wan"), "--config", "mine.yaml")
+    (note,) = [note for note in found["notes"] if "sparsity.schedule" in note]
+    assert note.startswith("mine.yaml: sparsity.schedule takes the place of the schedule that bala")
+
+
 def test_a_profile_without_qualities_has_no_such_table(explained, fails, folder, workdir):
     (workdir / "mine.yaml").write_text("sparsity: {schedule: {warmup_steps: 3}}")
     arguments = ("--model", folder("wan"), "--config", "mine.yaml")

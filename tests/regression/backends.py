@@ -10,7 +10,7 @@ import pytest
 from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import column_sparse_attention
 from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
-from chipsparse.kernels.dispatch import Backend, Operation, runs_anywhere
+from chipsparse.kernels.dispatch import Backend, Operation
 from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.kernels.merge_residual import merge_residual
 from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
@@ -45,8 +45,7 @@ def prefer(patch: pytest.MonkeyPatch, backend: str) -> None:
     def allowed(backends: tuple[Backend, ...]) -> tuple[Backend, ...]:
         kept = [each for each in backends if ORDER.index(each.name) >= ORDER.index(backend)]
         return tuple(
-            replace(each, not_auto_reason=runs_anywhere) if each.name == backend else each
-            for each in kept
+            replace(each, not_auto_reason=None) if each.name == backend else each for each in kept
         )
 
     for operation in OPERATIONS:
