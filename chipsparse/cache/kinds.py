@@ -19,7 +19,6 @@ from chipsparse.plan import Action, SparsityPlan
 PARTS: tuple[Part, ...] = ("attention", "mlp")
 
 SOFTMAX_BYTES = 4  # constants and means are float32 whatever the model computes in
-INDEX_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,6 @@ KINDS = {
         CacheKind("mean", "mlp", rewritten=True),
         CacheKind("output", "mlp", rewritten=True),
         CacheKind("activation", "mlp", rewritten=True),
-        CacheKind("neurons", "mlp"),
         CacheKind("lse", "attention"),
         CacheKind("lse_dense", "attention"),
         CacheKind("kept_mass", "attention"),
@@ -57,8 +55,6 @@ KINDS = {
 RULE_KINDS = {
     "merge": {"lse", "lse_dense", "kept_mass", "columns", "residual"},
     "difference": {"lse", "columns", "residual"},
-    "kept_only": {"lse", "columns"},
-    "reuse": {"lse", "residual"},
 }
 
 
@@ -67,9 +63,7 @@ def kept_kinds(config: SparsityConfig, part: Part) -> frozenset[str]:
     if part == "attention":
         kinds = RULE_KINDS[config.attention.delta_rule]
         return frozenset(kinds | {"drift"} if config.attention.forecast > 0 else kinds)
-    kinds = {"activation", "output", "mean"}
-    # Lists that are chosen anew at every step need not be kept.
-    return frozenset(kinds | {"neurons"} if config.mlp.reselect_every > 1 else kinds)
+    return frozenset({"activation", "output", "mean"})
 
 
 def read_kinds(config: SparsityConfig, part: Part, action: Action) -> frozenset[str]:
@@ -80,7 +74,7 @@ def read_kinds(config: SparsityConfig, part: Part, action: Action) -> frozenset[
     if action is Action.REFRESH and part == "attention":
         if "drift" in kept:  # a refresh also computes what a sparse step would
             return kept - {"drift"}
-        return kept & ({"lse"} if config.schedule.reselect else {"lse", "columns"})
+        return frozenset({"lse"})
     return frozenset()
 
 
@@ -93,7 +87,7 @@ def written_kinds(config: SparsityConfig, part: Part, action: Action) -> frozens
         return frozenset()
     if part == "attention" and action is Action.DENSE:
         return kept & {"lse"}
-    return kept - {"neurons"}  # chosen at the first sparse step
+    return kept
 
 
 def kind_bytes(
@@ -113,7 +107,6 @@ def kind_bytes(
     mlp_groups = group_count(rows, config.mlp.group_rows)
     groups = group_count(tokens, config.attention.group_rows)
     padded_rows = -(-rows // ALIGNMENT) * ALIGNMENT
-    kept_neurons = SparsityPlan(config, layout).mlp_keep_count(layer)
     per_sample = {
         "lse": layout.heads * tokens * SOFTMAX_BYTES,
         "lse_dense": layout.heads * tokens * SOFTMAX_BYTES,
@@ -124,7 +117,6 @@ def kind_bytes(
         "activation": neurons * padded_rows * dtype.itemsize,
         "output": layout.channels * rows * dtype.itemsize,
         "mean": mlp_groups * neurons * SOFTMAX_BYTES,
-        "neurons": mlp_groups * kept_neurons * INDEX_BYTES,
     }
     return layout.batch * per_sample[kind]
 

@@ -71,16 +71,11 @@ class MLPCache:
         output: the layer's output, ``[B, N, C]``.
         mean: mean pre-activation of every token group when its neuron was last computed,
             float32 ``[B, G, F]``.
-        neurons: neurons that were recomputed last, int32 ``[B, G, K]``; kept while later steps will
-            recompute the same.
-        age: sparse steps since the neurons were chosen; None: not yet.
     """
 
     activation: torch.Tensor | None = None
     output: torch.Tensor | None = None
     mean: torch.Tensor | None = None
-    neurons: torch.Tensor | None = None
-    age: int | None = None
 
 
 @dataclass
