@@ -425,7 +425,7 @@ def test_branches_that_nobody_announced_stay_within_the_budgets(share, host_shar
     for step in range(5):
         for branch in ("cond", "uncond", "third"):
             context = StepContext(1, step, branch, TOTAL)
-            if session.begin(context, layout, CPU) is Action.SKIP:
+            if session.begin(context, layout, CPU).action is Action.SKIP:
                 session.end(session.skipped_output())
             else:
                 session.end(call(session, context, layout)[-1])
