@@ -11,7 +11,6 @@ from chipsparse.config import (
     ConfigError,
     DenseWarning,
     FallbackError,
-    GuardConfig,
     LayerBudget,
     MemoryConfig,
     MLPConfig,
@@ -19,6 +18,7 @@ from chipsparse.config import (
     SparsityConfig,
     TokenOrderConfig,
 )
+from chipsparse.old_names import CLASSES, OldNameWarning, old_class
 from chipsparse.profiles.profile import (
     GenerationDefaults,
     Profile,
@@ -45,13 +45,13 @@ __all__ = [
     "FallbackError",
     "GenerationDefaults",
     "GenerationReport",
-    "GuardConfig",
     "Handle",
     "KeptColumns",
     "LayerBudget",
     "LayerRecord",
     "MLPConfig",
     "MemoryConfig",
+    "OldNameWarning",
     "Profile",
     "ScheduleConfig",
     "SparsityConfig",
@@ -83,6 +83,8 @@ def __getattr__(name: str) -> Any:
         said = "chipsparse.quality is now chipsparse.measure.quality"
         warnings.warn(said, FutureWarning, stacklevel=2)
         return importlib.import_module("chipsparse.measure.quality")
+    if name in CLASSES:
+        return old_class(name)
     if name not in _LATER:
         raise AttributeError(f"module 'chipsparse' has no attribute {name!r}")
     return getattr(importlib.import_module(f"chipsparse.{_LATER[name]}"), name)

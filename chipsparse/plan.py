@@ -147,12 +147,8 @@ class SparsityPlan:
     def _why_steps_differ(self) -> str | None:
         """What makes sparse steps launch other kernels one time than another, or None."""
         config = self.config
-        if config.guard.bound is not None:
-            return "guard.bound lets layers refresh early"
         if config.attention.enabled and config.attention.forecast > 0:
             return "attention.forecast grows with every step"
-        if config.mlp.enabled and config.mlp.reselect_every > 1:
-            return f"mlp.reselect_every is {config.mlp.reselect_every}"
         return None
 
     def taken(self, step: int, recorded: Action | None) -> Action:

@@ -22,7 +22,6 @@ from chipsparse.graphs.step_graph import StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers.attention import AttentionLayer
 from chipsparse.layers.column_budget import ColumnBudgets
-from chipsparse.layers.error_guard import ErrorGuard
 from chipsparse.layers.kept_columns import KeptColumns, read_kept_columns
 from chipsparse.layers.mlp import MLPLayer
 from chipsparse.layers.state import Shared, StepState
@@ -164,7 +163,6 @@ class Session:
         self._caches = CacheStore(config, self._pool, report.note, report.fall_back)
         self._recorder = CallRecorder(report)
         self._graphs = StepGraphs() if graphs is None else graphs
-        self._guard = ErrorGuard(config.guard, config.seed)
         self._static_bits = static_bits
         shared = Shared(
             config,
@@ -172,7 +170,6 @@ class Session:
             self._recorder,
             self._caches,
             self._graphs,
-            self._guard,
             # Facts about the device, not about a generation: a second one runs on the same kernels.
             FastestKernel(),
         )
@@ -194,7 +191,6 @@ class Session:
         self._recorder.reset()
         self._graphs.reset()
         self._caches.reset()
-        self._guard.reset()
         self.attention.clear()
         self.mlp.clear()
         self._generation = _Generation(ColumnBudgets(self.config, self._static_bits))

@@ -83,7 +83,7 @@ def _layer_facts(found: Benchmark) -> Facts:
     for part, name in PART_NAMES.items():
         baselines = dict.fromkeys(each.baseline for each in found.layers if each.part == part)
         facts += [("PyTorch", f"{name}: {baseline}") for baseline in baselines]
-    errors = [each.error for each in found.layers if each.error is not None]
+    errors = [each.error for each in found.layers]
     if errors:
         facts.append(("checked", f"sparse against dense: relative error {max(errors):.0e} or less"))
     backends = {op: backend for each in found.layers for op, backend in each.backends.items()}

@@ -65,7 +65,6 @@ class Generation:
         backend_reasons: one line for every set of backends passed over, and why.
         fallbacks: one sentence for everything that ran dense although the profile asks otherwise.
         notes: one sentence for whatever else is worth knowing.
-        guard: what the error guard measured and did, in one sentence; None where it was off.
         nothing_sparse: why nothing ran sparse although the profile wants it, and what would help.
         work_share: estimated operations over those of a dense generation; None where not known.
     """
@@ -81,7 +80,6 @@ class Generation:
     backend_reasons: list[str]
     fallbacks: list[str]
     notes: list[str]
-    guard: str | None = None
     nothing_sparse: str | None = None
     work_share: float | None = None
 
@@ -117,7 +115,6 @@ def generate(
         backend_reasons=made.backend_reasons() if made else [],
         fallbacks=list(made.fallbacks) if made else [],
         notes=list(made.notes) if made else [],
-        guard=made.guard_summary() if made else None,
         # The report of older versions of the library has no such field.
         nothing_sparse=getattr(made, "nothing_sparse", None),
         work_share=work_share(made) if made else None,

@@ -175,7 +175,7 @@ def generate(
         typer.Option(
             "--verbose",
             "-v",
-            help="Also tell which kernels ran, why others did not, and what the error guard did.",
+            help="Also tell which kernels ran, and why others did not.",
             rich_help_panel=OUTPUT,
         ),
     ] = False,

@@ -312,7 +312,6 @@ def _internals(made: Generation) -> Facts:
     if made.backends:
         facts.append(("backends", ", ".join(f"{op}: {b}" for op, b in made.backends.items())))
     facts += [("passed over", line) for line in made.backend_reasons]
-    facts += [("error guard", made.guard)] if made.guard else []
     actions = Counter(step.action for step in made.steps)
     facts.append(("actions", ", ".join(f"{count} {action}" for action, count in actions.items())))
     return facts

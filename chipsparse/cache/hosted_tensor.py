@@ -41,8 +41,5 @@ class HostedTensor(CachedTensor):
         """Stores what the layer made or changed, and frees the device; the slot stays in use."""
         tensor, loaded = self._tensor, self._loaded
         self._tensor = self._loaded = None
-        if tensor is None:
-            if loaded is not None:
-                self._pool.forget(self._key)
-        elif tensor is not loaded or self._rewritten:
+        if tensor is not None and (tensor is not loaded or self._rewritten):
             self._pool.store(self._key, tensor)

@@ -19,7 +19,6 @@ from chipsparse.plan import Action, SparsityPlan
 PARTS: tuple[Part, ...] = ("attention", "mlp")
 
 SOFTMAX_BYTES = 4  # constants and means are float32 whatever the model computes in
-INDEX_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -38,32 +37,17 @@ class CacheKind:
 
 
 # In the order in which they are put on the device.
-CACHES: tuple[tuple[Part, type[TensorCache]], ...] = (
-    ("mlp", MLPCache),
-    ("attention", AttentionCache),
-)
+CACHES: dict[Part, type[TensorCache]] = {"mlp": MLPCache, "attention": AttentionCache}
 KINDS = {
     name: CacheKind(name, part, kept.rewritten)
-    for part, cache in CACHES
+    for part, cache in CACHES.items()
     for name, kept in cache.kept.items()
-}
-
-RULE_KINDS = {
-    "merge": {"lse", "lse_dense", "kept_mass", "columns", "residual"},
-    "difference": {"lse", "columns", "residual"},
-    "kept_only": {"lse", "columns"},
-    "reuse": {"lse", "residual"},
 }
 
 
 def kept_kinds(config: SparsityConfig, part: Part) -> frozenset[str]:
     """What a sparse layer of this config keeps."""
-    if part == "attention":
-        kinds = RULE_KINDS[config.attention.delta_rule]
-        return frozenset(kinds | {"drift"} if config.attention.forecast > 0 else kinds)
-    kinds = {"activation", "output", "mean"}
-    # Lists that are chosen anew at every step need not be kept.
-    return frozenset(kinds | {"neurons"} if config.mlp.reselect_every > 1 else kinds)
+    return frozenset(name for name, kept in CACHES[part].kept.items() if kept.wanted(config))
 
 
 def read_kinds(config: SparsityConfig, part: Part, action: Action) -> frozenset[str]:
@@ -74,7 +58,7 @@ def read_kinds(config: SparsityConfig, part: Part, action: Action) -> frozenset[
     if action is Action.REFRESH and part == "attention":
         if "drift" in kept:  # a refresh also computes what a sparse step would
             return kept - {"drift"}
-        return kept & ({"lse"} if config.schedule.reselect else {"lse", "columns"})
+        return frozenset({"lse"})
     return frozenset()
 
 
@@ -87,7 +71,7 @@ def written_kinds(config: SparsityConfig, part: Part, action: Action) -> frozens
         return frozenset()
     if part == "attention" and action is Action.DENSE:
         return kept & {"lse"}
-    return kept - {"neurons"}  # chosen at the first sparse step
+    return kept
 
 
 def kind_bytes(
@@ -107,7 +91,6 @@ def kind_bytes(
     mlp_groups = group_count(rows, config.mlp.group_rows)
     groups = group_count(tokens, config.attention.group_rows)
     padded_rows = -(-rows // ALIGNMENT) * ALIGNMENT
-    kept_neurons = SparsityPlan(config, layout).mlp_keep_count(layer)
     per_sample = {
         "lse": layout.heads * tokens * SOFTMAX_BYTES,
         "lse_dense": layout.heads * tokens * SOFTMAX_BYTES,
@@ -118,7 +101,6 @@ def kind_bytes(
         "activation": neurons * padded_rows * dtype.itemsize,
         "output": layout.channels * rows * dtype.itemsize,
         "mean": mlp_groups * neurons * SOFTMAX_BYTES,
-        "neurons": mlp_groups * kept_neurons * INDEX_BYTES,
     }
     return layout.batch * per_sample[kind]
 

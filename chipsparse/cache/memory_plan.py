@@ -11,7 +11,6 @@ import torch
 
 from chipsparse.cache.host_memory import HostMemory
 from chipsparse.cache.kinds import (
-    INDEX_BYTES,
     PARTS,
     Part,
     kept_kinds,
@@ -31,6 +30,7 @@ from chipsparse.measure.cost_model import Rates, layer_time
 from chipsparse.plan import Action, SparsityPlan
 
 UNLIMITED = 1 << 62
+INDEX_BYTES = 4
 
 # Of a GPU's free memory, left to what others ask for later: kernels that are loaded, workspaces of
 # libraries, gaps between blocks of PyTorch's allocator (8 of 137 GiB were seen; segments that can

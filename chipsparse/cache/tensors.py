@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import ClassVar, overload
 
 import torch
 
 from chipsparse.common.device_number import DeviceNumber
+from chipsparse.config import SparsityConfig
 
 
 class CachedTensor:
@@ -28,8 +29,8 @@ class CachedTensor:
         """What of it is on the device now."""
         return self._tensor
 
-    def set(self, tensor: torch.Tensor | None) -> None:
-        """Keeps another one, or none, in its place."""
+    def set(self, tensor: torch.Tensor) -> None:
+        """Keeps another one in its place."""
         self._tensor = tensor
 
 
@@ -37,10 +38,17 @@ class Kept:
     """A field of a cache whose value is a `CachedTensor`'s.
 
     Args:
+        wanted: whether a config needs it.
         rewritten: whether a sparse step changes the tensor in place, so that it moves both ways.
     """
 
-    def __init__(self, *, rewritten: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        wanted: Callable[[SparsityConfig], bool] = lambda _: True,
+        rewritten: bool = False,
+    ) -> None:
+        self.wanted = wanted
         self.rewritten = rewritten
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -55,7 +63,7 @@ class Kept:
     def __get__(self, cache: TensorCache | None, owner: type) -> Kept | torch.Tensor | None:
         return self if cache is None else cache.tensors[self._name].get()
 
-    def __set__(self, cache: TensorCache, tensor: torch.Tensor | None) -> None:
+    def __set__(self, cache: TensorCache, tensor: torch.Tensor) -> None:
         cache.tensors[self._name].set(tensor)
 
 
@@ -90,6 +98,11 @@ class TensorCache:
                 yield tensor
 
 
+def merges(config: SparsityConfig) -> bool:
+    """Whether a config has the delta rule that weighs kept and dropped columns by their mass."""
+    return config.attention.delta_rule == "merge"
+
+
 class AttentionCache(TensorCache):
     """What self-attention remembers of its last dense and refresh steps.
 
@@ -115,11 +128,11 @@ class AttentionCache(TensorCache):
     """
 
     lse = Kept()
-    lse_dense = Kept()
-    kept_mass = Kept()
+    lse_dense = Kept(wanted=merges)
+    kept_mass = Kept(wanted=merges)
     columns = Kept()
     residual = Kept()
-    drift = Kept()
+    drift = Kept(wanted=lambda config: config.attention.forecast > 0)
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,20 +171,11 @@ class MLPCache(TensorCache):
         output: the layer's output, ``[B, N, C]``.
         mean: mean pre-activation of every token group when its neuron was last computed,
             float32 ``[B, G, F]``.
-        neurons: neurons that were recomputed last, int32 ``[B, G, K]``; kept while later steps will
-            recompute the same.
-        age: sparse steps since the neurons were chosen; None: not yet.
     """
 
-    # Those that move both ways stand first: to keep them on the GPU saves most.
     mean = Kept(rewritten=True)
     output = Kept(rewritten=True)
     activation = Kept(rewritten=True)
-    neurons = Kept()
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.age: int | None = None
 
 
 class LayerCache:

@@ -35,6 +35,13 @@ READY_DEVICES = ("cpu",)
 
 Unpatched = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float | None], torch.Tensor]
 
+# The operation that computes the result of a step.
+MAIN_OPS = {
+    Action.DENSE: "dense_attention",
+    Action.REFRESH: "dense_attention_column_sums",
+    Action.SPARSE: "column_sparse_attention",
+}
+
 
 class AttentionLayer:
     """Self-attention of one transformer block: what it does at a step, and from which cache.
@@ -84,14 +91,12 @@ class AttentionLayer:
                     query, key, value, group_rows=config.group_rows, backend=shared.backend
                 ),
             )
-            entry.action, early = self._decide(state)
+            entry.action = self._decide(state)
             kinds, ahead = (
                 shared.caches.reads("attention", action) for action in (entry.action, state.action)
             )
             with shared.caches.lend(state.branch, self.number, "attention", kinds, ahead) as cache:
-                reselect = shared.config.schedule.reselect
-                op = main_op(cache, entry.action, config=config, reselect=reselect)
-                entry.backend = "cache" if op is None else choices[op].backend.name
+                entry.backend = choices[MAIN_OPS[entry.action]].backend.name
                 if entry.action is Action.DENSE:
                     return dense_step(
                         cache,
@@ -103,9 +108,9 @@ class AttentionLayer:
                         kernels=shared.kernels,
                     )
                 if entry.action is not Action.SPARSE:
-                    return self._refresh(state, cache, query, key, value, scale, early)
+                    return self._refresh(state, cache, query, key, value, scale)
                 entry.computed = cache.kept_fraction
-                output = sparse_step(
+                return sparse_step(
                     cache,
                     query,
                     key,
@@ -116,50 +121,29 @@ class AttentionLayer:
                     choices=choices,
                     step=state.context.step,
                 )
-                if shared.guard.enabled:
-                    state.record.guard_errors[self.number] = shared.guard.look(
-                        state.branch,
-                        self.number,
-                        output,
-                        query,
-                        key,
-                        value,
-                        rows=config.group_rows,
-                        scale=scale,
-                        backend=shared.backend,
-                    )
-                return output
 
-    def _decide(self, state: StepState) -> tuple[Action, bool]:
-        """What the layer does, and whether it is a refresh that the error guard asked for.
-
-        A fuller action than the step's for a layer that was passed over (by a block cache, say), or
-        whose error passed the bound when it was last computed.
-        """
+    def _decide(self, state: StepState) -> Action:
+        """What the layer does: more than the step for one passed over (by a block cache, say)."""
         shared, branch = self._shared, state.branch
-        passed_bound = shared.guard.take(branch, self.number)
 
         def recorded(kind: str) -> bool:
             return shared.caches.has(branch, self.number, kind)
 
         if not recorded("lse"):
-            return shared.recorder.catch_up(self.number, "attention", Action.DENSE), False
+            return shared.recorder.catch_up(self.number, "attention", Action.DENSE)
         if state.action is not Action.SPARSE:
-            return state.action, False
-        empty = not (recorded("columns") or recorded("residual"))
-        if empty or self._refreshed_at.get(branch, -1) < state.refreshed_at:
-            return shared.recorder.catch_up(self.number, "attention", Action.REFRESH), False
-        cache = shared.caches[branch, self.number].attention
-        if cache.lists_were_cut():
-            cache.capacity = None
+            return state.action
+        if not recorded("columns") or self._refreshed_at.get(branch, -1) < state.refreshed_at:
+            return shared.recorder.catch_up(self.number, "attention", Action.REFRESH)
+        if shared.caches[branch, self.number].attention.lists_were_cut():
             self._waits_for_lists = True
             shared.report.fall_back(
                 f"attention of layer {self.number} runs in full once more at step "
                 f"{state.context.step}: column sums were NaN at its refresh, which made its lists "
                 "longer than any choice does"
             )
-            return Action.REFRESH, False
-        return (Action.REFRESH, True) if passed_bound else (Action.SPARSE, False)
+            return Action.REFRESH
+        return Action.SPARSE
 
     def _refresh(
         self,
@@ -169,16 +153,13 @@ class AttentionLayer:
         key: torch.Tensor,
         value: torch.Tensor,
         scale: float | None,
-        early: bool,
     ) -> torch.Tensor:
-        shared, config, step = self._shared, self._shared.config.attention, state.context.step
-        if early:
-            state.record.early_refreshes.append(self.number)
+        shared, step = self._shared, state.context.step
         budget = state.budgets.of(self.number, state.plan, state.context, key)
         # Column sums that are NaN make lists longer than that, which is seen when the layer is
         # reached again; it then refreshes once more, and reads the lengths from then on.
         if key.device.type not in READY_DEVICES and not self._waits_for_lists:
-            budget = budget.without_waiting(config, key.shape[2])
+            budget = budget.without_waiting(key.shape[2])
         kinds = shared.caches.reads("attention", Action.SPARSE)
         with shared.graphs.kept_in_place(state.branch, cache, kinds):
             output = refresh_step(
@@ -186,17 +167,14 @@ class AttentionLayer:
                 query,
                 key,
                 value,
-                config=config,
+                config=shared.config.attention,
                 budget=budget,
-                # Columns with which the layer went wrong are no longer the right ones.
-                reselect=shared.config.schedule.reselect or early,
                 scale=scale,
                 backend=shared.backend,
-                kernels=shared.kernels,
                 step=step,
             )
         if budget.capacity is None:
-            self._report_overfull_lists(cache.capacity, budget.most_columns(config), step)
+            self._report_overfull_lists(cache.capacity, budget.most_columns, step)
         self._refreshed_at[state.branch] = step
         return output
 
@@ -236,18 +214,6 @@ def backend_choices(
     }
 
 
-def main_op(
-    cache: AttentionCache, action: Action, *, config: AttentionConfig, reselect: bool
-) -> str | None:
-    """The operation that computes the result of a step; None where the cache is the result."""
-    if action is Action.SPARSE:
-        return None if config.delta_rule == "reuse" else "column_sparse_attention"
-    chooses = action is Action.REFRESH and config.delta_rule != "reuse"
-    if chooses and (reselect or cache.columns is None):
-        return "dense_attention_column_sums"
-    return "dense_attention"
-
-
 def dense_step(
     cache: AttentionCache,
     query: torch.Tensor,
@@ -273,18 +239,16 @@ def refresh_step(
     *,
     config: AttentionConfig,
     budget: AttentionBudget,
-    reselect: bool,
     scale: float | None,
     backend: str | None,
-    kernels: FastestKernel | None = None,
     step: int = 0,
 ) -> torch.Tensor:
     """Full attention; chooses the columns by their sums and fills the residual cache.
 
     The column sums are weighed with the softmax constants of the previous dense step
-    (``cache.lse``), which must be there. Where columns are chosen and the budget has no capacity,
-    the host waits once for the length of the longest list (``cache.capacity``); where it has one,
-    ``cache.longest`` tells later whether that was enough.
+    (``cache.lse``), which must be there. Where the budget has no capacity, the host waits once for
+    the length of the longest list (``cache.capacity``); where it has one, ``cache.longest`` tells
+    later whether that was enough.
 
     With a forecast, a refresh after the first also computes what a sparse step would have given at
     this ``step``, with the columns and the residual of the refresh before; what that lacks is the
@@ -295,56 +259,20 @@ def refresh_step(
         expected = sparse_step(
             cache, query, key, value, config=config, scale=scale, backend=backend
         )
-    output = _refresh(
-        cache,
-        query,
-        key,
-        value,
-        config=config,
-        budget=budget,
-        reselect=reselect,
-        scale=scale,
-        backend=backend,
-        kernels=kernels,
+    output = _choose_columns(
+        cache, query, key, value, config=config, budget=budget, scale=scale, backend=backend
     )
-    if config.forecast > 0:
-        if expected is not None and cache.refreshed_at is not None:
-            cache.drift = torch.sub(output, expected, out=expected)
-            cache.interval = step - cache.refreshed_at
-        cache.refreshed_at = step
-    return output
-
-
-def _refresh(
-    cache: AttentionCache,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    config: AttentionConfig,
-    budget: AttentionBudget,
-    reselect: bool,
-    scale: float | None,
-    backend: str | None,
-    kernels: FastestKernel | None,
-) -> torch.Tensor:
-    assert cache.lse is not None
-    if config.delta_rule == "reuse":
-        output = dense_step(cache, query, key, value, scale=scale, backend=backend, kernels=kernels)
-        cache.residual = output.clone()
-        return output
-    if reselect or cache.columns is None:
-        output = _choose_columns(
-            cache, query, key, value, config=config, budget=budget, scale=scale, backend=backend
-        )
-        cache.capacity = budget.capacity
-    else:
-        output = dense_step(cache, query, key, value, scale=scale, backend=backend, kernels=kernels)
+    cache.capacity = budget.capacity
     counts = record_residual(
         cache, output, query, key, value, config=config, scale=scale, backend=backend
     )
     roomy = budget.capacity is None or budget.capacity >= key.shape[2]
     cache.longest = None if roomy else DeviceNumber(counts.max())
+    if config.forecast > 0:
+        if expected is not None and cache.refreshed_at is not None:
+            cache.drift = torch.sub(output, expected, out=expected)
+            cache.interval = step - cache.refreshed_at
+        cache.refreshed_at = step
     return output
 
 
@@ -372,8 +300,6 @@ def record_residual(
     cache.capacity = indices.shape[-1]
     cache.lists = (indices, counts) if indices.nbytes <= LISTS_BYTES else None
     cache.kept_fraction = counts.float().mean() / key.shape[2]
-    if config.delta_rule == "kept_only":
-        return counts
     kept, kept_lse = column_sparse_attention(
         query,
         key,
@@ -414,7 +340,6 @@ def _choose_columns(
     groups, columns = group_count(tokens, config.group_rows), key.shape[2]
     head_bytes = batch * groups * columns * column_sums_dtype(query).itemsize
     chunks = list(ranges(heads, head_bytes, config.column_sums_bytes))
-    keep_count, random_count = budget.counts(config)
 
     def attend(first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         assert cache.lse is not None
@@ -429,8 +354,8 @@ def _choose_columns(
         )
         chosen = column_selection(
             column_sums,
-            keep_count=keep_count,
-            random_count=random_count,
+            keep_count=budget.keep_count,
+            random_count=budget.random_count,
             static_columns=budget.static_columns,
             # The random columns see the number of a head within its chunk alone.
             seed=budget.seed + (first << 32),
@@ -470,35 +395,32 @@ def sparse_step(
     With a forecast and the ``step``, the error is taken to grow with the steps since the refresh as
     it did before it, times ``config.forecast``, and that is added.
     """
-    if config.delta_rule == "reuse":
-        assert cache.residual is not None
-        output = cache.residual.clone()
-    else:
-        if cache.lists is None:
-            assert cache.columns is not None
-            assert cache.capacity is not None
-            indices, counts = packed_to_indices(
-                cache.columns, key.shape[2], capacity=cache.capacity, backend=backend
-            )
-        else:
-            indices, counts = cache.lists
-        call = ColumnSparseAttention(
-            query,
-            key,
-            value,
-            indices,
-            counts,
-            group_rows=config.group_rows,
-            scale=scale,
-            delta_rule=None if config.delta_rule == "kept_only" else config.delta_rule,
-            residual=cache.residual,
-            lse_dense=cache.lse_dense,
-            kept_mass=cache.kept_mass,
-            backend=backend,
+    if cache.lists is None:
+        assert cache.columns is not None
+        assert cache.capacity is not None
+        indices, counts = packed_to_indices(
+            cache.columns, key.shape[2], capacity=cache.capacity, backend=backend
         )
-        run = column_sparse_attention.run
-        launch = choices["column_sparse_attention"].backend.launch if choices else run
-        output, _ = launch(call)
+    else:
+        indices, counts = cache.lists
+    call = ColumnSparseAttention(
+        query,
+        key,
+        value,
+        indices,
+        counts,
+        group_rows=config.group_rows,
+        scale=scale,
+        delta_rule=config.delta_rule,
+        residual=cache.residual,
+        lse_dense=cache.lse_dense,
+        kept_mass=cache.kept_mass,
+        backend=backend,
+    )
+    run = column_sparse_attention.run
+    launch = choices["column_sparse_attention"].backend.launch if choices else run
+    output: torch.Tensor
+    output, _ = launch(call)
     if step is not None and cache.drift is not None and cache.refreshed_at is not None:
         grown = config.forecast * (step - cache.refreshed_at) / cache.interval
         output.add_(cache.drift, alpha=grown)

@@ -42,20 +42,14 @@ class AttentionBudget:
     static_count: int = 0
     capacity: int | None = None
 
-    def counts(self, config: AttentionConfig) -> tuple[int, int]:
-        """Columns by score and at random; the control of random columns has all of them so."""
-        if config.selection == "random":
-            return 0, self.keep_count + self.random_count
-        return self.keep_count, self.random_count
-
-    def most_columns(self, config: AttentionConfig) -> int:
+    @property
+    def most_columns(self) -> int:
         """What no list exceeds, unless column sums are NaN: their rows keep every column."""
-        by_score, random = self.counts(config)
-        return max(by_score, self.static_count) + random
+        return max(self.keep_count, self.static_count) + self.random_count
 
-    def without_waiting(self, config: AttentionConfig, tokens: int) -> AttentionBudget:
+    def without_waiting(self, tokens: int) -> AttentionBudget:
         """The same with lists for `most_columns` and a little more, so that longer ones show."""
-        longer = self.most_columns(config) + 1
+        longer = self.most_columns + 1
         rounded = -(-longer // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
         return replace(self, capacity=min(tokens, rounded))
 

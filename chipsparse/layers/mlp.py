@@ -258,7 +258,6 @@ def dense_step(
         cache.activation = activation
         # Compiled code may reuse the memory of what it is given.
         cache.output = output.clone() if addend is None else output
-        cache.neurons = cache.age = None
     return output if addend is None else output + addend
 
 
@@ -310,24 +309,20 @@ def sparse_step(
     assert cache.activation is not None
     assert cache.output is not None
     assert cache.mean is not None
-    neurons, age = cache.neurons, cache.age
-    if age is None or age >= config.reselect_every:
-        age = 0
-        selection = NeuronSelection(
-            hidden,
-            weights.up,
-            weights.up_bias,
-            cache.mean,
-            keep_count=keep_count,
-            gate_weight=weights.gate,
-            gate_bias=weights.gate_bias,
-            activation=None if weights.gate is None else weights.activation,
-            group_rows=config.group_rows,
-            backend=backend,
-        )
-        launch = choices["neuron_selection"].backend.launch if choices else neuron_selection.run
-        neurons = launch(selection)
-    assert neurons is not None
+    selection = NeuronSelection(
+        hidden,
+        weights.up,
+        weights.up_bias,
+        cache.mean,
+        keep_count=keep_count,
+        gate_weight=weights.gate,
+        gate_bias=weights.gate_bias,
+        activation=None if weights.gate is None else weights.activation,
+        group_rows=config.group_rows,
+        backend=backend,
+    )
+    launch = choices["neuron_selection"].backend.launch if choices else neuron_selection.run
+    neurons = launch(selection)
     up = SparseMLPUp(
         hidden,
         weights.up,
@@ -353,7 +348,4 @@ def sparse_step(
     )
     launch = choices["sparse_mlp_down"].backend.launch if choices else sparse_mlp_down.run
     output: torch.Tensor = launch(down)
-    # Only now: where a call breaks off, as one that is recorded may, the next starts as it did.
-    cache.age = age + 1
-    cache.neurons = None if cache.age >= config.reselect_every else neurons
     return output

@@ -10,7 +10,6 @@ from chipsparse.config import Part, SparsityConfig
 from chipsparse.graphs.step_graph import StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers.column_budget import ColumnBudgets
-from chipsparse.layers.error_guard import ErrorGuard
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport, StepRecord
 from chipsparse.report.recorder import CallRecorder
@@ -60,7 +59,6 @@ class Shared:
         recorder: notes what layers do in the open call.
         caches: of all layers.
         graphs: captured sparse steps, which read caches where they were.
-        guard: looks at the error of sparse attention.
         kernels: the fastest library kernel for dense attention.
     """
 
@@ -69,7 +67,6 @@ class Shared:
     recorder: CallRecorder
     caches: CacheStore
     graphs: StepGraphs
-    guard: ErrorGuard
     kernels: FastestKernel
 
     @property

@@ -104,8 +104,6 @@ class Load:
 def kept_columns(plan: SparsityPlan, layer: int) -> int:
     """The most columns that a query group of a layer computes at a sparse step."""
     config, layout = plan.config.attention, plan.layout
-    if config.delta_rule == "reuse":
-        return 0
     budget = AttentionBudget(
         keep_count=plan.attention_keep_count(layer),
         random_count=plan.attention_random_count(),
@@ -113,13 +111,7 @@ def kept_columns(plan: SparsityPlan, layer: int) -> int:
         seed=0,
         static_count=static_count(layout.tokens, config, text_tokens=layout.text_tokens),
     )
-    return min(layout.tokens, budget.most_columns(config))
-
-
-def checked_share(plan: SparsityPlan) -> float:
-    """Share of the query rows that a sparse step also computes exactly, for the error guard."""
-    guard, rows = plan.config.guard, plan.config.attention.group_rows
-    return 0.0 if guard.bound is None else min(1.0, guard.groups * rows / plan.layout.tokens)
+    return min(layout.tokens, budget.most_columns)
 
 
 def layer_time(
@@ -151,7 +143,7 @@ def layer_time(
         kept = kept_columns(plan, layer) / layout.tokens / rates.sparse_attention
         forecast = plan.config.attention.forecast > 0
         if action is Action.SPARSE:
-            attention *= kept + checked_share(plan)
+            attention *= kept
             passes = FORECAST_PASSES if forecast else 0
             attention += passes * tokens * layout.channels * dtype.itemsize / rates.memory
         elif action is Action.REFRESH:

@@ -29,7 +29,6 @@ from chipsparse.plan import SparsityPlan
 
 # Largest ||sparse - dense|| / ||dense||, by dtype; a wrong kernel is off by more than a tenth.
 ERROR_LIMIT = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-INEXACT_RULES = ("kept_only",)  # controls, whose result differs also where nothing has changed
 SEED = 0
 
 
@@ -51,8 +50,7 @@ class PartTimes:
         baseline: what of PyTorch.
         milliseconds: of what a dense, a refresh and a sparse step compute, by action. An MLP does
             the same at a dense step and at a refresh.
-        error: relative difference from a dense step where there should be none but rounding; None
-            for controls that are never exact.
+        error: relative difference from a dense step where there should be none but rounding.
         backends: what each operation ran on.
     """
 
@@ -64,7 +62,7 @@ class PartTimes:
     baseline_ms: float
     baseline: str
     milliseconds: dict[str, float]
-    error: float | None
+    error: float
     backends: dict[str, str]
 
     @property
@@ -127,10 +125,8 @@ def attention_times(
             value,
             config=config,
             budget=budget,
-            reselect=True,
             scale=None,
             backend=None,
-            kernels=kernels,
         )
 
     choices = attention.backend_choices(
@@ -154,8 +150,7 @@ def attention_times(
     def baselines() -> dict[str, float]:
         return _attention_baselines(query, key, value)
 
-    exact = config.delta_rule not in INEXACT_RULES
-    error = _checked("attention", sparse(), expected, layer) if exact else None
+    error = _checked("attention", sparse(), expected, layer)
     stock = baselines()
     times = {
         name: time_call(call, device).latency_ms

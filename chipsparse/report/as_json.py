@@ -22,7 +22,6 @@ Times are in seconds, sizes in bytes, shares between 0 and 1; what is not known 
         seconds         null where skipped or broken off
         attention_kept, mlp_kept      mean over the layers that ran sparse
         bytes_to_device, bytes_to_host
-        guard_errors    relative error of sparse attention by layer, where the guard measured it
         cache_bytes, host_bytes       what the caches held behind the call, and that part of it
                                       which is in host memory
         allocated_bytes, peak_allocated_bytes
@@ -30,7 +29,7 @@ Times are in seconds, sizes in bytes, shares between 0 and 1; what is not known 
         layers          one entry for each attention and each MLP that ran:
             layer, part ("attention", "mlp"), action ("dense", "refresh", "sparse"), reason
             kept        share of the columns or neurons computed
-            backend     a kernel backend's name, "library", "model" or "cache"
+            backend     a kernel backend's name, "library" or "model"
             seconds     null unless layer times are measured; with the wait for its caches, and
                         in parallel blocks (FLUX's single ones) the projection of both parts
             bytes_to_device, bytes_to_host
@@ -63,7 +62,6 @@ from typing import Any
 import torch
 
 from chipsparse.config import Part
-from chipsparse.layers.error_guard import DeviceNumber
 from chipsparse.plan import SparsityPlan
 from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
 
@@ -209,8 +207,6 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, torch.Tensor):
         return _plain(value.tolist())
-    if isinstance(value, DeviceNumber):
-        return _plain(float(value))
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, torch.dtype):

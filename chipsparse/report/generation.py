@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from chipsparse.common.device_number import DeviceNumber
 from chipsparse.common.user_warnings import warn_user
 from chipsparse.config import DenseWarning, FallbackError, Part, SparsityConfig
 from chipsparse.kernels.dispatch import Choice
@@ -66,8 +65,7 @@ class LayerRecord:
         computed: share of the attention columns or neurons that was computed: a number, or a 0-d
             tensor of the device; 1 unless sparse.
         backend: what computed it: the name of a kernel backend, "library" for PyTorch's own
-            operations, "model" where the model ran as without chipsparse, "cache" where nothing
-            was computed.
+            operations, "model" where the model ran as without chipsparse.
         reason: why it was dense whatever the step did, or None.
         timer: its time with what it waited for, where that is measured.
         bytes_to_device: bytes of its caches that came from host memory in this call.
@@ -104,8 +102,6 @@ class StepRecord:
         steps_total: number of steps where known.
         branch: guidance branch.
         action: what the call did.
-        guard_errors: relative error of sparse attention by layer, as far as it was measured.
-        early_refreshes: layers whose attention was refreshed because of such an error.
         bytes_to_device: bytes of caches that came from host memory.
         bytes_to_host: bytes of caches that went there.
         cache_bytes: what the caches of its transformer held behind it, wherever they live.
@@ -128,8 +124,6 @@ class StepRecord:
     branch: str
     action: Action
     timer: StepTimer | None = None
-    guard_errors: dict[int, DeviceNumber] = field(default_factory=dict)
-    early_refreshes: list[int] = field(default_factory=list)
     bytes_to_device: int = 0
     bytes_to_host: int = 0
     cache_bytes: int = 0
@@ -365,24 +359,6 @@ class GenerationReport:
     def actions(self) -> Counter[str]:
         """How many denoising steps took each action (each step counted once, not per branch)."""
         return Counter({record.step: record.action.value for record in self.steps}.values())
-
-    def guard_summary(self) -> str | None:
-        """What the error guard measured and did, in one sentence; None where it was off."""
-        errors = [
-            (float(error), layer, record.step)
-            for record in self.steps
-            for layer, error in record.guard_errors.items()
-        ]
-        if not errors:
-            return None
-        largest, layer, step = max(errors)
-        refreshed = [layer for record in self.steps for layer in record.early_refreshes]
-        most = [str(layer) for layer, _ in Counter(refreshed).most_common(3)]
-        where = f" (most often of layers {', '.join(most)})" if most else ""
-        return (
-            f"{len(refreshed)} early refreshes of attention{where} beside {len(errors)} sparse "
-            f"calls; largest error {largest:.3f}, in layer {layer} at step {step}"
-        )
 
     def mean_seconds(self, *actions: str) -> float | None:
         """Mean time of a transformer call with one of these actions, or None without any."""

@@ -23,7 +23,6 @@ def facts(report: GenerationReport) -> Facts:
         *_labelled("warning", [report.nothing_sparse]),
         *_labelled("dense", report.fallbacks),
         *_labelled("note", report.notes),
-        *_labelled("guard", [report.guard_summary()]),
         *_labelled("error", [report.error]),
     ]
 

@@ -47,8 +47,9 @@ class Form:
 
     def config(self, base: SparsityConfig, steps: Steps) -> SparsityConfig:
         """The base with this schedule instead of its own, whatever form that has."""
-        kept = {name: getattr(base.schedule, name) for name in ("first_dense_layers", "reselect")}
-        schedule = dataclasses.replace(self.schedule(steps), **kept)
+        schedule = dataclasses.replace(
+            self.schedule(steps), first_dense_layers=base.schedule.first_dense_layers
+        )
         return base.override(
             {
                 "schedule": dataclasses.asdict(schedule),

@@ -7,7 +7,7 @@ from collections import Counter
 from chipsparse.cache.kinds import PARTS
 from chipsparse.cli.pages.budget_map import Cell, budget_map
 from chipsparse.cli.pages.elements import element, listed
-from chipsparse.cli.pages.generation_errors import error_section
+from chipsparse.cli.pages.generation_changes import change_section
 from chipsparse.cli.pages.generation_memory import memory_section
 from chipsparse.cli.pages.generation_record import (
     ACTIONS,
@@ -50,7 +50,7 @@ def generation_part(values: Values) -> Part:
     for found in (
         steps_section(record),
         _budget_section(record),
-        error_section(record),
+        change_section(record),
         memory_section(record),
         _running_section(record),
     ):

@@ -43,8 +43,6 @@ class Call:
     finished: bool
     seconds: float | None
     layers: Sequence[LayerCall]
-    guard_errors: dict[int, float]
-    early_refreshes: Sequence[int]
     predicted_change: float | None
     forecast: bool
     bytes_to_device: float
@@ -87,14 +85,6 @@ class Step:
     def finished(self) -> bool:
         """Whether every call came to its end."""
         return all(call.finished for call in self.calls)
-
-    @property
-    def errors(self) -> dict[int, float]:
-        """The largest error of each layer that the guard measured."""
-        layers = sorted({layer for call in self.calls for layer in call.guard_errors})
-        return {
-            layer: max(each.guard_errors.get(layer, 0.0) for each in self.calls) for layer in layers
-        }
 
     def cells(self, part: str) -> dict[int, tuple[str, float]]:
         """Action and mean share of every layer's part; nothing of a skipped step."""
@@ -209,7 +199,6 @@ def _clip_name(files: list[str]) -> str:
 
 
 def _call(entry: Values) -> Call:
-    errors = entry.object("guard_errors")
     return Call(
         step=entry.index("step"),
         branch=entry.text("branch"),
@@ -226,12 +215,6 @@ def _call(entry: Values) -> Call:
             )
             for each in entry.objects("layers")
         ],
-        guard_errors={
-            int(layer): errors.number(layer)
-            for layer in errors.content
-            if layer.isdigit() and layer in errors
-        },
-        early_refreshes=entry.indices("early_refreshes"),
         predicted_change=entry.number_or_none("predicted_change"),
         forecast=entry.flag("forecast"),
         bytes_to_device=entry.number("bytes_to_device"),

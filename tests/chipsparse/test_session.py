@@ -128,19 +128,17 @@ def slow_device(monkeypatch):
     monkeypatch.setattr(chipsparse.layers.attention, "READY_DEVICES", ())
 
 
-@pytest.mark.parametrize("reselect", [True, False])
-def test_a_refresh_need_not_wait_for_the_length_of_its_lists(reselect, request):
-    config = CONFIG.override({"schedule.reselect": reselect})
-    expected = run(Session(config, GenerationReport()))
+def test_a_refresh_need_not_wait_for_the_length_of_its_lists(request):
+    expected = run(Session(CONFIG, GenerationReport()))
     request.getfixturevalue("slow_device")
-    session = Session(config, GenerationReport())
+    session = Session(CONFIG, GenerationReport())
     torch.testing.assert_close(run(session), expected)
     assert {cache.attention.capacity for cache in session._caches.values()} == {16}  # 12 are kept
 
 
-@pytest.mark.parametrize("reselect", [True, False])
-def test_lists_that_were_cut_are_made_anew_where_the_layer_is_reached_again(reselect, request):
-    config = CONFIG.override({"schedule.reselect": reselect})
+@pytest.mark.parametrize("forecast", [0.0, 0.5])
+def test_lists_that_were_cut_are_made_anew_where_the_layer_is_reached_again(forecast, request):
+    config = CONFIG.override({"attention.forecast": forecast})
 
     def spoil(step, layer):
         return step == 1 and layer == 1
@@ -149,15 +147,11 @@ def test_lists_that_were_cut_are_made_anew_where_the_layer_is_reached_again(rese
     request.getfixturevalue("slow_device")
     session = Session(config, GenerationReport())
     found = run(session, spoil=spoil)
-    once_more, *still_long = session.report.fallbacks
+    (once_more,) = session.report.fallbacks
     assert once_more == (
         "attention of layer 1 runs in full once more at step 2: column sums were NaN at its "
         "refresh, which made its lists longer than any choice does"
     )
-    assert still_long == [
-        "attention of layer 1 keeps up to 60 columns from step 2 on instead of 12 at most: "
-        "column sums were NaN, and their query groups keep every column"
-    ] * (not reselect)
     actions = [
         [entry.action.value for entry in record.layers if entry.part == "attention"]
         for record in session.report.steps
@@ -182,13 +176,13 @@ def test_a_second_generation_reports_nan_again():
         assert len(report.fallbacks) == 2
 
 
-@pytest.mark.parametrize("rule", ["merge", "difference", "kept_only", "reuse"])
+@pytest.mark.parametrize("rule", ["merge", "difference"])
 def test_a_second_generation_gives_the_same(rule):
     session = Session(CONFIG.override({"attention.delta_rule": rule}), GenerationReport())
     first, second = run(session), run(session, generation=2)
     assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
     capacities = {cache.attention.capacity for cache in session._caches.values()}
-    assert capacities == ({None} if rule == "reuse" else {12})
+    assert capacities == {12}
     session.reset()
     assert not session._caches
 

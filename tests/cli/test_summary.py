@@ -60,17 +60,6 @@ def test_what_of_the_caches_was_in_host_memory(host_bytes, text):
     assert told_json(outcome)["sparse"]["host_bytes"] == host_bytes
 
 
-@pytest.mark.parametrize("sentence", [None, "3 early refreshes of attention"])
-def test_what_the_error_guard_did(sentence):
-    made = Generation(
-        np.zeros((1, 2, 2, 3), np.uint8), [], 1.0, 1.0, None, 0, 0, {}, [], [], [], guard=sentence
-    )
-    outcome = summary.Outcome({}, {}, made, None, None, None)
-    told = [text for name, text in summary._internals(made) if name == "error guard"]
-    assert told == ([] if sentence is None else [sentence])
-    assert told_json(outcome)["sparse"]["guard"] == sentence
-
-
 @pytest.mark.parametrize(
     ("changes", "text"),
     [

@@ -15,6 +15,7 @@ import torch
 
 from chipsparse.cache.store import CacheStore
 from chipsparse.cache.tensors import AttentionCache
+from chipsparse.config import AttentionConfig
 from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import (
     ColumnSparseAttention,
@@ -88,8 +89,22 @@ def columns_never_chosen_anew(patch: pytest.MonkeyPatch) -> None:
     """A stale mask, milder: later refreshes make the right residual for the first one's columns."""
     refresh = attention.refresh_step
 
-    def keeping(cache: AttentionCache, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return refresh(cache, *args, **{**kwargs, "reselect": False})
+    def keeping(
+        cache: AttentionCache, *tensors: torch.Tensor, config: AttentionConfig, **options: Any
+    ) -> torch.Tensor:
+        columns, capacity = cache.columns, cache.capacity
+        output = refresh(cache, *tensors, config=config, **options)
+        if columns is not None:
+            cache.columns, cache.capacity = columns, capacity
+            attention.record_residual(
+                cache,
+                output,
+                *tensors,
+                config=config,
+                scale=options["scale"],
+                backend=options["backend"],
+            )
+        return output
 
     patch.setattr(attention, "refresh_step", keeping)
 

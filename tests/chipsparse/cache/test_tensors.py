@@ -5,8 +5,10 @@ import copy
 import pytest
 import torch
 
+from chipsparse import SparsityConfig
 from chipsparse.cache.host_memory import HostMemory
 from chipsparse.cache.hosted_tensor import HostedTensor
+from chipsparse.cache.kinds import kept_kinds
 from chipsparse.cache.offload import OffloadPool
 from chipsparse.cache.tensors import AttentionCache, LayerCache, MLPCache
 
@@ -54,16 +56,6 @@ def test_what_is_changed_in_place_is_stored_where_the_kind_says_so(pool, rewritt
     assert (cache.residual == rewritten).all()
 
 
-def test_what_was_loaded_and_taken_away_is_forgotten(pool):
-    cache, owner = cache_in(pool)
-    cache.residual = torch.zeros(16)
-    owner.put_away()
-    owner.load()
-    cache.residual = None
-    owner.put_away()
-    assert not owner.is_set
-
-
 def test_a_larger_tensor_than_planned_does_not_fit(pool):
     cache, owner = cache_in(pool)
     cache.residual = torch.zeros(17)
@@ -84,17 +76,18 @@ def test_a_copy_keeps_what_it_had():
 def test_bytes_are_those_of_all_fields_and_each_memory_counts_once():
     cache = LayerCache()
     cache.attention.lse = cache.attention.lse_dense = torch.zeros(4)
-    cache.mlp.neurons = torch.zeros(2, dtype=torch.int32)
+    cache.mlp.mean = torch.zeros(2)
     cache.attention.kept_fraction = torch.zeros(())
     assert cache.nbytes() == 16 + 8 + 4
 
 
 def test_the_fields_that_hold_tensors_are_declared():
-    assert list(MLPCache.kept) == ["mean", "output", "activation", "neurons"]
-    assert [name for name, kept in MLPCache.kept.items() if kept.rewritten] == [
-        "mean",
-        "output",
-        "activation",
-    ]
-    assert "residual" in AttentionCache.kept
+    assert all(kept.rewritten for kept in MLPCache.kept.values())
     assert not any(kept.rewritten for kept in AttentionCache.kept.values())
+    kinds = {"lse", "columns", "residual"}
+    changes = {"attention.delta_rule": "difference", "attention.forecast": 0.0}
+    config = SparsityConfig().override(changes)
+    assert kept_kinds(config, "mlp") == {"mean", "output", "activation"}
+    assert kept_kinds(config, "attention") == kinds
+    config = config.override({"attention.delta_rule": "merge", "attention.forecast": 0.5})
+    assert kept_kinds(config, "attention") == kinds | {"lse_dense", "kept_mass", "drift"}

@@ -38,7 +38,7 @@ def row_mask(cache):
     return mask.repeat_interleave(ROWS, dim=2)[:, :, :TOKENS]
 
 
-def refreshed(rule, *, budget=BUDGET, reselect=True, seed=0, **config):
+def refreshed(rule, *, budget=BUDGET, seed=0, **config):
     cache = AttentionCache()
     settings = AttentionConfig(delta_rule=rule, **{"group_rows": ROWS, **config})
     dense_step(cache, *inputs(seed), scale=None, backend=None)
@@ -47,7 +47,6 @@ def refreshed(rule, *, budget=BUDGET, reselect=True, seed=0, **config):
         *inputs(seed),
         config=settings,
         budget=budget,
-        reselect=reselect,
         scale=None,
         backend=None,
     )
@@ -62,7 +61,7 @@ def test_dense_records_the_softmax_constants():
     torch.testing.assert_close(cache.lse.double(), lse, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("rule", ["merge", "difference", "kept_only", "reuse"])
+@pytest.mark.parametrize("rule", ["merge", "difference"])
 def test_refresh_returns_full_attention(rule):
     _, _, output = refreshed(rule)
     torch.testing.assert_close(output.double(), softmax_parts(*inputs())[0], atol=1e-5, rtol=1e-5)
@@ -91,19 +90,14 @@ def test_nothing_changed_gives_back_the_dense_output(rule):
 
 def test_sparse_follows_the_formulas_when_something_changed():
     changed = [a + 0.1 * b for a, b in zip(inputs(), inputs(9), strict=True)]
-    for rule in ("merge", "difference", "kept_only", "reuse"):
-        cache, config, output = refreshed(rule)
+    for rule in ("merge", "difference"):
+        cache, config, _ = refreshed(rule)
         found = sparse_step(cache, *changed, config=config, scale=None, backend=None).double()
-        if rule == "reuse":
-            assert torch.equal(found, output.double())
-            continue
         mask = row_mask(cache)
         dense, lse = softmax_parts(*inputs())
         kept, kept_lse = softmax_parts(*inputs(), mask)
         new, new_lse = softmax_parts(*changed, mask)
-        if rule == "kept_only":
-            expected = new
-        elif rule == "difference":
+        if rule == "difference":
             expected = dense - kept + new
         else:
             # Dropped columns keep the numerator and denominator that they had at the refresh.
@@ -125,33 +119,10 @@ def test_merge_is_exact_while_only_the_kept_columns_change():
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_keeping_the_columns_over_a_refresh():
-    cache, config, _ = refreshed("merge")
-    columns = cache.columns
-    for reselect in (False, True):
-        refresh_step(
-            cache,
-            *inputs(4),
-            config=config,
-            budget=BUDGET,
-            reselect=reselect,
-            scale=None,
-            backend=None,
-        )
-        assert (cache.columns is columns) == (not reselect)
-        found = sparse_step(cache, *inputs(4), config=config, scale=None, backend=None)
-        torch.testing.assert_close(
-            found.double(), softmax_parts(*inputs(4))[0], atol=1e-5, rtol=1e-5
-        )
-
-
 def test_random_columns_are_seeded_and_counted():
     masks = [
         unpack_mask(
-            refreshed("merge", selection="random", budget=AttentionBudget(KEEP, RANDOM, None, s))[
-                0
-            ].columns,
-            TOKENS,
+            refreshed("merge", budget=AttentionBudget(KEEP, RANDOM, None, s))[0].columns, TOKENS
         )
         for s in (1, 1, 2)
     ]
@@ -189,7 +160,7 @@ def test_static_columns_are_always_kept():
     assert (mask.sum(-1) == KEEP).all()
 
 
-@pytest.mark.parametrize("rule", ["merge", "difference", "kept_only"])
+@pytest.mark.parametrize("rule", ["merge", "difference"])
 def test_sparse_steps_know_the_length_of_the_lists(rule, monkeypatch):
     monkeypatch.setattr(attention, "LISTS_BYTES", 0)
     cache, config, _ = refreshed(rule)
@@ -197,19 +168,18 @@ def test_sparse_steps_know_the_length_of_the_lists(rule, monkeypatch):
     asked = watch(monkeypatch, "packed_to_indices", lambda _, kwargs: kwargs["capacity"])
     sparse_step(cache, *inputs(), config=config, scale=None, backend=None)
     refresh = {"config": config, "budget": BUDGET, "scale": None, "backend": None}
-    refresh_step(cache, *inputs(), reselect=False, **refresh)
-    refresh_step(cache, *inputs(), reselect=True, **refresh)
+    refresh_step(cache, *inputs(), **refresh)
     # Only a new choice of columns makes the host wait.
-    assert asked == [KEEP + RANDOM, KEEP + RANDOM, None]
+    assert asked == [KEEP + RANDOM, None]
 
 
-@pytest.mark.parametrize("rule", ["merge", "difference", "kept_only"])
+@pytest.mark.parametrize("rule", ["merge", "difference"])
 def test_small_lists_are_kept_until_the_next_refresh(rule, monkeypatch):
     cache, config, _ = refreshed(rule)
     kept = sparse_step(cache, *inputs(2), config=config, scale=None, backend=None)
     before = cache.lists
     refresh = {"config": config, "budget": BUDGET, "scale": None, "backend": None}
-    refresh_step(cache, *inputs(5), reselect=True, **refresh)
+    refresh_step(cache, *inputs(5), **refresh)
     assert not torch.equal(cache.lists[0], before[0])
     monkeypatch.setattr(attention, "LISTS_BYTES", 0)
     cache, config, _ = refreshed(rule)
@@ -217,21 +187,6 @@ def test_small_lists_are_kept_until_the_next_refresh(rule, monkeypatch):
     assert torch.equal(
         sparse_step(cache, *inputs(2), config=config, scale=None, backend=None), kept
     )
-
-
-def test_keeping_the_columns_needs_no_column_sums(monkeypatch):
-    cache, config, _ = refreshed("merge")
-    monkeypatch.delattr(attention, "dense_attention_column_sums")
-    output = refresh_step(
-        cache,
-        *inputs(4),
-        config=config,
-        budget=BUDGET,
-        reselect=False,
-        scale=None,
-        backend=None,
-    )
-    torch.testing.assert_close(output.double(), softmax_parts(*inputs(4))[0], atol=1e-5, rtol=1e-5)
 
 
 HEAD_BYTES = 2 * 5 * TOKENS * 4  # batch, groups, columns, fp32
@@ -278,13 +233,10 @@ def test_random_columns_of_heads_in_chunks():
     assert len({tuple(row) for row in alone[0].flatten(1).int().tolist()}) == 3
 
 
-@pytest.mark.parametrize("selection", ["column_sums", "random"])
 @pytest.mark.parametrize("keep", [4, 20])
 @pytest.mark.parametrize("local_groups", [None, 0, 1])
-def test_lists_exceed_their_budget_only_for_nan(selection, keep, local_groups):
-    config = AttentionConfig(
-        group_rows=ROWS, local_groups=local_groups, selection=selection, delta_rule="kept_only"
-    )
+def test_lists_exceed_their_budget_only_for_nan(keep, local_groups):
+    config = AttentionConfig(group_rows=ROWS, local_groups=local_groups)
     text = 0 if local_groups is None else 2
     static = static_columns(TOKENS, config, text_tokens=text, device=CPU)
     count = static_count(TOKENS, config, text_tokens=text)
@@ -292,12 +244,12 @@ def test_lists_exceed_their_budget_only_for_nan(selection, keep, local_groups):
     budget = AttentionBudget(keep, RANDOM, static, seed=1, static_count=count)
     cache = AttentionCache()
     dense_step(cache, *inputs(), scale=None, backend=None)
-    step = {"config": config, "budget": budget, "reselect": True, "scale": None, "backend": None}
+    step = {"config": config, "budget": budget, "scale": None, "backend": None}
     refresh_step(cache, *inputs(), **step)
-    assert cache.capacity <= budget.most_columns(config) < TOKENS
+    assert cache.capacity <= budget.most_columns < TOKENS
     cache.lse[0, 1, 20] = torch.nan
     refresh_step(cache, *inputs(), **step)
-    assert cache.capacity == TOKENS > budget.most_columns(config)
+    assert cache.capacity == TOKENS > budget.most_columns
 
 
 def test_backends_are_chosen_for_the_group_size():
@@ -336,7 +288,7 @@ def moving_values(step):
     return query, key, value + 0.1 * step * change
 
 
-def run_actions(actions, *, tensors=moving_values, reselect=True, rule="merge", **config):
+def run_actions(actions, *, tensors=moving_values, rule="merge", **config):
     """The cache, and what was given at each step, "s" for sparse and "r" for a refresh."""
     cache, outputs = AttentionCache(), []
     settings = AttentionConfig(delta_rule=rule, group_rows=ROWS, **config)
@@ -346,16 +298,16 @@ def run_actions(actions, *, tensors=moving_values, reselect=True, rule="merge", 
         if action == "s":
             outputs.append(sparse_step(cache, *tensors(step), config=settings, step=step, **given))
             continue
-        options = {"config": settings, "budget": BUDGET, "reselect": reselect, "step": step}
+        options = {"config": settings, "budget": BUDGET, "step": step}
         outputs.append(refresh_step(cache, *tensors(step), **options, **given))
     return cache, outputs
 
 
-@pytest.mark.parametrize("rule", ["merge", "difference", "reuse"])
+@pytest.mark.parametrize("rule", ["merge", "difference"])
 def test_an_error_that_grows_evenly_is_forecast_exactly(rule):
     actions = "rssrsssssrss"
-    _, held = run_actions(actions, rule=rule, reselect=False)
-    _, found = run_actions(actions, rule=rule, reselect=False, forecast=1.0)
+    _, held = run_actions(actions, rule=rule)
+    _, found = run_actions(actions, rule=rule, forecast=1.0)
     for step, action in enumerate(actions):
         exact, _ = softmax_parts(*moving_values(step))
         if action == "r" or step > 3:
@@ -366,7 +318,7 @@ def test_an_error_that_grows_evenly_is_forecast_exactly(rule):
 
 
 @pytest.mark.parametrize("share", [0.25, 1.0])
-@pytest.mark.parametrize("rule", ["merge", "difference", "kept_only", "reuse"])
+@pytest.mark.parametrize("rule", ["merge", "difference"])
 def test_a_share_of_the_error_at_the_refresh_is_added(rule, share):
     """All moves and the columns are chosen anew; against what sparse steps alone would give."""
 

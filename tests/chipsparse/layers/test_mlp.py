@@ -7,10 +7,8 @@ import torch.nn.functional as F
 import chipsparse.layers.mlp
 from chipsparse.cache.tensors import MLPCache
 from chipsparse.config import MLPConfig
-from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
 from chipsparse.kernels.token_layout import empty_token_contiguous
 from chipsparse.layers.mlp import MLPWeights, backend_choices, dense_step, sparse_step
-from tests.wrapped_backends import wrap_backends
 
 BATCH, TOKENS, CHANNELS, NEURONS = 2, 37, 16, 40
 CONFIG = MLPConfig(group_rows=8)
@@ -114,27 +112,6 @@ def test_the_second_linear_takes_token_contiguous_activations(monkeypatch):
         assert cache.activation.stride(1) == 1
         torch.testing.assert_close(found, expected(hidden, "none", bias), atol=1e-4, rtol=1e-4)
         assert found.is_contiguous()
-
-
-def test_neurons_are_kept_for_a_few_steps(monkeypatch):
-    cache, weights = MLPCache(), weights_of("none")
-    config = MLPConfig(group_rows=8, reselect_every=2)
-    dense_step(cache, normal(BATCH, TOKENS, CHANNELS), weights, config=config, backend=None)
-    lists, kept = [], []
-
-    def listed(launch, call):
-        lists.append(call.neuron_indices)
-        return launch(call)
-
-    wrap_backends(monkeypatch, sparse_mlp_up, listed)
-    for seed in range(5, 9):
-        hidden = normal(BATCH, TOKENS, CHANNELS, seed=seed)
-        sparse_step(cache, hidden, weights, config=config, keep_count=5, backend=None)
-        kept.append(cache.neurons is not None)
-    assert lists[0] is lists[1]
-    assert lists[2] is lists[3]
-    assert not torch.equal(lists[0], lists[2])
-    assert kept == [True, False, True, False]  # what nobody will read takes no memory
 
 
 def test_each_op_says_its_backend():

@@ -89,34 +89,12 @@ def test_a_forecast_takes_a_sparse_step_at_refreshes_and_three_passes_at_sparse_
     assert time_of(Action.DENSE, plan=plan) == time_of(Action.DENSE)
 
 
-@pytest.mark.parametrize(("groups", "share"), [(1, 3 / 20), (2, 6 / 20), (9, 1.0)])
-def test_the_error_guard_computes_some_rows_in_full(groups, share):
-    guard = {"guard.bound": 0.1, "guard.groups": groups, "attention.group_rows": 3}
-    guarded = dataclasses.replace(PLAN, config=CONFIG.override(guard))
-    without = time_of(Action.SPARSE).attention
-    assert time_of(Action.SPARSE, plan=guarded).attention == pytest.approx(
-        without + share * ATTENTION
-    )
-    assert time_of(Action.DENSE, plan=guarded) == time_of(Action.DENSE)
-
-
-def test_text_with_linears_of_its_own_stays_dense():
-    assert time_of(Action.SPARSE, layer=0).mlp == pytest.approx(IMAGE_MLP * 0.5 / 0.25 + TEXT_MLP)
-
-
-def test_dense_parts_and_skipped_steps():
-    found = time_of(Action.SPARSE, dense_parts=["attention", "mlp"])
-    assert found == time_of(Action.DENSE)
-    assert time_of(Action.SKIP).total == 0
-
-
 @pytest.mark.parametrize(
     ("changes", "columns"),
     [
         ({}, 8 + 2),
         ({"attention.keep_fraction": 0.1}, 4 + 2),  # every text column is kept
         ({"attention.keep_fraction": 1.0}, 20),
-        ({"attention.delta_rule": "reuse"}, 0),
     ],
 )
 def test_columns_that_a_group_computes(changes, columns):

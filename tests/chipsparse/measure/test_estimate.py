@@ -32,8 +32,6 @@ NOTHING: dict = {part: {} for part in PARTS}
     [
         {},
         {"attention.delta_rule": "difference"},
-        {"attention.delta_rule": "reuse", "mlp.enabled": False},
-        {"mlp.reselect_every": 3},
         {"schedule.first_dense_layers": 1},
     ],
 )
