@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from chipsparse.cache.kinds import PARTS, Part
+from chipsparse.cli.bench import BenchOptions
 from chipsparse.cli.command_line import command_words
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.layer_budgets import kept
@@ -22,11 +23,10 @@ from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.random_pipeline import random_pipeline
 from chipsparse.cli.request import (
     check_prompt_is_enough,
-    checked,
+    device_and_dtype,
     look_up,
     required_profile,
 )
-from chipsparse.cli.settings import CommonOptions
 from chipsparse.cli.step_times import StepTimes, measure_steps
 from chipsparse.common.machine import device_name, package_version
 from chipsparse.measure.layer_times import PartTimes, attention_times, mlp_times
@@ -35,20 +35,6 @@ from chipsparse.profiles.profile import Profile
 
 MEASURES = {"attention": attention_times, "mlp": mlp_times}
 PACKAGES = ("chipsparse", "torch", "triton", "diffusers")
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchOptions(CommonOptions):
-    """What the user typed for `bench`; None where an option was left out."""
-
-    kernels: bool
-    random_weights: bool
-
-    def check(self) -> None:
-        """Raises `UserError` for what is wrong with any model and on any device."""
-        super().check()
-        if self.kernels and self.random_weights:
-            raise UserError("--kernels loads no weights: --random-weights has no effect")
 
 
 @dataclass(frozen=True)
@@ -88,7 +74,7 @@ class Benchmark:
 
 def run_benchmark(options: BenchOptions) -> Benchmark:
     """Checks all that is cheap to check, then measures."""
-    device, dtype = checked(options)
+    device, dtype = device_and_dtype(options)
     with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)
         profile = required_profile(options, model)

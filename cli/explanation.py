@@ -12,9 +12,10 @@ from chipsparse.cache.table import KindBytes, bytes_by_kind
 from chipsparse.cli import profile_range
 from chipsparse.cli.dense_layers import QUANTIZED
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model import ModelDescription, choose_device, choose_dtype
 from chipsparse.cli.outlook import Outlook, Target, look_ahead
-from chipsparse.cli.settings import CommonOptions, GenerationSettings
+from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.sparse_steps import too_few_steps
 from chipsparse.cli.weights import ComponentWeights, count_weights
 from chipsparse.common.byte_sizes import format_bytes
@@ -98,7 +99,7 @@ class Explanation:
         )
 
 
-def explain(options: CommonOptions, model: ModelDescription, profile: Profile) -> Explanation:
+def explain(options: GenerationOptions, model: ModelDescription, profile: Profile) -> Explanation:
     """Explains the generation that these options ask for; raises `UserError`."""
     target = choose_target(options)
     weights = count_weights(model, target.dtype)
@@ -155,7 +156,7 @@ def _check(memory: MemoryPlan, budgets: MemoryConfig, *, weights: int, working: 
         ) from error
 
 
-def choose_target(options: CommonOptions) -> Target:
+def choose_target(options: GenerationOptions) -> Target:
     """The device of ``--device``; ``auto`` plans for a GPU even where there is none."""
     if options.device == "auto":
         device, here = torch.device("cuda"), torch.cuda.is_available()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json as json_module
+import json
 from typing import TYPE_CHECKING, Any
 
-from chipsparse.cli.errors import reported_errors
-from chipsparse.cli.options import DebugOption, JsonOption
+from chipsparse.cli.options import PrintOptions
 
 if TYPE_CHECKING:
     from chipsparse.config import Part
@@ -17,19 +16,18 @@ LATENTS = (4, 64, 64)
 TEXT_TOKENS = 64
 
 
-def models(json: JsonOption = False, debug: DebugOption = False) -> None:
+def models(options: PrintOptions) -> None:
     """List the models that can run sparse, and what of each."""
-    with reported_errors(debug=debug):
-        # Imported here so that --help does not wait for torch and diffusers.
-        from chipsparse.cli.model import quiet_libraries
-        from chipsparse.pipelines.registry import ADAPTERS
+    # Imported here so that --help does not wait for torch and diffusers.
+    from chipsparse.cli.model import quiet_libraries
+    from chipsparse.pipelines.registry import ADAPTERS
 
-        with quiet_libraries(debug=debug):
-            rows = [describe(adapter) for adapter in ADAPTERS.values()]
-        if json:
-            print(to_json(rows))
-        else:
-            print_models(rows)
+    with quiet_libraries(debug=options.debug):
+        rows = [describe(adapter) for adapter in ADAPTERS.values()]
+    if options.json:
+        print(to_json(rows))
+    else:
+        print_models(rows)
 
 
 def describe(adapter: type[ModelAdapter]) -> dict[str, Any]:
@@ -88,7 +86,7 @@ def to_json(rows: list[dict[str, Any]]) -> str:
     import chipsparse
 
     content = {"chipsparse": chipsparse.__version__, "models": rows, "others": others()}
-    return json_module.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def print_models(rows: list[dict[str, Any]]) -> None:
