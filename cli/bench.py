@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from dataclasses import dataclass
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.options import MODEL, option
+from chipsparse.cli.results import results_alone, tell
 
 EXAMPLE = (
     "Example: [bold]chipsparse bench --model Wan-AI/Wan2.1-T2V-1.3B-Diffusers --kernels[/bold]"
@@ -46,15 +45,9 @@ def bench(options: BenchOptions) -> None:
     Every time is a median after a warm-up, and dense runs in the same process.
     """
     # Imported here so that --help does not wait for torch and diffusers.
-    from rich.console import Console
-
-    from chipsparse.cli.bench_json import to_json
     from chipsparse.cli.bench_text import print_benchmark
     from chipsparse.cli.benchmark import run_benchmark
 
-    with contextlib.redirect_stdout(sys.stderr):  # stdout carries the result and nothing else
+    with results_alone():
         found = run_benchmark(options)
-    if options.json:
-        print(to_json(found))
-    else:
-        print_benchmark(found, Console())
+    tell(found, print_benchmark, as_json=options.json)

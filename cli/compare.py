@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -17,10 +14,9 @@ from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation_options import PICTURE, GenerationOptions
 from chipsparse.cli.option_checks import check_fps, check_model, check_positive, check_seed
 from chipsparse.cli.options import OUTPUT, argument, option
+from chipsparse.cli.results import results_alone, tell
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from chipsparse.cli.compare_subjects import Subject
 
 SUITE = "Suite"
@@ -193,50 +189,31 @@ def _compare_suite(options: CompareOptions) -> None:
     from chipsparse.cli.suite import run_suite, to_send
     from chipsparse.cli.suite_text import print_suite
 
-    with _results_alone():
+    with results_alone():
         suite = run_suite(options)
     if options.json:
         print(to_send(suite.content), end="")
     else:
-        _print(print_suite, suite)
+        tell(suite, print_suite, as_json=False)
 
 
 def _compare_files(options: CompareOptions) -> None:
     from chipsparse.cli.compare_files import compare_files
-    from chipsparse.cli.compare_json import files_json
     from chipsparse.cli.compare_text import print_files
 
-    with _results_alone():
+    with results_alone():
         files = compare_files(options)
-    if options.json:
-        print(files_json(files))
-    else:
-        _print(print_files, files)
+    tell(files, print_files, as_json=options.json)
 
 
 def _compare_configs(options: CompareOptions) -> None:
     from chipsparse.cli.compare_configs import compare_configs
-    from chipsparse.cli.compare_json import configs_json
     from chipsparse.cli.compare_text import print_configs
 
-    with _results_alone():
+    with results_alone():
         configs = compare_configs(options)
-    if options.json:
-        print(configs_json(configs))
-    else:
-        _print(print_configs, configs)
+    tell(configs, print_configs, as_json=options.json)
     if configs.unwritten:
         raise UserError(configs.unwritten)
     if configs.exit_code:
         raise typer.Exit(configs.exit_code)
-
-
-def _results_alone() -> contextlib.AbstractContextManager[object]:
-    """While something works: what it prints is no result and goes to stderr."""
-    return contextlib.redirect_stdout(sys.stderr)
-
-
-def _print(page: Callable[[Any, Console], None], found: object) -> None:
-    from rich.console import Console
-
-    page(found, Console())

@@ -6,13 +6,16 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+import chipsparse
 from chipsparse.cli import media, profile_range
 from chipsparse.cli.compare import CompareOptions
 from chipsparse.cli.compare_files import Picture
 from chipsparse.cli.compare_subjects import Subject
+from chipsparse.cli.config_statistics import statistics
 from chipsparse.cli.difference_picture import difference_rows
 from chipsparse.cli.errors import UserError, first_line
 from chipsparse.cli.generation_options import GenerationOptions
@@ -38,13 +41,14 @@ from chipsparse.cli.request import (
     look_up,
     required_profile,
 )
+from chipsparse.cli.results import fields_json
 from chipsparse.cli.settings import (
     OPTION_OF,
     GenerationSettings,
     resolve_settings,
 )
 from chipsparse.cli.work_progress import WorkProgress
-from chipsparse.measure.bootstrap import LEAST_VALUES
+from chipsparse.measure.bootstrap import LEAST_VALUES, LEVEL, RESAMPLES
 from chipsparse.profiles.profile import ASSETS, Profile
 
 BUNDLED_COUNT = 8  # prompts, where no file of them is given
@@ -90,6 +94,37 @@ class ConfigsComparison:
     def interrupted(self) -> bool:
         """Whether the user broke off before the last prompt."""
         return len(self.prompts) < self.asked
+
+    def to_json(self) -> dict[str, Any]:
+        """Every generation, and means and medians with their intervals."""
+        found = statistics(self.prompts)
+        sides = zip(SIDES, self.subjects, self.profiles.values(), strict=True)
+        shown = None
+        if self.picture is not None:
+            shown = {**fields_json(self.picture), "prompt": self.pictured}
+        return {
+            "chipsparse": chipsparse.__version__,
+            "mode": "configs",
+            "model": self.model.location,
+            "transformer_class": self.model.transformer_class,
+            "device": self.device,
+            "dtype": self.dtype,
+            "settings": self.settings,
+            "configs": {
+                side: {"name": subject.text, "profile": None if profile is None else profile.source}
+                for side, subject, profile in sides
+            },
+            "reference": "dense",
+            "interrupted": self.interrupted,
+            "interval": {"level": LEVEL, "resamples": RESAMPLES, "method": "bootstrap percentile"},
+            "A": found.sides["A"],
+            "B": found.sides["B"],
+            "B - A": found.difference,
+            "lpips_missing": self.lpips.why_not,
+            "picture": shown,
+            "notes": list(notes(self)),
+            "prompts": self.prompts,
+        }
 
 
 def compare_configs(options: CompareOptions) -> ConfigsComparison:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import chipsparse
 from chipsparse.cli import media
+from chipsparse.cli.clip_json import clip_json
 from chipsparse.cli.compare import CompareOptions
 from chipsparse.cli.difference_picture import difference_rows
 from chipsparse.cli.errors import UserError
@@ -22,11 +25,11 @@ class Picture:
 
     Attributes:
         files: what was written.
-        factor: by how much its heat-map amplifies.
+        amplified: by how much its heat-map amplifies.
     """
 
     files: list[Path]
-    factor: int
+    amplified: int
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,23 @@ class FilesComparison:
         """The files whose format changed the pixels."""
         pairs = zip(self.paths, self.clips, strict=True)
         return list(dict.fromkeys(path for path, clip in pairs if clip.lossy))
+
+    def to_json(self) -> dict[str, Any]:
+        """Every number; `psnr_db` is null where the pixels are the same."""
+        frames, height, width, _ = self.clips[0].frames.shape
+        return {
+            "chipsparse": chipsparse.__version__,
+            "mode": "files",
+            "a": self.paths[0],
+            "b": self.paths[1],
+            "frames": frames,
+            "height": height,
+            "width": width,
+            "lossy": self.lossy,
+            **clip_json(self.result, "flicker_a", "flicker_b"),
+            "lpips_missing": self.lpips.why_not,
+            "picture": self.picture,
+        }
 
 
 def compare_files(options: CompareOptions) -> FilesComparison:

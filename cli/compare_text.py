@@ -55,7 +55,7 @@ def print_files(comparison: FilesComparison, console: Console) -> None:
 
 def print_configs(comparison: ConfigsComparison, console: Console) -> None:
     """The page about two configs."""
-    found = statistics(comparison)
+    found = statistics(comparison.prompts)
     for side, subject in zip(SIDES, comparison.subjects, strict=True):
         if subject.kind != "dense":
             _print(console, _summary_table(f"{side}: {subject.text}", found.sides[side]))
@@ -151,8 +151,8 @@ def _lpips_facts(why_not: str | None) -> Facts:
 def _picture_facts(picture: Picture | None) -> Facts:
     if picture is None:
         return []
-    white = -(-255 // picture.factor)
+    white = -(-255 // picture.amplified)
     return [
         ("written", files_text(picture.files)),
-        ("heat-map", f"difference x{picture.factor}: white is {white} of 255 or more"),
+        ("heat-map", f"difference x{picture.amplified}: white is {white} of 255 or more"),
     ]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from dataclasses import dataclass
 
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.option_checks import check_device
 from chipsparse.cli.options import MODEL, option
+from chipsparse.cli.results import results_alone, tell
 
 EXAMPLE = (
     "Example: [bold]chipsparse explain --model Wan-AI/Wan2.1-T2V-1.3B-Diffusers --vram 24G[/bold]"
@@ -34,9 +33,6 @@ def explain(options: ExplainOptions) -> None:
     Reads the model's configs only; no weight is loaded.
     """
     # Imported here so that --help does not wait for torch and diffusers.
-    from rich.console import Console
-
-    from chipsparse.cli.explain_json import to_json
     from chipsparse.cli.explain_text import print_explanation
     from chipsparse.cli.explanation import explain as gather
     from chipsparse.cli.model import quiet_libraries
@@ -44,13 +40,10 @@ def explain(options: ExplainOptions) -> None:
     from chipsparse.cli.request import look_up, required_profile
 
     with (
-        contextlib.redirect_stdout(sys.stderr),  # stdout carries the result and nothing else
+        results_alone(),
         ProgressDisplay() as display,
         quiet_libraries(debug=options.debug),
     ):
         found = look_up(options, display)
         explanation = gather(options, found, required_profile(options, found))
-    if options.json:
-        print(to_json(explanation))
-    else:
-        print_explanation(explanation, Console())
+    tell(explanation, print_explanation, as_json=options.json)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -12,6 +13,7 @@ from chipsparse.cache.table import KindBytes, bytes_by_kind
 from chipsparse.cli import profile_range
 from chipsparse.cli.dense_layers import QUANTIZED
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.explain_json import explanation_json
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model import ModelDescription, choose_device, choose_dtype
 from chipsparse.cli.outlook import Outlook, Target, look_ahead
@@ -88,6 +90,10 @@ class Explanation:
         """Bytes of weights, work, caches and slots; on a CPU, where all memory is one, of all."""
         on_host = self.memory.host_bytes if self.target.device.type == "cpu" else 0
         return self.weight_bytes + self.outlook.working + self.memory.device_bytes + on_host
+
+    def to_json(self) -> dict[str, Any]:
+        """What is computed, where it lives and how long it takes."""
+        return explanation_json(self)
 
     def reasons(self, part: Part, kind: str) -> Counter[str]:
         """Why layers of one kind run a part dense, and how many each time."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
+import functools
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +14,7 @@ from chipsparse.cli.errors import EXIT_FAILED, UserError, reported_errors
 from chipsparse.cli.generation_options import PICTURE, SPARSITY, GenerationOptions
 from chipsparse.cli.option_checks import check_fps, check_positive, check_seed
 from chipsparse.cli.options import MODEL, OUTPUT, REQUIRED, argument, option
+from chipsparse.cli.results import results_alone, tell
 from chipsparse.cli.series import Item, read_prompts, series, typed_prompt
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def generate(options: GenerateOptions) -> None:
     outcomes: list[Outcome] = []
     with reported_errors(debug=options.debug, kept=lambda: _kept(outcomes, many=options.many)):
         try:
-            with contextlib.redirect_stdout(sys.stderr):  # stdout carries the result, nothing else
+            with results_alone():
                 run(options, outcomes)
         finally:  # what was made of a series that is broken off
             if outcomes:
@@ -218,18 +218,15 @@ def generate(options: GenerateOptions) -> None:
 
 
 def _tell(outcomes: list[Outcome], options: GenerateOptions) -> None:
-    from rich.console import Console
-
-    from chipsparse.cli.generate_json import to_json
     from chipsparse.cli.summary import print_series, print_summary
 
-    if options.json:
-        print(to_json(outcomes, many=options.many))
-    elif options.many:
+    if options.many:
         asked = len(options.items)
-        print_series(outcomes, Console(), asked=asked, verbose=options.verbose)
+        page = functools.partial(print_series, asked=asked, verbose=options.verbose)
+        tell(outcomes, page, as_json=options.json)
     else:
-        print_summary(outcomes[0], Console(), verbose=options.verbose)
+        alone = functools.partial(print_summary, verbose=options.verbose)
+        tell(outcomes[0], alone, as_json=options.json)
 
 
 def _kept(outcomes: list[Outcome], *, many: bool) -> str:

@@ -12,7 +12,6 @@ import numpy as np
 from chipsparse.cli import denoise, media, summary
 from chipsparse.cli.errors import described
 from chipsparse.cli.generate import GenerateOptions
-from chipsparse.cli.generate_json import comparison_json
 from chipsparse.cli.lora import load_loras
 from chipsparse.cli.metadata import generation_metadata
 from chipsparse.cli.model import load_pipeline, quiet_libraries
@@ -23,6 +22,7 @@ from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.prompt_length import cut_text
 from chipsparse.cli.report_file import staged_report
 from chipsparse.cli.request import device_and_dtype
+from chipsparse.cli.results import json_values
 from chipsparse.cli.runner import Runner, work_name
 from chipsparse.cli.series import Item
 from chipsparse.cli.summary import Outcome
@@ -141,7 +141,7 @@ def _make(
             for name, each in (("dense", dense), ("sparse", sparse))
             if each is not None
         },
-        "comparison": comparison_json(comparison),
+        "comparison": json_values(comparison),
     }
     request = job.as_json(item, warnings)
     with (

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from chipsparse.cli.generation_options import PICTURE
 from chipsparse.cli.options import OUTPUT, REQUIRED, PrintOptions, argument, option
+from chipsparse.cli.results import results_alone
 
 EXAMPLE = "Example: [bold]chipsparse report report.json -o report.html[/bold]"
 
@@ -45,6 +44,6 @@ def report(options: ReportOptions) -> None:
     from chipsparse.cli.pages.job import write_report
     from chipsparse.common.byte_sizes import format_bytes
 
-    with contextlib.redirect_stdout(sys.stderr):  # stdout carries the result and nothing else
+    with results_alone():
         written = write_report(PageOptions(options.sources, options.output, options.media or []))
     print(f"{options.output} ({format_bytes(written)})")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +11,7 @@ from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.option_checks import check_positive
 from chipsparse.cli.options import OUTPUT, REQUIRED, option, option_name, panel_options
+from chipsparse.cli.results import results_alone, tell
 
 if TYPE_CHECKING:
     from chipsparse.profiles.tuned_range import TunedTarget
@@ -156,14 +155,9 @@ def tune(options: TuneOptions) -> None:
     prompts.
     """
     # Imported here so that --help does not wait for torch and diffusers.
-    from rich.console import Console
-
     from chipsparse.cli.tune_job import run
-    from chipsparse.cli.tune_summary import print_summary, to_json
+    from chipsparse.cli.tune_summary import print_summary
 
-    with contextlib.redirect_stdout(sys.stderr):  # stdout carries the result and nothing else
+    with results_alone():
         tuned = run(options)
-    if options.json:
-        print(to_json(tuned))
-    else:
-        print_summary(tuned, Console())
+    tell(tuned, print_summary, as_json=options.json)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from chipsparse.cli.model import ModelDescription, load_pipeline, quiet_librarie
 from chipsparse.cli.profile_range import range_of
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.request import device_and_dtype, look_up, required_profile
+from chipsparse.cli.results import UNTOLD, fields_json
 from chipsparse.cli.settings import GenerationSettings, resolve_settings
 from chipsparse.cli.tune import TuneOptions
 from chipsparse.cli.tune_lab import Prompt, TuneLab, config_digest
@@ -42,14 +43,23 @@ class Tuned:
         results: the file with the measurements.
         found: what was chosen, and what was measured.
         tuned: for what.
-        candidates: how many configs were generated with, now or before.
+        configs_tried: how many configs were generated with, now or before.
     """
 
     profile: Path
     results: Path
-    found: Tried
+    found: Tried = field(metadata=UNTOLD)
     tuned: TunedFor
-    candidates: int
+    configs_tried: int
+
+    def to_json(self) -> dict[str, Any]:
+        """What was chosen, with the whole config."""
+        return {
+            **fields_json(self),
+            "schedule": self.found.candidate.describe,
+            "actions": self.found.pairs[0].actions,
+            "sparsity": self.found.candidate.config,
+        }
 
 
 def run(options: TuneOptions) -> Tuned:

@@ -1,7 +1,6 @@
 """How numbers are shown."""
 
 import io
-import json
 import math
 from pathlib import Path
 
@@ -9,12 +8,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from chipsparse.cli import generate_json, summary
+from chipsparse.cli import summary
 from chipsparse.cli.denoise import Generation, StepResult
+from chipsparse.cli.results import json_values
 
 
 def told_json(outcome):
-    return json.loads(generate_json.to_json([outcome], many=False))
+    return json_values(outcome)
 
 
 @pytest.mark.parametrize(
