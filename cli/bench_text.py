@@ -6,11 +6,9 @@ from rich.console import Console
 from rich.table import Table
 
 from chipsparse.cli.benchmark import Benchmark
-from chipsparse.cli.explain_text import PART_NAMES
 from chipsparse.cli.step_times import StepTimes
-from chipsparse.cli.summary import seconds_text
-from chipsparse.cli.tables import Facts, facts_table, number_table
-from chipsparse.cli.wording import counted, profile_text, short_place
+from chipsparse.cli.tables import Facts, facts_table, number_table, print_table
+from chipsparse.cli.wording import PART_NAMES, counted, profile_text, seconds_text, short_place
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.measure.layer_times import PartTimes
 
@@ -20,21 +18,16 @@ UNEVEN = 0.05
 
 def print_benchmark(found: Benchmark, console: Console) -> None:
     """What ran where, one layer, the steps, and how to run it again."""
-    _print(console, facts_table(_facts(found)))
+    print_table(console, facts_table(_facts(found)))
     if found.layers:
-        _print(console, _layer_table(found.layers))
+        print_table(console, _layer_table(found.layers))
     if notes := _layer_facts(found):
-        _print(console, facts_table(notes))
+        print_table(console, facts_table(notes))
     if found.steps is not None:
-        _print(console, _step_table(found.steps))
-        _print(console, facts_table(_step_facts(found.steps, found)))
+        print_table(console, _step_table(found.steps))
+        print_table(console, facts_table(_step_facts(found.steps, found)))
     console.print(" again:", style="bold")
     console.print(f" {found.command}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _print(console: Console, table: Table) -> None:
-    console.print(table, highlight=False, markup=False)
-    console.print()
 
 
 def _facts(found: Benchmark) -> Facts:

@@ -14,8 +14,9 @@ from chipsparse.cli.errors import EXIT_FAILED, UserError, reported_errors
 from chipsparse.cli.generation_options import PICTURE, SPARSITY, GenerationOptions
 from chipsparse.cli.option_checks import check_fps, check_positive, check_seed
 from chipsparse.cli.options import MODEL, OUTPUT, REQUIRED, argument, option
+from chipsparse.cli.prompts import read_prompts, typed_prompt
 from chipsparse.cli.results import results_alone, tell
-from chipsparse.cli.series import Item, read_prompts, series, typed_prompt
+from chipsparse.cli.series import Item, series
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -19,7 +19,7 @@ from chipsparse.cli.option_checks import (
     check_steps,
 )
 from chipsparse.cli.options import MODEL, PrintOptions, option
-from chipsparse.cli.series import typed_prompt
+from chipsparse.cli.prompts import typed_prompt
 from chipsparse.common.byte_sizes import parse_bytes
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from chipsparse.cli.results import json_values
 from chipsparse.cli.runner import Runner, work_name
 from chipsparse.cli.series import Item
 from chipsparse.cli.summary import Outcome
+from chipsparse.cli.wording import seconds_text
 from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.report.generation import GenerationReport
 
@@ -195,7 +196,7 @@ def _clips(
     clips = {"output": (output, made.frames)}
     if dense is not None and sparse is not None:
         joined = join_panels(
-            Panel(made.frames, f"{name} {summary.seconds_text(made.denoising_seconds)}")
+            Panel(made.frames, f"{name} {seconds_text(made.denoising_seconds)}")
             for name, made in (("dense", dense), ("sparse", sparse))
         )
         clips["dense"] = (beside(output, "dense"), dense.frames)

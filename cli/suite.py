@@ -18,8 +18,8 @@ from chipsparse.cli.pages.job import part_of
 from chipsparse.cli.pages.json_values import Values
 from chipsparse.cli.pages.page import page
 from chipsparse.cli.progress import ProgressDisplay, duration
+from chipsparse.cli.prompts import read_prompts
 from chipsparse.cli.request import check_prompt_is_enough, choose_profile, device_and_dtype, look_up
-from chipsparse.cli.series import read_prompts
 from chipsparse.cli.settings import resolve_settings
 from chipsparse.cli.suite_lab import Prompt, SuiteLab
 from chipsparse.cli.suite_record import environment, suite_json

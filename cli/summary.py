@@ -14,8 +14,8 @@ from rich.table import Table
 
 from chipsparse.cli.denoise import Generation, StepResult
 from chipsparse.cli.results import UNTOLD, fields_json
-from chipsparse.cli.tables import Facts, facts_table, number_table
-from chipsparse.cli.wording import bundled_name, counted, profile_text
+from chipsparse.cli.tables import Facts, facts_table, number_table, print_table
+from chipsparse.cli.wording import bundled_name, counted, files_text, profile_text, seconds_text
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.measure.clip_comparison import compare_clips
 
@@ -90,8 +90,7 @@ def print_summary(outcome: Outcome, console: Console, *, verbose: bool) -> None:
     assert made is not None
     _print(console, [*_model_facts(outcome), *_picture_facts(outcome, made)])
     console.print()
-    console.print(_steps_table(made))
-    console.print()
+    print_table(console, _steps_table(made))
     _print(console, [*_details(outcome, made), *(_internals(made) if verbose else [])])
 
 
@@ -109,8 +108,7 @@ def print_series(outcomes: list[Outcome], console: Console, *, asked: int, verbo
         lead.append(("prompt", _short(prompt, WHOLE_PROMPT)))
     _print(console, lead)
     console.print()
-    console.print(_series_table(outcomes, prompts=several), highlight=False, markup=False)
-    console.print()
+    print_table(console, _series_table(outcomes, prompts=several))
     facts: Facts = []
     for number, outcome in enumerate(outcomes):
         made = outcome.sparse or outcome.dense
@@ -326,19 +324,6 @@ def _internals(made: Generation) -> Facts:
     actions = Counter(step.action for step in made.steps)
     facts.append(("actions", ", ".join(f"{count} {action}" for action, count in actions.items())))
     return facts
-
-
-def files_text(files: list[Path]) -> str:
-    """The names of one clip's files: one, or the first and the last of numbered ones."""
-    return str(files[0]) if len(files) == 1 else f"{files[0]} to {files[-1].name}"
-
-
-def seconds_text(seconds: float) -> str:
-    """A duration for people to read."""
-    if seconds >= 60:
-        minutes, rest = divmod(round(seconds), 60)
-        return f"{minutes} min {rest} s"
-    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{seconds * 1e3:.1f} ms"
 
 
 def _computed(step: StepResult, kept: float | None) -> float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from chipsparse.cli.summary import seconds_text
 from chipsparse.cli.tables import Facts, facts_table
 from chipsparse.cli.tune_job import Tuned
+from chipsparse.cli.wording import seconds_text
 
 
 def print_summary(tuned: Tuned, console: Console) -> None:

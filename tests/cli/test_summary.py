@@ -11,6 +11,7 @@ from rich.console import Console
 from chipsparse.cli import summary
 from chipsparse.cli.denoise import Generation, StepResult
 from chipsparse.cli.results import json_values
+from chipsparse.cli.wording import seconds_text
 
 
 def told_json(outcome):
@@ -28,7 +29,7 @@ def told_json(outcome):
     ],
 )
 def test_seconds(seconds, text):
-    assert summary.seconds_text(seconds) == text
+    assert seconds_text(seconds) == text
 
 
 def test_what_ran_dense_counts_as_computed_and_what_was_skipped_does_not():
