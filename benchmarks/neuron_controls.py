@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
 from unittest import mock
 
 import torch
 
-from chipsparse.kernels.dispatch import Choice
-from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
-from chipsparse.layers import mlp
+from chipsparse.kernels.dispatch import Backend
+from chipsparse.kernels.neuron_selection import (
+    NeuronSelection,
+    mean_preactivations,
+    neuron_selection,
+)
 
 Control = Callable[[torch.Tensor, int], torch.Tensor]
 
@@ -35,32 +38,27 @@ def neurons_chosen_by(control: Control | None) -> Iterator[None]:
         yield
         return
 
-    def choose(
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        mean_cache: torch.Tensor,
-        *,
-        keep_count: int,
-        backend: str | Choice | None = None,
-        **options: Any,
-    ) -> torch.Tensor:
-        # The real selection would mark its own choice as recomputed.
-        chosen = neuron_selection(
-            hidden,
-            weight,
-            bias,
-            mean_cache.clone(),
-            keep_count=keep_count,
-            backend=backend,
-            **options,
-        )
-        neurons = control(chosen, weight.shape[0])
-        name = backend.backend.name if isinstance(backend, Choice) else backend
-        now = mean_preactivations(hidden, weight, bias, backend=name, **options)
-        places = neurons.long()
-        mean_cache.scatter_(-1, places, now.gather(-1, places).to(mean_cache.dtype))
-        return neurons
+    def controlled(backend: Backend) -> Backend:
+        def select(call: NeuronSelection) -> torch.Tensor:
+            # The real selection would mark its own choice as recomputed.
+            chosen = backend.launch(replace(call, mean_cache=call.mean_cache.clone()))
+            neurons = control(chosen, call.weight.shape[0])
+            now = mean_preactivations(
+                call.hidden,
+                call.weight,
+                call.bias,
+                gate_weight=call.gate_weight,
+                gate_bias=call.gate_bias,
+                activation=call.activation,
+                group_rows=call.group_rows,
+                backend=backend.name,
+            )
+            places = neurons.long()
+            call.mean_cache.scatter_(-1, places, now.gather(-1, places).to(call.mean_cache.dtype))
+            return neurons
 
-    with mock.patch.object(mlp, "neuron_selection", choose):
+        return replace(backend, load=lambda: select)
+
+    backends = tuple(map(controlled, neuron_selection.backends))
+    with mock.patch.object(neuron_selection, "backends", backends):
         yield

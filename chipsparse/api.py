@@ -188,12 +188,13 @@ def enable(
     replaced = _replaceable(pipe)
     transformers = find_transformers(pipe, replaced)
     check_scheduler(getattr(pipe, "scheduler", None))
-    resolved, taken = _resolve(pipe, config, quality, type(transformers[0]).__name__)
+    resolved, taken, remark = _resolve(pipe, config, quality, type(transformers[0]).__name__)
     bits = None if static_columns is None else static_bits(static_columns)
     if replaced is not None:
         replaced.disable()
     session = functools.partial(Session, static_bits=bits)
     handle = attach(pipe, resolved, session, quality=taken, strict=strict, layer_times=layer_times)
+    handle.report.remark = remark
     for name in {type(transformer).__name__ for transformer in transformers} - set(ADAPTERS):
         warnings.warn(limits(name), stacklevel=2)
     return handle
@@ -369,18 +370,23 @@ def _resolve(
     config: SparsityConfig | Profile | str | Path | None,
     quality: str | None,
     transformer_class: str,
-) -> tuple[SparsityConfig, str | None]:
-    """What is computed, and which quality that is, if any."""
+) -> tuple[SparsityConfig, str | None, str | None]:
+    """What is computed, which quality that is, and what to say of the profile, if anything."""
     if isinstance(config, SparsityConfig):
         if quality is not None:
             raise ValueError(
                 f"quality={shown(quality)} is one of a profile's, and a SparsityConfig has none; "
                 "give one of the two"
             )
-        return config, None
+        return config, None, None
     profile = _profile(pipe, config, transformer_class)
+    if not profile.serves(transformer_class):
+        raise ValueError(
+            f"{profile.source} is a profile for {profile.model_class}, but the pipeline has a "
+            f"{transformer_class}"
+        )
     profile = profile if quality is None else profile.of_quality(quality)
-    return profile.sparsity, profile.quality
+    return profile.sparsity, profile.quality, profile.remark
 
 
 def _profile(pipe: Any, config: Profile | str | Path | None, transformer_class: str) -> Profile:
@@ -391,13 +397,7 @@ def _profile(pipe: Any, config: Profile | str | Path | None, transformer_class: 
                 f"{shown(config)}; chipsparse.SparsityConfig().override(...) makes a config of a "
                 "dict such as {'attention.keep_fraction': 0.2}"
             )
-        profile = config if isinstance(config, Profile) else load_profile(config)
-        if not profile.serves(transformer_class):
-            raise ValueError(
-                f"{profile.source} is a profile for {profile.model_class}, but the pipeline has a "
-                f"{transformer_class}"
-            )
-        return profile
+        return config if isinstance(config, Profile) else load_profile(config)
     folder = getattr(getattr(pipe, "config", None), "_name_or_path", None)
     if transformer_class not in ADAPTERS and not (
         folder is not None and (Path(folder) / MODEL_PROFILE_NAME).is_file()

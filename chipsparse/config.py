@@ -133,10 +133,15 @@ class ScheduleConfig(Validated):
     )
     full_share: float | None = option(
         None,
-        "or compute this share of the steps in full, two at least: n steps at 0.9 * (steps - 1) * "
+        "or compute this share of the steps in full: n steps at 0.9 * (steps - 1) * "
         "(i / (n - 1)) ^ front_load; it must be above 0",
         minimum=0.0,
         maximum=1.0,
+    )
+    least_full: int = option(
+        2,
+        "but at least so many of them: with no more steps than this, all are computed in full",
+        minimum=2,
     )
     front_load: float = option(
         2.5,

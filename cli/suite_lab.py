@@ -72,6 +72,8 @@ class _On:
 class SuiteLab:
     """Generates and compares; what is in the results file is not made again.
 
+    What was refused is tried again: memory that was short, or a version, may be another now.
+
     Args:
         load: loads the pipeline; called when something must be generated.
         settings: of the pipeline call.
@@ -101,6 +103,7 @@ class SuiteLab:
         self._load, self._settings, self._negative_prompt = load, settings, negative_prompt
         self._rows, self._prompts, self._results = rows, prompts, results
         self._suffix, self._fps, self._progress = suffix, fps, progress
+        results.forget(lambda record: "refused" in record)
         self._warm: set[str] = set()
         self._lpips: Lpips | None = None
 

@@ -88,6 +88,7 @@ def suite_json(
             "most": max(seconds.values()),
         },
         "restless": restless(seconds.values()),
+        "refused": sum(entry["refused"] is not None for entry in entries),
         "rows": entries,
         "pictured": None
         if pictured is None

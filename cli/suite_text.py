@@ -10,7 +10,7 @@ from rich.console import Console
 from chipsparse.cli.suite import PAGE, TO_SEND, Suite
 from chipsparse.cli.suite_rows import FLOOR
 from chipsparse.cli.tables import Facts, facts_table, number_table, print_table
-from chipsparse.cli.wording import counted, seconds_text
+from chipsparse.cli.wording import counted, refused_rows, seconds_text
 
 SAME = "the same"
 TITLES = {"psnr_db": "PSNR", "ssim": "SSIM", "lpips": "LPIPS"}
@@ -48,6 +48,7 @@ def print_suite(suite: Suite, console: Console) -> None:
             * bool(content["lpips_missing"])
         ),
         *([("note", content["restless"])] if content["restless"] else []),
+        *([("refused", refused_rows(content["refused"], len(rows)))] * bool(content["refused"])),
         *remarks,
         ("page", str(suite.folder / PAGE)),
         ("to send", f"{suite.folder / TO_SEND}{_hidden(content)}"),

@@ -199,6 +199,7 @@ class TuneLab:
             sparse=sparse,
             skipped=statistics.median(each["skip"] for each in timed.values()),
             other=statistics.median(each["other_seconds"] for each in dense),
+            measuring=sum(each["seconds"] for each in timed.values()),
         )
 
     def _timed(self, keep: float, sparse_mlp: bool) -> dict[str, float]:
@@ -207,6 +208,7 @@ class TuneLab:
         timed: dict[str, float] = self._measured(
             name, share, lambda: self._time_steps(keep, sparse_mlp)
         )
+        self._used[name] = timed["seconds"] / self._dense(0)["seconds"]
         return timed
 
     def _time_steps(self, keep: float, sparse_mlp: bool) -> dict[str, float]:
@@ -233,7 +235,7 @@ class TuneLab:
             timed, _ = denoise.time_steps(
                 self._pipe, arguments, seed=seed, display=steps, report=lambda: report
             )
-        return {
+        medians = {
             kind: statistics.median(
                 step.seconds
                 for place, step in enumerate(timed[:-1])
@@ -241,6 +243,7 @@ class TuneLab:
             )
             for kind in ("refresh", "sparse", "skip")
         }
+        return {**medians, "seconds": sum(step.seconds for step in timed)}
 
     # Candidates.
 

@@ -283,7 +283,11 @@ def _of_any_form(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _list(draw: random.Random) -> dict[str, Any]:
     full: dict[str, Any] = draw.choice(
-        ({"full_share": 0.5}, {"full_share": 0.6, "front_load": 1.0}, {"full_steps": [0, 1, 4]})
+        (
+            {"full_share": 0.5},
+            {"full_share": 0.6, "front_load": 1.0, "least_full": 3},
+            {"full_steps": [0, 1, 4]},
+        )
     )
     between = draw.choice(("none", "middle", "middle", "every_other", "all"))
     return {f"schedule.{name}": value for name, value in {**full, "between": between}.items()}

@@ -1,4 +1,4 @@
-"""Self-attention of one layer at one step: what each action computes and records.
+"""Self-attention of one layer: what it does at a step, and what each action computes and records.
 
 The method is Chipmunk's column-sparse attention delta (Silveria, Govande, Fu, "Chipmunk: Deep Dive
 on GPU Kernel Optimizations and Systems", part III, 2025); the ``merge`` rule is ours.
@@ -6,115 +6,210 @@ on GPU Kernel Optimizations and Systems", part III, 2025); the ``merge`` rule is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
 
 import torch
 
 from chipsparse.cache.tensors import AttentionCache
 from chipsparse.common.device_number import DeviceNumber
 from chipsparse.config import AttentionConfig
-from chipsparse.kernels import column_selection as column_selection_op
-from chipsparse.kernels import column_sparse_attention as column_sparse_attention_op
-from chipsparse.kernels import dense_attention as dense_attention_op
-from chipsparse.kernels import dense_attention_column_sums as dense_attention_column_sums_op
-from chipsparse.kernels import mask_packing as mask_packing_op
 from chipsparse.kernels.checks import group_count, ranges
 from chipsparse.kernels.column_selection import column_selection
-from chipsparse.kernels.column_sparse_attention import column_sparse_attention
+from chipsparse.kernels.column_sparse_attention import (
+    ColumnSparseAttention,
+    column_sparse_attention,
+)
 from chipsparse.kernels.dense_attention import dense_attention
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
 from chipsparse.kernels.dense_attention_column_sums.reference import column_sums_dtype
-from chipsparse.kernels.dispatch import Choice
+from chipsparse.kernels.dispatch import Choice, kind_of
 from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.kernels.merge_residual import merge_residual
+from chipsparse.layers.column_budget import LISTS_BYTES, AttentionBudget
+from chipsparse.layers.state import Shared, StepState
 from chipsparse.plan import Action
 
-# A layer's lists of columns are kept between steps where they take no more. To make them costs a
-# large layer nothing beside its attention; a small one waits for the host to launch it.
-LISTS_BYTES = 4 << 20
-# Of the entries in a list whose length is not read back: rows of the table stay aligned.
-CAPACITY_MULTIPLE = 16
+# Where the host need not wait for what it reads.
+READY_DEVICES = ("cpu",)
+
+Unpatched = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float | None], torch.Tensor]
 
 
-@dataclass(frozen=True)
-class AttentionBudget:
-    """How many columns a refresh keeps for each query group.
-
-    Attributes:
-        keep_count: columns kept by score, static ones included.
-        random_count: further random columns.
-        static_columns: bool ``[G or 1, N]`` of columns that are always kept, or None.
-        seed: seed of the random columns, below 2**32.
-        static_count: the most static columns that a group may have.
-        capacity: entries that the lists of columns get; None for as many as the longest needs, for
-            which the host waits.
-    """
-
-    keep_count: int
-    random_count: int
-    static_columns: torch.Tensor | None
-    seed: int
-    static_count: int = 0
-    capacity: int | None = None
-
-    def counts(self, config: AttentionConfig) -> tuple[int, int]:
-        """Columns by score and at random; the control of random columns has all of them so."""
-        if config.selection == "random":
-            return 0, self.keep_count + self.random_count
-        return self.keep_count, self.random_count
-
-    def most_columns(self, config: AttentionConfig) -> int:
-        """What no list exceeds, unless column sums are NaN: their rows keep every column."""
-        by_score, random = self.counts(config)
-        return max(by_score, self.static_count) + random
-
-    def without_waiting(self, config: AttentionConfig, tokens: int) -> AttentionBudget:
-        """The same with lists for `most_columns` and a little more, so that longer ones show."""
-        longer = self.most_columns(config) + 1
-        rounded = -(-longer // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
-        return replace(self, capacity=min(tokens, rounded))
-
-
-def static_columns(
-    tokens: int,
-    config: AttentionConfig,
-    *,
-    text_tokens: int,
-    text_first: bool = False,
-    always: torch.Tensor | None = None,
-    device: torch.device,
-) -> torch.Tensor | None:
-    """Columns kept whatever their score: text tokens, the local window, and those of the user.
+class AttentionLayer:
+    """Self-attention of one transformer block: what it does at a step, and from which cache.
 
     Args:
-        tokens: length of the sequence, text included.
-        config: has the local window.
-        text_tokens: text tokens of the sequence.
-        text_first: whether they are the first or the last ones.
-        always: bool ``[N]``, those of the user, or None.
-        device: of the result.
-
-    Returns:
-        bool ``[G, N]``, or ``[1, N]`` where all groups have the same, or None where there are none.
+        number: of the block, from 0.
+        shared: what it has in common with the other layers of its session.
     """
-    if config.local_groups is None and text_tokens == 0 and always is None:
-        return None
-    column = torch.arange(tokens, device=device)
-    text = column < text_tokens if text_first else column >= tokens - text_tokens
-    if always is not None:
-        text = text | always
-    if config.local_groups is None:
-        return text[None]
-    group = torch.arange(0, tokens, config.group_rows, device=device)[:, None] // config.group_rows
-    return text | ((column // config.group_rows - group).abs() <= config.local_groups)
 
+    def __init__(self, number: int, shared: Shared) -> None:
+        self.number = number
+        self._shared = shared
+        self._refreshed_at: dict[str, int] = {}  # step of the last refresh, by branch
+        self._waits_for_lists = False
+        self._overfull = False
 
-def static_count(tokens: int, config: AttentionConfig, *, text_tokens: int, always: int = 0) -> int:
-    """Upper bound of the `static_columns` of a group, known without asking a device."""
-    window = 0 if config.local_groups is None else 2 * config.local_groups + 1
-    return min(tokens, text_tokens + always + window * config.group_rows)
+    def __call__(
+        self,
+        state: StepState | None,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float | None,
+        unpatched: Unpatched,
+    ) -> torch.Tensor:
+        """Attention as the open call wants it.
+
+        Args:
+            state: of the open call; None where there is none.
+            query: ``[B, H, N, D]``, as are key, value and the result.
+            key: as query.
+            value: as query.
+            scale: factor of the scores, None for ``D ** -0.5``.
+            unpatched: computes query, key, value and scale as the model would without chipsparse.
+        """
+        if state is None or not state.caching:
+            return unpatched(query, key, value, scale)
+        shared, config = self._shared, self._shared.config.attention
+        dense = state.dense.get((self.number, "attention"))
+        with shared.recorder.watch(self.number, "attention", dense) as entry:
+            if entry.reason is not None:
+                return unpatched(query, key, value, scale)
+            choices = shared.recorder.choices(
+                ("attention", *kind_of(query, key, value)),
+                lambda: backend_choices(
+                    query, key, value, group_rows=config.group_rows, backend=shared.backend
+                ),
+            )
+            entry.action, early = self._decide(state)
+            kinds, ahead = (
+                shared.caches.reads("attention", action) for action in (entry.action, state.action)
+            )
+            with shared.caches.lend(state.branch, self.number, "attention", kinds, ahead) as cache:
+                reselect = shared.config.schedule.reselect
+                op = main_op(cache, entry.action, config=config, reselect=reselect)
+                entry.backend = "cache" if op is None else choices[op].backend.name
+                if entry.action is Action.DENSE:
+                    return dense_step(
+                        cache,
+                        query,
+                        key,
+                        value,
+                        scale=scale,
+                        backend=shared.backend,
+                        kernels=shared.kernels,
+                    )
+                if entry.action is not Action.SPARSE:
+                    return self._refresh(state, cache, query, key, value, scale, early)
+                entry.computed = cache.kept_fraction
+                output = sparse_step(
+                    cache,
+                    query,
+                    key,
+                    value,
+                    config=config,
+                    scale=scale,
+                    backend=shared.backend,
+                    choices=choices,
+                    step=state.context.step,
+                )
+                if shared.guard.enabled:
+                    state.record.guard_errors[self.number] = shared.guard.look(
+                        state.branch,
+                        self.number,
+                        output,
+                        query,
+                        key,
+                        value,
+                        rows=config.group_rows,
+                        scale=scale,
+                        backend=shared.backend,
+                    )
+                return output
+
+    def _decide(self, state: StepState) -> tuple[Action, bool]:
+        """What the layer does, and whether it is a refresh that the error guard asked for.
+
+        A fuller action than the step's for a layer that was passed over (by a block cache, say), or
+        whose error passed the bound when it was last computed.
+        """
+        shared, branch = self._shared, state.branch
+        passed_bound = shared.guard.take(branch, self.number)
+
+        def recorded(kind: str) -> bool:
+            return shared.caches.has(branch, self.number, kind)
+
+        if not recorded("lse"):
+            return shared.recorder.catch_up(self.number, "attention", Action.DENSE), False
+        if state.action is not Action.SPARSE:
+            return state.action, False
+        empty = not (recorded("columns") or recorded("residual"))
+        if empty or self._refreshed_at.get(branch, -1) < state.refreshed_at:
+            return shared.recorder.catch_up(self.number, "attention", Action.REFRESH), False
+        cache = shared.caches[branch, self.number].attention
+        if cache.lists_were_cut():
+            cache.capacity = None
+            self._waits_for_lists = True
+            shared.report.fall_back(
+                f"attention of layer {self.number} runs in full once more at step "
+                f"{state.context.step}: column sums were NaN at its refresh, which made its lists "
+                "longer than any choice does"
+            )
+            return Action.REFRESH, False
+        return (Action.REFRESH, True) if passed_bound else (Action.SPARSE, False)
+
+    def _refresh(
+        self,
+        state: StepState,
+        cache: AttentionCache,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float | None,
+        early: bool,
+    ) -> torch.Tensor:
+        shared, config, step = self._shared, self._shared.config.attention, state.context.step
+        if early:
+            state.record.early_refreshes.append(self.number)
+        budget = state.budgets.of(self.number, state.plan, state.context, key)
+        # Column sums that are NaN make lists longer than that, which is seen when the layer is
+        # reached again; it then refreshes once more, and reads the lengths from then on.
+        if key.device.type not in READY_DEVICES and not self._waits_for_lists:
+            budget = budget.without_waiting(config, key.shape[2])
+        kinds = shared.caches.reads("attention", Action.SPARSE)
+        with shared.graphs.kept_in_place(state.branch, cache, kinds):
+            output = refresh_step(
+                cache,
+                query,
+                key,
+                value,
+                config=config,
+                budget=budget,
+                # Columns with which the layer went wrong are no longer the right ones.
+                reselect=shared.config.schedule.reselect or early,
+                scale=scale,
+                backend=shared.backend,
+                kernels=shared.kernels,
+                step=step,
+            )
+        if budget.capacity is None:
+            self._report_overfull_lists(cache.capacity, budget.most_columns(config), step)
+        self._refreshed_at[state.branch] = step
+        return output
+
+    def _report_overfull_lists(self, longest: int | None, most_columns: int, step: int) -> None:
+        """Reports, once, a list of columns that is longer than any choice makes it."""
+        if longest is None or longest <= most_columns or self._overfull:
+            return
+        self._overfull = True
+        self._shared.report.fall_back(
+            f"attention of layer {self.number} keeps up to {longest} columns from step {step} on "
+            f"instead of {most_columns} at most: column sums were NaN, and their query groups keep "
+            "every column"
+        )
 
 
 def backend_choices(
@@ -129,16 +224,15 @@ def backend_choices(
     # What decides about column sums and packed bits is their dtype and device alone.
     sums = query.new_empty(0, dtype=column_sums_dtype(query))
     packed = query.new_empty(0, dtype=torch.uint8)
+    in_groups = (query, key, value, group_rows)
     return {
-        "dense_attention": dense_attention_op.select(query, key, value, force=backend),
-        "dense_attention_column_sums": dense_attention_column_sums_op.select(
-            query, key, value, group_rows=group_rows, force=backend
+        "dense_attention": dense_attention.choose(query, key, value, backend=backend),
+        "dense_attention_column_sums": dense_attention_column_sums.choose(
+            *in_groups, backend=backend
         ),
-        "column_selection": column_selection_op.select(sums, force=backend),
-        "packed_to_indices": mask_packing_op.select(packed, force=backend),
-        "column_sparse_attention": column_sparse_attention_op.select(
-            query, key, value, group_rows=group_rows, force=backend
-        ),
+        "column_selection": column_selection.choose(sums, backend=backend),
+        "packed_to_indices": packed_to_indices.choose(packed, backend=backend),
+        "column_sparse_attention": column_sparse_attention.choose(*in_groups, backend=backend),
     }
 
 
@@ -198,7 +292,7 @@ def refresh_step(
     """
     expected = None
     if config.forecast > 0 and cache.refreshed_at is not None:
-        expected = _without_forecast(
+        expected = sparse_step(
             cache, query, key, value, config=config, scale=scale, backend=backend
         )
     output = _refresh(
@@ -366,66 +460,46 @@ def sparse_step(
     scale: float | None,
     backend: str | None,
     choices: Mapping[str, Choice] | None = None,
-    step: int = 0,
+    step: int | None = None,
 ) -> torch.Tensor:
     """Attention over the kept columns only, combined with the residual cache.
 
     The host does not wait for a GPU: the length of the lists is known from the refresh. With the
     `backend_choices` for tensors of this kind it does not look at them again either.
 
-    With a forecast, the error is taken to grow with the steps since the refresh as it did before
-    it, times ``config.forecast``, and that is added.
+    With a forecast and the ``step``, the error is taken to grow with the steps since the refresh as
+    it did before it, times ``config.forecast``, and that is added.
     """
-    output = _without_forecast(
-        cache,
-        query,
-        key,
-        value,
-        config=config,
-        scale=scale,
-        backend=backend,
-        choices=choices,
-    )
-    if cache.drift is not None and cache.refreshed_at is not None:
-        grown = config.forecast * (step - cache.refreshed_at) / cache.interval
-        output.add_(cache.drift, alpha=grown)
-    return output
-
-
-def _without_forecast(
-    cache: AttentionCache,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    config: AttentionConfig,
-    scale: float | None,
-    backend: str | None,
-    choices: Mapping[str, Choice] | None = None,
-) -> torch.Tensor:
     if config.delta_rule == "reuse":
         assert cache.residual is not None
-        return cache.residual.clone()
-    if cache.lists is None:
-        assert cache.columns is not None
-        assert cache.capacity is not None
-        indices, counts = packed_to_indices(
-            cache.columns, key.shape[2], capacity=cache.capacity, backend=backend
-        )
+        output = cache.residual.clone()
     else:
-        indices, counts = cache.lists
-    output, _ = column_sparse_attention(
-        query,
-        key,
-        value,
-        indices,
-        counts,
-        group_rows=config.group_rows,
-        scale=scale,
-        delta_rule=None if config.delta_rule == "kept_only" else config.delta_rule,
-        residual=cache.residual,
-        lse_dense=cache.lse_dense,
-        kept_mass=cache.kept_mass,
-        backend=choices["column_sparse_attention"] if choices else backend,
-    )
+        if cache.lists is None:
+            assert cache.columns is not None
+            assert cache.capacity is not None
+            indices, counts = packed_to_indices(
+                cache.columns, key.shape[2], capacity=cache.capacity, backend=backend
+            )
+        else:
+            indices, counts = cache.lists
+        call = ColumnSparseAttention(
+            query,
+            key,
+            value,
+            indices,
+            counts,
+            group_rows=config.group_rows,
+            scale=scale,
+            delta_rule=None if config.delta_rule == "kept_only" else config.delta_rule,
+            residual=cache.residual,
+            lse_dense=cache.lse_dense,
+            kept_mass=cache.kept_mass,
+            backend=backend,
+        )
+        run = column_sparse_attention.run
+        launch = choices["column_sparse_attention"].backend.launch if choices else run
+        output, _ = launch(call)
+    if step is not None and cache.drift is not None and cache.refreshed_at is not None:
+        grown = config.forecast * (step - cache.refreshed_at) / cache.interval
+        output.add_(cache.drift, alpha=grown)
     return output

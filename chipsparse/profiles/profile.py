@@ -17,7 +17,12 @@ import yaml
 
 from chipsparse.common.validation import Validated, build, option
 from chipsparse.config import SparsityConfig
-from chipsparse.profiles.qualities import DEFAULT_QUALITY, check_quality, read_qualities
+from chipsparse.profiles.qualities import (
+    DEFAULT_QUALITY,
+    check_quality,
+    read_qualities,
+    without_own_schedule,
+)
 from chipsparse.profiles.tuned_range import TunedFor
 
 ASSETS = Path(__file__).parents[1] / "assets"
@@ -75,6 +80,7 @@ class Profile:
         tuned: what it was tuned for; None where people wrote it.
         quality: the name of the quality that is taken; None where the file has none by default.
         qualities: what is computed in each of its qualities, by name.
+        one_schedule: those of them whose schedule is that of ``sparsity``, not of their name.
     """
 
     model_class: str
@@ -85,6 +91,7 @@ class Profile:
     tuned: TunedFor | None = None
     quality: str | None = None
     qualities: Mapping[str, SparsityConfig] = field(default_factory=dict)
+    one_schedule: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Profile for {self.model_class or 'any model'} from {self.source}>"
@@ -97,6 +104,17 @@ class Profile:
     def is_general(self) -> bool:
         """Whether it is that of models that have none."""
         return self.source == str(QUALITIES_FILE)
+
+    @property
+    def remark(self) -> str | None:
+        """What its author may not have meant of the quality that is taken, one sentence."""
+        if self.quality not in self.one_schedule:
+            return None
+        return (
+            f"{self.source}: sparsity.schedule takes the place of the schedule that "
+            f"{', '.join(self.one_schedule)} would have; where that is not meant, move it to "
+            "qualities"
+        )
 
     def of_quality(self, name: str) -> Profile:
         """The same profile with another of its qualities taken.
@@ -165,10 +183,12 @@ def load_profile(path: Path | str) -> Profile:
     data = _read(Path(path))
     try:
         parsed = build(_ProfileFile, data)
-        qualities = {}
+        qualities: dict[str, SparsityConfig] = {}
+        one_schedule: tuple[str, ...] = ()
         if parsed.qualities is not None:
-            defaults = _read(QUALITIES_FILE)["qualities"]
-            qualities = read_qualities(parsed.qualities, data.get("sparsity", {}), defaults)
+            defaults, common = _read(QUALITIES_FILE)["qualities"], data.get("sparsity", {})
+            qualities = read_qualities(parsed.qualities, common, defaults)
+            one_schedule = without_own_schedule(parsed.qualities, common)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     profile = Profile(
@@ -179,6 +199,7 @@ def load_profile(path: Path | str) -> Profile:
         str(path),
         parsed.tuned,
         qualities=qualities,
+        one_schedule=one_schedule,
     )
     return profile.of_quality(DEFAULT_QUALITY) if DEFAULT_QUALITY in qualities else profile
 

@@ -54,6 +54,18 @@ def read_qualities(
     return configs
 
 
+def without_own_schedule(listed: Mapping[str, Any], common: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of a profile's qualities whose schedule is the one they have in common.
+
+    Args:
+        listed: as of `read_qualities`, which has read it.
+        common: likewise.
+    """
+    if WHOLE not in common:
+        return ()
+    return tuple(name for name, own in listed.items() if WHOLE not in (own or {}))
+
+
 def _merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Groups of fields joined field by field, except `WHOLE`."""
     result: dict[str, Any] = {}

@@ -211,6 +211,7 @@ class GenerationReport:
         steps: one record per transformer call, in order.
         fallbacks: one sentence for everything that runs dense, or denser than the config asks.
         notes: one sentence for whatever else is worth knowing.
+        remark: one that is to be noted of every generation, or None.
         nothing_sparse: why no step is sparse or skipped although the config asks for some, and what
             would help; None where one is, or none is wanted. Known before the first step wherever
             it can be, and settled when the pipeline's call ends.
@@ -234,6 +235,7 @@ class GenerationReport:
     steps: list[StepRecord] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    remark: str | None = None
     nothing_sparse: str | None = None
     error: str | None = None
     plans: dict[str, SparsityPlan] = field(default_factory=dict)
@@ -271,8 +273,8 @@ class GenerationReport:
                 self._warn_of_nothing(sentence)
 
     def _clear(self) -> None:
-        self.steps, self.fallbacks, self.notes = [], [], []
-        self.nothing_sparse = None
+        self.steps, self.fallbacks, self.nothing_sparse = [], [], None
+        self.notes = [] if self.remark is None else [self.remark]
         self.error, self.plans, self.device, self.dtype = None, {}, None, None
         self.backends, self.passed_over = {}, {}
         self.cache_bytes = self.host_bytes = 0
@@ -345,11 +347,11 @@ class GenerationReport:
         self.error = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
     def run_on(self, choices: Mapping[str, Choice]) -> None:
-        """Notes the backend of each op, and why the ones before it were passed over."""
+        """Notes the backend of each op, and why the ones before it were rejected."""
         for op, choice in choices.items():
             names = self.backends[op].split(", ") if op in self.backends else []
             self.backends[op] = ", ".join(dict.fromkeys([*names, choice.backend.name]))
-            self.passed_over.setdefault(op, {}).update(choice.skipped)
+            self.passed_over.setdefault(op, {}).update(choice.rejected)
 
     def backend_reasons(self) -> list[str]:
         """Why backends were passed over, one line for all ops with the same reasons."""

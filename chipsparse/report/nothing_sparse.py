@@ -20,6 +20,7 @@ LOOSEST: dict[str, tuple[Any, str]] = {
     "refresh_every": (1 << 20, "raise"),
     "full_steps": ((), "shorten"),
     "full_share": (0.01, "lower"),
+    "least_full": (2, "lower"),
 }
 
 
@@ -126,6 +127,8 @@ def _is_tight(schedule: ScheduleConfig, name: str, loosest: object) -> bool:
     value = getattr(schedule, name)
     if name == "refresh_every":  # any other leaves sparse steps between two refreshes
         return value == 1 and schedule.refresh_steps is None
+    if name == "least_full" and schedule.full_share is None:
+        return False
     return value is not None and value != loosest
 
 

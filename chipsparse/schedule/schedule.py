@@ -14,7 +14,8 @@ from chipsparse.schedule.step_lists import Between, front_loaded, full_count, sp
 
 # As many steps as stand for a number that is not known.
 MANY_STEPS = 1000
-FEW_STEPS = 16  # fewer make larger jumps than any share of full steps was made for
+# Fewer make larger jumps than any share of full steps was made for, unless half of them are full.
+FEW_STEPS = 16
 NO_SHARE = (
     "schedule.full_share needs the number of steps, which the pipeline does not tell: every tenth "
     "step is a refresh instead, and all others behind the second are sparse"
@@ -68,7 +69,8 @@ class Schedule:
         if steps is None:
             return None
         assert config.full_share is not None
-        return front_loaded(steps, full_count(steps, config.full_share), config.front_load)
+        count = full_count(steps, config.full_share, config.least_full)
+        return front_loaded(steps, count, config.front_load)
 
     @property
     def known_steps(self) -> range:
@@ -175,10 +177,13 @@ class Schedule:
             return [NO_MIDDLE] if no_middle else []
         if config.full_share is not None and steps < FEW_STEPS:
             assert self.full_steps is not None
+            count = len(self.full_steps)
+            if 2 * count >= steps:
+                return []
             return [
-                f"full_share {config.full_share:g} of only {steps} steps lists "
-                f"{len(self.full_steps)} of them: such shares are made for some 50 steps; list "
-                "more with full_steps or a larger full_share"
+                f"full_share {config.full_share:g} of only {steps} steps lists {count} of them: "
+                "such shares are made for some 50 steps; list more with full_steps, a larger "
+                "full_share or least_full"
             ]
         remarks = []
         for field in ("full_steps", "sparse_steps"):

@@ -13,9 +13,9 @@ END = 0.9
 LEAST_GAP = 3
 
 
-def full_count(steps: int, share: float) -> int:
-    """How many of the steps are computed in full: a share of them, but two where there are two."""
-    return min(steps, max(2, round(share * steps)))
+def full_count(steps: int, share: float, least: int) -> int:
+    """How many of the steps are computed in full: a share of them, but so many if there are."""
+    return min(steps, max(least, round(share * steps)))
 
 
 def front_loaded(steps: int, count: int, front_load: float) -> tuple[int, ...]:

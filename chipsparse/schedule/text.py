@@ -26,6 +26,8 @@ def list_text(schedule: Schedule, *, sparse: bool) -> str:
     """
     config, full = schedule.config, schedule.full_steps
     assert full is not None
+    if len(full) == schedule.steps:
+        return "the only step in full" if len(full) == 1 else f"all {len(full)} steps in full"
     of = "" if schedule.steps is None else f" of {schedule.steps}"
     if config.full_share is None:
         form = "as listed"

@@ -135,6 +135,7 @@ class StepSeconds:
         sparse: a sparse one, by share of columns and whether MLPs are sparse.
         skipped: a skipped one.
         other: all but the steps: text, decoding.
+        measuring: what it took to time them, beside the dense generations.
     """
 
     dense: float
@@ -142,6 +143,7 @@ class StepSeconds:
     sparse: dict[tuple[float, bool], float]
     skipped: float
     other: float
+    measuring: float = 0.0
 
     def generation(self, form: Form, computed: Steps, steps: int) -> float:
         """Seconds of a generation of a form in which these of so many steps are computed."""

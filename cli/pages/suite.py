@@ -20,7 +20,7 @@ from chipsparse.cli.pages.part import (
 )
 from chipsparse.cli.pages.samples import suite_samples
 from chipsparse.cli.pages.units import decibels, picture_text, times
-from chipsparse.cli.wording import counted, seconds_text
+from chipsparse.cli.wording import counted, refused_rows, seconds_text
 
 CLASSES = {
     "chipsparse": ("first", False),
@@ -92,7 +92,7 @@ def suite_part(values: Values) -> Part:
         tiles=_tiles(rows),
         sections=sections,
         missing=missing,
-        warnings=[text for text in [values.text_or_none("restless")] if text is not None],
+        warnings=_warnings(values, rows),
         alert=f"{made} of {asked} prompts are made." if made < asked else None,
         points=[
             QualityPoint(f"{row.name}, mean of {row.summary.index('clips')}", speed, psnr)
@@ -103,6 +103,15 @@ def suite_part(values: Values) -> Part:
             and (speed := row.summary.number("speedup"))
         ],
     )
+
+
+def _warnings(values: Values, rows: Sequence[Row]) -> list[str]:
+    refused = sum(row.values.text_or_none("refused") is not None for row in rows)
+    restless = values.text_or_none("restless")
+    return [
+        *([] if restless is None else [restless]),
+        *([f"{refused_rows(refused, len(rows))}. Why, stands below."] if refused else []),
+    ]
 
 
 def _row(entry: Values) -> Row:

@@ -365,8 +365,10 @@ def test_all_pipelines_keep_their_result(name, guidance):
         assert branches == ({"call0", "call1"} if guidance else {"call0"})
         for branch in branches:
             made = actions(handle, branch)
-            assert made[:2] == ["dense", "refresh"]
-            assert made.count("dense") == 1
+            # Late ones have a dense step more, and so have all where a refresh would be the last.
+            start = made.index("refresh")
+            assert made[:start] in (["dense"], ["dense", "dense"])
+            assert "dense" not in made[start:-1]
             assert "sparse" in made
         steps = [record.step for record in handle.report.steps if record.branch == "call0"]
         late = 10 - int(10 * arguments.get("strength", 1.0))

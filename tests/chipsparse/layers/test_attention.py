@@ -8,15 +8,8 @@ from chipsparse.config import AttentionConfig
 from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.kernels.merge_residual import reference as merge_residual_reference
 from chipsparse.layers import attention
-from chipsparse.layers.attention import (
-    AttentionBudget,
-    backend_choices,
-    dense_step,
-    refresh_step,
-    sparse_step,
-    static_columns,
-    static_count,
-)
+from chipsparse.layers.attention import backend_choices, dense_step, refresh_step, sparse_step
+from chipsparse.layers.column_budget import AttentionBudget, static_columns, static_count
 
 ROWS, TOKENS, KEEP, RANDOM = 16, 75, 20, 3
 BUDGET = AttentionBudget(KEEP, RANDOM, None, seed=5)
@@ -317,7 +310,7 @@ def test_backends_are_chosen_for_the_group_size():
         "packed_to_indices": "reference",
         "column_sparse_attention": "reference",
     }
-    assert [name for name, _ in choices["column_sparse_attention"].skipped] == ["gluon", "triton"]
+    assert [name for name, _ in choices["column_sparse_attention"].rejected] == ["gluon", "triton"]
     forced = backend_choices(query, query, query, group_rows=100, backend="reference")
     assert {choice.backend.name for choice in forced.values()} == {"reference"}
 

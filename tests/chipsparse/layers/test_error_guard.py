@@ -12,6 +12,7 @@ from chipsparse.plan import Action
 from chipsparse.report.generation import GenerationReport, StepRecord
 from chipsparse.session import Session
 from chipsparse.step import StepContext
+from tests.chipsparse.attend import attend
 from tests.chipsparse.cache.races import TracedCopies, WatchComputation
 
 CPU = torch.device("cpu")
@@ -59,14 +60,12 @@ def generate(session, *, generation=1, branches=("cond", "uncond"), jumps=(), st
     for step in range(steps):
         for branch in branches:
             context = StepContext(generation, step, branch, steps + 1)
-            if session.begin(context, LAYOUT, CPU) is Action.SKIP:
+            if session.begin(context, LAYOUT, CPU).action is Action.SKIP:
                 session.end(session.skipped_output())
                 continue
             for layer in range(LAYERS):
                 query, key, value = tensors_of(step, layer, branch, jumps)
-                outputs[step, branch, layer] = session.attention(
-                    layer, query, key, value, scale=None, unpatched=pytest.fail
-                )
+                outputs[step, branch, layer] = attend(session, layer, query, key, value)
             session.end(query)
     return outputs
 
@@ -208,7 +207,7 @@ def test_an_early_refresh_chooses_the_columns_anew_even_where_the_schedule_keeps
         session.begin(StepContext(1, step, "cond", 9), LAYOUT, CPU)
         query, key, value = tensors_of(0, 0, "cond", ())
         query, key = 3 * query, key.flip(2) if step >= BAD_STEP - 1 else key
-        session.attention(0, query, key, value, scale=None, unpatched=pytest.fail)
+        attend(session, 0, query, key, value)
         session.end(query)
         columns.append(session._caches["cond", 0].attention.columns)
     assert early(session.report) == {(BAD_STEP, "cond"): [0]}
@@ -239,7 +238,7 @@ def test_an_error_that_is_no_number_passes_every_bound():
         query, key, value = tensors_of(step, 0, "cond", ())
         if step == 3:
             session._caches["cond", 0].attention.residual[:, :, 20] = torch.nan
-        outputs.append(session.attention(0, query, key, value, scale=None, unpatched=pytest.fail))
+        outputs.append(attend(session, 0, query, key, value))
         session.end(query)
     assert not outputs[3].isfinite().all()
     assert outputs[4].isfinite().all()

@@ -7,8 +7,10 @@ import torch.nn.functional as F
 import chipsparse.layers.mlp
 from chipsparse.cache.tensors import MLPCache
 from chipsparse.config import MLPConfig
+from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
 from chipsparse.kernels.token_layout import empty_token_contiguous
 from chipsparse.layers.mlp import MLPWeights, backend_choices, dense_step, sparse_step
+from tests.wrapped_backends import wrap_backends
 
 BATCH, TOKENS, CHANNELS, NEURONS = 2, 37, 16, 40
 CONFIG = MLPConfig(group_rows=8)
@@ -119,13 +121,12 @@ def test_neurons_are_kept_for_a_few_steps(monkeypatch):
     config = MLPConfig(group_rows=8, reselect_every=2)
     dense_step(cache, normal(BATCH, TOKENS, CHANNELS), weights, config=config, backend=None)
     lists, kept = [], []
-    sparse_mlp_up = chipsparse.layers.mlp.sparse_mlp_up
 
-    def listed(*args, **options):
-        lists.append(args[3])
-        return sparse_mlp_up(*args, **options)
+    def listed(launch, call):
+        lists.append(call.neuron_indices)
+        return launch(call)
 
-    monkeypatch.setattr(chipsparse.layers.mlp, "sparse_mlp_up", listed)
+    wrap_backends(monkeypatch, sparse_mlp_up, listed)
     for seed in range(5, 9):
         hidden = normal(BATCH, TOKENS, CHANNELS, seed=seed)
         sparse_step(cache, hidden, weights, config=config, keep_count=5, backend=None)

@@ -5,12 +5,15 @@ import torch
 import torch.nn.functional as F
 
 from chipsparse.config import SparsityConfig
+from chipsparse.kernels.column_sparse_attention import column_sparse_attention
+from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.measure import layer_times
 from chipsparse.measure.layer_times import WrongResultError, attention_times, mlp_times
 from chipsparse.measure.timing import Timing
 from chipsparse.plan import SparsityPlan
 from tests.devices import DEVICES
+from tests.wrapped_backends import wrap_backends
 
 CPU = torch.device("cpu")
 KIND = LayerKind("block", 4, 96)
@@ -61,16 +64,13 @@ def test_attention(timed, rule):
 
 
 def test_the_sparse_step_reads_only_the_kept_columns(timed, monkeypatch):
-    from chipsparse.layers import attention
-
     seen = []
-    original = attention.column_sparse_attention
 
-    def watch(query, key, value, indices, counts, **rest):
-        seen.append(counts.float().mean().item())
-        return original(query, key, value, indices, counts, **rest)
+    def watched(launch, call):
+        seen.append(call.counts.float().mean().item())
+        return launch(call)
 
-    monkeypatch.setattr(attention, "column_sparse_attention", watch)
+    wrap_backends(monkeypatch, column_sparse_attention, watched)
     found = attention_times(plan(), 0, device=CPU, dtype=torch.float32)
     assert seen
     assert max(seen) <= found.kept
@@ -106,20 +106,15 @@ def test_mlp(timed, kind):
 
 @pytest.mark.parametrize("part", ["attention", "mlp"])
 def test_a_wrong_result_is_not_timed(timed, monkeypatch, part):
-    from chipsparse.layers import attention, mlp
-
-    owner, name = (
-        (attention, "column_sparse_attention") if part == "attention" else (mlp, "sparse_mlp_down")
-    )
-    original = getattr(owner, name)
-
-    def wrong(*arguments, **rest):
-        result = original(*arguments, **rest)
+    def wrong(launch, call):
+        result = launch(call)
         if isinstance(result, tuple):
-            return result[0] * (1.2 if "delta_rule" in rest else 1.0), result[1]
+            return result[0] * (1.0 if call.delta_rule is None else 1.2), result[1]
         return result * 1.2
 
-    monkeypatch.setattr(owner, name, wrong)
+    wrap_backends(
+        monkeypatch, column_sparse_attention if part == "attention" else sparse_mlp_down, wrong
+    )
     measure = attention_times if part == "attention" else mlp_times
     with pytest.raises(WrongResultError, match=r"of layer 0 is off by 2.0e-01"):
         measure(plan(), 0, device=CPU, dtype=torch.float32)

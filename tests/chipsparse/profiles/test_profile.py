@@ -14,6 +14,7 @@ from chipsparse.profiles.profile import (
     load_profile,
 )
 from chipsparse.profiles.qualities import QUALITIES
+from chipsparse.schedule.schedule import Schedule
 
 NAMED = ("faithful", "balanced", "fast")
 PROFILES = sorted((ASSETS / "profiles").glob("*.yaml"))
@@ -31,6 +32,18 @@ def test_bundled_profiles_have_every_quality(path):
     assert profile.qualities["published"].schedule.full_share is None
     for config in profile.qualities.values():
         assert config.token_order == profile.sparsity.token_order
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("name", NAMED)
+def test_named_qualities_compute_all_of_few_steps(path, name):
+    config = load_profile(path).qualities[name].schedule
+    for steps in (1, 2, 4, 8):
+        assert Schedule(config, steps).full_steps == tuple(range(steps))
+    for steps in range(9, 61):
+        full = Schedule(config, steps).full_steps
+        assert full is not None
+        assert 8 <= len(full) < steps
 
 
 def test_the_bundled_models_have_every_quality_too():
@@ -88,6 +101,19 @@ def test_a_quality_lies_over_the_common_part_and_that_over_what_its_name_stands_
     assert fast.sparsity == general["fast"].override({**common, **own})
     assert (fast.quality, fast.qualities) == ("fast", mine.qualities)
     assert fast.of_quality("balanced") == mine
+
+
+def test_a_schedule_that_takes_the_place_of_that_of_qualities_is_told(mine, tmp_path):
+    assert mine.remark == (
+        f"{mine.source}: sparsity.schedule takes the place of the schedule that balanced would "
+        "have; where that is not meant, move it to qualities"
+    )
+    assert mine.of_quality("fast").remark is None  # which has one of its own
+    for path in (*PROFILES, ASSETS / "tiny-wan" / "chipsparse.yaml"):
+        assert load_profile(path).one_schedule == ()
+    plain = tmp_path / "plain.yaml"
+    plain.write_text("sparsity: {schedule: {full_share: 0.5}}")
+    assert load_profile(plain).remark is None
 
 
 def test_a_change_of_a_profile_is_one_of_all_its_qualities(mine):

@@ -1,9 +1,9 @@
 """What a report tells of the backends that ran."""
 
-from chipsparse.kernels.dispatch import Backend, Choice, runs_anywhere
+from chipsparse.kernels.dispatch import Backend, Choice
 from chipsparse.report.generation import GenerationReport
 
-PLAIN = Backend("plain", lambda: None, runs_anywhere)
+PLAIN = Backend("plain", lambda: None)
 
 
 def test_ops_with_the_same_reasons_share_a_line():

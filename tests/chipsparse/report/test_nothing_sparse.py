@@ -75,6 +75,18 @@ def plan_of(steps, first_dense_layers=0, **schedule):
             "shorten schedule.full_steps (now 1, 2, 3, 9)",
         ),
         (
+            8,
+            {"full_share": 0.2, "least_full": 8},
+            "8 steps are too few for the schedule, which needs at least 9; take more steps, or "
+            "lower schedule.least_full (now 8)",
+        ),
+        (
+            4,
+            {"full_steps": [1, 2, 3], "least_full": 8},
+            "4 steps are too few for the schedule, which needs at least 5; take more steps, or "
+            "shorten schedule.full_steps (now 1, 2, 3)",
+        ),
+        (
             50,
             {"full_share": 1.0},
             "the schedule computes every step in full; lower schedule.full_share (now 1.0)",

@@ -34,8 +34,9 @@ def test_lists_have_their_length_and_are_in_order(steps, front_load):
 
 
 def test_shares_of_the_steps():
-    assert [full_count(50, share) for share in (0.001, 0.26, 1.0)] == [2, 13, 50]
-    assert [full_count(steps, 0.1) for steps in (1, 2, 3, 40)] == [1, 2, 2, 4]
+    assert [full_count(50, share, 2) for share in (0.001, 0.26, 1.0)] == [2, 13, 50]
+    assert [full_count(steps, 0.1, 2) for steps in (1, 2, 3, 40)] == [1, 2, 2, 4]
+    assert [full_count(steps, 0.1, 8) for steps in (1, 8, 9, 80, 100)] == [1, 8, 8, 8, 10]
 
 
 @pytest.mark.parametrize(
