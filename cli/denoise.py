@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.progress import StepDisplay
+from chipsparse.cli.results import fields_json
 from chipsparse.cli.work_share import work_share
 from chipsparse.pipelines.stacked_caches import transformers_of
 from chipsparse.report.generation import GenerationReport, StepRecord
@@ -82,6 +83,21 @@ class Generation:
     notes: list[str]
     nothing_sparse: str | None = None
     work_share: float | None = None
+    also_told: ClassVar = ("height", "width")
+
+    @property
+    def height(self) -> int:
+        """Of the frames, in pixels."""
+        return int(self.frames.shape[1])
+
+    @property
+    def width(self) -> int:
+        """Of the frames, in pixels."""
+        return int(self.frames.shape[2])
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the pixels."""
+        return {**fields_json(self), "frames": len(self.frames)}
 
 
 def generate(

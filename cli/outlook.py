@@ -17,9 +17,9 @@ from chipsparse.cache.memory_plan import (
     working_bytes,
 )
 from chipsparse.cli.dense_layers import dense_layers
+from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model import ModelDescription
 from chipsparse.cli.planned import PlannedGeneration, plan_generation
-from chipsparse.cli.settings import CommonOptions
 from chipsparse.cli.work_share import planned_share
 from chipsparse.config import Part
 from chipsparse.measure.cost_model import Rates
@@ -97,7 +97,7 @@ class Outlook:
 
 
 def look_ahead(
-    options: CommonOptions,
+    options: GenerationOptions,
     model: ModelDescription,
     profile: Profile,
     target: Target,

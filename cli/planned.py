@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from chipsparse.cli.dense_layers import never_sparse
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model import ModelDescription
 from chipsparse.cli.settings import (
-    CommonOptions,
     GenerationSettings,
     latent_sizes,
     resolve_settings,
@@ -43,7 +43,7 @@ class PlannedGeneration:
 
 
 def plan_generation(
-    options: CommonOptions, model: ModelDescription, profile: Profile
+    options: GenerationOptions, model: ModelDescription, profile: Profile
 ) -> PlannedGeneration:
     """Plans the generation that these options ask for; raises `UserError`."""
     settings = resolve_settings(options, model, profile.generation)

@@ -17,7 +17,7 @@ from chipsparse.cli.profile_range import device_name
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.suite_lab import Prompt, SuiteLab
 from chipsparse.cli.suite_rows import OURS, Row
-from chipsparse.cli.summary import seconds_text
+from chipsparse.cli.wording import seconds_text
 from chipsparse.common.machine import package_version
 from chipsparse.profiles.tuned_range import digest
 

@@ -12,7 +12,7 @@ from chipsparse.cli.pages.json_values import Values
 from chipsparse.cli.pages.names import command_text, name_of
 from chipsparse.cli.pages.part import Missing, Part, Section, Tile, command_section, table
 from chipsparse.cli.pages.units import percent, picture_text, times
-from chipsparse.cli.summary import seconds_text
+from chipsparse.cli.wording import seconds_text
 from chipsparse.common.byte_sizes import format_bytes
 
 

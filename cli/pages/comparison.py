@@ -24,7 +24,7 @@ from chipsparse.cli.pages.part import (
 )
 from chipsparse.cli.pages.units import decibels, picture_text, times
 from chipsparse.cli.paired_runs import SIDES, Side
-from chipsparse.cli.summary import seconds_text
+from chipsparse.cli.wording import seconds_text
 
 CLASSES = {"A": ("first", False), "B": ("second", True)}
 DIFFERENCE = "B - A"

@@ -35,7 +35,7 @@ from chipsparse.cli.pages.units import (
     shortened,
     times,
 )
-from chipsparse.cli.summary import seconds_text
+from chipsparse.cli.wording import seconds_text
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.report.nothing_sparse import NOTHING
 

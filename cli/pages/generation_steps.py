@@ -17,7 +17,7 @@ from chipsparse.cli.pages.generation_record import (
 )
 from chipsparse.cli.pages.part import Missing, Section, folded, table
 from chipsparse.cli.pages.units import of_seconds, percent, tick_percent
-from chipsparse.cli.summary import seconds_text
+from chipsparse.cli.wording import seconds_text
 from chipsparse.common.byte_sizes import format_bytes
 
 

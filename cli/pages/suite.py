@@ -20,8 +20,7 @@ from chipsparse.cli.pages.part import (
 )
 from chipsparse.cli.pages.samples import suite_samples
 from chipsparse.cli.pages.units import decibels, picture_text, times
-from chipsparse.cli.summary import seconds_text
-from chipsparse.cli.wording import counted, refused_rows
+from chipsparse.cli.wording import counted, refused_rows, seconds_text
 
 CLASSES = {
     "chipsparse": ("first", False),

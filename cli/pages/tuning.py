@@ -14,7 +14,7 @@ from chipsparse.cli.pages.tuning_record import (
     read_tuning,
 )
 from chipsparse.cli.pages.units import decibels, picture_text, times
-from chipsparse.cli.summary import seconds_text
+from chipsparse.cli.wording import seconds_text
 
 AGAIN = "Run the same tune command again: what is in the file is not measured anew."
 

@@ -9,7 +9,7 @@ from chipsparse.cli.pages.chart import Chart, Dots, Key, Level, Line, Mark, Whis
 from chipsparse.cli.pages.elements import Element
 from chipsparse.cli.pages.tuning_record import Search, TriedConfig, TuningRecord
 from chipsparse.cli.pages.units import times
-from chipsparse.cli.summary import seconds_text
+from chipsparse.cli.wording import seconds_text
 
 
 def quality_figure(record: TuningRecord) -> Element:

@@ -1,7 +1,6 @@
 """How numbers are shown."""
 
 import io
-import json
 import math
 from pathlib import Path
 
@@ -9,12 +8,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from chipsparse.cli import generate_json, summary
+from chipsparse.cli import summary
 from chipsparse.cli.denoise import Generation, StepResult
+from chipsparse.cli.results import json_values
+from chipsparse.cli.wording import seconds_text
 
 
 def told_json(outcome):
-    return json.loads(generate_json.to_json([outcome], many=False))
+    return json_values(outcome)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def told_json(outcome):
     ],
 )
 def test_seconds(seconds, text):
-    assert summary.seconds_text(seconds) == text
+    assert seconds_text(seconds) == text
 
 
 def test_what_ran_dense_counts_as_computed_and_what_was_skipped_does_not():
