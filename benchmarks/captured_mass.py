@@ -43,7 +43,7 @@ class MassProbe(Session):
         if context.step not in self._probed_steps:
             return unpatched()
         output, lse = dense_attention(query, key, value, scale=scale)
-        rows = self.config.attention.group_rows
+        rows = self.config.attention.block_size_q
         _, _, sums = dense_attention_column_sums(
             query, key, value, lse, group_rows=rows, scale=scale
         )

@@ -158,8 +158,8 @@ class Session:
             self.reset()
             self._generation = context.generation
             self._caching = not plan.is_dense()
-            if self._caching and self.config.token_order.voxel is not None:
-                order = grids_order(layout.grids, self.config.token_order.voxel).to(device)
+            if self._caching and self.config.tile is not None:
+                order = grids_order(layout.grids, self.config.tile).to(device)
                 self._order = (order, inverse_order(order))
             if plan.schedule.skips_by_threshold():
                 schedule = self.config.schedule
@@ -436,7 +436,7 @@ class Session:
         choices = self._recorder.choices(
             ("attention", *kind_of(query, key, value)),
             lambda: attention.backend_choices(
-                query, key, value, group_rows=config.group_rows, backend=self._backend
+                query, key, value, group_rows=config.block_size_q, backend=self._backend
             ),
         )
         action = self._attention_action(layer, record.action)
@@ -554,10 +554,10 @@ class Session:
                     read_kept_columns(
                         cache.columns,
                         layout,
-                        group_rows=self.config.attention.group_rows,
+                        group_rows=self.config.attention.block_size_q,
                         static=self._static_mask(layout, cache.columns.device),
                         order=None if order is None else order[0],
-                        voxel=self.config.token_order.voxel or REGION,
+                        voxel=self.config.tile or REGION,
                         where=(self.name, branch, layer),
                     )
                 )

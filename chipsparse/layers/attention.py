@@ -98,22 +98,24 @@ def static_columns(
     Returns:
         bool ``[G, N]``, or ``[1, N]`` where all groups have the same, or None where there are none.
     """
-    if config.local_groups is None and text_tokens == 0 and always is None:
+    if config.local_blocks is None and text_tokens == 0 and always is None:
         return None
     column = torch.arange(tokens, device=device)
     text = column < text_tokens if text_first else column >= tokens - text_tokens
     if always is not None:
         text = text | always
-    if config.local_groups is None:
+    if config.local_blocks is None:
         return text[None]
-    group = torch.arange(0, tokens, config.group_rows, device=device)[:, None] // config.group_rows
-    return text | ((column // config.group_rows - group).abs() <= config.local_groups)
+    group = (
+        torch.arange(0, tokens, config.block_size_q, device=device)[:, None] // config.block_size_q
+    )
+    return text | ((column // config.block_size_q - group).abs() <= config.local_blocks)
 
 
 def static_count(tokens: int, config: AttentionConfig, *, text_tokens: int, always: int = 0) -> int:
     """Upper bound of the `static_columns` of a group, known without asking a device."""
-    window = 0 if config.local_groups is None else 2 * config.local_groups + 1
-    return min(tokens, text_tokens + always + window * config.group_rows)
+    window = 0 if config.local_blocks is None else 2 * config.local_blocks + 1
+    return min(tokens, text_tokens + always + window * config.block_size_q)
 
 
 def backend_choices(
@@ -232,7 +234,7 @@ def record_residual(
         value,
         indices,
         counts,
-        group_rows=config.group_rows,
+        group_rows=config.block_size_q,
         scale=scale,
         backend=backend,
     )
@@ -263,7 +265,7 @@ def _choose_columns(
     """
     assert cache.lse is not None
     batch, heads, tokens, _ = query.shape
-    groups, columns = group_count(tokens, config.group_rows), key.shape[2]
+    groups, columns = group_count(tokens, config.block_size_q), key.shape[2]
     head_bytes = batch * groups * columns * column_sums_dtype(query).itemsize
     chunks = list(ranges(heads, head_bytes, config.column_sums_bytes))
 
@@ -274,7 +276,7 @@ def _choose_columns(
             key[:, first:last],
             value[:, first:last],
             cache.lse[:, first:last],
-            group_rows=config.group_rows,
+            group_rows=config.block_size_q,
             scale=scale,
             backend=backend,
         )
@@ -362,7 +364,7 @@ def _without_forecast(
         value,
         indices,
         counts,
-        group_rows=config.group_rows,
+        group_rows=config.block_size_q,
         scale=scale,
         delta_rule=config.delta_rule,
         residual=cache.residual,
