@@ -199,12 +199,13 @@ class Model:
         normed = F.rms_norm(hidden, hidden.shape[-1:])
         joined = F.linear(normed, self._project_in).unflatten(-1, (3, case.heads, case.head_dim))
         query, key, value = (joined[:, :, i].transpose(1, 2) for i in range(3))
-        attended = session.attention(
-            layer, query, key, value, scale=None, unpatched=lambda: _fail("attention ran dense")
+        attended = session.attention[layer](
+            session.state, query, key, value, scale=None, unpatched=lambda *_: _fail("ran dense")
         )
         attended = attended.transpose(1, 2).flatten(2)
         hidden = hidden + F.linear(attended, self._project_out)
-        return hidden + session.mlp(layer, F.rms_norm(hidden, hidden.shape[-1:]), self._mlp)
+        normed = F.rms_norm(hidden, hidden.shape[-1:])
+        return hidden + session.mlp[layer](session.state, normed, self._mlp)
 
 
 def generate(model: Model, config: SparsityConfig) -> dict[str, Any]:

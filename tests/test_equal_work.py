@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -79,7 +80,7 @@ def test_the_work_of_sparse_steps_is_what_pytorch_computes(make, rule):
             "schedule.actions": ("dense", "refresh", "sparse", "skip", "refresh", "sparse"),
         }
     )
-    handle = attach(pipe, config, counter.sessions(Session))
+    handle = attach(pipe, config, partial(Session, observer=counter))
     with counter.of(pipe.transformer):
         generate(pipe)
     handle.disable()

@@ -25,7 +25,7 @@ from chipsparse.common.machine import device_free_bytes, host_budget, host_free_
 from chipsparse.config import ConfigError, MemoryConfig
 from chipsparse.kernels.checks import group_count
 from chipsparse.kernels.merge_residual.reference import TRANSIENT_BYTES, TRANSIENT_TENSORS
-from chipsparse.layers.attention import CAPACITY_MULTIPLE, LISTS_BYTES
+from chipsparse.layers.column_budget import CAPACITY_MULTIPLE, LISTS_BYTES
 from chipsparse.measure.cost_model import Rates, layer_time
 from chipsparse.plan import Action, SparsityPlan
 

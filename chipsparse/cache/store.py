@@ -7,6 +7,7 @@ layer that borrows it, and kept again when the layer is done; the layer sees no 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from chipsparse.cache.kinds import KINDS, Part
+from chipsparse.cache.kinds import KINDS, PARTS, read_kinds
 from chipsparse.cache.memory_plan import (
     MemoryDemand,
     MemoryPlan,
@@ -25,7 +26,8 @@ from chipsparse.cache.memory_plan import (
 )
 from chipsparse.cache.offload import OffloadPool
 from chipsparse.cache.tensors import LayerCache
-from chipsparse.plan import SparsityPlan
+from chipsparse.config import Part, SparsityConfig
+from chipsparse.plan import Action, SparsityPlan
 
 
 @dataclass(eq=False)
@@ -51,14 +53,21 @@ class CacheStore:
     """One `LayerCache` per layer and guidance branch, wherever its tensors live.
 
     Args:
+        config: what to compute.
         pool: holds what lives in host memory; used by nobody else.
         note: told in one sentence of what is elsewhere than planned.
         fall_back: told in one sentence of what is nowhere, so that layers run dense.
     """
 
     def __init__(
-        self, pool: OffloadPool, note: Callable[[str], None], fall_back: Callable[[str], None]
+        self,
+        config: SparsityConfig,
+        pool: OffloadPool,
+        note: Callable[[str], None],
+        fall_back: Callable[[str], None],
     ) -> None:
+        self._config = config
+        self._reads: dict[tuple[Part, Action], frozenset[str]] = {}
         self._pool = pool
         self._note = note
         self._fall_back = fall_back
@@ -194,9 +203,15 @@ class CacheStore:
 
     # What layers borrow.
 
-    def start(self, branch: str, kinds: frozenset[str]) -> None:
+    def reads(self, part: Part, action: Action) -> frozenset[str]:
+        """See `read_kinds`."""
+        if (part, action) not in self._reads:
+            self._reads[part, action] = read_kinds(self._config, part, action)
+        return self._reads[part, action]
+
+    def start(self, branch: str, action: Action) -> None:
         """Begins to fetch what the first layers of a call will read."""
-        for kind in kinds:
+        for kind in itertools.chain(*(self.reads(part, action) for part in PARTS)):
             for layer in self._hosted.get((branch, kind), [])[:1]:
                 self._pool.prefetch((branch, layer, kind))
 

@@ -48,6 +48,19 @@ class AttentionCache:
     refreshed_at: int | None = None
     interval: int = 1
 
+    def lists_were_cut(self) -> bool:
+        """Whether the last refresh kept more columns than it made room for.
+
+        Waits for that number where the host does not know it yet.
+        """
+        if self.longest is None:
+            return False
+        assert self.capacity is not None
+        if float(self.longest) >= self.capacity:
+            return True
+        self.longest = None
+        return False
+
 
 @dataclass
 class MLPCache:

@@ -12,9 +12,10 @@ here says so with `StepGraphs.drop_all` when the model has changed; see `ModelSt
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -179,6 +180,23 @@ class StepGraphs:
     def __contains__(self, branch: str) -> bool:
         """Whether a call of a branch is recorded, so that its caches must stay where they are."""
         return branch in self._graphs
+
+    @contextlib.contextmanager
+    def kept_in_place(self, branch: str, cache: Any, kinds: Collection[str]) -> Iterator[None]:
+        """Leaves what a layer records anew where the captured call, if there is one, reads it.
+
+        Args:
+            branch: guidance branch.
+            cache: of the layer.
+            kinds: what of it a sparse step reads and writes.
+        """
+        if branch not in self:
+            yield
+            return
+        before = TensorsInPlace(cache, kinds)
+        yield
+        if not before.take(cache):
+            self.drop(branch)
 
     def drop(self, branch: str) -> None:
         """Forgets the call of a branch; another one may be recorded."""

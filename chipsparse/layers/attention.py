@@ -1,4 +1,4 @@
-"""Self-attention of one layer at one step: what each action computes and records.
+"""Self-attention of one layer: what it does at a step, and what each action computes and records.
 
 The method is Chipmunk's column-sparse attention delta (Silveria, Govande, Fu, "Chipmunk: Deep Dive
 on GPU Kernel Optimizations and Systems", part III, 2025); the ``merge`` rule is ours.
@@ -6,8 +6,7 @@ on GPU Kernel Optimizations and Systems", part III, 2025); the ``merge`` rule is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -24,16 +23,15 @@ from chipsparse.kernels.dense_attention import dense_attention
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
 from chipsparse.kernels.dense_attention_column_sums.reference import column_sums_dtype
-from chipsparse.kernels.dispatch import Choice
+from chipsparse.kernels.dispatch import Choice, kind_of
 from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.kernels.merge_residual import merge_residual
+from chipsparse.layers.column_budget import LISTS_BYTES, AttentionBudget
+from chipsparse.layers.state import Shared, StepState
 from chipsparse.plan import Action
 
-# A layer's lists of columns are kept between steps where they take no more. To make them costs a
-# large layer nothing beside its attention; a small one waits for the host to launch it.
-LISTS_BYTES = 4 << 20
-# Of the entries in a list whose length is not read back: rows of the table stay aligned.
-CAPACITY_MULTIPLE = 16
+# Where the host need not wait for what it reads.
+READY_DEVICES = ("cpu",)
 
 # The operation that computes the result of a step.
 MAIN_OPS = {
@@ -42,80 +40,155 @@ MAIN_OPS = {
     Action.SPARSE: "column_sparse_attention",
 }
 
-
-@dataclass(frozen=True)
-class AttentionBudget:
-    """How many columns a refresh keeps for each query group.
-
-    Attributes:
-        keep_count: columns kept by score, static ones included.
-        random_count: further random columns.
-        static_columns: bool ``[G or 1, N]`` of columns that are always kept, or None.
-        seed: seed of the random columns, below 2**32.
-        static_count: the most static columns that a group may have.
-        capacity: entries that the lists of columns get; None for as many as the longest needs, for
-            which the host waits.
-    """
-
-    keep_count: int
-    random_count: int
-    static_columns: torch.Tensor | None
-    seed: int
-    static_count: int = 0
-    capacity: int | None = None
-
-    @property
-    def most_columns(self) -> int:
-        """What no list exceeds, unless column sums are NaN: their rows keep every column."""
-        return max(self.keep_count, self.static_count) + self.random_count
-
-    def without_waiting(self, tokens: int) -> AttentionBudget:
-        """The same with lists for `most_columns` and a little more, so that longer ones show."""
-        longer = self.most_columns + 1
-        rounded = -(-longer // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
-        return replace(self, capacity=min(tokens, rounded))
+Unpatched = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float | None], torch.Tensor]
 
 
-def static_columns(
-    tokens: int,
-    config: AttentionConfig,
-    *,
-    text_tokens: int,
-    text_first: bool = False,
-    always: torch.Tensor | None = None,
-    device: torch.device,
-) -> torch.Tensor | None:
-    """Columns kept whatever their score: text tokens, the local window, and those of the user.
+class AttentionLayer:
+    """Self-attention of one transformer block: what it does at a step, and from which cache.
 
     Args:
-        tokens: length of the sequence, text included.
-        config: has the local window.
-        text_tokens: text tokens of the sequence.
-        text_first: whether they are the first or the last ones.
-        always: bool ``[N]``, those of the user, or None.
-        device: of the result.
-
-    Returns:
-        bool ``[G, N]``, or ``[1, N]`` where all groups have the same, or None where there are none.
+        number: of the block, from 0.
+        shared: what it has in common with the other layers of its session.
     """
-    if config.local_blocks is None and text_tokens == 0 and always is None:
-        return None
-    column = torch.arange(tokens, device=device)
-    text = column < text_tokens if text_first else column >= tokens - text_tokens
-    if always is not None:
-        text = text | always
-    if config.local_blocks is None:
-        return text[None]
-    group = (
-        torch.arange(0, tokens, config.block_size_q, device=device)[:, None] // config.block_size_q
-    )
-    return text | ((column // config.block_size_q - group).abs() <= config.local_blocks)
 
+    def __init__(self, number: int, shared: Shared) -> None:
+        self.number = number
+        self._shared = shared
+        self._refreshed_at: dict[str, int] = {}  # step of the last refresh, by branch
+        self._waits_for_lists = False
+        self._overfull = False
 
-def static_count(tokens: int, config: AttentionConfig, *, text_tokens: int, always: int = 0) -> int:
-    """Upper bound of the `static_columns` of a group, known without asking a device."""
-    window = 0 if config.local_blocks is None else 2 * config.local_blocks + 1
-    return min(tokens, text_tokens + always + window * config.block_size_q)
+    def __call__(
+        self,
+        state: StepState | None,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float | None,
+        unpatched: Unpatched,
+    ) -> torch.Tensor:
+        """Attention as the open call wants it.
+
+        Args:
+            state: of the open call; None where there is none.
+            query: ``[B, H, N, D]``, as are key, value and the result.
+            key: as query.
+            value: as query.
+            scale: factor of the scores, None for ``D ** -0.5``.
+            unpatched: computes query, key, value and scale as the model would without chipsparse.
+        """
+        if state is None or not state.caching:
+            return unpatched(query, key, value, scale)
+        shared, config = self._shared, self._shared.config.attention
+        dense = state.dense.get((self.number, "attention"))
+        with shared.recorder.watch(self.number, "attention", dense) as entry:
+            if entry.reason is not None:
+                return unpatched(query, key, value, scale)
+            choices = shared.recorder.choices(
+                ("attention", *kind_of(query, key, value)),
+                lambda: backend_choices(
+                    query, key, value, group_rows=config.block_size_q, backend=shared.backend
+                ),
+            )
+            entry.action = self._decide(state)
+            kinds, ahead = (
+                shared.caches.reads("attention", action) for action in (entry.action, state.action)
+            )
+            with shared.caches.lend(state.branch, self.number, "attention", kinds, ahead) as cache:
+                entry.backend = choices[MAIN_OPS[entry.action]].backend.name
+                if entry.action is Action.DENSE:
+                    return dense_step(
+                        cache,
+                        query,
+                        key,
+                        value,
+                        scale=scale,
+                        backend=shared.backend,
+                        kernels=shared.kernels,
+                    )
+                if entry.action is not Action.SPARSE:
+                    return self._refresh(state, cache, query, key, value, scale)
+                entry.computed = cache.kept_fraction
+                return sparse_step(
+                    cache,
+                    query,
+                    key,
+                    value,
+                    config=config,
+                    scale=scale,
+                    backend=shared.backend,
+                    choices=choices,
+                    step=state.context.step,
+                )
+
+    def _decide(self, state: StepState) -> Action:
+        """The step's action, or a fuller one where the layer was passed over (by a block cache)."""
+        shared, branch = self._shared, state.branch
+
+        def recorded(kind: str) -> bool:
+            return shared.caches.has(branch, self.number, kind)
+
+        if not recorded("lse"):
+            return shared.recorder.catch_up(self.number, "attention", Action.DENSE)
+        if state.action is not Action.SPARSE:
+            return state.action
+        if not recorded("columns") or self._refreshed_at.get(branch, -1) < state.refreshed_at:
+            return shared.recorder.catch_up(self.number, "attention", Action.REFRESH)
+        cache = shared.caches[branch, self.number].attention
+        if cache.lists_were_cut():
+            self._waits_for_lists = True
+            shared.report.fall_back(
+                f"attention of layer {self.number} runs in full once more at step "
+                f"{state.context.step}: column sums were NaN at its refresh, which made its lists "
+                "longer than any choice does"
+            )
+            return Action.REFRESH
+        return Action.SPARSE
+
+    def _refresh(
+        self,
+        state: StepState,
+        cache: AttentionCache,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float | None,
+    ) -> torch.Tensor:
+        shared, config, step = self._shared, self._shared.config.attention, state.context.step
+        budget = state.budgets.of(self.number, state.plan, state.context, key)
+        # Column sums that are NaN make lists longer than that, which is seen when the layer is
+        # reached again; it then refreshes once more, and reads the lengths from then on.
+        if key.device.type not in READY_DEVICES and not self._waits_for_lists:
+            budget = budget.without_waiting(key.shape[2])
+        kinds = shared.caches.reads("attention", Action.SPARSE)
+        with shared.graphs.kept_in_place(state.branch, cache, kinds):
+            output = refresh_step(
+                cache,
+                query,
+                key,
+                value,
+                config=config,
+                budget=budget,
+                scale=scale,
+                backend=shared.backend,
+                step=step,
+            )
+        if budget.capacity is None:
+            self._report_overfull_lists(cache.capacity, budget.most_columns, step)
+        self._refreshed_at[state.branch] = step
+        return output
+
+    def _report_overfull_lists(self, longest: int | None, most_columns: int, step: int) -> None:
+        """Reports, once, a list of columns that is longer than any choice makes it."""
+        if longest is None or longest <= most_columns or self._overfull:
+            return
+        self._overfull = True
+        self._shared.report.fall_back(
+            f"attention of layer {self.number} keeps up to {longest} columns from step {step} on "
+            f"instead of {most_columns} at most: column sums were NaN, and their query groups keep "
+            "every column"
+        )
 
 
 def backend_choices(
@@ -184,7 +257,7 @@ def refresh_step(
     """
     expected = None
     if config.forecast > 0 and cache.refreshed_at is not None:
-        expected = _without_forecast(
+        expected = sparse_step(
             cache, query, key, value, config=config, scale=scale, backend=backend
         )
     output = _choose_columns(
@@ -313,43 +386,16 @@ def sparse_step(
     scale: float | None,
     backend: str | None,
     choices: Mapping[str, Choice] | None = None,
-    step: int = 0,
+    step: int | None = None,
 ) -> torch.Tensor:
     """Attention over the kept columns only, combined with the residual cache.
 
     The host does not wait for a GPU: the length of the lists is known from the refresh. With the
     `backend_choices` for tensors of this kind it does not look at them again either.
 
-    With a forecast, the error is taken to grow with the steps since the refresh as it did before
-    it, times ``config.forecast``, and that is added.
+    With a forecast and the ``step``, the error is taken to grow with the steps since the refresh as
+    it did before it, times ``config.forecast``, and that is added.
     """
-    output = _without_forecast(
-        cache,
-        query,
-        key,
-        value,
-        config=config,
-        scale=scale,
-        backend=backend,
-        choices=choices,
-    )
-    if cache.drift is not None and cache.refreshed_at is not None:
-        grown = config.forecast * (step - cache.refreshed_at) / cache.interval
-        output.add_(cache.drift, alpha=grown)
-    return output
-
-
-def _without_forecast(
-    cache: AttentionCache,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    config: AttentionConfig,
-    scale: float | None,
-    backend: str | None,
-    choices: Mapping[str, Choice] | None = None,
-) -> torch.Tensor:
     if cache.lists is None:
         assert cache.columns is not None
         assert cache.capacity is not None
@@ -374,6 +420,8 @@ def _without_forecast(
     )
     run = column_sparse_attention.run
     launch = choices["column_sparse_attention"].backend.launch if choices else run
-    output: torch.Tensor
     output, _ = launch(call)
+    if step is not None and cache.drift is not None and cache.refreshed_at is not None:
+        grown = config.forecast * (step - cache.refreshed_at) / cache.interval
+        output.add_(cache.drift, alpha=grown)
     return output

@@ -1,4 +1,4 @@
-"""A feed-forward layer at one step: what each action computes and records.
+"""A feed-forward layer: what it does at a step, and what each action computes and records.
 
 The weights are passed in at every call and never kept, so adapters, offloading and quantization
 stay in charge of them. Source of the method: Chipmunk's sparse MLP delta, as for attention.
@@ -6,7 +6,7 @@ stay in charge of them. Source of the method: Chipmunk's sparse MLP delta, as fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from chipsparse.cache.tensors import MLPCache
 from chipsparse.config import MLPConfig
 from chipsparse.kernels.calls import Activation
-from chipsparse.kernels.dispatch import Choice
+from chipsparse.kernels.dispatch import Choice, kind_of
 from chipsparse.kernels.neuron_selection import (
     NeuronSelection,
     mean_preactivations,
@@ -24,6 +24,8 @@ from chipsparse.kernels.neuron_selection import (
 )
 from chipsparse.kernels.sparse_mlp_down import SparseMLPDown, sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import SparseMLPUp, dense_activation, sparse_mlp_up
+from chipsparse.layers.state import Shared, StepState
+from chipsparse.plan import Action
 
 Gate = Literal["none", "first", "second"]
 
@@ -84,6 +86,111 @@ class MLPWeights:
             halves.reverse()
             biases.reverse()
         return cls(halves[0], biases[0], down, down_bias, kind, halves[1], biases[1])
+
+
+class MLPLayer:
+    """The feed-forward layer of one transformer block: what it does at a step, from which cache.
+
+    Args:
+        number: of the block, from 0.
+        shared: what it has in common with the other layers of its session.
+    """
+
+    def __init__(self, number: int, shared: Shared) -> None:
+        self.number = number
+        self._shared = shared
+        self._refreshed_at: dict[str, int] = {}  # step of the last refresh, by branch
+
+    def __call__(
+        self,
+        state: StepState | None,
+        hidden: torch.Tensor,
+        weights: MLPWeights,
+        *,
+        addend: Callable[[], torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """The layer as the open call wants it, plus what is to be added to it.
+
+        Args:
+            state: of the open call; None where there is none.
+            hidden: ``[B, N, C]``, as are addend and the result.
+            weights: read in place and never kept.
+            addend: computes another summand of the result, which changes with every step and is not
+                cached; it may be overwritten.
+        """
+        if state is None or not state.caching:
+            return self._uncached(hidden, weights, addend)
+        shared, config = self._shared, self._shared.config.mlp
+        dense = state.dense.get((self.number, "mlp"))
+        with shared.recorder.watch(self.number, "mlp", dense) as entry:
+            if entry.reason is not None:
+                return self._uncached(hidden, weights, addend)
+            entry.action = self._decide(state)
+            kinds = shared.caches.reads("mlp", entry.action)
+            with shared.caches.lend(state.branch, self.number, "mlp", kinds) as cache:
+                if entry.action is not Action.SPARSE:
+                    entry.backend = shared.backend or "library"
+                    kinds = shared.caches.reads("mlp", Action.SPARSE)
+                    with shared.graphs.kept_in_place(state.branch, cache, kinds):
+                        return dense_step(
+                            cache,
+                            hidden,
+                            weights,
+                            config=config,
+                            backend=shared.backend,
+                            addend=None if addend is None else addend(),
+                        )
+                choices = shared.recorder.choices(
+                    ("mlp", *_kind(hidden, weights, cache)),
+                    lambda: backend_choices(
+                        cache, hidden, weights, config=config, backend=shared.backend
+                    ),
+                )
+                up, down = (choices[op].backend.name for op in ("sparse_mlp_up", "sparse_mlp_down"))
+                entry.backend = up if up == down else f"{up}+{down}"
+                keep_count = state.plan.mlp_keep_count(self.number)
+                entry.computed = keep_count / weights.up.shape[0]
+                return sparse_step(
+                    cache,
+                    hidden,
+                    weights,
+                    config=config,
+                    keep_count=keep_count,
+                    backend=shared.backend,
+                    choices=choices,
+                    addend=None if addend is None else addend(),
+                )
+
+    def _uncached(
+        self,
+        hidden: torch.Tensor,
+        weights: MLPWeights,
+        addend: Callable[[], torch.Tensor] | None,
+    ) -> torch.Tensor:
+        return dense_step(
+            None,
+            hidden,
+            weights,
+            config=self._shared.config.mlp,
+            backend=self._shared.backend,
+            addend=None if addend is None else addend(),
+        )
+
+    def _decide(self, state: StepState) -> Action:
+        """The step's action, or a fuller one where the layer was passed over."""
+        shared, action = self._shared, state.action
+        empty = not shared.caches.has(state.branch, self.number, "activation")
+        behind = empty or self._refreshed_at.get(state.branch, -1) < state.refreshed_at
+        if action is Action.SPARSE and behind:
+            action = shared.recorder.catch_up(self.number, "mlp", Action.REFRESH)
+        if action is Action.REFRESH:
+            self._refreshed_at[state.branch] = state.context.step
+        return action
+
+
+def _kind(hidden: torch.Tensor, weights: MLPWeights, cache: MLPCache) -> tuple[object, ...]:
+    """All that decides about the backends of a sparse step."""
+    return kind_of(hidden, weights.up, weights.gate, weights.down, cache.activation, cache.mean)
 
 
 def backend_choices(

@@ -22,7 +22,7 @@ import torch
 
 from chipsparse.cache.kinds import PARTS, Part
 from chipsparse.cache.placement import SLOTS
-from chipsparse.layers.attention import AttentionBudget, static_count
+from chipsparse.layers.column_budget import AttentionBudget, static_count
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import Action, SparsityPlan
 

@@ -20,7 +20,7 @@ from chipsparse.cache.tensors import AttentionCache, MLPCache
 from chipsparse.config import Part
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers import attention, mlp
-from chipsparse.layers.attention import AttentionBudget, static_columns, static_count
+from chipsparse.layers.column_budget import AttentionBudget, static_columns, static_count
 from chipsparse.layers.mlp import MLPWeights
 from chipsparse.measure.cost_model import kept_columns
 from chipsparse.measure.timing import Call, time_call

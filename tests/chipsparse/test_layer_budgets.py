@@ -130,7 +130,7 @@ def test_a_dense_layer_is_added_to_what_it_is_given(bias):
     hidden, addend = torch.randn(2, 1, LAYOUT.tokens, 16)
     generate(session, steps=2)
     session.begin(StepContext(1, 2, "cond", TOTAL), LAYOUT, torch.device("cpu"))
-    found = session.mlp(2, hidden, weights, addend=addend.clone)
+    found = session.mlp[2](session.state, hidden, weights, addend=addend.clone)
     layer = dense_step(None, hidden, weights, config=CONFIG.mlp, backend=None)
     torch.testing.assert_close(found, layer + addend)
-    assert len(call(session, session._context, LAYOUT)) == 8
+    assert len(call(session, session.state.context, LAYOUT)) == 8

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import chipsparse.layers.attention
-import chipsparse.session
 from chipsparse import SparsityConfig
 from chipsparse.cache.memory_plan import MemoryDemand
 from chipsparse.kernels.mask_packing import packed_to_indices
@@ -14,6 +13,7 @@ from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.report.generation import GenerationReport
 from chipsparse.session import Session
 from chipsparse.step import StepContext
+from tests.chipsparse.attend import attend
 from tests.wrapped_backends import wrap_backends
 
 LAYOUT = ModelLayout(
@@ -58,11 +58,7 @@ def run(
                     query = query.mT.contiguous().mT
                 if spoil(step, layer):
                     session._caches[branch, layer].attention.lse[0, 0, 3] = torch.nan
-                outputs.append(
-                    session.attention(
-                        layer, query, key, value, scale=None, unpatched=lambda: pytest.fail("dense")
-                    )
-                )
+                outputs.append(attend(session, layer, query, key, value))
             session.end(query)
     return outputs
 
@@ -129,7 +125,7 @@ def slow_device(monkeypatch):
         return room[..., :capacity].contiguous(), counts.clamp(max=capacity)
 
     wrap_backends(monkeypatch, packed_to_indices, cutting)
-    monkeypatch.setattr(chipsparse.session, "READY_DEVICES", ())
+    monkeypatch.setattr(chipsparse.layers.attention, "READY_DEVICES", ())
 
 
 def test_a_refresh_need_not_wait_for_the_length_of_its_lists(request):
@@ -199,7 +195,7 @@ def test_a_branch_is_freed_after_its_last_step():
         for branch in ("cond", "uncond"):
             session.begin(StepContext(1, step, branch, 3), LAYOUT, CPU)
             query, key, value = torch.randn(3, 1, 2, 60, 8)
-            session.attention(0, query, key, value, scale=None, unpatched=pytest.fail)
+            attend(session, 0, query, key, value)
             session.end(query)
             held.append(session.cache_bytes())
     assert held[4] == held[3] / 2 > 0
@@ -223,9 +219,7 @@ def test_branches_whose_prompts_differ_in_length(local_blocks):
             assert session.plan.layout == layout
             query, key, value = torch.randn(3, 1, 2, layout.tokens, 8)
             for layer in range(layout.layers):
-                output = session.attention(
-                    layer, query, key, value, scale=None, unpatched=pytest.fail
-                )
+                output = attend(session, layer, query, key, value)
                 assert output.shape == query.shape
             session.end(query)
     assert [record.action for record in session.report.steps] == [
@@ -243,6 +237,23 @@ def test_another_prompt_in_the_same_branch_starts_anew():
         layout = replace(LAYOUT, text_tokens=text)
         session.begin(StepContext(1, step, "cond", 6), layout, CPU)
         query, key, value = torch.randn(3, 1, 2, layout.tokens, 8)
-        session.attention(0, query, key, value, scale=None, unpatched=pytest.fail)
+        attend(session, 0, query, key, value)
         session.end(query)
     assert [record.action for record in session.report.steps] == ["dense", "refresh", "dense"]
+
+
+def test_an_observer_runs_every_layer_and_changes_nothing():
+    class Observer:
+        def __init__(self):
+            self.seen = []
+
+        def attention(self, layer, state, *tensors, **options):
+            self.seen.append((state.context.step, state.action.value, layer.number))
+            return layer(state, *tensors, **options)
+
+    observer = Observer()
+    watched, plain = (Session(CONFIG, GenerationReport(), observer=o) for o in (observer, None))
+    outputs, expected = (run(session, branches=("cond",)) for session in (watched, plain))
+    assert all(map(torch.equal, outputs, expected))
+    actions = ["dense", "refresh", "sparse", "refresh", "sparse"]
+    assert observer.seen == [(step, a, layer) for step, a in enumerate(actions) for layer in (0, 1)]

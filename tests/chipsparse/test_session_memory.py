@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 
 import chipsparse.cache.store
-import chipsparse.session
 from chipsparse import SparsityConfig
 from chipsparse.cache import memory_plan
 from chipsparse.cache.host_memory import HostMemory
@@ -21,6 +20,7 @@ from chipsparse.cache.memory_plan import (
 )
 from chipsparse.cache.offload import OffloadPool
 from chipsparse.cache.placement import SLOTS
+from chipsparse.layers import mlp
 from chipsparse.layers.mlp import MLPWeights
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import Action, SparsityPlan
@@ -73,18 +73,18 @@ def call(session, context, layout, action=None):
         query, key, value = torch.randn(3, *shape, generator=generator)
         query += context.branch == "uncond"
         outputs.append(
-            session.attention(
-                layer,
+            session.attention[layer](
+                session.state,
                 query,
                 key,
                 value,
                 scale=None,
-                unpatched=lambda q=query, k=key, v=value: dense_attention(q, k, v),
+                unpatched=lambda q, k, v, _: dense_attention(q, k, v),
             )
         )
         hidden = torch.randn(layout.batch, layout.mlp_tokens(layer), 16, generator=generator)
         weights = weights_of(layer, layout.kind(layer).intermediate_size)
-        outputs.append(session.mlp(layer, hidden, weights))
+        outputs.append(session.mlp[layer](session.state, hidden, weights))
     return outputs
 
 
@@ -95,7 +95,7 @@ def generate(session, *, generation=1, layout=None, branches=("cond", "uncond"),
         for branch in branches:
             context = StepContext(generation, step, branch, TOTAL)
             demand = MemoryDemand(branches=known)
-            if session.begin(context, layout, CPU, lambda d=demand: d) is Action.SKIP:
+            if session.begin(context, layout, CPU, lambda d=demand: d).action is Action.SKIP:
                 session.end(session.skipped_output())
                 continue
             outputs += call(session, context, layout)
@@ -163,7 +163,7 @@ def test_branches_of_other_prompts_run_side_by_side(overrides):
     for step in range(len(ACTIONS)):
         for branch, layout in layouts.items():
             context = StepContext(1, step, branch, TOTAL)
-            if together.begin(context, layout, CPU) is Action.SKIP:
+            if together.begin(context, layout, CPU).action is Action.SKIP:
                 together.end(together.skipped_output())
                 continue
             found[branch] += call(together, context, layout)
@@ -181,7 +181,7 @@ def test_a_branch_that_changes_its_sizes_starts_anew():
     for step, batch in enumerate([1, 1, 1, 2, 2, 2]):
         layout = layout_of(batch=batch)
         context = StepContext(1, step, "cond", TOTAL)
-        if session.begin(context, layout, CPU) is Action.SKIP:
+        if session.begin(context, layout, CPU).action is Action.SKIP:
             output = session.skipped_output()
             assert output.shape[0] == batch
             session.end(output)
@@ -425,7 +425,7 @@ def test_branches_that_nobody_announced_stay_within_the_budgets(share, host_shar
     for step in range(5):
         for branch in ("cond", "uncond", "third"):
             context = StepContext(1, step, branch, TOTAL)
-            if session.begin(context, layout, CPU) is Action.SKIP:
+            if session.begin(context, layout, CPU).action is Action.SKIP:
                 session.end(session.skipped_output())
             else:
                 session.end(call(session, context, layout)[-1])
@@ -490,8 +490,8 @@ def abort(session, step, error):
     generate(session, steps=step)
     session.begin(context, layout, CPU, lambda: BOTH)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chipsparse.session.mlp, "dense_step", fail)
-        patch.setattr(chipsparse.session.mlp, "sparse_step", fail)
+        patch.setattr(mlp, "dense_step", fail)
+        patch.setattr(mlp, "sparse_step", fail)
         call(session, context, layout)
 
 

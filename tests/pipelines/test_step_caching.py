@@ -252,9 +252,10 @@ def test_nothing_is_held_after_a_generation():
             held = []
 
             def look(_pipe, step, _t, tensors, session=session, held=held):
-                held.append(len(session._held))
+                held.append(len(session._generation.held))
                 if step == wan.STEPS - 1:
-                    assert session._step_cache._output is session._step_cache._input is None
+                    step_cache = session._generation.step_cache
+                    assert step_cache._output is step_cache._input is None
                 return tensors
 
             wan.generate(pipe, callback_on_step_end=look)

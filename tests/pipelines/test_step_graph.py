@@ -15,7 +15,6 @@ import torch
 from peft import LoraConfig
 
 import chipsparse
-import chipsparse.session
 from chipsparse.cache.memory_plan import working_bytes
 from chipsparse.cache.tensors import AttentionCache
 from chipsparse.graphs.cuda_recorder import CudaRecorder
@@ -31,7 +30,9 @@ from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.kernels.neuron_selection import neuron_selection
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
+from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import SparsityPlan
+from chipsparse.session import Session
 from tests.devices import DEVICES
 from tests.graph_stand_in import TapeRecorder
 from tests.pipelines.test_flux import SPARSE
@@ -100,11 +101,10 @@ def pipe(device, monkeypatch):
         return
     pipe.stand_in = stand_in = StandIn(pipe.transformer)
 
-    class Watched(chipsparse.session.Session):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs, graphs=StepGraphs(stand_in))
+    def session(*args, **kwargs):
+        return Session(*args, **kwargs, graphs=StepGraphs(stand_in))
 
-    monkeypatch.setattr("chipsparse.api.Session", Watched)
+    monkeypatch.setattr("chipsparse.api.Session", session)
     yield pipe
     assert (stand_in.dangling, stand_in.held) == (0, 0)
 
@@ -624,10 +624,8 @@ def test_other_threads_use_the_device_while_a_call_is_recorded():
 
 
 def test_a_plan_says_whether_steps_are_recorded():
-    layout = chipsparse.session.ModelLayout((), 4, 16, 1, ((1, 128, 128),))
-    layout = dataclasses.replace(
-        layout, kinds=(chipsparse.layout.LayerKind("block", 2, 64),), text_tokens=0
-    )
+    layout = ModelLayout((), 4, 16, 1, ((1, 128, 128),))
+    layout = dataclasses.replace(layout, kinds=(LayerKind("block", 2, 64),), text_tokens=0)
     longer = dataclasses.replace(layout, text_tokens=1)
 
     def records(settings=None, layout=layout):

@@ -175,9 +175,9 @@ def skipped_output_of_the_other_branch(patch: pytest.MonkeyPatch) -> None:
     """A skipped call returns what the other guidance branch computed last."""
 
     def swapped(session: Session) -> torch.Tensor:
-        _, context, _ = session._open_call()
-        (other,) = {"cond", "uncond"} - {context.branch}
-        return session._held.output(other)
+        assert session.state is not None
+        (other,) = {"cond", "uncond"} - {session.state.branch}
+        return session._generation.held.output(other)
 
     patch.setattr(Session, "skipped_output", swapped)
 

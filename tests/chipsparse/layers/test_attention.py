@@ -8,15 +8,8 @@ from chipsparse.config import AttentionConfig
 from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.kernels.merge_residual import reference as merge_residual_reference
 from chipsparse.layers import attention
-from chipsparse.layers.attention import (
-    AttentionBudget,
-    backend_choices,
-    dense_step,
-    refresh_step,
-    sparse_step,
-    static_columns,
-    static_count,
-)
+from chipsparse.layers.attention import backend_choices, dense_step, refresh_step, sparse_step
+from chipsparse.layers.column_budget import AttentionBudget, static_columns, static_count
 
 ROWS, TOKENS, KEEP, RANDOM = 16, 75, 20, 3
 BUDGET = AttentionBudget(KEEP, RANDOM, None, seed=5)

@@ -89,7 +89,7 @@ def test_columns_of_the_user_are_kept_at_every_refresh_and_told(voxel, offload):
         assert each.static == pytest.approx(4 / 12)
         assert other.static == 0
         assert each.everywhere >= 4 / 60
-    order = None if kept._order is None else kept._order[0].numpy()
+    order = kept._generation.order and kept._generation.order[0].numpy()
     expected = raster.ravel() if order is None else raster.ravel()[order]
     for branch, layer in kept._caches:
         with kept._caches.lend(branch, layer, "attention", frozenset({"columns"})) as cache:

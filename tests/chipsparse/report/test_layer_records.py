@@ -20,6 +20,7 @@ from chipsparse.plan import Action
 from chipsparse.report.as_json import SCHEMA
 from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
 from chipsparse.step import StepContext
+from tests.chipsparse.attend import attend
 from tests.chipsparse.test_session_memory import (
     ACTIONS,
     HOSTED,
@@ -142,7 +143,7 @@ def test_neither_times_nor_reading_change_the_results():
     for step in range(len(ACTIONS)):
         for session, outputs in ((plain, expected), (watched, found)):
             context = StepContext(1, step, "cond", TOTAL)
-            if session.begin(context, LAYOUT, CPU) is Action.SKIP:
+            if session.begin(context, LAYOUT, CPU).action is Action.SKIP:
                 session.end(session.skipped_output())
                 continue
             outputs += call(session, context, LAYOUT)
@@ -192,9 +193,9 @@ def test_a_call_that_broke_off_is_told_as_far_as_it_came(monkeypatch):
     generate(session, steps=2)
     session.begin(StepContext(1, 2, "cond", TOTAL), LAYOUT, CPU)
     with monkeypatch.context() as patched:
-        patched.setattr("chipsparse.session.mlp.sparse_step", breaks)
+        patched.setattr("chipsparse.layers.mlp.sparse_step", breaks)
         with pytest.raises(RuntimeError, match="no more") as error:
-            call(session, session._context, LAYOUT)
+            call(session, session.state.context, LAYOUT)
     session.report.fail(error.value)
     session.reset()
     last = session.report.steps[-1]
@@ -304,7 +305,7 @@ def test_a_layer_that_had_recorded_nothing_is_a_fallback():
     del session._caches._branches["cond"].caches[3]
     assert session.report.fallbacks == []
     session.begin(StepContext(1, 2, "cond", TOTAL), LAYOUT, CPU)
-    call(session, session._context, LAYOUT)
+    call(session, session.state.context, LAYOUT)
     assert session.report.fallbacks == [
         f"{part} runs in full at sparse steps where a layer had recorded nothing since "
         "the last refresh (first: layer 3, step 2)"
@@ -322,7 +323,7 @@ def test_nan_that_keeps_more_columns_is_a_fallback_in_a_strict_run():
     session._caches["cond", 1].attention.lse[0, 0, 3] = torch.nan
     session.begin(StepContext(1, 1, "cond", TOTAL), LAYOUT, CPU)
     with pytest.raises(FallbackError, match="attention of layer 1 keeps up to 63 columns"):
-        call(session, session._context, LAYOUT)
+        call(session, session.state.context, LAYOUT)
 
 
 def test_what_would_be_slower_sparse_runs_dense_with_a_note_and_without_caches(monkeypatch):
@@ -373,23 +374,23 @@ def test_refused_host_memory_ends_a_strict_run_where_layers_run_dense(monkeypatc
 
 
 def test_a_part_that_never_came_ends_a_strict_run_at_the_first_sparse_step():
-    def attend(session, step):
+    def attend_all(session, step):
         session.begin(StepContext(1, step, "cond", TOTAL), LAYOUT, CPU)
         query, key, value = torch.randn(3, 1, 2, LAYOUT.tokens, 8)
         for layer in range(4):
-            session.attention(layer, query, key, value, scale=None, unpatched=pytest.fail)
+            attend(session, layer, query, key, value)
         session.end(query)
 
     strict, other = session_with(), session_with()
     strict.report.strict = True
     for step in range(2):
-        attend(strict, step)
+        attend_all(strict, step)
     with pytest.raises(
         FallbackError, match=r"^MLP of layer 0 was computed by the model itself at "
     ):
-        attend(strict, 2)
+        attend_all(strict, 2)
     for step in range(4):
-        attend(other, step)
+        attend_all(other, step)
     assert other.report.fallbacks == []
 
 
@@ -406,6 +407,6 @@ def test_a_strict_run_says_nothing_of_what_a_block_cache_passed_over():
         grids=LAYOUT.grids,
         text_tokens=3,
     )
-    call(session, session._context, one)  # the first block alone
+    call(session, session.state.context, one)  # the first block alone
     session.end(torch.zeros(1))
     assert len(session.report.steps[-1].layers) == 2
