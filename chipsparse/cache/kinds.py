@@ -87,9 +87,9 @@ def kind_bytes(
         dtype: of the hidden states.
     """
     tokens, rows = layout.tokens, layout.mlp_tokens(layer)
-    neurons = layout.kind(layer).mlp_width
-    mlp_groups = group_count(rows, config.mlp.group_rows)
-    groups = group_count(tokens, config.attention.group_rows)
+    neurons = layout.kind(layer).intermediate_size
+    mlp_groups = group_count(rows, config.mlp.block_size)
+    groups = group_count(tokens, config.attention.block_size_q)
     padded_rows = -(-rows // ALIGNMENT) * ALIGNMENT
     per_sample = {
         "lse": layout.heads * tokens * SOFTMAX_BYTES,
@@ -107,12 +107,14 @@ def kind_bytes(
 
 def saved_work(part: Part, layer: int, *, layout: ModelLayout, config: SparsityConfig) -> float:
     """Floating-point operations that a sparse step of one layer saves, for one guidance branch."""
-    kept = SparsityPlan(config, layout).keep_fraction(layer, part)
+    kept = SparsityPlan(config, layout).density(layer, part)
     if kept is None:
         return 0.0
     if part == "attention":
         kept = min(1.0, kept + config.attention.random_fraction)
         whole = 4.0 * layout.tokens**2 * layout.channels
     else:
-        whole = 4.0 * layout.mlp_tokens(layer) * layout.channels * layout.kind(layer).mlp_width
+        whole = (
+            4.0 * layout.mlp_tokens(layer) * layout.channels * layout.kind(layer).intermediate_size
+        )
     return layout.batch * whole * (1 - kept)

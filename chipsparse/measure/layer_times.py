@@ -130,7 +130,7 @@ def attention_times(
         )
 
     choices = attention.backend_choices(
-        query, key, value, group_rows=config.group_rows, backend=None
+        query, key, value, group_rows=config.block_size_q, backend=None
     )
     refreshed = copy(before)
     refresh(refreshed)
@@ -187,7 +187,7 @@ def mlp_times(
     """
     layout, config = plan.layout, plan.config.mlp
     kind = layout.kind(layer)
-    tokens, width, channels = layout.mlp_tokens(layer), kind.mlp_width, layout.channels
+    tokens, width, channels = layout.mlp_tokens(layer), kind.intermediate_size, layout.channels
     gated = kind.mlp_linears > 2
 
     def weight(rows: int, columns: int) -> torch.Tensor:
