@@ -31,7 +31,7 @@ from benchmarks.kernel_runs import OPS
 from benchmarks.records import Record, table
 from benchmarks.run import Run
 from benchmarks.soak import command as soak
-from chipsparse.profiles import ASSETS, bundled_model
+from chipsparse.profiles.profile import ASSETS, bundled_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 COLUMNS = {

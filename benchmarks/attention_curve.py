@@ -12,7 +12,6 @@ from benchmarks.case_tensors import CaseTensors
 from benchmarks.cases import CASES, Case
 from benchmarks.kernel_runs import at_most, measure, settings_from
 from benchmarks.run import Run
-from chipsparse.kernels.dispatch import choose
 
 KEEP_FRACTIONS = (0.02, 0.05, 0.07, 0.10, 0.15, 0.20, 0.30, 0.50)
 TOKENS = (4352, 8192, 16_384, 32_256, 65_536, 119_056)
@@ -45,7 +44,7 @@ def point(
 ) -> None:
     """Measures one point."""
     work = sparse(tensors, settings)
-    chosen = choose("column_sparse_attention", work.backends, *work.inputs, force=backend)
+    chosen = work.operation.choose(*work.inputs, backend=backend)
     record = measure("attention_curve", work, tensors, chosen.backend.name)
     to.add(record | {"curve": curve})
     print(

@@ -6,7 +6,7 @@ memory, so a work consists of parts, consecutive heads each, whose times add up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,15 +26,13 @@ from benchmarks.sampled_checks import (
     samples,
     worst,
 )
-from chipsparse.kernels import (
-    column_selection,
-    column_sparse_attention,
-    dense_attention,
-    dense_attention_column_sums,
-    mask_packing,
-)
 from chipsparse.kernels.checks import group_count, ranges
-from chipsparse.kernels.dispatch import Backend
+from chipsparse.kernels.column_selection import column_selection
+from chipsparse.kernels.column_sparse_attention import column_sparse_attention
+from chipsparse.kernels.dense_attention import dense_attention
+from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
+from chipsparse.kernels.dispatch import Operation
+from chipsparse.kernels.mask_packing import packed_to_indices, unpack_mask
 
 DELTA_RULES = ("none", "merge", "difference")
 
@@ -76,8 +74,8 @@ class Work:
     """One operation on one case.
 
     Attributes:
-        backends: of the operation.
-        inputs: what its backends accept or not.
+        operation: has the backends.
+        inputs: what they accept or not, as `Operation.choose` takes it.
         parts: makes the parts, one at a time.
         baseline: ``dense`` for dense attention, the name of what the parts bring, or None.
         fields: what its records say of it besides the measurement.
@@ -85,7 +83,7 @@ class Work:
         moved_bytes: inputs read and results written once, where that bounds the time, or None.
     """
 
-    backends: Sequence[Backend]
+    operation: Operation[..., Any]
     inputs: tuple[Any, ...]
     parts: Callable[[], Iterator[Part]]
     baseline: str | None
@@ -120,9 +118,7 @@ def dense(tensors: CaseTensors, settings: Settings) -> Work:
                 check_attention(
                     output[sample.rows_of],
                     lse[sample.rows_of],
-                    *dense_attention.dense_attention(
-                        *_in_float32(tensors, sample), backend="reference"
-                    ),
+                    *dense_attention(*_in_float32(tensors, sample), backend="reference"),
                     sample,
                 )
                 for sample in samples(case.batch, case.heads, case.tokens, settings.group_rows)
@@ -130,10 +126,10 @@ def dense(tensors: CaseTensors, settings: Settings) -> Work:
         )
 
     def parts() -> Iterator[Part]:
-        yield Part(lambda name: dense_attention.dense_attention(*inputs, backend=name), check)
+        yield Part(lambda name: dense_attention(*inputs, backend=name), check)
 
     return Work(
-        dense_attention.BACKENDS,
+        dense_attention,
         inputs,
         parts,
         baseline="dense",
@@ -146,7 +142,7 @@ def column_sums(tensors: CaseTensors, settings: Settings) -> Work:
     """`dense_attention_column_sums`, with the softmax constants of a dense run."""
     case, rows = tensors.case, settings.group_rows
     inputs = (tensors.query, tensors.key, tensors.value)
-    op = dense_attention_column_sums.dense_attention_column_sums
+    op = dense_attention_column_sums
 
     def part(first: int, last: int) -> Part:
         heads = slice(first, last)
@@ -183,7 +179,7 @@ def column_sums(tensors: CaseTensors, settings: Settings) -> Work:
             yield part(first, last)
 
     return Work(
-        dense_attention_column_sums.BACKENDS,
+        dense_attention_column_sums,
         (*inputs, rows),
         parts,
         baseline="dense",
@@ -197,7 +193,7 @@ def sparse(tensors: CaseTensors, settings: Settings) -> Work:
     case, rows = tensors.case, settings.group_rows
     groups, count = group_count(case.tokens, rows), kept_columns(tensors, settings)
     inputs = (tensors.query, tensors.key, tensors.value)
-    op = column_sparse_attention.column_sparse_attention
+    op = column_sparse_attention
     indices = random_inputs.index_lists(
         case.batch, case.heads, groups, case.tokens, count, device=tensors.device
     )
@@ -232,7 +228,7 @@ def sparse(tensors: CaseTensors, settings: Settings) -> Work:
         yield Part(call, check)
 
     return Work(
-        column_sparse_attention.BACKENDS,
+        column_sparse_attention,
         (*inputs, rows),
         parts,
         baseline="dense",
@@ -269,9 +265,7 @@ def selection(tensors: CaseTensors, settings: Settings) -> Work:
         def check(packed: torch.Tensor) -> Errors:
             errors = []
             for sample in samples(case.batch, last - first, case.tokens, rows):
-                mask = mask_packing.unpack_mask(
-                    packed[sample.group_of], case.tokens, backend="reference"
-                )
+                mask = unpack_mask(packed[sample.group_of], case.tokens, backend="reference")
                 where = sample.in_heads_from(first)
                 errors.append(check_selection(mask, sums[sample.group_of], count, where))
             return worst(errors)
@@ -281,7 +275,7 @@ def selection(tensors: CaseTensors, settings: Settings) -> Work:
                 head_sums.topk(count, dim=-1, sorted=False)
 
         return Part(
-            lambda name: column_selection.column_selection(sums, keep_count=count, backend=name),
+            lambda name: column_selection(sums, keep_count=count, backend=name),
             check,
             topk,
         )
@@ -293,7 +287,7 @@ def selection(tensors: CaseTensors, settings: Settings) -> Work:
     packed_bytes = -(-case.tokens // 8)
     row_bytes = case.tokens * tensors.dtype.itemsize + packed_bytes
     return Work(
-        column_selection.BACKENDS,
+        column_selection,
         (sums_of(1, seed=0),),
         parts,
         baseline="torch.topk",
@@ -312,7 +306,7 @@ def indices(tensors: CaseTensors, settings: Settings) -> Work:
     )
 
     def call(packed: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        return mask_packing.packed_to_indices(packed, case.tokens, capacity=capacity, backend=name)
+        return packed_to_indices(packed, case.tokens, capacity=capacity, backend=name)
 
     def check_sample(found: torch.Tensor, found_counts: torch.Tensor, sample: Sample) -> Errors:
         expected, expected_counts = call(packed[sample.group_of], "reference")
@@ -339,7 +333,7 @@ def indices(tensors: CaseTensors, settings: Settings) -> Work:
 
     listed = case.batch * case.heads * groups * (capacity + 1)
     return Work(
-        mask_packing.INDEX_BACKENDS,
+        packed_to_indices,
         (packed,),
         parts,
         baseline=None,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from benchmarks.clips import Workload
 from benchmarks.records import Record, environment
-from chipsparse.config import SparsityConfig
 from chipsparse.kernels.dense_attention import dense_attention
 from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
-from chipsparse.report import GenerationReport
+from chipsparse.layers.attention import AttentionLayer, Unpatched
+from chipsparse.layers.mlp import MLPLayer
+from chipsparse.layers.state import StepState
+from chipsparse.report.generation import GenerationReport
 from chipsparse.session import Session
 from chipsparse.step import PositionTracker
 
@@ -21,37 +22,50 @@ FRACTIONS = (0.05, 0.1, 0.2)
 COLUMNS = {"case": "", **{f"top_{fraction:.0%}": ".3f" for fraction in FRACTIONS}}
 
 
-class MassProbe(Session):
-    """A session that computes everything densely and measures the column sums on the way."""
+class MassProbe:
+    """Computes attention densely and measures the column sums at some steps.
 
-    def __init__(self, config: SparsityConfig, steps: frozenset[int]) -> None:
-        super().__init__(config, GenerationReport())
-        self._probed_steps = steps
+    Args:
+        group_rows: query rows that share their columns.
+        steps: at which it measures.
+
+    Attributes:
+        mass: by layer and step, of each call: the share of the mass in each of `FRACTIONS`.
+    """
+
+    def __init__(self, group_rows: int, steps: frozenset[int]) -> None:
+        self._group_rows = group_rows
+        self._steps = steps
         self.mass: dict[tuple[int, int], list[list[float]]] = defaultdict(list)
 
     def attention(
         self,
-        layer: int,
+        layer: AttentionLayer,
+        state: StepState,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         *,
         scale: float | None,
-        unpatched: Callable[[], torch.Tensor],
+        unpatched: Unpatched,
     ) -> torch.Tensor:
-        _, context, _ = self._open_call()
-        if context.step not in self._probed_steps:
-            return unpatched()
+        """See `LayerObserver`."""
+        step = state.context.step
+        if step not in self._steps:
+            return unpatched(query, key, value, scale)
         output, lse = dense_attention(query, key, value, scale=scale)
-        rows = self.config.attention.group_rows
         _, _, sums = dense_attention_column_sums(
-            query, key, value, lse, group_rows=rows, scale=scale
+            query, key, value, lse, group_rows=self._group_rows, scale=scale
         )
         ranked = sums.sort(-1, descending=True).values.cumsum(-1)
         share = ranked / ranked[..., -1:]
         counts = [max(1, round(fraction * key.shape[2])) for fraction in FRACTIONS]
-        self.mass[layer, context.step].append([share[..., n - 1].mean().item() for n in counts])
+        self.mass[layer.number, step].append([share[..., n - 1].mean().item() for n in counts])
         return output
+
+    def mlp(self, layer: MLPLayer, *args: Any, **options: Any) -> torch.Tensor:
+        """See `LayerObserver`."""
+        return layer(*args, **options)
 
 
 def run(workload: Workload, *, steps: int, every: int) -> list[Record]:
@@ -63,9 +77,10 @@ def run(workload: Workload, *, steps: int, every: int) -> list[Record]:
     config = workload.profile.sparsity.override(
         {"mlp.enabled": False, "schedule.actions": ["dense", "refresh", "sparse"]}
     )
-    probe = MassProbe(config, probed)
+    probe = MassProbe(config.attention.group_rows, probed)
+    session = Session(config, GenerationReport(), observer=probe)
     adapter = ADAPTERS[type(pipe.transformer).__name__](
-        pipe.transformer, probe, PositionTracker(), lambda: pipe.scheduler
+        pipe.transformer, session, PositionTracker(), lambda: pipe.scheduler
     )
     try:
         workload.generate(None, num_inference_steps=steps)

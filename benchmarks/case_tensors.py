@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.cases import Case
 from benchmarks.random_inputs import query_key_value
 from chipsparse.kernels.dense_attention import dense_attention
-from chipsparse.timing import Timing, time_call
+from chipsparse.measure.timing import Timing, time_call
 
 CUDA_LIBRARIES = {
     "cuDNN": SDPBackend.CUDNN_ATTENTION,

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 import chipsparse
-from chipsparse.profiles import Profile, find_profile
-from chipsparse.report import GenerationReport, StepTimer
-from chipsparse.session import Session
+from chipsparse.profiles.profile import Profile, find_profile
+from chipsparse.report.generation import GenerationReport, StepTimer
 
 
 @dataclass(frozen=True)
@@ -65,15 +64,9 @@ class Workload:
         *,
         prompts: list[str] | None = None,
         first_seed: int = 0,
-        make_session: type[Session] = Session,
         **changes: Any,
     ) -> Clips:
-        """Generates one clip per prompt in one batch; ``config`` None runs the stock pipeline.
-
-        ``make_session`` is what a config runs with, such as one that measures.
-        """
-        from chipsparse.api import attach
-
+        """Generates one clip per prompt in one batch; ``config`` None runs the stock pipeline."""
         prompts = self.prompts if prompts is None else prompts
         clock = _LoopClock(self.pipe, self.device)
         arguments = self.settings(**changes) | {
@@ -87,7 +80,7 @@ class Workload:
         }
         if arguments.get("true_cfg_scale", 1) > 1:  # without a prompt, guidance would be left out
             arguments["negative_prompt"] = [""] * len(prompts)
-        handle = None if config is None else attach(self.pipe, config, make_session)
+        handle = None if config is None else chipsparse.enable(self.pipe, config)
         try:
             output = self.pipe(**arguments)
         finally:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from chipsparse.session import Session
+from chipsparse.layers.attention import AttentionLayer
+from chipsparse.layers.mlp import MLPLayer
 
 aten = torch.ops.aten
 # Which argument of a matrix product is summed over, along its last axis. The first two appear by
@@ -54,23 +55,16 @@ class WorkCounter(TorchDispatchMode):
             for hook in hooks:
                 hook.remove()
 
-    def sessions(self, base: type[Session]) -> type[Session]:
-        """Sessions of a make whose layers are counted.
+    # A session's `LayerObserver`: layers run inside custom operations, and PyTorch shows nothing of
+    # what these call.
 
-        Layers run inside custom operations, and PyTorch shows nothing of what these call.
-        """
-        counter = self
+    def attention(self, layer: AttentionLayer, *args: Any, **options: Any) -> torch.Tensor:
+        with self:
+            return layer(*args, **options)
 
-        class Counted(base):  # type: ignore[valid-type, misc]
-            def attention(self, *args: Any, **options: Any) -> torch.Tensor:
-                with counter:
-                    return super().attention(*args, **options)
-
-            def mlp(self, *args: Any, **options: Any) -> torch.Tensor:
-                with counter:
-                    return super().mlp(*args, **options)
-
-        return Counted
+    def mlp(self, layer: MLPLayer, *args: Any, **options: Any) -> torch.Tensor:
+        with self:
+            return layer(*args, **options)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -6,7 +6,7 @@ import statistics
 
 from benchmarks.clips import Workload
 from benchmarks.records import Record, environment
-from chipsparse.quality import psnr, ssim
+from chipsparse.measure.quality import psnr, ssim
 
 COLUMNS = {
     "case": "",

@@ -1,7 +1,7 @@
 """Whole generations of full-size transformers: every kind of step really run, then summed up.
 
 There is a record for each named quality of the model's profile. Qualities that differ in their
-steps alone share the measured ones.
+steps alone share the measured ones; a record says nothing of steps that its quality never takes.
 
 The baseline is the stock transformer in the same process: same weights and inputs, cuDNN attention,
 no useless mask, compiled blocks. Weights are random, so times and memory mean something and
@@ -15,7 +15,7 @@ import dataclasses
 import statistics
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,9 +35,9 @@ from benchmarks.sampled_checks import check_finite, relative_error, require
 from benchmarks.step_breakdown import PARTS, breakdown
 from benchmarks.transformer_step import DENSE_LIMIT, attention_backend, compiled_blocks, run_timed
 from chipsparse import ScheduleConfig, SparsityConfig, find_profile
+from chipsparse.cache.memory_plan import reserve_share, working_bytes
+from chipsparse.common.machine import host_budget, host_free_bytes
 from chipsparse.layout import ModelLayout
-from chipsparse.machine import host_budget, host_free_bytes
-from chipsparse.memory_plan import reserve_share, working_bytes
 from chipsparse.plan import SparsityPlan
 
 COLUMNS = {
@@ -60,6 +60,15 @@ COLUMNS = {
     "peak_gpu_bytes": ".3e",
     "pinned_bytes": ".3e",
 }
+# What is known of sparse steps and refreshes alone, and what only their caches take.
+OF_ACTIONS = {
+    "refresh": ("refresh_ms",),
+    "sparse": (
+        *("sparse_ms", "sparse_step_ms", "attention_kept", "mlp_kept", "sparse_error"),
+        *("reused_error", "breakdown_ms", "longest_kernels", "peak_gpu_bytes"),
+    ),
+}
+CACHES = ("cache_bytes", "host_bytes", "pinned_bytes")
 BASELINE_CALLS, SPARSE_CALLS = 2, 2
 SCALE = 0.1  # of rows and columns, in a dry run
 ACTIONS = ("dense", "refresh", *["sparse"] * (SPARSE_CALLS + 2), "skip")
@@ -74,7 +83,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=float,
         default=1.0,
         help="measure this share of the blocks of each kind, in the same share of the memory, and "
-        "scale the times",
+        "scale the times and the caches",
     )
     group.add_argument("--whole", action="store_true", help="also run all steps, one by one")
     group.add_argument("--all-dense", action="store_true", help="also a patched all-dense plan")
@@ -105,6 +114,17 @@ def of_steps(config: SparsityConfig, *, first_dense: int) -> SparsityConfig:
 def actions_of(config: SparsityConfig, layout: ModelLayout) -> list[str]:
     """What every step of a generation does."""
     return [action.value for action in SparsityPlan(config, layout, STEPS).actions()]
+
+
+def of_quality(found: dict[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
+    """Of the steps of all actions, what is true of a quality that takes these: no more.
+
+    Where nothing is sparse, no cache is held.
+    """
+    never = [action for action in OF_ACTIONS if not counts.get(action)]
+    unknown = {name: None for action in never for name in OF_ACTIONS[action]}
+    none = dict.fromkeys(CACHES, 0) if "sparse" in never else {}
+    return found | unknown | none
 
 
 class Measured:
@@ -159,6 +179,7 @@ class Measured:
                 of_steps(config, first_dense=config.schedule.first_dense_layers)
             ]
             counts = Counter(actions_of(config, layout))
+            steps = of_quality(steps, counts)
             summed = sum(count * steps[f"{action}_ms"] for action, count in counts.items())
             latency = totals.get(name, summed)
             step = stock["ms"] / self._share
@@ -189,7 +210,7 @@ class Measured:
                     "measured": "all steps run" if totals else "summed from measured steps",
                     "summed_ms": summed,
                     "baseline_step_ms": step,
-                    "step_speedup": step / steps["sparse_ms"],
+                    "step_speedup": step / steps["sparse_ms"] if counts["sparse"] else None,
                     "all_dense_ratio": unchanged.get("ratio"),
                     "all_dense": unchanged,
                     **steps,
@@ -341,12 +362,18 @@ class Measured:
         return config.override(budgets)
 
     def _of_all_blocks(self, found: dict[str, Any], dense_share: float) -> dict[str, Any]:
-        """Times of a step of all blocks, this share of which is always dense."""
+        """Times of a step of all blocks, this share of which is always dense, and their caches.
+
+        What a part of the blocks takes of the GPU at most says nothing of all of them.
+        """
         dense = found["dense_ms"]
         times = {"dense_ms": dense}
         for name in ("refresh_ms", "sparse_ms"):
             times[name] = dense_share * dense + (1 - dense_share) * found[name]
         scaled: dict[str, Any] = {name: time / self._share for name, time in times.items()}
+        for name in CACHES:
+            scaled[name] = round((1 - dense_share) * found[name] / self._share)
+        scaled["peak_gpu_bytes"] = None
         parts = found["breakdown_ms"]
         return scaled | {"breakdown_ms": {part: ms / self._share for part, ms in parts.items()}}
 

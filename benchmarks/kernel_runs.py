@@ -16,8 +16,7 @@ from benchmarks.cases import CASES, Case
 from benchmarks.records import Record, environment
 from benchmarks.run import Run
 from benchmarks.sampled_checks import worst
-from chipsparse.kernels.dispatch import choose
-from chipsparse.timing import time_call
+from chipsparse.measure.timing import time_call
 
 OPS = {**attention_ops.OPS, **mlp_ops.OPS}
 COLUMNS = {
@@ -94,7 +93,7 @@ def measure_backends(
     """Adds a record for each backend that can run, or for each of the forced ones."""
     for backend in forced.split(",") if forced else runnable(work):
         with to.attempt(f"{op}, {tensors.case.name}, {backend}"):
-            choose(op, work.backends, *work.inputs, force=backend)
+            work.operation.choose(*work.inputs, backend=backend)
             record = measure(op, work, tensors, backend)
             to.add(record)
             print(_line(record), flush=True)
@@ -102,7 +101,11 @@ def measure_backends(
 
 def runnable(work: Work) -> Iterator[str]:
     """Backends that can run; the reference, which the others are checked against, if alone."""
-    names = [each.name for each in work.backends if each.why_not(*work.inputs) is None]
+    names = [
+        each.name
+        for each in work.operation.backends
+        if each.unsupported_reason(*work.inputs) is None
+    ]
     yield from [name for name in names if name != "reference"] or names
 
 

@@ -26,8 +26,11 @@ from benchmarks.sampled_checks import (
     samples,
     worst,
 )
-from chipsparse.kernels import neuron_selection, sparse_mlp_down, sparse_mlp_up
 from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.dispatch import Operation
+from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
+from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
+from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
 
 ACTIVATION = "gelu-tanh"
 # How far the tokens have moved since the caches were written, in their own deviation.
@@ -86,11 +89,9 @@ def make_layer(tensors: CaseTensors, settings: Settings, *, seed: int = 4) -> La
     moved = moved.repeat_interleave(settings.group_rows, 1)[:, :rows]
     before = hidden + moved + normal(case.batch, rows, channels, deviation=DRIFT)
     rows_of_group = {"group_rows": settings.group_rows}
-    mean = neuron_selection.mean_preactivations(before, up, up_bias, **rows_of_group)
-    activation = sparse_mlp_up.dense_activation(
-        before, up, up_bias, activation=ACTIVATION, **rows_of_group
-    )
-    neurons = neuron_selection.neuron_selection(
+    mean = mean_preactivations(before, up, up_bias, **rows_of_group)
+    activation = dense_activation(before, up, up_bias, activation=ACTIVATION, **rows_of_group)
+    neurons = neuron_selection(
         hidden,
         up,
         up_bias,
@@ -105,7 +106,7 @@ def make_layer(tensors: CaseTensors, settings: Settings, *, seed: int = 4) -> La
 
 def select(layer: Layer, backend: str) -> torch.Tensor:
     """The neurons to recompute, int32 ``[B, G, K]``."""
-    return neuron_selection.neuron_selection(
+    return neuron_selection(
         layer.hidden,
         layer.up,
         layer.up_bias,
@@ -118,7 +119,7 @@ def select(layer: Layer, backend: str) -> torch.Tensor:
 
 def up(layer: Layer, neurons: torch.Tensor, backend: str) -> torch.Tensor:
     """The change of the listed neurons, ``[B, N, K]``."""
-    return sparse_mlp_up.sparse_mlp_up(
+    return sparse_mlp_up(
         layer.hidden,
         layer.up,
         layer.up_bias,
@@ -132,7 +133,7 @@ def up(layer: Layer, neurons: torch.Tensor, backend: str) -> torch.Tensor:
 
 def down(layer: Layer, delta: torch.Tensor, neurons: torch.Tensor, backend: str) -> torch.Tensor:
     """The layer's output with the change added, ``[B, N, C]``."""
-    return sparse_mlp_down.sparse_mlp_down(
+    return sparse_mlp_down(
         delta, layer.down, neurons, layer.output, group_rows=layer.group_rows, backend=backend
     )
 
@@ -214,7 +215,7 @@ def selection_work(tensors: CaseTensors, settings: Settings) -> Work:
     return _work(
         tensors,
         settings,
-        neuron_selection.BACKENDS,
+        neuron_selection,
         parts,
         baseline="mean, linear, topk",
         moved_bytes=(rows + case.mlp_width) * case.channels * element,
@@ -244,9 +245,7 @@ def top_work(tensors: CaseTensors, settings: Settings) -> Work:
 
         yield Part(run, check, lambda: scores.topk(count, dim=-1))
 
-    return _work(
-        tensors, settings, neuron_selection.BACKENDS, parts, baseline="torch.topk on ready scores"
-    )
+    return _work(tensors, settings, neuron_selection, parts, baseline="torch.topk on ready scores")
 
 
 def up_work(tensors: CaseTensors, settings: Settings) -> Work:
@@ -274,9 +273,7 @@ def up_work(tensors: CaseTensors, settings: Settings) -> Work:
 
         yield Part(lambda name: up(layer, layer.neurons, name), check, dense)
 
-    return _work(
-        tensors, settings, sparse_mlp_up.BACKENDS, parts, baseline="linear and GELU", products=1
-    )
+    return _work(tensors, settings, sparse_mlp_up, parts, baseline="linear and GELU", products=1)
 
 
 def down_work(tensors: CaseTensors, settings: Settings) -> Work:
@@ -309,12 +306,12 @@ def down_work(tensors: CaseTensors, settings: Settings) -> Work:
 
         yield Part(run, check, lambda: F.linear(full, stock))
 
-    return _work(tensors, settings, sparse_mlp_down.BACKENDS, parts, baseline="linear", products=1)
+    return _work(tensors, settings, sparse_mlp_down, parts, baseline="linear", products=1)
 
 
 def mlp_work(tensors: CaseTensors, settings: Settings) -> Work:
     """Selection, up and down together against two linears and the activation."""
-    selections = {backend.name for backend in neuron_selection.BACKENDS}
+    selections = {backend.name for backend in neuron_selection.backends}
 
     def parts() -> Iterator[Part]:
         layer = make_layer(tensors, settings)
@@ -338,7 +335,7 @@ def mlp_work(tensors: CaseTensors, settings: Settings) -> Work:
     return _work(
         tensors,
         settings,
-        sparse_mlp_up.BACKENDS,
+        sparse_mlp_up,
         parts,
         baseline="two linears and GELU",
         products=2,
@@ -348,7 +345,7 @@ def mlp_work(tensors: CaseTensors, settings: Settings) -> Work:
 def _work(
     tensors: CaseTensors,
     settings: Settings,
-    backends: tuple,
+    operation: Operation[..., torch.Tensor],
     parts: Callable[[], Iterator[Part]],
     *,
     baseline: str,
@@ -363,13 +360,13 @@ def _work(
     )
     weight = hidden.new_empty(case.mlp_width, case.channels)
     inputs: tuple = (hidden, weight, None, None, settings.group_rows)
-    if backends is sparse_mlp_down.BACKENDS:
+    if operation is sparse_mlp_down:
         inputs = (hidden, weight.t(), settings.group_rows)
-    elif backends is neuron_selection.BACKENDS:
+    elif operation is neuron_selection:
         inputs = (hidden, weight)
     fraction = kept / case.mlp_width
     return Work(
-        backends,
+        operation,
         inputs,
         parts,
         baseline=baseline,

@@ -29,8 +29,9 @@ from benchmarks.records import Record, environment
 from benchmarks.run import Run
 from benchmarks.sampled_checks import relative_error, require
 from chipsparse.kernels import triton_support
+from chipsparse.kernels.sparse_mlp_up import SparseMLPUp
 from chipsparse.kernels.token_layout import empty_token_contiguous
-from chipsparse.timing import time_call
+from chipsparse.measure.timing import time_call
 
 STORE = "    gl.store(cached, new, mask=stored)\n"
 MULTIPROCESSORS = (8, 16, 24, 32)  # for the write-back; the second product has the others
@@ -128,16 +129,16 @@ def measure(tensors: CaseTensors, module: Any) -> list[Record]:
     beside = torch.cuda.Stream(device)
 
     def up_only(layer: Layer = layer) -> torch.Tensor:
-        delta: torch.Tensor = module.sparse_mlp_up(
+        call = SparseMLPUp(
             layer.hidden,
             layer.up,
             layer.up_bias,
             layer.neurons,
             layer.activation,
-            counts=None,
             activation=ACTIVATION,
             group_rows=GROUP_ROWS,
         )
+        delta: torch.Tensor = module.sparse_mlp_up(call)
         return delta
 
     delta = up_only(other)

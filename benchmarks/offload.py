@@ -24,17 +24,17 @@ from benchmarks.records import Record, environment
 from benchmarks.run import Run
 from benchmarks.sampled_checks import check_finite
 from chipsparse import SparsityConfig
-from chipsparse.copies import HostCopies, Mark, StreamCopies, copies_for
-from chipsparse.host_memory import HostMemory
+from chipsparse.cache.copies import HostCopies, Mark, StreamCopies, copies_for
+from chipsparse.cache.host_memory import HostMemory
+from chipsparse.cache.memory_plan import MemoryDemand
+from chipsparse.cache.offload import OffloadPool
 from chipsparse.kernels.mask_packing import packed_to_indices
+from chipsparse.layers.mlp import MLPWeights
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.memory_plan import MemoryDemand
-from chipsparse.mlp import MLPWeights
-from chipsparse.offload import OffloadPool
-from chipsparse.report import GenerationReport
+from chipsparse.measure.timing import time_call
+from chipsparse.report.generation import GenerationReport
 from chipsparse.session import Session
 from chipsparse.step import StepContext
-from chipsparse.timing import time_call
 
 # Layers of the models whose shapes the cases have.
 LAYERS = {"hunyuan_720p": 60, "wan14b_720p": 40, "wan1b_480p": 30}
@@ -199,12 +199,13 @@ class Model:
         normed = F.rms_norm(hidden, hidden.shape[-1:])
         joined = F.linear(normed, self._project_in).unflatten(-1, (3, case.heads, case.head_dim))
         query, key, value = (joined[:, :, i].transpose(1, 2) for i in range(3))
-        attended = session.attention(
-            layer, query, key, value, scale=None, unpatched=lambda: _fail("attention ran dense")
+        attended = session.attention[layer](
+            session.state, query, key, value, scale=None, unpatched=lambda *_: _fail("ran dense")
         )
         attended = attended.transpose(1, 2).flatten(2)
         hidden = hidden + F.linear(attended, self._project_out)
-        return hidden + session.mlp(layer, F.rms_norm(hidden, hidden.shape[-1:]), self._mlp)
+        normed = F.rms_norm(hidden, hidden.shape[-1:])
+        return hidden + session.mlp[layer](session.state, normed, self._mlp)
 
 
 def generate(model: Model, config: SparsityConfig) -> dict[str, Any]:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks.clips import Clips, Workload
-from benchmarks.neuron_controls import (
-    Control,
+from benchmarks.controls import (
+    cached_output_only,
     in_permuted_order,
+    kept_columns_only,
     neurons_chosen_by,
     of_another_group,
+    random_columns,
 )
 from benchmarks.records import Record, environment
 from chipsparse.config import SparsityConfig
-from chipsparse.quality import psnr, ssim
+from chipsparse.measure.quality import psnr, ssim
 
+Control = Callable[[], AbstractContextManager[None]]
 UNSKIPPED: dict[str, Any] = {"schedule.skip_steps": [], "schedule.skip_threshold": None}
 KEEP_FRACTIONS = (0.05, 0.1, 0.2, 0.3)
 IMAGE_KEEP_FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -38,62 +43,54 @@ class Row:
 
     Attributes:
         config: what is computed.
-        control: what becomes of the neurons chosen, None for nothing.
+        control: the context of the generations.
         steps: denoising steps, None for the profile's.
     """
 
     config: SparsityConfig
-    control: Control | None = None
+    control: Control = nullcontext
     steps: int | None = None
 
 
-def cases(base: SparsityConfig) -> dict[str, SparsityConfig]:
+def video_rows(base: SparsityConfig) -> dict[str, Row]:
     """The table of a video model: the profile itself, then with changes and no step skipped."""
-    attention = {"mlp.enabled": False}
-    rows: dict[str, dict[str, Any]] = {}
-    for rule in ("merge", "difference"):
-        for parts, change in (("attention", attention), ("attention + MLP", {})):
-            for keep in KEEP_FRACTIONS:
-                rows[f"{rule}, keep {keep:.0%}, {parts}"] = {
-                    "attention.delta_rule": rule,
-                    "attention.keep_fraction": keep,
-                    **change,
-                }
-    for keep in KEEP_FRACTIONS:
-        rows[f"control: kept columns only, keep {keep:.0%}, attention"] = {
-            "attention.delta_rule": "kept_only",
-            "attention.keep_fraction": keep,
-            **attention,
-        }
-    rows["control: cached output only, attention"] = {
-        "attention.delta_rule": "reuse",
-        **attention,
-    }
-    for rule in ("merge", "difference"):
-        rows[f"control: random columns, {rule}, keep 10%, attention"] = {
-            "attention.delta_rule": rule,
-            "attention.selection": "random",
-            "attention.keep_fraction": 0.1,
-            **attention,
-        }
-    rows["control: raster order, merge, keep 10%, attention"] = {
-        "attention.keep_fraction": 0.1,
-        "attention.delta_rule": "merge",
-        "token_order.voxel": None,
-        **attention,
-    }
-    for group_rows in (64, 192, 256):
-        rows[f"merge, keep 10%, attention, groups of {group_rows} rows"] = {
-            "attention.delta_rule": "merge",
-            "attention.keep_fraction": 0.1,
-            "attention.group_rows": group_rows,
-            **attention,
-        }
-    rows["control: MLP only"] = {"attention.enabled": False}
-    rows["control: token order alone, all layers dense"] = {"schedule.first_dense_layers": 10_000}
-    rows["control: dense again"] = {"attention.enabled": False, **attention}
     unskipped = base.override(UNSKIPPED)
-    return {"profile": base} | {name: unskipped.override(row) for name, row in rows.items()}
+    alone: dict[str, Any] = {"mlp.enabled": False}
+
+    def row(changes: dict[str, Any], control: Control = nullcontext) -> Row:
+        return Row(unskipped.override(changes), control)
+
+    def attention(rule: str, keep: float, **changes: Any) -> dict[str, Any]:
+        return {"attention.delta_rule": rule, "attention.keep_fraction": keep, **changes}
+
+    rows = {"profile": Row(base)}
+    for rule in ("merge", "difference"):
+        for parts, change in (("attention", alone), ("attention + MLP", {})):
+            for keep in KEEP_FRACTIONS:
+                rows[f"{rule}, keep {keep:.0%}, {parts}"] = row(attention(rule, keep, **change))
+    for keep in KEEP_FRACTIONS:
+        rows[f"control: kept columns only, keep {keep:.0%}, attention"] = row(
+            attention("merge", keep, **alone), kept_columns_only
+        )
+    rows["control: cached output only, attention"] = row(alone, cached_output_only)
+    for rule in ("merge", "difference"):
+        rows[f"control: random columns, {rule}, keep 10%, attention"] = row(
+            attention(rule, 0.1, **alone), random_columns
+        )
+    tenth = attention("merge", 0.1, **alone)
+    rows["control: raster order, merge, keep 10%, attention"] = row(
+        {**tenth, "token_order.voxel": None}
+    )
+    for group_rows in (64, 192, 256):
+        rows[f"merge, keep 10%, attention, groups of {group_rows} rows"] = row(
+            {**tenth, "attention.group_rows": group_rows}
+        )
+    rows["control: MLP only"] = row({"attention.enabled": False})
+    rows["control: token order alone, all layers dense"] = row(
+        {"schedule.first_dense_layers": 10_000}
+    )
+    rows["control: dense again"] = row({"attention.enabled": False, **alone})
+    return rows
 
 
 def image_rows(base: SparsityConfig) -> dict[str, Row]:
@@ -107,14 +104,14 @@ def image_rows(base: SparsityConfig) -> dict[str, Row]:
     }
 
     def row(
-        changes: dict[str, Any], control: Control | None = None, steps: int | None = None
+        changes: dict[str, Any], control: Control = nullcontext, steps: int | None = None
     ) -> Row:
         return Row(unskipped.override(changes), control, steps)
 
     def kept(keep: float) -> dict[str, Any]:
         return {"attention.keep_fraction": keep, "mlp.keep_fraction": keep}
 
-    reused = {"attention.delta_rule": "reuse", "mlp.keep_fraction": 0.0}
+    reused = {"mlp.keep_fraction": 0.0}
     rows = {"profile": Row(base)}
     for part, change in parts.items():
         for keep in IMAGE_KEEP_FRACTIONS:
@@ -133,22 +130,22 @@ def image_rows(base: SparsityConfig) -> dict[str, Row]:
                 {**kept(keep), **drift, **change}, steps=DRIFT_STEPS
             )
         rows[f"control: drift over {DRIFT_STEPS} steps, cached output only, {part}"] = row(
-            {**reused, **drift, **change}, steps=DRIFT_STEPS
+            {**reused, **drift, **change}, cached_output_only, steps=DRIFT_STEPS
         )
     for part, change in parts.items():
-        rows[f"control: cached output only, {part}"] = row({**reused, **change})
+        rows[f"control: cached output only, {part}"] = row({**reused, **change}, cached_output_only)
     for keep in (0.1, 0.3):
         rows[f"control: neurons of another group, keep {keep:.0%}, MLP"] = row(
-            {**kept(keep), **neurons}, of_another_group
+            {**kept(keep), **neurons}, partial(neurons_chosen_by, of_another_group)
         )
         rows[f"control: permuted neuron order, keep {keep:.0%}, MLP"] = row(
-            {**kept(keep), **neurons}, in_permuted_order
+            {**kept(keep), **neurons}, partial(neurons_chosen_by, in_permuted_order)
         )
         rows[f"control: random columns, keep {keep:.0%}, attention"] = row(
-            {**kept(keep), "attention.selection": "random", **columns}
+            {**kept(keep), **columns}, random_columns
         )
         rows[f"control: kept columns only, keep {keep:.0%}, attention"] = row(
-            {**kept(keep), "attention.delta_rule": "kept_only", **columns}
+            {**kept(keep), **columns}, kept_columns_only
         )
         rows[f"control: raster order, keep {keep:.0%}, attention + MLP"] = row(
             {**kept(keep), "token_order.voxel": None}
@@ -163,14 +160,12 @@ def image_rows(base: SparsityConfig) -> dict[str, Row]:
 def rows_for(workload: Workload) -> dict[str, Row]:
     """The table of the workload's model."""
     base = workload.profile.sparsity
-    if workload.makes_images:
-        return image_rows(base)
-    return {name: Row(config) for name, config in cases(base).items()}
+    return image_rows(base) if workload.makes_images else video_rows(base)
 
 
 def measure(workload: Workload, dense: Clips, name: str, row: Row) -> Record:
     """Generates one row and compares it with the dense clips of as many steps."""
-    with neurons_chosen_by(row.control):
+    with row.control():
         clips = workload.generate(row.config, **_changes(row))
     assert clips.report is not None
     pairs = list(zip(dense.frames, clips.frames, strict=True))

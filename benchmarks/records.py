@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from chipsparse.machine import device_name, package_version
+from chipsparse.common.machine import device_name, package_version
 
 Record = dict[str, Any]
 

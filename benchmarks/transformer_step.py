@@ -28,7 +28,7 @@ from benchmarks.random_inputs import generator_on
 from benchmarks.records import Record, environment
 from benchmarks.run import Run
 from benchmarks.sampled_checks import check_finite, relative_error, require
-from chipsparse.profiles import find_profile
+from chipsparse.profiles.profile import find_profile
 
 MODEL = "FluxTransformer2DModel"
 # Text tokens, then rows and columns of image tokens.

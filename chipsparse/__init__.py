@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from chipsparse.config import (
@@ -10,7 +11,6 @@ from chipsparse.config import (
     ConfigError,
     DenseWarning,
     FallbackError,
-    GuardConfig,
     LayerBudget,
     MemoryConfig,
     MLPConfig,
@@ -18,7 +18,8 @@ from chipsparse.config import (
     SparsityConfig,
     TokenOrderConfig,
 )
-from chipsparse.profiles import (
+from chipsparse.old_names import CLASSES, OldNameWarning, old_class
+from chipsparse.profiles.profile import (
     GenerationDefaults,
     Profile,
     default_profile,
@@ -28,10 +29,10 @@ from chipsparse.profiles import (
 
 if TYPE_CHECKING:
     from chipsparse.api import Handle, disable, enable
-    from chipsparse.kept_columns import KeptColumns
-    from chipsparse.memory_plan import BudgetError
+    from chipsparse.cache.memory_plan import BudgetError
+    from chipsparse.layers.kept_columns import KeptColumns
     from chipsparse.plan import Action
-    from chipsparse.report import GenerationReport, LayerRecord, StepRecord
+    from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
 
 __version__ = "0.1.0"
 
@@ -44,13 +45,13 @@ __all__ = [
     "FallbackError",
     "GenerationDefaults",
     "GenerationReport",
-    "GuardConfig",
     "Handle",
     "KeptColumns",
     "LayerBudget",
     "LayerRecord",
     "MLPConfig",
     "MemoryConfig",
+    "OldNameWarning",
     "Profile",
     "ScheduleConfig",
     "SparsityConfig",
@@ -66,18 +67,24 @@ __all__ = [
 # What needs PyTorch or diffusers, which take seconds to import, comes when it is used.
 _LATER = {
     "Action": "plan",
-    "BudgetError": "memory_plan",
-    "GenerationReport": "report",
+    "BudgetError": "cache.memory_plan",
+    "GenerationReport": "report.generation",
     "Handle": "api",
-    "KeptColumns": "kept_columns",
-    "LayerRecord": "report",
-    "StepRecord": "report",
+    "KeptColumns": "layers.kept_columns",
+    "LayerRecord": "report.generation",
+    "StepRecord": "report.generation",
     "disable": "api",
     "enable": "api",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "quality":  # its name in 0.1
+        said = "chipsparse.quality is now chipsparse.measure.quality"
+        warnings.warn(said, FutureWarning, stacklevel=2)
+        return importlib.import_module("chipsparse.measure.quality")
+    if name in CLASSES:
+        return old_class(name)
     if name not in _LATER:
         raise AttributeError(f"module 'chipsparse' has no attribute {name!r}")
     return getattr(importlib.import_module(f"chipsparse.{_LATER[name]}"), name)

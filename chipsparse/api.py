@@ -11,28 +11,28 @@ from typing import Any
 
 import torch
 
+from chipsparse.cache.host_memory import HostMemory
+from chipsparse.cache.offload import OffloadPool
+from chipsparse.common.validation import shown
 from chipsparse.config import SparsityConfig
-from chipsparse.host_memory import HostMemory
-from chipsparse.kept_columns import KeptColumns
-from chipsparse.offload import OffloadPool
+from chipsparse.layers.kept_columns import KeptColumns
+from chipsparse.layers.static_columns import StaticColumns, static_bits
 from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter, check_scheduler
 from chipsparse.pipelines.generic import limits, why_not
 from chipsparse.pipelines.patched_pipeline import PipelineCalls
 from chipsparse.pipelines.patches import Patches
 from chipsparse.pipelines.registry import ADAPTERS, adapter_class
-from chipsparse.profiles import (
+from chipsparse.profiles.profile import (
     MODEL_PROFILE_NAME,
     Profile,
     default_profile,
     find_profile,
     load_profile,
 )
-from chipsparse.report import GenerationReport, PipelineFacts
-from chipsparse.report_summary import Facts, as_html, as_text, facts
+from chipsparse.report.generation import GenerationReport, PipelineFacts
+from chipsparse.report.summary import Facts, as_html, as_text, facts
 from chipsparse.session import Session
-from chipsparse.static_columns import StaticColumns, static_bits
 from chipsparse.step import PositionTracker
-from chipsparse.validation import shown
 
 HANDLE = "chipsparse_handle"
 
@@ -188,12 +188,13 @@ def enable(
     replaced = _replaceable(pipe)
     transformers = find_transformers(pipe, replaced)
     check_scheduler(getattr(pipe, "scheduler", None))
-    resolved, taken = _resolve(pipe, config, quality, type(transformers[0]).__name__)
+    resolved, taken, remark = _resolve(pipe, config, quality, type(transformers[0]).__name__)
     bits = None if static_columns is None else static_bits(static_columns)
     if replaced is not None:
         replaced.disable()
     session = functools.partial(Session, static_bits=bits)
     handle = attach(pipe, resolved, session, quality=taken, strict=strict, layer_times=layer_times)
+    handle.report.remark = remark
     for name in {type(transformer).__name__ for transformer in transformers} - set(ADAPTERS):
         warnings.warn(limits(name), stacklevel=2)
     return handle
@@ -369,18 +370,23 @@ def _resolve(
     config: SparsityConfig | Profile | str | Path | None,
     quality: str | None,
     transformer_class: str,
-) -> tuple[SparsityConfig, str | None]:
-    """What is computed, and which quality that is, if any."""
+) -> tuple[SparsityConfig, str | None, str | None]:
+    """What is computed, which quality that is, and what to say of the profile, if anything."""
     if isinstance(config, SparsityConfig):
         if quality is not None:
             raise ValueError(
                 f"quality={shown(quality)} is one of a profile's, and a SparsityConfig has none; "
                 "give one of the two"
             )
-        return config, None
+        return config, None, None
     profile = _profile(pipe, config, transformer_class)
+    if not profile.serves(transformer_class):
+        raise ValueError(
+            f"{profile.source} is a profile for {profile.model_class}, but the pipeline has a "
+            f"{transformer_class}"
+        )
     profile = profile if quality is None else profile.of_quality(quality)
-    return profile.sparsity, profile.quality
+    return profile.sparsity, profile.quality, profile.remark
 
 
 def _profile(pipe: Any, config: Profile | str | Path | None, transformer_class: str) -> Profile:
@@ -391,13 +397,7 @@ def _profile(pipe: Any, config: Profile | str | Path | None, transformer_class: 
                 f"{shown(config)}; chipsparse.SparsityConfig().override(...) makes a config of a "
                 "dict such as {'attention.keep_fraction': 0.2}"
             )
-        profile = config if isinstance(config, Profile) else load_profile(config)
-        if not profile.serves(transformer_class):
-            raise ValueError(
-                f"{profile.source} is a profile for {profile.model_class}, but the pipeline has a "
-                f"{transformer_class}"
-            )
-        return profile
+        return config if isinstance(config, Profile) else load_profile(config)
     folder = getattr(getattr(pipe, "config", None), "_name_or_path", None)
     if transformer_class not in ADAPTERS and not (
         folder is not None and (Path(folder) / MODEL_PROFILE_NAME).is_file()

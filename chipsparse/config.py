@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from chipsparse.byte_sizes import parse_bytes
-from chipsparse.step_lists import Between
-from chipsparse.validation import Validated, build, option, shown
+from chipsparse.common.byte_sizes import parse_bytes
+from chipsparse.common.validation import Validated, build, option, shown
+from chipsparse.old_names import nested, reads_old_names, renewed, tell
+from chipsparse.schedule.step_lists import Between
 
 Part = Literal["attention", "mlp"]
-DeltaRule = Literal["merge", "difference", "kept_only", "reuse"]
-Selection = Literal["column_sums", "random"]
+DeltaRule = Literal["merge", "difference"]
 ActionName = Literal["dense", "refresh", "sparse", "skip"]
 BackendName = Literal["auto", "reference"]
 OffloadMode = Literal["auto", "always", "never"]
@@ -41,6 +41,7 @@ class DenseWarning(UserWarning):
     """A generation computes nothing sparse although its config asks for it."""
 
 
+@reads_old_names("attention")
 @dataclass(frozen=True)
 class AttentionConfig(Validated):
     """Which columns of self-attention are computed on sparse steps, and how the rest is reused."""
@@ -67,7 +68,7 @@ class AttentionConfig(Validated):
     delta_rule: DeltaRule = option(
         "merge",
         "how kept columns join the cache: merge weighs both by their softmax mass, difference adds "
-        "the change; kept_only and reuse are the controls without cache and without sparse part",
+        "the change",
     )
     forecast: float = option(
         0.0,
@@ -76,9 +77,6 @@ class AttentionConfig(Validated):
         "merge rule; costs a cache as large as the residual",
         minimum=0.0,
         maximum=1.0,
-    )
-    selection: Selection = option(
-        "column_sums", "columns with the largest attention mass, or random ones (a control)"
     )
     group_rows: int = option(128, "query rows that share one column list", minimum=1)
     column_sums_bytes: int = option(
@@ -90,6 +88,7 @@ class AttentionConfig(Validated):
     )
 
 
+@reads_old_names("mlp")
 @dataclass(frozen=True)
 class MLPConfig(Validated):
     """Which neurons of the feed-forward layers are recomputed on sparse steps."""
@@ -99,9 +98,6 @@ class MLPConfig(Validated):
         0.3, "share of neurons that each token group recomputes", minimum=0.0, maximum=1.0
     )
     group_rows: int = option(128, "token rows that share one neuron list", minimum=1)
-    reselect_every: int = option(
-        1, "choose the neurons anew after this many sparse steps", minimum=1
-    )
 
 
 # Fields of the published form of a schedule, which a list of full steps takes the place of.
@@ -115,6 +111,7 @@ PUBLISHED_FORM = (
 )
 
 
+@reads_old_names("schedule")
 @dataclass(frozen=True)
 class ScheduleConfig(Validated):
     """Which denoising steps are computed in full, refreshed, sparse or skipped.
@@ -133,10 +130,15 @@ class ScheduleConfig(Validated):
     )
     full_share: float | None = option(
         None,
-        "or compute this share of the steps in full, two at least: n steps at 0.9 * (steps - 1) * "
+        "or compute this share of the steps in full: n steps at 0.9 * (steps - 1) * "
         "(i / (n - 1)) ^ front_load; it must be above 0",
         minimum=0.0,
         maximum=1.0,
+    )
+    least_full: int = option(
+        2,
+        "but at least so many of them: with no more steps than this, all are computed in full",
+        minimum=2,
     )
     front_load: float = option(
         2.5,
@@ -210,9 +212,6 @@ class ScheduleConfig(Validated):
         "dense, and a refresh stands before the first sparse one",
     )
     first_dense_layers: int = option(0, "this many first layers are never sparse", minimum=0)
-    reselect: bool = option(
-        True, "choose the columns anew at every refresh, not only at the first one"
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -277,21 +276,6 @@ def _listed(value: Any) -> str:
     if value is None:
         return "null"
     return shown(list(value) if isinstance(value, tuple) else value)
-
-
-@dataclass(frozen=True)
-class GuardConfig(Validated):
-    """A watch over sparse attention: layers that are far off are refreshed before their turn."""
-
-    bound: float | None = option(
-        None,
-        "a layer whose relative attention error, measured on a few query groups at every sparse "
-        "step, passes this is refreshed at the next computed step; null: nothing is measured",
-        minimum=0.0,
-    )
-    groups: int = option(
-        2, "query groups of a layer that a sparse step also computes exactly", minimum=1
-    )
 
 
 @dataclass(frozen=True)
@@ -408,6 +392,7 @@ class MemoryConfig(Validated):
         super().__post_init__()
 
 
+@reads_old_names()
 @dataclass(frozen=True)
 class SparsityConfig(Validated):
     """Everything that decides what is computed. Immutable; compare with ``==``.
@@ -420,7 +405,6 @@ class SparsityConfig(Validated):
     attention: AttentionConfig = option(AttentionConfig(), "self-attention")
     mlp: MLPConfig = option(MLPConfig(), "feed-forward layers")
     schedule: ScheduleConfig = option(ScheduleConfig(), "denoising steps")
-    guard: GuardConfig = option(GuardConfig(), "error of sparse attention")
     layers: tuple[LayerBudget, ...] = option((), "layers that keep more or less than the others")
     token_order: TokenOrderConfig = option(TokenOrderConfig(), "order of the video or image tokens")
     memory: MemoryConfig = option(MemoryConfig(), "memory of the caches")
@@ -459,6 +443,9 @@ class SparsityConfig(Validated):
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> SparsityConfig:
         """Builds a config from nested mappings, as YAML gives them."""
+        said: list[str] = []
+        data = renewed(data, said)
+        tell(said)
         return build(cls, data)
 
     def override(self, values: Mapping[str, Any]) -> SparsityConfig:
@@ -473,16 +460,24 @@ class SparsityConfig(Validated):
         if not isinstance(values, Mapping):
             raise ValueError(f"override: expected a mapping such as {example}, got {shown(values)}")
         data = dataclasses.asdict(self)
+        said: list[str] = []
         for path, value in values.items():
             if not isinstance(path, str):
                 raise ValueError(
                     f"override: expected paths of fields such as {example}, got {shown(path)}"
                 )
-            *parents, last = path.split(".")
-            node: Any = data
-            for name in parents:
-                if not isinstance(node.get(name), dict):
-                    raise ValueError(f"{path}: unknown field; allowed: {', '.join(node)}")
-                node = node[name]
-            node[last] = value
+            change = renewed(nested(path, value), said)
+            _apply(change, data, depth=path.count("."), path=path)
+        tell(said)
         return build(SparsityConfig, data)
+
+
+def _apply(change: Mapping[str, Any], data: Any, *, depth: int, path: str) -> None:
+    """Puts what stands ``depth`` groups below the top of a change into nested mappings."""
+    for name, value in change.items():
+        if depth and isinstance(value, Mapping):
+            if not isinstance(data.get(name), dict):
+                raise ValueError(f"{path}: unknown field; allowed: {', '.join(data)}")
+            _apply(value, data[name], depth=depth - 1, path=path)
+        else:
+            data[name] = value

@@ -9,9 +9,9 @@ from functools import cached_property
 
 from chipsparse.config import ConfigError, Part, SparsityConfig
 from chipsparse.layout import ModelLayout
-from chipsparse.schedule import Action as Action
-from chipsparse.schedule import Schedule
-from chipsparse.schedule_text import forecast_text, list_text, threshold_text
+from chipsparse.schedule.schedule import MANY_STEPS, Schedule
+from chipsparse.schedule.schedule import Action as Action
+from chipsparse.schedule.text import forecast_text, list_text, threshold_text
 
 NOT_RECORDED = "sparse steps are not launched as a CUDA graph"
 # A transformer of longer sequences computes long enough for the host to keep ahead of it.
@@ -147,12 +147,8 @@ class SparsityPlan:
     def _why_steps_differ(self) -> str | None:
         """What makes sparse steps launch other kernels one time than another, or None."""
         config = self.config
-        if config.guard.bound is not None:
-            return "guard.bound lets layers refresh early"
         if config.attention.enabled and config.attention.forecast > 0:
             return "attention.forecast grows with every step"
-        if config.mlp.enabled and config.mlp.reselect_every > 1:
-            return f"mlp.reselect_every is {config.mlp.reselect_every}"
         return None
 
     def taken(self, step: int, recorded: Action | None) -> Action:
@@ -160,7 +156,8 @@ class SparsityPlan:
 
         The plan's action is raised to a fuller one where its inputs are missing: the first call of
         a branch is DENSE, and a sparse step is a REFRESH where there was none before, or one that
-        was skipped. Nothing is recorded, and so no step is a refresh, where nothing will be read.
+        was skipped. No step is a refresh where no sparse step reads what it would record, unless
+        ``schedule.actions`` lists it and sparse ones.
 
         Args:
             step: from 0.
@@ -173,8 +170,20 @@ class SparsityPlan:
         if self.is_dense():
             return action if action is Action.SKIP else Action.DENSE
         if action is Action.SPARSE and recorded is not Action.REFRESH:
-            return Action.REFRESH
-        return action
+            action = Action.REFRESH
+        return Action.DENSE if action is Action.REFRESH and not self._is_read(step) else action
+
+    def _is_read(self, step: int) -> bool:
+        """Whether a sparse step comes before the next refresh that is planned, skipped or not."""
+        if self.config.schedule.actions:  # what is listed is done, as where refreshes are timed
+            return True
+        end = step + MANY_STEPS if self.steps is None else self.steps
+        for later in range(step + 1, end):
+            if self.step_action(later) is Action.SPARSE:
+                return True
+            if self.schedule.action(later) is Action.REFRESH:
+                return False
+        return False
 
     def recorded_after(self, step: int, action: Action, recorded: Action | None) -> Action | None:
         """What a branch has recorded once it took an action at a step; see `taken`."""
@@ -223,7 +232,7 @@ class SparsityPlan:
             f"step {step} is computed in full: it was to be sparse, and the only full step before "
             "it is the first one, which cannot be a refresh"
             for step, action in enumerate(self.actions())
-            if action is Action.REFRESH and step not in self.schedule.full_steps
+            if action is not Action.SPARSE and self.step_action(step) is Action.SPARSE
         ]
 
     def attention_keep_count(self, layer: int) -> int:

@@ -1,53 +1,131 @@
-"""All mutable state of one patched transformer, and the decision what each layer does now."""
+"""One patched transformer: its generation in progress, its caches, its captured steps."""
 
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from bitarray import frozenbitarray
 
-from chipsparse import attention, mlp
-from chipsparse.attention import AttentionBudget
-from chipsparse.cache_kinds import PARTS, Part, read_kinds
-from chipsparse.cache_store import CacheStore
-from chipsparse.call_recorder import CallRecorder
-from chipsparse.config import SparsityConfig
-from chipsparse.error_guard import ErrorGuard
-from chipsparse.held_outputs import HeldOutputs
-from chipsparse.host_memory import HostMemory
-from chipsparse.kept_columns import KeptColumns, read_kept_columns
+from chipsparse.cache.host_memory import HostMemory
+from chipsparse.cache.kinds import PARTS
+from chipsparse.cache.memory_plan import MemoryDemand
+from chipsparse.cache.offload import OffloadPool
+from chipsparse.cache.store import CacheStore
+from chipsparse.common.machine import device_allocated_bytes
+from chipsparse.config import Part, SparsityConfig
+from chipsparse.graphs.step_graph import StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
-from chipsparse.kernels.dispatch import kind_of
+from chipsparse.layers.attention import AttentionLayer
+from chipsparse.layers.column_budget import ColumnBudgets
+from chipsparse.layers.kept_columns import KeptColumns, read_kept_columns
+from chipsparse.layers.mlp import MLPLayer
+from chipsparse.layers.state import Shared, StepState
+from chipsparse.layers.static_columns import check_static_bits
+from chipsparse.layers.token_order import grids_order, inverse_order
 from chipsparse.layout import ModelLayout
-from chipsparse.machine import device_allocated_bytes
-from chipsparse.memory_plan import MemoryDemand
-from chipsparse.missed_refreshes import MissedRefreshes
-from chipsparse.mlp import MLPWeights
-from chipsparse.offload import OffloadPool
+from chipsparse.measure.slower_parts import remarks_on, slower_parts
 from chipsparse.plan import CACHED, NOT_RECORDED, Action, SparsityPlan
-from chipsparse.report import GenerationReport, LayerRecord, StepRecord, StepTimer
-from chipsparse.slower_parts import remarks_on, slower_parts
-from chipsparse.static_columns import check_static_bits, static_mask
+from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
+from chipsparse.report.recorder import CallRecorder
+from chipsparse.schedule.held_outputs import HeldOutputs
+from chipsparse.schedule.step_cache import StepCache
 from chipsparse.step import StepContext
-from chipsparse.step_cache import StepCache
-from chipsparse.step_graph import StepGraphs, TensorsInPlace
-from chipsparse.token_order import grids_order, inverse_order
 
 UNKNOWN = "not asked yet"
-# Where the host need not wait for what it reads.
-READY_DEVICES = ("cpu",)
 # Frames, rows and columns of a region of kept columns where tokens have no voxels.
 REGION = (4, 4, 8)
 
 
+class LayerObserver(Protocol):
+    """Runs the layers of a session in its place, to measure what they do.
+
+    Each method gets the layer, which computes, and what that is called with.
+    """
+
+    def attention(self, layer: AttentionLayer, /, *args: Any, **options: Any) -> torch.Tensor:
+        """Self-attention of one layer; see `AttentionLayer.__call__`."""
+
+    def mlp(self, layer: MLPLayer, /, *args: Any, **options: Any) -> torch.Tensor:
+        """Feed-forward layer; see `MLPLayer.__call__`."""
+
+
+class Layers(dict[int, Callable[..., torch.Tensor]]):
+    """Layers of one kind by number, made when they are first asked for."""
+
+    def __init__(self, make: Callable[[int], Callable[..., torch.Tensor]]) -> None:
+        self._make = make
+
+    def __missing__(self, layer: int) -> Callable[..., torch.Tensor]:
+        self[layer] = made = self._make(layer)
+        return made
+
+
+@dataclass
+class _Branch:
+    """What one guidance branch has done in a generation.
+
+    Attributes:
+        plan: of its calls.
+        recorded: see `SparsityPlan.taken`.
+        last_step: at which it was called.
+        refreshed_at: step of its last refresh; -1 before the first.
+        dense: see `StepState`.
+    """
+
+    plan: SparsityPlan
+    recorded: Action | None = None
+    last_step: int = -1
+    refreshed_at: int = -1
+    dense: Mapping[tuple[int, Part], str] = field(default_factory=dict)
+
+
+@dataclass
+class _Generation:
+    """What a session knows of the generation in progress.
+
+    Attributes:
+        budgets: which columns refreshes keep.
+        number: its own, from 1; 0 before the first.
+        caching: whether anything is sparse, so that layers record for later.
+        branches: its guidance branches so far, by name.
+        plan: of the branch that was called last.
+        order: of the video or image tokens and its inverse, int64 ``[N]``; None: unchanged.
+        held: outputs that skipped calls are made from.
+        step_cache: skips steps by a threshold; None where the config does not.
+        all_dense: remarks on why no layer can run sparse, until that is said; None where some can.
+        why_not_recorded: why the model's sparse steps are not captured, or None, or `UNKNOWN`.
+        held_bytes: of the caches when they were last counted: all, and those in host memory.
+    """
+
+    budgets: ColumnBudgets
+    number: int = 0
+    caching: bool = False
+    branches: dict[str, _Branch] = field(default_factory=dict)
+    plan: SparsityPlan | None = None
+    order: tuple[torch.Tensor, torch.Tensor] | None = None
+    held: HeldOutputs = field(default_factory=HeldOutputs)
+    step_cache: StepCache | None = None
+    all_dense: list[str] | None = None
+    why_not_recorded: str | None = UNKNOWN
+    held_bytes: tuple[int, int] = (0, 0)
+
+    def includes(self, context: StepContext, plan: SparsityPlan) -> bool:
+        """Whether a call belongs to it."""
+        known = self.branches.get(context.branch)
+        return (
+            context.generation == self.number
+            and (known is None or known.plan == plan)
+            and all(each.plan.differs_in_prompts_only(plan) for each in self.branches.values())
+        )
+
+
 class Session:
-    """Owns the caches of one transformer: one `LayerCache` per layer and guidance branch.
+    """Owns the state of one transformer: caches, captured steps, and the layers that use them.
 
     Every transformer call runs between `begin` and `end`; whoever opens a call resets the session
     if the call raises. Nothing but host memory, emptied, survives into another generation.
@@ -60,6 +138,12 @@ class Session:
         name: the pipeline's name for the transformer.
         graphs: the recorded sparse steps of this session alone; by default those of a GPU.
         static_bits: columns that are always kept, see `static_mask`; None for none but the text's.
+        observer: runs the layers, where something is to be measured.
+
+    Attributes:
+        state: the open call, which its layers are handed; None where there is none.
+        attention: by number of the block, what computes its self-attention; see `AttentionLayer`.
+        mlp: likewise its feed-forward layer; see `MLPLayer`.
     """
 
     def __init__(
@@ -70,53 +154,52 @@ class Session:
         name: str = "transformer",
         graphs: StepGraphs | None = None,
         static_bits: frozenbitarray | None = None,
+        observer: LayerObserver | None = None,
     ) -> None:
         self.config = config
         self.report = report
         self.name = name
         self._pool = OffloadPool(HostMemory(), report.note) if pool is None else pool
-        self._caches = CacheStore(self._pool, report.note, report.fall_back)
-        # Facts about the device, not about a generation: a second one runs on the same kernels.
-        self._kernels = FastestKernel()
-        self._guard = ErrorGuard(config.guard, config.seed)
+        self._caches = CacheStore(config, self._pool, report.note, report.fall_back)
         self._recorder = CallRecorder(report)
         self._graphs = StepGraphs() if graphs is None else graphs
-        self._missed = MissedRefreshes()
         self._static_bits = static_bits
-        self._kinds: dict[tuple[Part, Action], frozenset[str]] = {}
+        shared = Shared(
+            config,
+            report,
+            self._recorder,
+            self._caches,
+            self._graphs,
+            # Facts about the device, not about a generation: a second one runs on the same kernels.
+            FastestKernel(),
+        )
+
+        def attention(layer: int) -> Callable[..., torch.Tensor]:
+            made = AttentionLayer(layer, shared)
+            return made if observer is None else partial(observer.attention, made)
+
+        def mlp(layer: int) -> Callable[..., torch.Tensor]:
+            made = MLPLayer(layer, shared)
+            return made if observer is None else partial(observer.mlp, made)
+
+        self.attention, self.mlp = Layers(attention), Layers(mlp)
         self.reset()
 
     def reset(self) -> None:
         """Forgets everything and frees the caches: the next call starts a generation."""
         self._recorder.end(self._pool.take_traffic(), finished=False)  # a call that broke off
         self._recorder.reset()
-        self._generation = 0
-        self._plan: SparsityPlan | None = None
-        self._plans: dict[str, SparsityPlan] = {}
-        self._caching = False
-        self._all_dense = False
         self._graphs.reset()
         self._caches.reset()
-        self._held_bytes = 0, 0  # of the caches when they were last counted: all, and on the host
-        self._guard.reset()
-        self._missed.reset()
-        self._recorded: dict[str, Action] = {}
-        self._last_step: dict[str, int] = {}
-        self._slower: dict[str, Mapping[tuple[int, Part], str]] = {}  # than dense, and why
-        self._held = HeldOutputs()
-        self._step_cache: StepCache | None = None
-        self._order: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._static_columns: dict[ModelLayout, torch.Tensor | None] = {}
-        self._overfull_layers: set[int] = set()
-        self._cut_layers: set[int] = set()
-        self._why_not_recorded: str | None = UNKNOWN
-        self._context: StepContext | None = None
-        self._record: StepRecord | None = None
+        self.attention.clear()
+        self.mlp.clear()
+        self._generation = _Generation(ColumnBudgets(self.config, self._static_bits))
+        self.state: StepState | None = None
 
     @property
     def plan(self) -> SparsityPlan | None:
         """The plan of the generation in progress, for the branch that was called last."""
-        return self._plan
+        return self._generation.plan
 
     def close(self) -> None:
         """As `reset`, and gives host memory back to the system."""
@@ -136,8 +219,8 @@ class Session:
         device: torch.device,
         demand: Callable[[], MemoryDemand] = MemoryDemand,
         latents: torch.Tensor | None = None,
-    ) -> Action:
-        """Opens a transformer call and returns what it does.
+    ) -> StepState:
+        """Opens a transformer call and returns what its layers are handed.
 
         A generation that starts late (image to video, the second expert of Wan 2.2) is right
         without special cases: see `SparsityPlan.taken`.
@@ -156,26 +239,16 @@ class Session:
         if self._static_bits is not None:
             check_static_bits(self._static_bits, layout)
         plan = SparsityPlan(self.config, layout, context.steps)
-        is_first = not self._goes_on(context, plan)
+        is_first = not self._generation.includes(context, plan)
         if is_first:
             self.reset()
-            self._generation = context.generation
-            self._caching = not plan.is_dense()
-            if self._caching and self.config.token_order.voxel is not None:
-                order = grids_order(layout.grids, self.config.token_order.voxel).to(device)
-                self._order = (order, inverse_order(order))
-            if plan.schedule.skips_by_threshold():
-                schedule = self.config.schedule
-                self._step_cache = StepCache(schedule.skip_threshold or 0.0, schedule.max_skips)
-        self._plan = self._plans[context.branch] = plan
-        recorded = self._recorded.get(context.branch)
-        action = plan.taken(context.step, recorded)
-        predicted = None
-        if self._step_cache is not None and latents is not None:
-            allowed = plan.may_skip_by_threshold(context.step, recorded)
-            if self._step_cache.skips(context.step, context.branch, latents, allowed=allowed):
-                action = Action.SKIP
-            predicted = self._step_cache.predicted
+            self._generation = self._new_generation(context.generation, plan, device)
+        generation = self._generation
+        generation.plan = plan
+        branch = generation.branches.setdefault(context.branch, _Branch(plan))
+        action, predicted = self._next_action(branch, context, latents)
+        if action is Action.REFRESH:
+            branch.refreshed_at = context.step
         record = StepRecord(
             context.step,
             context.steps,
@@ -186,57 +259,82 @@ class Session:
         )
         self.report.begin(context.generation, record)
         self._recorder.begin(record, plan, device)
-        self._missed.begin(context.branch, context.step, action)
         if is_first:
             self.report.look_ahead(plan, record)
-        if recorded is None:
+        if branch.recorded is None:
             for remark in plan.remarks():
                 self.report.note(remark)
-        if self._caching and context.branch not in self._caches:
-            wanted = demand()
-            self.report.dtype = wanted.dtype
-            slower = self._slower[context.branch] = slower_parts(plan, device, wanted.dtype)
-            for remark in remarks_on(slower, layout.layers):
-                self.report.note(remark)
-            wanted = replace(wanted, dense=wanted.dense | slower.keys())
-            self._caches.admit(context.branch, plan, device, wanted)
-            if is_first:
-                self._all_dense = self._is_all_dense(plan, context.branch, wanted)
-        self._context, self._record = context, record
+        if generation.caching and context.branch not in self._caches:
+            self._admit(context.branch, device, demand(), is_first=is_first)
+        self.state = StepState(
+            plan,
+            context,
+            record,
+            generation.caching,
+            branch.refreshed_at,
+            branch.dense,
+            generation.budgets,
+        )
         if action is not Action.SKIP:
             record.timer = StepTimer(device, time.perf_counter)
-            for part in PARTS:
-                self._caches.start(context.branch, self._reads(part, action))
-        return action
+            self._caches.start(context.branch, action)
+        return self.state
 
-    def _is_all_dense(self, plan: SparsityPlan, branch: str, demand: MemoryDemand) -> bool:
-        """Whether no layer can run sparse, each for a reason of its own, nor a step is skipped."""
-        return not plan.schedule.skips_any and not any(
-            plan.is_sparse(layer, part)
-            and (layer, part) not in demand.dense
-            and self._caches.why_recomputed(branch, layer, part) is None
-            for part in PARTS
-            for layer in range(plan.layout.layers)
-        )
+    def _new_generation(self, number: int, plan: SparsityPlan, device: torch.device) -> _Generation:
+        caching, order, voxel = not plan.is_dense(), None, self.config.token_order.voxel
+        if caching and voxel is not None:
+            tokens = grids_order(plan.layout.grids, voxel).to(device)
+            order = tokens, inverse_order(tokens)
+        schedule, step_cache = self.config.schedule, None
+        if plan.schedule.skips_by_threshold():
+            step_cache = StepCache(schedule.skip_threshold or 0.0, schedule.max_skips)
+        budgets = ColumnBudgets(self.config, self._static_bits, None if order is None else order[0])
+        return _Generation(budgets, number, caching, order=order, step_cache=step_cache)
+
+    def _next_action(
+        self, branch: _Branch, context: StepContext, latents: torch.Tensor | None
+    ) -> tuple[Action, float | None]:
+        """What a call does, and how much its output was predicted to have changed, if it was."""
+        step_cache = self._generation.step_cache
+        action = branch.plan.taken(context.step, branch.recorded)
+        if step_cache is None or latents is None:
+            return action, None
+        allowed = branch.plan.may_skip_by_threshold(context.step, branch.recorded)
+        if step_cache.skips(context.step, context.branch, latents, allowed=allowed):
+            action = Action.SKIP
+        return action, step_cache.predicted
+
+    def _admit(
+        self, name: str, device: torch.device, demand: MemoryDemand, *, is_first: bool
+    ) -> None:
+        """Makes room for the caches of a branch, and says which layers run dense without any."""
+        generation, branch = self._generation, self._generation.branches[name]
+        plan, layers = branch.plan, range(branch.plan.layout.layers)
+        self.report.dtype = demand.dtype
+        slower = slower_parts(plan, device, demand.dtype)
+        for remark in remarks_on(slower, len(layers)):
+            self.report.note(remark)
+        demand = replace(demand, dense=demand.dense | slower.keys())
+        self._caches.admit(name, plan, device, demand)
+        parts = [(layer, part) for layer in layers for part in PARTS]
+        reasons = {
+            (layer, part): plan.why_dense(layer, part)
+            or slower.get((layer, part))
+            or self._caches.why_recomputed(name, layer, part)
+            for layer, part in parts
+        }
+        branch.dense = {part: reason for part, reason in reasons.items() if reason is not None}
+        can_be_sparse = set(parts) - branch.dense.keys() - demand.dense
+        if is_first and not can_be_sparse and not plan.schedule.skips_any:
+            generation.all_dense = remarks_on(slower, len(layers))
 
     def say_if_all_dense(self) -> None:
         """Says at the first call, once the reasons are reported, that no layer can run sparse."""
-        if not self._all_dense:
-            return
-        self._all_dense = False
-        plan, context, _ = self._open_call()
-        slower = self._slower.get(context.branch, {})
-        reasons = self.report.all_dense(*remarks_on(slower, plan.layout.layers))
-        if reasons is not None:
-            self.report.run_dense(reasons)
-
-    def _goes_on(self, context: StepContext, plan: SparsityPlan) -> bool:
-        """Whether a call belongs to the generation in progress."""
-        return (
-            context.generation == self._generation
-            and self._plans.get(context.branch, plan) == plan
-            and all(known.differs_in_prompts_only(plan) for known in self._plans.values())
-        )
+        remarks, self._generation.all_dense = self._generation.all_dense, None
+        if remarks is not None:
+            reasons = self.report.all_dense(*remarks)
+            if reasons is not None:
+                self.report.run_dense(reasons)
 
     def run(
         self,
@@ -254,15 +352,15 @@ class Session:
             why_not_recorded: says why the model does not do the same at every sparse step, or None;
                 asked once a generation, and again after `model_changed`.
         """
-        if not self._may_be_recorded(why_not_recorded):
+        state = self._open_call()
+        if not self._may_be_recorded(state, why_not_recorded):
             return forward(*args, **kwargs)
-        _, context, record = self._open_call()
         with self._graphs.on(self._recorder.device):
-            result = self._graphs.run(forward, args, kwargs, record, self.report.note)
-        if record.replayed:
-            for entry in record.layers:
+            result = self._graphs.run(forward, args, kwargs, state.record, self.report.note)
+        if state.record.replayed:
+            for entry in state.record.layers:
                 if entry.part == "attention" and entry.action is Action.SPARSE:
-                    cache = self._caches[context.branch, entry.layer].attention
+                    cache = self._caches[state.branch, entry.layer].attention
                     entry.computed = cache.kept_fraction
         return result
 
@@ -272,28 +370,31 @@ class Session:
         Args:
             what: name of what changed.
         """
-        self._why_not_recorded = UNKNOWN
+        self._generation.why_not_recorded = UNKNOWN
         if self._graphs.drop_all():
             self.report.note(f"a sparse step recorded as a CUDA graph was dropped: {what} changed")
 
-    def _may_be_recorded(self, why_not_recorded: Callable[[], str | None]) -> bool:
+    def _may_be_recorded(
+        self, state: StepState, why_not_recorded: Callable[[], str | None]
+    ) -> bool:
         """Whether the open call does just what other sparse calls of its branch do."""
-        plan, context, record = self._open_call()
-        if record.action is not Action.SPARSE or not plan.records_steps():
+        if state.action is not Action.SPARSE or not state.plan.records_steps():
             return False
         device = self._recorder.device
         if device.type != self._graphs.device_type or self.report.layer_times:
             return False
-        if not self._caches.stay_on_device(context.branch):
+        if not self._caches.stay_on_device(state.branch):
             return False
-        if any(self._lists_were_cut(layer) for layer in range(plan.layout.layers)):
-            self._graphs.drop(context.branch)  # those layers refresh
+        layers = range(state.plan.layout.layers)
+        if any(self._caches[state.branch, each].attention.lists_were_cut() for each in layers):
+            self._graphs.drop(state.branch)  # those layers refresh
             return False
-        if self._why_not_recorded is UNKNOWN:
-            self._why_not_recorded = why_not_recorded()
-            if self._why_not_recorded is not None:
-                self.report.note(f"{NOT_RECORDED}: {self._why_not_recorded}")
-        return self._why_not_recorded is None
+        generation = self._generation
+        if generation.why_not_recorded is UNKNOWN:
+            generation.why_not_recorded = why_not_recorded()
+            if generation.why_not_recorded is not None:
+                self.report.note(f"{NOT_RECORDED}: {generation.why_not_recorded}")
+        return generation.why_not_recorded is None
 
     def end(self, output: torch.Tensor, *, is_last_branch: bool = False) -> None:
         """Closes the call with the transformer's output tensor.
@@ -303,71 +404,82 @@ class Session:
             is_last_branch: whether no other guidance branch is called at this step any more, as far
                 as that is known.
         """
-        plan, context, record = self._open_call()
+        state, generation = self._open_call(), self._generation
+        plan, context, record = state.plan, state.context, state.record
         if record.timer is not None:
             record.timer.stop()
         self._recorder.end(self._pool.take_traffic())
-        branch = context.branch
-        recorded = plan.recorded_after(context.step, record.action, self._recorded.get(branch))
-        if recorded is not None:
-            self._recorded[branch] = recorded
+        branch = generation.branches[context.branch]
+        branch.recorded = plan.recorded_after(context.step, record.action, branch.recorded)
         self._count_memory(record, output.device)
-        self._last_step[branch] = context.step
+        branch.last_step = context.step
         if context.steps is not None and context.step == context.steps - 1:
-            self._finish(branch)
-            for other in list(self._recorded):
+            for name, other in generation.branches.items():
                 # Guidance may end before the last step, in whole or by one of several branches.
-                if is_last_branch or self._last_step[other] < context.step - 1:
-                    self._finish(other)
+                over = is_last_branch or other.last_step < context.step - 1
+                if other is branch or (over and other.recorded is not None):
+                    self._finish(name)
         elif plan.schedule.skips_any and record.action is not Action.SKIP:
             both = plan.schedule.forecasts_any
-            held = self._held.hold(branch, context.time, output, both=both)
-            if self._step_cache is not None:
-                self._step_cache.computed(branch, held, sparse=record.action is Action.SPARSE)
-        self._context = self._record = None
+            held = generation.held.hold(context.branch, context.time, output, both=both)
+            if generation.step_cache is not None:
+                sparse = record.action is Action.SPARSE
+                generation.step_cache.computed(context.branch, held, sparse=sparse)
+        self.state = None
 
     def _count_memory(self, record: StepRecord, device: torch.device) -> None:
         if record.action not in CACHED:  # others add nothing, and counting takes its time
-            self._held_bytes = self.cache_bytes(), self._pool.stored_bytes
-            self.report.cache_bytes = max(self.report.cache_bytes, self._held_bytes[0])
-            self.report.host_bytes = max(self.report.host_bytes, self._held_bytes[1])
-        record.cache_bytes, record.host_bytes = self._held_bytes
+            held = self._generation.held_bytes = self.cache_bytes(), self._pool.stored_bytes
+            self.report.cache_bytes = max(self.report.cache_bytes, held[0])
+            self.report.host_bytes = max(self.report.host_bytes, held[1])
+        record.cache_bytes, record.host_bytes = self._generation.held_bytes
         allocated = device_allocated_bytes(device)
         if allocated is not None:
             record.allocated_bytes, record.peak_allocated_bytes = allocated
 
     def _finish(self, branch: str) -> None:
         """Frees what a branch has after its last step: what decodes the latents needs room."""
-        if self._caching:
+        generation = self._generation
+        if generation.caching:
             self._graphs.drop(branch)
             if branch in self._caches:
                 self._caches.finish(branch)
-            self._held_bytes = self.cache_bytes(), self._pool.stored_bytes
-        if self._step_cache is not None:
-            self._step_cache.release()
-        self._recorded.pop(branch, None)
-        self._held.drop(branch)
+            generation.held_bytes = self.cache_bytes(), self._pool.stored_bytes
+        if generation.step_cache is not None:
+            generation.step_cache.release()
+        generation.branches[branch].recorded = None
+        generation.held.drop(branch)
 
     def skipped_output(self) -> torch.Tensor:
         """What a skipped call returns: what its branch computed last, or a forecast from that."""
-        plan, context, record = self._open_call()
-        share = plan.schedule.forecast_share(context.step)
-        reach = share * self._held.reach(context.branch, context.time) if share else 0.0
-        record.forecast = reach != 0.0
-        return self._held.output(context.branch, reach)
+        state, held = self._open_call(), self._generation.held
+        share = state.plan.schedule.forecast_share(state.context.step)
+        reach = share * held.reach(state.branch, state.context.time) if share else 0.0
+        state.record.forecast = reach != 0.0
+        return held.output(state.branch, reach)
 
-    def _open_call(self) -> tuple[SparsityPlan, StepContext, StepRecord]:
-        assert self._plan is not None
-        assert self._context is not None
-        assert self._record is not None
-        return self._plan, self._context, self._record
+    def _open_call(self) -> StepState:
+        assert self.state is not None
+        return self.state
 
-    # What the layers of an open call ask for.
+    # What the model's adapter asks and says.
 
     @property
     def caching(self) -> bool:
         """Whether a call is open in whose generation anything is sparse."""
-        return self._context is not None and self._caching
+        return self.state is not None and self.state.caching
+
+    @property
+    def is_first_call(self) -> bool:
+        """Whether the open call is the first one of its guidance branch in this generation."""
+        if self.state is None:
+            return False
+        return self._generation.branches[self.state.branch].recorded is None
+
+    @property
+    def token_order(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Order of the video or image tokens and its inverse (int64 ``[N]``); None: unchanged."""
+        return self._generation.order if self.caching else None
 
     def leave_dense(self, part: Part, layers: Iterable[int], reason: str) -> None:
         """Notes for the open call that the model computes a part of these layers by itself.
@@ -380,204 +492,17 @@ class Session:
         """Notes the same of all layers in which that is so until it is said anew."""
         self._recorder.leave_modules_dense(part, reasons)
 
-    def _watched(self, layer: int, part: Part) -> AbstractContextManager[LayerRecord]:
-        """Records what a layer does; it is dense where the record has a reason."""
-        plan, context, _ = self._open_call()
-        slower = self._slower.get(context.branch, {})
-        reason = plan.why_dense(layer, part) or slower.get((layer, part))
-        if reason is None:
-            reason = self._caches.why_recomputed(context.branch, layer, part)
-        return self._recorder.watch(layer, part, reason)
-
-    @property
-    def is_first_call(self) -> bool:
-        """Whether the open call is the first one of its guidance branch in this generation."""
-        return self._context is not None and self._context.branch not in self._recorded
-
-    @property
-    def token_order(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Order of the video or image tokens and its inverse (int64 ``[N]``); None: unchanged."""
-        return self._order if self.caching else None
-
-    def attention(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float | None,
-        unpatched: Callable[[], torch.Tensor],
-    ) -> torch.Tensor:
-        """Self-attention of one layer.
-
-        Args:
-            layer: number of the transformer block, from 0.
-            query: ``[B, H, N, D]``, as are key, value and the result.
-            key: as query.
-            value: as query.
-            scale: factor of the scores, None for ``D ** -0.5``.
-            unpatched: computes the attention as the model would without chipsparse.
-        """
-        if not self.caching:
-            return unpatched()
-        with self._watched(layer, "attention") as entry:
-            if entry.reason is not None:
-                return unpatched()
-            return self._attention(entry, query, key, value, scale)
-
-    def _attention(
-        self,
-        entry: LayerRecord,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float | None,
-    ) -> torch.Tensor:
-        config, layer = self.config.attention, entry.layer
-        _, context, record = self._open_call()
-        choices = self._recorder.choices(
-            ("attention", *kind_of(query, key, value)),
-            lambda: attention.backend_choices(
-                query, key, value, group_rows=config.group_rows, backend=self._backend
-            ),
-        )
-        action, early = self._attention_action(layer, record.action)
-        entry.action = action
-        kinds, planned = self._reads("attention", action), self._reads("attention", record.action)
-        with self._caches.lend(context.branch, layer, "attention", kinds, planned) as cache:
-            op = attention.main_op(
-                cache, action, config=config, reselect=self.config.schedule.reselect
-            )
-            entry.backend = "cache" if op is None else choices[op].backend.name
-            if action is Action.DENSE:
-                return attention.dense_step(
-                    cache,
-                    query,
-                    key,
-                    value,
-                    scale=scale,
-                    backend=self._backend,
-                    kernels=self._kernels,
-                )
-            if action is Action.SPARSE:
-                entry.computed = cache.kept_fraction
-                output = attention.sparse_step(
-                    cache,
-                    query,
-                    key,
-                    value,
-                    config=config,
-                    scale=scale,
-                    backend=self._backend,
-                    choices=choices,
-                    step=context.step,
-                )
-                if self._guard.enabled:
-                    record.guard_errors[layer] = self._guard.look(
-                        context.branch,
-                        layer,
-                        output,
-                        query,
-                        key,
-                        value,
-                        rows=config.group_rows,
-                        scale=scale,
-                        backend=self._backend,
-                    )
-                return output
-            if early:
-                record.early_refreshes.append(layer)
-            budget = self._attention_budget(layer, key)
-            if self._lists_by_budget(layer, key):
-                budget = budget.without_waiting(config, key.shape[2])
-            before = self._recorded_memory(cache, "attention")
-            output = attention.refresh_step(
-                cache,
-                query,
-                key,
-                value,
-                config=config,
-                budget=budget,
-                # Columns with which the layer went wrong are no longer the right ones.
-                reselect=self.config.schedule.reselect or early,
-                scale=scale,
-                backend=self._backend,
-                kernels=self._kernels,
-                step=context.step,
-            )
-            self._keep_in_place(cache, before)
-            if budget.capacity is None:
-                self._check_capacity(layer, cache.capacity, budget.most_columns(config))
-            self._missed.made(context.branch, layer, "attention", context.step)
-            return output
-
-    def _attention_action(self, layer: int, action: Action) -> tuple[Action, bool]:
-        """What a layer does, and whether it is a refresh that the error guard asked for.
-
-        A fuller action than the step's for a layer that was passed over (by a block cache, say), or
-        whose error passed the bound when it was last computed.
-        """
-        _, context, _ = self._open_call()
-        passed_bound = self._guard.take(context.branch, layer)
-
-        def recorded(kind: str) -> bool:
-            return self._caches.has(context.branch, layer, kind)
-
-        if not recorded("lse"):
-            return self._recorder.catch_up(layer, "attention", Action.DENSE), False
-        if action is not Action.SPARSE:
-            return action, False
-        empty = not (recorded("columns") or recorded("residual"))
-        if empty or self._missed.behind(context.branch, layer, "attention"):
-            return self._recorder.catch_up(layer, "attention", Action.REFRESH), False
-        if self._lists_were_cut(layer):
-            self._make_lists_anew(layer)
-            return Action.REFRESH, False
-        return (Action.REFRESH, True) if passed_bound else (action, False)
-
-    def _attention_budget(self, layer: int, key: torch.Tensor) -> AttentionBudget:
-        plan, context, _ = self._open_call()
-        config, layout = self.config.attention, plan.layout
-        if layout not in self._static_columns:
-            self._static_columns[layout] = attention.static_columns(
-                key.shape[2],
-                config,
-                text_tokens=layout.text_tokens,
-                text_first=layout.text_first,
-                always=self._static_mask(layout, key.device),
-                device=key.device,
-            )
-        return AttentionBudget(
-            keep_count=plan.attention_keep_count(layer),
-            random_count=plan.attention_random_count(),
-            static_columns=self._static_columns[layout],
-            seed=zlib.crc32(f"{self.config.seed} {context.branch} {context.step} {layer}".encode()),
-            static_count=attention.static_count(
-                key.shape[2],
-                config,
-                text_tokens=layout.text_tokens,
-                always=0 if self._static_bits is None else self._static_bits.count(),
-            ),
-        )
-
-    def _static_mask(self, layout: ModelLayout, device: torch.device) -> torch.Tensor | None:
-        if self._static_bits is None:
-            return None
-        order = None if self._order is None else self._order[0]
-        return static_mask(self._static_bits, layout, order, device)
-
     def kept_columns(self, layers: frozenset[int] | None = None) -> list[KeptColumns]:
         """What layers (None: all) with sparse attention keep now; the host waits for each of them.
 
         Empty before the first refresh and after the last step, which frees the caches.
         """
-        found = []
+        found, generation = [], self._generation
         for branch, layer in list(self._caches):
             asked = layers is None or layer in layers
             if not asked or not self._caches.has(branch, layer, "columns"):
                 continue
-            layout, order = self._plans[branch].layout, self._order
+            layout, order = generation.branches[branch].plan.layout, generation.order
             kinds, none = frozenset({"columns"}), frozenset[str]()
             with self._caches.lend(branch, layer, "attention", kinds, none) as cache:
                 found.append(
@@ -585,162 +510,10 @@ class Session:
                         cache.columns,
                         layout,
                         group_rows=self.config.attention.group_rows,
-                        static=self._static_mask(layout, cache.columns.device),
+                        static=generation.budgets.static_mask(layout, cache.columns.device),
                         order=None if order is None else order[0],
                         voxel=self.config.token_order.voxel or REGION,
                         where=(self.name, branch, layer),
                     )
                 )
         return found
-
-    def _lists_by_budget(self, layer: int, key: torch.Tensor) -> bool:
-        """Whether a refresh makes the lists as long as the budget says, with no wait for the GPU.
-
-        Column sums that are NaN make them longer, which is seen when the layer is reached again; it
-        then refreshes once more, and reads the lengths from then on.
-        """
-        return key.device.type not in READY_DEVICES and layer not in self._cut_layers
-
-    def _lists_were_cut(self, layer: int) -> bool:
-        """Whether the last refresh kept more columns than it made room for."""
-        _, context, _ = self._open_call()
-        cache = self._caches[context.branch, layer].attention
-        if cache.longest is None:
-            return False
-        assert cache.capacity is not None
-        if float(cache.longest) >= cache.capacity:
-            return True
-        cache.longest = None
-        return False
-
-    def _make_lists_anew(self, layer: int) -> None:
-        """Lets a layer's refresh, and those to come, wait for the length of its lists."""
-        _, context, _ = self._open_call()
-        self._caches[context.branch, layer].attention.capacity = None
-        self._cut_layers.add(layer)
-        self.report.fall_back(
-            f"attention of layer {layer} runs in full once more at step {context.step}: column "
-            "sums were NaN at its refresh, which made its lists longer than any choice does"
-        )
-
-    def _check_capacity(self, layer: int, longest: int | None, most_columns: int) -> None:
-        """Reports, once per layer, a list of columns that is longer than any choice makes it."""
-        if longest is None or longest <= most_columns or layer in self._overfull_layers:
-            return
-        self._overfull_layers.add(layer)
-        _, context, _ = self._open_call()
-        self.report.fall_back(
-            f"attention of layer {layer} keeps up to {longest} columns from step {context.step} "
-            f"on instead of {most_columns} at most: column sums were NaN, and their query groups "
-            "keep every column"
-        )
-
-    def mlp(
-        self,
-        layer: int,
-        hidden: torch.Tensor,
-        weights: MLPWeights,
-        *,
-        addend: Callable[[], torch.Tensor] | None = None,
-    ) -> torch.Tensor:
-        """The feed-forward layer of one block, plus what is to be added to it.
-
-        Args:
-            layer: number of the transformer block, from 0.
-            hidden: ``[B, N, C]``, as are addend and the result.
-            weights: read in place and never kept.
-            addend: computes another summand of the result, which changes with every step and is not
-                cached; it may be overwritten.
-        """
-
-        def summand() -> torch.Tensor | None:
-            return None if addend is None else addend()
-
-        def dense() -> torch.Tensor:
-            return mlp.dense_step(
-                None,
-                hidden,
-                weights,
-                config=self.config.mlp,
-                backend=self._backend,
-                addend=summand(),
-            )
-
-        if not self.caching:
-            return dense()
-        with self._watched(layer, "mlp") as entry:
-            if entry.reason is not None:
-                return dense()
-            return self._mlp(entry, hidden, weights, summand)
-
-    def _mlp(
-        self,
-        entry: LayerRecord,
-        hidden: torch.Tensor,
-        weights: MLPWeights,
-        summand: Callable[[], torch.Tensor | None],
-    ) -> torch.Tensor:
-        config, layer = self.config.mlp, entry.layer
-        plan, context, record = self._open_call()
-        action = record.action
-        empty = not self._caches.has(context.branch, layer, "activation")
-        behind = empty or self._missed.behind(context.branch, layer, "mlp")
-        if action is Action.SPARSE and behind:
-            action = self._recorder.catch_up(layer, "mlp", Action.REFRESH)
-        if action is Action.REFRESH:
-            self._missed.made(context.branch, layer, "mlp", context.step)
-        entry.action = action
-        kinds = self._reads("mlp", action)
-        with self._caches.lend(context.branch, layer, "mlp", kinds) as cache:
-            if action is not Action.SPARSE:
-                entry.backend = self._backend or "library"
-                before = self._recorded_memory(cache, "mlp")
-                output = mlp.dense_step(
-                    cache, hidden, weights, config=config, backend=self._backend, addend=summand()
-                )
-                self._keep_in_place(cache, before)
-                return output
-            tensors = (hidden, weights.up, weights.gate, weights.down, cache.activation, cache.mean)
-            choices = self._recorder.choices(
-                ("mlp", *kind_of(*tensors)),
-                lambda: mlp.backend_choices(
-                    cache, hidden, weights, config=config, backend=self._backend
-                ),
-            )
-            up, down = (choices[op].backend.name for op in ("sparse_mlp_up", "sparse_mlp_down"))
-            entry.backend = up if up == down else f"{up}+{down}"
-            keep_count = plan.mlp_keep_count(layer)
-            entry.computed = keep_count / weights.up.shape[0]
-            return mlp.sparse_step(
-                cache,
-                hidden,
-                weights,
-                config=config,
-                keep_count=keep_count,
-                backend=self._backend,
-                choices=choices,
-                addend=summand(),
-            )
-
-    def _recorded_memory(self, cache: Any, part: Part) -> TensorsInPlace | None:
-        """What of a layer's cache a recorded call, if there is one, reads and writes."""
-        _, context, _ = self._open_call()
-        if context.branch not in self._graphs:
-            return None
-        return TensorsInPlace(cache, self._reads(part, Action.SPARSE))
-
-    def _keep_in_place(self, cache: Any, before: TensorsInPlace | None) -> None:
-        """Leaves what a layer recorded anew where a recorded call reads it."""
-        _, context, _ = self._open_call()
-        if before is not None and not before.take(cache):
-            self._graphs.drop(context.branch)
-
-    def _reads(self, part: Part, action: Action) -> frozenset[str]:
-        """See `read_kinds`."""
-        if (part, action) not in self._kinds:
-            self._kinds[part, action] = read_kinds(self.config, part, action)
-        return self._kinds[part, action]
-
-    @property
-    def _backend(self) -> str | None:
-        return None if self.config.backend == "auto" else self.config.backend

@@ -5,14 +5,12 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from chipsparse.byte_sizes import format_bytes
 from chipsparse.cli.benchmark import Benchmark
-from chipsparse.cli.explain_text import PART_NAMES
 from chipsparse.cli.step_times import StepTimes
-from chipsparse.cli.summary import seconds_text
-from chipsparse.cli.tables import Facts, facts_table, number_table
-from chipsparse.cli.wording import counted, profile_text, short_place
-from chipsparse.layer_times import PartTimes
+from chipsparse.cli.tables import Facts, facts_table, number_table, print_table
+from chipsparse.cli.wording import PART_NAMES, counted, profile_text, seconds_text, short_place
+from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.measure.layer_times import PartTimes
 
 ORDER = ("dense", "refresh", "sparse", "skip")
 UNEVEN = 0.05
@@ -20,36 +18,30 @@ UNEVEN = 0.05
 
 def print_benchmark(found: Benchmark, console: Console) -> None:
     """What ran where, one layer, the steps, and how to run it again."""
-    _print(console, facts_table(_facts(found)))
+    print_table(console, facts_table(_facts(found)))
     if found.layers:
-        _print(console, _layer_table(found.layers))
+        print_table(console, _layer_table(found.layers))
     if notes := _layer_facts(found):
-        _print(console, facts_table(notes))
+        print_table(console, facts_table(notes))
     if found.steps is not None:
-        _print(console, _step_table(found.steps))
-        _print(console, facts_table(_step_facts(found.steps, found)))
+        print_table(console, _step_table(found.steps))
+        print_table(console, facts_table(_step_facts(found.steps, found)))
     console.print(" again:", style="bold")
     console.print(f" {found.command}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _print(console: Console, table: Table) -> None:
-    console.print(table, highlight=False, markup=False)
-    console.print()
-
-
 def _facts(found: Benchmark) -> Facts:
-    layout, (height, width) = found.planned.plan.layout, found.planned.pixels
-    frames = found.planned.settings.num_frames
+    (height, width), frames = found.pixels, found.settings.num_frames
     picture = f"{width}x{height} pixels" + (f", {counted(frames, 'frame')}" if frames else "")
     threads = f", PyTorch on {found.threads} of them" if found.threads else ""
     versions = [f"{name} {version}" for name, version in found.versions.items() if version]
     dtype = str(found.dtype).removeprefix("torch.")
     return [
-        ("model", f"{short_place(found.model.location)} ({found.model.transformer_class})"),
-        ("profile", profile_text(found.profile.source, found.profile.quality)),
+        ("model", f"{short_place(found.model)} ({found.transformer_class})"),
+        ("profile", profile_text(found.profile, found.quality)),
         (
             "picture",
-            f"{picture}: {layout.tokens:,} tokens, {layout.heads} heads of {layout.head_dim}",
+            f"{picture}: {found.tokens:,} tokens, {found.heads} heads of {found.head_dim}",
         ),
         ("device", f"{found.device_name}{threads}, {dtype}"),
         ("versions", ", ".join(versions)),
@@ -83,7 +75,7 @@ def _layer_facts(found: Benchmark) -> Facts:
     for part, name in PART_NAMES.items():
         baselines = dict.fromkeys(each.baseline for each in found.layers if each.part == part)
         facts += [("PyTorch", f"{name}: {baseline}") for baseline in baselines]
-    errors = [each.error for each in found.layers if each.error is not None]
+    errors = [each.error for each in found.layers]
     if errors:
         facts.append(("checked", f"sparse against dense: relative error {max(errors):.0e} or less"))
     backends = {op: backend for each in found.layers for op, backend in each.backends.items()}
@@ -107,15 +99,15 @@ def _step_table(steps: StepTimes) -> Table:
 
 def _step_facts(steps: StepTimes, found: Benchmark) -> Facts:
     facts: Facts = []
-    count, run = sum(steps.counts.values()), steps.patched_run
-    if run is None:
+    count, run, speedup = sum(steps.counts.values()), steps.patched_run, steps.speedup_run
+    if run is None or speedup is None:
         facts.append(("generation", "not summed: the run took no step of some action"))
     else:
         facts.append(
             (
                 "generation",
                 f"{counted(count, 'step')}: {seconds_text(run)}, "
-                f"stock {seconds_text(steps.stock_run)}: {steps.stock_run / run:.2f} times as fast "
+                f"stock {seconds_text(steps.stock_run)}: {speedup:.2f} times as fast "
                 "(summed from these steps; text encoder and decoder left out)",
             )
         )
@@ -131,7 +123,7 @@ def _step_facts(steps: StepTimes, found: Benchmark) -> Facts:
         facts.append(("memory", f"peak {peaks[0]} on the GPU, stock {peaks[1]}"))
     if found.random_weights:
         facts.append(("weights", "random: times mean something, pictures would not"))
-    if found.planned.plan.schedule.skips_by_threshold():
+    if found.skips_by_threshold:
         facts.append(("note", "what skip_threshold would skip is not known, and counted as run"))
     facts += uneven_facts(steps)
     return facts + [("fallback", sentence) for sentence in steps.fallbacks]

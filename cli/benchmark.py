@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from chipsparse.cache_kinds import PARTS, Part
+from chipsparse.cache.kinds import PARTS, Part
+from chipsparse.cli.bench import BenchOptions
 from chipsparse.cli.command_line import command_words
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.layer_budgets import kept
@@ -22,33 +23,19 @@ from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.random_pipeline import random_pipeline
 from chipsparse.cli.request import (
     check_prompt_is_enough,
-    checked,
+    device_and_dtype,
     look_up,
     required_profile,
 )
-from chipsparse.cli.settings import CommonOptions
+from chipsparse.cli.results import UNTOLD, fields_json
+from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.step_times import StepTimes, measure_steps
-from chipsparse.layer_times import PartTimes, attention_times, mlp_times
-from chipsparse.machine import device_name, package_version
+from chipsparse.common.machine import device_name, package_version
+from chipsparse.measure.layer_times import PartTimes, attention_times, mlp_times
 from chipsparse.plan import SparsityPlan
-from chipsparse.profiles import Profile
 
 MEASURES = {"attention": attention_times, "mlp": mlp_times}
 PACKAGES = ("chipsparse", "torch", "triton", "diffusers")
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchOptions(CommonOptions):
-    """What the user typed for `bench`; None where an option was left out."""
-
-    kernels: bool
-    random_weights: bool
-
-    def check(self) -> None:
-        """Raises `UserError` for what is wrong with any model and on any device."""
-        super().check()
-        if self.kernels and self.random_weights:
-            raise UserError("--kernels loads no weights: --random-weights has no effect")
 
 
 @dataclass(frozen=True)
@@ -56,39 +43,60 @@ class Benchmark:
     """Everything that `chipsparse bench` measured.
 
     Attributes:
-        model: what the model's files say.
-        profile: what is computed.
-        planned: sizes, settings and plan of the generation.
+        model: its folder or hub name.
+        transformer_class: of the model.
+        profile: what is computed: a file.
+        quality: which one of that profile, if it has some.
+        random_weights: whether the steps ran on random weights.
         device: where it ran.
         device_name: as results quote it.
         dtype: of weights and hidden states.
         threads: of PyTorch on a CPU; None on a GPU.
         versions: of the packages that matter; None of those that are not installed.
+        settings: of the generation.
+        tokens: of a call of the transformer, those of the text included.
+        heads: of attention.
+        head_dim: of each head.
+        branches: transformer calls per step.
         layers: times of one layer of each kind.
         dense: why a part of a kind of layers has no sparse step to time, one sentence each.
         steps: times of denoising steps; None where only kernels were asked for.
-        random_weights: whether the steps ran on random weights.
         command: runs the same again.
+        pixels: height and width of the picture.
+        skips_by_threshold: whether it is not known beforehand which steps are skipped.
     """
 
-    model: ModelDescription
-    profile: Profile
-    planned: PlannedGeneration
+    model: str
+    transformer_class: str
+    profile: str
+    quality: str | None
+    random_weights: bool
     device: torch.device
     device_name: str
     dtype: torch.dtype
     threads: int | None
     versions: dict[str, str | None]
+    settings: GenerationSettings
+    tokens: int
+    heads: int
+    head_dim: int
+    branches: int
     layers: list[PartTimes]
     dense: list[str]
     steps: StepTimes | None
-    random_weights: bool
     command: str
+    pixels: tuple[int, int] = field(metadata=UNTOLD)
+    skips_by_threshold: bool = field(metadata=UNTOLD)
+
+    def to_json(self) -> dict[str, Any]:
+        """Times of layers in milliseconds, of steps in seconds, sizes in bytes."""
+        layers = [{**fields_json(each), "speedup": each.speedup} for each in self.layers]
+        return {**fields_json(self), "layers": layers}
 
 
 def run_benchmark(options: BenchOptions) -> Benchmark:
     """Checks all that is cheap to check, then measures."""
-    device, dtype = checked(options)
+    device, dtype = device_and_dtype(options)
     with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)
         profile = required_profile(options, model)
@@ -100,20 +108,29 @@ def run_benchmark(options: BenchOptions) -> Benchmark:
         if not options.kernels:
             pipe = _pipeline(options, model, device, dtype, display)
             steps = measure_steps(pipe, planned, display)
+    layout = planned.plan.layout
     return Benchmark(
-        model=model,
-        profile=profile,
-        planned=planned,
+        model=model.location,
+        transformer_class=model.transformer_class,
+        profile=profile.source,
+        quality=profile.quality,
+        random_weights=options.random_weights,
         device=device,
         device_name=device_name(device),
         dtype=dtype,
         threads=torch.get_num_threads() if device.type == "cpu" else None,
         versions={name: package_version(name) for name in PACKAGES},
+        settings=planned.settings,
+        tokens=layout.tokens,
+        heads=layout.heads,
+        head_dim=layout.head_dim,
+        branches=planned.branches,
         layers=layers,
         dense=dense,
         steps=steps,
-        random_weights=options.random_weights,
         command=_command(options, planned, device, dtype),
+        pixels=planned.pixels,
+        skips_by_threshold=planned.plan.schedule.skips_by_threshold(),
     )
 
 

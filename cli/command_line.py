@@ -6,13 +6,16 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from chipsparse.cli.settings import CommonOptions
+from chipsparse.cli.generation_options import GenerationOptions
+from chipsparse.cli.options import option_name
 
 # What shows or hides something and changes no result.
 SHOWING = frozenset({"json", "debug", "verbose"})
 
 
-def command_words(command: str, options: CommonOptions, settled: Mapping[str, Any]) -> list[str]:
+def command_words(
+    command: str, options: GenerationOptions, settled: Mapping[str, Any]
+) -> list[str]:
     """What was typed, with what it left to the profile and to the machine.
 
     Args:
@@ -28,7 +31,7 @@ def command_words(command: str, options: CommonOptions, settled: Mapping[str, An
     prompt = values.pop("prompt", None)
     words: list[str] = []
     for name, value in values.items():
-        option = f"--{name.replace('_', '-')}"
+        option = option_name(name)
         if value is None or value is False or name in SHOWING:
             continue
         if value is True:

@@ -6,22 +6,25 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from chipsparse.bootstrap import LEAST_VALUES
+import chipsparse
 from chipsparse.cli import media, profile_range
+from chipsparse.cli.compare import CompareOptions
 from chipsparse.cli.compare_files import Picture
 from chipsparse.cli.compare_subjects import Subject
+from chipsparse.cli.config_statistics import statistics
 from chipsparse.cli.difference_picture import difference_rows
 from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.lpips import Lpips
 from chipsparse.cli.model import (
     ModelDescription,
     load_pipeline,
     quiet_libraries,
 )
-from chipsparse.cli.output_names import check_inputs_stay
 from chipsparse.cli.paired_runs import (
     SIDES,
     PairedRunner,
@@ -34,42 +37,21 @@ from chipsparse.cli.panels import stack_panels
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.request import (
     check_prompt_is_enough,
-    checked,
+    device_and_dtype,
     look_up,
     required_profile,
 )
+from chipsparse.cli.results import fields_json
 from chipsparse.cli.settings import (
     OPTION_OF,
-    CommonOptions,
     GenerationSettings,
     resolve_settings,
 )
 from chipsparse.cli.work_progress import WorkProgress
-from chipsparse.profiles import ASSETS, Profile
+from chipsparse.measure.bootstrap import LEAST_VALUES, LEVEL, RESAMPLES
+from chipsparse.profiles.profile import ASSETS, Profile
 
 BUNDLED_COUNT = 8  # prompts, where no file of them is given
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareOptions(CommonOptions):
-    """What the user typed for two configs; None where an option was left out."""
-
-    subjects: tuple[Subject, Subject]
-    prompts: Path | None
-    count: int | None
-    seed: int
-    output: Path | None
-    factor: int | None
-    fps: int
-
-    def check(self) -> None:
-        """Raises `UserError` for what is wrong with any model and on any device."""
-        super().check()
-        if self.count is not None and self.count < LEAST_VALUES:
-            raise UserError(f"--count {self.count}: intervals need at least {LEAST_VALUES} prompts")
-        if self.output is not None:
-            media.check_output(self.output, fps=self.fps)
-            check_inputs_stay("--output", self.output, [self.prompts])
 
 
 @dataclass(frozen=True)
@@ -113,10 +95,41 @@ class ConfigsComparison:
         """Whether the user broke off before the last prompt."""
         return len(self.prompts) < self.asked
 
+    def to_json(self) -> dict[str, Any]:
+        """Every generation, and means and medians with their intervals."""
+        found = statistics(self.prompts)
+        sides = zip(SIDES, self.subjects, self.profiles.values(), strict=True)
+        shown = None
+        if self.picture is not None:
+            shown = {**fields_json(self.picture), "prompt": self.pictured}
+        return {
+            "chipsparse": chipsparse.__version__,
+            "mode": "configs",
+            "model": self.model.location,
+            "transformer_class": self.model.transformer_class,
+            "device": self.device,
+            "dtype": self.dtype,
+            "settings": self.settings,
+            "configs": {
+                side: {"name": subject.text, "profile": None if profile is None else profile.source}
+                for side, subject, profile in sides
+            },
+            "reference": "dense",
+            "interrupted": self.interrupted,
+            "interval": {"level": LEVEL, "resamples": RESAMPLES, "method": "bootstrap percentile"},
+            "A": found.sides["A"],
+            "B": found.sides["B"],
+            "B - A": found.difference,
+            "lpips_missing": self.lpips.why_not,
+            "picture": shown,
+            "notes": list(notes(self)),
+            "prompts": self.prompts,
+        }
+
 
 def compare_configs(options: CompareOptions) -> ConfigsComparison:
     """Checks all that is cheap to check, then generates, compares and writes."""
-    device, dtype = checked(options)
+    device, dtype = device_and_dtype(options)
     with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)
         check_prompt_is_enough(model, "configs are compared on prompts alone")
@@ -183,7 +196,9 @@ def read_prompts(options: CompareOptions, *, video: bool) -> list[str]:
     return found[:wanted]
 
 
-def _profile(options: CommonOptions, subject: Subject, model: ModelDescription) -> Profile | None:
+def _profile(
+    options: GenerationOptions, subject: Subject, model: ModelDescription
+) -> Profile | None:
     if subject.kind == "dense":
         return None
     taken = dataclasses.replace(options, config=subject.path, quality=subject.quality)
@@ -191,7 +206,7 @@ def _profile(options: CommonOptions, subject: Subject, model: ModelDescription) 
 
 
 def _common_settings(
-    options: CommonOptions, model: ModelDescription, profiles: dict[Side, Profile | None]
+    options: GenerationOptions, model: ModelDescription, profiles: dict[Side, Profile | None]
 ) -> GenerationSettings:
     """The settings that both configs ask for; raises `UserError` where they ask for others."""
     found = [
@@ -217,8 +232,8 @@ def _write_picture(worst: WorstClips, output: Path, options: CompareOptions) -> 
         for side, subject in zip(SIDES, options.subjects, strict=True)
         if subject.kind != "dense"
     ]
-    rows, factor = difference_rows((worst.frames["dense"], "dense"), others, factor=options.factor)
-    written = media.write_media({output: stack_panels(rows)}, fps=options.fps)
+    rows, factor = difference_rows((worst.frames["dense"], "dense"), others, factor=options.amplify)
+    written = media.write_media({output: stack_panels(rows)}, fps=options.rate)
     return Picture(written[output], factor)
 
 

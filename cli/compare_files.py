@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import chipsparse
 from chipsparse.cli import media
+from chipsparse.cli.clip_json import clip_json
+from chipsparse.cli.compare import CompareOptions
 from chipsparse.cli.difference_picture import difference_rows
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.lpips import Lpips, find_lpips
 from chipsparse.cli.panels import stack_panels
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.read_media import Clip, output_fps, read_clip
-from chipsparse.clip_comparison import ClipComparison, compare_clips
+from chipsparse.measure.clip_comparison import ClipComparison, compare_clips
 
 
 @dataclass(frozen=True)
@@ -21,11 +25,11 @@ class Picture:
 
     Attributes:
         files: what was written.
-        factor: by how much its heat-map amplifies.
+        amplified: by how much its heat-map amplifies.
     """
 
     files: list[Path]
-    factor: int
+    amplified: int
 
 
 @dataclass(frozen=True)
@@ -52,53 +56,58 @@ class FilesComparison:
         pairs = zip(self.paths, self.clips, strict=True)
         return list(dict.fromkeys(path for path, clip in pairs if clip.lossy))
 
+    def to_json(self) -> dict[str, Any]:
+        """Every number; `psnr_db` is null where the pixels are the same."""
+        frames, height, width, _ = self.clips[0].frames.shape
+        return {
+            "chipsparse": chipsparse.__version__,
+            "mode": "files",
+            "a": self.paths[0],
+            "b": self.paths[1],
+            "frames": frames,
+            "height": height,
+            "width": width,
+            "lossy": self.lossy,
+            **clip_json(self.result, "flicker_a", "flicker_b"),
+            "lpips_missing": self.lpips.why_not,
+            "picture": self.picture,
+        }
 
-def compare_files(
-    a: Path,
-    b: Path,
-    *,
-    output: Path | None,
-    factor: int | None,
-    fps: int | None,
-    display: ProgressDisplay,
-) -> FilesComparison:
+
+def compare_files(options: CompareOptions) -> FilesComparison:
     """Reads both, compares them and writes their picture.
-
-    Args:
-        a: the reference.
-        b: what is compared with it.
-        output: of the picture; None for none.
-        factor: of its heat-map; None chooses one.
-        fps: of the picture; None takes that of the files.
-        display: told what goes on.
 
     Raises:
         UserError: a file cannot be read or written, or the two do not fit together.
     """
-    if output is not None:
-        media.check_output(output, fps=fps or media.DEFAULT_FPS)
-    clips = []
-    for path in (a, b):
-        with display.stage(f"reading {path}"):
-            clips.append(read_clip(path))
-    first, second = clips
-    _check_pair(a, first, b, second)
-    rate = fps or output_fps(first, second)
-    if output is not None:
-        media.check_output(output, fps=rate)
-        _check_clips_stay(output, [*first.files, *second.files])
-    lpips = find_lpips(*first.frames.shape[1:3])
-    with display.stage("comparing"):
-        result = compare_clips(first.frames, second.frames, perceptual=lpips.measure)
-    picture = None
-    if output is not None:
-        with display.stage(f"writing {output}"):
-            rows, used = difference_rows(
-                (first.frames, a.name), [(second.frames, b.name)], factor=factor, in_one_row=True
-            )
-            written = media.write_media({output: stack_panels(rows)}, fps=rate)
-            picture = Picture(written[output], used)
-    return FilesComparison((a, b), (first, second), result, lpips, picture)
+    first, second = (Path(subject.text) for subject in options.subjects)
+    if options.output is not None:
+        media.check_output(options.output, fps=options.rate)
+    with ProgressDisplay() as display:
+        clips = _read(first, display), _read(second, display)
+        _check_pair(first, clips[0], second, clips[1])
+        rate = options.fps or output_fps(*clips)
+        if options.output is not None:
+            media.check_output(options.output, fps=rate)
+            _check_clips_stay(options.output, [*clips[0].files, *clips[1].files])
+        a, b = (clip.frames for clip in clips)
+        lpips = find_lpips(*a.shape[1:3])
+        with display.stage("comparing"):
+            result = compare_clips(a, b, perceptual=lpips.measure)
+        picture = None
+        if options.output is not None:
+            with display.stage(f"writing {options.output}"):
+                rows, factor = difference_rows(
+                    (a, first.name), [(b, second.name)], factor=options.amplify, in_one_row=True
+                )
+                written = media.write_media({options.output: stack_panels(rows)}, fps=rate)
+                picture = Picture(written[options.output], factor)
+    return FilesComparison((first, second), clips, result, lpips, picture)
+
+
+def _read(path: Path, display: ProgressDisplay) -> Clip:
+    with display.stage(f"reading {path}"):
+        return read_clip(path)
 
 
 def _check_pair(a: Path, first: Clip, b: Path, second: Clip) -> None:

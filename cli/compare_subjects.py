@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from chipsparse.cli.errors import UserError
-from chipsparse.profiles import ASSETS, profile_classes
-from chipsparse.qualities import QUALITIES
+from chipsparse.profiles.profile import ASSETS, profile_classes
+from chipsparse.profiles.qualities import QUALITIES
 
 DENSE = "dense"
 OWN_PROFILE = "profile"
@@ -67,14 +66,3 @@ def read_subjects(a: str, b: str) -> tuple[Subject, Subject]:
     if first.kind == second.kind == "dense":
         raise UserError("both are the stock model; give a config to compare it with")
     return first, second
-
-
-def check_for_files(options: Mapping[str, object]) -> None:
-    """Raises `UserError` where an option is given that has no meaning for files.
-
-    Args:
-        options: those that are about generations, None where one was left out.
-    """
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise UserError(f"{given[0]} is about generations; A and B are taken for files")

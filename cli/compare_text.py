@@ -8,14 +8,14 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from chipsparse.bootstrap import LEVEL
 from chipsparse.cli.compare_configs import ConfigsComparison, notes
 from chipsparse.cli.compare_files import FilesComparison, Picture
 from chipsparse.cli.config_statistics import FLICKER_SCALE, METRICS, Summary, statistics
 from chipsparse.cli.paired_runs import SIDES
-from chipsparse.cli.summary import files_text
-from chipsparse.cli.tables import Facts, facts_table, number_table
-from chipsparse.clip_comparison import ClipComparison
+from chipsparse.cli.tables import Facts, facts_table, number_table, print_table
+from chipsparse.cli.wording import files_text
+from chipsparse.measure.bootstrap import LEVEL
+from chipsparse.measure.clip_comparison import ClipComparison
 
 SAME = "the same"
 INTERVAL = f"{LEVEL:.0%} interval"
@@ -24,7 +24,7 @@ INTERVAL = f"{LEVEL:.0%} interval"
 def print_files(comparison: FilesComparison, console: Console) -> None:
     """The page about two files."""
     result = comparison.result
-    _print(console, _clip_table(result))
+    print_table(console, _clip_table(result))
     facts: Facts = []
     if result.identical:
         facts.append(("pixels", "the same in every frame"))
@@ -50,16 +50,16 @@ def print_files(comparison: FilesComparison, console: Console) -> None:
             ("note", f"{names}: part of the difference may be the encoder's; PNG files are exact")
         )
     facts += _picture_facts(comparison.picture)
-    _print(console, facts_table(facts))
+    print_table(console, facts_table(facts))
 
 
 def print_configs(comparison: ConfigsComparison, console: Console) -> None:
     """The page about two configs."""
-    found = statistics(comparison)
+    found = statistics(comparison.prompts)
     for side, subject in zip(SIDES, comparison.subjects, strict=True):
         if subject.kind != "dense":
-            _print(console, _summary_table(f"{side}: {subject.text}", found.sides[side]))
-    _print(console, _summary_table("B - A", found.difference, sign=True))
+            print_table(console, _summary_table(f"{side}: {subject.text}", found.sides[side]))
+    print_table(console, _summary_table("B - A", found.difference, sign=True))
     count = len(comparison.prompts)
     seeds = [runs.seed for runs in comparison.prompts]
     facts: Facts = [
@@ -73,12 +73,7 @@ def print_configs(comparison: ConfigsComparison, console: Console) -> None:
     if comparison.pictured is not None:
         worst = comparison.prompts[comparison.pictured]
         facts.append(("", f"of the lowest PSNR: seed {worst.seed}, {worst.prompt}"))
-    _print(console, facts_table(facts))
-
-
-def _print(console: Console, table: Table) -> None:
-    console.print(table, highlight=False, markup=False)
-    console.print()
+    print_table(console, facts_table(facts))
 
 
 def _clip_table(result: ClipComparison) -> Table:
@@ -151,8 +146,8 @@ def _lpips_facts(why_not: str | None) -> Facts:
 def _picture_facts(picture: Picture | None) -> Facts:
     if picture is None:
         return []
-    white = -(-255 // picture.factor)
+    white = -(-255 // picture.amplified)
     return [
         ("written", files_text(picture.files)),
-        ("heat-map", f"difference x{picture.factor}: white is {white} of 255 or more"),
+        ("heat-map", f"difference x{picture.amplified}: white is {white} of 255 or more"),
     ]

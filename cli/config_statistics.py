@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from chipsparse.bootstrap import Interval, draws, interval
-from chipsparse.cli.compare_configs import ConfigsComparison
-from chipsparse.cli.paired_runs import SIDES, ConfigRun, Side
+from chipsparse.cli.paired_runs import SIDES, ConfigRun, PromptRuns, Side
+from chipsparse.cli.results import fields_json
+from chipsparse.measure.bootstrap import Interval, draws, interval
 
 FLICKER_SCALE = 255.0  # people think of pixels as 8-bit values
 
@@ -65,6 +66,14 @@ class Summary:
     mean: Interval
     median: Interval
 
+    def to_json(self) -> dict[str, Any]:
+        """Both, and whether zero is in their intervals."""
+        both = {"mean": self.mean, "median": self.median}
+        return {
+            name: {**fields_json(found), "includes_zero": found.contains(0.0)}
+            for name, found in both.items()
+        }
+
 
 @dataclass(frozen=True)
 class Statistics:
@@ -79,12 +88,12 @@ class Statistics:
     difference: dict[str, Summary | None]
 
 
-def statistics(comparison: ConfigsComparison) -> Statistics:
+def statistics(prompts: list[PromptRuns]) -> Statistics:
     """Summarizes; every metric is resampled by the same prompts."""
-    drawn = draws(len(comparison.prompts))
+    drawn = draws(len(prompts))
     values = {
         side: {
-            name: [metric.value(runs.sides[side]) for runs in comparison.prompts]
+            name: [metric.value(runs.sides[side]) for runs in prompts]
             for name, metric in METRICS.items()
         }
         for side in SIDES

@@ -7,16 +7,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.progress import StepDisplay
+from chipsparse.cli.results import fields_json
 from chipsparse.cli.work_share import work_share
 from chipsparse.pipelines.stacked_caches import transformers_of
-from chipsparse.report import GenerationReport, StepRecord
+from chipsparse.report.generation import GenerationReport, StepRecord
 
 WARM_UP_DENSE_STEPS = 2
 OPTIONAL_PACKAGES = ("ftfy",)  # that pipelines of diffusers call by these names
@@ -65,7 +66,6 @@ class Generation:
         backend_reasons: one line for every set of backends passed over, and why.
         fallbacks: one sentence for everything that ran dense although the profile asks otherwise.
         notes: one sentence for whatever else is worth knowing.
-        guard: what the error guard measured and did, in one sentence; None where it was off.
         nothing_sparse: why nothing ran sparse although the profile wants it, and what would help.
         work_share: estimated operations over those of a dense generation; None where not known.
     """
@@ -81,9 +81,23 @@ class Generation:
     backend_reasons: list[str]
     fallbacks: list[str]
     notes: list[str]
-    guard: str | None = None
     nothing_sparse: str | None = None
     work_share: float | None = None
+    also_told: ClassVar = ("height", "width")
+
+    @property
+    def height(self) -> int:
+        """Of the frames, in pixels."""
+        return int(self.frames.shape[1])
+
+    @property
+    def width(self) -> int:
+        """Of the frames, in pixels."""
+        return int(self.frames.shape[2])
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the pixels."""
+        return {**fields_json(self), "frames": len(self.frames)}
 
 
 def generate(
@@ -117,7 +131,6 @@ def generate(
         backend_reasons=made.backend_reasons() if made else [],
         fallbacks=list(made.fallbacks) if made else [],
         notes=list(made.notes) if made else [],
-        guard=made.guard_summary() if made else None,
         # The report of older versions of the library has no such field.
         nothing_sparse=getattr(made, "nothing_sparse", None),
         work_share=work_share(made) if made else None,

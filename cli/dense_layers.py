@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from chipsparse.cache_kinds import PARTS, Part
+from chipsparse.cache.kinds import PARTS, Part
+from chipsparse.cache.placement import Placement
 from chipsparse.cli.model import ModelDescription
 from chipsparse.pipelines.adapter import ModelAdapter
-from chipsparse.placement import Placement
 from chipsparse.plan import SparsityPlan
 
 QUANTIZED = "quantization_config"  # in a transformer's config

@@ -1,23 +1,24 @@
-"""What `chipsparse explain` tells, as one JSON object."""
+"""What `chipsparse explain` tells, as JSON."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import chipsparse
-from chipsparse.cache_kinds import Part
-from chipsparse.cli.explanation import Explanation
 from chipsparse.cli.layer_budgets import layer_groups
 from chipsparse.cli.outlook import Outlook
-from chipsparse.cost_model import kept_columns
-from chipsparse.estimate import RunEstimate
+from chipsparse.cli.results import fields_json
+from chipsparse.config import Part
 from chipsparse.kernels.checks import group_count
+from chipsparse.measure.cost_model import kept_columns
+from chipsparse.measure.estimate import RunEstimate
+
+if TYPE_CHECKING:
+    from chipsparse.cli.explanation import Explanation
 
 
-def to_json(explained: Explanation) -> str:
+def explanation_json(explained: Explanation) -> dict[str, Any]:
     """One JSON object; sizes in bytes, times in seconds.
 
     Columns and neurons are those of the layer that keeps most; ``keep`` has those of each.
@@ -25,7 +26,7 @@ def to_json(explained: Explanation) -> str:
     plan, layout, memory = explained.plan, explained.plan.layout, explained.memory
     attention = plan.config.attention
     sparse = [layer for layer in range(layout.layers) if plan.is_sparse(layer, "attention")]
-    content = {
+    return {
         "chipsparse": chipsparse.__version__,
         "model": explained.model.location,
         "pipeline_class": explained.model.pipeline_class.__name__,
@@ -33,10 +34,10 @@ def to_json(explained: Explanation) -> str:
         "profile": explained.profile.source,
         "quality": explained.profile.quality,
         "out_of_range": explained.out_of_range,
-        "device": str(explained.target.device),
+        "device": explained.target.device,
         "device_here": explained.target.here,
-        "dtype": str(explained.target.dtype).removeprefix("torch."),
-        "settings": dataclasses.asdict(explained.settings),
+        "dtype": explained.target.dtype,
+        "settings": explained.settings,
         "pixels": explained.pixels,
         "branches": explained.branches,
         "tokens": {
@@ -55,7 +56,7 @@ def to_json(explained: Explanation) -> str:
         "layers": _layers(explained),
         "schedule": {
             "actions": plan.describe(),
-            "counts": dict(explained.outlook.action_counts),
+            "counts": explained.outlook.action_counts,
             "full_steps": plan.schedule.full_steps,
         },
         "weights": {component.name: component.nbytes for component in explained.weights},
@@ -70,12 +71,11 @@ def to_json(explained: Explanation) -> str:
             "vram": plan.config.memory.vram,
             "ram": plan.config.memory.ram,
         },
-        "caches": {kind: dataclasses.asdict(sizes) for kind, sizes in explained.caches.items()},
+        "caches": explained.caches,
         "estimate": _estimate(explained.outlook.estimate),
         "qualities": {name: _quality(each) for name, each in explained.qualities.items()},
         "notes": explained.notes,
     }
-    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def _layers(explained: Explanation) -> list[dict[str, Any]]:
@@ -120,12 +120,12 @@ def _most(counts: Iterable[int]) -> int | None:
 
 def _part(explained: Explanation, part: Part, kind: str, layers: int) -> dict[str, Any]:
     reasons = explained.reasons(part, kind)
-    return {"sparse": layers - reasons.total(), "dense": dict(reasons)}
+    return {"sparse": layers - reasons.total(), "dense": reasons}
 
 
 def _quality(outlook: Outlook) -> dict[str, Any]:
     return {
-        "counts": dict(outlook.action_counts),
+        "counts": outlook.action_counts,
         "work": outlook.work,
         "cache_bytes": outlook.cache_bytes,
         "speedup_run": None if outlook.estimate is None else outlook.estimate.speedup_run,
@@ -135,11 +135,9 @@ def _quality(outlook: Outlook) -> dict[str, Any]:
 def _estimate(estimate: RunEstimate | None) -> dict[str, Any] | None:
     if estimate is None:
         return None
-    content = dataclasses.asdict(estimate)
-    content["steps"] = {action.value: seconds for action, seconds in estimate.steps.items()}
-    content |= {
+    return {
+        **fields_json(estimate),
         "transfers_hidden": estimate.hidden,
         "speedup_sparse_step": estimate.speedup_sparse_step,
         "speedup_run": estimate.speedup_run,
     }
-    return content

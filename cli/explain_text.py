@@ -7,50 +7,43 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
-from chipsparse.byte_sizes import format_bytes
-from chipsparse.cache_kinds import PARTS, Part
+from chipsparse.cache.kinds import PARTS, Part
 from chipsparse.cli.explanation import Explanation
 from chipsparse.cli.layer_budgets import layer_groups, range_kept
 from chipsparse.cli.outlook import Outlook
-from chipsparse.cli.summary import seconds_text
-from chipsparse.cli.tables import Facts, facts_table, number_table
-from chipsparse.cli.wording import counted, profile_text, short_place
+from chipsparse.cli.tables import Facts, facts_table, number_table, print_table
+from chipsparse.cli.wording import PART_NAMES, counted, profile_text, seconds_text, short_place
+from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import ranges_text
-from chipsparse.estimate import RunEstimate
 from chipsparse.kernels.checks import group_count
 from chipsparse.layout import LayerKind
+from chipsparse.measure.estimate import RunEstimate
 from chipsparse.plan import SparsityPlan
 
-PART_NAMES: dict[Part, str] = {"attention": "attention", "mlp": "MLP"}
 HIDDEN_ENOUGH = 0.995
 
 
 def print_explanation(explained: Explanation, console: Console) -> None:
     """The page: the generation, its layers, its memory, its times, and notes."""
-    _print(console, facts_table(_generation_facts(explained)))
-    _print(console, _layer_table(explained))
+    print_table(console, facts_table(_generation_facts(explained)))
+    print_table(console, _layer_table(explained))
     if budgets := _budget_facts(explained.plan):
-        _print(console, facts_table(budgets))
+        print_table(console, facts_table(budgets))
     if reasons := _reason_facts(explained):
-        _print(console, facts_table(reasons))
+        print_table(console, facts_table(reasons))
     if explained.caches:
-        _print(console, _cache_table(explained))
-    _print(console, facts_table(_memory_facts(explained)))
+        print_table(console, _cache_table(explained))
+    print_table(console, facts_table(_memory_facts(explained)))
     estimate = explained.outlook.estimate
     if estimate is not None:
-        _print(console, _step_table(explained, estimate))
+        print_table(console, _step_table(explained, estimate))
         if explained.outlook.action_counts["sparse"]:
-            _print(console, _similar_table(estimate))
-        _print(console, facts_table(_time_facts(estimate)))
+            print_table(console, _similar_table(estimate))
+        print_table(console, facts_table(_time_facts(estimate)))
     if explained.qualities:
-        _print(console, _quality_table(explained.qualities))
+        print_table(console, _quality_table(explained.qualities))
     if explained.notes:
-        _print(console, facts_table([("note", note) for note in explained.notes]))
-
-
-def _print(console: Console, table: Table) -> None:
-    console.print(table, highlight=False, markup=False)
-    console.print()
+        print_table(console, facts_table([("note", note) for note in explained.notes]))
 
 
 # What is computed.

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from chipsparse.byte_sizes import format_bytes
-from chipsparse.cache_kinds import Part
-from chipsparse.cache_table import KindBytes, bytes_by_kind
+from chipsparse.cache.memory_plan import BudgetError, MemoryPlan
+from chipsparse.cache.table import KindBytes, bytes_by_kind
 from chipsparse.cli import profile_range
 from chipsparse.cli.dense_layers import QUANTIZED
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.explain_json import explanation_json
+from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model import ModelDescription, choose_device, choose_dtype
 from chipsparse.cli.outlook import Outlook, Target, look_ahead
-from chipsparse.cli.settings import CommonOptions, GenerationSettings
+from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.sparse_steps import too_few_steps
 from chipsparse.cli.weights import ComponentWeights, count_weights
-from chipsparse.config import MemoryConfig
-from chipsparse.memory_plan import BudgetError, MemoryPlan
+from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.config import MemoryConfig, Part
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.plan import SparsityPlan
-from chipsparse.profiles import Profile
+from chipsparse.profiles.profile import Profile
 
 # In the names of pipelines that always see reference pictures.
 SEEING_PICTURES = ("Kontext", "ImageEdit", "ImageLayered")
@@ -89,6 +91,10 @@ class Explanation:
         on_host = self.memory.host_bytes if self.target.device.type == "cpu" else 0
         return self.weight_bytes + self.outlook.working + self.memory.device_bytes + on_host
 
+    def to_json(self) -> dict[str, Any]:
+        """What is computed, where it lives and how long it takes."""
+        return explanation_json(self)
+
     def reasons(self, part: Part, kind: str) -> Counter[str]:
         """Why layers of one kind run a part dense, and how many each time."""
         layout = self.plan.layout
@@ -99,7 +105,7 @@ class Explanation:
         )
 
 
-def explain(options: CommonOptions, model: ModelDescription, profile: Profile) -> Explanation:
+def explain(options: GenerationOptions, model: ModelDescription, profile: Profile) -> Explanation:
     """Explains the generation that these options ask for; raises `UserError`."""
     target = choose_target(options)
     weights = count_weights(model, target.dtype)
@@ -118,6 +124,7 @@ def explain(options: CommonOptions, model: ModelDescription, profile: Profile) -
     told = [
         too_few_steps(plan),
         profile_range.sentence(profile, out_of_range) if out_of_range else None,
+        profile.remark,
         *plan.remarks(),
         AT_MOST if plan.schedule.skips_by_threshold() else None,
         outlook.why_untimed,
@@ -156,7 +163,7 @@ def _check(memory: MemoryPlan, budgets: MemoryConfig, *, weights: int, working: 
         ) from error
 
 
-def choose_target(options: CommonOptions) -> Target:
+def choose_target(options: GenerationOptions) -> Target:
     """The device of ``--device``; ``auto`` plans for a GPU even where there is none."""
     if options.device == "auto":
         device, here = torch.device("cuda"), torch.cuda.is_available()

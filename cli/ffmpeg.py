@@ -17,7 +17,7 @@ import numpy as np
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.metadata import as_json, parameters
-from chipsparse.deferred_signals import deferred_signals
+from chipsparse.common.deferred_signals import deferred_signals
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from chipsparse.cli import denoise, media, summary
 from chipsparse.cli.errors import described
-from chipsparse.cli.generate_json import comparison_json
+from chipsparse.cli.generate import GenerateOptions
 from chipsparse.cli.lora import load_loras
 from chipsparse.cli.metadata import generation_metadata
 from chipsparse.cli.model import load_pipeline, quiet_libraries
@@ -21,19 +21,20 @@ from chipsparse.cli.prepared import Job, prepare
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.prompt_length import cut_text
 from chipsparse.cli.report_file import staged_report
-from chipsparse.cli.request import checked
+from chipsparse.cli.request import device_and_dtype
+from chipsparse.cli.results import json_values
 from chipsparse.cli.runner import Runner, work_name
 from chipsparse.cli.series import Item
-from chipsparse.cli.settings import Options
 from chipsparse.cli.summary import Outcome
+from chipsparse.cli.wording import seconds_text
 from chipsparse.cli.work_progress import WorkProgress
-from chipsparse.report import GenerationReport
+from chipsparse.report.generation import GenerationReport
 
 WARNING = "chipsparse: warning: "
 EMPTY = "the prompt is empty: the picture shows whatever the model likes"
 
 
-def run(options: Options, outcomes: list[Outcome]) -> None:
+def run(options: GenerateOptions, outcomes: list[Outcome]) -> None:
     """Checks all that is cheap to check, then loads, generates and writes.
 
     Args:
@@ -41,7 +42,7 @@ def run(options: Options, outcomes: list[Outcome]) -> None:
         outcomes: gets one of each picture as soon as it is written. In a series, one that fails is
             told and noted there, and the others are made; a single one raises.
     """
-    device, dtype = checked(options)
+    device, dtype = device_and_dtype(options)
     with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
         job = prepare(options, device, dtype, display)
         for warning in job.warnings:
@@ -63,7 +64,7 @@ def _load(job: Job) -> Any:
     return pipe
 
 
-def _work(options: Options) -> dict[str, float]:
+def _work(options: GenerateOptions) -> dict[str, float]:
     """What is to be made, for the progress; the sparse ones as if they took as long."""
     names = {"dense": ("dense",), "sparse": ("sparse",), "compare": ("dense", "sparse")}
     return {
@@ -141,7 +142,7 @@ def _make(
             for name, each in (("dense", dense), ("sparse", sparse))
             if each is not None
         },
-        "comparison": comparison_json(comparison),
+        "comparison": json_values(comparison),
     }
     request = job.as_json(item, warnings)
     with (
@@ -195,7 +196,7 @@ def _clips(
     clips = {"output": (output, made.frames)}
     if dense is not None and sparse is not None:
         joined = join_panels(
-            Panel(made.frames, f"{name} {summary.seconds_text(made.denoising_seconds)}")
+            Panel(made.frames, f"{name} {seconds_text(made.denoising_seconds)}")
             for name, made in (("dense", dense), ("sparse", sparse))
         )
         clips["dense"] = (beside(output, "dense"), dense.frames)

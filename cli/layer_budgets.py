@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from chipsparse.cache_kinds import PARTS, Part
+from chipsparse.cache.kinds import PARTS, Part
 from chipsparse.config import ranges_text
-from chipsparse.cost_model import kept_columns
+from chipsparse.measure.cost_model import kept_columns
 from chipsparse.plan import SparsityPlan
 
 

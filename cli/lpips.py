@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from chipsparse.cli.errors import first_line
-from chipsparse.clip_comparison import PerceptualDistance
+from chipsparse.measure.clip_comparison import PerceptualDistance
 
 INSTALL = "pip install 'chipsparse[lpips]'"
 LEAST_SIDE = 32  # of a frame: AlexNet leaves nothing of smaller ones

@@ -13,12 +13,12 @@ from chipsparse.cli.bench import EXAMPLE as BENCH_EXAMPLE
 from chipsparse.cli.bench import bench
 from chipsparse.cli.compare import EXAMPLE as COMPARE_EXAMPLE
 from chipsparse.cli.compare import compare
-from chipsparse.cli.early_checks import checked_early
 from chipsparse.cli.errors import EXIT_USER_ERROR, written_output
 from chipsparse.cli.explain import EXAMPLE as EXPLAIN_EXAMPLE
 from chipsparse.cli.explain import explain
 from chipsparse.cli.generate import EXAMPLE, generate
 from chipsparse.cli.models import models
+from chipsparse.cli.options import as_command
 from chipsparse.cli.report import EXAMPLE as REPORT_EXAMPLE
 from chipsparse.cli.report import report
 from chipsparse.cli.tune import EXAMPLE as TUNE_EXAMPLE
@@ -46,7 +46,7 @@ for command, example in (
     (report, REPORT_EXAMPLE),
     (models, None),
 ):
-    app.command(epilog=example)(checked_early(command))
+    app.command(epilog=example)(as_command(command))
 
 
 def _print_version(asked: bool) -> None:

@@ -16,8 +16,8 @@ from chipsparse.cli.errors import UserError, reason
 from chipsparse.cli.kept_elsewhere import keep_elsewhere
 from chipsparse.cli.output_names import check_writable
 from chipsparse.cli.pictures import beside, earlier_pngs, write_gif, write_pngs
-from chipsparse.placing import place
-from chipsparse.scratch import scratch_folder
+from chipsparse.common.finished_files import place
+from chipsparse.common.scratch import scratch_folder
 
 GIF_MAX_FPS = 50
 DEFAULT_FPS = 16

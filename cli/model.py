@@ -164,7 +164,7 @@ def choose_device(name: str) -> torch.device:
     """The device of `--device`; `auto` takes a CUDA GPU where there is one."""
     import torch
 
-    check_device(name)
+    check_device("--device", name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
@@ -185,7 +185,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """The dtype of `--dtype`; `auto` is bfloat16 on CUDA and float32 on a CPU."""
     import torch
 
-    check_dtype(name)
+    check_dtype("--dtype", name)
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     dtype: torch.dtype = getattr(torch, name)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json as json_module
 from typing import TYPE_CHECKING, Any
 
-from chipsparse.cli.errors import reported_errors
-from chipsparse.cli.options import DebugOption, JsonOption
+from chipsparse.cli.options import PrintOptions
+from chipsparse.cli.results import tell
 
 if TYPE_CHECKING:
-    from chipsparse.cache_kinds import Part
+    from rich.console import Console
+
+    from chipsparse.config import Part
     from chipsparse.pipelines.adapter import ModelAdapter
 
 # Any picture that all models can make; only where its text stands is looked at.
@@ -17,19 +18,17 @@ LATENTS = (4, 64, 64)
 TEXT_TOKENS = 64
 
 
-def models(json: JsonOption = False, debug: DebugOption = False) -> None:
+def models(options: PrintOptions) -> None:
     """List the models that can run sparse, and what of each."""
-    with reported_errors(debug=debug):
-        # Imported here so that --help does not wait for torch and diffusers.
-        from chipsparse.cli.model import quiet_libraries
-        from chipsparse.pipelines.registry import ADAPTERS
+    # Imported here so that --help does not wait for torch and diffusers.
+    import chipsparse
+    from chipsparse.cli.model import quiet_libraries
+    from chipsparse.pipelines.registry import ADAPTERS
 
-        with quiet_libraries(debug=debug):
-            rows = [describe(adapter) for adapter in ADAPTERS.values()]
-        if json:
-            print(to_json(rows))
-        else:
-            print_models(rows)
+    with quiet_libraries(debug=options.debug):
+        rows = [describe(adapter) for adapter in ADAPTERS.values()]
+    content = {"chipsparse": chipsparse.__version__, "models": rows, "others": others()}
+    tell(content, print_models, as_json=options.json)
 
 
 def describe(adapter: type[ModelAdapter]) -> dict[str, Any]:
@@ -83,22 +82,12 @@ def others() -> str:
     )
 
 
-def to_json(rows: list[dict[str, Any]]) -> str:
-    """One JSON object with one entry per transformer class."""
-    import chipsparse
-
-    content = {"chipsparse": chipsparse.__version__, "models": rows, "others": others()}
-    return json_module.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
-
-
-def print_models(rows: list[dict[str, Any]]) -> None:
+def print_models(content: dict[str, Any], console: Console) -> None:
     """A paragraph for each transformer class, and one for all others."""
-    from rich.console import Console
-
     from chipsparse.cli.tables import Facts, facts_table
 
     facts: Facts = []
-    for row in rows:
+    for row in content["models"]:
         facts += [
             (row["transformer_class"], row["families"]),
             ("  attention", row["attention"]),
@@ -107,5 +96,5 @@ def print_models(rows: list[dict[str, Any]]) -> None:
             ("  guidance", row["guidance"]),
             ("", ""),
         ]
-    facts.append(("other classes", others()))
-    Console().print(facts_table(facts), highlight=False, markup=False)
+    facts.append(("other classes", content["others"]))
+    console.print(facts_table(facts), highlight=False, markup=False)

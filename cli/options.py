@@ -1,115 +1,188 @@
-"""Options that several commands share, each written once."""
+"""Options as fields of a dataclass: each is declared once, with its help, default and check.
+
+A command takes one such record, and `as_command` makes of it the function that typer reads. A
+field that `option` and `argument` did not make is none: so a command leaves out what it inherits.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-PICTURE = "Picture"
-MODEL = "Model"
-SPARSITY = "Sparsity"
-OUTPUT = "Output"
-FROM_PROFILE = "from the profile"
+from chipsparse.cli.errors import reported_errors
 
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Model folder in diffusers format, or a Hugging Face hub name.",
-        show_default="the bundled tiny model",
-        rich_help_panel=MODEL,
-    ),
-]
-DeviceOption = Annotated[
-    str,
-    typer.Option(help="cpu, cuda, cuda:N, or auto: a GPU if there is one.", rich_help_panel=MODEL),
-]
-DtypeOption = Annotated[
-    str,
-    typer.Option(
-        help="float32, bfloat16, float16, or auto: bfloat16 on a GPU, float32 on a CPU.",
-        rich_help_panel=MODEL,
-    ),
-]
-HeightOption = Annotated[
-    int | None,
-    typer.Option(help="Height in pixels.", show_default=FROM_PROFILE, rich_help_panel=PICTURE),
-]
-WidthOption = Annotated[
-    int | None,
-    typer.Option(help="Width in pixels.", show_default=FROM_PROFILE, rich_help_panel=PICTURE),
-]
-FramesOption = Annotated[
-    int | None,
-    typer.Option(
-        help="Number of frames; models of images have none.",
-        show_default=FROM_PROFILE,
-        rich_help_panel=PICTURE,
-    ),
-]
-StepsOption = Annotated[
-    int | None,
-    typer.Option(
-        help="Number of denoising steps.", show_default=FROM_PROFILE, rich_help_panel=PICTURE
-    ),
-]
-GuidanceOption = Annotated[
-    float | None,
-    typer.Option(
-        help="How closely to follow the prompt; 1 turns guidance off.",
-        show_default=FROM_PROFILE,
-        rich_help_panel=PICTURE,
-    ),
-]
-SeedOption = Annotated[
-    int,
-    typer.Option(
-        help="Seed of the noise; the same one gives the same result.", rich_help_panel=PICTURE
-    ),
-]
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="Profile (YAML) that says what is computed when.",
-        show_default="the model's own",
-        rich_help_panel=SPARSITY,
-    ),
-]
-QualityOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Quality of the profile: faithful (closest to dense), balanced, fast, or published "
-        "(few full steps, all others sparse).",
-        show_default="balanced",
-        rich_help_panel=SPARSITY,
-    ),
-]
-VramOption = Annotated[
-    str | None,
-    typer.Option(
-        help="GPU memory for all, weights included, such as 24G.",
-        show_default="what is free",
-        rich_help_panel=SPARSITY,
-    ),
-]
-RamOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Host memory for caches, such as 64G.",
-        show_default="most of what is free",
-        rich_help_panel=SPARSITY,
-    ),
-]
-JsonOption = Annotated[
-    bool,
-    typer.Option("--json", help="Print one JSON object instead.", rich_help_panel=OUTPUT),
-]
-DebugOption = Annotated[
-    bool,
-    typer.Option(
-        "--debug",
+MODEL = "Model"
+OUTPUT = "Output"
+REQUIRED: Any = dataclasses.MISSING
+
+# Raises `UserError` for a wrong value of the option of this name; is not asked about None.
+Check = Callable[[str, Any], None]
+Read = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class _Declared:
+    """What a field says besides its name, type and default; see `option`."""
+
+    make: Callable[..., Any]
+    names: tuple[str, ...]
+    words: Mapping[str, Any]
+    before: str | None = None
+    check: Check | None = None
+    read: Read | None = None
+
+
+def option(
+    *also: str,
+    help: str,
+    panel: str | None = None,
+    default: Any = None,
+    shown: str | bool = True,
+    metavar: str | None = None,
+    before: str | None = None,
+    check: Check | None = None,
+    read: Read | None = None,
+) -> Any:
+    """A field that is an option, called as the field is with dashes for underscores.
+
+    Args:
+        also: further names, such as ``-o``.
+        help: for people.
+        panel: of the help under which it stands.
+        default: what the field is where the option is left out.
+        shown: as the default, in words; True shows the value, False nothing.
+        metavar: stands for its value in the help.
+        before: the option in front of which the help has it. Without it, a command's own options
+            lead, as they are declared, and those that it inherits follow.
+        check: of its value.
+        read: makes the field's value of what was typed; raises `UserError`.
+    """
+    words = {"help": help, "rich_help_panel": panel, "show_default": shown, "metavar": metavar}
+    declared = _Declared(typer.Option, also, words, before, check, read)
+    return dataclasses.field(default=default, metadata={"declared": declared})
+
+
+def argument(
+    *, help: str, default: Any = None, metavar: str | None = None, read: Read | None = None
+) -> Any:
+    """A field that is an argument; see `option`."""
+    words = {"help": help, "show_default": False, "metavar": metavar}
+    declared = _Declared(typer.Argument, (), words, read=read)
+    return dataclasses.field(default=default, metadata={"declared": declared})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrintOptions:
+    """What every command has; a subclass adds its own options."""
+
+    json: bool = option(help="Print one JSON object instead.", panel=OUTPUT, default=False)
+    debug: bool = option(
         help="Show the traceback of an error, and the libraries' own messages.",
-        rich_help_panel=OUTPUT,
-    ),
-]
+        panel=OUTPUT,
+        default=False,
+    )
+
+    def check(self) -> None:
+        """Raises `UserError` for what is wrong with any model and on any device."""
+        for name, declared in _declared(type(self)).items():
+            value = getattr(self, name)
+            if declared.check is not None and value is not None:
+                declared.check(option_name(name), value)
+
+    def given(self) -> list[str]:
+        """Names of the options and arguments that are not as if they were left out."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return [
+            declared.words["metavar"] if declared.make is typer.Argument else option_name(name)
+            for name, declared in _declared(type(self)).items()
+            if getattr(self, name) != defaults[name]
+        ]
+
+    def kept(self) -> str:
+        """What an interruption leaves."""
+        return "nothing was written"
+
+
+AnyOptions = TypeVar("AnyOptions", bound=PrintOptions)
+
+
+def as_command(run: Callable[[AnyOptions], None]) -> Callable[..., None]:
+    """The function that typer makes a command of: what is typed is checked, then `run` gets it.
+
+    Args:
+        run: takes ``options``, whose annotation says which.
+    """
+    kind = get_type_hints(run)["options"]
+    declared = _declared(kind)
+
+    @functools.wraps(run)
+    def command(**typed: Any) -> None:
+        debug = bool(typed.get("debug"))
+        with reported_errors(debug=debug):
+            options = kind(**{name: _read(declared[name], typed[name]) for name in typed})
+            options.check()
+        with reported_errors(debug=debug, kept=options.kept):
+            run(options)
+
+    command.__signature__ = inspect.Signature(_parameters(kind))  # type: ignore[attr-defined]
+    return command
+
+
+def option_name(field: str) -> str:
+    """``--guidance-scale`` of ``guidance_scale``."""
+    return f"--{field.replace('_', '-')}"
+
+
+def panel_options(kind: type[PrintOptions], panel: str) -> list[str]:
+    """The fields whose options stand under one heading of the help."""
+    declared = _declared(kind).items()
+    return [name for name, each in declared if each.words.get("rich_help_panel") == panel]
+
+
+def _declared(kind: type[PrintOptions]) -> dict[str, _Declared]:
+    """The options and arguments by their fields, in the order of the help."""
+    fields = {field.name: field.metadata for field in dataclasses.fields(kind)}
+    # Those of the class first, then those of the class that it extends.
+    first_in = {name: i for i, each in enumerate(kind.__mro__) for name in _own(each)}
+    found = {
+        name: fields[name]["declared"]
+        for name in sorted(fields, key=first_in.__getitem__)
+        if "declared" in fields[name]
+    }
+    order = list(found)
+    for name, declared in found.items():
+        if declared.before is not None:
+            order.remove(name)
+            order.insert(order.index(declared.before), name)
+    return {name: found[name] for name in order}
+
+
+def _read(declared: _Declared, value: Any) -> Any:
+    return value if declared.read is None or value is None else declared.read(value)
+
+
+def _own(kind: type) -> Mapping[str, Any]:
+    return inspect.get_annotations(kind)
+
+
+def _parameters(kind: type[PrintOptions]) -> list[inspect.Parameter]:
+    types = get_type_hints(kind)
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    parameters = []
+    for name, each in _declared(kind).items():
+        names = (option_name(name), *each.names) if each.make is typer.Option else ()
+        parameters.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                annotation=Annotated[types[name], each.make(*names, **each.words)],
+                default=inspect.Parameter.empty if defaults[name] is REQUIRED else defaults[name],
+            )
+        )
+    return parameters

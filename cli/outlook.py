@@ -7,16 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from chipsparse.cache_kinds import Part
-from chipsparse.cli.dense_layers import dense_layers
-from chipsparse.cli.model import ModelDescription
-from chipsparse.cli.planned import PlannedGeneration, plan_generation
-from chipsparse.cli.settings import CommonOptions
-from chipsparse.cli.work_share import planned_share
-from chipsparse.cost_model import Rates
-from chipsparse.estimate import RunEstimate, estimate_run
-from chipsparse.measured_rates import measure_rates
-from chipsparse.memory_plan import (
+from chipsparse.cache.memory_plan import (
     Capacity,
     MemoryDemand,
     MemoryPlan,
@@ -25,9 +16,18 @@ from chipsparse.memory_plan import (
     plan_memory,
     working_bytes,
 )
+from chipsparse.cli.dense_layers import dense_layers
+from chipsparse.cli.generation_options import GenerationOptions
+from chipsparse.cli.model import ModelDescription
+from chipsparse.cli.planned import PlannedGeneration, plan_generation
+from chipsparse.cli.work_share import planned_share
+from chipsparse.config import Part
+from chipsparse.measure.cost_model import Rates
+from chipsparse.measure.estimate import RunEstimate, estimate_run
+from chipsparse.measure.measured_rates import measure_rates
+from chipsparse.measure.slower_parts import slower_parts
 from chipsparse.plan import SparsityPlan
-from chipsparse.profiles import Profile
-from chipsparse.slower_parts import slower_parts
+from chipsparse.profiles.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Outlook:
 
 
 def look_ahead(
-    options: CommonOptions,
+    options: GenerationOptions,
     model: ModelDescription,
     profile: Profile,
     target: Target,

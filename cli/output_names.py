@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from chipsparse.cli.errors import UserError, reason
-from chipsparse.scratch import scratch_folder
+from chipsparse.common.scratch import scratch_folder
 
 
 def check_writable(

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from chipsparse.bootstrap import LEAST_VALUES
 from chipsparse.cli import denoise
+from chipsparse.cli.clip_json import clip_json
 from chipsparse.cli.lpips import Lpips, find_lpips
 from chipsparse.cli.patching import patched
+from chipsparse.cli.results import UNTOLD, fields_json
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.signals import exit_code
 from chipsparse.cli.work_progress import WorkProgress
-from chipsparse.clip_comparison import ClipComparison, compare_clips
 from chipsparse.config import SparsityConfig
-from chipsparse.profiles import Profile
+from chipsparse.measure.bootstrap import LEAST_VALUES
+from chipsparse.measure.clip_comparison import ClipComparison, compare_clips
+from chipsparse.profiles.profile import Profile
 
 Side = Literal["A", "B"]
 SIDES: tuple[Side, Side] = ("A", "B")
@@ -39,6 +41,11 @@ class ConfigRun:
     clip: ClipComparison
     fallbacks: list[str]
 
+    def to_json(self) -> dict[str, Any]:
+        """The times and the clip."""
+        clip = clip_json(self.clip, "flicker_dense", "flicker")
+        return {"seconds": self.seconds, "speedup": self.speedup, **clip}
+
 
 @dataclass(frozen=True)
 class PromptRuns:
@@ -54,7 +61,11 @@ class PromptRuns:
     prompt: str
     seed: int
     dense_seconds: float
-    sides: dict[Side, ConfigRun]
+    sides: dict[Side, ConfigRun] = field(metadata=UNTOLD)
+
+    def to_json(self) -> dict[str, Any]:
+        """The prompt, and both sides by their names."""
+        return {**fields_json(self), "A": self.sides["A"], "B": self.sides["B"]}
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import chipsparse
 from chipsparse.cli.errors import UserError, first_line
 from chipsparse.config import ConfigError, SparsityConfig
 from chipsparse.pipelines.generic import UnservedModelError
-from chipsparse.profiles import Profile
-from chipsparse.report import GenerationReport
+from chipsparse.profiles.profile import Profile
+from chipsparse.report.generation import GenerationReport
 
 
 @contextmanager

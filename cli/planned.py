@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chipsparse.cache_kinds import Part
 from chipsparse.cli.dense_layers import never_sparse
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model import ModelDescription
 from chipsparse.cli.settings import (
-    CommonOptions,
     GenerationSettings,
     latent_sizes,
     resolve_settings,
     vae_factors,
 )
-from chipsparse.config import ConfigError
+from chipsparse.config import ConfigError, Part
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.plan import SparsityPlan
-from chipsparse.profiles import Profile
+from chipsparse.profiles.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class PlannedGeneration:
 
 
 def plan_generation(
-    options: CommonOptions, model: ModelDescription, profile: Profile
+    options: GenerationOptions, model: ModelDescription, profile: Profile
 ) -> PlannedGeneration:
     """Plans the generation that these options ask for; raises `UserError`."""
     settings = resolve_settings(options, model, profile.generation)

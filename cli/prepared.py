@@ -14,6 +14,7 @@ import chipsparse
 from chipsparse.cli import profile_range
 from chipsparse.cli.command_line import command_words
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.generate import GenerateOptions
 from chipsparse.cli.input_image import fitted, size_like
 from chipsparse.cli.media import check_kind
 from chipsparse.cli.model import ModelDescription
@@ -25,7 +26,6 @@ from chipsparse.cli.schedulers import choose_scheduler
 from chipsparse.cli.series import Item
 from chipsparse.cli.settings import (
     GenerationSettings,
-    Options,
     resolve_settings,
     size_multiples,
     usual_size,
@@ -33,7 +33,7 @@ from chipsparse.cli.settings import (
 from chipsparse.cli.sparse_steps import too_few_steps
 from chipsparse.cli.work_share import step_costs
 from chipsparse.pipelines.registry import ADAPTERS
-from chipsparse.profiles import GenerationDefaults, Profile
+from chipsparse.profiles.profile import GenerationDefaults, Profile
 
 IN_PYTHON = "generate has nothing for it; use it in Python"
 
@@ -57,7 +57,7 @@ class Job:
         out_of_range: what the profile was not tuned for; nothing where it is not used.
     """
 
-    options: Options
+    options: GenerateOptions
     device: torch.device
     dtype: torch.dtype
     model: ModelDescription
@@ -150,7 +150,7 @@ class Job:
 
 
 def prepare(
-    options: Options, device: torch.device, dtype: torch.dtype, display: ProgressDisplay
+    options: GenerateOptions, device: torch.device, dtype: torch.dtype, display: ProgressDisplay
 ) -> Job:
     """Settles a generation; raises `UserError`."""
     model = look_up(options, display)
@@ -196,7 +196,7 @@ def prepare(
     )
 
 
-def _check_inputs(options: Options, model: ModelDescription) -> None:
+def _check_inputs(options: GenerateOptions, model: ModelDescription) -> None:
     if options.strength is not None and not model.accepts("strength"):
         name = model.pipeline_class.__name__
         raise UserError(f"{name} has no strength; leave --strength out")
@@ -209,8 +209,8 @@ def _check_inputs(options: Options, model: ModelDescription) -> None:
 
 
 def _sized(
-    options: Options, image: Image, settings: GenerationSettings, model: ModelDescription
-) -> tuple[Options, Image]:
+    options: GenerateOptions, image: Image, settings: GenerationSettings, model: ModelDescription
+) -> tuple[GenerateOptions, Image]:
     """The options with height and width, and the picture in that size."""
     adapter = ADAPTERS.get(model.transformer_class)
     default = None if adapter is None else adapter.default_latents
@@ -223,7 +223,7 @@ def _sized(
     return dataclasses.replace(options, height=height, width=width), fitted(image, (height, width))
 
 
-def _first_step(options: Options, model: ModelDescription) -> Callable[[int], int]:
+def _first_step(options: GenerateOptions, model: ModelDescription) -> Callable[[int], int]:
     """The step that the pipeline begins with, of so many: later the more a picture is to remain."""
     strength = options.strength or model.default("strength")
     if options.image is None or strength is None:
@@ -232,7 +232,7 @@ def _first_step(options: Options, model: ModelDescription) -> Callable[[int], in
 
 
 def _plan(
-    options: Options,
+    options: GenerateOptions,
     model: ModelDescription,
     profile: Profile | None,
     settings: GenerationSettings,

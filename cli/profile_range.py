@@ -12,8 +12,8 @@ import torch
 
 from chipsparse.cli.model import ModelDescription
 from chipsparse.cli.settings import GenerationSettings
-from chipsparse.profiles import Profile
-from chipsparse.tuned_range import digest, outside
+from chipsparse.profiles.profile import Profile
+from chipsparse.profiles.tuned_range import digest, outside
 
 
 def out_of_range(

@@ -10,8 +10,8 @@ from typing import Any
 
 from chipsparse.cli.errors import UserError, reason
 from chipsparse.cli.output_names import check_writable
-from chipsparse.placing import place, write_checked
-from chipsparse.scratch import scratch_folder
+from chipsparse.common.finished_files import place, write_checked
+from chipsparse.common.scratch import scratch_folder
 
 
 def check_report(path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model import (
     ModelDescription,
     choose_device,
@@ -15,8 +16,7 @@ from chipsparse.cli.model import (
     is_local,
 )
 from chipsparse.cli.progress import ProgressDisplay
-from chipsparse.cli.settings import CommonOptions
-from chipsparse.profiles import (
+from chipsparse.profiles.profile import (
     MODEL_PROFILE_NAME,
     Profile,
     bundled_model,
@@ -25,18 +25,17 @@ from chipsparse.profiles import (
     load_profile,
     profile_classes,
 )
-from chipsparse.qualities import DEFAULT_QUALITY
+from chipsparse.profiles.qualities import DEFAULT_QUALITY
 
 
-def checked(options: CommonOptions) -> tuple[torch.device, torch.dtype]:
-    """Checks what can be checked without a model; returns what to compute on, and in."""
-    options.check()
+def device_and_dtype(options: GenerationOptions) -> tuple[torch.device, torch.dtype]:
+    """What to compute on, and in; raises `UserError` where that is not here."""
     device = choose_device(options.device)
     options.check_vram(device)
     return device, choose_dtype(options.dtype, device)
 
 
-def look_up(options: CommonOptions, display: ProgressDisplay) -> ModelDescription:
+def look_up(options: GenerationOptions, display: ProgressDisplay) -> ModelDescription:
     """What the files of ``--model`` say."""
     location = str(bundled_model()) if options.model is None else options.model
     if is_local(location):
@@ -63,7 +62,7 @@ def check_prompt_is_enough(
 
 
 def choose_profile(
-    options: CommonOptions, model: ModelDescription, *, optional: bool = False
+    options: GenerationOptions, model: ModelDescription, *, optional: bool = False
 ) -> Profile | None:
     """The profile of ``--config`` or of the model: its ``--quality``, with the memory budgets.
 
@@ -94,14 +93,14 @@ def choose_profile(
     return profile.override(options.memory_budgets())
 
 
-def required_profile(options: CommonOptions, model: ModelDescription) -> Profile:
+def required_profile(options: GenerationOptions, model: ModelDescription) -> Profile:
     """As `choose_profile`, where nothing can be done without one."""
     profile = choose_profile(options, model)
     assert profile is not None
     return profile
 
 
-def _found(options: CommonOptions, model: ModelDescription) -> Profile | None:
+def _found(options: GenerationOptions, model: ModelDescription) -> Profile | None:
     """The profile that the options mean; None where the model has none. Raises `ValueError`."""
     if options.config is not None:
         return load_profile(options.config)

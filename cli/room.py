@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from chipsparse.byte_sizes import format_bytes
+from chipsparse.cache.memory_plan import working_bytes
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model import ModelDescription
 from chipsparse.cli.planned import PlannedGeneration
 from chipsparse.cli.weights import count_weights
 from chipsparse.cli.wording import counted
-from chipsparse.machine import host_free_bytes
-from chipsparse.memory_plan import working_bytes
+from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.common.machine import host_free_bytes
 
 CHANNELS = 3
 

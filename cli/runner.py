@@ -9,8 +9,8 @@ from typing import Any
 from chipsparse.cli import denoise
 from chipsparse.cli.patching import patched, user_errors
 from chipsparse.cli.work_progress import WorkProgress
-from chipsparse.profiles import Profile
-from chipsparse.report import GenerationReport
+from chipsparse.profiles.profile import Profile
+from chipsparse.report.generation import GenerationReport
 
 ReportSource = Callable[[], GenerationReport | None]
 

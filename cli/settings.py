@@ -5,26 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from chipsparse.byte_sizes import parse_bytes
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.input_image import read_image
-from chipsparse.cli.lora import Lora, read_lora
-from chipsparse.cli.media import check_output
+from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model import ModelDescription
-from chipsparse.cli.option_checks import check_seed, check_values
-from chipsparse.cli.output_names import check_inputs_stay
-from chipsparse.cli.report_file import check_report
-from chipsparse.cli.series import Item, read_prompts, series, typed_prompt
 from chipsparse.layout import Grid
-from chipsparse.profiles import GenerationDefaults
-
-if TYPE_CHECKING:
-    import torch
-    from PIL.Image import Image
+from chipsparse.profiles.profile import GenerationDefaults
 
 SIZE_MULTIPLE = 16  # what diffusers' pipelines ask of every height and width
 OPTION_OF = {
@@ -35,131 +22,6 @@ OPTION_OF = {
     "guidance_scale": "--guidance-scale",
     "negative_prompt": "--negative-prompt",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class CommonOptions:
-    """What the user typed, of what every command about a generation has; None where left out."""
-
-    model: str | None
-    config: Path | None
-    quality: str | None = None
-    steps: int | None
-    height: int | None
-    width: int | None
-    frames: int | None
-    guidance_scale: float | None
-    negative_prompt: str | None = None
-    device: str
-    dtype: str
-    vram: str | None
-    ram: str | None
-    json: bool
-    debug: bool
-
-    def check(self) -> None:
-        """Raises `UserError` for what is wrong with any model and on any device."""
-        check_values(vars(self))
-
-    def check_vram(self, device: torch.device) -> None:
-        """Raises `UserError` for a budget of GPU memory on a CPU."""
-        if self.vram is not None and device.type != "cuda":
-            raise UserError(f"--vram {self.vram} has no effect on a CPU; use --ram")
-
-    def memory_budgets(self) -> dict[str, int]:
-        """What ``--vram`` and ``--ram`` change in a `SparsityConfig`; they were checked before."""
-        budgets = {"memory.vram": self.vram, "memory.ram": self.ram}
-        return {name: parse_bytes(text) for name, text in budgets.items() if text is not None}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(CommonOptions):
-    """What the user typed for `generate`; None where an option was left out."""
-
-    prompt: str | None
-    output: Path
-    seed: int
-    fps: int
-    dense: bool
-    compare: bool
-    prompts: Path | None = None
-    num: int | None = None
-    image: Path | None = None
-    strength: float | None = None
-    lora: tuple[str, ...] = ()
-    scheduler: str | None = None
-    strict: bool = False
-    report: Path | None = None
-    crf: int | None = None
-    verbose: bool = False
-
-    @property
-    def mode(self) -> Literal["dense", "sparse", "compare"]:
-        """Which videos are made: the dense one, the sparse one, or both."""
-        return "dense" if self.dense else "compare" if self.compare else "sparse"
-
-    @property
-    def many(self) -> bool:
-        """Whether a series is asked for, be it one of a single picture."""
-        return self.prompts is not None or self.num is not None
-
-    @cached_property
-    def items(self) -> list[Item]:
-        """What is to be made; raises `UserError`."""
-        if (self.prompt is None) == (self.prompts is None):
-            both = "not both" if self.prompt is not None else "got neither"
-            raise UserError(f"give a prompt, or a file of them with --prompts; {both}")
-        if self.prompts is not None:
-            prompts = read_prompts(self.prompts)
-        else:
-            prompts = [typed_prompt(self.prompt or "")]
-        return series(
-            prompts,
-            seed=self.seed,
-            num=self.num,
-            output=self.output,
-            report=self.report,
-            many=self.many,
-        )
-
-    @cached_property
-    def picture(self) -> Image | None:
-        """What ``--image`` shows, in its own size; raises `UserError`."""
-        return None if self.image is None else read_image(self.image)
-
-    @cached_property
-    def loras(self) -> list[Lora]:
-        """What ``--lora`` names; raises `UserError`."""
-        return [read_lora(text) for text in self.lora]
-
-    def check(self) -> None:
-        """Raises `UserError` for what is wrong with any model and on any device."""
-        if self.dense and self.compare:
-            raise UserError(
-                "--dense and --compare exclude each other: --compare makes the dense video too"
-            )
-        for option, given in (
-            ("--quality", self.quality is not None),
-            ("--strict", self.strict),
-            ("--report", self.report is not None),
-        ):
-            if self.dense and given:
-                raise UserError(f"{option} is about the sparse run, which --dense leaves out")
-        super().check()
-        check_seed(self.seed, count=self.num or 1)
-        if self.strength is not None and self.image is None:
-            raise UserError("--strength is about the picture of --image, and there is none")
-        if self.strength is not None and not 0 < self.strength <= 1:
-            raise UserError(f"--strength {self.strength:g} must be above 0 and at most 1")
-        also = ("dense", "compare") if self.compare else ()
-        inputs = [self.config, self.prompts, self.image, *(lora.file for lora in self.loras)]
-        for item in self.items:
-            check_output(item.output, fps=self.fps, crf=self.crf, also=also)
-            check_inputs_stay("--output", item.output, inputs)
-            if item.report is not None:
-                check_report(item.report)
-                check_inputs_stay("--report", item.report, inputs)
-        _ = self.picture  # which raises where it cannot be read
 
 
 @dataclass(frozen=True)
@@ -189,7 +51,7 @@ class GenerationSettings:
 
 
 def resolve_settings(
-    options: CommonOptions, model: ModelDescription, defaults: GenerationDefaults
+    options: GenerationOptions, model: ModelDescription, defaults: GenerationDefaults
 ) -> GenerationSettings:
     """Each value from the options, else the profile, else the pipeline's own default."""
     asked = {

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from chipsparse.deferred_signals import STOP_SIGNALS
+from chipsparse.common.deferred_signals import STOP_SIGNALS
 
 
 class Stopped(KeyboardInterrupt):

@@ -43,8 +43,10 @@ def _less(plan: SparsityPlan) -> str:
     schedule = plan.config.schedule
     if not schedule.lists_full:
         return "fewer schedule.warmup_steps"
-    listed = schedule.full_share is None
-    return "fewer schedule.full_steps" if listed else "a lower schedule.full_share"
+    if schedule.full_share is None:
+        return "fewer schedule.full_steps"
+    few = plan.steps is not None and 2 < plan.steps <= schedule.least_full
+    return f"a lower schedule.{'least_full' if few else 'full_share'}"
 
 
 def _all(steps: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from chipsparse.cli import denoise
 from chipsparse.cli.denoise import StepResult
@@ -52,6 +52,7 @@ class StepTimes:
     patched_peak_bytes: int | None
     backends: dict[str, str]
     fallbacks: list[str]
+    also_told: ClassVar = ("stock_run", "patched_run", "speedup_run")
 
     @property
     def stock_run(self) -> float:
@@ -64,6 +65,11 @@ class StepTimes:
         if any(action not in self.patched for action in self.counts):
             return None
         return sum(count * self.patched[action] for action, count in self.counts.items())
+
+    @property
+    def speedup_run(self) -> float | None:
+        """Of a generation; None where an action was not measured."""
+        return None if self.patched_run is None else self.stock_run / self.patched_run
 
 
 def measure_steps(pipe: Any, planned: PlannedGeneration, display: ProgressDisplay) -> StepTimes:

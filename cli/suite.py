@@ -11,69 +11,28 @@ from typing import Any
 
 from chipsparse.cli import media
 from chipsparse.cli.command_line import command_words
+from chipsparse.cli.compare import CompareOptions
 from chipsparse.cli.errors import UserError, reason
 from chipsparse.cli.model import ModelDescription, load_pipeline, quiet_libraries
-from chipsparse.cli.option_checks import check_positive
-from chipsparse.cli.pages.names import name_of
 from chipsparse.cli.pages.page import check_library, page
 from chipsparse.cli.pages.part import part_of
 from chipsparse.cli.progress import ProgressDisplay, duration
-from chipsparse.cli.request import check_prompt_is_enough, checked, choose_profile, look_up
-from chipsparse.cli.series import read_prompts
-from chipsparse.cli.settings import CommonOptions, resolve_settings
+from chipsparse.cli.prompts import read_prompts
+from chipsparse.cli.request import check_prompt_is_enough, choose_profile, device_and_dtype, look_up
+from chipsparse.cli.settings import resolve_settings
 from chipsparse.cli.suite_lab import Prompt, SuiteLab
 from chipsparse.cli.suite_record import environment, suite_json
 from chipsparse.cli.suite_rows import suite_rows
 from chipsparse.cli.weight_files import WEIGHTS
 from chipsparse.cli.wording import bundled_name, counted
 from chipsparse.cli.work_progress import WorkProgress
-from chipsparse.placing import write_whole
-from chipsparse.profiles import ASSETS, GenerationDefaults
+from chipsparse.common.finished_files import write_whole
+from chipsparse.profiles.profile import ASSETS, GenerationDefaults
 from chipsparse.tuning.results_file import ResultsError, ResultsFile, ResultsWriteError
 
 MEASURED, TO_SEND, PAGE = "measured.json", "suite.json", "suite.html"
 BUNDLED_COUNT = 12  # prompts, where no file of them is given
 SAMPLED_BYTES = 1 << 16  # of each weights file's end, where its last tensor is
-
-
-@dataclass(frozen=True, kw_only=True)
-class SuiteOptions(CommonOptions):
-    """What the user typed for a suite; None where an option was left out."""
-
-    prompts: Path | None
-    count: int | None
-    seed: int
-    output: Path | None
-    fps: int
-    with_prompts: bool
-
-    @property
-    def folder(self) -> Path:
-        """Where everything lies."""
-        assert self.model is not None
-        name = name_of(self.model.rstrip("/")).replace("/", "-")
-        return self.output or Path(f"suite-{name}")
-
-    @property
-    def command(self) -> str:
-        """What goes on with it."""
-        settled: dict[str, Any] = {"model": None, "suite": self.model, "output": self.folder}
-        settled |= {name: None for name in ("device", "dtype") if getattr(self, name) == "auto"}
-        return shlex.join(command_words("compare", self, settled))
-
-    @property
-    def kept(self) -> str:
-        """What an interruption leaves."""
-        if not (self.folder / MEASURED).is_file():
-            return "nothing was measured"
-        return f"all finished clips are in {self.folder}; go on with: {self.command}"
-
-    def check(self) -> None:
-        """Raises `UserError` for what is wrong with any model and on any device."""
-        super().check()
-        check_positive("--count", self.count)
-        if self.folder.exists() and not self.folder.is_dir():
-            raise UserError(f"--output {self.folder} is a file; a suite fills a folder")
 
 
 @dataclass(frozen=True)
@@ -89,7 +48,21 @@ class Suite:
     content: dict[str, Any]
 
 
-def run_suite(options: SuiteOptions) -> Suite:
+def kept(options: CompareOptions) -> str:
+    """What an interruption leaves."""
+    if not (options.folder / MEASURED).is_file():
+        return "nothing was measured"
+    return f"all finished clips are in {options.folder}; go on with: {command(options)}"
+
+
+def command(options: CompareOptions) -> str:
+    """What goes on with it."""
+    settled = {"model": None, "output": options.folder, "fps": options.rate}
+    left = {name: None for name in ("device", "dtype") if getattr(options, name) == "auto"}
+    return shlex.join(command_words("compare", options, {**settled, **left}))
+
+
+def run_suite(options: CompareOptions) -> Suite:
     """Checks all that is cheap to check, then makes the clips that are missing."""
     try:
         return _run(options)
@@ -100,9 +73,9 @@ def run_suite(options: SuiteOptions) -> Suite:
         raise UserError(str(error)) from error
 
 
-def _run(options: SuiteOptions) -> Suite:
+def _run(options: CompareOptions) -> Suite:
     check_library()
-    device, dtype = checked(options)
+    device, dtype = device_and_dtype(options)
     with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)
         check_prompt_is_enough(model, "a suite generates from prompts alone")
@@ -130,7 +103,7 @@ def _run(options: SuiteOptions) -> Suite:
             prompts,
             results,
             suffix=suffix,
-            fps=options.fps,
+            fps=options.rate,
             progress=progress,
         )
         told = False
@@ -147,7 +120,7 @@ def _run(options: SuiteOptions) -> Suite:
     return Suite(folder, content)
 
 
-def suite_prompts(options: SuiteOptions, model: ModelDescription) -> list[Prompt]:
+def suite_prompts(options: CompareOptions, model: ModelDescription) -> list[Prompt]:
     """The first ``--count`` of the file's, or of the bundled ones; the seed of each is one more.
 
     What the bundled models were trained on are scenes of their own.
@@ -164,11 +137,11 @@ def suite_prompts(options: SuiteOptions, model: ModelDescription) -> list[Prompt
     return [Prompt(i, text, options.seed + i) for i, text in enumerate(texts[:count])]
 
 
-def _check_folder(options: SuiteOptions, suffix: str) -> None:
+def _check_folder(options: CompareOptions, suffix: str) -> None:
     """Raises `UserError` where the folder could not be made or filled; leaves nothing."""
     folder = options.folder
     inside = folder if folder.is_dir() else folder.parent
-    media.check_output(inside / f"suite{suffix}", fps=options.fps)
+    media.check_output(inside / f"suite{suffix}", fps=options.rate)
 
 
 def _about(common: dict[str, Any], model: ModelDescription) -> dict[str, Any]:

@@ -19,13 +19,13 @@ from chipsparse.cli.patching import patched
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.suite_rows import DENSE, FLOOR, MAG, Row
 from chipsparse.cli.work_progress import WorkProgress
-from chipsparse.clip_comparison import compare_clips
+from chipsparse.common.finished_files import place
+from chipsparse.common.scratch import scratch_folder
+from chipsparse.measure.clip_comparison import compare_clips
 from chipsparse.pipelines.diffusers_caches import CacheRun, cached, calibrated_ratios
 from chipsparse.pipelines.other_attention import other_attention
 from chipsparse.pipelines.stacked_caches import transformers_of
-from chipsparse.placing import place
-from chipsparse.report import GenerationReport
-from chipsparse.scratch import scratch_folder
+from chipsparse.report.generation import GenerationReport
 from chipsparse.tuning.results_file import ResultsFile
 
 CALIBRATION = "MagCache, calibration"
@@ -72,6 +72,8 @@ class _On:
 class SuiteLab:
     """Generates and compares; what is in the results file is not made again.
 
+    What was refused is tried again: memory that was short, or a version, may be another now.
+
     Args:
         load: loads the pipeline; called when something must be generated.
         settings: of the pipeline call.
@@ -101,6 +103,7 @@ class SuiteLab:
         self._load, self._settings, self._negative_prompt = load, settings, negative_prompt
         self._rows, self._prompts, self._results = rows, prompts, results
         self._suffix, self._fps, self._progress = suffix, fps, progress
+        results.forget(lambda record: "refused" in record)
         self._warm: set[str] = set()
         self._lpips: Lpips | None = None
 

@@ -17,9 +17,9 @@ from chipsparse.cli.profile_range import device_name
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.suite_lab import Prompt, SuiteLab
 from chipsparse.cli.suite_rows import OURS, Row
-from chipsparse.cli.summary import seconds_text
-from chipsparse.machine import package_version
-from chipsparse.tuned_range import digest
+from chipsparse.cli.wording import seconds_text
+from chipsparse.common.machine import package_version
+from chipsparse.profiles.tuned_range import digest
 
 # What serving stacks ask of a clip against dense.
 LEAST = {"psnr_db": 20.0, "ssim": 0.82}
@@ -88,6 +88,7 @@ def suite_json(
             "most": max(seconds.values()),
         },
         "restless": restless(seconds.values()),
+        "refused": sum(entry["refused"] is not None for entry in entries),
         "rows": entries,
         "pictured": None
         if pictured is None

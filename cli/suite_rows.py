@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model import ModelDescription
 from chipsparse.cli.pages.names import name_of
 from chipsparse.cli.request import choose_profile, required_profile
-from chipsparse.cli.settings import CommonOptions
 from chipsparse.config import SparsityConfig
 from chipsparse.pipelines.diffusers_caches import Cache, mag, sea
-from chipsparse.tuned_range import digest
+from chipsparse.profiles.tuned_range import digest
 
 DENSE, FLOOR, OURS, MAG = "dense", "floor", "chipsparse", "MagCache"
 QUALITIES = {"faithful": 0.6, "balanced": 0.5, "fast": 0.4}  # about, of a dense clip
@@ -59,7 +59,7 @@ class Row:
         return f"{self.name}, {digest(content)}"
 
 
-def suite_rows(options: CommonOptions, model: ModelDescription) -> list[Row]:
+def suite_rows(options: GenerationOptions, model: ModelDescription) -> list[Row]:
     """All of them, the stock model first."""
     caches = [
         Row(method, f"{method} {speed}", cache.setting, 0.7 if speed == SLOW else 0.5, cache)
@@ -68,7 +68,7 @@ def suite_rows(options: CommonOptions, model: ModelDescription) -> list[Row]:
     return [Row(DENSE, DENSE), Row(FLOOR, FLOOR), *caches, *_ours(options, model)]
 
 
-def _ours(options: CommonOptions, model: ModelDescription) -> Iterator[Row]:
+def _ours(options: GenerationOptions, model: ModelDescription) -> Iterator[Row]:
     """The named qualities; a profile without any, as of a tuning, is the only row."""
     profile = choose_profile(options, model, optional=True)
     if profile is not None and not profile.qualities:

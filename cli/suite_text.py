@@ -9,9 +9,8 @@ from rich.console import Console
 
 from chipsparse.cli.suite import PAGE, TO_SEND, Suite
 from chipsparse.cli.suite_rows import FLOOR
-from chipsparse.cli.summary import seconds_text
-from chipsparse.cli.tables import Facts, facts_table, number_table
-from chipsparse.cli.wording import counted
+from chipsparse.cli.tables import Facts, facts_table, number_table, print_table
+from chipsparse.cli.wording import counted, refused_rows, seconds_text
 
 SAME = "the same"
 TITLES = {"psnr_db": "PSNR", "ssim": "SSIM", "lpips": "LPIPS"}
@@ -34,8 +33,7 @@ def print_suite(suite: Suite, console: Console) -> None:
         if row["refused"] is not None:
             remarks.append((row["name"], f"did not run: {row['refused']}"))
         remarks += [(row["name"], text) for text in row["remarks"]]
-    console.print(table, highlight=False, markup=False)
-    console.print()
+    print_table(console, table)
     asked = content["thresholds"]
     facts: Facts = [
         ("dense", f"{seconds_text(content['dense_seconds']['median'])} denoising, median"),
@@ -50,12 +48,12 @@ def print_suite(suite: Suite, console: Console) -> None:
             * bool(content["lpips_missing"])
         ),
         *([("note", content["restless"])] if content["restless"] else []),
+        *([("refused", refused_rows(content["refused"], len(rows)))] * bool(content["refused"])),
         *remarks,
         ("page", str(suite.folder / PAGE)),
         ("to send", f"{suite.folder / TO_SEND}{_hidden(content)}"),
     ]
-    console.print(facts_table(facts), highlight=False, markup=False)
-    console.print()
+    print_table(console, facts_table(facts))
 
 
 def _hidden(content: dict[str, Any]) -> str:

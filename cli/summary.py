@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.table import Table
 
-from chipsparse.byte_sizes import format_bytes
 from chipsparse.cli.denoise import Generation, StepResult
-from chipsparse.cli.tables import Facts, facts_table, number_table
-from chipsparse.cli.wording import bundled_name, counted, profile_text
-from chipsparse.clip_comparison import compare_clips
+from chipsparse.cli.results import UNTOLD, fields_json
+from chipsparse.cli.tables import Facts, facts_table, number_table, print_table
+from chipsparse.cli.wording import bundled_name, counted, files_text, profile_text, seconds_text
+from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.measure.clip_comparison import compare_clips
 
 # Of the models that come with chipsparse, which draw nothing else whatever the prompt.
 BUNDLED = "bundled, draws simple shapes only"
@@ -38,6 +39,12 @@ class Comparison:
     speedup: float
     psnr_db: float
     ssim: float | None
+    also_told: ClassVar = ("identical",)
+
+    @property
+    def identical(self) -> bool:
+        """Whether the frames are the same."""
+        return math.isinf(self.psnr_db)
 
 
 @dataclass(frozen=True)
@@ -54,13 +61,17 @@ class Outcome:
         error: why there is nothing, in one sentence; None where there is.
     """
 
-    request: dict[str, Any]
+    request: dict[str, Any] = field(metadata=UNTOLD)
     files: dict[str, list[Path]]
     sparse: Generation | None
     dense: Generation | None
     comparison: Comparison | None
     peak_process_bytes: int | None
     error: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The request and what became of it."""
+        return {**self.request, **fields_json(self)}
 
 
 def compare(dense: Generation, sparse: Generation) -> Comparison:
@@ -79,8 +90,7 @@ def print_summary(outcome: Outcome, console: Console, *, verbose: bool) -> None:
     assert made is not None
     _print(console, [*_model_facts(outcome), *_picture_facts(outcome, made)])
     console.print()
-    console.print(_steps_table(made))
-    console.print()
+    print_table(console, _steps_table(made))
     _print(console, [*_details(outcome, made), *(_internals(made) if verbose else [])])
 
 
@@ -98,8 +108,7 @@ def print_series(outcomes: list[Outcome], console: Console, *, asked: int, verbo
         lead.append(("prompt", _short(prompt, WHOLE_PROMPT)))
     _print(console, lead)
     console.print()
-    console.print(_series_table(outcomes, prompts=several), highlight=False, markup=False)
-    console.print()
+    print_table(console, _series_table(outcomes, prompts=several))
     facts: Facts = []
     for number, outcome in enumerate(outcomes):
         made = outcome.sparse or outcome.dense
@@ -157,7 +166,7 @@ def _measured(outcomes: Sequence[Outcome]) -> str:
     worst = min(found, key=lambda each: each.psnr_db)
     if len(found) > 1:
         speedups = [f"{speedup:.2f}" for speedup in sorted(each.speedup for each in found)]
-        least = "" if math.isinf(worst.psnr_db) else "at worst "
+        least = "" if worst.identical else "at worst "
         return f"{_range(speedups)} times as fast as dense; {least}{_quality(worst)}"
     (dense,) = (outcome.dense for outcome in outcomes if outcome.dense is not None)
     seconds = seconds_text(dense.denoising_seconds)
@@ -170,7 +179,7 @@ def _range(ascending: Sequence[str]) -> str:
 
 
 def _quality(comparison: Comparison) -> str:
-    if math.isinf(comparison.psnr_db):
+    if comparison.identical:
         return "the same frames as dense"
     ssim = "" if comparison.ssim is None else f", SSIM {comparison.ssim:.4f}"
     return f"PSNR {comparison.psnr_db:.2f} dB{ssim}"
@@ -240,10 +249,9 @@ def _series_table(outcomes: list[Outcome], *, prompts: bool) -> Table:
 def _compared(comparison: Comparison | None) -> list[str]:
     if comparison is None:
         return ["-", "-"]
-    same = math.isinf(comparison.psnr_db)
     return [
         f"{comparison.speedup:.2f}x",
-        "the same" if same else f"{comparison.psnr_db:.2f} dB",
+        "the same" if comparison.identical else f"{comparison.psnr_db:.2f} dB",
     ]
 
 
@@ -312,23 +320,9 @@ def _internals(made: Generation) -> Facts:
     if made.backends:
         facts.append(("backends", ", ".join(f"{op}: {b}" for op, b in made.backends.items())))
     facts += [("passed over", line) for line in made.backend_reasons]
-    facts += [("error guard", made.guard)] if made.guard else []
     actions = Counter(step.action for step in made.steps)
     facts.append(("actions", ", ".join(f"{count} {action}" for action, count in actions.items())))
     return facts
-
-
-def files_text(files: list[Path]) -> str:
-    """The names of one clip's files: one, or the first and the last of numbered ones."""
-    return str(files[0]) if len(files) == 1 else f"{files[0]} to {files[-1].name}"
-
-
-def seconds_text(seconds: float) -> str:
-    """A duration for people to read."""
-    if seconds >= 60:
-        minutes, rest = divmod(round(seconds), 60)
-        return f"{minutes} min {rest} s"
-    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{seconds * 1e3:.1f} ms"
 
 
 def _computed(step: StepResult, kept: float | None) -> float:

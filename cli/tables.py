@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.console import Console
 from rich.table import Table
 
 Facts = list[tuple[str, str]]
@@ -30,3 +31,9 @@ def number_table(first: str, *others: str, gap: int = 2) -> Table:
     for heading in others:
         table.add_column(heading, justify="right", no_wrap=True)
     return table
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Prints a table as it is, and an empty line."""
+    console.print(table, highlight=False, markup=False)
+    console.print()

@@ -2,187 +2,162 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
+import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.generation_options import GenerationOptions
+from chipsparse.cli.option_checks import check_positive
+from chipsparse.cli.options import OUTPUT, REQUIRED, option, option_name, panel_options
+from chipsparse.cli.results import results_alone, tell
 
-from chipsparse.cli.errors import reported_errors
-from chipsparse.cli.options import (
-    OUTPUT,
-    PICTURE,
-    ConfigOption,
-    DebugOption,
-    DeviceOption,
-    DtypeOption,
-    FramesOption,
-    GuidanceOption,
-    HeightOption,
-    JsonOption,
-    ModelOption,
-    RamOption,
-    StepsOption,
-    VramOption,
-    WidthOption,
-)
+if TYPE_CHECKING:
+    from chipsparse.profiles.tuned_range import TunedTarget
 
 EXAMPLE = "Example: [bold]chipsparse tune --min-psnr 30 -o profile.yaml[/bold]"
 TARGET = "Target: one or more of these"
 MEASURING = "Measuring"
 
 
-def tune(
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Profile to write, for [bold]generate --config[/bold].",
-            show_default=False,
-            rich_help_panel=OUTPUT,
-        ),
-    ],
-    min_psnr: Annotated[
-        float | None,
-        typer.Option(
-            help="PSNR against dense, in dB, of every held-out prompt, as fast as possible.",
-            show_default=False,
-            rich_help_panel=TARGET,
-        ),
-    ] = None,
-    min_ssim: Annotated[
-        float | None,
-        typer.Option(
-            help="The same with SSIM.",
-            show_default=False,
-            rich_help_panel=TARGET,
-        ),
-    ] = None,
-    max_lpips: Annotated[
-        float | None,
-        typer.Option(
-            help="The same with LPIPS, where the extra lpips and AlexNet's weights are installed.",
-            show_default=False,
-            rich_help_panel=TARGET,
-        ),
-    ] = None,
-    min_speedup: Annotated[
-        float | None,
-        typer.Option(
-            help="Dense over sparse time of a generation, as close to dense as possible.",
-            show_default=False,
-            rich_help_panel=TARGET,
-        ),
-    ] = None,
-    max_seconds: Annotated[
-        float | None,
-        typer.Option(
-            help="Time of a generation on this device, likewise.",
-            show_default=False,
-            rich_help_panel=TARGET,
-        ),
-    ] = None,
-    model: ModelOption = None,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            help="Text file with one prompt per line; the first ones calibrate, the next ones "
-            "verify, and the seed of each is its number from 0.",
-            show_default="bundled prompts",
-            rich_help_panel=MEASURING,
-        ),
-    ] = None,
-    calibration_prompts: Annotated[
-        int, typer.Option(help="Prompts to calibrate with.", rich_help_panel=MEASURING)
-    ] = 2,
-    held_out_prompts: Annotated[
-        int, typer.Option(help="Other prompts to verify on.", rich_help_panel=MEASURING)
-    ] = 4,
-    budget: Annotated[
-        float,
-        typer.Option(
-            help="What the search may take, in the time of dense generations.",
-            rich_help_panel=MEASURING,
-        ),
-    ] = 30,
-    results: Annotated[
-        Path | None,
-        typer.Option(
-            help="JSON file that keeps every measurement: an interrupted run goes on from it, and "
-            "another target uses them, too. The dense pictures lie in a folder beside it, "
-            "which may be deleted.",
-            show_default="the output's name with .tune.json",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    height: HeightOption = None,
-    width: WidthOption = None,
-    frames: FramesOption = None,
-    steps: StepsOption = None,
-    guidance_scale: GuidanceOption = None,
-    negative_prompt: Annotated[
-        str | None,
-        typer.Option(help="What not to show.", show_default="none", rich_help_panel=PICTURE),
-    ] = None,
-    config: ConfigOption = None,
-    vram: VramOption = None,
-    ram: RamOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(GenerationOptions):
+    """What the user typed for `tune`; None where an option was left out."""
+
+    output: Path = option(
+        "-o",
+        help="Profile to write, for [bold]generate --config[/bold].",
+        default=REQUIRED,
+        shown=False,
+        panel=OUTPUT,
+    )
+    min_psnr: float | None = option(
+        help="PSNR against dense, in dB, of every held-out prompt, as fast as possible.",
+        shown=False,
+        panel=TARGET,
+    )
+    min_ssim: float | None = option(help="The same with SSIM.", shown=False, panel=TARGET)
+    max_lpips: float | None = option(
+        help="The same with LPIPS, where the extra lpips and AlexNet's weights are installed.",
+        shown=False,
+        panel=TARGET,
+    )
+    min_speedup: float | None = option(
+        help="Dense over sparse time of a generation, as close to dense as possible.",
+        shown=False,
+        panel=TARGET,
+    )
+    max_seconds: float | None = option(
+        help="Time of a generation on this device, likewise.", shown=False, panel=TARGET
+    )
+    prompts: Path | None = option(
+        help="Text file with one prompt per line; the first ones calibrate, the next ones "
+        "verify, and the seed of each is its number from 0.",
+        shown="bundled prompts",
+        panel=MEASURING,
+        before="height",
+    )
+    calibration_prompts: int = option(
+        help="Prompts to calibrate with.",
+        default=2,
+        panel=MEASURING,
+        before="height",
+        check=check_positive,
+    )
+    held_out_prompts: int = option(
+        help="Other prompts to verify on.",
+        default=4,
+        panel=MEASURING,
+        before="height",
+        check=check_positive,
+    )
+    budget: float = option(
+        help="What the search may take, in the time of dense generations.",
+        default=30,
+        panel=MEASURING,
+        before="height",
+    )
+    results: Path | None = option(
+        help="JSON file that keeps every measurement: an interrupted run goes on from it, and "
+        "another target uses them, too. The dense pictures lie in a folder beside it, "
+        "which may be deleted.",
+        shown="the output's name with .tune.json",
+        panel=OUTPUT,
+    )
+    quality: None = None
+
+    @property
+    def results_file(self) -> Path:
+        """Where measurements are kept."""
+        return self.results or self.output.with_suffix(".tune.json")
+
+    @property
+    def target(self) -> TunedTarget:
+        """What is asked for."""
+        from chipsparse.profiles.tuned_range import TunedTarget
+
+        return TunedTarget(
+            min_psnr_db=self.min_psnr,
+            min_ssim=self.min_ssim,
+            max_lpips=self.max_lpips,
+            min_speedup=self.min_speedup,
+            max_seconds=self.max_seconds,
+        )
+
+    def check(self) -> None:
+        """Raises `UserError` for what is wrong with any model and on any device."""
+        super().check()
+        self._check_targets()
+        # Imported here so that --help does not wait for torch.
+        from chipsparse.cli.output_names import check_inputs_stay
+        from chipsparse.cli.report_file import check_file
+        from chipsparse.cli.tune_lab import check_dense_folder
+        from chipsparse.tuning.search import least_budget
+
+        least = least_budget(self.calibration_prompts, self.held_out_prompts)
+        if not (math.isfinite(self.budget) and self.budget >= least):
+            raise UserError(
+                f"--budget {self.budget:g} is too small: {self.calibration_prompts} prompts to "
+                f"calibrate with and {self.held_out_prompts} to verify on need at least {least}"
+            )
+        check_file("--output", self.output, ".yaml", ".yml")
+        check_file("--results", self.results_file, ".json")
+        for name, output in (("--output", self.output), ("--results", self.results_file)):
+            check_inputs_stay(name, output, [self.config, self.prompts])
+        check_dense_folder(self.results_file)
+
+    def _check_targets(self) -> None:
+        names = panel_options(type(self), TARGET)
+        targets = {option_name(name): getattr(self, name) for name in names}
+        given = {name: value for name, value in targets.items() if value is not None}
+        if not given:
+            raise UserError(f"give a target: one or more of {', '.join(targets)}")
+        for name, value in given.items():
+            if not (math.isfinite(value) and value > 0):
+                raise UserError(f"{name} {value} must be a number above 0")
+        if self.min_ssim is not None and self.min_ssim >= 1:
+            raise UserError(f"--min-ssim {self.min_ssim:g} must be below 1")
+        if self.min_speedup is not None and self.min_speedup <= 1:
+            raise UserError(f"--min-speedup {self.min_speedup:g} must be above 1")
+
+    def kept(self) -> str:
+        """What an interruption leaves."""
+        known = f"what was measured is in {self.results_file}: run it again"
+        return known if self.results_file.is_file() else "nothing was measured"
+
+
+def tune(options: TuneOptions) -> None:
     """Find a schedule that meets a target of quality or speed, and write it as a profile.
 
     Scores on a few dense generations which steps can be left out, generates with the schedules
     that look best, each as fast as the others on this device, and verifies the winner on other
     prompts.
     """
+    # Imported here so that --help does not wait for torch and diffusers.
+    from chipsparse.cli.tune_job import run
+    from chipsparse.cli.tune_summary import print_summary
 
-    def kept() -> str:
-        file = results or output.with_suffix(".tune.json")
-        known = f"what was measured is in {file}: run it again"
-        return known if file.is_file() else "nothing was measured"
-
-    with reported_errors(debug=debug, kept=kept):
-        # Imported here so that --help does not wait for torch and diffusers.
-        from rich.console import Console
-
-        from chipsparse.cli.tune_job import TuneOptions, run
-        from chipsparse.cli.tune_summary import print_summary, to_json
-
-        options = TuneOptions(
-            output=output,
-            min_psnr=min_psnr,
-            min_ssim=min_ssim,
-            max_lpips=max_lpips,
-            min_speedup=min_speedup,
-            max_seconds=max_seconds,
-            model=model,
-            config=config,
-            vram=vram,
-            ram=ram,
-            steps=steps,
-            height=height,
-            width=width,
-            frames=frames,
-            device=device,
-            dtype=dtype,
-            negative_prompt=negative_prompt,
-            guidance_scale=guidance_scale,
-            prompts=prompts,
-            calibration_prompts=calibration_prompts,
-            held_out_prompts=held_out_prompts,
-            budget=budget,
-            results=results,
-            json=json,
-            debug=debug,
-        )
-        with contextlib.redirect_stdout(sys.stderr):  # stdout carries the result and nothing else
-            tuned = run(options)
-        if json:
-            print(to_json(tuned))
-        else:
-            print_summary(tuned, Console())
+    with results_alone():
+        tuned = run(options)
+    tell(tuned, print_summary, as_json=options.json)

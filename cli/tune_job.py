@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,98 +14,24 @@ import chipsparse
 from chipsparse.cli.errors import UserError, first_line
 from chipsparse.cli.lpips import find_lpips
 from chipsparse.cli.model import ModelDescription, load_pipeline, quiet_libraries
-from chipsparse.cli.option_checks import check_positive
-from chipsparse.cli.output_names import check_inputs_stay
 from chipsparse.cli.profile_range import range_of
 from chipsparse.cli.progress import ProgressDisplay
-from chipsparse.cli.report_file import check_file
-from chipsparse.cli.request import checked, look_up, required_profile
-from chipsparse.cli.settings import CommonOptions, GenerationSettings, resolve_settings
-from chipsparse.cli.tune_lab import Prompt, TuneLab, check_dense_folder, config_digest
+from chipsparse.cli.request import device_and_dtype, look_up, required_profile
+from chipsparse.cli.results import UNTOLD, fields_json
+from chipsparse.cli.settings import GenerationSettings, resolve_settings
+from chipsparse.cli.tune import TuneOptions
+from chipsparse.cli.tune_lab import Prompt, TuneLab, config_digest
 from chipsparse.cli.tune_profile import write_profile
 from chipsparse.cli.tune_unreachable import unreachable_text
 from chipsparse.cli.work_progress import WorkProgress
-from chipsparse.clip_comparison import PerceptualDistance
-from chipsparse.profiles import ASSETS, Profile
-from chipsparse.tuned_range import TunedFor, TunedTarget, Versions, digest
+from chipsparse.measure.clip_comparison import PerceptualDistance
+from chipsparse.profiles.profile import ASSETS, Profile
+from chipsparse.profiles.tuned_range import TunedFor, Versions, digest
 from chipsparse.tuning.results_file import ResultsError, ResultsFile, ResultsWriteError
-from chipsparse.tuning.search import Search, Tried, Unreachable, least_budget
+from chipsparse.tuning.search import Search, Tried, Unreachable
 from chipsparse.tuning.targets import measurement
 
 LEAST_STEPS = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuneOptions(CommonOptions):
-    """What the user typed for `tune`."""
-
-    output: Path
-    min_psnr: float | None
-    min_ssim: float | None
-    max_lpips: float | None
-    min_speedup: float | None
-    max_seconds: float | None
-    prompts: Path | None
-    results: Path | None
-    calibration_prompts: int
-    held_out_prompts: int
-    budget: float
-
-    @property
-    def results_file(self) -> Path:
-        """Where measurements are kept."""
-        return self.results or self.output.with_suffix(".tune.json")
-
-    @property
-    def target(self) -> TunedTarget:
-        """What is asked for."""
-        return TunedTarget(
-            min_psnr_db=self.min_psnr,
-            min_ssim=self.min_ssim,
-            max_lpips=self.max_lpips,
-            min_speedup=self.min_speedup,
-            max_seconds=self.max_seconds,
-        )
-
-    def check(self) -> None:
-        """Raises `UserError` for what is wrong with any model and on any device."""
-        super().check()
-        self._check_targets()
-        for name, count in (
-            ("--calibration-prompts", self.calibration_prompts),
-            ("--held-out-prompts", self.held_out_prompts),
-        ):
-            check_positive(name, count)
-        least = least_budget(self.calibration_prompts, self.held_out_prompts)
-        if not (math.isfinite(self.budget) and self.budget >= least):
-            raise UserError(
-                f"--budget {self.budget:g} is too small: {self.calibration_prompts} prompts to "
-                f"calibrate with and {self.held_out_prompts} to verify on need at least {least}"
-            )
-        check_file("--output", self.output, ".yaml", ".yml")
-        check_file("--results", self.results_file, ".json")
-        for option, output in (("--output", self.output), ("--results", self.results_file)):
-            check_inputs_stay(option, output, [self.config, self.prompts])
-        check_dense_folder(self.results_file)
-
-    def _check_targets(self) -> None:
-        targets = {
-            "--min-psnr": self.min_psnr,
-            "--min-ssim": self.min_ssim,
-            "--max-lpips": self.max_lpips,
-            "--min-speedup": self.min_speedup,
-            "--max-seconds": self.max_seconds,
-        }
-        given = {name: value for name, value in targets.items() if value is not None}
-        if not given:
-            raise UserError(f"give a target: one or more of {', '.join(targets)}")
-        for name, value in given.items():
-            if not (math.isfinite(value) and value > 0):
-                raise UserError(f"{name} {value} must be a number above 0")
-        if self.min_ssim is not None and self.min_ssim >= 1:
-            raise UserError(f"--min-ssim {self.min_ssim:g} must be below 1")
-        if self.min_speedup is not None and self.min_speedup <= 1:
-            raise UserError(f"--min-speedup {self.min_speedup:g} must be above 1")
 
 
 @dataclass(frozen=True)
@@ -118,14 +43,23 @@ class Tuned:
         results: the file with the measurements.
         found: what was chosen, and what was measured.
         tuned: for what.
-        candidates: how many configs were generated with, now or before.
+        configs_tried: how many configs were generated with, now or before.
     """
 
     profile: Path
     results: Path
-    found: Tried
+    found: Tried = field(metadata=UNTOLD)
     tuned: TunedFor
-    candidates: int
+    configs_tried: int
+
+    def to_json(self) -> dict[str, Any]:
+        """What was chosen, with the whole config."""
+        return {
+            **fields_json(self),
+            "schedule": self.found.candidate.describe,
+            "actions": self.found.pairs[0].actions,
+            "sparsity": self.found.candidate.config,
+        }
 
 
 def run(options: TuneOptions) -> Tuned:
@@ -137,7 +71,7 @@ def run(options: TuneOptions) -> Tuned:
 
 
 def _run(options: TuneOptions) -> Tuned:
-    device, dtype = checked(options)
+    device, dtype = device_and_dtype(options)
     with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)
         profile = required_profile(options, model)
@@ -266,10 +200,8 @@ def about(
     del facts["target"], facts["measured"]
     versions = facts.pop("versions")
     config = dataclasses.asdict(profile.sparsity)
-    # What is tuned, and what changes no result.
-    for name in ("schedule", "memory"):
-        del config[name]
-    del config["attention"]["keep_fraction"]
+    # What is tuned. Memory stays: it changes no picture, but what steps take.
+    del config["schedule"], config["attention"]["keep_fraction"]
     return {
         **versions,
         **facts,

@@ -22,11 +22,11 @@ from chipsparse.cli.progress import duration
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.tune_names import dense_name, pair_name, pair_of, times_name
 from chipsparse.cli.work_progress import WorkProgress
-from chipsparse.clip_comparison import PerceptualDistance, compare_clips
+from chipsparse.common.finished_files import place
+from chipsparse.common.scratch import scratch_folder
 from chipsparse.config import SparsityConfig
+from chipsparse.measure.clip_comparison import PerceptualDistance, compare_clips
 from chipsparse.pipelines.adapter import check_scheduler
-from chipsparse.placing import place
-from chipsparse.scratch import scratch_folder
 from chipsparse.tuning.calibration import SchedulerTap
 from chipsparse.tuning.forms import StepSeconds
 from chipsparse.tuning.jump_costs import Trajectory
@@ -199,6 +199,7 @@ class TuneLab:
             sparse=sparse,
             skipped=statistics.median(each["skip"] for each in timed.values()),
             other=statistics.median(each["other_seconds"] for each in dense),
+            measuring=sum(each["seconds"] for each in timed.values()),
         )
 
     def _timed(self, keep: float, sparse_mlp: bool) -> dict[str, float]:
@@ -207,6 +208,7 @@ class TuneLab:
         timed: dict[str, float] = self._measured(
             name, share, lambda: self._time_steps(keep, sparse_mlp)
         )
+        self._used[name] = timed["seconds"] / self._dense(0)["seconds"]
         return timed
 
     def _time_steps(self, keep: float, sparse_mlp: bool) -> dict[str, float]:
@@ -233,7 +235,7 @@ class TuneLab:
             timed, _ = denoise.time_steps(
                 self._pipe, arguments, seed=seed, display=steps, report=lambda: report
             )
-        return {
+        medians = {
             kind: statistics.median(
                 step.seconds
                 for place, step in enumerate(timed[:-1])
@@ -241,6 +243,7 @@ class TuneLab:
             )
             for kind in ("refresh", "sparse", "skip")
         }
+        return {**medians, "seconds": sum(step.seconds for step in timed)}
 
     # Candidates.
 

@@ -11,8 +11,8 @@ import yaml
 from chipsparse.cli.report_file import staged_file
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.config import SparsityConfig
-from chipsparse.profiles import load_profile
-from chipsparse.tuned_range import TunedFor, target_text
+from chipsparse.profiles.profile import load_profile
+from chipsparse.profiles.tuned_range import TunedFor, target_text
 
 # Fields that a search chooses, which are written even where they are at their defaults.
 CHOSEN = ("keep_fraction", "between", "forecast", "forecast_after")

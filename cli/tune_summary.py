@@ -1,34 +1,17 @@
-"""What `chipsparse tune` tells at its end: a short table, or one JSON object."""
+"""What `chipsparse tune` tells at its end, for people."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-
 from rich.console import Console
 
-from chipsparse.cli.summary import seconds_text
 from chipsparse.cli.tables import Facts, facts_table
 from chipsparse.cli.tune_job import Tuned
+from chipsparse.cli.wording import seconds_text
 
 
 def print_summary(tuned: Tuned, console: Console) -> None:
     """The table."""
     console.print(facts_table(_facts(tuned)), highlight=False, markup=False)
-
-
-def to_json(tuned: Tuned) -> str:
-    """One JSON object."""
-    content = {
-        "profile": str(tuned.profile),
-        "results": str(tuned.results),
-        "tuned": dataclasses.asdict(tuned.tuned),
-        "schedule": tuned.found.candidate.describe,
-        "actions": tuned.found.pairs[0].actions,
-        "configs_tried": tuned.candidates,
-        "sparsity": dataclasses.asdict(tuned.found.candidate.config),
-    }
-    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def _facts(tuned: Tuned) -> Facts:
@@ -46,7 +29,7 @@ def _facts(tuned: Tuned) -> Facts:
         ("schedule", candidate.describe),
         ("full steps", ", ".join(map(str, candidate.steps.full))),
         *_sparse_steps(candidate.steps.sparse),
-        ("chosen from", f"{tuned.candidates} configs; verified on {measured.prompts} prompts"),
+        ("chosen from", f"{tuned.configs_tried} configs; verified on {measured.prompts} prompts"),
         ("measurements", str(tuned.results)),
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from chipsparse.tuned_range import TunedTarget, target_text
+from chipsparse.profiles.tuned_range import TunedTarget, target_text
 from chipsparse.tuning.search import Unreachable
 from chipsparse.tuning.targets import measurement, median_seconds
 

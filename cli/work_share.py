@@ -6,11 +6,11 @@ import math
 
 import torch
 
-from chipsparse.cache_kinds import PARTS
-from chipsparse.cost_model import Rates, layer_time
-from chipsparse.estimate import DenseParts
+from chipsparse.cache.kinds import PARTS
+from chipsparse.measure.cost_model import Rates, layer_time
+from chipsparse.measure.estimate import DenseParts
 from chipsparse.plan import Action, SparsityPlan
-from chipsparse.report import GenerationReport, StepRecord
+from chipsparse.report.generation import GenerationReport, StepRecord
 
 # Rates under which the seconds of the cost model are operations.
 OPERATIONS = Rates(

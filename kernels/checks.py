@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import torch
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-ACTIVATIONS = ("gelu-tanh", "gelu", "silu")
 
 # Tiles within the last-level cache make the references fastest on a CPU; on a GPU larger tiles keep
 # the number of launches down.
 CPU_TILE_BYTES = 8 << 20
-DEFAULT_TRANSIENT_BYTES = 256 << 20
+TRANSIENT_BYTES = 256 << 20
 
 
 def compute_dtype(tensor: torch.Tensor) -> torch.dtype:
@@ -26,11 +25,9 @@ def group_count(rows: int, group_rows: int) -> int:
     return -(-rows // group_rows)
 
 
-def tile_bytes(device: torch.device, max_transient_bytes: int) -> int:
-    """Bytes that one tile of a reference may take on this device, within the caller's limit."""
-    if device.type == "cpu":
-        return min(max_transient_bytes, CPU_TILE_BYTES)
-    return max_transient_bytes
+def tile_bytes(device: torch.device) -> int:
+    """Bytes that one tile of a reference may take on this device."""
+    return CPU_TILE_BYTES if device.type == "cpu" else TRANSIENT_BYTES
 
 
 def ranges(count: int, bytes_each: int, limit_bytes: int) -> Iterator[tuple[int, int]]:
@@ -92,63 +89,3 @@ def check_shape(op: str, name: str, tensor: torch.Tensor, shape: tuple[int, ...]
     """Raises ``ValueError`` where a tensor is not of this shape."""
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{op}: {name} must be {list(shape)}, got {list(tensor.shape)}")
-
-
-def check_activation(op: str, activation: str | None) -> None:
-    """Raises ``ValueError`` unless the activation function is known."""
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"{op}: activation must be gelu-tanh, gelu or silu, got {activation!r}")
-
-
-def check_gate(
-    op: str,
-    weight: torch.Tensor,
-    gate_weight: torch.Tensor | None,
-    gate_bias: torch.Tensor | None,
-) -> None:
-    """Raises ``ValueError`` where the gate of an MLP does not fit its other weight ``[F, C]``."""
-    if gate_weight is None:
-        if gate_bias is not None:
-            raise ValueError(f"{op}: gate_bias needs gate_weight, which is None")
-        return
-    check_dtype(op, "gate_weight", gate_weight, weight.dtype)
-    check_shape(op, "gate_weight", gate_weight, tuple(weight.shape))
-    if gate_bias is not None:
-        check_shape(op, "gate_bias", gate_bias, (weight.shape[0],))
-
-
-def check_first_layer(
-    op: str,
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    gate_weight: torch.Tensor | None,
-    gate_bias: torch.Tensor | None,
-) -> None:
-    """Raises ``ValueError`` unless hidden ``[B, N, C]`` and an MLP's first weights fit."""
-    check_floating(op, hidden=hidden)
-    if hidden.dim() != 3:
-        raise ValueError(f"{op}: hidden must be [B, N, C], got {list(hidden.shape)}")
-    check_shape(op, "weight", weight, (*weight.shape[:1], hidden.shape[2]))
-    check_dtype(op, "weight", weight, hidden.dtype)
-    if bias is not None:
-        check_shape(op, "bias", bias, (weight.shape[0],))
-    check_gate(op, weight, gate_weight, gate_bias)
-
-
-def check_attention_inputs(
-    op: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-) -> None:
-    """Raises ``ValueError`` unless query ``[B, H, N, D]`` and key, value ``[B, H, M, D]`` fit."""
-    check_floating(op, query=query)
-    if query.dim() != 4 or 0 in query.shape:
-        raise ValueError(f"{op}: query must be a non-empty [B, H, N, D], got {list(query.shape)}")
-    batch, heads, _, head_dim = query.shape
-    if key.dim() != 4 or key.shape[2] == 0:
-        raise ValueError(f"{op}: key must be a non-empty [B, H, M, D], got {list(key.shape)}")
-    check_shape(op, "key", key, (batch, heads, key.shape[2], head_dim))
-    check_shape(op, "value", value, tuple(key.shape))
-    for name, tensor in (("key", key), ("value", value)):
-        check_dtype(op, name, tensor, query.dtype)
-        if tensor.device != query.device:
-            raise ValueError(f"{op}: {name} is on {tensor.device}, query on {query.device}")

@@ -1,19 +1,52 @@
-"""Chooses the backend of an operation for given tensors, and says why the others were passed over.
+"""One way into every operation: its arguments are checked, a backend is chosen, and it runs.
 
-An operation lists its backends fastest first. Nothing is remembered between calls: whoever runs an
-operation many times on tensors of one kind (see `kind_of`) asks its ``select`` once, reports the
-`Choice`, and hands it to the operation, which then looks at nothing again.
+An `Operation` is called like a function. Its arguments become one record, a `Call`, which names and
+documents them once, checks them, and goes to the backend as it is. Nothing is remembered between
+calls: whoever runs an operation many times on tensors of one kind (see `kind_of`) asks `choose`
+once, keeps the `Choice`, and hands its backend the records, which then nobody looks at again.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+@dataclass(slots=True, eq=False)
+class Call(Generic[R_co]):
+    """The arguments of one call of an operation whose result is an R; each has a record of its own.
+
+    Attributes:
+        backend: the one that must run; None takes the first that can.
+    """
+
+    backend: str | None = field(default=None, kw_only=True)
+
+    def check(self) -> None:
+        """Raises ``ValueError`` where shapes, dtypes, devices or options do not fit."""
+        raise NotImplementedError
+
+    def facts(self) -> tuple[Any, ...]:
+        """What decides about backends, as `Operation.choose` takes it."""
+        raise NotImplementedError
+
+
+def runs_anywhere(*_: object) -> None:
+    """The ``unsupported_reason`` of the references, which take whatever the operation accepts."""
+
+
+def imported(module: str, name: str) -> Callable[[], Callable[..., Any]]:
+    """Loads the function of that name where it first runs: Triton may be missing."""
+    return lambda: getattr(importlib.import_module(module), name)
 
 
 @dataclass(frozen=True)
@@ -22,41 +55,89 @@ class Backend:
 
     Attributes:
         name: how a caller forces it.
-        launch: computes the operation from checked arguments.
-        why_not: given the operation's tensors (and what else decides), why it cannot run, or None.
-        why_not_unasked: likewise, the reason it is not chosen although it could run.
+        load: imports what computes the operation from a checked `Call`.
+        unsupported_reason: given the facts of a call, why it cannot run, or None.
+        not_auto_reason: likewise, why it is not chosen although it could run; None where it always
+            is.
     """
 
     name: str
-    launch: Callable[..., Any]
-    why_not: Callable[..., str | None]
-    why_not_unasked: Callable[..., str | None] = lambda *_: None
+    load: Callable[[], Callable[..., Any]]
+    unsupported_reason: Callable[..., str | None] = runs_anywhere
+    not_auto_reason: Callable[..., str | None] | None = None
+
+    @functools.cached_property
+    def launch(self) -> Callable[..., Any]:
+        """Computes the operation from a checked `Call`; imported once."""
+        return self.load()
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The backend that runs, and ``(name, reason)`` of the ones passed over for it."""
+    """The backend that runs, and ``(name, reason)`` of the ones rejected before it."""
 
     backend: Backend
-    skipped: tuple[tuple[str, str], ...]
+    rejected: tuple[tuple[str, str], ...]
 
 
-def runs_anywhere(*_: object) -> None:
-    """The ``why_not`` of the references, which take whatever the operation accepts."""
+class Operation(Generic[P, R]):
+    """An operation with its backends, called with the arguments of its record.
 
+    Args:
+        name: its name in messages.
+        record: the `Call` that holds the arguments; its documentation is the operation's.
+        backends: fastest first.
+    """
 
-def imported(module: str, name: str) -> Callable[..., Any]:
-    """The function of that name, its module imported at the first call: Triton may be missing."""
+    def __init__(self, name: str, record: Callable[P, Call[R]], *backends: Backend) -> None:
+        functools.update_wrapper(self, record, updated=())
+        self.__name__ = name
+        self.backends = backends
+        self._record = record
 
-    @functools.cache
-    def function() -> Callable[..., Any]:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        return found
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """See the record.
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function()(*args, **kwargs)
+        Raises:
+            ValueError: an argument does not fit, or the backend asked for cannot run.
+        """
+        return self.run(self._record(*args, **kwargs))
 
-    return call
+    def run(self, call: Call[R]) -> R:
+        """Checks the call, chooses its backend, and runs it."""
+        call.check()
+        result: R = self.choose(*call.facts(), backend=call.backend).backend.launch(call)
+        return result
+
+    def choose(self, *facts: Any, backend: str | None = None) -> Choice:
+        """The first backend that can run on calls with these facts, or exactly the one asked for.
+
+        Args:
+            facts: as the record's ``facts()`` gives them.
+            backend: the one that must run, or None.
+
+        Raises:
+            ValueError: the backend asked for is unknown or cannot run, or none can.
+        """
+        if backend is not None:
+            named = {each.name: each for each in self.backends}
+            if backend not in named:
+                allowed = ", ".join(named)
+                raise ValueError(f"{self.__name__}: unknown backend {backend!r}; it has {allowed}")
+            reason = named[backend].unsupported_reason(*facts)
+            if reason is not None:
+                raise ValueError(f"{self.__name__}: backend {backend!r} cannot run here: {reason}")
+            return Choice(named[backend], ())
+        rejected: list[tuple[str, str]] = []
+        for each in self.backends:
+            reason = each.unsupported_reason(*facts)
+            if reason is None and each.not_auto_reason is not None:
+                reason = each.not_auto_reason(*facts)
+            if reason is None:
+                return Choice(each, tuple(rejected))
+            rejected.append((each.name, reason))
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected)
+        raise ValueError(f"{self.__name__}: no backend can run here ({reasons})")
 
 
 def kind_of(*tensors: torch.Tensor | None) -> tuple[object, ...]:
@@ -69,30 +150,3 @@ def kind_of(*tensors: torch.Tensor | None) -> tuple[object, ...]:
             kind += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
             kind.append(tensor.data_ptr() % 16)
     return tuple(kind)
-
-
-def choose(
-    op: str, backends: Sequence[Backend], *arguments: Any, force: str | None = None
-) -> Choice:
-    """Returns the first backend that can run on the arguments, or exactly the forced one.
-
-    Raises:
-        ValueError: the forced backend is unknown or cannot run, or none can.
-    """
-    if force is not None:
-        named = {backend.name: backend for backend in backends}
-        if force not in named:
-            allowed = ", ".join(named)
-            raise ValueError(f"{op}: unknown backend {force!r}; it has {allowed}")
-        reason = named[force].why_not(*arguments)
-        if reason is not None:
-            raise ValueError(f"{op}: backend {force!r} cannot run here: {reason}")
-        return Choice(named[force], ())
-    skipped: list[tuple[str, str]] = []
-    for backend in backends:
-        reason = backend.why_not(*arguments) or backend.why_not_unasked(*arguments)
-        if reason is None:
-            return Choice(backend, tuple(skipped))
-        skipped.append((backend.name, reason))
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped)
-    raise ValueError(f"{op}: no backend can run here ({reasons})")

@@ -35,6 +35,9 @@ class Config:
     producer_registers: int = 80
 
 
+CONFIG = Config()
+
+
 def lists_at_once(list_bytes: int) -> int:
     """How many lists run all their tiles before the next lists do.
 

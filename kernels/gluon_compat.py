@@ -34,7 +34,7 @@ try:
     # The barrier among the warps of one partition: renamed in 3.7.
     partition_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 except (ImportError, AttributeError) as error:
-    _missing = str(error)  # kernels cannot be imported either; `why_not_compilable` says so
+    _missing = str(error)  # kernels cannot be imported either; `unsupported_reason` says so
 
 __all__ = [
     "async_load",
@@ -49,7 +49,7 @@ __all__ = [
     "mbarrier_arrive_on_copies",
     "partition_barrier",
     "tma_load",
-    "why_not_compilable",
+    "unsupported_reason",
 ]
 
 # Types of arguments by patterns of their names, as in triton/tools/compile.py: 16 behind a colon
@@ -72,13 +72,13 @@ MLP_ARGUMENT_TYPES = {
 } | ARGUMENT_TYPES
 
 
-def why_not_compilable() -> str | None:
+def unsupported_reason() -> str | None:
     """Why the installed Triton cannot compile the Gluon kernels, or None; tried once, if ever."""
-    return _why_not_compilable(triton.__version__)
+    return _unsupported_reason(triton.__version__)
 
 
 @functools.cache
-def _why_not_compilable(version: str) -> str | None:
+def _unsupported_reason(version: str) -> str | None:
     """As the public function: a fact about the installed package, whose version this is."""
     if _missing is not None:
         return f"Triton {version} lacks what the Gluon kernels need: {_missing}"
@@ -152,7 +152,7 @@ def compile_sparse_mlp_up(
 ) -> Any:
     """Compiles ``sparse_mlp_up.gluon_sm90`` as it is launched; not ``even`` for ragged sizes."""
     module = importlib.import_module("chipsparse.kernels.sparse_mlp_up.gluon_sm90")
-    config = module.Config()
+    config = module.CONFIG
     constants = {name.upper(): value for name, value in asdict(config).items()} | {
         "HAS_COUNTS": not even,
         "HAS_BIAS": True,
@@ -176,7 +176,7 @@ def compile_sparse_mlp_up(
 def compile_sparse_mlp_down(*, addend: bool = False, even: bool = True, half: str = "bf16") -> Any:
     """Compiles ``sparse_mlp_down.gluon_sm90`` as it is launched; not ``even`` for ragged sizes."""
     module = importlib.import_module("chipsparse.kernels.sparse_mlp_down.gluon_sm90")
-    config = module.Config()
+    config = module.CONFIG
     constants = {name.upper(): value for name, value in asdict(config).items()} | {
         "HAS_COUNTS": not even,
         "HAS_ADDEND": addend,

@@ -11,7 +11,7 @@ HALF_PRECISION = (torch.float16, torch.bfloat16)
 NOT_ON_CPU = "written for Hopper GPUs; the interpreter does not run Gluon"
 
 
-def why_not_triton(tensor: torch.Tensor, *_: object) -> str | None:
+def triton_unsupported_reason(tensor: torch.Tensor, *_: object) -> str | None:
     """Why plain Triton kernels cannot run on the device of a tensor, or None."""
     device = tensor.device
     if not triton_installed():
@@ -26,18 +26,18 @@ def why_not_triton(tensor: torch.Tensor, *_: object) -> str | None:
     return None
 
 
-def why_not_unasked(tensor: torch.Tensor, *_: object) -> str | None:
+def not_auto_reason(tensor: torch.Tensor, *_: object) -> str | None:
     """The interpreter shows that a kernel is right, on any machine and slowly: only when forced."""
     if tensor.device.type == "cpu":
         return "Triton's interpreter runs only when it is asked for"
     return None
 
 
-def why_not_attention(
+def attention_unsupported_reason(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object
 ) -> str | None:
-    """`why_not_triton`, and what the attention kernels need of dtypes, head sizes and strides."""
-    if (reason := why_not_triton(query)) is not None:
+    """Why the attention kernels cannot run on these tensors, or None."""
+    if (reason := triton_unsupported_reason(query)) is not None:
         return reason
     if query.dtype not in HALF_PRECISION:
         return f"needs fp16 or bf16, got {query.dtype}"
@@ -51,20 +51,20 @@ def why_not_attention(
     return None
 
 
-def why_not_gluon_sm90(
+def gluon_attention_unsupported_reason(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, group_rows: int = 128
 ) -> str | None:
-    """`why_not_attention`, and what the Gluon kernels for Hopper need besides."""
+    """Why the Gluon kernels of attention cannot run on these tensors, or None."""
     if query.device.type == "cpu":
         return NOT_ON_CPU
-    if (reason := why_not_attention(query, key, value)) is not None:
+    if (reason := attention_unsupported_reason(query, key, value)) is not None:
         return reason
     if group_rows % 64:
         return f"needs groups of a multiple of 64 rows, got {group_rows}"
-    return why_not_hopper(query)
+    return hopper_unsupported_reason(query)
 
 
-def why_not_hopper(tensor: torch.Tensor) -> str | None:
+def hopper_unsupported_reason(tensor: torch.Tensor) -> str | None:
     """Why Gluon kernels cannot run on the device of a tensor with the installed Triton, or None."""
     if tensor.device.type == "cpu":
         return NOT_ON_CPU
@@ -72,14 +72,14 @@ def why_not_hopper(tensor: torch.Tensor) -> str | None:
         return "written for Hopper GPUs (compute capability 9.0)"
     from chipsparse.kernels import gluon_compat  # here, because Triton may be missing
 
-    return gluon_compat.why_not_compilable()
+    return gluon_compat.unsupported_reason()
 
 
-def why_not_mlp(
+def mlp_unsupported_reason(
     hidden: torch.Tensor, weight: torch.Tensor, gate_weight: torch.Tensor | None = None
 ) -> str | None:
-    """`why_not_triton`, and what the kernels of an MLP's first layer need of its tensors."""
-    if (reason := why_not_triton(hidden)) is not None:
+    """Why the kernels of an MLP's first layer cannot run on its tensors, or None."""
+    if (reason := triton_unsupported_reason(hidden)) is not None:
         return reason
     if hidden.dtype not in HALF_PRECISION:
         return f"needs fp16 or bf16, got {hidden.dtype}"

@@ -21,16 +21,16 @@ import torch
 from diffusers.models import attention_dispatch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
-from chipsparse.cache_kinds import Part
+from chipsparse.cache.memory_plan import MemoryDemand
+from chipsparse.config import Part
+from chipsparse.graphs.model_state import ModelState
 from chipsparse.layout import Grid, ModelLayout
-from chipsparse.memory_plan import MemoryDemand
-from chipsparse.mlp import MLPWeights
-from chipsparse.model_state import ModelState
 from chipsparse.pipelines.bridge import (
+    LayerCall,
     attention_backend,
     is_our_backend,
     make_tag,
-    register_host,
+    register_runner,
 )
 from chipsparse.pipelines.execution import Execution, check_undivided, execution_of
 from chipsparse.pipelines.feed_forward import (
@@ -160,7 +160,7 @@ class ModelAdapter:
         self._guided_generation = 0
         self._state: ModelState | None = None
         self._argument_names = list(inspect.signature(type(transformer).forward).parameters)[1:]
-        self._number = number = register_host(self)
+        self._number = number = register_runner(self)
         try:
             self._patches.set_attribute(transformer, ADAPTER, self)
             self._patches.set_class(transformer, PatchedTransformer)
@@ -315,7 +315,7 @@ class ModelAdapter:
             self._run_as(self._execution(hidden), context.generation)
             if not self.knows(context, arguments):
                 return self.observe(context, arguments, lambda: forward(*args, **kwargs))
-            action = self.session.begin(
+            state = self.session.begin(
                 context,
                 self.layout(arguments),
                 self.execution.device,
@@ -326,7 +326,7 @@ class ModelAdapter:
             for remark in self.remarks(arguments):
                 self.session.report.note(remark)
             self._look_at_modules()
-            if action is Action.SKIP:
+            if state.action is Action.SKIP:
                 output = self.session.skipped_output()
                 self.session.end(output)
                 return self.wrap_output(output, arguments)
@@ -487,7 +487,11 @@ class ModelAdapter:
         finally:
             self.claim_attention()
 
-    def attention(
+    def attention(self, layer: int) -> LayerCall:
+        """What computes the self-attention of a layer; called as `AttentionLayer` is."""
+        return self.session.attention[layer]
+
+    def unpatched_attention(
         self,
         layer: int,
         query: torch.Tensor,
@@ -495,34 +499,17 @@ class ModelAdapter:
         value: torch.Tensor,
         scale: float | None,
     ) -> torch.Tensor:
-        """Self-attention in diffusers' layout ``[B, N, H, D]``; see `Session.attention`."""
-
-        def unpatched() -> torch.Tensor:
-            output: torch.Tensor = attention_dispatch.dispatch_attention_fn(
-                query, key, value, scale=scale, backend=self._unpatched_backends[layer]
-            )
-            return output.transpose(1, 2)
-
-        return self.session.attention(
-            layer,
-            query.transpose(1, 2),
-            key.transpose(1, 2),
-            value.transpose(1, 2),
+        """Self-attention ``[B, H, N, D]`` on the backend that ours took the place of."""
+        output: torch.Tensor = attention_dispatch.dispatch_attention_fn(
+            *(states.transpose(1, 2) for states in (query, key, value)),
             scale=scale,
-            unpatched=unpatched,
-        ).transpose(1, 2)
+            backend=self.unpatched_backend(layer),
+        )
+        return output.transpose(1, 2)
 
-    # Feed-forward layers.
-
-    def mlp(
-        self,
-        layer: int,
-        hidden: torch.Tensor,
-        weights: MLPWeights,
-        addend: Callable[[], torch.Tensor] | None = None,
-    ) -> torch.Tensor:
-        """Feed-forward layer of one block; see `Session.mlp`."""
-        return self.session.mlp(layer, hidden, weights, addend=addend)
+    def unpatched_backend(self, layer: int) -> Any:
+        """The backend of diffusers that ours took the place of; None for the active one."""
+        return self._unpatched_backends[layer]
 
     # What runs dense although the config asks otherwise.
 

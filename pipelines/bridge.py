@@ -12,13 +12,15 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from diffusers.models import attention_dispatch
 
-from chipsparse.mlp import MLPWeights
+from chipsparse.layers.mlp import MLPWeights
+from chipsparse.session import Session
 
 BACKEND_NAME = "chipsparse"
 
@@ -75,10 +77,19 @@ def _fake(name: str) -> Any:
     return torch.library.register_fake(f"chipsparse::{name}", lib=_library)
 
 
-class LayerHost(Protocol):
-    """What the ops call: the adapter of a patched transformer."""
+# As `AttentionLayer` and `MLPLayer` are called.
+LayerCall = Callable[..., torch.Tensor]
 
-    def attention(
+
+class LayerRunner(Protocol):
+    """What the ops look their layers up in: the adapter of a patched transformer."""
+
+    session: Session
+
+    def attention(self, layer: int) -> LayerCall:
+        """What computes the self-attention of a layer."""
+
+    def unpatched_attention(
         self,
         layer: int,
         query: torch.Tensor,
@@ -86,45 +97,36 @@ class LayerHost(Protocol):
         value: torch.Tensor,
         scale: float | None,
     ) -> torch.Tensor:
-        """Self-attention in diffusers' layout, ``[B, N, H, D]``."""
-
-    def mlp(
-        self,
-        layer: int,
-        hidden: torch.Tensor,
-        weights: MLPWeights,
-        addend: Callable[[], torch.Tensor] | None = None,
-    ) -> torch.Tensor:
-        """Feed-forward layer for ``[B, N, C]``, plus an addend; see `Session.mlp`."""
+        """The same as the model would without chipsparse; all tensors ``[B, H, N, D]``."""
 
 
 # Custom ops take tensors and numbers only, so an op finds its adapter by number. The map holds no
 # adapter alive and is empty unless something is patched.
-_hosts: weakref.WeakValueDictionary[int, LayerHost] = weakref.WeakValueDictionary()
+_runners: weakref.WeakValueDictionary[int, LayerRunner] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
 
 
-def register_host(host: LayerHost) -> int:
+def register_runner(runner: LayerRunner) -> int:
     """Gives an adapter the number under which the ops find it."""
     number = next(_numbers)
-    _hosts[number] = host
+    _runners[number] = runner
     return number
 
 
-def make_tag(host_number: int, layer: int) -> torch.Tensor:
+def make_tag(runner_number: int, layer: int) -> torch.Tensor:
     """The tag of one layer: int64 ``[2]`` on the CPU."""
-    return torch.tensor([host_number, layer])
+    return torch.tensor([runner_number, layer])
 
 
-def _find(tag: torch.Tensor) -> tuple[LayerHost, int]:
+def _find(tag: torch.Tensor) -> tuple[LayerRunner, int]:
     number, layer = tag.tolist()
-    host = _hosts.get(number)
-    if host is None:
+    runner = _runners.get(number)
+    if runner is None:
         raise RuntimeError(
             "a copy of a layer that chipsparse had patched is called after its model was restored; "
             "make the copy after chipsparse.disable(pipe)"
         )
-    return host, layer
+    return runner, layer
 
 
 @_operation
@@ -136,8 +138,17 @@ def self_attention(
     scale: float | None,
 ) -> torch.Tensor:
     """Self-attention of the tagged layer; all tensors ``[B, N, H, D]``, the result contiguous."""
-    host, layer = _find(tag)
-    return host.attention(layer, query, key, value, scale).contiguous()
+    runner, layer = _find(tag)
+    attend = runner.attention(layer)
+    output = attend(
+        runner.session.state,
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        scale=scale,
+        unpatched=partial(runner.unpatched_attention, layer),
+    )
+    return output.transpose(1, 2).contiguous()
 
 
 @_fake("self_attention")
@@ -163,9 +174,9 @@ def feed_forward(
     gate: str,
 ) -> torch.Tensor:
     """Feed-forward layer of the tagged block; see `MLPWeights.from_linears` for the weights."""
-    host, layer = _find(tag)
+    runner, layer = _find(tag)
     weights = MLPWeights.from_linears(up, up_bias, down, down_bias, activation, gate)
-    return host.mlp(layer, hidden, weights).contiguous()
+    return runner.session.mlp[layer](runner.session.state, hidden, weights).contiguous()
 
 
 @_fake("feed_forward")
@@ -209,7 +220,8 @@ def parallel_feed_forward(
     Returns:
         ``[B, N, C]``.
     """
-    host, layer = _find(tag)
+    runner, layer = _find(tag)
+    session = runner.session
     width = joined.shape[-1] - up.shape[1]
     attention, hidden = joined[..., :width], joined[..., width:]
     rows = (out.shape[1] - width) * (1 if gate == "none" else 2)
@@ -221,7 +233,7 @@ def parallel_feed_forward(
         projected = F.linear(attention.flatten(0, -2), out[:, :width], out_bias)
         return projected.unflatten(0, joined.shape[:-1])
 
-    return host.mlp(layer, hidden, weights, project).contiguous()
+    return session.mlp[layer](session.state, hidden, weights, addend=project).contiguous()
 
 
 @_fake("parallel_feed_forward")

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from chipsparse.kernels.checks import FLOATING
-from chipsparse.mlp import Activation, Gate
+from chipsparse.layers.mlp import Activation, Gate
 from chipsparse.pipelines.patches import TAG, Patches, stock_class
 
 GROUP_OFFLOADING = "group_offloading"  # what diffusers calls its hook

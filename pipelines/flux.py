@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from chipsparse.cache_kinds import Part
+from chipsparse.config import Part
 from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.adapter import ModelAdapter, tagged
 from chipsparse.pipelines.feed_forward import (

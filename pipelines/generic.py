@@ -13,21 +13,23 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from diffusers.models import attention_dispatch
 
-from chipsparse.cache_kinds import Part
+from chipsparse.cache.memory_plan import MemoryDemand
+from chipsparse.config import Part
+from chipsparse.layers.attention import Unpatched
+from chipsparse.layers.state import StepState
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.memory_plan import MemoryDemand
 from chipsparse.pipelines.adapter import ModelAdapter, tagged
-from chipsparse.pipelines.bridge import attention_backend, make_tag
+from chipsparse.pipelines.bridge import LayerCall, attention_backend, make_tag
 from chipsparse.pipelines.feed_forward import FeedForwardSite
 from chipsparse.pipelines.patches import TAG, Patches
 from chipsparse.pipelines.uncompiled import uncompiled
 from chipsparse.plan import Action, SparsityPlan
-from chipsparse.report import StepRecord, StepTimer
+from chipsparse.report.generation import StepRecord, StepTimer
 from chipsparse.step import StepContext
 
 MASK = "attention_mask"
@@ -281,30 +283,39 @@ class GenericAdapter(ModelAdapter):
             (seen.shape,) = shapes
         return seen
 
-    def attention(
+    def attention(self, layer: int) -> LayerCall:
+        """As `ModelAdapter.attention`, where the shapes are those that were observed."""
+        return partial(self._as_observed, layer)
+
+    def _as_observed(
         self,
         layer: int,
+        state: StepState | None,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
+        *,
         scale: float | None,
+        unpatched: Unpatched,
     ) -> torch.Tensor:
-        """As `ModelAdapter.attention`, where the shapes are those that were observed."""
         shape = attention_shape(query, key, value)
         if self._watched is not None:
             self._watched.append(shape)
-        if layer != UNKNOWN and self._sites is not None and shape == self._sites.shape:
-            return super().attention(layer, query, key, value, scale)
-        backend = self._watched_backend if layer == UNKNOWN else self._unpatched_backends[layer]
-        output: torch.Tensor = attention_dispatch.dispatch_attention_fn(
-            query, key, value, scale=scale, backend=backend
+        if layer == UNKNOWN:
+            return unpatched(query, key, value, scale)
+        if self._sites is not None and shape == self._sites.shape:
+            attend = super().attention(layer)
+            return attend(state, query, key, value, scale=scale, unpatched=unpatched)
+        output = unpatched(query, key, value, scale)
+        self.session.report.fall_back(
+            f"attention of layer {layer} runs dense: it has {shape or 'other keys'} in place of "
+            "the samples, tokens, heads and channels of the first call"
         )
-        if layer != UNKNOWN:
-            self.session.report.fall_back(
-                f"attention of layer {layer} runs dense: it has {shape or 'other keys'} in place "
-                "of the samples, tokens, heads and channels of the first call"
-            )
         return output
+
+    def unpatched_backend(self, layer: int) -> Any:
+        """As `ModelAdapter.unpatched_backend`, also of a module that is observed."""
+        return self._watched_backend if layer == UNKNOWN else super().unpatched_backend(layer)
 
     def _choose(self, observations: Mapping[Any, Observation]) -> Sites:
         """The modules with the longest sequence, unless one that is longer cannot run sparse."""
@@ -379,10 +390,10 @@ def _dispatches(module: Any) -> bool:
 def attention_shape(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> AttentionShape | None:
-    """The shape of query, key and value; None where they differ."""
+    """Samples, tokens, heads and channels of ``[B, H, N, D]``; None where they differ."""
     if not query.shape == key.shape == value.shape:
         return None
-    batch, tokens, heads, head_dim = query.shape
+    batch, heads, tokens, head_dim = query.shape
     return batch, tokens, heads, head_dim
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from diffusers.models.attention_processor import MochiAttnProcessor2_0
 
+from chipsparse.layers.state import StepState
 from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.adapter import ModelAdapter, is_claimed
+from chipsparse.pipelines.bridge import LayerCall
 from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
 from chipsparse.pipelines.patches import TAG
 from chipsparse.pipelines.processors import DispatchingProcessor, heads_apart, is_tag, normed
@@ -203,25 +206,28 @@ class MochiAdapter(ModelAdapter):
         """Whether no step of a generation can be sparse, however many there are."""
         return SparsityPlan(self.session.config, self.layout(arguments)).is_dense()
 
-    def attention(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float | None,
-    ) -> torch.Tensor:
+    def attention(self, layer: int) -> LayerCall:
         """As `ModelAdapter.attention` of what is no padding; in the place of padding, zeros."""
+        return partial(self._without_padding, super().attention(layer))
+
+    def _without_padding(
+        self,
+        attend: LayerCall,
+        state: StepState | None,
+        *states: torch.Tensor,
+        **options: Any,
+    ) -> torch.Tensor:
         assert self._lengths is not None
-        video = query.shape[1] - self._padded_length
+        samples, _, tokens, _ = states[0].shape
+        video = tokens - self._padded_length
         together = len(set(self._lengths)) == 1
-        samples = [(0, None)] if together else [(row, row + 1) for row in range(len(query))]
+        pieces = [(0, samples)] if together else [(row, row + 1) for row in range(samples)]
         outputs = []
-        for (first, end), length in zip(samples, self._lengths, strict=False):
-            q, k, v = (states[first:end, : video + length] for states in (query, key, value))
-            output = super().attention(layer, q, k, v, scale)
+        for (first, end), length in zip(pieces, self._lengths, strict=False):
+            valid = (each[first:end, :, : video + length] for each in states)
+            output = attend(state, *valid, **options).transpose(1, 2)
             outputs.append(F.pad(output, (0, 0, 0, 0, 0, self._padded_length - length)))
-        return torch.cat(outputs)
+        return torch.cat(outputs).transpose(1, 2)
 
     # Token order.
 

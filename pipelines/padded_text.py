@@ -15,6 +15,7 @@ import torch
 
 from chipsparse.layout import Grid, ModelLayout
 from chipsparse.pipelines.adapter import ModelAdapter, is_claimed
+from chipsparse.pipelines.bridge import LayerCall
 from chipsparse.pipelines.patch_order import reorder_patches
 from chipsparse.pipelines.patches import TAG
 from chipsparse.pipelines.tensor_facts import TensorFacts
@@ -95,14 +96,7 @@ class PaddedTextAdapter(ModelAdapter):
         add(self._model.rope.register_forward_hook(self._order_rotary))
         add(self._model.norm_out.register_forward_pre_hook(self.restore_order))
 
-    def attention(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float | None,
-    ) -> torch.Tensor:
+    def attention(self, layer: int) -> LayerCall:
         """See `ModelAdapter`.
 
         Raises:
@@ -113,7 +107,7 @@ class PaddedTextAdapter(ModelAdapter):
                 f"call this {type(self.transformer).__name__} itself and not its forward(), or "
                 "disable chipsparse first: it would attend to the padding of the prompt"
             )
-        return super().attention(layer, query, key, value, scale)
+        return super().attention(layer)
 
     def _text_lengths(self, arguments: dict[str, Any]) -> dict[str, tuple[int, ...] | None]:
         """The valid tokens of each sample for every text, None where they are not its first."""

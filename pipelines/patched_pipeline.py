@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from chipsparse.config import FallbackError
-from chipsparse.nothing_sparse import NOTHING
 from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter
 from chipsparse.pipelines.one_thread import OneThread
 from chipsparse.pipelines.patches import Patches, WholePatched
-from chipsparse.report import GenerationReport
+from chipsparse.report.generation import GenerationReport
+from chipsparse.report.nothing_sparse import NOTHING
 
 CALLS = "chipsparse_calls"
 

@@ -1,7 +1,7 @@
 """Caches of diffusers on a patched transformer (``enable_cache``): which of them cannot be there.
 
 Most can. They pass over blocks or attention modules, whose layers then miss what the others of
-their branch record, and make up for it at their next call (see `Session.attention`).
+their branch record, and make up for it at their next call (see `AttentionLayer`).
 """
 
 from __future__ import annotations

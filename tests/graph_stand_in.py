@@ -21,15 +21,16 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from chipsparse.kernels.dispatch import Backend
+from chipsparse.kernels.dispatch import Backend, Call
 
+LAUNCH = vars(Backend)["launch"]
 IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
 EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
 # They only find memory: as in a graph, it holds at each launch what the last one left there.
@@ -48,7 +49,7 @@ WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class TapeRecorder:
-    """Implements `chipsparse.step_graph.Recorder` for the CPU.
+    """Implements `chipsparse.graphs.step_graph.Recorder` for the CPU.
 
     Attributes:
         recorded: calls recorded so far.
@@ -83,7 +84,7 @@ class TapeRecorder:
 
 
 class TapeRecording:
-    """Implements `chipsparse.step_graph.Recording`.
+    """Implements `chipsparse.graphs.step_graph.Recording`.
 
     Args:
         recorder: counts what is done.
@@ -270,10 +271,12 @@ class Writer(TorchDispatchMode):
             raise RuntimeError(f"{function} waits for the device, which is not permitted here")
         return self._tape.run(function, args, kwargs, _written(function, args, kwargs))
 
-    def kernel(self, launch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def kernel(self, launch: Callable[..., Any], call: Call[Any]) -> Any:
         """Runs a kernel of ours, which may write to whatever it is given."""
+        given = {each.name: getattr(call, each.name) for each in fields(call)}
+        record = type(call)
         with torch._C._DisableTorchDispatch():
-            return self._tape.run(launch, args, kwargs, _tensors((args, kwargs)))
+            return self._tape.run(lambda **args: launch(record(**args)), (), given, _tensors(given))
 
 
 class _Kernels:
@@ -288,7 +291,7 @@ class _Kernels:
     def told_to(self, writer: Writer) -> Iterator[None]:
         with self._lock:
             self._writers += 1
-            Backend.launch = property(self._launch)  # type: ignore[method-assign, assignment]
+            Backend.launch = property(self._launch)  # type: ignore[assignment]
         self._current.writer = writer
         try:
             yield
@@ -297,10 +300,10 @@ class _Kernels:
             with self._lock:
                 self._writers -= 1
                 if self._writers == 0:
-                    del Backend.launch  # each one's own is in its place again
+                    Backend.launch = LAUNCH  # type: ignore[method-assign]
 
     def _launch(self, backend: Backend) -> Callable[..., Any]:
-        launch: Callable[..., Any] = vars(backend)["launch"]
+        launch: Callable[..., Any] = LAUNCH.__get__(backend)
         writer = getattr(self._current, "writer", None)
         return launch if writer is None else functools.partial(writer.kernel, launch)
 

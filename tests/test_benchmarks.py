@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -29,21 +30,32 @@ from benchmarks.canvas import COLOURS
 from benchmarks.cases import CASES
 from benchmarks.clips import Workload
 from benchmarks.contact_sheet import contact_sheet
+from benchmarks.controls import (
+    cached_output_only,
+    in_permuted_order,
+    kept_columns_only,
+    neurons_chosen_by,
+    of_another_group,
+    random_columns,
+)
 from benchmarks.kernel_profile import kernel_table
-from benchmarks.neuron_controls import in_permuted_order, neurons_chosen_by, of_another_group
-from benchmarks.quality import cases, image_rows
+from benchmarks.quality import image_rows, video_rows
 from benchmarks.records import table, write
 from benchmarks.run import Run
 from benchmarks.sampled_checks import WrongResultError, check_selection, samples
 from benchmarks.transformer_step import Shape, make_transformer
-from chipsparse import SparsityConfig, machine, mlp
-from chipsparse.kernels import column_sparse_attention
-from chipsparse.kernels.dispatch import Backend, runs_anywhere
+from chipsparse import SparsityConfig
+from chipsparse.cache.tensors import AttentionCache
+from chipsparse.common import machine
+from chipsparse.config import AttentionConfig
+from chipsparse.kernels.column_sparse_attention import column_sparse_attention
+from chipsparse.kernels.dispatch import Backend
 from chipsparse.kernels.mask_packing import unpack_mask
-from chipsparse.kernels.neuron_selection import mean_preactivations
+from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
+from chipsparse.layers.attention import AttentionBudget, dense_step, refresh_step, sparse_step
+from chipsparse.measure.timing import LONG_REPEATS, REPEATS, time_call
 from chipsparse.pipelines.flux import FluxAdapter
-from chipsparse.profiles import bundled_model, load_profile
-from chipsparse.timing import LONG_REPEATS, REPEATS, time_call
+from chipsparse.profiles.profile import bundled_model, load_profile
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
 CPU = torch.device("cpu")
@@ -51,17 +63,17 @@ CPU = torch.device("cpu")
 
 def test_the_quality_table_has_every_row_and_control():
     profile = load_profile(bundled_model() / "chipsparse.yaml").sparsity
-    rows = cases(profile)
-    assert rows.pop("profile") == profile
+    rows = video_rows(profile)
+    assert rows.pop("profile").config == profile
     for rule in ("merge", "difference"):
         for parts in ("attention", "attention + MLP"):
             for keep in (0.05, 0.1, 0.2, 0.3):
-                config = rows[f"{rule}, keep {keep:.0%}, {parts}"]
+                config = rows[f"{rule}, keep {keep:.0%}, {parts}"].config
                 assert config.attention.delta_rule == rule
                 assert config.attention.keep_fraction == keep
                 assert config.mlp.enabled == (parts != "attention")
-    assert all(config.schedule.skip_steps == () for config in rows.values())
-    assert len(set(map(repr, rows.values()))) >= len(rows) - 1  # the base may be one of the rows
+    assert all(row.config.schedule.skip_steps == () for row in rows.values())
+    assert len(set(rows.values())) == len(rows)
     kept = [name for name in rows if name.startswith("control:")]
     assert len(kept) == 11
 
@@ -215,17 +227,15 @@ def test_sums_that_do_not_fit_are_measured_head_by_head(op, tmp_path):
 @pytest.fixture
 def forgets_the_last_row(monkeypatch):
     """A first backend of sparse attention that is wrong in one row of the ragged group."""
-    right = column_sparse_attention.BACKENDS[-1].launch
+    right = column_sparse_attention.backends
 
-    def launch(*arguments, **options):
-        output, lse = right(*arguments, **options)
+    def launch(call):
+        output, lse = right[-1].launch(call)
         output[:, :, -1] = 0
         return output, lse
 
-    wrong = Backend("wrong", launch, runs_anywhere)
-    monkeypatch.setattr(
-        column_sparse_attention, "BACKENDS", (wrong, *column_sparse_attention.BACKENDS)
-    )
+    wrong = Backend("wrong", lambda: launch)
+    monkeypatch.setattr(column_sparse_attention, "backends", (wrong, *right))
 
 
 @pytest.mark.usefixtures("forgets_the_last_row")
@@ -518,15 +528,19 @@ def test_the_image_table_has_every_row_and_control():
         for row in map(rows.get, names):
             assert row.steps == 50
             assert (row.config.attention.enabled, row.config.mlp.enabled) == (attention, neurons)
-    controls = {name for name, row in rows.items() if row.control is not None}
+    controls = {name for name, row in rows.items() if row.control is not nullcontext}
     assert controls == {
-        f"control: {what}, keep {keep}, MLP"
-        for what in ("neurons of another group", "permuted neuron order")
+        f"control: {what}, keep {keep}, {part}"
+        for what, part in (
+            ("neurons of another group", "MLP"),
+            ("permuted neuron order", "MLP"),
+            ("random columns", "attention"),
+            ("kept columns only", "attention"),
+        )
         for keep in ("10%", "30%")
-    }
+    } | {name for name in rows if "cached output only" in name}
     assert all(row.config.schedule.skip_steps == () for row in list(rows.values())[1:])
-    distinct = {repr((row.config, row.control, row.steps)) for row in rows.values()}
-    assert len(distinct) == len(rows)
+    assert len(set(rows.values())) == len(rows)
 
 
 def test_neurons_of_controls_are_as_many_and_others():
@@ -545,17 +559,53 @@ def test_a_control_recomputes_its_own_neurons_and_is_taken_back():
     weight = torch.randn(6, 4, generator=generator)
     before = mean_preactivations(hidden + 1, weight, None, group_rows=4)
     now = mean_preactivations(hidden, weight, None, group_rows=4)
-    selection = mlp.neuron_selection
-    right = selection(hidden, weight, None, before.clone(), keep_count=2, group_rows=4)
+    backends = neuron_selection.backends
+    right = neuron_selection(hidden, weight, None, before.clone(), keep_count=2, group_rows=4)
     mean = before.clone()
     with neurons_chosen_by(of_another_group):
-        found = mlp.neuron_selection(hidden, weight, None, mean, keep_count=2, group_rows=4)
+        found = neuron_selection(hidden, weight, None, mean, keep_count=2, group_rows=4)
         with pytest.raises(ValueError, match="negative"):
-            mlp.neuron_selection(hidden, weight, None, mean, keep_count=-1, group_rows=4)
-    assert mlp.neuron_selection is selection
+            neuron_selection(hidden, weight, None, mean, keep_count=-1, group_rows=4)
+    assert neuron_selection.backends is backends
     assert torch.equal(found, right.roll(1, dims=1))
     assert torch.equal(mean, before.scatter(-1, found.long(), now.gather(-1, found.long())))
     assert not torch.equal(mean, before)
+
+
+def sparse_attention(control, rule="merge", static=None):
+    """The columns kept, the output of a refresh, and that of a sparse step at other inputs."""
+    before, now = torch.randn(2, 3, 1, 2, 48, 8, generator=torch.Generator().manual_seed(0))
+    config = AttentionConfig(delta_rule=rule, group_rows=16)
+    options, cache = {"scale": None, "backend": None}, AttentionCache()
+    with control():
+        dense_step(cache, *before, **options)
+        budget = AttentionBudget(8, 2, static, seed=1)
+        full = refresh_step(cache, *before, config=config, budget=budget, **options)
+        found = sparse_step(cache, *now, config=config, **options)
+    return unpack_mask(cache.columns, 48), full, found, now
+
+
+@pytest.mark.parametrize("rule", ["merge", "difference"])
+def test_the_control_of_the_cached_output_gives_the_refresh_again(rule):
+    _, full, found, _ = sparse_attention(cached_output_only, rule)
+    assert torch.equal(found, full)
+
+
+def test_the_control_of_kept_columns_attends_to_them_alone():
+    mask, _, found, (query, key, value) = sparse_attention(kept_columns_only)
+    rows = mask.repeat_interleave(16, dim=2)
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, rows)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_the_control_of_random_columns_keeps_as_many_others(count):
+    static = torch.arange(48)[None] < count
+    usual, *_ = sparse_attention(nullcontext, static=static)
+    mask, *_ = sparse_attention(random_columns, static=static)
+    assert torch.equal(mask.sum(-1), usual.sum(-1))
+    assert mask[..., :count].all()
+    assert not torch.equal(mask, usual)
 
 
 def test_a_contact_sheet_shows_frames_in_a_row_and_images_in_a_grid():
@@ -618,7 +668,7 @@ def test_quality_of_images_is_measured(image_model):
     drift = by_case["drift over 50 steps, keep 30%, MLP"]
     assert drift["steps"] == 50
     assert drift["actions"] == {"dense": 1, "refresh": 1, "sparse": 48}
-    assert by_case["keep 30%, MLP"]["actions"] == {"dense": 1, "refresh": 3, "sparse": 4}
+    assert by_case["keep 30%, MLP"]["actions"] == {"dense": 2, "refresh": 2, "sparse": 4}
 
 
 def test_guidance_of_image_models_is_that_of_the_profile(image_model):

@@ -19,8 +19,8 @@ import chipsparse
 from benchmarks.__main__ import parse as parse_benchmarks
 from chipsparse import SparsityConfig, load_profile
 from chipsparse.cli.main import app
+from chipsparse.common.validation import option
 from chipsparse.pipelines.registry import ADAPTERS
-from chipsparse.validation import option
 from docs.tables import TABLES, config, measured, pages, renewed
 from docs.tables import __main__ as write_tables
 from tests.markdown_pages import Page, commands

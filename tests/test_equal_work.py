@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -68,7 +69,7 @@ def test_products_and_attention_are_counted_in_a_modules_calls_alone():
 
 
 @pytest.mark.parametrize("make", [tiny_wan_pipeline, tiny_flux_pipeline])
-@pytest.mark.parametrize("rule", ["difference", "merge", "kept_only", "reuse"])
+@pytest.mark.parametrize("rule", ["difference", "merge"])
 def test_the_work_of_sparse_steps_is_what_pytorch_computes(make, rule):
     pipe, counter = make(), WorkCounter()
     dense = DenseWork.measured(pipe.transformer, lambda: generate(pipe, 2))
@@ -79,7 +80,7 @@ def test_the_work_of_sparse_steps_is_what_pytorch_computes(make, rule):
             "schedule.actions": ("dense", "refresh", "sparse", "skip", "refresh", "sparse"),
         }
     )
-    handle = attach(pipe, config, counter.sessions(Session))
+    handle = attach(pipe, config, partial(Session, observer=counter))
     with counter.of(pipe.transformer):
         generate(pipe)
     handle.disable()
@@ -300,6 +301,24 @@ def test_every_method_has_a_colour_and_every_point_a_name_of_its_own():
     assert curves.known_methods(some_clips()) == [OURS, "A", "B", "C"]
 
 
+@pytest.mark.parametrize(
+    ("text", "method"),
+    [
+        ("schedule: {full_steps: [0, 1, 4], between: middle}", OURS),
+        ("schedule: {full_steps: [0, 1, 4], between: none}", SKIPS),
+        ("schedule: {full_steps: [0, 1, 3], sparse_steps: [20]}", SKIPS),  # of 10 steps, never
+        ("schedule: {actions: [dense, refresh, skip, sparse]}", OURS),
+        ("{attention: {enabled: false}, mlp: {enabled: false}}", SKIPS),
+        ("{mlp: {enabled: false}, schedule: {warmup_steps: 9}}", OURS),
+        ("{mlp: {enabled: false}, schedule: {warmup_steps: 9, skip_steps: [9]}}", SKIPS),
+    ],
+)
+def test_what_is_never_sparse_counts_as_skipped_steps_alone(tmp_path, text, method):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"sparsity: {text if text.startswith('{') else f'{{{text}}}'}")
+    assert entries(10, [path])[0].method == method
+
+
 # The run.
 
 PROFILE = """
@@ -319,9 +338,7 @@ def folder(tmp_path):
     tiny_wan_pipeline().save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "chipsparse.yaml").write_text(PROFILE)
     (tmp_path / "ours.yaml").write_text(PROFILE)
-    (tmp_path / "skips.yaml").write_text(
-        PROFILE.replace("enabled: true", "enabled: false").replace("middle", "none")
-    )
+    (tmp_path / "skips.yaml").write_text(PROFILE.replace("middle", "none"))
     (tmp_path / "prompts.txt").write_text(f"{PROMPT}\na blue square\na green triangle\n")
     return tmp_path
 

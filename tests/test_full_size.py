@@ -19,7 +19,7 @@ from benchmarks.full_models import (
     last_blocks_only,
     without_useless_masks,
 )
-from chipsparse.qualities import QUALITIES
+from chipsparse.profiles.qualities import QUALITIES
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
@@ -58,7 +58,10 @@ def test_records_of_a_small_model(case, uncompiled):
         assert 0 < actions["sparse"] < actions["skip"]
     assert "skip" not in by_name["published"]["actions"]
     faithful, balanced = by_name["faithful"], by_name["balanced"]
-    assert faithful["sparse_ms"] == balanced["sparse_ms"]  # measured once
+    assert faithful["dense_ms"] == balanced["dense_ms"]  # measured once
+    for name in ("refresh_ms", "sparse_ms", "step_speedup", "breakdown_ms", "attention_kept"):
+        assert faithful[name] is None
+    assert (faithful["cache_bytes"], faithful["host_bytes"], faithful["pinned_bytes"]) == (0, 0, 0)
     assert by_name["fast"]["keep_fraction"] < balanced["keep_fraction"]
     layers = sum(MODELS[case].layers)
     for record in records:
@@ -66,28 +69,34 @@ def test_records_of_a_small_model(case, uncompiled):
         assert record["measured"] == "summed from measured steps"
         assert record["branches"] == len(MODELS[case].branches)
         expected = sum(record[f"{name}_ms"] * count for name, count in record["actions"].items())
+        json.dumps(record)
         assert record["latency_ms"] == pytest.approx(expected)
         assert record["baseline_ms"] == pytest.approx(STEPS * record["baseline_step_ms"])
         assert record["speedup"] == pytest.approx(record["baseline_ms"] / record["latency_ms"])
         assert (record["layers"], record["fallbacks"]) == (layers, [])
         assert record["measured_layers"] == sum(MODELS[case].layers_of(0.1)) < layers
+        assert record["all_dense_ratio"] is None
+        assert record["rel_error"] <= measured.rel_error < 1e-5
+        if record is faithful:
+            continue
         assert 0 < record["attention_kept"] < 1
         assert 0 < record["mlp_kept"] < 1
-        assert record["all_dense_ratio"] is None
         assert 0 < record["sparse_error"] < 0.5
-        assert record["rel_error"] <= measured.rel_error < 1e-5
         assert record["skip_ms"] < record["sparse_ms"]
-        json.dumps(record)
+        assert record["cache_bytes"] > 0
 
 
-def test_times_of_a_few_blocks_are_those_of_all_with_the_dense_ones_among_them():
+def test_times_and_caches_of_a_few_blocks_are_those_of_all_with_the_dense_ones_among_them():
     measured = measured_of("wan1b_480p")
     found = {"dense_ms": 10.0, "refresh_ms": 12.0, "sparse_ms": 4.0, "breakdown_ms": {"all": 3.0}}
+    found |= {"cache_bytes": 900, "host_bytes": 300, "pinned_bytes": 0, "peak_gpu_bytes": 10**6}
     scaled = measured._of_all_blocks(found, 1 / 3)
     assert measured._share == 3 / 30
     expected = {"dense_ms": 100.0, "refresh_ms": 340 / 3, "sparse_ms": 60.0}
     assert {name: scaled[name] for name in expected} == pytest.approx(expected)
     assert scaled["breakdown_ms"]["all"] == pytest.approx(30.0)
+    assert [scaled[name] for name in full_size.CACHES] == [6000, 2000, 0]
+    assert scaled["peak_gpu_bytes"] is None
 
 
 def test_all_steps_of_every_quality_and_an_all_dense_plan(uncompiled, monkeypatch):

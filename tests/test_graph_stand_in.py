@@ -8,10 +8,10 @@ import torch.nn.functional as F
 
 import chipsparse
 from chipsparse.api import attach
+from chipsparse.graphs.step_graph import StepGraphs
 from chipsparse.kernels.dispatch import Backend
 from chipsparse.session import Session
-from chipsparse.step_graph import StepGraphs
-from tests.graph_stand_in import TapeRecorder
+from tests.graph_stand_in import LAUNCH, TapeRecorder
 from tests.pipelines.test_flux import SPARSE, generate
 from tests.tiny_models import tiny_flux_pipeline
 
@@ -67,7 +67,7 @@ def test_recording_leaves_outside_memory_as_it_was(fails, recorder):
     with pytest.raises(KeyboardInterrupt) if fails else recorder.on(hidden.device):
         recorder.record(call)
     assert all(map(torch.equal, (hidden, weight, cache), inputs()))
-    assert "launch" not in vars(Backend)
+    assert vars(Backend)["launch"] is LAUNCH
 
 
 def test_a_weight_put_elsewhere_is_read_where_it_was(recorder):
@@ -145,7 +145,7 @@ def test_a_recording_is_released_once_and_launched_no_more(recorder):
             again()
 
 
-@pytest.mark.parametrize("rule", ["merge", "difference", "kept_only", "reuse"])
+@pytest.mark.parametrize("rule", ["merge", "difference"])
 def test_sparse_steps_give_the_same_bits(rule, recorder):
     pipe = tiny_flux_pipeline()
     config = SPARSE.override({"attention.delta_rule": rule})

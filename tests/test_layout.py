@@ -36,6 +36,10 @@ def layer_of(module):
     return "core"
 
 
+def in_common(module):
+    return f"{module}.".startswith("chipsparse.common.")
+
+
 def imports(file, module):
     """Each imported module with its line and whether the import is lazy (in a function)."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
@@ -78,6 +82,8 @@ def violations(file, module):
             continue  # the package's front door
         if layer == "core" and module.startswith("chipsparse.kernels"):
             yield f"{file.name}:{line}: kernels must not import {imported}"
+        elif layer == "core" and in_common(module) and not in_common(imported):
+            yield f"{file.name}:{line}: common must not import {imported}"
         elif LAYERS.index(layer) > own:
             yield f"{file.name}:{line}: {layer_of(module)} must not import {imported}"
 
@@ -93,6 +99,7 @@ def test_imports_point_left(file, module):
         ("chipsparse.plan", "import chipsparse.pipelines.wan", "core must not import"),
         ("chipsparse.plan", "def f():\n    from chipsparse import api", "core must not import"),
         ("chipsparse.kernels.op", "from chipsparse.config import X", "kernels must not import"),
+        ("chipsparse.common.file", "import chipsparse.config", "common must not import"),
         ("chipsparse.pipelines.wan", "from ..api import enable", "pipelines must not import"),
         ("chipsparse.api", "from chipsparse.cli.main import main", "api must not import"),
         ("chipsparse", "from chipsparse.api import enable", "core must not import"),

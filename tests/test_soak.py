@@ -40,7 +40,7 @@ from benchmarks.soak.settled import settled
 from benchmarks.soak.subjects import BASE, FAMILIES, SHARES, Place
 from benchmarks.soak.surroundings import PREPARATIONS
 from chipsparse.plan import Action
-from chipsparse.report import GenerationReport, StepRecord
+from chipsparse.report.generation import GenerationReport, StepRecord
 from chipsparse.session import Session
 from tests.graph_stand_in import Tape, TapeRecorder
 from tests.tiny_models import tiny_flux_pipeline

@@ -23,7 +23,8 @@ from diffusers.hooks import (
 from benchmarks.equal_work.curves import DENSE, OURS, SKIPS
 from chipsparse.config import SparsityConfig
 from chipsparse.pipelines.diffusers_caches import Cache, CacheRun, sea_config
-from chipsparse.profiles import load_profile
+from chipsparse.profiles.profile import load_profile
+from chipsparse.schedule.schedule import Action, Schedule
 
 # Self-attention of FLUX's and Wan's blocks; TaylorSeer's defaults miss Wan's ``attn1``.
 ATTENTION_NAMES = [r"blocks\.\d+\.attn1", r".*transformer_blocks\.\d+\.attn"]
@@ -67,11 +68,11 @@ def entries(steps: int, profiles: Sequence[Path]) -> list[Entry]:
 
     Args:
         steps: of the dense generation.
-        profiles: files of ours; what computes nothing sparsely counts as a list of skips, and each
-            folder is a variant.
+        profiles: files of ours; what computes nothing sparsely in so many steps counts as a list of
+            skips, and each folder is a variant.
     """
     return [
-        *(_ours(path) for path in profiles),
+        *(_ours(path, steps) for path in profiles),
         *_fewer_steps(steps),
         *_mag(),
         *_sea(steps),
@@ -86,10 +87,17 @@ def dense() -> Entry:
     return Entry(DENSE)
 
 
-def _ours(path: Path) -> Entry:
+def _ours(path: Path, steps: int) -> Entry:
     config = load_profile(path).sparsity
-    sparse = config.attention.enabled or config.mlp.enabled
-    return Entry(OURS if sparse else SKIPS, path.parent.name, path.stem, config)
+    method = OURS if _is_sparse(config, steps) else SKIPS
+    return Entry(method, path.parent.name, path.stem, config)
+
+
+def _is_sparse(config: SparsityConfig, steps: int) -> bool:
+    """Whether any of so many steps may compute a part sparsely."""
+    schedule = Schedule(config.schedule, steps)
+    planned = (schedule.action(step) for step in range(steps) if not schedule.skips(step))
+    return (config.attention.enabled or config.mlp.enabled) and Action.SPARSE in planned
 
 
 def _fewer_steps(steps: int) -> Iterator[Entry]:

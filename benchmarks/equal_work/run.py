@@ -31,10 +31,10 @@ from benchmarks.equal_work.work import DenseWork
 from benchmarks.records import Record, environment
 from benchmarks.run import Run
 from benchmarks.transformer_step import COMPILE_OPTIONS, attention_backend
+from chipsparse.measure.quality import psnr, ssim
 from chipsparse.pipelines.diffusers_caches import CacheRun, calibrated_ratios
 from chipsparse.plan import Action
-from chipsparse.quality import psnr, ssim
-from chipsparse.report import GenerationReport
+from chipsparse.report.generation import GenerationReport
 
 # Enough for every action and for every part of a cache.
 WARM_UP = ("dense", "refresh", "sparse", "sparse", "skip")

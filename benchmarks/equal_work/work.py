@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from benchmarks.computed_work import WorkCounter
-from chipsparse.cost_model import checked_share, kept_columns
 from chipsparse.kernels.checks import group_count
+from chipsparse.measure.cost_model import kept_columns
 from chipsparse.plan import Action, SparsityPlan
-from chipsparse.report import GenerationReport, LayerRecord
+from chipsparse.report.generation import GenerationReport, LayerRecord
 
 # What blocks call their self-attention.
 ATTENTION = ("attn1", "attn")
@@ -128,13 +128,13 @@ def _attention(layer: LayerRecord, plan: SparsityPlan) -> float:
     config, layout = plan.config.attention, plan.layout
     dense = 2.0 * layout.batch * layout.tokens**2 * layout.channels
     if layer.action is Action.SPARSE:
-        return dense * (layer.kept - 1 + checked_share(plan))
-    if layer.action is not Action.REFRESH or config.delta_rule == "reuse":
+        return dense * (layer.kept - 1)
+    if layer.action is not Action.REFRESH:
         return 0.0
-    sums = dense / (2 * layout.head_dim) if plan.config.schedule.reselect else 0.0
+    sums = dense / (2 * layout.head_dim)
     # The residual is what the kept columns lack; a forecast computes them once more.
     kept = kept_columns(plan, layer.layer) / layout.tokens * dense
-    return sums + kept * ((config.delta_rule != "kept_only") + (config.forecast > 0))
+    return sums + kept * (1 + (config.forecast > 0))
 
 
 def _mlp(layer: LayerRecord, plan: SparsityPlan) -> float:

@@ -62,7 +62,7 @@ class ProcessState:
             "attention backend of diffusers": str(
                 attention_dispatch._AttentionBackendRegistry._active_backend
             ),
-            "launch of kernels": "launch" in vars(Backend),
+            "launch of kernels": type(vars(Backend)["launch"]).__name__,
             "patched models": len(_alive(bridge._hosts)),
             "open files": _open_files(),
             "temporary files": sorted(path.name for path in _temporary_files()),

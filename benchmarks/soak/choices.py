@@ -241,7 +241,7 @@ def _settings(draw: random.Random) -> dict[str, Any]:
         "attention.keep_fraction": draw.choice((0.1, 0.25, 0.5)),
         "attention.random_fraction": draw.choice((0.0, 0.05)),
         "attention.group_rows": draw.choice((16, 16, 32)),
-        "attention.delta_rule": draw.choice(("merge", "merge", "difference", "kept_only", "reuse")),
+        "attention.delta_rule": draw.choice(("merge", "difference")),
         "mlp.keep_fraction": draw.choice((0.1, 0.3)),
         "mlp.group_rows": draw.choice((16, 16, 32)),
         "schedule.refresh_every": draw.choice((3, 4, 4, 6)),
@@ -254,15 +254,12 @@ def _settings(draw: random.Random) -> dict[str, Any]:
         "attention.forecast": (0.5,),
         "attention.local_groups": (0, 1),
         "attention.column_sums_bytes": (4096,),
-        "mlp.reselect_every": (2,),
-        "schedule.reselect": (False,),
         "schedule.skip_steps": ([3], [4, 5]),
         "schedule.skip_threshold": (0.05, 0.3),
         "schedule.final_dense_steps": (1, 2),
         "schedule.warmup_steps": (3,),
         "schedule.forecast": (0.5, 1.0),
         "schedule.first_dense_layers": (1,),
-        "guard.bound": (0.05, 0.5),
         "layers": ([{"layers": "0", "attention": "dense", "mlp": 0.5}],),
         "memory.ram": ("0", "64K", "1M"),
     }
@@ -283,7 +280,11 @@ def _of_any_form(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _list(draw: random.Random) -> dict[str, Any]:
     full: dict[str, Any] = draw.choice(
-        ({"full_share": 0.5}, {"full_share": 0.6, "front_load": 1.0}, {"full_steps": [0, 1, 4]})
+        (
+            {"full_share": 0.5},
+            {"full_share": 0.6, "front_load": 1.0, "least_full": 3},
+            {"full_steps": [0, 1, 4]},
+        )
     )
     between = draw.choice(("none", "middle", "middle", "every_other", "all"))
     return {f"schedule.{name}": value for name, value in {**full, "between": between}.items()}

@@ -20,8 +20,8 @@ from benchmarks.soak.subjects import PROMPTS, WITHOUT_CALLBACKS, Place
 from benchmarks.soak.surroundings import WITH_HOOKS, offload_models, prepare
 from chipsparse.api import Handle, attach
 from chipsparse.config import SparsityConfig
+from chipsparse.graphs.step_graph import Recorder, StepGraphs
 from chipsparse.session import Session
-from chipsparse.step_graph import Recorder, StepGraphs
 
 AUTOCAST = torch.bfloat16
 # What a report says of how it was computed, and not of what.

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from chipsparse.config import ScheduleConfig, SparsityConfig
-from chipsparse.schedule import Action, Schedule
-from chipsparse.schedule_text import list_text
-from chipsparse.step_lists import front_loaded
+from chipsparse.schedule.schedule import Action, Schedule
+from chipsparse.schedule.step_lists import front_loaded
+from chipsparse.schedule.text import list_text
 from chipsparse.tuning.jump_costs import Reuse, Trajectory, jump_costs
 from chipsparse.tuning.placed_steps import Placed, Steps
 from chipsparse.tuning.step_search import best_lists
@@ -47,8 +47,9 @@ class Form:
 
     def config(self, base: SparsityConfig, steps: Steps) -> SparsityConfig:
         """The base with this schedule instead of its own, whatever form that has."""
-        kept = {name: getattr(base.schedule, name) for name in ("first_dense_layers", "reselect")}
-        schedule = dataclasses.replace(self.schedule(steps), **kept)
+        schedule = dataclasses.replace(
+            self.schedule(steps), first_dense_layers=base.schedule.first_dense_layers
+        )
         return base.override(
             {
                 "schedule": dataclasses.asdict(schedule),
@@ -135,6 +136,7 @@ class StepSeconds:
         sparse: a sparse one, by share of columns and whether MLPs are sparse.
         skipped: a skipped one.
         other: all but the steps: text, decoding.
+        measuring: what it took to time them, beside the dense generations.
     """
 
     dense: float
@@ -142,6 +144,7 @@ class StepSeconds:
     sparse: dict[tuple[float, bool], float]
     skipped: float
     other: float
+    measuring: float = 0.0
 
     def generation(self, form: Form, computed: Steps, steps: int) -> float:
         """Seconds of a generation of a form in which these of so many steps are computed."""

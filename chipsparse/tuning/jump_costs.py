@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chipsparse.step_lists import Between, sparse_between
+from chipsparse.schedule.step_lists import Between, sparse_between
 
 
 @dataclass(frozen=True)

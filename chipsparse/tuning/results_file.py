@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from chipsparse.placing import write_whole
+from chipsparse.common.finished_files import write_whole
 
 FORMAT = 2
 
@@ -75,6 +75,16 @@ class ResultsFile:
     def get(self, name: str) -> Any:
         """A measurement, or None."""
         return self._measured.get(name)
+
+    def forget(self, unwanted: Callable[[Any], bool]) -> None:
+        """Leaves measurements out, in the file with the next one that is made.
+
+        Args:
+            unwanted: whether a measurement is one of them.
+        """
+        self._measured = {
+            name: value for name, value in self._measured.items() if not unwanted(value)
+        }
 
     def measured(self, name: str, measure: Callable[[], Any]) -> Any:
         """A measurement, made now and kept in the file if it is not there yet.

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from chipsparse.config import SparsityConfig
-from chipsparse.schedule import Action, Schedule
-from chipsparse.tuned_range import TunedTarget
+from chipsparse.profiles.tuned_range import TunedTarget
+from chipsparse.schedule.schedule import Action, Schedule
 from chipsparse.tuning.boundary import largest, smallest
 from chipsparse.tuning.forms import Form, Lists, StepSeconds
 from chipsparse.tuning.halving import halve
@@ -90,7 +90,8 @@ class Search:
         target: what is asked for.
         calibrating: how many prompts calibrate.
         held_out: how many others verify.
-        budget: what may be generated, in the time of dense generations, those included.
+        budget: what may be generated, in the time of dense generations, those and what times the
+            steps included.
     """
 
     def __init__(
@@ -169,7 +170,8 @@ class Search:
     def _left(self) -> float:
         """What is left of the budget, the dense generations of all prompts set aside."""
         dense = len(self._calibrating) + len(self._held_out)
-        return self._budget - dense - sum(self._spent.values())
+        timing = self._seconds.measuring / self._dense_seconds
+        return self._budget - dense - timing - sum(self._spent.values())
 
     # Which form.
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chipsparse.tuned_range import TunedMeasurement, TunedTarget
+from chipsparse.profiles.tuned_range import TunedMeasurement, TunedTarget
 
 # What stands for the PSNR of pictures that are the same.
 SAME_DB = 100.0

@@ -8,11 +8,11 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from chipsparse.byte_sizes import format_bytes
 from chipsparse.cli.pages.names import command_text
 from chipsparse.cli.pages.quality_points import QualityPoint
 from chipsparse.cli.pages.records import Count, Number, Record, Settings
-from chipsparse.cli.summary import seconds_text
+from chipsparse.cli.wording import seconds_text
+from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import Part
 
 RESTLESS = 0.05  # share by which stock steps may differ before and behind the others

@@ -1,14 +1,12 @@
-"""Charts over the steps of a generation: time, work, errors and memory."""
+"""Charts over the steps of a generation: time, work, predicted changes and memory."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
-from chipsparse.byte_sizes import format_bytes
 from chipsparse.cli.pages.charts import (
     ACTIONS,
     FIRST,
@@ -24,7 +22,8 @@ from chipsparse.cli.pages.charts import (
 )
 from chipsparse.cli.pages.generation_record import Generation
 from chipsparse.cli.pages.units import bytes_unit, percent, seconds_unit
-from chipsparse.cli.summary import seconds_text
+from chipsparse.cli.wording import seconds_text
+from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import Part
 
 PART_TITLES: dict[Part, str] = {"attention": "attention columns", "mlp": "MLP neurons"}
@@ -91,48 +90,6 @@ def stairs(axes: Axes, values: Sequence[float | None], colour: str, line: str, l
     known = [math.nan if value is None else value for value in values]
     edges = [place - 0.5 for place in range(len(values) + 1)]
     axes.stairs(known, edges, baseline=None, color=colour, linestyle=line, linewidth=2, label=label)
-
-
-def error_chart(record: Generation) -> Chart | None:
-    """The error of sparse attention; None where the guard measured none."""
-    measured = [step for step in record.by_step if step.errors]
-    if not measured:
-        return None
-    largest = [(float(step.number), max(step.errors.values())) for step in measured]
-    median = [(float(step.number), statistics.median(step.errors.values())) for step in measured]
-    bound = record.bound
-    # A bound far above all errors, which only measures, would press them to the ground.
-    shown = bound is not None and bound <= 3 * max(value for _, value in largest)
-
-    def largest_text(errors: dict[int, float]) -> str:
-        layer = max(errors, key=lambda each: errors[each])
-        return f"largest {errors[layer]:.3f}, in layer {layer}"
-
-    def draw(axes: Axes) -> None:
-        steps_axis(axes, record.steps_total)
-        axes.set_ylabel("relative error")
-        tips = [f"step {step.number}: {largest_text(step.errors)}" for step in measured]
-        _joined(axes, record, largest, SECOND, "-")
-        dots(axes, largest, tips, SECOND, label="largest of all layers")
-        tips = [f"step {number:g}: median {value:.3f}" for number, value in median]
-        _joined(axes, record, median, FIRST, "--")
-        dots(axes, median, tips, FIRST, label="median of the layers", square=True)
-        if shown and bound is not None:
-            level(axes, bound, f"bound {bound:g}")
-        axes.set_ylim(bottom=0)
-
-    caption = f"Error of sparse attention; early refreshes of layers: {record.early_refreshes}"
-    return Chart("error of sparse attention at each step", draw, caption)
-
-
-def _joined(
-    axes: Axes, record: Generation, points: Sequence[tuple[float, float]], colour: str, line: str
-) -> None:
-    """Joins values of steps over skipped steps, but not over those that computed all."""
-    values = dict(points)
-    kept = [s for s in record.by_step if s.number in values or s.action != "skip"]
-    heights = [values.get(step.number, math.nan) for step in kept]
-    axes.plot([step.number for step in kept], heights, color=colour, linestyle=line)
 
 
 def predicted_chart(record: Generation) -> Chart | None:

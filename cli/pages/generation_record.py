@@ -17,7 +17,7 @@ from chipsparse.cli.pages.quality_points import QualityPoint
 from chipsparse.cli.pages.records import Count, Index, Number, Record, Settings, within
 from chipsparse.cli.pages.units import shortened
 from chipsparse.config import Part
-from chipsparse.nothing_sparse import NOTHING
+from chipsparse.report.nothing_sparse import NOTHING
 
 Action = Literal["dense", "refresh", "sparse", "skip"]
 ACTIONS: tuple[Action, ...] = ("dense", "refresh", "sparse", "skip")
@@ -42,8 +42,6 @@ class Call(Record):
     finished: bool = False
     seconds: Number | None = None
     layers: Sequence[LayerCall] = ()
-    guard_errors: Mapping[str, Number | None] = {}
-    early_refreshes: Sequence[Index] = ()
     predicted_change: Number | None = None
     forecast: bool = False
     bytes_to_device: Count
@@ -109,16 +107,6 @@ class Step:
     def bytes_to_host(self) -> int:
         """What was copied there."""
         return sum(call.bytes_to_host for call in self.calls)
-
-    @cached_property
-    def errors(self) -> dict[int, float]:
-        """The largest error of each layer that the guard measured."""
-        found: dict[int, float] = {}
-        for call in self.calls:
-            for name, error in call.guard_errors.items():
-                if name.isdecimal() and error is not None:
-                    found[int(name)] = max(error, found.get(int(name), error))
-        return found
 
     def cells(self, part: Part) -> dict[int, Cell]:
         """What every layer's part did, its share the mean over calls; nothing of a skipped step."""
@@ -210,7 +198,6 @@ class Generation(Record):
     device_type: str = within("device", "type", "")
     dtype: str = ""
     versions: Mapping[str, str | None] = {}
-    bound: Number | None = within("config", "guard", "bound", None)
     skip_threshold: Number | None = within("config", "schedule", "skip_threshold", None)
     transformers: Mapping[str, Plan] = {}
     error: str | None = None
@@ -287,24 +274,6 @@ class Generation(Record):
         """A step's mean in the dense run; None without one."""
         dense = self.denoising_seconds.get("dense")
         return dense / self.steps_asked if dense is not None and self.steps_asked else None
-
-    @property
-    def early_refreshes(self) -> int:
-        """How often the guard refreshed a layer."""
-        return sum(len(call.early_refreshes) for call in self.steps)
-
-    @property
-    def worst_layers(self) -> list[tuple[int, float, int, float]]:
-        """Layer, largest error and its step, and median, of the five with the largest errors."""
-        by_layer: dict[int, list[tuple[float, int]]] = {}
-        for step in self.by_step:
-            for layer, error in step.errors.items():
-                by_layer.setdefault(layer, []).append((error, step.number))
-        found = [
-            (layer, *max(errors), statistics.median(error for error, _ in errors))
-            for layer, errors in by_layer.items()
-        ]
-        return sorted(found, key=lambda each: -each[1])[:5]
 
     @property
     def all_warnings(self) -> Sequence[str]:

@@ -12,7 +12,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import chipsparse
-from chipsparse.byte_sizes import format_bytes
 from chipsparse.cli.config_statistics import METRICS
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.pages.names import command_text, file_name, name_of, without_folders
@@ -20,8 +19,8 @@ from chipsparse.cli.pages.part import Part
 from chipsparse.cli.pages.quality_points import numbered
 from chipsparse.cli.pages.units import TIMES, decibels, percent, shortened, times
 from chipsparse.cli.paired_runs import SIDES
-from chipsparse.cli.summary import seconds_text
-from chipsparse.cli.wording import counted
+from chipsparse.cli.wording import counted, refused_rows, seconds_text
+from chipsparse.common.byte_sizes import format_bytes
 
 TEMPLATES = Path(__file__).with_name("templates")
 LONGEST_TITLE = 80
@@ -81,6 +80,7 @@ def _environment() -> Environment:
         milliseconds=lambda value: seconds_text(value / 1e3),
         name=name_of,
         percent=percent,
+        refused_rows=refused_rows,
         seconds=seconds_text,
         shortened=lambda text: shortened(text, LONGEST_TITLE),
         times=times,

@@ -17,7 +17,7 @@ from chipsparse.cli.pages.records import Record, read_record
 from chipsparse.cli.pages.samples import Samples, named_samples
 from chipsparse.cli.pages.suite_record import Suite
 from chipsparse.cli.pages.tuning_record import Tuning
-from chipsparse.report_json import SCHEMA
+from chipsparse.report.as_json import SCHEMA
 from chipsparse.tuning.results_file import FORMAT
 
 KNOWN = (

@@ -23,7 +23,7 @@ from chipsparse.cli.pages.suite_record import Suite
 from chipsparse.cli.pages.tuning_record import Search, TriedConfig, Tuning
 from chipsparse.cli.pages.units import decibels, times
 from chipsparse.cli.paired_runs import SIDES, Side
-from chipsparse.cli.summary import seconds_text
+from chipsparse.cli.wording import seconds_text
 
 SPEED, PSNR = "times as fast as dense", "PSNR against dense, dB"
 METHODS = {"chipsparse": FIRST, "MagCache": SECOND, "SeaCache": THIRD}

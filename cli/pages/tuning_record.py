@@ -13,7 +13,7 @@ from chipsparse.cli.pages.generation_record import Action, Cell
 from chipsparse.cli.pages.quality_points import QualityPoint
 from chipsparse.cli.pages.records import Number, Record, Settings
 from chipsparse.cli.tune_names import dense_name, pair_of
-from chipsparse.tuned_range import target_text
+from chipsparse.profiles.tuned_range import target_text
 
 
 class Measurement(Record):

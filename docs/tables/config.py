@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from chipsparse import profiles
+from chipsparse.profiles.profile import _ProfileFile
 from docs.tables.markdown import code, table
 
 COLUMNS = ("field", "type", "default", "allowed", "what it is")
@@ -17,7 +17,7 @@ NAMES = {bool: "true or false", int: "whole number", float: "number", str: "text
 
 def sections() -> str:
     """A section with a table for each group of fields, in the order of a profile."""
-    return "\n\n".join(section(path, cls) for path, cls in groups(profiles._ProfileFile, ""))
+    return "\n\n".join(section(path, cls) for path, cls in groups(_ProfileFile, ""))
 
 
 def groups(cls: type, path: str) -> Iterator[tuple[str, type]]:

@@ -150,6 +150,7 @@ def full_size() -> str:
     """Generations of full-size transformers, summed from measured steps."""
     file = "full_size_h200.json"
     records = read(file)
+    times = ("dense_ms", "refresh_ms", "sparse_ms")
     rows = []
     for record in records:
         rows.append(
@@ -159,9 +160,7 @@ def full_size() -> str:
                 steps(record),
                 f"{record['keep_fraction']:.3g}, {record['mlp_keep_fraction']:.2g}",
                 f"{record['baseline_step_ms']:,.0f}",
-                f"{record['dense_ms']:,.0f}",
-                f"{record['refresh_ms']:,.0f}",
-                f"{record['sparse_ms']:,.0f}",
+                *("-" if record[name] is None else f"{record[name]:,.0f}" for name in times),
                 f"{record['speedup']:.2f}x",
             )
         )

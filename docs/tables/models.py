@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chipsparse.cli import models as command
 from chipsparse.pipelines.registry import ADAPTERS
-from chipsparse.profiles import ASSETS
+from chipsparse.profiles.profile import ASSETS
 from docs.tables.markdown import code, table
 
 

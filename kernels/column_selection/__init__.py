@@ -2,47 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
+
 import torch
 
-from chipsparse.kernels import ops
 from chipsparse.kernels.checks import check_dtype, check_floating
-from chipsparse.kernels.column_selection import reference
-from chipsparse.kernels.dispatch import Backend, Choice, choose, imported, runs_anywhere
-from chipsparse.kernels.triton_support import why_not_triton, why_not_unasked
+from chipsparse.kernels.dispatch import Backend, Call, Operation, imported
+from chipsparse.kernels.triton_support import not_auto_reason, triton_unsupported_reason
+
+OP = "column_selection"
 
 
-def why_not_keys(column_sums: torch.Tensor) -> str | None:
-    """What the Triton kernel needs besides `why_not_triton`."""
-    if column_sums.dtype == torch.float64:
-        return "needs fp16, bf16 or fp32, got torch.float64"
-    return why_not_triton(column_sums)
-
-
-BACKENDS = (
-    Backend(
-        "triton",
-        imported("chipsparse.kernels.column_selection.triton_kernel", "column_selection"),
-        why_not_keys,
-        why_not_unasked,
-    ),
-    Backend("reference", reference.column_selection, runs_anywhere),
-)
-
-
-def select(column_sums: torch.Tensor, *, force: str | None = None) -> Choice:
-    """The backend that `column_selection` would use for this tensor."""
-    return choose("column_selection", BACKENDS, column_sums, force=force)
-
-
-def column_selection(
-    column_sums: torch.Tensor,
-    *,
-    keep_count: int,
-    static_columns: torch.Tensor | None = None,
-    random_count: int = 0,
-    seed: int = 0,
-    backend: str | None = None,
-) -> torch.Tensor:
+@dataclass(slots=True, eq=False)
+class ColumnSelection(Call[torch.Tensor]):
     """Chooses the key columns of each query group, as packed bits.
 
     Static columns are always kept and count within ``keep_count``; the highest column sums fill
@@ -76,34 +48,59 @@ def column_selection(
         ValueError: a negative count, shapes or dtypes that do not fit, or the forced backend
             cannot run.
     """
-    if torch.compiler.is_dynamo_compiling():
-        seed = (seed + 2**63) % 2**64 - 2**63  # the bits that count, as an op takes them
-        return ops.column_selection(
-            column_sums, static_columns, keep_count, random_count, seed, backend
-        )
-    op = "column_selection"
-    check_floating(op, column_sums=column_sums)
-    if column_sums.dim() != 4:
-        raise ValueError(f"{op}: column_sums must be [B, H, G, M], got {list(column_sums.shape)}")
-    if keep_count < 0 or random_count < 0:
-        raise ValueError(
-            f"{op}: counts must not be negative, got keep_count={keep_count}, "
-            f"random_count={random_count}"
-        )
-    if static_columns is not None:
-        check_dtype(op, "static_columns", static_columns, torch.bool)
-        try:
-            static_columns = static_columns.expand_as(column_sums)
-        except RuntimeError:
+
+    column_sums: torch.Tensor
+    _: KW_ONLY
+    keep_count: int
+    static_columns: torch.Tensor | None = None
+    random_count: int = 0
+    seed: int = 0
+
+    def facts(self) -> tuple[torch.Tensor]:
+        """The column sums."""
+        return (self.column_sums,)
+
+    def check(self) -> None:
+        """Raises ``ValueError`` for a negative count, and where shapes or dtypes do not fit."""
+        sums = self.column_sums
+        check_floating(OP, column_sums=sums)
+        if sums.dim() != 4:
+            raise ValueError(f"{OP}: column_sums must be [B, H, G, M], got {list(sums.shape)}")
+        if self.keep_count < 0 or self.random_count < 0:
             raise ValueError(
-                f"{op}: static_columns {list(static_columns.shape)} do not broadcast to "
-                f"{list(column_sums.shape)}"
-            ) from None
-    choice = select(column_sums, force=backend)
-    return choice.backend.launch(
-        column_sums,
-        keep_count=keep_count,
-        static_columns=static_columns,
-        random_count=random_count,
-        seed=seed,
-    )
+                f"{OP}: counts must not be negative, got keep_count={self.keep_count}, "
+                f"random_count={self.random_count}"
+            )
+        if self.static_columns is not None:
+            check_dtype(OP, "static_columns", self.static_columns, torch.bool)
+            try:
+                self.every_static_column()
+            except RuntimeError:
+                raise ValueError(
+                    f"{OP}: static_columns {list(self.static_columns.shape)} do not broadcast to "
+                    f"{list(sums.shape)}"
+                ) from None
+
+    def every_static_column(self) -> torch.Tensor | None:
+        """The static columns as a view ``[B, H, G, M]``, or None."""
+        static = self.static_columns
+        return None if static is None else static.expand_as(self.column_sums)
+
+
+def _triton_unsupported_reason(column_sums: torch.Tensor) -> str | None:
+    if column_sums.dtype == torch.float64:
+        return "needs fp16, bf16 or fp32, got torch.float64"
+    return triton_unsupported_reason(column_sums)
+
+
+column_selection = Operation(
+    OP,
+    ColumnSelection,
+    Backend(
+        "triton",
+        imported(f"{__name__}.triton_kernel", OP),
+        _triton_unsupported_reason,
+        not_auto_reason,
+    ),
+    Backend("reference", imported(f"{__name__}.reference", OP)),
+)

@@ -7,8 +7,9 @@ from typing import TypeVar
 
 import torch
 
-from chipsparse.kernels.checks import DEFAULT_TRANSIENT_BYTES, ranges
-from chipsparse.kernels.mask_packing.reference import pack_mask
+from chipsparse.kernels.checks import TRANSIENT_BYTES, ranges
+from chipsparse.kernels.column_selection import ColumnSelection
+from chipsparse.kernels.mask_packing.reference import packed_bits
 
 # What a row holds per column while it is chosen: keys and top-k values, then distances and masks.
 TRANSIENT_BYTES_PER_COLUMN = 32
@@ -18,34 +19,29 @@ LOW_32_BITS = 2**32 - 1
 Integers = TypeVar("Integers", int, torch.Tensor)
 
 
-def column_selection(
-    column_sums: torch.Tensor,
-    *,
-    keep_count: int,
-    static_columns: torch.Tensor | None,
-    random_count: int,
-    seed: int,
-) -> torch.Tensor:
-    """See `chipsparse.kernels.column_selection.column_selection`; all arguments are checked."""
+def column_selection(call: ColumnSelection) -> torch.Tensor:
+    """See `ColumnSelection`; the call is checked."""
+    column_sums, static_columns = call.column_sums, call.every_static_column()
     batch, heads, groups, columns = column_sums.shape
     packed = torch.empty(
         batch, heads, groups, -(-columns // 8), dtype=torch.uint8, device=column_sums.device
     )
     bytes_per_group = columns * TRANSIENT_BYTES_PER_COLUMN
     for b, h in product(range(batch), range(heads)):
-        for first, last in ranges(groups, bytes_per_group, DEFAULT_TRANSIENT_BYTES):
+        for first, last in ranges(groups, bytes_per_group, TRANSIENT_BYTES):
             sums = column_sums[b, h, first:last].float()
             keys = _ordered_keys(sums)
             static = None if static_columns is None else static_columns[b, h, first:last]
             if static is not None:
                 keys.masked_fill_(static, INT32_MAX)
-            mask = largest(keys, keep_count)
+            mask = largest(keys, call.keep_count)
             if static is not None:
                 mask |= static
-            if random_count > 0 and columns > 0:
-                mask |= drawn_columns(mask, random_count, seed, b, h, range(first, last))
+            if call.random_count > 0 and columns > 0:
+                groups_drawn = range(first, last)
+                mask |= drawn_columns(mask, call.random_count, call.seed, b, h, groups_drawn)
             mask |= sums.isnan().any(-1, keepdim=True)
-            packed[b, h, first:last] = pack_mask(mask)
+            packed[b, h, first:last] = packed_bits(mask)
     return packed
 
 

@@ -19,8 +19,9 @@ import torch
 import triton
 import triton.language as tl
 
+from chipsparse.kernels.column_selection import ColumnSelection
 from chipsparse.kernels.column_selection.reference import position_state
-from chipsparse.kernels.mask_packing.triton_kernel import pack_mask, packed_counts
+from chipsparse.kernels.mask_packing.triton_kernel import packed_bits, packed_counts
 from chipsparse.kernels.triton_support import HALF_PRECISION, compute_capability, multiprocessors
 
 # Few rows at a time, so that the second pass finds its row in the level 2 cache.
@@ -617,15 +618,9 @@ def _draw_kernel(
         tl.debug_barrier()
 
 
-def column_selection(
-    column_sums: torch.Tensor,
-    *,
-    keep_count: int,
-    static_columns: torch.Tensor | None,
-    random_count: int,
-    seed: int,
-) -> torch.Tensor:
-    """See `chipsparse.kernels.column_selection.column_selection`; fp32 sums count by 16 bits."""
+def column_selection(call: ColumnSelection) -> torch.Tensor:
+    """See `ColumnSelection`; the call is checked, fp32 sums count by 16 bits."""
+    column_sums, static_columns = call.column_sums, call.every_static_column()
     infinity = 0x7C00 if column_sums.dtype == torch.float16 else 0x7F80
     batch, heads, groups, columns = column_sums.shape
     rows, row_bytes, device = batch * heads * groups, -(-columns // 8), column_sums.device
@@ -658,7 +653,7 @@ def column_selection(
             groups,
             columns,
             row_bytes,
-            min(keep_count, columns),
+            min(call.keep_count, columns),
             LOOSENESS if row_bytes > tile_bytes else 0,  # rows of one tile are exact
             *static_strides,
             INFINITY=infinity,
@@ -670,9 +665,9 @@ def column_selection(
             num_warps=SELECT_WARPS,
             **(OCCUPANCY if packed_compares else {}),
         )
-        strata = min(random_count, columns)
+        strata = min(call.random_count, columns)
         if strata > 0:
-            state = position_state(seed)
+            state = position_state(call.seed)
             _draw_kernel[(rows,)](
                 packed,
                 heads,
@@ -695,7 +690,7 @@ def _packed_static(static: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tu
     for dim in range(3):
         if static.stride(dim) == 0:
             distinct = distinct.narrow(dim, 0, 1)
-    packed = pack_mask(distinct)
+    packed = packed_bits(distinct)
     batch, heads, groups, _ = packed.shape
     strides = (
         heads * groups if batch > 1 else 0,

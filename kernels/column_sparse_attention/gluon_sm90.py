@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from chipsparse.kernels import triton_support
+from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
 from chipsparse.kernels.column_sparse_attention.reference import merge_rounding
 from chipsparse.kernels.gluon_compat import async_load, mbarrier_arrive_on_copies, partition_barrier
 from chipsparse.kernels.launch import launch
@@ -398,30 +399,15 @@ def _column_sparse_attention_kernel(
     # fmt: on
 
 
-def column_sparse_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    indices: torch.Tensor,
-    counts: torch.Tensor,
-    *,
-    group_rows: int,
-    scale: float,
-    delta_rule: str | None,
-    residual: torch.Tensor | None,
-    lse_dense: torch.Tensor | None,
-    kept_mass: torch.Tensor | None,
-    max_transient_bytes: int = 0,
-    config: Config | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the public function of the same name; all arguments are checked."""
+def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `ColumnSparseAttention`; the call is checked."""
+    query, scale = triton_support.with_positive_scale(call.query, call.softmax_scale)
+    key, value, indices, counts = call.key, call.value, call.indices, call.counts
+    group_rows, residual = call.group_rows, call.residual
     batch, heads, rows, head_dim = query.shape
     device = query.device
-    query, scale = triton_support.with_positive_scale(query, scale)
-    if config is None:
-        block_rows = next(r for r in (192, 128, 64) if group_rows % r == 0)
-        config = CONFIGS[head_dim, block_rows]
-    block_rows = 64 * config.consumers
+    block_rows = next(r for r in (192, 128, 64) if group_rows % r == 0)
+    config = CONFIGS[head_dim, block_rows]
     blocks_per_group = group_rows // block_rows
     groups = counts.shape[2]
     blocks = groups * blocks_per_group
@@ -447,8 +433,8 @@ def column_sparse_attention(
             indices.contiguous(),
             counts.contiguous(),
             residual,
-            lse if lse_dense is None else lse_dense.float().contiguous(),
-            lse if kept_mass is None else kept_mass.float().contiguous(),
+            lse if call.lse_dense is None else call.lse_dense.float().contiguous(),
+            lse if call.kept_mass is None else call.kept_mass.float().contiguous(),
             *query.stride()[:3],
             *key.stride()[:3],
             *value.stride()[:3],
@@ -470,7 +456,7 @@ def column_sparse_attention(
             D=head_dim,
             BLOCKS_PER_GROUP=blocks_per_group,
             GROUP_ROWS=group_rows,
-            RULE=RULES[delta_rule],
+            RULE=RULES[call.delta_rule],
             WIDE_ROWS=furthest_row >= 2**31,
             num_warps=4,
             maxnreg=128 if config.blocks_per_sm == 2 else None,

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import torch
 
-from chipsparse.kernels.checks import compute_dtype, ranges, tile_bytes
+from chipsparse.kernels.checks import (
+    compute_dtype,
+    ranges,
+    tile_bytes,
+)
+from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
 from chipsparse.kernels.softmax import softmax_with_lse
 
 # A log-sum-exp of some tens is exact to that many units of its dtype, and so is the kept mass.
 LSE_ROUNDING = 64
 
 
-def column_sparse_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    indices: torch.Tensor,
-    counts: torch.Tensor,
-    *,
-    group_rows: int,
-    scale: float,
-    delta_rule: str | None,
-    residual: torch.Tensor | None,
-    lse_dense: torch.Tensor | None,
-    kept_mass: torch.Tensor | None,
-    max_transient_bytes: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the public function of the same name; all arguments are checked."""
+def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `ColumnSparseAttention`; the call is checked.
+
+    Holds fp32 keys, values, scores and weights of so many bytes at a time; one group of one head is
+    the least.
+    """
+    query, key, value, indices, counts = call.query, call.key, call.value, call.indices, call.counts
+    group_rows = call.group_rows
     batch, heads, rows, head_dim = query.shape
     columns, capacity = key.shape[2], indices.shape[3]
     dtype, device = compute_dtype(query), query.device
@@ -36,7 +33,7 @@ def column_sparse_attention(
     # Looking at the counts would make the host wait for a GPU; there the tail is always masked.
     masked = device.type != "cpu" or not bool((counts == capacity).all())
     group_bytes = 2 * (group_rows + head_dim) * capacity * dtype.itemsize
-    limit = tile_bytes(device, max_transient_bytes)
+    limit = tile_bytes(device)
     full = rows // group_rows
     output = torch.empty(batch, heads, rows, head_dim, dtype=dtype, device=device)
     lse = torch.empty(batch, heads, rows, dtype=dtype, device=device)
@@ -57,21 +54,21 @@ def column_sparse_attention(
         kept_lse = torch.empty(tiles.shape[:2], dtype=dtype, device=device)
         for first, last in ranges(len(tiles), group_bytes, limit):
             kept[first:last], kept_lse[first:last] = _attend(
-                tiles[first:last].to(dtype) * scale,
+                tiles[first:last].to(dtype) * call.softmax_scale,
                 _pack_rows(flat_key, lists[first:last]).to(dtype),
                 _pack_rows(flat_value, lists[first:last]).to(dtype),
                 list_counts[first:last] if masked else None,
             )
         output[:, :, row_slice] = kept.view(batch, heads, -1, head_dim)
         lse[:, :, row_slice] = kept_lse.view(batch, heads, -1)
-    if delta_rule == "difference":
-        assert residual is not None
-        output = apply_difference(output, residual)
-    elif delta_rule == "merge":
-        assert residual is not None
-        assert lse_dense is not None
-        assert kept_mass is not None
-        output = apply_merge(output, lse, residual, lse_dense, kept_mass)
+    if call.delta_rule == "difference":
+        assert call.residual is not None
+        output = apply_difference(output, call.residual)
+    elif call.delta_rule == "merge":
+        assert call.residual is not None
+        assert call.lse_dense is not None
+        assert call.kept_mass is not None
+        output = apply_merge(output, lse, call.residual, call.lse_dense, call.kept_mass)
     return output.to(query.dtype), lse
 
 

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
 from chipsparse.kernels.column_sparse_attention.reference import merge_rounding
 from chipsparse.kernels.launch import launch
 from chipsparse.kernels.triton_blocks import dot, row_block
@@ -37,24 +38,11 @@ CONFIGS: dict[str, dict[str, int]] = {
 
 
 def column_sparse_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    indices: torch.Tensor,
-    counts: torch.Tensor,
-    *,
-    group_rows: int,
-    scale: float,
-    delta_rule: str | None,
-    residual: torch.Tensor | None,
-    lse_dense: torch.Tensor | None,
-    kept_mass: torch.Tensor | None,
-    max_transient_bytes: int,
-    config: str | None = None,
+    call: ColumnSparseAttention, *, config: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the public function of the same name; ``config`` names one of `CONFIGS`."""
-    del max_transient_bytes  # nothing is held
-    query, scale = with_positive_scale(query, scale)
+    """See `ColumnSparseAttention`; the call is checked, ``config`` names one of `CONFIGS`."""
+    query, scale = with_positive_scale(call.query, call.softmax_scale)
+    key, value, indices, group_rows = call.key, call.value, call.indices, call.group_rows
     batch, heads, rows, head_dim = query.shape
     options = dict(CONFIGS[config or default_config(query)])
     block_rows = row_block(group_rows, options.pop("BLOCK_M"))
@@ -64,9 +52,9 @@ def column_sparse_attention(
     output = torch.empty_like(query)
     lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=query.device)
     # The kernel never reads the tensors of a rule that is not asked for.
-    residual = query if residual is None else residual
-    lse_dense = lse if lse_dense is None else lse_dense.contiguous()
-    kept_mass = lse if kept_mass is None else kept_mass.contiguous()
+    residual = query if call.residual is None else call.residual
+    lse_dense = lse if call.lse_dense is None else call.lse_dense.contiguous()
+    kept_mass = lse if call.kept_mass is None else call.kept_mass.contiguous()
     # Consecutive programs share a head, and blocks of a group are neighbours: both reuse the cache.
     with torch.cuda.device_of(query):
         launch(
@@ -76,7 +64,7 @@ def column_sparse_attention(
             key,
             value,
             indices,
-            counts.contiguous(),
+            call.counts.contiguous(),
             output,
             lse,
             residual,
@@ -96,7 +84,7 @@ def column_sparse_attention(
             scale * LOG2_E,
             merge_rounding(residual.dtype, torch.float32),
             HEAD_DIM=head_dim,
-            RULE=delta_rule or "none",
+            RULE=call.delta_rule or "none",
             WIDE_OFFSETS=max(largest_offset(key), largest_offset(value)) >= 2**31,
             WIDE_PRODUCTS=query.device.type == "cpu",
             BLOCK_M=block_rows,

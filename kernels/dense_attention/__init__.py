@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
 import torch
 
-from chipsparse.kernels import ops
-from chipsparse.kernels.checks import check_attention_inputs
-from chipsparse.kernels.dense_attention import library, reference
+from chipsparse.kernels.calls import AttentionCall
+from chipsparse.kernels.dense_attention import library
 from chipsparse.kernels.dense_attention.measure import FastestKernel
-from chipsparse.kernels.dispatch import Backend, Choice, choose, runs_anywhere
+from chipsparse.kernels.dispatch import Backend, Operation, imported
 
-BACKENDS = (
-    Backend("library", library.dense_attention, library.why_not),
-    Backend("reference", reference.dense_attention, runs_anywhere),
-)
+OP = "dense_attention"
 
 
-def select(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, force: str | None = None
-) -> Choice:
-    """The backend that `dense_attention` would use for these tensors."""
-    return choose("dense_attention", BACKENDS, query, key, value, force=force)
-
-
-def dense_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    scale: float | None = None,
-    kernels: FastestKernel | None = None,
-    backend: str | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+@dataclass(slots=True, eq=False)
+class DenseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
     """Softmax attention of every query row over every key, without mask or dropout.
 
     The log-sum-exp of a row is ``log Σ_j exp(scale · q_i · k_j)``, the softmax constant that
@@ -44,8 +29,7 @@ def dense_attention(
         value: ``[B, H, M, D]``, likewise.
         scale: factor of the scores; None for ``D ** -0.5``.
         kernels: measures which library kernel is fastest for tensors of this kind, once, with the
-            host waiting, and remembers it; None takes the first that can run, as does compiled
-            code.
+            host waiting, and remembers it; None takes the first that can run.
         backend: forces ``library`` (cuDNN, flash or memory-efficient attention; flash on a CPU) or
             ``reference``; None takes the first that can run.
 
@@ -56,9 +40,22 @@ def dense_attention(
     Raises:
         ValueError: shapes, dtypes or devices do not fit, or the forced backend cannot run.
     """
-    if torch.compiler.is_dynamo_compiling():
-        return ops.dense_attention(query, key, value, scale, backend)
-    check_attention_inputs("dense_attention", query, key, value)
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    choice = select(query, key, value, force=backend)
-    return choice.backend.launch(query, key, value, scale=scale, kernels=kernels)
+
+    _: KW_ONLY
+    kernels: FastestKernel | None = None
+
+    def facts(self) -> tuple[Any, ...]:
+        """Query, key and value."""
+        return self.query, self.key, self.value
+
+    def check(self) -> None:
+        """Raises ``ValueError`` where shapes, dtypes or devices do not fit."""
+        self.check_attention(OP)
+
+
+dense_attention = Operation(
+    OP,
+    DenseAttention,
+    Backend("library", lambda: library.dense_attention, library.unsupported_reason),
+    Backend("reference", imported(f"{__name__}.reference", OP)),
+)

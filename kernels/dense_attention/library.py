@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
-from chipsparse.kernels.dense_attention.measure import FastestKernel
+if TYPE_CHECKING:  # it imports this module
+    from chipsparse.kernels.dense_attention import DenseAttention
 
 aten = torch.ops.aten
 
 
-def why_not(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
+def unsupported_reason(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
     """Why no library kernel takes these tensors, or None."""
     if any(tensor.stride(-1) != 1 for tensor in (query, key, value)):
         return "the head dimension of query, key or value is not contiguous"
@@ -28,17 +30,11 @@ def why_not(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str 
     return None
 
 
-def dense_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    scale: float,
-    kernels: FastestKernel | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `chipsparse.kernels.dense_attention.dense_attention`; `why_not` must be None."""
+def dense_attention(call: DenseAttention) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `DenseAttention`; the call is checked, `unsupported_reason` must be None."""
+    query, key, value, kernels = call.query, call.key, call.value, call.kernels
     runs = {
-        name: functools.partial(KERNELS[name], query, key, value, scale)
+        name: functools.partial(KERNELS[name], query, key, value, call.softmax_scale)
         for name in usable_kernels(query, key, value)
     }
     assert runs

@@ -64,7 +64,7 @@ class FastestKernel:
 
         Returns:
             The name. Where nothing was measured yet and nothing may be, as a CUDA graph is being
-            captured or torch is compiling, the first one.
+            captured, the first one.
         """
         device = tensors[0].device
         kind = tuple((t.device, t.dtype, tuple(t.shape), t.stride()) for t in tensors)
@@ -85,6 +85,4 @@ class FastestKernel:
 
 
 def _must_not_wait(device: torch.device) -> bool:
-    if torch.compiler.is_dynamo_compiling():
-        return True
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -5,35 +5,26 @@ from __future__ import annotations
 import torch
 
 from chipsparse.kernels.checks import (
-    DEFAULT_TRANSIENT_BYTES,
     compute_dtype,
     ranges,
     tile_bytes,
 )
+from chipsparse.kernels.dense_attention import DenseAttention
 from chipsparse.kernels.softmax import softmax_with_lse
 
 
-def dense_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    scale: float,
-    kernels: object = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `chipsparse.kernels.dense_attention.dense_attention`; all arguments are checked.
-
-    There is one reference, so ``kernels`` has nothing to choose from.
-    """
+def dense_attention(call: DenseAttention) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `DenseAttention`; the call is checked."""
+    query = call.query
     batch, heads, rows, _ = query.shape
     dtype = compute_dtype(query)
     output = torch.empty_like(query)
     lse = torch.empty(batch, heads, rows, dtype=dtype, device=query.device)
+    key, value = call.key.to(dtype), call.value.to(dtype)
     row_bytes = 2 * batch * heads * key.shape[2] * dtype.itemsize
-    key, value = key.to(dtype), value.to(dtype)
-    limit = tile_bytes(query.device, DEFAULT_TRANSIENT_BYTES)
+    limit = tile_bytes(query.device)
     for first, last in ranges(rows, row_bytes, limit):
-        scores = (query[:, :, first:last].to(dtype) * scale) @ key.mT
+        scores = (query[:, :, first:last].to(dtype) * call.softmax_scale) @ key.mT
         weights, lse[:, :, first:last] = softmax_with_lse(scores)
         output[:, :, first:last] = weights @ value
     return output, lse

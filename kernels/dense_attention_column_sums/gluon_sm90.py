@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from chipsparse.kernels import triton_support
 from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.dense_attention_column_sums import DenseAttentionColumnSums
 from chipsparse.kernels.dense_attention_column_sums.reference import LARGEST_EXPONENT
 from chipsparse.kernels.gluon_compat import descriptor, partition_barrier, tma_load
 
@@ -323,25 +324,18 @@ def _dense_attention_column_sums_kernel(
 
 
 def dense_attention_column_sums(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    lse_previous: torch.Tensor,
-    *,
-    group_rows: int,
-    scale: float,
-    max_transient_bytes: int = 0,
-    with_column_sums: bool = True,
+    call: DenseAttentionColumnSums, *, with_column_sums: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """See the public function of the same name; all arguments are checked.
+    """See `DenseAttentionColumnSums`; the call is checked.
 
     Groups of more than 128 rows are summed in parts of 64 or 128 rows, which are added afterwards.
     Without column sums the third result is None and the others are the same bit for bit.
     """
+    query, scale = triton_support.with_positive_scale(call.query, call.softmax_scale)
+    key, value, group_rows = call.key, call.value, call.group_rows
     batch, heads, rows, head_dim = query.shape
     columns = key.shape[2]
     device = query.device
-    query, scale = triton_support.with_positive_scale(query, scale)
     part_rows = BLOCK_ROWS if group_rows % BLOCK_ROWS == 0 else 64
     parts_per_group = group_rows // part_rows
     groups = group_count(rows, group_rows)
@@ -362,7 +356,7 @@ def dense_attention_column_sums(
             descriptor(value, [1, 1, TILE, head_dim]),
             output,
             lse,
-            lse_previous.contiguous(),
+            call.lse_previous.float().contiguous(),
             sums if sums is not None else lse,
             *output.stride()[:3],
             items,

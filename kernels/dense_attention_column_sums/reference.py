@@ -6,7 +6,13 @@ from itertools import product
 
 import torch
 
-from chipsparse.kernels.checks import compute_dtype, group_chunks, group_count, tile_bytes
+from chipsparse.kernels.checks import (
+    compute_dtype,
+    group_chunks,
+    group_count,
+    tile_bytes,
+)
+from chipsparse.kernels.dense_attention_column_sums import DenseAttentionColumnSums
 from chipsparse.kernels.softmax import softmax_with_lse
 
 # exp(80) times the rows of a group stays within float32.
@@ -14,16 +20,14 @@ LARGEST_EXPONENT = 80.0
 
 
 def dense_attention_column_sums(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    lse_previous: torch.Tensor,
-    *,
-    group_rows: int,
-    scale: float,
-    max_transient_bytes: int,
+    call: DenseAttentionColumnSums,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See the public function of the same name; all arguments are checked."""
+    """See `DenseAttentionColumnSums`; the call is checked.
+
+    Holds scores and weights of so many bytes at a time, one group of one head at least, and a copy
+    of one head's keys and values where they are not fp32.
+    """
+    query, key, value, group_rows = call.query, call.key, call.value, call.group_rows
     batch, heads, rows, _ = query.shape
     columns, groups = key.shape[2], group_count(rows, group_rows)
     dtype, device = compute_dtype(query), query.device
@@ -33,11 +37,12 @@ def dense_attention_column_sums(
         batch, heads, groups, columns, dtype=column_sums_dtype(query), device=device
     )
     group_bytes = 2 * group_rows * columns * dtype.itemsize
-    limit = tile_bytes(device, max_transient_bytes)
+    limit = tile_bytes(device)
+    lse_previous = call.lse_previous.to(dtype)
     for b, h in product(range(batch), range(heads)):
         key_tile, value_tile = key[b, h].to(dtype), value[b, h].to(dtype)
         for chunk in group_chunks(rows, group_rows, group_bytes, limit):
-            scores = torch.mm(query[b, h, chunk.rows].to(dtype) * scale, key_tile.T)
+            scores = torch.mm(query[b, h, chunk.rows].to(dtype) * call.softmax_scale, key_tile.T)
             weights, chunk_lse = softmax_with_lse(scores)
             output[b, h, chunk.rows] = torch.mm(weights, value_tile)
             lse[b, h, chunk.rows] = chunk_lse

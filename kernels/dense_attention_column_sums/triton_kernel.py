@@ -19,7 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
-from chipsparse.kernels.checks import group_count, ranges
+from chipsparse.kernels.checks import TRANSIENT_BYTES, group_count, ranges
+from chipsparse.kernels.dense_attention_column_sums import DenseAttentionColumnSums
 from chipsparse.kernels.dense_attention_column_sums.reference import LARGEST_EXPONENT
 from chipsparse.kernels.triton_blocks import dot, row_block
 from chipsparse.kernels.triton_support import cdiv, compute_capability, with_positive_scale
@@ -40,24 +41,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def dense_attention_column_sums(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    lse_previous: torch.Tensor,
-    *,
-    group_rows: int,
-    scale: float,
-    max_transient_bytes: int,
-    config: str | None = None,
-    with_column_sums: bool = True,
+    call: DenseAttentionColumnSums, *, config: str | None = None, with_column_sums: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """See the public function of the same name; ``config`` names one of `CONFIGS`.
+    """See `DenseAttentionColumnSums`; the call is checked, ``config`` names one of `CONFIGS`.
 
     A group of more rows than a block gets sums per block in float32, added in a fixed order; as
-    many groups are done at a time as ``max_transient_bytes`` has room for. Without
+    many groups are done at a time as `TRANSIENT_BYTES` has room for. Without
     ``with_column_sums`` the kernel is plain attention, to show that the rest stays the same.
     """
-    query, scale = with_positive_scale(query, scale)
+    query, scale = with_positive_scale(call.query, call.softmax_scale)
+    key, value, group_rows = call.key, call.value, call.group_rows
     batch, heads, rows, head_dim = query.shape
     columns, device = key.shape[2], query.device
     options = dict(CONFIGS[config or default_config(query)])
@@ -69,7 +62,7 @@ def dense_attention_column_sums(
     lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=device)
     sums_shape = (batch, heads, groups, columns if with_column_sums else 0)
     column_sums = torch.empty(sums_shape, dtype=torch.bfloat16, device=device)
-    lse_previous = lse_previous.contiguous()
+    lse_previous = call.lse_previous.float().contiguous()
 
     def launch(first_unit: int, last_unit: int, sums: torch.Tensor) -> None:
         # Consecutive programs share a head, so that they find its keys in the cache.
@@ -109,7 +102,7 @@ def dense_attention_column_sums(
         return output, lse, column_sums
     unit_sums = column_sums.view(units, columns)
     # One more row for their sum, which is float32 before it is rounded.
-    for first, last in ranges(units, 4 * (blocks + 1) * columns, max_transient_bytes):
+    for first, last in ranges(units, 4 * (blocks + 1) * columns, TRANSIENT_BYTES):
         sums = torch.empty(last - first, blocks, columns, dtype=torch.float32, device=device)
         launch(first, last, sums)
         unit_sums[first:last] = sums.sum(1)

@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
+
 import torch
 
-from chipsparse.kernels import ops
 from chipsparse.kernels.checks import check_dtype
-from chipsparse.kernels.dispatch import Backend, Choice, choose, imported, runs_anywhere
-from chipsparse.kernels.mask_packing import reference
-from chipsparse.kernels.triton_support import why_not_triton, why_not_unasked
+from chipsparse.kernels.dispatch import Backend, Call, Operation, imported
+from chipsparse.kernels.triton_support import not_auto_reason, triton_unsupported_reason
 
 
-def _triton(function: str) -> Backend:
-    launch = imported("chipsparse.kernels.mask_packing.triton_kernel", function)
-    return Backend("triton", launch, why_not_triton, why_not_unasked)
-
-
-PACK_BACKENDS = (
-    _triton("pack_mask"),
-    Backend("reference", reference.pack_mask, runs_anywhere),
-)
-UNPACK_BACKENDS = (
-    _triton("unpack_mask"),
-    Backend("reference", reference.unpack_mask, runs_anywhere),
-)
-INDEX_BACKENDS = (
-    _triton("packed_to_indices"),
-    Backend("reference", reference.packed_to_indices, runs_anywhere),
-)
-
-
-def select(packed: torch.Tensor, *, force: str | None = None) -> Choice:
-    """The backend that `packed_to_indices` would use for this tensor."""
-    return choose("packed_to_indices", INDEX_BACKENDS, packed, force=force)
-
-
-def pack_mask(mask: torch.Tensor, *, backend: str | None = None) -> torch.Tensor:
+@dataclass(slots=True, eq=False)
+class PackMask(Call[torch.Tensor]):
     """Packs bools into bits: bit j of byte i is column 8 i + j, and padding bits are zero.
 
     That is the bit order of ``bitarray(endian="little")``.
@@ -50,14 +27,21 @@ def pack_mask(mask: torch.Tensor, *, backend: str | None = None) -> torch.Tensor
     Raises:
         ValueError: the mask is not bool or has no dimension, or the forced backend cannot run.
     """
-    if torch.compiler.is_dynamo_compiling():
-        return ops.pack_mask(mask, backend)
-    check_dtype("pack_mask", "mask", mask, torch.bool)
-    _check_dimensions("pack_mask", "mask", mask)
-    return choose("pack_mask", PACK_BACKENDS, mask, force=backend).backend.launch(mask)
+
+    mask: torch.Tensor
+
+    def facts(self) -> tuple[torch.Tensor]:
+        """The mask."""
+        return (self.mask,)
+
+    def check(self) -> None:
+        """Raises ``ValueError`` where the mask is not bool or has no dimension."""
+        check_dtype("pack_mask", "mask", self.mask, torch.bool)
+        _check_dimensions("pack_mask", "mask", self.mask)
 
 
-def unpack_mask(packed: torch.Tensor, columns: int, *, backend: str | None = None) -> torch.Tensor:
+@dataclass(slots=True, eq=False)
+class UnpackMask(Call[torch.Tensor]):
     """The inverse of `pack_mask`.
 
     Args:
@@ -72,20 +56,21 @@ def unpack_mask(packed: torch.Tensor, columns: int, *, backend: str | None = Non
         ValueError: the tensor is not packed bits of that many columns, or the forced backend
             cannot run.
     """
-    if torch.compiler.is_dynamo_compiling():
-        return ops.unpack_mask(packed, columns, backend)
-    _check_packed("unpack_mask", packed, columns)
-    choice = choose("unpack_mask", UNPACK_BACKENDS, packed, force=backend)
-    return choice.backend.launch(packed, columns)
+
+    packed: torch.Tensor
+    columns: int
+
+    def facts(self) -> tuple[torch.Tensor]:
+        """The packed bits."""
+        return (self.packed,)
+
+    def check(self) -> None:
+        """Raises ``ValueError`` where the tensor is not packed bits of that many columns."""
+        _check_packed("unpack_mask", self.packed, self.columns)
 
 
-def packed_to_indices(
-    packed: torch.Tensor,
-    columns: int,
-    *,
-    capacity: int | None = None,
-    backend: str | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+@dataclass(slots=True, eq=False)
+class PackedToIndices(Call[tuple[torch.Tensor, torch.Tensor]]):
     """Lists the set columns of each row in ascending order.
 
     The result is the same on every run. Without a capacity the largest count is read back, so the
@@ -94,9 +79,8 @@ def packed_to_indices(
     Args:
         packed: uint8 ``[..., ceil(columns / 8)]``.
         columns: M; bits past it are ignored.
-        capacity: K, length of the lists; None for the largest count, but not in compiled code. On
-            a GPU the caller guarantees that no row keeps more: further columns are cut off, and the
-            counts with them.
+        capacity: K, length of the lists; None for the largest count. On a GPU the caller guarantees
+            that no row keeps more: further columns are cut off, and the counts with them.
         backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
@@ -104,19 +88,41 @@ def packed_to_indices(
         a valid address.
 
     Raises:
-        ValueError: the tensor is not packed bits of that many columns, the capacity is negative
-            (or None in compiled code), the reference on a CPU finds more columns than ``capacity``,
-            or the forced backend cannot run.
+        ValueError: the tensor is not packed bits of that many columns, the capacity is negative,
+            the reference on a CPU finds more columns than ``capacity``, or the forced backend
+            cannot run.
     """
-    if torch.compiler.is_dynamo_compiling():
-        if capacity is None:
-            raise ValueError("packed_to_indices: compiled code must give a capacity, got None")
-        return ops.packed_to_indices(packed, columns, capacity, backend)
-    _check_packed("packed_to_indices", packed, columns)
-    if capacity is not None and capacity < 0:
-        raise ValueError(f"packed_to_indices: capacity must not be negative, got {capacity}")
-    choice = select(packed, force=backend)
-    return choice.backend.launch(packed, columns, capacity=capacity)
+
+    packed: torch.Tensor
+    columns: int
+    _: KW_ONLY
+    capacity: int | None = None
+
+    def facts(self) -> tuple[torch.Tensor]:
+        """The packed bits."""
+        return (self.packed,)
+
+    def check(self) -> None:
+        """Raises ``ValueError`` for other than packed bits of that many columns, and a capacity."""
+        _check_packed("packed_to_indices", self.packed, self.columns)
+        if self.capacity is not None and self.capacity < 0:
+            raise ValueError(
+                f"packed_to_indices: capacity must not be negative, got {self.capacity}"
+            )
+
+
+def _backends(function: str) -> tuple[Backend, Backend]:
+    triton = imported(f"{__name__}.triton_kernel", function)
+    reference = imported(f"{__name__}.reference", function)
+    return (
+        Backend("triton", triton, triton_unsupported_reason, not_auto_reason),
+        Backend("reference", reference),
+    )
+
+
+pack_mask = Operation("pack_mask", PackMask, *_backends("pack_mask"))
+unpack_mask = Operation("unpack_mask", UnpackMask, *_backends("unpack_mask"))
+packed_to_indices = Operation("packed_to_indices", PackedToIndices, *_backends("packed_to_indices"))
 
 
 def _check_packed(op: str, packed: torch.Tensor, columns: int) -> None:

@@ -5,35 +5,45 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from chipsparse.kernels.checks import DEFAULT_TRANSIENT_BYTES, ranges
+from chipsparse.kernels.checks import TRANSIENT_BYTES, ranges
+from chipsparse.kernels.mask_packing import PackedToIndices, PackMask, UnpackMask
 
 # What the compaction holds per column of a row: the bit and its inverse, places and entries.
 TRANSIENT_BYTES_PER_COLUMN = 2 + 16 + 4
 
 
-def pack_mask(mask: torch.Tensor) -> torch.Tensor:
-    """See `chipsparse.kernels.mask_packing.pack_mask`."""
+def pack_mask(call: PackMask) -> torch.Tensor:
+    """See `PackMask`; the call is checked."""
+    return packed_bits(call.mask)
+
+
+def packed_bits(mask: torch.Tensor) -> torch.Tensor:
+    """Bools ``[..., M]`` as uint8 ``[..., ceil(M / 8)]``."""
     bits = F.pad(mask.to(torch.uint8), (0, -mask.shape[-1] % 8)).unflatten(-1, (-1, 8))
     return (bits * _bit_values(mask.device)).sum(-1, dtype=torch.uint8)
 
 
-def unpack_mask(packed: torch.Tensor, columns: int) -> torch.Tensor:
-    """See `chipsparse.kernels.mask_packing.unpack_mask`."""
+def unpack_mask(call: UnpackMask) -> torch.Tensor:
+    """See `UnpackMask`; the call is checked."""
+    return unpacked_bits(call.packed, call.columns)
+
+
+def unpacked_bits(packed: torch.Tensor, columns: int) -> torch.Tensor:
+    """The inverse of `packed_bits`."""
     bits = packed.unsqueeze(-1).bitwise_and(_bit_values(packed.device)).ne(0)
     return bits.flatten(-2)[..., :columns]
 
 
-def packed_to_indices(
-    packed: torch.Tensor, columns: int, *, capacity: int | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `chipsparse.kernels.mask_packing.packed_to_indices`."""
+def packed_to_indices(call: PackedToIndices) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `PackedToIndices`; the call is checked."""
+    packed, columns, capacity = call.packed, call.columns, call.capacity
     shape, device = packed.shape[:-1], packed.device
     packed = packed.reshape(shape.numel(), packed.shape[-1])
     rows = packed.shape[0]
-    chunks = list(ranges(rows, columns * TRANSIENT_BYTES_PER_COLUMN, DEFAULT_TRANSIENT_BYTES))
+    chunks = list(ranges(rows, columns * TRANSIENT_BYTES_PER_COLUMN, TRANSIENT_BYTES))
     counts = torch.zeros(rows, dtype=torch.int32, device=device)
     for first, last in chunks:
-        counts[first:last] = unpack_mask(packed[first:last], columns).sum(-1)
+        counts[first:last] = unpacked_bits(packed[first:last], columns).sum(-1)
     if capacity is None or device.type == "cpu":
         largest = int(counts.max()) if rows else 0
         if capacity is None:
@@ -44,7 +54,7 @@ def packed_to_indices(
             )
     indices = torch.zeros(rows, capacity, dtype=torch.int32, device=device)
     for first, last in chunks:
-        mask = unpack_mask(packed[first:last], columns)
+        mask = unpacked_bits(packed[first:last], columns)
         if device.type == "cpu":
             # A prefix sum over the bits of a row gives every kept column its place in the list.
             places = mask.cumsum(-1, dtype=torch.int32)

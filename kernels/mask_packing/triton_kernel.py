@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from chipsparse.kernels.launch import launch
+from chipsparse.kernels.mask_packing import PackedToIndices, PackMask, UnpackMask
 from chipsparse.kernels.triton_support import cdiv
 
 PACK_BYTES = 512
@@ -229,8 +230,13 @@ def _list_kernel(
         tl.store(list_ptr + first + lane, tl.zeros([32], tl.int32), mask=first + lane < capacity)
 
 
-def pack_mask(mask: torch.Tensor) -> torch.Tensor:
-    """See `chipsparse.kernels.mask_packing.pack_mask`."""
+def pack_mask(call: PackMask) -> torch.Tensor:
+    """See `PackMask`; the call is checked."""
+    return packed_bits(call.mask)
+
+
+def packed_bits(mask: torch.Tensor) -> torch.Tensor:
+    """Bools ``[..., M]`` as uint8 ``[..., ceil(M / 8)]``."""
     shape, columns = mask.shape[:-1], mask.shape[-1]
     row_bytes = -(-columns // 8)
     packed = torch.empty(*shape, row_bytes, dtype=torch.uint8, device=mask.device)
@@ -249,8 +255,9 @@ def pack_mask(mask: torch.Tensor) -> torch.Tensor:
     return packed
 
 
-def unpack_mask(packed: torch.Tensor, columns: int) -> torch.Tensor:
-    """See `chipsparse.kernels.mask_packing.unpack_mask`."""
+def unpack_mask(call: UnpackMask) -> torch.Tensor:
+    """See `UnpackMask`; the call is checked."""
+    packed, columns = call.packed, call.columns
     shape, row_bytes = packed.shape[:-1], packed.shape[-1]
     mask = torch.empty(*shape, columns, dtype=torch.bool, device=packed.device)
     if mask.numel():
@@ -281,12 +288,11 @@ def packed_counts(packed: torch.Tensor, columns: int) -> torch.Tensor:
     return counts
 
 
-def packed_to_indices(
-    packed: torch.Tensor, columns: int, *, capacity: int | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `chipsparse.kernels.mask_packing.packed_to_indices`."""
-    shape, row_bytes = packed.shape[:-1], packed.shape[-1]
-    packed = _word_aligned(packed)
+def packed_to_indices(call: PackedToIndices) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `PackedToIndices`; the call is checked."""
+    columns, capacity = call.columns, call.capacity
+    shape, row_bytes = call.packed.shape[:-1], call.packed.shape[-1]
+    packed = _word_aligned(call.packed)
     if capacity is None:
         capacity = int(packed_counts(packed, columns).max()) if shape.numel() else 0
     indices = torch.empty(*shape, capacity, dtype=torch.int32, device=packed.device)

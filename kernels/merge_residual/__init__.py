@@ -2,54 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from chipsparse.kernels.checks import check_dtype, check_floating, check_shape
-from chipsparse.kernels.dispatch import Backend, Choice, choose, imported, runs_anywhere
-from chipsparse.kernels.merge_residual import reference
-from chipsparse.kernels.triton_support import why_not_triton, why_not_unasked
+from chipsparse.kernels.dispatch import Backend, Call, Operation, imported
+from chipsparse.kernels.triton_support import not_auto_reason, triton_unsupported_reason
 
 OP = "merge_residual"
 
 
-def _why_not(output: torch.Tensor, kept: torch.Tensor) -> str | None:
-    if (reason := why_not_triton(output)) is not None:
-        return reason
-    if output.dtype == torch.float64:
-        return "computes in float32, got torch.float64"
-    if output.stride(-1) != 1 or kept.stride(-1) != 1:
-        return "the head dimension of output or kept is not contiguous"
-    return None
-
-
-BACKENDS = (
-    Backend(
-        "triton",
-        imported("chipsparse.kernels.merge_residual.triton_kernel", "merge_residual"),
-        _why_not,
-        why_not_unasked,
-    ),
-    Backend("reference", reference.merge_residual, runs_anywhere),
-)
-
-
-def select(output: torch.Tensor, kept: torch.Tensor, *, force: str | None = None) -> Choice:
-    """The backend that `merge_residual` would use for these tensors."""
-    return choose(OP, BACKENDS, output, kept, force=force)
-
-
-def merge_residual(
-    output: torch.Tensor,
-    kept: torch.Tensor,
-    kept_lse: torch.Tensor,
-    lse: torch.Tensor,
-    *,
-    backend: str | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+@dataclass(slots=True, eq=False)
+class MergeResidual(Call[tuple[torch.Tensor, torch.Tensor]]):
     """``o - w A`` with ``w = exp(kept_lse - lse)``, the softmax mass of the kept columns.
 
-    See `chipsparse.kernels.column_sparse_attention.column_sparse_attention` for the rule that reads
-    both. Not for compiled code: the sessions call it, behind their own ops.
+    See `chipsparse.kernels.column_sparse_attention.ColumnSparseAttention` for the rule that reads
+    both.
 
     Args:
         output: o, attention over all columns, ``[B, H, N, D]`` of any floating dtype and strides.
@@ -65,12 +34,44 @@ def merge_residual(
     Raises:
         ValueError: shapes or dtypes do not fit, or the forced backend cannot run.
     """
-    check_floating(OP, output=output, kept=kept)
-    check_shape(OP, "kept", kept, tuple(output.shape))
-    check_dtype(OP, "kept", kept, output.dtype)
-    for name, constants in (("kept_lse", kept_lse), ("lse", lse)):
-        check_shape(OP, name, constants, tuple(output.shape[:3]))
-        check_floating(OP, **{name: constants})
-    choice = select(output, kept, force=backend)
-    residual: tuple[torch.Tensor, torch.Tensor] = choice.backend.launch(output, kept, kept_lse, lse)
-    return residual
+
+    output: torch.Tensor
+    kept: torch.Tensor
+    kept_lse: torch.Tensor
+    lse: torch.Tensor
+
+    def facts(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output and the part of it that was kept."""
+        return self.output, self.kept
+
+    def check(self) -> None:
+        """Raises ``ValueError`` where shapes or dtypes do not fit."""
+        check_floating(OP, output=self.output, kept=self.kept)
+        check_shape(OP, "kept", self.kept, tuple(self.output.shape))
+        check_dtype(OP, "kept", self.kept, self.output.dtype)
+        for name, tensor in (("kept_lse", self.kept_lse), ("lse", self.lse)):
+            check_shape(OP, name, tensor, tuple(self.output.shape[:3]))
+            check_floating(OP, **{name: tensor})
+
+
+def _triton_unsupported_reason(output: torch.Tensor, kept: torch.Tensor) -> str | None:
+    if (reason := triton_unsupported_reason(output)) is not None:
+        return reason
+    if output.dtype == torch.float64:
+        return "computes in float32, got torch.float64"
+    if output.stride(-1) != 1 or kept.stride(-1) != 1:
+        return "the head dimension of output or kept is not contiguous"
+    return None
+
+
+merge_residual = Operation(
+    OP,
+    MergeResidual,
+    Backend(
+        "triton",
+        imported(f"{__name__}.triton_kernel", OP),
+        _triton_unsupported_reason,
+        not_auto_reason,
+    ),
+    Backend("reference", imported(f"{__name__}.reference", OP)),
+)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 
 from chipsparse.kernels.checks import compute_dtype, ranges
+from chipsparse.kernels.merge_residual import MergeResidual
 
 # What it may hold at a time of output, weighed kept part, and their difference.
 TRANSIENT_BYTES = 256 << 20
 TRANSIENT_TENSORS = 3
 
 
-def merge_residual(
-    output: torch.Tensor, kept: torch.Tensor, kept_lse: torch.Tensor, lse: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `chipsparse.kernels.merge_residual.merge_residual`."""
+def merge_residual(call: MergeResidual) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `MergeResidual`; the call is checked."""
+    output, kept, kept_lse, lse = call.output, call.kept, call.kept_lse, call.lse
     mass = torch.exp(kept_lse - lse)
     residual = torch.empty_like(output)
     dtype = compute_dtype(output)

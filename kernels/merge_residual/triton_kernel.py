@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from chipsparse.kernels.launch import launch
+from chipsparse.kernels.merge_residual import MergeResidual
 from chipsparse.kernels.triton_support import cdiv, next_power_of_2
 
 TILE_ELEMENTS = 4096
@@ -58,10 +59,9 @@ def _residual_kernel(
     tl.store(residual_ptr + place, residual.to(residual_ptr.dtype.element_ty), mask=mask)
 
 
-def merge_residual(
-    output: torch.Tensor, kept: torch.Tensor, kept_lse: torch.Tensor, lse: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `chipsparse.kernels.merge_residual.merge_residual`."""
+def merge_residual(call: MergeResidual) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `MergeResidual`; the call is checked."""
+    output, kept, kept_lse, lse = call.output, call.kept, call.kept_lse, call.lse
     batch, heads, tokens, width = output.shape
     # Where the output is no plain permutation of its dimensions, the residual is contiguous.
     residual = torch.empty_like(output)

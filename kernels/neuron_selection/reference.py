@@ -6,56 +6,29 @@ import torch
 import torch.nn.functional as F
 
 from chipsparse.kernels.checks import compute_dtype
+from chipsparse.kernels.neuron_selection import MeanPreactivations, NeuronSelection
 from chipsparse.kernels.sparse_mlp_up.reference import activate
 
 
-def neuron_selection(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    mean_cache: torch.Tensor,
-    *,
-    keep_count: int,
-    gate_weight: torch.Tensor | None,
-    gate_bias: torch.Tensor | None,
-    activation: str | None,
-    group_rows: int,
-) -> torch.Tensor:
-    """See the public function of the same name; all arguments are checked."""
-    means = mean_preactivations(
-        hidden,
-        weight,
-        bias,
-        gate_weight=gate_weight,
-        gate_bias=gate_bias,
-        activation=activation,
-        group_rows=group_rows,
-    ).to(mean_cache.dtype)
+def neuron_selection(call: NeuronSelection) -> torch.Tensor:
+    """See `NeuronSelection`; the call is checked."""
+    mean_cache = call.mean_cache
+    means = mean_preactivations(call).to(mean_cache.dtype)
     scores = (means - mean_cache).abs_()
     # A stable sort puts NaN first and, among equal scores, the lower neuron.
     order = scores.argsort(dim=-1, descending=True, stable=True)
-    neurons = order[..., : min(keep_count, weight.shape[0])].sort(dim=-1).values
+    neurons = order[..., : min(call.keep_count, call.weight.shape[0])].sort(dim=-1).values
     mean_cache.scatter_(-1, neurons, means.gather(-1, neurons))
     return neurons.int()
 
 
-def mean_preactivations(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    *,
-    gate_weight: torch.Tensor | None,
-    gate_bias: torch.Tensor | None,
-    activation: str | None,
-    group_rows: int,
-) -> torch.Tensor:
-    """See `chipsparse.kernels.neuron_selection.mean_preactivations`."""
-    means = group_means(hidden, group_rows=group_rows)
-    up = _linear(means, weight, bias)
-    if gate_weight is None:
+def mean_preactivations(call: MeanPreactivations | NeuronSelection) -> torch.Tensor:
+    """See `MeanPreactivations`; the call is checked."""
+    means = group_means(call.hidden, group_rows=call.group_rows)
+    up = _linear(means, call.weight, call.bias)
+    if call.gate_weight is None:
         return up
-    assert activation is not None
-    return activate(_linear(means, gate_weight, gate_bias), activation) * up
+    return activate(_linear(means, call.gate_weight, call.gate_bias), call.activation) * up
 
 
 def _linear(means: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -64,7 +37,10 @@ def _linear(means: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 
 
 def group_means(hidden: torch.Tensor, *, group_rows: int) -> torch.Tensor:
-    """See `chipsparse.kernels.neuron_selection.group_means`."""
+    """Means of hidden ``[B, N, C]`` over groups of rows, the last of which may be ragged.
+
+    Returns ``[B, G, C]`` float32 (float64 for float64 inputs).
+    """
     dtype = compute_dtype(hidden)
     full = hidden.shape[1] // group_rows * group_rows
     means = hidden[:, :full].unflatten(1, (-1, group_rows)).mean(2, dtype=dtype)

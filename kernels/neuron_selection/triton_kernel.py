@@ -11,12 +11,16 @@ few groups several programs search the same threshold, and each lists its own pa
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
+from chipsparse.kernels.calls import FirstLayerCall
 from chipsparse.kernels.checks import group_count
 from chipsparse.kernels.launch import launch
+from chipsparse.kernels.neuron_selection import MeanPreactivations, NeuronSelection
 from chipsparse.kernels.sparse_mlp_up.triton_kernel import activate
 from chipsparse.kernels.triton_blocks import dot
 from chipsparse.kernels.triton_support import (
@@ -65,68 +69,31 @@ def default_product_config(device: torch.device, groups: int, *, gated: bool) ->
     return "f128m64k64w4s4" if groups <= 64 else "f128m128k64w8s4"
 
 
-def mean_preactivations(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    *,
-    gate_weight: torch.Tensor | None,
-    gate_bias: torch.Tensor | None,
-    activation: str | None,
-    group_rows: int,
-) -> torch.Tensor:
-    """See the public function of the same name; all arguments are checked."""
-    means, _ = thin_product(
-        mean_tokens(hidden, group_rows),
-        weight,
-        bias,
-        None,
-        gate_weight=gate_weight,
-        gate_bias=gate_bias,
-        activation=activation,
-    )
+def mean_preactivations(call: MeanPreactivations) -> torch.Tensor:
+    """See `MeanPreactivations`; the call is checked."""
+    means, _ = thin_product(mean_tokens(call.hidden, call.group_rows), call, None)
     return means
 
 
-def neuron_selection(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    mean_cache: torch.Tensor,
-    *,
-    keep_count: int,
-    gate_weight: torch.Tensor | None,
-    gate_bias: torch.Tensor | None,
-    activation: str | None,
-    group_rows: int,
-) -> torch.Tensor:
-    """See the public function of the same name; all arguments are checked."""
+def neuron_selection(call: NeuronSelection) -> torch.Tensor:
+    """See `NeuronSelection`; the call is checked."""
+    mean_cache = call.mean_cache
     batch, groups, neurons = mean_cache.shape
-    keep = min(keep_count, neurons)
+    keep = min(call.keep_count, neurons)
     if batch * groups * keep == 0:
-        return torch.empty(batch, groups, keep, dtype=torch.int32, device=hidden.device)
-    means, scores = thin_product(
-        mean_tokens(hidden, group_rows),
-        weight,
-        bias,
-        mean_cache,
-        gate_weight=gate_weight,
-        gate_bias=gate_bias,
-        activation=activation,
-    )
+        return torch.empty(batch, groups, keep, dtype=torch.int32, device=call.hidden.device)
+    tokens = mean_tokens(call.hidden, call.group_rows)
+    means, scores = thin_product(tokens, call, mean_cache)
     assert scores is not None
     return highest_changes(scores, means, mean_cache, keep)
 
 
-def mean_tokens(
-    hidden: torch.Tensor, group_rows: int, *, config: str | None = None
-) -> torch.Tensor:
+def mean_tokens(hidden: torch.Tensor, group_rows: int) -> torch.Tensor:
     """Mean token of each group, as two numbers whose sum it is.
 
     Args:
         hidden: ``[B, N, C]``.
         group_rows: tokens of a group.
-        config: names one of `MEAN_CONFIGS`.
 
     Returns:
         ``[2, B, G, C]`` in hidden's dtype, contiguous.
@@ -136,7 +103,7 @@ def mean_tokens(
     parts = torch.empty(2, batch, groups, channels, dtype=hidden.dtype, device=hidden.device)
     if parts.numel() == 0:
         return parts
-    options = dict(MEAN_CONFIGS[config or default_mean_config(channels)])
+    options = dict(MEAN_CONFIGS[default_mean_config(channels)])
     options["ROWS"] = min(options["ROWS"], next_power_of_2(group_rows))
     with torch.cuda.device_of(hidden):
         launch(
@@ -155,32 +122,20 @@ def mean_tokens(
 
 
 def thin_product(
-    parts: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    mean_cache: torch.Tensor | None,
-    *,
-    gate_weight: torch.Tensor | None,
-    gate_bias: torch.Tensor | None,
-    activation: str | None,
-    config: str | None = None,
+    parts: torch.Tensor, layer: FirstLayerCall[Any], mean_cache: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The first layer on mean tokens, and how far its results are from the cached ones.
 
     Args:
         parts: ``[2, B, G, C]`` of `mean_tokens`.
-        weight: ``[F, C]``, as the gate's.
-        bias: ``[F]`` or None, as the gate's.
+        layer: has the weights, and the activation of the gate.
         mean_cache: float32 ``[B, G, F]``, or None.
-        gate_weight: the gate's, or None.
-        gate_bias: the gate's, or None.
-        activation: of the gate, or None.
-        config: names one of `PRODUCT_CONFIGS`.
 
     Returns:
         Means and, given a mean_cache, their absolute differences from it; float32 ``[B, G, F]``.
     """
     _, batch, groups, channels = parts.shape
+    weight, gate_weight, gate_bias = layer.weight, layer.gate_weight, layer.gate_bias
     all_groups, neurons = batch * groups, weight.shape[0]
     means = torch.empty(batch, groups, neurons, dtype=torch.float32, device=parts.device)
     scores = None if mean_cache is None else torch.empty_like(means)
@@ -188,7 +143,7 @@ def thin_product(
         return means, scores
     cache = means if mean_cache is None else mean_cache
     gated = gate_weight is not None
-    config = config or default_product_config(parts.device, all_groups, gated=gated)
+    config = default_product_config(parts.device, all_groups, gated=gated)
     options = dict(PRODUCT_CONFIGS[config])
     options["BLOCK_M"] = min(options["BLOCK_M"], max(16, next_power_of_2(all_groups)))
     gate_weight = weight if gate_weight is None else gate_weight  # never read where there is none
@@ -203,7 +158,7 @@ def thin_product(
             parts,
             weight,
             gate_weight,
-            weight if bias is None else bias.contiguous(),
+            weight if layer.bias is None else layer.bias.contiguous(),
             weight if gate_bias is None else gate_bias.contiguous(),
             cache,
             means,
@@ -215,9 +170,9 @@ def thin_product(
             all_groups,
             neurons,
             channels,
-            ACTIVATION=activation or "none",
+            ACTIVATION=layer.activation or "none",
             GATED=gated,
-            BIAS=bias is not None,
+            BIAS=layer.bias is not None,
             GATE_BIAS=gate_bias is not None,
             SCORES=scores is not None,
             EVEN_CHANNELS=channels % options["BLOCK_K"] == 0,
@@ -232,9 +187,6 @@ def highest_changes(
     means: torch.Tensor,
     mean_cache: torch.Tensor,
     keep: int,
-    *,
-    part: int | None = None,
-    warps: int | None = None,
 ) -> torch.Tensor:
     """The neurons of the ``keep`` highest scores, whose means are then cached.
 
@@ -243,9 +195,6 @@ def highest_changes(
         means: float32 ``[B, G, F]``, contiguous.
         mean_cache: float32 ``[B, G, F]``, MUTATED.
         keep: from 1 to F.
-        part: neurons that a program lists, a power of two; None for as few as the device has
-            multiprocessors for, `TOP_PART` or more.
-        warps: of a program; None for those in `TOP_WARPS`.
 
     Returns:
         int32 ``[B, G, keep]``, ascending.
@@ -253,13 +202,12 @@ def highest_changes(
     batch, groups, neurons = scores.shape
     indices = torch.empty(batch, groups, keep, dtype=torch.int32, device=scores.device)
     block = max(16, next_power_of_2(neurons))
-    if part is None:
-        part = min(block, TOP_PART)
-        programs = batch * groups * cdiv(neurons, part)
-        if scores.is_cuda and programs > multiprocessors(scores.device):
-            part = block
-    if warps is None:
-        warps = next(warps for most, warps in TOP_WARPS if block <= most)
+    # A program lists as few neurons as the device has multiprocessors for, `TOP_PART` or more.
+    part = min(block, TOP_PART)
+    programs = batch * groups * cdiv(neurons, part)
+    if scores.is_cuda and programs > multiprocessors(scores.device):
+        part = block
+    warps = next(warps for most, warps in TOP_WARPS if block <= most)
     with torch.cuda.device_of(scores):
         launch(
             _top_kernel,

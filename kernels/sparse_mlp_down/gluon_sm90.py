@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from chipsparse.kernels import triton_support
-from chipsparse.kernels.gluon_blocks import Config, halves, lists_at_once, locate
+from chipsparse.kernels.gluon_blocks import CONFIG, halves, lists_at_once, locate
 from chipsparse.kernels.gluon_compat import (
     async_load,
     descriptor,
@@ -30,6 +30,7 @@ from chipsparse.kernels.gluon_compat import (
     tma_load,
 )
 from chipsparse.kernels.launch import launch
+from chipsparse.kernels.sparse_mlp_down import SparseMLPDown
 from chipsparse.kernels.token_layout import empty_token_contiguous, is_token_contiguous
 
 
@@ -229,19 +230,10 @@ def _sparse_mlp_down_kernel(
     # fmt: on
 
 
-def sparse_mlp_down(
-    delta: torch.Tensor,
-    weight: torch.Tensor,
-    neuron_indices: torch.Tensor,
-    output_cache: torch.Tensor,
-    *,
-    addend: torch.Tensor | None,
-    counts: torch.Tensor | None,
-    group_rows: int,
-    config: Config | None = None,
-) -> torch.Tensor:
-    """See the public function of the same name; all arguments are checked."""
-    config = config or Config()
+def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
+    """See `SparseMLPDown`; the call is checked."""
+    delta, weight, neuron_indices = call.delta, call.weight, call.neuron_indices
+    output_cache, addend, counts = call.output_cache, call.addend, call.counts
     batch, rows, capacity = delta.shape
     channels = weight.shape[0]
     groups = neuron_indices.shape[1]
@@ -253,7 +245,7 @@ def sparse_mlp_down(
         return output.copy_(total)
     if counts is not None:  # the products with what lies past a count are 0, unless that is NaN
         past = torch.arange(capacity, device=delta.device) >= counts[:, :, None]
-        past = past.repeat_interleave(group_rows, 1)[:, :rows]
+        past = past.repeat_interleave(call.group_rows, 1)[:, :rows]
         delta = empty_token_contiguous(delta, batch, rows, capacity).copy_(
             delta.masked_fill(past, 0.0)
         )
@@ -267,14 +259,14 @@ def sparse_mlp_down(
     shape = (batch, capacity, -(-rows // 8) * 8)
     strides = (delta.stride(0), delta.stride(2), 1)
     changes = delta.as_strided(shape, strides)
-    tiles = -(-channels // config.tile)
+    tiles = -(-channels // CONFIG.tile)
     items = batch * groups * tiles
     sms = triton_support.multiprocessors(delta.device)
     with torch.cuda.device(delta.device):
         launch(
             _sparse_mlp_down_kernel,
             (min(items, sms),),
-            descriptor(changes, [1, config.depth, 64]),
+            descriptor(changes, [1, CONFIG.depth, 64]),
             weight,
             neuron_indices.contiguous(),
             neuron_indices if counts is None else counts.contiguous(),
@@ -294,15 +286,15 @@ def sparse_mlp_down(
             cache.stride(1) // 8,
             added.stride(0),
             added.stride(1) // 8,
-            TILE=config.tile,
-            DEPTH=config.depth,
-            STAGES=config.stages,
-            PRODUCER_WARPS=config.producer_warps,
-            CONSUMER_REGISTERS=config.consumer_registers,
-            PRODUCER_REGISTERS=config.producer_registers,
+            TILE=CONFIG.tile,
+            DEPTH=CONFIG.depth,
+            STAGES=CONFIG.stages,
+            PRODUCER_WARPS=CONFIG.producer_warps,
+            CONSUMER_REGISTERS=CONFIG.consumer_registers,
+            PRODUCER_REGISTERS=CONFIG.producer_registers,
             HAS_COUNTS=counts is not None,
             HAS_ADDEND=addend is not None,
-            EVEN_CHANNELS=channels % config.tile == 0,
+            EVEN_CHANNELS=channels % CONFIG.tile == 0,
             WIDE_ROWS=weight.shape[1] * weight.stride(1) >= 2**31,
             num_warps=4,
         )

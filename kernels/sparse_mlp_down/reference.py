@@ -5,24 +5,18 @@ from __future__ import annotations
 import torch
 
 from chipsparse.kernels.checks import (
-    DEFAULT_TRANSIENT_BYTES,
     compute_dtype,
     group_chunks,
     tile_bytes,
 )
+from chipsparse.kernels.sparse_mlp_down import SparseMLPDown
 
 
-def sparse_mlp_down(
-    delta: torch.Tensor,
-    weight: torch.Tensor,
-    neuron_indices: torch.Tensor,
-    output_cache: torch.Tensor,
-    *,
-    addend: torch.Tensor | None,
-    counts: torch.Tensor | None,
-    group_rows: int,
-) -> torch.Tensor:
-    """See the public function of the same name; all arguments are checked."""
+def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
+    """See `SparseMLPDown`; the call is checked."""
+    delta, weight, neuron_indices = call.delta, call.weight, call.neuron_indices
+    output_cache, addend, counts = call.output_cache, call.addend, call.counts
+    group_rows = call.group_rows
     batch, rows, capacity = delta.shape
     channels = weight.shape[0]
     dtype = compute_dtype(delta)
@@ -30,7 +24,7 @@ def sparse_mlp_down(
     # where the weight is not stored that way.
     neuron_rows = weight.t().contiguous()
     group_bytes = (capacity + 2 * group_rows) * channels * dtype.itemsize
-    limit = tile_bytes(delta.device, DEFAULT_TRANSIENT_BYTES)
+    limit = tile_bytes(delta.device)
     for b in range(batch):
         for chunk in group_chunks(rows, group_rows, group_bytes, limit):
             change = delta[b, chunk.rows].to(dtype).unflatten(0, chunk.shape)

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from chipsparse.kernels.checks import group_count
 from chipsparse.kernels.launch import launch
+from chipsparse.kernels.sparse_mlp_down import SparseMLPDown
 from chipsparse.kernels.token_layout import empty_token_contiguous, is_token_contiguous
 from chipsparse.kernels.triton_blocks import dot, order, row_block
 from chipsparse.kernels.triton_support import cdiv, has_large_shared_memory
@@ -49,18 +50,11 @@ def default_config(delta: torch.Tensor) -> str:
     return "n256k64w8s3" if has_large_shared_memory(delta.device) else "n128k32w8s4"
 
 
-def sparse_mlp_down(
-    delta: torch.Tensor,
-    weight: torch.Tensor,
-    neuron_indices: torch.Tensor,
-    output_cache: torch.Tensor,
-    *,
-    addend: torch.Tensor | None,
-    counts: torch.Tensor | None,
-    group_rows: int,
-    config: str | None = None,
-) -> torch.Tensor:
-    """See the public function of the same name; ``config`` names one of `CONFIGS`."""
+def sparse_mlp_down(call: SparseMLPDown, *, config: str | None = None) -> torch.Tensor:
+    """See `SparseMLPDown`; the call is checked, ``config`` names one of `CONFIGS`."""
+    delta, weight, neuron_indices = call.delta, call.weight, call.neuron_indices
+    output_cache, addend, counts = call.output_cache, call.addend, call.counts
+    group_rows = call.group_rows
     batch, rows, capacity = delta.shape
     channels = weight.shape[0]
     result = torch.empty(batch, rows, channels, dtype=delta.dtype, device=delta.device)

@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from chipsparse.kernels import triton_support
-from chipsparse.kernels.gluon_blocks import Config, halves, lists_at_once, locate
+from chipsparse.kernels.gluon_blocks import CONFIG, halves, lists_at_once, locate
 from chipsparse.kernels.gluon_compat import (
     async_load,
     descriptor,
@@ -31,12 +31,13 @@ from chipsparse.kernels.gluon_compat import (
     tma_load,
 )
 from chipsparse.kernels.launch import launch
+from chipsparse.kernels.sparse_mlp_up import SparseMLPUp
 from chipsparse.kernels.token_layout import empty_token_contiguous
 
 # Stages by which the second consumer warpgroup trails the first.
 LAG = 1
 LOG2_E = gl.constexpr(1.4426950408889634)
-ACTIVATIONS = {"gelu-tanh": 0, "gelu": 1, "silu": 2}
+ACTIVATIONS: dict[str | None, int] = {"gelu-tanh": 0, "gelu": 1, "silu": 2}
 
 
 @gluon.jit
@@ -345,22 +346,10 @@ def _sparse_mlp_up_kernel(
     # fmt: on
 
 
-def sparse_mlp_up(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    neuron_indices: torch.Tensor,
-    activation_cache: torch.Tensor,
-    *,
-    counts: torch.Tensor | None,
-    activation: str,
-    gate_weight: torch.Tensor | None = None,
-    gate_bias: torch.Tensor | None = None,
-    group_rows: int,
-    config: Config | None = None,
-) -> torch.Tensor:
-    """See the public function of the same name; all arguments are checked."""
-    config = config or Config()
+def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
+    """See `SparseMLPUp`; the call is checked."""
+    hidden, weight, bias, counts = call.hidden, call.weight, call.bias, call.counts
+    neuron_indices, activation_cache = call.neuron_indices, call.activation_cache
     batch, rows, channels = hidden.shape
     groups, capacity = neuron_indices.shape[1:]
     delta = empty_token_contiguous(hidden, batch, rows, capacity)
@@ -370,7 +359,7 @@ def sparse_mlp_up(
         return delta
     # A view: the rows of all batches lie at one distance.
     tokens = hidden.as_strided((batch * rows, channels), (hidden.stride(1), 1))
-    tiles = -(-capacity // config.tile)
+    tiles = -(-capacity // CONFIG.tile)
     sms = triton_support.multiprocessors(hidden.device)
     total = batch * groups * tiles
     whole = total // sms * sms
@@ -381,7 +370,7 @@ def sparse_mlp_up(
         launch(
             _sparse_mlp_up_kernel,
             (min(items, sms),),
-            descriptor(tokens, [64, config.depth]),
+            descriptor(tokens, [64, CONFIG.depth]),
             weight,
             weight if bias is None else bias,
             neuron_indices.contiguous(),
@@ -401,16 +390,16 @@ def sparse_mlp_up(
             weight.stride(0) // 8,
             activation_cache.stride(0),
             activation_cache.stride(2) // 8,
-            TILE=config.tile,
-            DEPTH=config.depth,
-            STAGES=config.stages,
-            PRODUCER_WARPS=config.producer_warps,
-            CONSUMER_REGISTERS=config.consumer_registers,
-            PRODUCER_REGISTERS=config.producer_registers,
+            TILE=CONFIG.tile,
+            DEPTH=CONFIG.depth,
+            STAGES=CONFIG.stages,
+            PRODUCER_WARPS=CONFIG.producer_warps,
+            CONSUMER_REGISTERS=CONFIG.consumer_registers,
+            PRODUCER_REGISTERS=CONFIG.producer_registers,
             HAS_COUNTS=counts is not None,
             HAS_BIAS=bias is not None,
-            ACTIVATION=ACTIVATIONS[activation],
-            EVEN_CHANNELS=channels % config.depth == 0,
+            ACTIVATION=ACTIVATIONS[call.activation],
+            EVEN_CHANNELS=channels % CONFIG.depth == 0,
             EVEN_ROWS=rows % 8 == 0,
             WIDE_ROWS=weight.shape[0] * weight.stride(0) >= 2**31,
             LAG=LAG,

@@ -5,29 +5,20 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from chipsparse.kernels.calls import Activation
 from chipsparse.kernels.checks import (
-    DEFAULT_TRANSIENT_BYTES,
     compute_dtype,
     group_chunks,
     tile_bytes,
 )
+from chipsparse.kernels.sparse_mlp_up import DenseActivation, SparseMLPUp
 from chipsparse.kernels.token_layout import empty_laid_out_as
 
 
-def sparse_mlp_up(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    neuron_indices: torch.Tensor,
-    activation_cache: torch.Tensor,
-    *,
-    counts: torch.Tensor | None,
-    activation: str,
-    gate_weight: torch.Tensor | None,
-    gate_bias: torch.Tensor | None,
-    group_rows: int,
-) -> torch.Tensor:
-    """See the public function of the same name; all arguments are checked."""
+def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
+    """See `SparseMLPUp`; the call is checked."""
+    hidden, activation_cache, counts = call.hidden, call.activation_cache, call.counts
+    neuron_indices, group_rows = call.neuron_indices, call.group_rows
     batch, rows, channels = hidden.shape
     capacity = neuron_indices.shape[2]
     dtype = compute_dtype(hidden)
@@ -35,7 +26,7 @@ def sparse_mlp_up(
     if capacity == 0:
         return delta
     group_bytes = (channels + 3 * group_rows) * capacity * dtype.itemsize
-    limit = tile_bytes(hidden.device, DEFAULT_TRANSIENT_BYTES)
+    limit = tile_bytes(hidden.device)
     for b in range(batch):
         for chunk in group_chunks(rows, group_rows, group_bytes, limit):
             neurons = neuron_indices[b, chunk.groups].long()
@@ -46,11 +37,12 @@ def sparse_mlp_up(
                 neurons = torch.where(valid, neurons, neurons[:, :1])
                 valid = valid[:, None]
             tokens = hidden[b, chunk.rows].to(dtype).unflatten(0, chunk.shape)
-            new = _linear(tokens, weight, bias, neurons)
-            if gate_weight is None:
-                new = activate(new, activation)
+            new = _linear(tokens, call.weight, call.bias, neurons)
+            if call.gate_weight is None:
+                new = activate(new, call.activation)
             else:
-                new *= activate(_linear(tokens, gate_weight, gate_bias, neurons), activation)
+                gate = _linear(tokens, call.gate_weight, call.gate_bias, neurons)
+                new *= activate(gate, call.activation)
             new = new.to(activation_cache.dtype)
             cached = activation_cache[b, chunk.rows].unflatten(0, chunk.shape)
             places = neurons[:, None].expand(new.shape)
@@ -83,23 +75,15 @@ def _pack_rows(rows: torch.Tensor, neurons: torch.Tensor) -> torch.Tensor:
     return rows.index_select(0, neurons.flatten()).unflatten(0, neurons.shape)
 
 
-def dense_activation(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    *,
-    activation: str,
-    gate_weight: torch.Tensor | None,
-    gate_bias: torch.Tensor | None,
-) -> torch.Tensor:
-    """See the public function of the same name; the arithmetic of the layer in a model."""
-    up = F.linear(hidden, weight, bias)
-    if gate_weight is None:
-        return activate(up, activation)
-    return activate(F.linear(hidden, gate_weight, gate_bias), activation) * up
+def dense_activation(call: DenseActivation) -> torch.Tensor:
+    """See `DenseActivation`; the arithmetic of the layer in a model."""
+    up = F.linear(call.hidden, call.weight, call.bias)
+    if call.gate_weight is None:
+        return activate(up, call.activation)
+    return activate(F.linear(call.hidden, call.gate_weight, call.gate_bias), call.activation) * up
 
 
-def activate(hidden: torch.Tensor, activation: str) -> torch.Tensor:
+def activate(hidden: torch.Tensor, activation: Activation | None) -> torch.Tensor:
     """Applies an activation function under the name that diffusers gives it."""
     if activation == "silu":
         return F.silu(hidden)

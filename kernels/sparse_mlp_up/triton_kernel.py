@@ -15,6 +15,7 @@ import triton.language as tl
 
 from chipsparse.kernels.checks import group_count
 from chipsparse.kernels.launch import launch
+from chipsparse.kernels.sparse_mlp_up import DenseActivation, SparseMLPUp
 from chipsparse.kernels.token_layout import empty_token_contiguous
 from chipsparse.kernels.triton_blocks import dot, order, row_block
 from chipsparse.kernels.triton_support import cdiv, has_large_shared_memory
@@ -59,21 +60,11 @@ def default_config(hidden: torch.Tensor, *, gated: bool) -> str:
     return "n64k32w8s4" if gated else "n128k32w8s4"
 
 
-def sparse_mlp_up(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    neuron_indices: torch.Tensor,
-    activation_cache: torch.Tensor,
-    *,
-    counts: torch.Tensor | None,
-    activation: str,
-    gate_weight: torch.Tensor | None,
-    gate_bias: torch.Tensor | None,
-    group_rows: int,
-    config: str | None = None,
-) -> torch.Tensor:
-    """See the public function of the same name; ``config`` names one of `CONFIGS`."""
+def sparse_mlp_up(call: SparseMLPUp, *, config: str | None = None) -> torch.Tensor:
+    """See `SparseMLPUp`; the call is checked, ``config`` names one of `CONFIGS`."""
+    hidden, weight, bias, counts = call.hidden, call.weight, call.bias, call.counts
+    neuron_indices, activation_cache = call.neuron_indices, call.activation_cache
+    gate_weight, gate_bias, group_rows = call.gate_weight, call.gate_bias, call.group_rows
     batch, rows, channels = hidden.shape
     capacity = neuron_indices.shape[2]
     delta = empty_token_contiguous(hidden, batch, rows, capacity)
@@ -113,7 +104,7 @@ def sparse_mlp_up(
             groups,
             group_rows,
             blocks,
-            ACTIVATION=activation,
+            ACTIVATION=call.activation,
             GATED=gated,
             BIAS=bias is not None,
             GATE_BIAS=gate_bias is not None,
@@ -280,16 +271,10 @@ def _sparse_mlp_up_kernel(
 
 
 @torch.no_grad()
-def dense_activation(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    *,
-    activation: str,
-    gate_weight: torch.Tensor | None,
-    gate_bias: torch.Tensor | None,
-) -> torch.Tensor:
-    """See the public function of the same name: library products, then one kernel in place."""
+def dense_activation(call: DenseActivation) -> torch.Tensor:
+    """See `DenseActivation`: library products, then one kernel in place."""
+    hidden, weight, bias = call.hidden, call.weight, call.bias
+    gate_weight, gate_bias = call.gate_weight, call.gate_bias
     batch, neurons = hidden.shape[0], weight.shape[0]
     up = _products(hidden, weight)
     if up.numel() == 0:
@@ -309,7 +294,7 @@ def dense_activation(
             up.stride(0),
             up.stride(2),
             neurons,
-            ACTIVATION=activation,
+            ACTIVATION=call.activation,
             GATED=gate_weight is not None,
             BIAS=bias is not None,
             GATE_BIAS=gate_bias is not None,

@@ -5,10 +5,11 @@ import dataclasses
 import pytest
 import torch
 
-from chipsparse.cache_kinds import KINDS, PARTS, kept_kinds, kind_bytes
-from chipsparse.kernels.mask_packing.reference import packed_to_indices
-from chipsparse.memory_plan import Capacity, MemoryDemand, plan_memory
-from chipsparse.mlp import dense_step
+from chipsparse.cache.kinds import KINDS, PARTS, kept_kinds, kind_bytes
+from chipsparse.cache.memory_plan import Capacity, MemoryDemand, plan_memory
+from chipsparse.kernels.mask_packing import packed_to_indices
+from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
+from chipsparse.layers.mlp import dense_step
 from chipsparse.plan import SparsityPlan
 from chipsparse.step import StepContext
 from tests.chipsparse.test_session_memory import (
@@ -22,6 +23,7 @@ from tests.chipsparse.test_session_memory import (
     session_with,
     weights_of,
 )
+from tests.wrapped_backends import wrap_backends
 
 LAYOUT = layout_of()  # two double blocks, two single ones; 63 tokens, 3 of them text
 BUDGETS = {
@@ -35,9 +37,17 @@ COLUMNS = [None, 32, 63, 13]  # of 63; the last one as attention.keep_fraction s
 NEURONS = [7, 18, None, 12]  # of 24 and 40; 30 % where nothing else is said
 
 
-def test_each_layer_keeps_its_own_number():
-    session = session_with(BUDGETS | {"mlp.reselect_every": 2})
+def test_each_layer_keeps_its_own_number(monkeypatch):
+    neurons = []
+
+    def listed(launch, call):
+        neurons.append(call.neuron_indices.shape[-1])
+        return launch(call)
+
+    wrap_backends(monkeypatch, sparse_mlp_up, listed)
+    session = session_with(BUDGETS)
     generate(session, steps=3)  # up to the first sparse step
+    assert neurons == 2 * [count for count in NEURONS if count is not None]  # of both branches
     for layer in range(LAYOUT.layers):
         cache = session._caches["cond", layer]
         if COLUMNS[layer] is None:
@@ -48,8 +58,6 @@ def test_each_layer_keeps_its_own_number():
             assert (counts == COLUMNS[layer]).all()
         if NEURONS[layer] is None:
             assert cache.mlp.activation is None
-        else:
-            assert cache.mlp.neurons.shape[-1] == NEURONS[layer]
 
 
 def test_the_report_has_the_mean_of_sparse_layers():
@@ -82,9 +90,7 @@ def test_caches_in_host_memory_give_the_same_bits():
 
 @pytest.mark.parametrize("rule", ["merge", "difference"])
 def test_the_plan_counts_what_is_allocated(rule):
-    session = session_with(
-        BUDGETS | {"attention.delta_rule": rule, "mlp.reselect_every": 2, **HOSTED}
-    )
+    session = session_with(BUDGETS | {"attention.delta_rule": rule, **HOSTED})
     generate(session, steps=3, branches=("cond",), known=1)
     config = session.config
     plan = SparsityPlan(config, LAYOUT, TOTAL)
@@ -101,7 +107,7 @@ def test_the_plan_counts_what_is_allocated(rule):
         assert size == kind_bytes(kind, layer, layout=LAYOUT, config=config, dtype=torch.float32)
         place = session._pool._opened.places["cond", layer, kind]
         assert place.form.nbytes <= place.memory.numel() == size
-        if kind == "neurons" or not KINDS[kind].rewritten:
+        if not KINDS[kind].rewritten:
             assert place.form.nbytes == size
     assert memory.host_bytes == memory.wanted == sum(memory.placement.host.values())
 
@@ -124,7 +130,7 @@ def test_a_dense_layer_is_added_to_what_it_is_given(bias):
     hidden, addend = torch.randn(2, 1, LAYOUT.tokens, 16)
     generate(session, steps=2)
     session.begin(StepContext(1, 2, "cond", TOTAL), LAYOUT, torch.device("cpu"))
-    found = session.mlp(2, hidden, weights, addend=addend.clone)
+    found = session.mlp[2](session.state, hidden, weights, addend=addend.clone)
     layer = dense_step(None, hidden, weights, config=CONFIG.mlp, backend=None)
     torch.testing.assert_close(found, layer + addend)
-    assert len(call(session, session._context, LAYOUT)) == 8
+    assert len(call(session, session.state.context, LAYOUT)) == 8

@@ -1,13 +1,15 @@
 """The schedule: actions by period, by list, by layer."""
 
 import itertools
+import re
 
 import pytest
 
 from chipsparse import ConfigError, SparsityConfig
-from chipsparse.cache_kinds import PARTS
+from chipsparse.cache.kinds import PARTS
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import Action, SparsityPlan
+from chipsparse.profiles.profile import ASSETS, QUALITIES_FILE, load_profile
 
 LAYOUT = ModelLayout(
     kinds=(LayerKind("block", layers=4, mlp_width=100),),
@@ -135,6 +137,9 @@ def test_a_share_of_the_steps_in_full():
     assert taken(1, full_share=0.5) == "D"
     assert taken(2, full_share=0.5) == "DD"
     assert taken(6, full_share=1.0) == "DDDDDD"
+    assert taken(9, full_share=0.1, least_full=4, between="none") == "DDKDKKKDK"
+    few = listed(4, full_share=0.1, least_full=4)
+    assert (few.is_dense(), few.describe(), few.remarks()) == (True, "all 4 steps in full", [])
     assert taken(4, full_steps=[0], actions=["dense", "skip"]) == "DKKK"
 
 
@@ -187,8 +192,9 @@ def test_what_a_list_cannot_do_is_said():
     share = SparsityPlan(config_of(full_share=0.26), LAYOUT, 8).remarks()[0]
     assert share.startswith("full_share 0.26 of only 8 steps lists 2 of them: such shares are made")
     assert SparsityPlan(config_of(full_share=0.26), LAYOUT, 50).remarks() == []
+    assert SparsityPlan(config_of(full_share=0.26, least_full=4), LAYOUT, 8).remarks() == []
     plan = listed(full_steps=[6])  # 3 was to be sparse, and there is no refresh yet
-    assert "".join(LETTERS[action] for action in plan.actions()) == "DKKRKKRKKSKK"
+    assert "".join(LETTERS[action] for action in plan.actions()) == "DKKDKKRKKSKK"
     (remark,) = plan.remarks()
     assert remark.startswith("step 3 is computed in full: it was to be sparse, and the only full")
 
@@ -239,7 +245,7 @@ def test_budgets_and_description():
     assert plan.attention_keep_count(0) == 6
     assert plan.attention_random_count() == 3
     assert plan.mlp_keep_count(0) == 26
-    assert plan.describe() == "1 dense, 1 refresh, 9 sparse, 1 refresh"
+    assert plan.describe() == "1 dense, 1 refresh, 9 sparse, 1 dense"
     assert plan == SparsityPlan(config, LAYOUT, 12)
     assert plan != SparsityPlan(config, LAYOUT, 13)
 
@@ -250,6 +256,7 @@ def test_budgets_and_description():
         ("DDRDD", "DDDDD"),  # nobody would read what the refresh records
         ("DDDDD", "DDDDD"),
         ("DRDSK", "DRDSK"),
+        ("DRRSR", "DRRSR"),
         ("DRDKD", "DDDKD"),
         ("DKKDK", "DKKDK"),
     ],
@@ -262,12 +269,38 @@ def test_listed_actions_are_taken(actions, taken):
 
 
 @pytest.mark.parametrize(
-    ("first", "expected"), [(0, "DRSSRSSK"), (2, "DRRSSK"), (3, "DRSSK"), (6, "DK")]
+    ("first", "expected"), [(0, "DRSSRSSK"), (2, "DDRSSK"), (3, "DRSSK"), (6, "DK")]
 )
 def test_actions_are_raised_where_their_inputs_are_missing(first, expected):
     """A branch that starts late, as an image-to-image call does, has recorded nothing yet."""
     plan = SparsityPlan(config_of(refresh_every=3, skip_steps=[7]), LAYOUT, 8)
     assert "".join(LETTERS[action] for action in plan.actions(first)) == expected
+
+
+PROFILES = [QUALITIES_FILE, *sorted(ASSETS.glob("*/*.yaml"))]
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_refresh_of_a_quality_is_read_by_a_sparse_step(path):
+    for config in load_profile(path).qualities.values():
+        for steps in range(1, 61):
+            for first in {0, steps // 3}:
+                found = SparsityPlan(config, LAYOUT, steps).actions(first)
+                letters = "".join(LETTERS[action] for action in found)
+                assert not re.search("R[^S]*(R|$)", letters), (steps, first, letters)
+                assert "S" not in letters.partition("R")[0]
+
+
+@pytest.mark.parametrize("steps", [12, None])
+def test_a_refresh_that_nothing_reads_is_a_dense_step(steps):
+    def found(**schedule):
+        actions = listed(steps, **schedule).actions_from(0)
+        return "".join(LETTERS[action] for action in itertools.islice(actions, 12))
+
+    assert found(refresh_steps=[1, 4, 5], dense_steps=[6]) == "DRSSDRDSSSSS"
+    # The second is skipped and made up for by the step behind it: the first has no reader.
+    assert found(refresh_steps=[1, 3], dense_steps=[2], skip_steps=[3]) == "DDDKRSSSSSSS"
+    assert found(refresh_steps=[1], dense_steps=[2, 3], skip_steps=[4]) == "DRDDKSSSSSSS"
 
 
 def config_of(**schedule):
@@ -293,10 +326,10 @@ def test_a_schedule_that_skips_half_of_50_steps():
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
-        ({"refresh_every": 5, "skip_steps": [6]}, "DRSSSSKRSSSR"),
-        ({"refresh_every": 5, "skip_steps": [5, 6, 7]}, "DRSSSKKKRSSR"),
+        ({"refresh_every": 5, "skip_steps": [6]}, "DRSSSSKRSSSD"),
+        ({"refresh_every": 5, "skip_steps": [5, 6, 7]}, "DRSSSKKKRSSD"),
         ({"refresh_every": 5, "skip_steps": [3, 5, 7, 9, 11]}, "DRSKSKRKSKSK"),
-        ({"refresh_every": 5, "skip_steps": [6], "dense_steps": [7]}, "DRSSSSKDRSSR"),
+        ({"refresh_every": 5, "skip_steps": [6], "dense_steps": [7]}, "DRSSSSKDRSSD"),
         ({"refresh_every": 5, "skip_steps": [6], "final_dense_steps": 5}, "DRSSSSKDDDDD"),
         ({"refresh_steps": [5, 6], "skip_steps": [5]}, "DRSSSKRSSSSS"),
     ],
@@ -359,7 +392,7 @@ def test_a_threshold_is_described_as_what_it_is():
     plan = SparsityPlan(config_of(skip_threshold=0.05), LAYOUT, 12)
     assert plan.schedule.skips_any
     assert plan.describe() == (
-        "1 dense, 1 refresh, 9 sparse, 1 refresh; of the sparse and refresh ones, those are "
+        "1 dense, 1 refresh, 9 sparse, 1 dense; of the sparse and refresh ones, those are "
         "skipped that are predicted to change the output by less than 5%, at most 3 in a row: "
         "how many is not known beforehand"
     )

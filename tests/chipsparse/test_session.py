@@ -5,14 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-import chipsparse.attention
-import chipsparse.session
+import chipsparse.layers.attention
 from chipsparse import SparsityConfig
+from chipsparse.cache.memory_plan import MemoryDemand
+from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.memory_plan import MemoryDemand
-from chipsparse.report import GenerationReport
+from chipsparse.report.generation import GenerationReport
 from chipsparse.session import Session
 from chipsparse.step import StepContext
+from tests.chipsparse.attend import attend
+from tests.wrapped_backends import wrap_backends
 
 LAYOUT = ModelLayout(
     kinds=(LayerKind("block", layers=2, mlp_width=16),),
@@ -56,11 +58,7 @@ def run(
                     query = query.mT.contiguous().mT
                 if spoil(step, layer):
                     session._caches[branch, layer].attention.lse[0, 0, 3] = torch.nan
-                outputs.append(
-                    session.attention(
-                        layer, query, key, value, scale=None, unpatched=lambda: pytest.fail("dense")
-                    )
-                )
+                outputs.append(attend(session, layer, query, key, value))
             session.end(query)
     return outputs
 
@@ -89,13 +87,13 @@ def test_a_new_generation_forgets_the_backends_of_the_last():
 
 def test_backends_are_chosen_once_for_tensors_of_one_kind(monkeypatch):
     chosen = []
-    choose = chipsparse.attention.backend_choices
+    choose = chipsparse.layers.attention.backend_choices
 
     def counted(query, *others, **settings):
         chosen.append(query.stride())
         return choose(query, *others, **settings)
 
-    monkeypatch.setattr(chipsparse.attention, "backend_choices", counted)
+    monkeypatch.setattr(chipsparse.layers.attention, "backend_choices", counted)
     usual, other = (960, 480, 8, 1), (960, 480, 1, 60)
     run(Session(CONFIG, GenerationReport()))
     assert chosen == [usual]
@@ -116,33 +114,31 @@ def test_column_sums_of_nan_are_reported_once_per_layer():
 @pytest.fixture
 def slow_device(monkeypatch):
     """A CPU that is treated as a device for which the host would have to wait."""
-    make = chipsparse.attention.packed_to_indices
 
-    def cutting(packed, columns, *, capacity, backend):
-        indices, counts = make(packed, columns, backend=backend)
+    def cutting(launch, call):
+        capacity = call.capacity
+        indices, counts = launch(replace(call, capacity=None))
         if capacity is None:
             return indices, counts
         room = torch.zeros(*indices.shape[:-1], max(capacity, indices.shape[-1]), dtype=torch.int32)
         room[..., : indices.shape[-1]] = indices
         return room[..., :capacity].contiguous(), counts.clamp(max=capacity)
 
-    monkeypatch.setattr(chipsparse.attention, "packed_to_indices", cutting)
-    monkeypatch.setattr(chipsparse.session, "READY_DEVICES", ())
+    wrap_backends(monkeypatch, packed_to_indices, cutting)
+    monkeypatch.setattr(chipsparse.layers.attention, "READY_DEVICES", ())
 
 
-@pytest.mark.parametrize("reselect", [True, False])
-def test_a_refresh_need_not_wait_for_the_length_of_its_lists(reselect, request):
-    config = CONFIG.override({"schedule.reselect": reselect})
-    expected = run(Session(config, GenerationReport()))
+def test_a_refresh_need_not_wait_for_the_length_of_its_lists(request):
+    expected = run(Session(CONFIG, GenerationReport()))
     request.getfixturevalue("slow_device")
-    session = Session(config, GenerationReport())
+    session = Session(CONFIG, GenerationReport())
     torch.testing.assert_close(run(session), expected)
     assert {cache.attention.capacity for cache in session._caches.values()} == {16}  # 12 are kept
 
 
-@pytest.mark.parametrize("reselect", [True, False])
-def test_lists_that_were_cut_are_made_anew_where_the_layer_is_reached_again(reselect, request):
-    config = CONFIG.override({"schedule.reselect": reselect})
+@pytest.mark.parametrize("forecast", [0.0, 0.5])
+def test_lists_that_were_cut_are_made_anew_where_the_layer_is_reached_again(forecast, request):
+    config = CONFIG.override({"attention.forecast": forecast})
 
     def spoil(step, layer):
         return step == 1 and layer == 1
@@ -151,15 +147,11 @@ def test_lists_that_were_cut_are_made_anew_where_the_layer_is_reached_again(rese
     request.getfixturevalue("slow_device")
     session = Session(config, GenerationReport())
     found = run(session, spoil=spoil)
-    once_more, *still_long = session.report.fallbacks
+    (once_more,) = session.report.fallbacks
     assert once_more == (
         "attention of layer 1 runs in full once more at step 2: column sums were NaN at its "
         "refresh, which made its lists longer than any choice does"
     )
-    assert still_long == [
-        "attention of layer 1 keeps up to 60 columns from step 2 on instead of 12 at most: "
-        "column sums were NaN, and their query groups keep every column"
-    ] * (not reselect)
     actions = [
         [entry.action.value for entry in record.layers if entry.part == "attention"]
         for record in session.report.steps
@@ -184,13 +176,13 @@ def test_a_second_generation_reports_nan_again():
         assert len(report.fallbacks) == 2
 
 
-@pytest.mark.parametrize("rule", ["merge", "difference", "kept_only", "reuse"])
+@pytest.mark.parametrize("rule", ["merge", "difference"])
 def test_a_second_generation_gives_the_same(rule):
     session = Session(CONFIG.override({"attention.delta_rule": rule}), GenerationReport())
     first, second = run(session), run(session, generation=2)
     assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
     capacities = {cache.attention.capacity for cache in session._caches.values()}
-    assert capacities == ({None} if rule == "reuse" else {12})
+    assert capacities == {12}
     session.reset()
     assert not session._caches
 
@@ -203,7 +195,7 @@ def test_a_branch_is_freed_after_its_last_step():
         for branch in ("cond", "uncond"):
             session.begin(StepContext(1, step, branch, 3), LAYOUT, CPU)
             query, key, value = torch.randn(3, 1, 2, 60, 8)
-            session.attention(0, query, key, value, scale=None, unpatched=pytest.fail)
+            attend(session, 0, query, key, value)
             session.end(query)
             held.append(session.cache_bytes())
     assert held[4] == held[3] / 2 > 0
@@ -227,9 +219,7 @@ def test_branches_whose_prompts_differ_in_length(local_groups):
             assert session.plan.layout == layout
             query, key, value = torch.randn(3, 1, 2, layout.tokens, 8)
             for layer in range(layout.layers):
-                output = session.attention(
-                    layer, query, key, value, scale=None, unpatched=pytest.fail
-                )
+                output = attend(session, layer, query, key, value)
                 assert output.shape == query.shape
             session.end(query)
     assert [record.action for record in session.report.steps] == [
@@ -247,6 +237,23 @@ def test_another_prompt_in_the_same_branch_starts_anew():
         layout = replace(LAYOUT, text_tokens=text)
         session.begin(StepContext(1, step, "cond", 6), layout, CPU)
         query, key, value = torch.randn(3, 1, 2, layout.tokens, 8)
-        session.attention(0, query, key, value, scale=None, unpatched=pytest.fail)
+        attend(session, 0, query, key, value)
         session.end(query)
     assert [record.action for record in session.report.steps] == ["dense", "refresh", "dense"]
+
+
+def test_an_observer_runs_every_layer_and_changes_nothing():
+    class Observer:
+        def __init__(self):
+            self.seen = []
+
+        def attention(self, layer, state, *tensors, **options):
+            self.seen.append((state.context.step, state.action.value, layer.number))
+            return layer(state, *tensors, **options)
+
+    observer = Observer()
+    watched, plain = (Session(CONFIG, GenerationReport(), observer=o) for o in (observer, None))
+    outputs, expected = (run(session, branches=("cond",)) for session in (watched, plain))
+    assert all(map(torch.equal, outputs, expected))
+    actions = ["dense", "refresh", "sparse", "refresh", "sparse"]
+    assert observer.seen == [(step, a, layer) for step, a in enumerate(actions) for layer in (0, 1)]

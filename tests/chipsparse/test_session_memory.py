@@ -6,27 +6,28 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import chipsparse.cache_store
-import chipsparse.session
-from chipsparse import SparsityConfig, memory_plan
-from chipsparse.cache_kinds import KINDS, kept_kinds, kind_bytes
-from chipsparse.host_memory import HostMemory
-from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.memory_plan import (
+import chipsparse.cache.store
+from chipsparse import SparsityConfig
+from chipsparse.cache import memory_plan
+from chipsparse.cache.host_memory import HostMemory
+from chipsparse.cache.kinds import KINDS, kept_kinds, kind_bytes
+from chipsparse.cache.memory_plan import (
     BudgetError,
     Capacity,
     MemoryDemand,
     cache_needs,
     working_bytes,
 )
-from chipsparse.mlp import MLPWeights
-from chipsparse.offload import OffloadPool
-from chipsparse.placement import SLOTS
+from chipsparse.cache.offload import OffloadPool
+from chipsparse.cache.placement import SLOTS
+from chipsparse.layers import mlp
+from chipsparse.layers.mlp import MLPWeights
+from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import Action, SparsityPlan
-from chipsparse.report import GenerationReport
+from chipsparse.report.generation import GenerationReport
 from chipsparse.session import Session
 from chipsparse.step import StepContext
-from tests.chipsparse.races import TracedCopies, WatchComputation
+from tests.chipsparse.cache.races import TracedCopies, WatchComputation
 
 CPU = torch.device("cpu")
 ACTIONS = ["dense", "refresh", "sparse", "sparse", "skip", "dense", "sparse", "refresh", "sparse"]
@@ -42,7 +43,7 @@ CONFIG = SparsityConfig().override(
 HOSTED = {"memory.offload": "always"}
 TOTAL = len(ACTIONS) + 1  # after the last step nothing would be left to look at
 BOTH = MemoryDemand(branches=2)
-RULES = ["merge", "difference", "kept_only", "reuse"]
+RULES = ["merge", "difference"]
 
 
 def layout_of(layers=4, grid=(3, 4, 5), batch=1):
@@ -72,18 +73,18 @@ def call(session, context, layout, action=None):
         query, key, value = torch.randn(3, *shape, generator=generator)
         query += context.branch == "uncond"
         outputs.append(
-            session.attention(
-                layer,
+            session.attention[layer](
+                session.state,
                 query,
                 key,
                 value,
                 scale=None,
-                unpatched=lambda q=query, k=key, v=value: dense_attention(q, k, v),
+                unpatched=lambda q, k, v, _: dense_attention(q, k, v),
             )
         )
         hidden = torch.randn(layout.batch, layout.mlp_tokens(layer), 16, generator=generator)
         weights = weights_of(layer, layout.kind(layer).mlp_width)
-        outputs.append(session.mlp(layer, hidden, weights))
+        outputs.append(session.mlp[layer](session.state, hidden, weights))
     return outputs
 
 
@@ -94,7 +95,7 @@ def generate(session, *, generation=1, layout=None, branches=("cond", "uncond"),
         for branch in branches:
             context = StepContext(generation, step, branch, TOTAL)
             demand = MemoryDemand(branches=known)
-            if session.begin(context, layout, CPU, lambda d=demand: d) is Action.SKIP:
+            if session.begin(context, layout, CPU, lambda d=demand: d).action is Action.SKIP:
                 session.end(session.skipped_output())
                 continue
             outputs += call(session, context, layout)
@@ -118,14 +119,8 @@ def equal(first, second):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("reselect", [True, False])
-@pytest.mark.parametrize("reselect_every", [1, 2])
-def test_offloaded_caches_give_the_same_bits(rule, reselect, reselect_every):
-    overrides = {
-        "attention.delta_rule": rule,
-        "schedule.reselect": reselect,
-        "mlp.reselect_every": reselect_every,
-    }
+def test_offloaded_caches_give_the_same_bits(rule):
+    overrides = {"attention.delta_rule": rule}
     here, hosted = session_with(overrides), session_with(overrides | HOSTED)
     expected = generate(here)
     assert equal(generate(hosted), expected)
@@ -168,7 +163,7 @@ def test_branches_of_other_prompts_run_side_by_side(overrides):
     for step in range(len(ACTIONS)):
         for branch, layout in layouts.items():
             context = StepContext(1, step, branch, TOTAL)
-            if together.begin(context, layout, CPU) is Action.SKIP:
+            if together.begin(context, layout, CPU).action is Action.SKIP:
                 together.end(together.skipped_output())
                 continue
             found[branch] += call(together, context, layout)
@@ -186,7 +181,7 @@ def test_a_branch_that_changes_its_sizes_starts_anew():
     for step, batch in enumerate([1, 1, 1, 2, 2, 2]):
         layout = layout_of(batch=batch)
         context = StepContext(1, step, "cond", TOTAL)
-        if session.begin(context, layout, CPU) is Action.SKIP:
+        if session.begin(context, layout, CPU).action is Action.SKIP:
             output = session.skipped_output()
             assert output.shape[0] == batch
             session.end(output)
@@ -270,9 +265,8 @@ def test_each_layer_is_fetched_once_and_before_it_is_due():
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("reselect_every", [1, 3])
-def test_the_planned_bytes_are_the_bytes_that_are_kept(batch, reselect_every):
-    session = session_with({"mlp.reselect_every": reselect_every, "attention.forecast": 0.5})
+def test_the_planned_bytes_are_the_bytes_that_are_kept(batch):
+    session = session_with({"attention.forecast": 0.5})
     layout = layout_of(batch=batch)
     generate(session, layout=layout)
     seen = set()
@@ -313,7 +307,7 @@ def placement_of(session, branch):
 def with_capacity(monkeypatch, device, host=0):
     """So much memory, on a machine on which everything is worth moving."""
     monkeypatch.setattr(
-        chipsparse.cache_store, "available", lambda *args, **kwargs: Capacity(device, host)
+        chipsparse.cache.store, "available", lambda *args, **kwargs: Capacity(device, host)
     )
     monkeypatch.setattr(memory_plan, "worth_moving", lambda layer, sizes, **_: frozenset(sizes))
 
@@ -352,7 +346,7 @@ def test_a_second_generation_lives_where_the_first_one_did(monkeypatch):
     def available(*args, reserve=0.2, **kwargs):
         return Capacity(round(free[-1] * (1 - reserve)), 0)
 
-    monkeypatch.setattr(chipsparse.cache_store, "available", available)
+    monkeypatch.setattr(chipsparse.cache.store, "available", available)
     session, found = session_with(), []
     for generation, share in enumerate((0.5, 0.45, 0.25), 1):
         free.append(share * wanted())
@@ -398,7 +392,7 @@ def on_a_machine(monkeypatch, session, device, host):
         slots = SLOTS * sum(session._pool.slots.values())
         return Capacity(device - taken - slots - promised, host - memory.lent_bytes)
 
-    monkeypatch.setattr(chipsparse.cache_store, "available", available)
+    monkeypatch.setattr(chipsparse.cache.store, "available", available)
     monkeypatch.setattr(memory_plan, "worth_moving", lambda layer, sizes, **_: frozenset(sizes))
     return memory
 
@@ -411,7 +405,7 @@ def test_there_is_room_for_a_recorded_call_of_each_branch(monkeypatch):
         asked.append(working)
         return Capacity(1 << 40, 0)
 
-    monkeypatch.setattr(chipsparse.cache_store, "available", available)
+    monkeypatch.setattr(chipsparse.cache.store, "available", available)
     session = session_with()
     for branch in ("cond", "uncond", "third"):
         session._caches.admit(branch, plan, torch.device("cuda"), BOTH)
@@ -431,8 +425,10 @@ def test_branches_that_nobody_announced_stay_within_the_budgets(share, host_shar
     for step in range(5):
         for branch in ("cond", "uncond", "third"):
             context = StepContext(1, step, branch, TOTAL)
-            session.begin(context, layout, CPU)
-            session.end(call(session, context, layout)[-1])
+            if session.begin(context, layout, CPU).action is Action.SKIP:
+                session.end(session.skipped_output())
+            else:
+                session.end(call(session, context, layout)[-1])
             on_device = session.cache_bytes() - session._pool.stored_bytes
             most = max(most, on_device + SLOTS * sum(session._pool.slots.values()))
             assert memory.lent_bytes <= host + 512 * 9 * 4
@@ -494,8 +490,8 @@ def abort(session, step, error):
     generate(session, steps=step)
     session.begin(context, layout, CPU, lambda: BOTH)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chipsparse.session.mlp, "dense_step", fail)
-        patch.setattr(chipsparse.session.mlp, "sparse_step", fail)
+        patch.setattr(mlp, "dense_step", fail)
+        patch.setattr(mlp, "sparse_step", fail)
         call(session, context, layout)
 
 

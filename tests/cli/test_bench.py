@@ -69,7 +69,7 @@ def test_json(bench, model_folder):
         )
         assert each["error"] < 1e-4
     steps = content["steps"]
-    assert steps["counts"] == {"dense": 1, "refresh": 2, "sparse": 9}
+    assert steps["counts"] == {"dense": 2, "refresh": 1, "sparse": 9}
     assert set(steps["patched"]) == {"dense", "refresh", "sparse"}
     expected = sum(count * steps["patched"][action] for action, count in steps["counts"].items())
     assert steps["patched_run"] == pytest.approx(expected)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from chipsparse import quality
-from chipsparse.bootstrap import Interval, draws, interval
 from chipsparse.cli import compare_text, denoise, paired_runs
 from chipsparse.cli.config_statistics import METRICS, Summary
 from chipsparse.cli.main import app
 from chipsparse.cli.panels import GAP_PIXELS
-from chipsparse.profiles import ASSETS
+from chipsparse.measure import quality
+from chipsparse.measure.bootstrap import Interval, draws, interval
+from chipsparse.profiles.profile import ASSETS
 from tests.cli.conftest import PROFILE
 from tests.cli.test_images import PROFILE as IMAGE_PROFILE
 from tests.pipelines.test_families import FAMILIES

@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from chipsparse import quality
 from chipsparse.cli import media
 from chipsparse.cli.heat_map import heat_map
 from chipsparse.cli.main import app
 from chipsparse.cli.panels import GAP_PIXELS
 from chipsparse.cli.read_media import read_clip
+from chipsparse.measure import quality
 
 
 @pytest.fixture

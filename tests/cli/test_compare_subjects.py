@@ -6,7 +6,7 @@ import pytest
 
 from chipsparse.cli.compare_subjects import read_subject, read_subjects
 from chipsparse.cli.errors import UserError
-from chipsparse.profiles import ASSETS, load_profile, profile_classes
+from chipsparse.profiles.profile import ASSETS, load_profile, profile_classes
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import torch
 from typer.testing import CliRunner
 
 import chipsparse
-from chipsparse.cache_kinds import KINDS
+from chipsparse.cache.kinds import KINDS
 from chipsparse.cli import outlook
 from chipsparse.cli.main import app
-from chipsparse.cost_model import Rates
-from chipsparse.profiles import ASSETS, load_profile
+from chipsparse.measure.cost_model import Rates
+from chipsparse.profiles.profile import ASSETS, load_profile
 from tests.cli.conftest import Ran
 from tests.pipelines.families.ltx import tiny_ltx_pipeline
 from tests.tiny_models import PROMPT, tiny_chroma_pipeline, tiny_flux_pipeline, tiny_wan_pipeline
@@ -524,6 +524,14 @@ def test_qualities_stand_side_by_side(explained, explain, folder):
     assert re.search(r"^ fast +8 +\d+ +\d+ +\d+% +\d.*\d+\.\d\dx", text, re.MULTILINE)
 
 
+def test_a_schedule_in_place_of_that_of_a_quality_is_told(explained, folder, workdir):
+    common = "sparsity: {schedule: {warmup_steps: 3}}\nqualities: "
+    (workdir / "mine.yaml").write_text(f"{common} {{balanced: , fast: {{schedule: {{}}}}}}")
+    found = explained("--model", folder("wan"), "--config", "mine.yaml")
+    (note,) = [note for note in found["notes"] if "sparsity.schedule" in note]
+    assert note.startswith("mine.yaml: sparsity.schedule takes the place of the schedule that bala")
+
+
 def test_a_profile_without_qualities_has_no_such_table(explained, fails, folder, workdir):
     (workdir / "mine.yaml").write_text("sparsity: {schedule: {warmup_steps: 3}}")
     arguments = ("--model", folder("wan"), "--config", "mine.yaml")
@@ -533,11 +541,15 @@ def test_a_profile_without_qualities_has_no_such_table(explained, fails, folder,
     assert fails(*arguments, "--quality", "fast") == said
 
 
-def test_a_quality_of_few_steps_computes_two_in_full_at_least(explained, folder):
-    found = explained("--model", folder("wan"), *SIZE, "--steps", "4", "--quality", "fast")
-    counts = found["schedule"]["counts"]
-    assert counts["dense"] + counts.get("refresh", 0) >= 2
-    assert any("0.16 of only 4 steps lists 2 of them" in note for note in found["notes"])
+def test_a_quality_of_few_steps_computes_all_in_full_and_says_so(explained, folder):
+    found = explained("--model", folder("wan"), *SIZE, "--steps", "8", "--quality", "fast")
+    assert found["schedule"]["counts"] == {"dense": 8}
+    for name in ("faithful", "balanced", "fast"):
+        assert found["qualities"][name]["work"] == 1.0
+    assert found["notes"][0] == (
+        "nothing runs sparse: the profile's schedule computes all 8 steps in full; it takes "
+        "--steps 9 or more, or a profile with a lower schedule.least_full"
+    )
 
 
 def test_two_experts(explained, folder):
@@ -556,7 +568,7 @@ def test_a_gpu_that_is_here_is_asked_and_measured(explained, folder, monkeypatch
     rates = Rates(device="Some GPU", measured=True, attention=100e12)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda _: 0)
-    monkeypatch.setattr("chipsparse.memory_plan.device_free_bytes", lambda _: 60 * GIB)
+    monkeypatch.setattr("chipsparse.cache.memory_plan.device_free_bytes", lambda _: 60 * GIB)
     monkeypatch.setattr(outlook, "measure_rates", lambda _: rates)
     arguments = ("--model", folder("wan"), *LARGE, "--ram", "1T")
     found = explained(*arguments)

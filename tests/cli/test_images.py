@@ -10,7 +10,7 @@ from diffusers import FluxTransformer2DModel
 from PIL import Image
 
 import chipsparse
-from chipsparse.profiles import ASSETS
+from chipsparse.profiles.profile import ASSETS
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
 PROFILE = """\

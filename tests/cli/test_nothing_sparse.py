@@ -34,6 +34,7 @@ def plan(steps, **changes):
         (2, {"actions": ["dense", "refresh", "sparse"]}, 3),
         (4, {"warmup_steps": 2, "refresh_steps": [2, 3]}, 5),
         (2, {"full_share": 0.3}, 3),
+        (8, {"full_share": 0.3, "least_full": 8}, 9),
         (4, {"full_steps": [1, 2, 3]}, 5),
         (5, {"full_steps": [1, 2, 3, 4]}, 6),
     ],
@@ -44,6 +45,11 @@ def test_the_fewest_steps_are_told(steps, changes, enough):
     assert ("the only step" if steps == 1 else f"all {steps} steps") in told
     assert too_few_steps(plan(enough, **changes)) is None
     assert too_few_steps(plan(enough - 1, **changes)) is not None
+
+
+def test_the_field_that_computes_too_many_is_named():
+    assert "a lower schedule.full_share" in too_few_steps(plan(4, full_share=0.9))
+    assert "a lower schedule.least_full" in too_few_steps(plan(8, full_share=0.3, least_full=8))
 
 
 def test_a_profile_that_wants_nothing_sparse_says_nothing():

@@ -107,7 +107,7 @@ def test_a_file_system_that_is_full_already(refused, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("chipsparse.scratch.tempfile.mkdtemp", full)
+    monkeypatch.setattr("chipsparse.common.scratch.tempfile.mkdtemp", full)
     assert (
         refused("generate -o b.mp4") == "--output b.mp4 cannot be written: No space left on device"
     )

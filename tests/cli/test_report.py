@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse import placing
 from chipsparse.cli import denoise, media, report_file
+from chipsparse.common import finished_files
 
 DENSE_MLP = "MLP runs dense in 1 of 3 layers (first: layer 1): its second linear is of class Other"
 
@@ -74,7 +74,7 @@ def test_a_report_of_both_runs_says_how_far_they_are_apart(generate, workdir):
 
 
 def test_the_table_names_the_report_and_notes(generate, monkeypatch):
-    from chipsparse.report import GenerationReport
+    from chipsparse.report.generation import GenerationReport
 
     begin = GenerationReport.begin
 
@@ -173,7 +173,9 @@ def test_a_video_that_cannot_be_written_leaves_no_report(generate, workdir, monk
 
 
 def test_a_report_that_fails_too_does_not_hide_the_error(generate, workdir, adapted, monkeypatch):
-    monkeypatch.setattr(placing.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("no")))
+    monkeypatch.setattr(
+        finished_files.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("no"))
+    )
     ran = generate("-o", "out.gif", "--strict", "--report", "r.json")
     assert ran.exit_code == 2
     assert DENSE_MLP in ran.stderr

@@ -32,7 +32,7 @@ from tests.cli.test_tune import PROMPTS
 from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_wan_pipeline
 
 HOSTILE = "<script>alert(\"1\")</script> & 'x' </h1><img src=http://example.org/a.png>"
-GUARDED = PROFILE + "  guard: {bound: 10}\n  memory: {offload: always}\n"
+HOSTED = PROFILE + "  memory: {offload: always}\n"
 FRAME = (32, 48, 3)
 LAYERS, STEPS, PARTS = 3, 4, 2
 
@@ -54,13 +54,13 @@ def made(model_folder, tmp_path_factory):
     before = Path.cwd()
     os.chdir(folder)
     try:
-        Path("guarded.yaml").write_text(GUARDED)
+        Path("hosted.yaml").write_text(HOSTED)
         Path("prompts.txt").write_text(f"{PROMPT}\n{HOSTILE}\na third one\n")
         Path("flux.txt").write_text("\n".join(PROMPTS))
         tiny_flux_pipeline().save_pretrained("flux")
         Path("flux/chipsparse.yaml").write_text(FLUX_PROFILE)
         wan = ("--model", model_folder)
-        config = ("--config", "guarded.yaml")
+        config = ("--config", "hosted.yaml")
         as_made("generate", PROMPT, *wan, *config, "-o", "o.gif", "--compare", "--report", "r.json")
         as_made("generate", HOSTILE, *wan, "-o", "h.png", "--frames", 1, "--report", "hostile.json")
         Path("configs.json").write_text(
@@ -202,12 +202,11 @@ def test_the_numbers_of_a_generation(report):
         "Sample frames",
         "Steps",
         "Budget of each layer and step",
-        "Error over steps",
         "Memory over steps",
         "What ran where",
         "Run it again",
+        "Not on this page",
     ]
-    assert "Not on this page" not in page.headings
     assert page.all("p", **{"class": "alert"}) == []
 
 
@@ -379,32 +378,6 @@ def test_the_budgets_cover_every_layer_and_step(report):
         assert f"steps 2 to 3: sparse, {share:.1%} computed" in budgets
 
 
-def test_the_errors_of_a_generation(report):
-    steps = json.loads(Path("r.json").read_text())["steps"]
-    errors = report("r.json").sections["Error over steps"]
-    for number in (2, 3):
-        by_layer = {}
-        for step in steps:
-            if step["step"] == number:
-                for layer, error in step["guard_errors"].items():
-                    by_layer[layer] = max(error, by_layer.get(layer, 0))
-        worst = max(by_layer, key=by_layer.get)
-        assert f"step {number}: largest {by_layer[worst]:.3f}, in layer {worst}" in errors
-    assert "bound 10" not in errors  # far above all errors: it only measures
-    assert "early refreshes of layers: 0" in errors
-
-
-def test_a_bound_near_the_errors_is_marked(report):
-    def lower(content):
-        largest = max(error for s in content["steps"] for error in s["guard_errors"].values())
-        content["config"]["guard"]["bound"] = largest * 1.5
-        content["steps"][-1]["early_refreshes"] = [1, 2]
-
-    page = report(changed("r.json", lower))
-    assert "bound 0." in page.sections["Error over steps"]
-    assert "early refreshes of layers: 2" in page.sections["Error over steps"]
-
-
 def test_the_predicted_change_of_a_generation(report):
     def predict(content):
         content["config"]["schedule"]["skip_threshold"] = 0.05
@@ -412,10 +385,10 @@ def test_the_predicted_change_of_a_generation(report):
             if step["step"] >= 2:
                 step["predicted_change"] = 0.031 * step["step"]
 
-    errors = report(changed("hostile.json", predict)).sections["Error over steps"]
-    assert "threshold 5.0%" in errors
-    assert "step 2, sparse: 6.2%" in errors
-    assert "step 3, sparse: 9.3%" in errors
+    changes = report(changed("hostile.json", predict)).sections["Predicted change over steps"]
+    assert "threshold 5.0%" in changes
+    assert "step 2, sparse: 6.2%" in changes
+    assert "step 3, sparse: 9.3%" in changes
 
 
 def test_a_forecast_is_told_from_an_output_that_was_held(report):
@@ -457,8 +430,8 @@ def test_what_is_not_in_a_report_is_said_with_the_way_to_get_it(report):
     page = report("hostile.json")
     missing = page.sections["Not on this page"]
     assert "Quality and speed: \nThey are there with generate --compare" in missing
-    assert "Error over steps: \nSet guard.bound in the profile" in missing
-    assert "Error over steps" not in page.headings
+    assert "Predicted change over steps: \nIt is there with schedule.skip_threshold" in missing
+    assert "Predicted change over steps" not in page.headings
 
 
 def test_fallbacks_notes_and_backends(report):
@@ -514,7 +487,7 @@ def test_a_generation_that_was_interrupted(report):
 
 
 def test_a_report_from_python_at_any_time(report):
-    from chipsparse.report import GenerationReport
+    from chipsparse.report.generation import GenerationReport
 
     Path("new.json").write_text(json.dumps(GenerationReport().to_dict()))
     page = report("new.json")
@@ -829,7 +802,7 @@ def test_files_that_are_not_what_they_should_be(refused, folder, content, senten
         (("steps", 0, "step"), 10**9, "steps[0].step is 1000000000; it should be less than 100000"),
         (("steps", 1, "seconds"), True, "steps[1].seconds is true; it should be a valid number"),
         (("fallbacks",), [1], "fallbacks[0] is 1; it should be a valid string"),
-        (("config", "guard", "bound"), [3], "config.guard.bound is [3]; it should be a valid num"),
+        (("totals", "cache_bytes"), [3], "totals.cache_bytes is [3]; it should be a valid integer"),
         (("steps", 1, "action"), None, "steps[1].action is missing"),
         (("steps", 1, "seconds"), 1e308, "steps[1].seconds is 1e+308; it should be less than"),
     ],

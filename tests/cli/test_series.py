@@ -7,7 +7,8 @@ import pytest
 
 from chipsparse.cli import denoise, job
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.series import read_prompts, series, typed_prompt
+from chipsparse.cli.prompts import read_prompts, typed_prompt
+from chipsparse.cli.series import series
 
 SMALL = ("--frames", "1", "--steps", "3")
 

@@ -8,13 +8,12 @@ import pytest
 from chipsparse.cli import model as models
 from chipsparse.cli import settings
 from chipsparse.cli.errors import UserError
-from chipsparse.profiles import GenerationDefaults
+from chipsparse.cli.generation_options import GenerationOptions
+from chipsparse.profiles.profile import GenerationDefaults
 
 
 def options(**given):
-    names = settings.Options.__dataclass_fields__
-    values = dict.fromkeys(names) | {"seed": 0, "fps": 16, "dense": False, "compare": False}
-    return settings.Options(**(values | given))
+    return GenerationOptions(**given)
 
 
 def description(pipeline, transformer_config, vae_config):

@@ -12,10 +12,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from chipsparse import placing
 from chipsparse.cli import denoise, job, media, report_file, signals
 from chipsparse.cli.errors import reported_errors
 from chipsparse.cli.main import app
+from chipsparse.common import finished_files
 
 STOPS = [
     (signal.SIGINT, 130, "interrupted"),
@@ -48,7 +48,7 @@ def moving(monkeypatch, stop):
         replace(*arguments)
         stop()
 
-    monkeypatch.setattr(placing.os, "replace", stopped)
+    monkeypatch.setattr(finished_files.os, "replace", stopped)
 
 
 def reporting(monkeypatch, stop):

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from chipsparse import quality
 from chipsparse.cli import suite_lab, suite_rows
 from chipsparse.cli.main import app
 from chipsparse.cli.suite_record import passes
-from chipsparse.profiles import ASSETS
+from chipsparse.measure import quality
+from chipsparse.profiles.profile import ASSETS
 from tests.cli.conftest import PROFILE
 from tests.cli.test_images import PROFILE as IMAGE_PROFILE
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
@@ -291,15 +291,17 @@ def test_a_changed_profile_makes_its_own_clips_anew(again, counted, model, tmp_p
 # What cannot run.
 
 
-def test_a_cache_that_fails_is_a_row_that_says_why(model, workdir, quick, monkeypatch):
+def test_a_cache_that_fails_is_a_row_that_says_why(model, workdir, counted, monkeypatch):
     def fails(_):
         raise ValueError(f"no such block in {workdir}/model.py")
 
     broken = dataclasses.replace(suite_rows.CACHES["SeaCache", "slow"], make=fails)
-    monkeypatch.setitem(suite_rows.CACHES, ("SeaCache", "slow"), broken)
-    monkeypatch.setattr(suite_lab, "calibrated_ratios", lambda *_: 1 / 0)
-    ran = run("--suite", model, "--num", 2)
+    with monkeypatch.context() as here:
+        here.setitem(suite_rows.CACHES, ("SeaCache", "slow"), broken)
+        here.setattr(suite_lab, "calibrated_ratios", lambda *_: 1 / 0)
+        ran = run("--suite", model, "--num", 2)
     assert ran.exit_code == 0, ran.stderr
+    assert content(workdir / "suite-tiny")["refused"] == 3
     found = rows(content(workdir / "suite-tiny"))
     assert found["SeaCache slow"]["refused"] == "ValueError: no such block in model.py"
     for speed in ("slow", "fast"):
@@ -311,6 +313,16 @@ def test_a_cache_that_fails_is_a_row_that_says_why(model, workdir, quick, monkey
     page = (workdir / "suite-tiny" / "suite.html").read_text()
     for shown in (ran.stdout, page):
         assert "did not run: ValueError: no such block" in shown
+        assert "3 of 8 rows did not run; the same command tries them again" in shown
+    # What ran is kept, and what did not is made: three rows of two clips, and a calibration.
+    before = counted["count"]
+    ran = run("--suite", model, "--num", 2)
+    assert counted["count"] == before + 7
+    found = content(workdir / "suite-tiny")
+    assert found["refused"] == 0
+    assert all(row["summary"]["clips"] == 2 for row in found["rows"])
+    page = (workdir / "suite-tiny" / "suite.html").read_text()
+    assert all("did not run" not in shown for shown in (ran.stdout, page))
 
 
 def test_attention_of_another_library_has_no_floor(model, workdir, quick, monkeypatch):

@@ -1,7 +1,6 @@
 """How numbers are shown."""
 
 import io
-import json
 import math
 from pathlib import Path
 
@@ -9,12 +8,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from chipsparse.cli import generate_json, summary
+from chipsparse.cli import summary
 from chipsparse.cli.denoise import Generation, StepResult
+from chipsparse.cli.results import json_values
+from chipsparse.cli.wording import seconds_text
 
 
 def told_json(outcome):
-    return json.loads(generate_json.to_json([outcome], many=False))
+    return json_values(outcome)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def told_json(outcome):
     ],
 )
 def test_seconds(seconds, text):
-    assert summary.seconds_text(seconds) == text
+    assert seconds_text(seconds) == text
 
 
 def test_what_ran_dense_counts_as_computed_and_what_was_skipped_does_not():
@@ -58,17 +59,6 @@ def test_what_of_the_caches_was_in_host_memory(host_bytes, text):
     outcome = summary.Outcome({}, {}, made, None, None, None)
     assert summary._memory(outcome, made) == text
     assert told_json(outcome)["sparse"]["host_bytes"] == host_bytes
-
-
-@pytest.mark.parametrize("sentence", [None, "3 early refreshes of attention"])
-def test_what_the_error_guard_did(sentence):
-    made = Generation(
-        np.zeros((1, 2, 2, 3), np.uint8), [], 1.0, 1.0, None, 0, 0, {}, [], [], [], guard=sentence
-    )
-    outcome = summary.Outcome({}, {}, made, None, None, None)
-    told = [text for name, text in summary._internals(made) if name == "error guard"]
-    assert told == ([] if sentence is None else [sentence])
-    assert told_json(outcome)["sparse"]["guard"] == sentence
 
 
 @pytest.mark.parametrize(
@@ -156,7 +146,7 @@ def test_prompts_of_a_series_can_be_read_in_a_narrow_terminal():
 
 def test_places_that_come_with_chipsparse(tmp_path):
     from chipsparse.cli.wording import bundled_name, counted, short_place
-    from chipsparse.profiles import ASSETS
+    from chipsparse.profiles.profile import ASSETS
 
     assert bundled_name(str(ASSETS / "tiny-wan")) == "tiny-wan"
     assert bundled_name(str(ASSETS.resolve() / "tiny-wan")) == "tiny-wan"

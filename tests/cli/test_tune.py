@@ -11,12 +11,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from chipsparse import placing
 from chipsparse.cli import tune_lab
 from chipsparse.cli.lpips import Lpips
 from chipsparse.cli.main import app
 from chipsparse.cli.tune_names import pair_of
-from chipsparse.profiles import load_profile
+from chipsparse.common import finished_files
+from chipsparse.profiles.profile import load_profile
 from chipsparse.tuning.results_file import ResultsFile
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
@@ -112,6 +112,10 @@ def test_the_profile_holds_its_target_and_generate_uses_it(measured, model_folde
 def test_the_results_file_keeps_what_was_tried_and_chosen(measured):
     folder, content = measured
     results = json.loads((folder / "p.tune.json").read_text())
+    timed = [each for name, each in results["measured"].items() if name.startswith("times, ")]
+    assert timed
+    for each in timed:  # medians of some of the steps
+        assert each["seconds"] > each["refresh"] + 2 * each["sparse"] + each["skip"] > 0
     ((name, search),) = results["searches"].items()
     assert name == "min_psnr_db 25"
     assert search["target"] == {"min_psnr_db": 25}
@@ -222,6 +226,15 @@ def test_the_same_target_again_measures_nothing(again, monkeypatch):
     assert Path("p.tune.json").read_bytes() == before
     assert load_profile("p.yaml").tuned.target.min_psnr_db == 25
     assert "times as fast" in result.stdout
+
+
+def test_times_of_another_memory_setting_are_refused(again):
+    before = Path("p.tune.json").read_bytes()
+    assert sentence(again("--min-psnr", "25", "--ram", "1G")) == (
+        "chipsparse: error: p.tune.json was measured with memory.ram null, not 1073741824; name "
+        "another results file"
+    )
+    assert Path("p.tune.json").read_bytes() == before
 
 
 def test_another_target_measures_candidates_only(again):
@@ -377,7 +390,7 @@ def test_measurements_that_cannot_be_kept_end_the_search(again, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(placing, "write_checked", full)
+    monkeypatch.setattr(finished_files, "write_checked", full)
     result = again("--min-psnr", "20")
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1] == (

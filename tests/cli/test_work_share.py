@@ -5,7 +5,7 @@ import pytest
 from chipsparse.cli.work_share import step_costs, work_share
 from chipsparse.config import SparsityConfig
 from chipsparse.plan import Action, SparsityPlan
-from chipsparse.report import GenerationReport, LayerRecord, StepRecord
+from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
 from tests.cli.test_nothing_sparse import LAYOUT
 
 PLAN = SparsityPlan(SparsityConfig().override({"schedule.warmup_steps": 2}), LAYOUT, 4)

@@ -46,18 +46,24 @@ def assert_rounded(actual, exact):
     )
 
 
-def backend_names(backends):
+def backend_names(operation):
     """Parameters for a test over all backends of an operation."""
-    return pytest.mark.parametrize("backend", [backend.name for backend in backends])
+    names = [backend.name for backend in operation.backends]
+    return pytest.mark.parametrize("backend", names)
 
 
-def kernel_names(backends):
+def kernel_names(operation):
     """As `backend_names`, of the kernels alone: for what references do not promise."""
-    return pytest.mark.parametrize("backend", [b.name for b in backends if b.name != "reference"])
+    names = [backend.name for backend in operation.backends if backend.name != "reference"]
+    return pytest.mark.parametrize("backend", names)
 
 
-def skip_unless_it_runs(backends, name, *tensors):
-    reason = next(b for b in backends if b.name == name).why_not(*tensors)
+def backend_of(operation, name):
+    return next(backend for backend in operation.backends if backend.name == name)
+
+
+def skip_unless_it_runs(operation, name, *facts):
+    reason = backend_of(operation, name).unsupported_reason(*facts)
     if reason is not None:
         pytest.skip(f"{name}: {reason}")
 

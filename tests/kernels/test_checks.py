@@ -26,7 +26,5 @@ def test_group_chunks_cover_all_rows_in_whole_groups(rows, limit):
         assert chunk.shape[0] <= max(1, limit // 10)
 
 
-def test_the_callers_limit_holds_on_every_device():
-    for name in ("cpu", "cuda"):
-        assert tile_bytes(torch.device(name), 1000) == 1000
-    assert tile_bytes(torch.device("cpu"), 1 << 40) < tile_bytes(torch.device("cuda"), 1 << 40)
+def test_tiles_on_a_cpu_fit_its_caches():
+    assert tile_bytes(torch.device("cpu")) < tile_bytes(torch.device("cuda"))

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from chipsparse.kernels.column_selection import BACKENDS, column_selection, reference
+from chipsparse.kernels.column_selection import column_selection, reference
 from chipsparse.kernels.mask_packing import unpack_mask
 from tests.kernels.formulas import backend_names, skip_unless_it_runs
 
@@ -36,7 +36,7 @@ def share_of_lower_sums(sums, mask):
     return (kept < sums.float().topk(len(kept)).values[-1]).float().mean().item()
 
 
-@backend_names(BACKENDS)
+@backend_names(column_selection)
 @pytest.mark.parametrize("columns", [1, 7, 128, 131, 1337])
 @pytest.mark.parametrize("keep_fraction", [0.0, 0.1, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("negative", [False, True])
@@ -45,7 +45,7 @@ def test_keeps_the_highest_sums(backend, columns, keep_fraction, negative, devic
     sums = torch.randn(2, 1, 2, columns, generator=generator)
     sums = (sums * 4).round() if negative else sums.exp()  # rounding makes many ties
     sums = sums.to(device, EXACT_DTYPES[backend])
-    skip_unless_it_runs(BACKENDS, backend, sums)
+    skip_unless_it_runs(column_selection, backend, sums)
     static = torch.rand(2, columns, generator=generator) < 0.05
     keep_count = int(columns * keep_fraction)
     mask = select(sums, keep_count=keep_count, static_columns=static.to(device), backend=backend)
@@ -55,7 +55,7 @@ def test_keeps_the_highest_sums(backend, columns, keep_fraction, negative, devic
         assert columns_kept == by_sorting(sums[b, 0, g].tolist(), keep_count, statics)
 
 
-@backend_names(BACKENDS)
+@backend_names(column_selection)
 @pytest.mark.parametrize(
     ("row", "keep_count", "expected"),
     [
@@ -80,37 +80,37 @@ def test_keeps_the_highest_sums(backend, columns, keep_fraction, negative, devic
 )
 def test_special_rows(backend, row, keep_count, expected, device):
     dtype = EXACT_DTYPES[backend]
-    skip_unless_it_runs(BACKENDS, backend, torch.empty(1, dtype=dtype, device=device))
+    skip_unless_it_runs(column_selection, backend, torch.empty(1, dtype=dtype, device=device))
     options = {"keep_count": keep_count, "backend": backend, "device": device}
     assert kept(row, dtype=dtype, **options) == expected
 
 
-@backend_names(BACKENDS)
+@backend_names(column_selection)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_nan_and_infinity_of_other_dtypes(backend, dtype, device):
     sums = torch.rand(1, 1, 4, 24, dtype=dtype)
     sums[0, 0, 0, 20], sums[0, 0, 1, 3], sums[0, 0, 2, 9] = NAN, INF, -INF
     sums = sums.to(device)
-    skip_unless_it_runs(BACKENDS, backend, sums)
+    skip_unless_it_runs(column_selection, backend, sums)
     mask = select(sums, keep_count=23, backend=backend)[0, 0]
     assert mask.sum(-1).tolist() == [24, 23, 23, 23]
     assert mask[1, 3]
     assert not mask[2, 9]
 
 
-@backend_names(BACKENDS)
+@backend_names(column_selection)
 def test_nan_keeps_everything_in_its_own_row_only(backend, device):
     sums = torch.rand(2, 1, 3, 20, device=device)
     sums[0, 0, 1, 5] = NAN
-    skip_unless_it_runs(BACKENDS, backend, sums)
+    skip_unless_it_runs(column_selection, backend, sums)
     mask = select(sums, keep_count=4, backend=backend)
     assert mask.sum(-1).flatten().tolist() == [4, 20, 4, 4, 4, 4]
 
 
-@backend_names(BACKENDS)
+@backend_names(column_selection)
 def test_static_columns_beyond_the_budget_are_all_kept_and_nothing_else(backend, device):
     static = torch.tensor([True, False, True, False, True], device=device)
-    skip_unless_it_runs(BACKENDS, backend, static)
+    skip_unless_it_runs(column_selection, backend, static)
     row = [0.0, INF, 0.0, 9.0, 0.0]
     options = {"static_columns": static, "backend": backend, "device": device}
     for keep_count in (0, 1, 3):
@@ -119,10 +119,10 @@ def test_static_columns_beyond_the_budget_are_all_kept_and_nothing_else(backend,
     assert kept(row, keep_count=5, **options) == [0, 1, 2, 3, 4]
 
 
-@backend_names(BACKENDS)
+@backend_names(column_selection)
 def test_static_columns_broadcast_over_batch_heads_and_groups(backend, device):
     sums = torch.rand(2, 3, 4, 9, device=device)
-    skip_unless_it_runs(BACKENDS, backend, sums)
+    skip_unless_it_runs(column_selection, backend, sums)
     generator = torch.Generator().manual_seed(0)
     for shape in [(9,), (4, 9), (3, 1, 9), (2, 1, 1, 9), (2, 3, 4, 9), (4, 1)]:
         static = (torch.rand(shape, generator=generator) < 0.5).to(device)
@@ -130,10 +130,10 @@ def test_static_columns_broadcast_over_batch_heads_and_groups(backend, device):
         assert torch.equal(mask, static.expand_as(sums))
 
 
-@backend_names(BACKENDS)
+@backend_names(column_selection)
 def test_no_rows_and_no_columns(backend, device):
     sums = torch.rand(2, 0, 4, 9, device=device)
-    skip_unless_it_runs(BACKENDS, backend, sums)
+    skip_unless_it_runs(column_selection, backend, sums)
     options = {"keep_count": 2, "random_count": 3, "backend": backend}
     assert column_selection(sums, **options).shape == (2, 0, 4, 2)
     assert column_selection(sums.new_zeros(1, 2, 3, 0), **options).shape == (1, 2, 3, 0)
@@ -158,18 +158,18 @@ def drawn_in_plain_python(seed, batch, head, group, columns, count, kept=()):
     return sorted(drawn)
 
 
-@backend_names(BACKENDS)
+@backend_names(column_selection)
 @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1, 2**40 + 3, -5])
 def test_random_columns_follow_from_seed_and_position(backend, seed, device):
     sums = torch.zeros(2, 2, 3, 131, device=device)
-    skip_unless_it_runs(BACKENDS, backend, sums)
+    skip_unless_it_runs(column_selection, backend, sums)
     mask = select(sums, keep_count=0, random_count=17, seed=seed, backend=backend)
     for b, h, g in [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 1, 2)]:
         expected = drawn_in_plain_python(seed, b, h, g, 131, 17)
         assert mask[b, h, g].nonzero().flatten().tolist() == expected
 
 
-@backend_names(BACKENDS)
+@backend_names(column_selection)
 @pytest.mark.parametrize("columns", [1, 9, 130, 256])
 @pytest.mark.parametrize("random_count", [1, 3, 13, 40, 130, 1000])
 @pytest.mark.parametrize("keep_fraction", [0.2, 0.9])
@@ -178,7 +178,7 @@ def test_random_columns_are_the_next_free_of_each_stratum(
 ):
     # Long runs of kept columns, which a draw has to pass, and whole strata of them.
     sums = (torch.arange(columns, device=device) // 11 * 7919 % 97).float().expand(1, 1, 2, -1)
-    skip_unless_it_runs(BACKENDS, backend, sums)
+    skip_unless_it_runs(column_selection, backend, sums)
     options = {"keep_count": int(columns * keep_fraction), "seed": 6, "backend": backend}
     scored = select(sums, **options)
     both = select(sums, random_count=random_count, **options)
@@ -239,49 +239,49 @@ def test_small_chunks_change_nothing(monkeypatch):
     sums = torch.rand(2, 2, 7, 33)
     options = {"keep_count": 5, "random_count": 4, "static_columns": torch.rand(7, 33) < 0.1}
     expected = column_selection(sums, **options)
-    monkeypatch.setattr(reference, "DEFAULT_TRANSIENT_BYTES", 33 * 32 * 2)
+    monkeypatch.setattr(reference, "TRANSIENT_BYTES", 33 * 32 * 2)
     assert torch.equal(column_selection(sums, **options), expected)
 
 
-@backend_names(BACKENDS)
+@backend_names(column_selection)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_sums_are_exact(backend, dtype, device):
     generator = torch.Generator().manual_seed(0)
     sums = torch.randn(1, 2, 2, 8000, generator=generator).mul(2).exp().to(device, dtype)
-    skip_unless_it_runs(BACKENDS, backend, sums)
+    skip_unless_it_runs(column_selection, backend, sums)
     mask = select(sums, keep_count=630, backend=backend)
     for h, g in [(0, 0), (0, 1), (1, 1)]:
         columns = mask[0, h, g].nonzero().flatten().tolist()
         assert columns == by_sorting(sums[0, h, g].tolist(), 630)
 
 
-@backend_names(BACKENDS)
+@backend_names(column_selection)
 @pytest.mark.parametrize("keep_count", [20, 630])
 def test_recall_of_heavy_tailed_sums(backend, keep_count, device):
     generator = torch.Generator().manual_seed(1)
     sums = torch.randn(1, 1, 2, 9001, generator=generator).mul(2).exp().to(device)
-    skip_unless_it_runs(BACKENDS, backend, sums)
+    skip_unless_it_runs(column_selection, backend, sums)
     mask = select(sums, keep_count=keep_count, backend=backend)
     best = select(sums, keep_count=keep_count, backend="reference")
     assert (mask.sum(-1) == keep_count).all()
     assert (mask & best).sum() >= 0.98 * best.sum()
 
 
-@backend_names(BACKENDS)
+@backend_names(column_selection)
 def test_sums_that_mislead_the_sample(backend, device):
     # Columns in the middle of the gaps between the sampled ones are the highest, or the lowest.
     for sign in (1, -1):
         sums = torch.rand(1, 1, 2, 40_000).add(1)
         sums[..., 16::40] *= 1000.0**sign
         sums = sums.to(device, torch.bfloat16)
-        skip_unless_it_runs(BACKENDS, backend, sums)
+        skip_unless_it_runs(column_selection, backend, sums)
         mask = select(sums, keep_count=900, backend=backend)
         assert mask.sum(-1).eq(900).all()
         assert share_of_lower_sums(sums[0, 0, 0], mask[0, 0, 0]) <= 0.02
         assert share_of_lower_sums(sums[0, 0, 1], mask[0, 0, 1]) <= 0.02
 
 
-@backend_names(BACKENDS)
+@backend_names(column_selection)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("static_share", [0.0, 0.05])
 def test_long_rows_have_the_exact_count_and_nearly_the_highest_sums(
@@ -295,7 +295,7 @@ def test_long_rows_have_the_exact_count_and_nearly_the_highest_sums(
     sums[..., 3, 30_000] = NAN
     sums[..., 4, 1000:] = -INF
     sums = sums.to(device, dtype)
-    skip_unless_it_runs(BACKENDS, backend, sums)
+    skip_unless_it_runs(column_selection, backend, sums)
     static = (torch.rand(40_008, generator=generator) < static_share).to(device)
     options = {"keep_count": 2801, "static_columns": static}
     mask = select(sums, backend=backend, **options)[0, 0]
@@ -305,11 +305,11 @@ def test_long_rows_have_the_exact_count_and_nearly_the_highest_sums(
         assert share_of_lower_sums(sums[0, 0, row, ~static], mask[row, ~static]) <= 0.02
 
 
-@backend_names(BACKENDS)
+@backend_names(column_selection)
 def test_views_that_are_not_contiguous(backend, device):
     sums = torch.rand(2, 3, 40, 5, device=device).to(torch.bfloat16).mT
     static = (torch.rand(40, 5, device=device) < 0.1).T
-    skip_unless_it_runs(BACKENDS, backend, sums)
+    skip_unless_it_runs(column_selection, backend, sums)
     options = {"keep_count": 9, "random_count": 2, "backend": backend}
     expected = column_selection(
         sums.contiguous(), static_columns=static.contiguous(), **{**options, "backend": "reference"}
@@ -338,7 +338,7 @@ def test_large_sums_on_a_gpu_equal_the_reference():
     assert (drawn.sum(-1) == 2381).all()
 
 
-@backend_names(BACKENDS)
+@backend_names(column_selection)
 def test_a_misleading_sample_costs_neither_columns_nor_the_largest_sums(backend, device):
     """Every other byte of columns, which a sample takes, lies a little beside the rest."""
     columns, keep = 40_008, 2800
@@ -347,7 +347,7 @@ def test_a_misleading_sample_costs_neither_columns_nor_the_largest_sums(backend,
     beside = torch.tensor([0.5, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 2.0])[:, None]
     sampled = torch.arange(columns) // 8 % 2 == 0
     sums = torch.where(sampled, sums * beside, sums).to(device, torch.bfloat16)
-    skip_unless_it_runs(BACKENDS, backend, sums)
+    skip_unless_it_runs(column_selection, backend, sums)
     packed = column_selection(sums, keep_count=keep, backend=backend)
     mask = unpack_mask(packed, columns)
     assert (mask.sum(-1) == keep).all()

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from chipsparse.kernels.dense_attention import BACKENDS, dense_attention, library, select
+from chipsparse.kernels.dense_attention import dense_attention, library, measure
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from tests.kernels.formulas import (
     DTYPES,
@@ -18,13 +18,13 @@ from tests.kernels.formulas import (
 SHAPES = [(1, 1, 1, 1, 64), (2, 3, 7, 9, 64), (1, 2, 131, 333, 128), (1, 1, 1337, 1337, 64)]
 
 
-@backend_names(BACKENDS)
+@backend_names(dense_attention)
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("strided", [False, True])
 def test_matches_the_formula(backend, shape, dtype, strided, device):
     inputs = attention_inputs(*shape, dtype=dtype, device=device, strided=strided)
-    skip_unless_it_runs(BACKENDS, backend, *inputs)
+    skip_unless_it_runs(dense_attention, backend, *inputs)
     output, lse = dense_attention(*inputs, backend=backend)
     expected, expected_lse = full_attention(*inputs)
     assert output.dtype == dtype
@@ -34,20 +34,20 @@ def test_matches_the_formula(backend, shape, dtype, strided, device):
     assert_close(lse, expected_lse, LSE_TOLERANCE[dtype])
 
 
-@backend_names(BACKENDS)
+@backend_names(dense_attention)
 def test_scale(backend, device):
     inputs = attention_inputs(1, 2, 33, 20, 64, dtype=torch.float32, device=device)
-    skip_unless_it_runs(BACKENDS, backend, *inputs)
+    skip_unless_it_runs(dense_attention, backend, *inputs)
     output, lse = dense_attention(*inputs, scale=0.7, backend=backend)
     expected, expected_lse = full_attention(*inputs, scale=0.7)
     assert_close(output, expected, TOLERANCE[torch.float32])
     assert_close(lse, expected_lse, LSE_TOLERANCE[torch.float32])
 
 
-@backend_names(BACKENDS)
+@backend_names(dense_attention)
 def test_large_scores_do_not_overflow(backend, device):
     query, key, value = attention_inputs(1, 1, 17, 40, 64, dtype=torch.float32, device=device)
-    skip_unless_it_runs(BACKENDS, backend, query, key, value)
+    skip_unless_it_runs(dense_attention, backend, query, key, value)
     output, lse = dense_attention(query * 1000, key, value, backend=backend)
     expected, expected_lse = full_attention(query * 1000, key, value)
     assert_close(output, expected, 1e-3)
@@ -64,12 +64,12 @@ def test_library_is_bit_equal_to_pytorchs_attention_on_a_cpu(shape, dtype):
 
 def test_library_is_preferred_and_the_reference_takes_over_with_a_reason():
     query, key, value = attention_inputs(1, 1, 8, 8, 64, dtype=torch.float32, device="cpu")
-    assert select(query, key, value).backend.name == "library"
+    assert dense_attention.choose(query, key, value).backend.name == "library"
     spread = torch.randn(1, 1, 8, 128)[..., ::2]
-    choice = select(spread, key, value)
+    choice = dense_attention.choose(spread, key, value)
     assert choice.backend.name == "reference"
-    assert choice.skipped[0][0] == "library"
-    assert "not contiguous" in choice.skipped[0][1]
+    assert choice.rejected[0][0] == "library"
+    assert "not contiguous" in choice.rejected[0][1]
     expected, _ = full_attention(spread, key, value)
     assert_close(dense_attention(spread, key, value)[0], expected, TOLERANCE[torch.float32])
     with pytest.raises(ValueError, match="'library' cannot run here: the head dimension"):
@@ -161,12 +161,12 @@ def test_nothing_is_measured_where_the_host_must_not_wait(monkeypatch):
     runs, calls = kernels_named("a", "b")
     x = torch.zeros(2)
     with monkeypatch.context() as patch:
-        patch.setattr(torch.compiler, "is_dynamo_compiling", lambda: True)
+        patch.setattr(measure, "_must_not_wait", lambda _: True)
         assert kernels.pick(runs, x) == "a"
     assert calls == []
     assert kernels.pick(runs, x) == "b"
     with monkeypatch.context() as patch:
-        patch.setattr(torch.compiler, "is_dynamo_compiling", lambda: True)
+        patch.setattr(measure, "_must_not_wait", lambda _: True)
         assert kernels.pick(runs, x) == "b"
 
 

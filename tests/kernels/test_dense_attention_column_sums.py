@@ -1,8 +1,14 @@
+from importlib import import_module
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from chipsparse.kernels.dense_attention_column_sums import BACKENDS, dense_attention_column_sums
+from chipsparse.kernels.dense_attention_column_sums import (
+    DenseAttentionColumnSums,
+    dense_attention_column_sums,
+    reference,
+)
 from tests.kernels.formulas import (
     DTYPES,
     LSE_TOLERANCE,
@@ -11,6 +17,7 @@ from tests.kernels.formulas import (
     assert_close,
     attention_inputs,
     backend_names,
+    backend_of,
     column_sums_of,
     full_attention,
     groups_of,
@@ -28,13 +35,13 @@ def previous_of(lse):
     return (lse.cpu() + noise).float().to(lse.device)
 
 
-@backend_names(BACKENDS)
+@backend_names(dense_attention_column_sums)
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("strided", [False, True])
 def test_matches_the_formula(backend, shape, dtype, strided, device):
     inputs = attention_inputs(*shape, dtype=dtype, device=device, strided=strided)
-    skip_unless_it_runs(BACKENDS, backend, *inputs)
+    skip_unless_it_runs(dense_attention_column_sums, backend, *inputs)
     expected, expected_lse = full_attention(*inputs)
     previous = previous_of(expected_lse)
     output, lse, sums = dense_attention_column_sums(*inputs, previous, backend=backend)
@@ -48,14 +55,14 @@ def test_matches_the_formula(backend, shape, dtype, strided, device):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@backend_names(BACKENDS)
+@backend_names(dense_attention_column_sums)
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("group_rows", [128, 192])
 def test_odd_case(backend, group_rows, head_dim, dtype):
     shape = (2, 3, 1337, 1337, head_dim)
     inputs = attention_inputs(*shape, dtype=dtype, device="cuda", strided=True)
-    skip_unless_it_runs(BACKENDS, backend, *inputs)
+    skip_unless_it_runs(dense_attention_column_sums, backend, *inputs)
     expected, expected_lse = full_attention(*inputs)
     previous = previous_of(expected_lse)
     output, lse, sums = dense_attention_column_sums(
@@ -66,7 +73,7 @@ def test_odd_case(backend, group_rows, head_dim, dtype):
     assert_close(sums, column_sums_of(*inputs[:2], previous, group_rows), SUMS_TOLERANCE[dtype])
 
 
-@backend_names(BACKENDS)
+@backend_names(dense_attention_column_sums)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("group_rows", "rows"),
@@ -74,7 +81,7 @@ def test_odd_case(backend, group_rows, head_dim, dtype):
 )
 def test_any_group_size_and_ragged_groups(backend, group_rows, rows, dtype, device):
     inputs = attention_inputs(2, 1, rows, 77, 64, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, *inputs, group_rows)
+    skip_unless_it_runs(dense_attention_column_sums, backend, *inputs, group_rows)
     _, lse = full_attention(*inputs)
     _, _, sums = dense_attention_column_sums(
         *inputs, lse.float(), group_rows=group_rows, backend=backend
@@ -86,12 +93,12 @@ def test_any_group_size_and_ragged_groups(backend, group_rows, rows, dtype, devi
     assert_close(sums.double().sum(-1), sizes.expand(2, 1, -1), tolerance)
 
 
-@backend_names(BACKENDS)
+@backend_names(dense_attention_column_sums)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("previous", [0.0, -500.0, 500.0, torch.inf, -torch.inf, torch.nan])
 def test_output_never_depends_on_the_previous_constants(backend, previous, dtype, device):
     inputs = attention_inputs(1, 1, 150, 90, 64, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, *inputs)
+    skip_unless_it_runs(dense_attention_column_sums, backend, *inputs)
     true = full_attention(*inputs)[1].float()
     expected = dense_attention_column_sums(*inputs, true, backend=backend)
     actual = dense_attention_column_sums(*inputs, torch.full_like(true, previous), backend=backend)
@@ -103,18 +110,20 @@ def test_output_never_depends_on_the_previous_constants(backend, previous, dtype
         assert actual[2].isfinite().all()
 
 
-@kernel_names(BACKENDS)
+@kernel_names(dense_attention_column_sums)
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("group_rows", [128, 192])
-def test_output_is_the_same_without_column_sums(backend, group_rows, dtype, device):
+def test_output_is_the_same_without_column_sums(backend, group_rows, dtype, device, monkeypatch):
     inputs = attention_inputs(1, 2, 300, 200, 128, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, *inputs)
-    launch = next(b for b in BACKENDS if b.name == backend).launch
+    skip_unless_it_runs(dense_attention_column_sums, backend, *inputs)
+    launch = backend_of(dense_attention_column_sums, backend).launch
     previous = full_attention(*inputs)[1].float()
     previous[:, :, 7] = torch.nan
-    options = {"group_rows": group_rows, "scale": 0.1, "max_transient_bytes": 1}
-    output, lse, _ = launch(*inputs, previous, **options)
-    plain, plain_lse, nothing = launch(*inputs, previous, **options, with_column_sums=False)
+    if backend == "triton":  # group by group
+        monkeypatch.setattr(import_module(launch.__module__), "TRANSIENT_BYTES", 1)
+    call = DenseAttentionColumnSums(*inputs, previous, group_rows=group_rows, scale=0.1)
+    output, lse, _ = launch(call)
+    plain, plain_lse, nothing = launch(call, with_column_sums=False)
     assert nothing is None
     assert torch.equal(output, plain)
     assert torch.equal(lse, plain_lse)
@@ -123,13 +132,13 @@ def test_output_is_the_same_without_column_sums(backend, group_rows, dtype, devi
     assert_close(lse, expected_lse, LSE_TOLERANCE[dtype])
 
 
-@backend_names(BACKENDS)
+@backend_names(dense_attention_column_sums)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("shift", [-60.0, 60.0])
 def test_sums_follow_the_constants(backend, shift, dtype, device):
     """As long as these lie less than 80 below the true ones."""
     inputs = attention_inputs(1, 1, 40, 90, 64, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, *inputs)
+    skip_unless_it_runs(dense_attention_column_sums, backend, *inputs)
     previous = full_attention(*inputs)[1].float() + shift
     _, _, sums = dense_attention_column_sums(*inputs, previous, backend=backend)
     factor = torch.exp(torch.tensor(shift).double())
@@ -137,12 +146,12 @@ def test_sums_follow_the_constants(backend, shift, dtype, device):
     assert_close(sums.cpu() * factor, expected.cpu() * factor, SUMS_TOLERANCE[dtype])
 
 
-@backend_names(BACKENDS)
+@backend_names(dense_attention_column_sums)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_stale_constants_keep_sums_finite(backend, dtype, device):
     """Very low constants would overflow; what underflows beside them must not become NaN."""
     query, key, value = attention_inputs(1, 1, 200, 200, 64, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, query, key, value, 200)
+    skip_unless_it_runs(dense_attention_column_sums, backend, query, key, value, 200)
     query = query * 100  # most weights of a row underflow to 0
     previous = torch.full((1, 1, 200), -1e4, device=device)
     _, _, sums = dense_attention_column_sums(
@@ -153,31 +162,25 @@ def test_stale_constants_keep_sums_finite(backend, dtype, device):
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_all_configs_of_triton(head_dim, device):
+def test_all_configs_of_triton(head_dim, device, monkeypatch):
     kernel = pytest.importorskip("chipsparse.kernels.dense_attention_column_sums.triton_kernel")
     inputs = attention_inputs(1, 1, 200, 200, head_dim, dtype=torch.bfloat16, device=device)
-    skip_unless_it_runs(BACKENDS, "triton", *inputs)
+    skip_unless_it_runs(dense_attention_column_sums, "triton", *inputs)
     expected, lse = full_attention(*inputs)
-    launch = next(b for b in BACKENDS if b.name == "triton").launch
+    monkeypatch.setattr(kernel, "TRANSIENT_BYTES", 0)
+    call = DenseAttentionColumnSums(*inputs, lse.float())
     for config in kernel.CONFIGS:
-        output, _, sums = launch(
-            *inputs,
-            lse.float(),
-            group_rows=128,
-            scale=head_dim**-0.5,
-            max_transient_bytes=0,
-            config=config,
-        )
+        output, _, sums = kernel.dense_attention_column_sums(call, config=config)
         assert_close(output, expected, TOLERANCE[torch.bfloat16])
         expected_sums = column_sums_of(*inputs[:2], lse, 128)
         assert_close(sums, expected_sums, SUMS_TOLERANCE[torch.bfloat16])
 
 
-@backend_names(BACKENDS)
+@backend_names(dense_attention_column_sums)
 @pytest.mark.parametrize("scale", [-0.2, 0.0])
 def test_any_scale_and_the_layout_of_the_output(backend, scale, device):
     inputs = attention_inputs(2, 3, 20, 30, 64, dtype=torch.float16, device=device, strided=True)
-    skip_unless_it_runs(BACKENDS, backend, *inputs)
+    skip_unless_it_runs(dense_attention_column_sums, backend, *inputs)
     expected, expected_lse = full_attention(*inputs, scale)
     output, lse, _ = dense_attention_column_sums(
         *inputs, expected_lse, scale=scale, backend=backend
@@ -189,14 +192,14 @@ def test_any_scale_and_the_layout_of_the_output(backend, scale, device):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@kernel_names(BACKENDS)
+@kernel_names(dense_attention_column_sums)
 def test_sums_beyond_32_bit_offsets(backend):
     """4,096 groups of one row by 2^19 + 100 columns are 4.3 GB."""
     rows, columns = 4096, 2**19 + 100
     query, key, value = attention_inputs(
         1, 1, rows, columns, 64, dtype=torch.bfloat16, device="cuda"
     )
-    skip_unless_it_runs(BACKENDS, backend, query, key, value, 1)
+    skip_unless_it_runs(dense_attention_column_sums, backend, query, key, value, 1)
     previous = torch.full((1, 1, rows), 4.0, device="cuda")
     _, _, sums = dense_attention_column_sums(
         query, key, value, previous, group_rows=1, backend=backend
@@ -209,24 +212,24 @@ def test_sums_beyond_32_bit_offsets(backend):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@kernel_names(BACKENDS)
+@kernel_names(dense_attention_column_sums)
 def test_rows_beyond_32_bit_offsets(backend):
     """Few keys of many heads, as every 2^19-th row of 4.3 GB that is NaN (see conftest.py)."""
     storage = torch.empty(1, 2**25 + 2**19, 1, 64, dtype=torch.bfloat16, device="cuda")
     far = storage[:, :: 2**19].transpose(1, 2)
     query, few, _ = attention_inputs(1, 1, 70, 65, 64, dtype=torch.bfloat16, device="cuda")
     far.copy_(few)
-    skip_unless_it_runs(BACKENDS, backend, query, far, far)
+    skip_unless_it_runs(dense_attention_column_sums, backend, query, far, far)
     expected, lse = full_attention(query, few, few)
     output, _, sums = dense_attention_column_sums(query, far, far, lse, backend=backend)
     assert_close(output, expected, TOLERANCE[torch.bfloat16])
     assert_close(sums, column_sums_of(query, few, lse, 128), SUMS_TOLERANCE[torch.bfloat16])
 
 
-@backend_names(BACKENDS)
+@backend_names(dense_attention_column_sums)
 def test_a_nan_row_poisons_only_its_group(backend, device):
     inputs = attention_inputs(1, 1, 40, 30, 64, dtype=torch.float32, device=device)
-    skip_unless_it_runs(BACKENDS, backend, *inputs, 16)
+    skip_unless_it_runs(dense_attention_column_sums, backend, *inputs, 16)
     previous = full_attention(*inputs)[1].float()
     previous[0, 0, 17] = torch.nan
     _, _, sums = dense_attention_column_sums(*inputs, previous, group_rows=16, backend=backend)
@@ -234,11 +237,11 @@ def test_a_nan_row_poisons_only_its_group(backend, device):
     assert sums[0, 0, [0, 2]].isfinite().all()
 
 
-@backend_names(BACKENDS)
+@backend_names(dense_attention_column_sums)
 def test_nan_comes_out_where_it_went_in(backend, device):
     """A query in its row, with the sums of its group; a key and a value in the rows of its head."""
     inputs = attention_inputs(1, 4, 140, 150, 64, dtype=torch.bfloat16, device=device)
-    skip_unless_it_runs(BACKENDS, backend, *inputs)
+    skip_unless_it_runs(dense_attention_column_sums, backend, *inputs)
     previous = full_attention(*inputs)[1].float()
     clean, _, clean_sums = dense_attention_column_sums(*inputs, previous, backend=backend)
     query, key, value = inputs
@@ -255,10 +258,10 @@ def test_nan_comes_out_where_it_went_in(backend, device):
     assert torch.equal(sums[0, 2:], clean_sums[0, 2:])
 
 
-@backend_names(BACKENDS)
+@backend_names(dense_attention_column_sums)
 def test_repeats_bit_for_bit(backend, device):
     inputs = attention_inputs(2, 2, 333, 131, 64, dtype=torch.bfloat16, device=device)
-    skip_unless_it_runs(BACKENDS, backend, *inputs)
+    skip_unless_it_runs(dense_attention_column_sums, backend, *inputs)
     previous = full_attention(*inputs)[1].float()
     first = dense_attention_column_sums(*inputs, previous, backend=backend)
     second = dense_attention_column_sums(*inputs, previous, backend=backend)
@@ -276,16 +279,16 @@ class LargestResult(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("groups_at_once", [1, 3])
-def test_transient_memory_stays_within_the_limit(groups_at_once):
+def test_transient_memory_stays_within_the_limit(groups_at_once, monkeypatch):
     inputs = attention_inputs(1, 1, 640, 2000, 16, dtype=torch.float32, device="cpu")
     previous = full_attention(*inputs)[1].float()
     limit = groups_at_once * 2 * 64 * 2000 * 4  # scores and weights
+    options = {"group_rows": 64, "backend": "reference"}
+    large = dense_attention_column_sums(*inputs, previous, **options)
+    monkeypatch.setattr(reference, "tile_bytes", lambda _: limit)
     with LargestResult() as largest:
-        small = dense_attention_column_sums(
-            *inputs, previous, group_rows=64, max_transient_bytes=limit, backend="reference"
-        )
+        small = dense_attention_column_sums(*inputs, previous, **options)
     assert 64 * 2000 * 4 <= largest.nbytes <= limit // 2
-    large = dense_attention_column_sums(*inputs, previous, group_rows=64, backend="reference")
     for a, b in zip(small, large, strict=True):
         assert_close(a, b, 1e-5)
 

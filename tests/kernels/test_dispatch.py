@@ -1,55 +1,108 @@
 import dataclasses
+import inspect
+from dataclasses import KW_ONLY, dataclass
 
 import pytest
 import torch
 
-from chipsparse.kernels.dispatch import Backend, choose, kind_of, runs_anywhere
+from chipsparse.kernels.column_sparse_attention import column_sparse_attention
+from chipsparse.kernels.dispatch import Backend, Call, Operation, imported, kind_of
 
-FAST = Backend("fast", lambda x: x + 1, lambda x: None if x.is_cuda else f"no {x.device.type}")
-PICKY = Backend("picky", lambda x: x + 2, lambda x: "never")
-PLAIN = Backend("plain", lambda x: x + 3, runs_anywhere)
+FAST = Backend(
+    "fast", lambda: lambda call: call.x + 1, lambda x: None if x.is_cuda else f"no {x.device.type}"
+)
+PICKY = Backend("picky", lambda: lambda call: call.x + 2, lambda x: "never")
+SLOW = Backend("slow", lambda: lambda call: call.x + 3, not_auto_reason=lambda x: "slow")
+PLAIN = Backend("plain", lambda: lambda call: call.x + call.step)
 X = torch.zeros(2)
 
 
+@dataclass(slots=True, eq=False)
+class Add(Call[torch.Tensor]):
+    """Adds a little."""
+
+    x: torch.Tensor
+    _: KW_ONLY
+    step: int = 4
+
+    def facts(self):
+        return (self.x,)
+
+    def check(self):
+        if self.step < 0:
+            raise ValueError(f"step must not be negative, got {self.step}")
+
+
+def add(*backends):
+    return Operation("add", Add, *backends)
+
+
 def test_takes_the_first_that_runs_and_keeps_the_reasons():
-    choice = choose("op", (FAST, PICKY, PLAIN), X)
+    choice = add(FAST, PICKY, SLOW, PLAIN).choose(X)
     assert choice.backend is PLAIN
-    assert choice.skipped == (("fast", "no cpu"), ("picky", "never"))
-    assert choice.backend.launch(X).tolist() == [3.0, 3.0]
+    assert choice.rejected == (("fast", "no cpu"), ("picky", "never"), ("slow", "slow"))
+    assert add(FAST, PICKY, SLOW, PLAIN)(X, step=5).tolist() == [5.0, 5.0]
 
 
 def test_stops_at_the_first_that_runs():
-    choice = choose("op", (PLAIN, PICKY), X)
+    choice = add(PLAIN, PICKY).choose(X)
     assert choice.backend is PLAIN
-    assert choice.skipped == ()
+    assert choice.rejected == ()
 
 
 def test_forced_backend_runs_even_if_a_faster_one_could():
-    other = dataclasses.replace(PLAIN, name="other")
-    choice = choose("op", (PLAIN, other), X, force="other")
-    assert choice.backend is other
-    assert choice.skipped == ()
+    choice = add(PLAIN, SLOW).choose(X, backend="slow")
+    assert choice.backend is SLOW
+    assert choice.rejected == ()
+    assert add(PLAIN, SLOW)(X, backend="slow").tolist() == [3.0, 3.0]
 
 
 def test_forced_backend_that_cannot_run_says_why():
-    with pytest.raises(ValueError, match=r"op: backend 'fast' cannot run here: no cpu"):
-        choose("op", (FAST, PLAIN), X, force="fast")
+    with pytest.raises(ValueError, match=r"add: backend 'fast' cannot run here: no cpu"):
+        add(FAST, PLAIN)(X, backend="fast")
 
 
 def test_unknown_backend_names_the_allowed_ones():
-    with pytest.raises(ValueError, match=r"op: unknown backend 'cuda'; it has fast, plain"):
-        choose("op", (FAST, PLAIN), X, force="cuda")
+    with pytest.raises(ValueError, match=r"add: unknown backend 'cuda'; it has fast, plain"):
+        add(FAST, PLAIN)(X, backend="cuda")
 
 
 def test_none_that_runs_names_every_reason():
     with pytest.raises(ValueError, match=r"fast: no cpu; picky: never"):
-        choose("op", (FAST, PICKY), X)
+        add(FAST, PICKY)(X)
+
+
+def test_calls_are_checked_and_kept_choices_are_not():
+    operation = add(PLAIN)
+    with pytest.raises(ValueError, match="step must not be negative, got -1"):
+        operation(X, step=-1)
+    assert operation.choose(X).backend.launch(Add(X, step=-1)).tolist() == [-1.0, -1.0]
+
+
+def test_a_backend_is_imported_where_it_first_runs_and_once():
+    loads = []
+    backend = Backend("lazy", lambda: loads.append("loaded") or torch.neg)
+    operation = add(PLAIN, backend)
+    operation(X)
+    assert loads == []
+    assert backend.launch is torch.neg
+    assert backend.launch is torch.neg
+    assert loads == ["loaded"]
+    assert imported("torch", "neg")() is torch.neg
 
 
 def test_choices_cannot_be_changed():
-    choice = choose("op", (PLAIN,), X)
+    choice = add(PLAIN).choose(X)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        choice.skipped = ()
+        choice.rejected = ()
+
+
+def test_an_operation_is_documented_by_its_record():
+    names = list(inspect.signature(column_sparse_attention).parameters)
+    assert names[:5] == ["query", "key", "value", "indices", "counts"]
+    assert "delta_rule" in names
+    assert column_sparse_attention.__name__ == "column_sparse_attention"
+    assert "``merge``" in column_sparse_attention.__doc__
 
 
 def test_one_kind_whatever_the_values():

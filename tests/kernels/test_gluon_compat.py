@@ -11,6 +11,10 @@ import torch
 pytest.importorskip("triton")
 
 from chipsparse.kernels import gluon_compat
+from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
+from chipsparse.kernels.dense_attention_column_sums import DenseAttentionColumnSums
+from chipsparse.kernels.sparse_mlp_down import SparseMLPDown
+from chipsparse.kernels.sparse_mlp_up import SparseMLPUp
 from chipsparse.kernels.token_layout import empty_token_contiguous
 
 not_interpreted = pytest.mark.skipif(
@@ -21,9 +25,9 @@ not_interpreted = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def forgotten():
     """No answer of another test, and none for another test."""
-    gluon_compat._why_not_compilable.cache_clear()
+    gluon_compat._unsupported_reason.cache_clear()
     yield
-    gluon_compat._why_not_compilable.cache_clear()
+    gluon_compat._unsupported_reason.cache_clear()
 
 
 @pytest.fixture
@@ -42,14 +46,14 @@ def test_tested_releases_are_not_compiled(monkeypatch):
     for release in gluon_compat.TESTED_RELEASES:
         for version in (f"{release}.0", f"{release}.1+git1234"):
             monkeypatch.setattr(gluon_compat.triton, "__version__", version)
-            assert gluon_compat.why_not_compilable() is None
+            assert gluon_compat.unsupported_reason() is None
 
 
 def test_unknown_release_that_compiles_is_asked_once(monkeypatch, unknown_release):
     compiled = []
     replace_compile(monkeypatch, lambda *arguments, **_: compiled.append(arguments))
-    assert gluon_compat.why_not_compilable() is None
-    assert gluon_compat.why_not_compilable() is None
+    assert gluon_compat.unsupported_reason() is None
+    assert gluon_compat.unsupported_reason() is None
     assert len(compiled) == 4  # one of each operation
 
 
@@ -59,7 +63,7 @@ def test_unknown_release_that_does_not_compile(monkeypatch, unknown_release, mes
         raise NotImplementedError(message)
 
     replace_compile(monkeypatch, fail)
-    reason = gluon_compat.why_not_compilable()
+    reason = gluon_compat.unsupported_reason()
     assert "Triton 99.1.0" in reason
     assert "NotImplementedError" in reason
     assert message.strip().split("\n")[0] in reason
@@ -69,7 +73,7 @@ def test_unknown_release_that_does_not_compile(monkeypatch, unknown_release, mes
 def test_unknown_release_whose_kernels_cannot_be_imported(monkeypatch, unknown_release):
     module = "chipsparse.kernels.column_sparse_attention.gluon_sm90"
     monkeypatch.setitem(sys.modules, module, None)
-    reason = gluon_compat.why_not_compilable()
+    reason = gluon_compat.unsupported_reason()
     assert "Triton 99.1.0" in reason
     assert "ModuleNotFoundError" in reason
 
@@ -83,14 +87,14 @@ def test_gluon_that_moved_is_a_reason(monkeypatch, moved):
     spec = importlib.util.spec_from_file_location("without_gluon", gluon_compat.__file__)
     without = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(without)
-    reason = without.why_not_compilable()
+    reason = without.unsupported_reason()
     assert f"Triton {without.triton.__version__} lacks" in reason
     assert moved in reason
 
 
 @not_interpreted
 def test_installed_release_compiles_as_an_unknown_one_would(unknown_release):
-    assert gluon_compat.why_not_compilable() is None
+    assert gluon_compat.unsupported_reason() is None
 
 
 def kernel(name, is_constexpr=False):
@@ -153,19 +157,19 @@ def test_sparse_kernel_is_compiled_as_it_is_launched(monkeypatch, head_dim, rows
     def launch(operation):
         query = torch.empty(1, 2, 2 * rows, head_dim, dtype=torch.bfloat16, device="meta")
         per_row = torch.empty(1, 2, 2 * rows, device="meta")
-        operation(
+        call = ColumnSparseAttention(
             query,
             query,
             query,
             torch.empty(1, 2, 2, 32, dtype=torch.int32, device="meta"),
             torch.empty(1, 2, 2, dtype=torch.int32, device="meta"),
             group_rows=rows,
-            scale=1.0,
             delta_rule=rule,
             residual=None if rule is None else query,
             lse_dense=per_row,
             kept_mass=per_row,
         )
+        operation(call)
 
     expected = launched(monkeypatch, "column_sparse_attention", launch)
     found = compiled(
@@ -183,7 +187,8 @@ def test_dense_kernel_is_compiled_as_it_is_launched(monkeypatch, head_dim, rows,
     def launch(operation):
         query = torch.empty(1, 2, 256, head_dim, dtype=torch.bfloat16, device="meta")
         lse = torch.empty(1, 2, 256, device="meta")
-        operation(query, query, query, lse, group_rows=rows, scale=1.0, with_column_sums=sums)
+        call = DenseAttentionColumnSums(query, query, query, lse, group_rows=rows)
+        operation(call, with_column_sums=sums)
 
     expected = launched(monkeypatch, "dense_attention_column_sums", launch)
     found = compiled(
@@ -214,7 +219,7 @@ def test_up_kernel_is_compiled_as_it_is_launched(monkeypatch, activation, even):
     def launch(operation):
         rows, channels = (256, 128) if even else (257, 136)
         hidden, weight, lists, counts = mlp_tensors(rows, channels, 512, 300)
-        operation(
+        call = SparseMLPUp(
             hidden,
             weight,
             weight[:, 0],
@@ -222,8 +227,8 @@ def test_up_kernel_is_compiled_as_it_is_launched(monkeypatch, activation, even):
             empty_token_contiguous(hidden, 1, rows, 512),
             counts=None if even else counts,
             activation=activation,
-            group_rows=128,
         )
+        operation(call)
 
     expected = launched(monkeypatch, "sparse_mlp_up", launch)
     found = compiled(monkeypatch, lambda: gluon_compat.compile_sparse_mlp_up(activation, even=even))
@@ -236,15 +241,15 @@ def test_up_kernel_is_compiled_as_it_is_launched(monkeypatch, activation, even):
 def test_down_kernel_is_compiled_as_it_is_launched(monkeypatch, addend, even):
     def launch(operation):
         hidden, weight, lists, counts = mlp_tensors(256, 512 if even else 520, 640, 300)
-        operation(
+        call = SparseMLPDown(
             empty_token_contiguous(hidden, 1, 256, 300),
             weight.t(),
             lists,
             hidden,
             addend=hidden if addend else None,
             counts=None if even else counts,
-            group_rows=128,
         )
+        operation(call)
 
     expected = launched(monkeypatch, "sparse_mlp_down", launch)
     found = compiled(

@@ -2,9 +2,6 @@ import pytest
 import torch
 
 from chipsparse.kernels.mask_packing import (
-    INDEX_BACKENDS,
-    PACK_BACKENDS,
-    UNPACK_BACKENDS,
     pack_mask,
     packed_to_indices,
     reference,
@@ -25,13 +22,13 @@ def some_mask(columns, device, rows=(2, 3, 5)):
     return (torch.rand(*rows, columns, generator=generator) < 0.3).to(device)
 
 
-@backend_names(PACK_BACKENDS)
+@backend_names(pack_mask)
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_packs_like_bitarray(backend, columns, device):
     from bitarray import bitarray
 
     mask = some_mask(columns, device)
-    skip_unless_it_runs(PACK_BACKENDS, backend, mask)
+    skip_unless_it_runs(pack_mask, backend, mask)
     packed = pack_mask(mask, backend=backend)
     assert packed.dtype == torch.uint8
     assert packed.shape == (2, 3, 5, -(-columns // 8))
@@ -39,29 +36,29 @@ def test_packs_like_bitarray(backend, columns, device):
         assert bytes(bits) == bitarray(row, endian="little").tobytes()
 
 
-@backend_names(PACK_BACKENDS)
+@backend_names(pack_mask)
 def test_bit_order_and_padding(backend, device):
     mask = torch.zeros(2, 11, dtype=torch.bool, device=device)
     mask[0, [0, 3, 9]] = True
     mask[1] = True
-    skip_unless_it_runs(PACK_BACKENDS, backend, mask)
+    skip_unless_it_runs(pack_mask, backend, mask)
     assert pack_mask(mask, backend=backend).tolist() == [[0b1001, 0b10], [0xFF, 0b111]]
 
 
-@backend_names(UNPACK_BACKENDS)
+@backend_names(unpack_mask)
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_unpack_inverts_pack(backend, columns, device):
     mask = some_mask(columns, device)
-    skip_unless_it_runs(UNPACK_BACKENDS, backend, mask)
+    skip_unless_it_runs(unpack_mask, backend, mask)
     restored = unpack_mask(pack_mask(mask), columns, backend=backend)
     assert restored.dtype == torch.bool
     assert torch.equal(restored, mask)
 
 
-@backend_names(PACK_BACKENDS)
+@backend_names(pack_mask)
 def test_views_that_are_not_contiguous(backend, device):
     mask = some_mask(64, device, rows=(20,)).T
-    skip_unless_it_runs(PACK_BACKENDS, backend, mask)
+    skip_unless_it_runs(pack_mask, backend, mask)
     packed = pack_mask(mask, backend=backend)
     assert torch.equal(unpack_mask(packed, 20, backend=backend), mask)
     view = packed.T.contiguous().T
@@ -72,10 +69,10 @@ def test_views_that_are_not_contiguous(backend, device):
     assert torch.equal(counts, index_lists(mask)[1])
 
 
-@backend_names(INDEX_BACKENDS)
+@backend_names(packed_to_indices)
 def test_rows_start_at_any_byte(backend, device):
     mask = some_mask(4 * 8 + 7, device, rows=(9,))
-    skip_unless_it_runs(INDEX_BACKENDS, backend, mask)
+    skip_unless_it_runs(packed_to_indices, backend, mask)
     packed = pack_mask(mask)
     expected, expected_counts = index_lists(mask)
     for lead in range(4):
@@ -86,11 +83,11 @@ def test_rows_start_at_any_byte(backend, device):
         assert torch.equal(counts, expected_counts)
 
 
-@backend_names(INDEX_BACKENDS)
+@backend_names(packed_to_indices)
 @pytest.mark.parametrize("columns", WIDTHS[1:])
 def test_indices_of_every_row_ascend(backend, columns, device):
     mask = random_mask(1, 2, 40, columns, 8, device=device)
-    skip_unless_it_runs(INDEX_BACKENDS, backend, mask)
+    skip_unless_it_runs(packed_to_indices, backend, mask)
     indices, counts = packed_to_indices(pack_mask(mask), columns, backend=backend)
     expected, expected_counts = index_lists(mask)
     assert indices.dtype == counts.dtype == torch.int32
@@ -98,21 +95,21 @@ def test_indices_of_every_row_ascend(backend, columns, device):
     assert torch.equal(counts, expected_counts)
 
 
-@backend_names(INDEX_BACKENDS)
+@backend_names(packed_to_indices)
 def test_padding_bits_are_ignored(backend, device):
     packed = torch.full((3, 2), 0xFF, dtype=torch.uint8, device=device)
-    skip_unless_it_runs(INDEX_BACKENDS, backend, packed)
+    skip_unless_it_runs(packed_to_indices, backend, packed)
     indices, counts = packed_to_indices(packed, 11, backend=backend)
     assert indices.tolist() == [list(range(11))] * 3
     assert counts.tolist() == [11] * 3
     assert torch.equal(unpack_mask(packed, 11), torch.ones(3, 11, dtype=torch.bool, device=device))
 
 
-@backend_names(INDEX_BACKENDS)
+@backend_names(packed_to_indices)
 def test_capacity(backend, device):
     mask = torch.zeros(2, 20, dtype=torch.bool, device=device)
     mask[1, [4, 19]] = True
-    skip_unless_it_runs(INDEX_BACKENDS, backend, mask)
+    skip_unless_it_runs(packed_to_indices, backend, mask)
     packed = pack_mask(mask)
     indices, counts = packed_to_indices(packed, 20, capacity=3, backend=backend)
     assert indices.tolist() == [[0, 0, 0], [4, 19, 0]]
@@ -126,13 +123,13 @@ def test_the_reference_on_a_cpu_names_a_row_over_the_capacity():
         packed_to_indices(packed, 3, capacity=1, backend="reference")
 
 
-@backend_names(INDEX_BACKENDS)
+@backend_names(packed_to_indices)
 @pytest.mark.parametrize("capacity", [0, 1, 10, 40])
 def test_columns_over_the_capacity_are_cut_off(backend, capacity, device):
     if backend == "reference" and device.type == "cpu":
         pytest.skip("the reference raises on a CPU")
     mask = random_mask(1, 2, 5, 131, 1, device=device)
-    skip_unless_it_runs(INDEX_BACKENDS, backend, mask)
+    skip_unless_it_runs(packed_to_indices, backend, mask)
     indices, counts = packed_to_indices(pack_mask(mask), 131, capacity=capacity, backend=backend)
     expected, expected_counts = index_lists(mask)
     assert torch.equal(indices, expected[..., :capacity])
@@ -148,10 +145,10 @@ def test_lists_without_waiting_are_the_same(capacity):
     )
 
 
-@backend_names(INDEX_BACKENDS)
+@backend_names(packed_to_indices)
 def test_the_same_lists_on_every_run(backend, device):
     mask = some_mask(1337, device, rows=(3,))
-    skip_unless_it_runs(INDEX_BACKENDS, backend, mask)
+    skip_unless_it_runs(packed_to_indices, backend, mask)
     packed = pack_mask(mask)
     first, again = (packed_to_indices(packed, 1337, backend=backend) for _ in range(2))
     assert torch.equal(first[0], again[0])
@@ -160,7 +157,7 @@ def test_the_same_lists_on_every_run(backend, device):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@backend_names(PACK_BACKENDS)
+@backend_names(pack_mask)
 def test_offsets_past_32_bits(backend):
     rows, columns, capacity = 40_000, 60_000, 18_000  # entries 2.9 GB, bits of the mask 2.4e9
     some = torch.rand(4, columns, device="cuda") < 0.25
@@ -181,10 +178,10 @@ def test_offsets_past_32_bits(backend):
     assert torch.equal(pack_mask(mask, backend=backend), packed)
 
 
-@backend_names(INDEX_BACKENDS)
+@backend_names(packed_to_indices)
 def test_nothing_kept_and_no_rows(backend, device):
     empty = torch.zeros(2, 3, 2, dtype=torch.uint8, device=device)
-    skip_unless_it_runs(INDEX_BACKENDS, backend, empty)
+    skip_unless_it_runs(packed_to_indices, backend, empty)
     indices, counts = packed_to_indices(empty, 16, backend=backend)
     assert indices.shape == (2, 3, 0)
     assert counts.tolist() == [[0] * 3] * 2
@@ -202,7 +199,7 @@ def test_nothing_kept_and_no_rows(backend, device):
 def test_small_chunks_change_nothing(monkeypatch, device):
     mask = random_mask(1, 4, 400, 131, 8, device=device)
     expected = index_lists(mask)
-    monkeypatch.setattr(reference, "DEFAULT_TRANSIENT_BYTES", 131 * 21 * 3)
+    monkeypatch.setattr(reference, "TRANSIENT_BYTES", 131 * 21 * 3)
     indices, counts = packed_to_indices(pack_mask(mask), 131, backend="reference")
     assert torch.equal(indices, expected[0])
     assert torch.equal(counts, expected[1])

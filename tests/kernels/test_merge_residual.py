@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from chipsparse.kernels.merge_residual import BACKENDS, merge_residual, reference, select
+from chipsparse.kernels.merge_residual import merge_residual, reference
 from tests.kernels.formulas import DTYPES, assert_close, backend_names, skip_unless_it_runs
 
 SIZES = [(1, 1, 1, 16), (2, 3, 75, 64), (1, 2, 130, 128), (1, 2, 33, 24)]
@@ -27,13 +27,13 @@ def some_inputs(size, dtype, device, *, strided=False):
     return output, kept, kept_lse, lse
 
 
-@backend_names(BACKENDS)
+@backend_names(merge_residual)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("strided", [False, True])
 def test_is_what_the_kept_columns_leave(backend, size, dtype, strided, device):
     output, kept, kept_lse, lse = some_inputs(size, dtype, device, strided=strided)
-    skip_unless_it_runs(BACKENDS, backend, output, kept)
+    skip_unless_it_runs(merge_residual, backend, output, kept)
     residual, mass = merge_residual(output, kept, kept_lse, lse, backend=backend)
     exact_mass = (kept_lse.double() - lse.double()).exp()
     exact = output.double() - exact_mass.unsqueeze(-1) * kept.double()
@@ -46,10 +46,10 @@ def test_is_what_the_kept_columns_leave(backend, size, dtype, strided, device):
     assert torch.equal(residual[0, 0, 0], output[0, 0, 0])
 
 
-@backend_names(BACKENDS)
+@backend_names(merge_residual)
 def test_other_strides(backend, device):
     output, kept, kept_lse, lse = some_inputs((2, 3, 75, 64), torch.bfloat16, device)
-    skip_unless_it_runs(BACKENDS, backend, output, kept)
+    skip_unless_it_runs(merge_residual, backend, output, kept)
     expected = merge_residual(output, kept, kept_lse, lse, backend=backend)
     wide = torch.zeros(2, 3, 75, 80, dtype=torch.bfloat16, device=device)
     wide[..., :64] = output
@@ -98,7 +98,7 @@ def test_errors_name_what_does_not_fit():
 
 def test_the_backend_says_why_it_cannot_run():
     output = torch.zeros(1, 2, 8, 5).mT
-    choice = select(output, output)
+    choice = merge_residual.choose(output, output)
     assert choice.backend.name == "reference"
-    ((name, _),) = choice.skipped
+    ((name, _),) = choice.rejected
     assert name == "triton"

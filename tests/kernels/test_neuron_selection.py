@@ -2,11 +2,9 @@ import pytest
 import torch
 
 from chipsparse.kernels.neuron_selection import (
-    BACKENDS,
-    group_means,
     mean_preactivations,
     neuron_selection,
-    select,
+    reference,
 )
 from tests.kernels.formulas import (
     DTYPES,
@@ -41,13 +39,13 @@ def means_of(hidden, weight, bias, group_rows, gate=None, activation=None):
     return activation_of(linear(*gate), activation) * linear(weight, bias)
 
 
-@backend_names(BACKENDS)
+@backend_names(neuron_selection)
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("rows", [1, 7, 128, 131, 1337])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_mean_preactivations(backend, with_bias, rows, dtype, device):
     hidden, weight, bias, _ = mlp_inputs(2, rows, 24, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight)
+    skip_unless_it_runs(neuron_selection, backend, hidden, weight)
     bias = bias if with_bias else None
     means = mean_preactivations(hidden, weight, bias, backend=backend)
     assert means.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
@@ -55,20 +53,20 @@ def test_mean_preactivations(backend, with_bias, rows, dtype, device):
     assert_close(means, expected, tolerance_of(dtype, backend))
 
 
-@backend_names(BACKENDS)
+@backend_names(neuron_selection)
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("activation", ["gelu-tanh", "gelu", "silu"])
 def test_gated_means(backend, activation, dtype, device):
     hidden, weight, bias, _ = mlp_inputs(2, 333, 24, 50, dtype=dtype, device=device)
     gate = gate_inputs(24, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight, None, gate[0])
+    skip_unless_it_runs(neuron_selection, backend, hidden, weight, None, gate[0])
     options = {"gate_weight": gate[0], "gate_bias": gate[1], "activation": activation}
     means = mean_preactivations(hidden, weight, bias, **options, backend=backend)
     expected = means_of(hidden, weight, bias, 128, gate, activation)
     assert_close(means, expected, tolerance_of(dtype, backend))
 
 
-@backend_names(BACKENDS)
+@backend_names(neuron_selection)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("group_rows", "channels", "neurons"), [(3, 200, 300), (13, 72, 8)])
 def test_means_of_many_groups(backend, group_rows, channels, neurons, dtype, device):
@@ -77,7 +75,7 @@ def test_means_of_many_groups(backend, group_rows, channels, neurons, dtype, dev
         2, 220, channels + 8, neurons + 1, dtype=dtype, device=device
     )
     hidden, weight, bias = hidden[..., 8:], weight[1:, 8:], bias[1:]
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight)
+    skip_unless_it_runs(neuron_selection, backend, hidden, weight)
     means = mean_preactivations(hidden, weight, bias, group_rows=group_rows, backend=backend)
     expected = means_of(hidden, weight, bias, group_rows)
     assert_close(means, expected, tolerance_of(dtype, backend))
@@ -86,14 +84,14 @@ def test_means_of_many_groups(backend, group_rows, channels, neurons, dtype, dev
 @pytest.mark.parametrize("group_rows", [1, 13, 64, 500])
 def test_group_means(group_rows, device):
     hidden = torch.randn(2, 70, 24, device=device)
-    means = group_means(hidden, group_rows=group_rows)
+    means = reference.group_means(hidden, group_rows=group_rows)
     expected = [part.double().mean(1) for part in hidden.split(group_rows, dim=1)]
     assert_close(means, torch.stack(expected, dim=1), 1e-6)
 
 
 def test_group_means_of_half_precision_do_not_overflow():
     hidden = torch.full((1, 300, 2), 6e4, dtype=torch.float16)
-    assert group_means(hidden).tolist() == [[[60000.0] * 2] * 3]
+    assert reference.group_means(hidden, group_rows=128).tolist() == [[[60000.0] * 2] * 3]
 
 
 def check_selection(backend, hidden, weight, bias, old, keep_count, group_rows, **gate):
@@ -125,30 +123,30 @@ def check_selection(backend, hidden, weight, bias, old, keep_count, group_rows, 
     assert torch.equal(cache[~chosen], old[~chosen])
 
 
-@backend_names(BACKENDS)
+@backend_names(neuron_selection)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group_rows", [64, 128])
 @pytest.mark.parametrize("keep_count", [1, 17, 50, 99])
 def test_keeps_the_neurons_that_moved_most(backend, keep_count, group_rows, dtype, device):
     hidden, weight, bias, _ = mlp_inputs(2, 333, 24, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight)
+    skip_unless_it_runs(neuron_selection, backend, hidden, weight)
     old = torch.randn(2, groups_of(333, group_rows), 50, device=device)
     check_selection(backend, hidden, weight, bias, old, keep_count, group_rows)
 
 
-@backend_names(BACKENDS)
+@backend_names(neuron_selection)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ["gelu-tanh", "gelu", "silu"])
 def test_gated_selection(backend, activation, dtype, device):
     hidden, weight, bias, _ = mlp_inputs(2, 333, 24, 50, dtype=dtype, device=device)
     gate_weight, gate_bias = gate_inputs(24, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight, None, gate_weight)
+    skip_unless_it_runs(neuron_selection, backend, hidden, weight, None, gate_weight)
     old = torch.randn(2, 3, 50, device=device)
     gate = {"gate_weight": gate_weight, "gate_bias": gate_bias, "activation": activation}
     check_selection(backend, hidden, weight, bias, old, 17, 128, **gate)
 
 
-@backend_names(BACKENDS)
+@backend_names(neuron_selection)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 @pytest.mark.parametrize(
@@ -161,7 +159,7 @@ def test_scores_of_any_size(backend, neurons, keep_count, scale, dtype, device):
     """
     _, weight, _, _ = mlp_inputs(1, 1, 8, neurons, dtype=dtype, device=device)
     hidden = torch.zeros(1, 9, 8, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight)
+    skip_unless_it_runs(neuron_selection, backend, hidden, weight)
     # Few values, so that many are equal; then all different ones.
     for spread in (20, 1 << 20):
         old = torch.randint(-spread, spread, (1, 3, neurons), device=device) * scale / spread
@@ -173,11 +171,11 @@ def test_scores_of_any_size(backend, neurons, keep_count, scale, dtype, device):
         assert torch.equal(cache, old.scatter(-1, expected, 0.0))
 
 
-@backend_names(BACKENDS)
+@backend_names(neuron_selection)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_ties_nan_and_repeats(backend, dtype, device):
     hidden, weight, bias, _ = mlp_inputs(1, 20, 24, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight)
+    skip_unless_it_runs(neuron_selection, backend, hidden, weight)
     exact = mean_preactivations(hidden, weight, bias, backend=backend)
 
     def choose(cache, keep_count):
@@ -206,12 +204,12 @@ def test_ties_nan_and_repeats(backend, dtype, device):
     assert choose(torch.full_like(exact, torch.nan), 3) == [[[0, 1, 2]]]
 
 
-@backend_names(BACKENDS)
+@backend_names(neuron_selection)
 def test_infinite_tokens(backend, device):
     """A token at infinity makes the score of its neurons infinite, as it does in the reference."""
     weight = torch.eye(8, device=device).bfloat16()
     hidden = torch.zeros(1, 4, 8, device=device).bfloat16()
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight)
+    skip_unless_it_runs(neuron_selection, backend, hidden, weight)
     hidden[0, 1, 3] = torch.inf
     means = mean_preactivations(hidden, weight, None, backend=backend)
     assert means[0, 0, 3] == torch.inf
@@ -252,9 +250,9 @@ def test_mistakes_are_named():
         ({"mean_cache": torch.zeros(1, 1, 50).double()}, "mean_cache of torch.float32"),
     ],
 )
-def test_kernels_say_why_not(change, reason, monkeypatch):
+def test_kernels_say_what_they_do_not_support(change, reason, monkeypatch):
     monkeypatch.setattr("chipsparse.kernels.triton_support.interpreting", lambda: True)
     good = {"hidden": torch.zeros(1, 20, 24).half(), "weight": torch.zeros(50, 24).half()}
-    assert select(**good, force="triton").backend.name == "triton"
+    assert neuron_selection.choose(*good.values(), backend="triton").backend.name == "triton"
     with pytest.raises(ValueError, match=f"backend 'triton' cannot run here: .*{reason}"):
-        select(**{**good, **change}, force="triton")
+        neuron_selection.choose(*{**good, **change}.values(), backend="triton")

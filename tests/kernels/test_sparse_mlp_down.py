@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from chipsparse.kernels.sparse_mlp_down import BACKENDS, select, sparse_mlp_down
-from chipsparse.kernels.sparse_mlp_up import BACKENDS as UP_BACKENDS
+from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
 from tests.kernels.formulas import (
     DTYPES,
@@ -41,12 +40,12 @@ def down_inputs(batch, rows, capacity, channels, neurons, *, dtype, device, seed
     return token_contiguous(delta), weight.to(device, dtype).T, cache
 
 
-@backend_names(BACKENDS)
+@backend_names(sparse_mlp_down)
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("rows", [1, 7, 131, 333])
 def test_matches_the_layer_neuron_by_neuron(backend, rows, dtype, device):
     delta, weight, old = down_inputs(2, rows, 17, 24, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, delta, weight)
+    skip_unless_it_runs(sparse_mlp_down, backend, delta, weight)
     neurons = random_neurons(2, groups_of(rows, 128), 17, 50, device=device)
     cache = old.clone()
     result = sparse_mlp_down(delta, weight, neurons, cache, backend=backend)
@@ -58,12 +57,12 @@ def test_matches_the_layer_neuron_by_neuron(backend, rows, dtype, device):
     assert torch.equal(result, cache)
 
 
-@backend_names(BACKENDS)
+@backend_names(sparse_mlp_down)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group_rows", [1, 13, 64, 128, 500])
 def test_counts_and_group_sizes(backend, group_rows, dtype, device):
     delta, weight, old = down_inputs(2, 70, 9, 24, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, delta, weight, group_rows)
+    skip_unless_it_runs(sparse_mlp_down, backend, delta, weight, group_rows)
     groups = groups_of(70, group_rows)
     neurons = random_neurons(2, groups, 9, 50, device=device)
     counts = torch.arange(2 * groups, device=device).view(2, groups).int() % 10
@@ -79,12 +78,12 @@ def test_counts_and_group_sizes(backend, group_rows, dtype, device):
     assert torch.equal(cache[0, empty_rows], old[0, empty_rows])
 
 
-@backend_names(BACKENDS)
+@backend_names(sparse_mlp_down)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels", [8, 136, 520])
 def test_more_than_a_tile_of_everything(backend, channels, dtype, device):
     delta, weight, old = down_inputs(1, 300, 200, channels, 210, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, delta, weight)
+    skip_unless_it_runs(sparse_mlp_down, backend, delta, weight)
     neurons = random_neurons(1, 3, 200, 210, device=device)
     counts = torch.tensor([[200, 64, 3]], dtype=torch.int32, device=device)
     cache = old.clone()
@@ -94,12 +93,12 @@ def test_more_than_a_tile_of_everything(backend, channels, dtype, device):
     assert torch.equal(result, cache)
 
 
-@backend_names(BACKENDS)
+@backend_names(sparse_mlp_down)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_past_the_count_is_ignored(backend, dtype, device):
     """Also where it is NaN, and so is the neuron that fills the lists."""
     delta, weight, old = down_inputs(2, 70, 9, 24, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, delta, weight)
+    skip_unless_it_runs(sparse_mlp_down, backend, delta, weight)
     neurons = random_neurons(2, 1, 9, 49, device=device) + 1
     counts = torch.tensor([[5], [9]], dtype=torch.int32, device=device)
     expected = sparse_mlp_down(delta, weight, neurons, old.clone(), counts=counts, backend=backend)
@@ -109,14 +108,14 @@ def test_what_is_past_the_count_is_ignored(backend, dtype, device):
     assert torch.equal(found, expected)
 
 
-@backend_names(BACKENDS)
+@backend_names(sparse_mlp_down)
 def test_nan_comes_out_of_both_layers_where_it_went_in(backend, device):
     """A token in its row, a neuron in the rows of the groups that keep it."""
     hidden, up, _, down = mlp_inputs(1, 200, 64, 128, dtype=torch.bfloat16, device=device)
     down = down.T.contiguous().T
     delta = token_contiguous(hidden)
-    skip_unless_it_runs(BACKENDS, backend, delta, down)
-    skip_unless_it_runs(UP_BACKENDS, backend, hidden, up, delta, None)
+    skip_unless_it_runs(sparse_mlp_down, backend, delta, down)
+    skip_unless_it_runs(sparse_mlp_up, backend, hidden, up, delta, None)
     neurons = torch.stack([torch.arange(64), torch.arange(64) + 64])[None].int().to(device)
     old = torch.randn(1, 200, 64, device=device).bfloat16()
 
@@ -141,12 +140,12 @@ def test_nan_comes_out_of_both_layers_where_it_went_in(backend, device):
         assert torch.equal(found[others], clean[others])
 
 
-@backend_names(BACKENDS)
+@backend_names(sparse_mlp_down)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("addend_dtype", [torch.bfloat16, torch.float32])
 def test_addend_goes_to_the_result_alone(backend, addend_dtype, dtype, device):
     delta, weight, old = down_inputs(2, 131, 17, 24, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, delta, weight)
+    skip_unless_it_runs(sparse_mlp_down, backend, delta, weight)
     neurons = random_neurons(2, 2, 17, 50, device=device)
     plain, with_addend = old.clone(), old.clone()
     sparse_mlp_down(delta, weight, neurons, plain, backend=backend)
@@ -161,11 +160,11 @@ def test_addend_goes_to_the_result_alone(backend, addend_dtype, dtype, device):
         assert_rounded(result, plain.float() + strided.float())
 
 
-@backend_names(BACKENDS)
+@backend_names(sparse_mlp_down)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cache_in_single_precision(backend, dtype, device):
     delta, weight, old = down_inputs(1, 131, 17, 24, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, delta, weight)
+    skip_unless_it_runs(sparse_mlp_down, backend, delta, weight)
     neurons = random_neurons(1, 2, 17, 50, device=device)
     cache = old.to(torch.float32, copy=True)
     result = sparse_mlp_down(delta, weight, neurons, cache, backend=backend)
@@ -173,12 +172,12 @@ def test_cache_in_single_precision(backend, dtype, device):
     assert_rounded(result, cache)
 
 
-@backend_names(BACKENDS)
+@backend_names(sparse_mlp_down)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_strides_do_not_matter(backend, dtype, device):
     """Delta and caches of any strides; the reference takes any weight as well."""
     delta, weight, old = down_inputs(2, 131, 17, 24, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, delta, weight)
+    skip_unless_it_runs(sparse_mlp_down, backend, delta, weight)
     neurons = random_neurons(2, 2, 17, 50, device=device)
     expected = sparse_mlp_down(delta, weight, neurons, old.clone(), backend=backend)
     whole = torch.zeros(2, 140, 40, dtype=dtype, device=device)
@@ -197,12 +196,12 @@ def test_strides_do_not_matter(backend, dtype, device):
         assert torch.equal(result, expected)
 
 
-@backend_names(BACKENDS)
+@backend_names(sparse_mlp_down)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_neurons_change_nothing(backend, dtype, device):
     delta, weight, cache = down_inputs(1, 131, 0, 24, 50, dtype=dtype, device=device)
     before = cache.clone()
-    skip_unless_it_runs(BACKENDS, backend, delta, weight)
+    skip_unless_it_runs(sparse_mlp_down, backend, delta, weight)
     neurons = torch.zeros(1, 2, 0, dtype=torch.int32, device=device)
     result = sparse_mlp_down(delta, weight, neurons, cache, backend=backend)
     assert torch.equal(cache, before)
@@ -211,14 +210,14 @@ def test_no_neurons_change_nothing(backend, dtype, device):
     assert_rounded(result, before.double() + before.double())
 
 
-@backend_names(BACKENDS)
+@backend_names(sparse_mlp_down)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("gated", [False, True])
 def test_up_then_down_on_all_neurons_is_the_dense_layer(backend, gated, dtype, device):
     """Step after step, on other tokens each time."""
     hidden, up, bias, down = mlp_inputs(2, 333, 24, 50, dtype=dtype, device=device)
     down = down.T.contiguous().T
-    skip_unless_it_runs(BACKENDS, backend, hidden, down)
+    skip_unless_it_runs(sparse_mlp_down, backend, hidden, down)
     gate_weight, gate_bias = gate_inputs(24, 50, dtype=dtype, device=device)
     options = {"activation": "gelu-tanh", "backend": backend}
     if gated:
@@ -270,9 +269,9 @@ def test_mistakes_are_named():
         ({"weight": torch.zeros(50, 25).half().T[1:]}, r"strides \(1, 25\)"),
     ],
 )
-def test_kernels_say_why_not(change, reason, monkeypatch):
+def test_kernels_say_what_they_do_not_support(change, reason, monkeypatch):
     monkeypatch.setattr("chipsparse.kernels.triton_support.interpreting", lambda: True)
     good = {"delta": torch.zeros(1, 20, 9).half(), "weight": torch.zeros(50, 24).half().T}
-    assert select(**good, force="triton").backend.name == "triton"
+    assert sparse_mlp_down.choose(*good.values(), backend="triton").backend.name == "triton"
     with pytest.raises(ValueError, match=f"backend 'triton' cannot run here: .*{reason}"):
-        select(**{**good, **change}, force="triton")
+        sparse_mlp_down.choose(*{**good, **change}.values(), backend="triton")

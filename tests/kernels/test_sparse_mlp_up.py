@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from chipsparse.kernels.sparse_mlp_up import BACKENDS, dense_activation, select, sparse_mlp_up
+from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
 from chipsparse.kernels.token_layout import is_token_contiguous
 from tests.kernels.formulas import (
     DTYPES,
@@ -86,19 +86,19 @@ def run_and_check(
     return delta
 
 
-@backend_names(BACKENDS)
+@backend_names(sparse_mlp_up)
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("rows", [1, 7, 131, 333])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_matches_the_layer_neuron_by_neuron(backend, rows, dtype, activation, device):
     hidden, weight, bias, _ = mlp_inputs(2, rows, 24, 50, dtype=dtype, device=device)
     cache = random_cache(2, rows, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight, cache)
+    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, cache)
     neurons = random_neurons(2, groups_of(rows, 128), 17, 50, device=device)
     run_and_check(backend, hidden, weight, bias, neurons, cache, activation=activation)
 
 
-@backend_names(BACKENDS)
+@backend_names(sparse_mlp_up)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -106,14 +106,14 @@ def test_gated(backend, with_bias, activation, dtype, device):
     hidden, weight, bias, _ = mlp_inputs(2, 131, 24, 50, dtype=dtype, device=device)
     gate_weight, gate_bias = gate_inputs(24, 50, dtype=dtype, device=device)
     cache = random_cache(2, 131, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight, cache, gate_weight)
+    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, cache, gate_weight)
     neurons = random_neurons(2, 2, 17, 50, device=device)
     gate = (gate_weight, gate_bias if with_bias else None)
     bias = bias if with_bias else None
     run_and_check(backend, hidden, weight, bias, neurons, cache, activation=activation, gate=gate)
 
 
-@backend_names(BACKENDS)
+@backend_names(sparse_mlp_up)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group_rows", [1, 13, 64, 128, 500])
 @pytest.mark.parametrize("gated", [False, True])
@@ -122,7 +122,7 @@ def test_counts_and_group_sizes(backend, gated, group_rows, dtype, device):
     cache = random_cache(2, 70, 50, dtype=dtype, device=device)
     gate = gate_inputs(24, 50, dtype=dtype, device=device) if gated else None
     gate_weight = gate[0] if gated else None
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight, cache, gate_weight, group_rows)
+    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, cache, gate_weight, group_rows)
     groups = groups_of(70, group_rows)
     neurons = random_neurons(2, groups, 9, 50, device=device)
     counts = torch.arange(2 * groups, device=device).view(2, groups).int() % 10
@@ -144,20 +144,20 @@ def test_counts_and_group_sizes(backend, gated, group_rows, dtype, device):
     )
 
 
-@backend_names(BACKENDS)
+@backend_names(sparse_mlp_up)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels", [8, 72, 160])
 def test_more_neurons_than_a_tile_and_odd_channels(backend, channels, dtype, device):
     """Several tiles of neurons and of channels, some of them partial or past the count."""
     hidden, weight, bias, _ = mlp_inputs(1, 300, channels, 350, dtype=dtype, device=device)
     cache = random_cache(1, 300, 350, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight, cache)
+    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, cache)
     neurons = random_neurons(1, 3, 333, 350, device=device)
     counts = torch.tensor([[333, 256, 3]], dtype=torch.int32, device=device)
     run_and_check(backend, hidden, weight, bias, neurons, cache, counts=counts)
 
 
-@backend_names(BACKENDS)
+@backend_names(sparse_mlp_up)
 def test_views_of_larger_tensors(backend, device):
     """Channels, neurons and tokens cut out of larger tensors; what is around them stays."""
     hidden, weight, bias, _ = mlp_inputs(2, 140, 48, 70, dtype=torch.bfloat16, device=device)
@@ -165,19 +165,19 @@ def test_views_of_larger_tensors(backend, device):
     whole = random_cache(2, 160, 60, dtype=torch.bfloat16, device=device)
     before = whole.clone()
     cache = whole[:, 16:149, 5:55]
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight, cache)
+    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, cache)
     neurons = random_neurons(2, 2, 17, 50, device=device)
     run_and_check(backend, hidden, weight, bias, neurons, cache)
     cache.copy_(before[:, 16:149, 5:55])
     assert torch.equal(whole, before)
 
 
-@backend_names(BACKENDS)
+@backend_names(sparse_mlp_up)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cache_in_single_precision(backend, dtype, device):
     hidden, weight, bias, _ = mlp_inputs(1, 131, 24, 50, dtype=dtype, device=device)
     cache = random_cache(1, 131, 50, dtype=torch.float32, device=device)
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight, cache)
+    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, cache)
     neurons = random_neurons(1, 2, 17, 50, device=device)
     run_and_check(backend, hidden, weight, bias, neurons, cache)
 
@@ -196,12 +196,12 @@ def test_reference_takes_any_strides(device):
         assert torch.equal(delta, deltas[0])
 
 
-@backend_names(BACKENDS)
+@backend_names(sparse_mlp_up)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_all_neurons_and_none(backend, dtype, device):
     hidden, weight, bias, _ = mlp_inputs(1, 131, 24, 50, dtype=dtype, device=device)
     cache = random_cache(1, 131, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight, cache)
+    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, cache)
     everything = torch.arange(50, dtype=torch.int32, device=device).expand(1, 2, 50)
     run_and_check(backend, hidden, weight, bias, everything, cache, activation="silu")
     before = cache.clone()
@@ -211,7 +211,7 @@ def test_all_neurons_and_none(backend, dtype, device):
     assert torch.equal(cache, before)
 
 
-@backend_names(BACKENDS)
+@backend_names(sparse_mlp_up)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("gated", [False, True])
 def test_changes_add_up_to_the_cache_without_drift(backend, gated, dtype, device):
@@ -219,7 +219,7 @@ def test_changes_add_up_to_the_cache_without_drift(backend, gated, dtype, device
     hidden, weight, bias, _ = mlp_inputs(1, 200, 24, 50, dtype=dtype, device=device)
     cache = random_cache(1, 200, 50, dtype=dtype, device=device)
     gate_weight = gate_inputs(24, 50, dtype=dtype, device=device)[0] if gated else None
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight, cache, gate_weight)
+    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, cache, gate_weight)
     neurons = random_neurons(1, 2, 20, 50, device=device)
     arguments = (hidden, weight, bias, neurons, cache)
     options = {"activation": "gelu-tanh", "gate_weight": gate_weight, "backend": backend}
@@ -231,12 +231,12 @@ def test_changes_add_up_to_the_cache_without_drift(backend, gated, dtype, device
     assert torch.equal(cache, once)
 
 
-@backend_names(BACKENDS)
+@backend_names(sparse_mlp_up)
 def test_poisoned_entries_stay_and_recover(backend, device):
     """NaN in the cache shows in the change of the listed entries alone, and once."""
     hidden, weight, bias, _ = mlp_inputs(1, 131, 24, 50, dtype=torch.bfloat16, device=device)
     cache = token_contiguous(torch.full((1, 131, 50), torch.nan, device=device).bfloat16())
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight, cache)
+    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, cache)
     neurons = random_neurons(1, 2, 20, 50, device=device)
     arguments = (hidden, weight, bias, neurons, cache)
     assert sparse_mlp_up(*arguments, activation="gelu", backend=backend).isnan().all()
@@ -247,7 +247,7 @@ def test_poisoned_entries_stay_and_recover(backend, device):
 # dense_activation
 
 
-@backend_names(BACKENDS)
+@backend_names(sparse_mlp_up)
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("gated", [False, True])
@@ -255,7 +255,7 @@ def test_dense_activation(backend, gated, activation, dtype, device):
     hidden, weight, bias, _ = mlp_inputs(2, 133, 24, 50, dtype=dtype, device=device)
     gate_weight, gate_bias = gate_inputs(24, 50, dtype=dtype, device=device)
     gate = {"gate_weight": gate_weight, "gate_bias": gate_bias} if gated else {}
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight, None, gate.get("gate_weight"))
+    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, None, gate.get("gate_weight"))
     found = dense_activation(hidden, weight, bias, activation=activation, **gate, backend=backend)
     up = hidden.double() @ weight.double().mT + bias.double()
     expected = activation_of(up, activation)
@@ -270,13 +270,13 @@ def test_dense_activation(backend, gated, activation, dtype, device):
     assert not found.requires_grad
 
 
-@backend_names(BACKENDS)
+@backend_names(sparse_mlp_up)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("rows", [1, 133, 1040])
 def test_a_sparse_step_takes_up_where_the_dense_one_left(backend, rows, dtype, device):
     """The same tokens change roundings alone; 100 % kept of others is a dense step on those."""
     hidden, weight, bias, _ = mlp_inputs(1, rows, 24, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight)
+    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight)
     options = {"activation": "gelu-tanh", "backend": backend}
     cache = dense_activation(hidden, weight, bias, **options)
     everything = torch.arange(50, dtype=torch.int32, device=device)
@@ -314,10 +314,10 @@ def test_dense_activation_where_nothing_sparse_follows(activation, bias, dtype, 
     assert_close(found, exact, TOLERANCE[dtype])
 
 
-@backend_names(BACKENDS)
+@backend_names(sparse_mlp_up)
 def test_dense_activation_without_bias(backend, device):
     hidden, weight, _, _ = mlp_inputs(1, 20, 24, 50, dtype=torch.float16, device=device)
-    skip_unless_it_runs(BACKENDS, backend, hidden, weight)
+    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight)
     found = dense_activation(hidden, weight, None, activation="silu", backend=backend)
     expected = activation_of(hidden.double() @ weight.double().mT, "silu")
     assert_close(found, expected, TOLERANCE[torch.float16])
@@ -386,13 +386,13 @@ def test_mistakes_of_the_dense_layer_are_named():
         ({"activation_cache": torch.zeros(1, 20, 50).double()}, "fp16, bf16 or fp32"),
     ],
 )
-def test_kernels_say_why_not(change, reason, monkeypatch):
+def test_kernels_say_what_they_do_not_support(change, reason, monkeypatch):
     monkeypatch.setattr("chipsparse.kernels.triton_support.interpreting", lambda: True)
     good = {
         "hidden": torch.zeros(1, 20, 24).half(),
         "weight": torch.zeros(50, 24).half(),
         "activation_cache": torch.zeros(1, 50, 24).half().mT[:, :20],
     }
-    assert select(**good, force="triton").backend.name == "triton"
+    assert sparse_mlp_up.choose(*good.values(), backend="triton").backend.name == "triton"
     with pytest.raises(ValueError, match=f"backend 'triton' cannot run here: .*{reason}"):
-        select(**{**good, **change}, force="triton")
+        sparse_mlp_up.choose(*{**good, **change}.values(), backend="triton")

@@ -132,6 +132,23 @@ def test_a_minimal_profile_is_for_every_model(pipe, tmp_path):
         assert handle.config == SparsityConfig()
 
 
+@pytest.mark.parametrize("arguments", [{}, {"quality": "fast"}])
+def test_the_folders_profile_of_another_class_is_refused(pipe, tmp_path, arguments):
+    file = tmp_path / "chipsparse.yaml"
+    file.write_text("model_class: FluxTransformer2DModel\nqualities: {fast: {}}")
+    pipe.register_to_config(_name_or_path=str(tmp_path))
+    try:
+        with pytest.raises(ValueError) as error:  # noqa: PT011 - the text is checked below
+            chipsparse.enable(pipe, **arguments)
+    finally:
+        pipe.register_to_config(_name_or_path="")
+    assert str(error.value) == (
+        f"{file} is a profile for FluxTransformer2DModel, but the pipeline has a "
+        "WanTransformer3DModel"
+    )
+    assert ADAPTER not in vars(pipe.transformer)
+
+
 def test_a_quality_is_one_of_the_profile(pipe, tmp_path):
     profile = chipsparse.find_profile(None, "WanTransformer3DModel")
     for arguments, name in (
@@ -147,6 +164,18 @@ def test_a_quality_is_one_of_the_profile(pipe, tmp_path):
     with chipsparse.enable(pipe, CONFIG) as handle:
         assert handle.report.to_dict()["quality"] is None
         assert "quality" not in handle.summary()
+
+
+def test_a_schedule_in_place_of_all_qualities_is_in_the_report_of_each_generation(pipe, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("sparsity: {schedule: {full_share: 0.5}}\nqualities: {balanced: , fast: }")
+    with chipsparse.enable(pipe, file) as handle:
+        for _ in range(2):
+            generate(pipe)
+            (note,) = (each for each in handle.report.notes if "mine.yaml" in each)
+            assert note.startswith(f"{file}: sparsity.schedule takes the place of the schedule")
+            assert "balanced, fast" in note
+            assert note in handle.summary()
 
 
 def test_a_quality_that_cannot_be_is_refused(pipe, tmp_path):

@@ -12,7 +12,7 @@ import torch
 
 import chipsparse
 from chipsparse import SparsityConfig
-from chipsparse.cache_kinds import PARTS
+from chipsparse.cache.kinds import PARTS
 from chipsparse.cli.settings import vae_factors
 from tests.pipelines.model_state import actions, state_of
 
@@ -148,7 +148,9 @@ def test_the_four_steps_of_a_distilled_model(name, final_dense_steps):
     for branch in {record.branch for record in handle.report.steps}:
         first, *between, last = actions(handle, branch)
         assert first == "dense"
-        assert "refresh" in between
+        # The second expert begins with a dense step: one more is left for a refresh and its reader.
+        late = name == "wan 2.2 two experts" and final_dense_steps == 1
+        assert ("refresh" in between) is not late
         assert last == ("dense" if final_dense_steps else "sparse")
     assert_close(found, dense(name, steps=4))
 

@@ -117,7 +117,7 @@ def test_guidance_embeddings_change_nothing_about_it():
         torch.testing.assert_close(generate(pipe, guidance_scale=7.0), expected, **CLOSE)
 
 
-@pytest.mark.parametrize("rule", ["merge", "difference", "kept_only", "reuse"])
+@pytest.mark.parametrize("rule", ["merge", "difference"])
 @pytest.mark.parametrize("part", ["attention", "mlp"])
 def test_every_rule_changes_the_result_a_little(pipe, dense, rule, part):
     other = "mlp" if part == "attention" else "attention"
@@ -365,8 +365,10 @@ def test_all_pipelines_keep_their_result(name, guidance):
         assert branches == ({"call0", "call1"} if guidance else {"call0"})
         for branch in branches:
             made = actions(handle, branch)
-            assert made[:2] == ["dense", "refresh"]
-            assert made.count("dense") == 1
+            # Late ones have a dense step more, and so have all where a refresh would be the last.
+            start = made.index("refresh")
+            assert made[:start] in (["dense"], ["dense", "dense"])
+            assert "dense" not in made[start:-1]
             assert "sparse" in made
         steps = [record.step for record in handle.report.steps if record.branch == "call0"]
         late = 10 - int(10 * arguments.get("strength", 1.0))

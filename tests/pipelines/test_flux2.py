@@ -8,6 +8,7 @@ from PIL import Image
 
 import chipsparse
 from chipsparse import SparsityConfig
+from chipsparse.layers.mlp import MLPLayer
 from chipsparse.pipelines import bridge
 from chipsparse.pipelines.flux import grids_of
 from chipsparse.pipelines.flux2 import Flux2Adapter
@@ -106,7 +107,7 @@ def test_the_op_is_the_plain_formula(bias, gate, fused_rows):
 
     pipe = tiny_flux2_pipeline()
     with chipsparse.enable(pipe, SparsityConfig.dense()) as handle:
-        tag = bridge.make_tag(bridge.register_host(handle._adapters[0]), 0)
+        tag = bridge.make_tag(bridge.register_runner(handle._adapters[0]), 0)
         found = torch.ops.chipsparse.parallel_feed_forward(
             joined,
             up,
@@ -141,20 +142,19 @@ def test_more_neurons_give_a_smaller_error(pipe, dense):
     assert errors[0] > 1e-3
 
 
-def test_the_weights_are_views_of_the_models(pipe):
+def test_the_weights_are_views_of_the_models(pipe, monkeypatch):
     attention = pipe.transformer.single_transformer_blocks[1].attn
     first, second = attention.to_qkv_mlp_proj.weight, attention.to_out.weight
     seen = []
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        adapter = handle._adapters[0]
-        run = adapter.mlp
+    run = MLPLayer.__call__
 
-        def look(layer, hidden, weights, *others):
-            if layer == DOUBLE + 1:
-                seen.append(weights)
-            return run(layer, hidden, weights, *others)
+    def look(layer, state, hidden, weights, **options):
+        if layer.number == DOUBLE + 1:
+            seen.append(weights)
+        return run(layer, state, hidden, weights, **options)
 
-        adapter.mlp = look
+    monkeypatch.setattr(MLPLayer, "__call__", look)
+    with chipsparse.enable(pipe, SPARSE):
         generate(pipe)
         assert attention.to_qkv_mlp_proj.weight is first
         assert attention.to_out.weight is second

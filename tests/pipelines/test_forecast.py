@@ -38,7 +38,7 @@ def returned(monkeypatch):
     calls, end = {}, Session.end
 
     def watched(session, output, **more):
-        _, context, record = session._open_call()
+        context, record = session.state.context, session.state.record
         found = calls.setdefault((session.name, context.branch), [])
         found.append((context.step, record.action.value, record.forecast, output.clone()))
         end(session, output, **more)
@@ -124,7 +124,7 @@ def test_the_output_before_the_last_is_held_only_for_a_forecast(monkeypatch):
 
     def watched(session, output, **more):
         end(session, output, **more)
-        kept.append(max(map(len, session._held._held.values()), default=0))
+        kept.append(max(map(len, session._generation.held._held.values()), default=0))
 
     monkeypatch.setattr(Session, "end", watched)
     for share, most in ((0.5, 2), (0.0, 1)):

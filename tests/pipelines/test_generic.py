@@ -372,9 +372,9 @@ def test_both_experts_are_served():
     expected = wan.generate(pipe)
     with chipsparse.enable(pipe, EXACT) as handle:
         assert_close(wan.generate(pipe), expected)
-    # Each of them begins as if it were alone.
+    # Each of them begins as if it were alone; step 5 is a refresh anyway.
     assert actions(handle) == FIRST[:3] + FIRST[:4]
-    assert actions(handle, "uncond") == [*SECOND[:3], "dense", "refresh", "refresh", "sparse"]
+    assert actions(handle, "uncond") == [*SECOND[:3], "dense", "dense", "refresh", "sparse"]
     assert [limits("SkyReelsV2Transformer3DModel")] == handle.report.notes
 
 

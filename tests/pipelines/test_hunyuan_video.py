@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 import chipsparse
 from chipsparse import SparsityConfig
+from chipsparse.layers.attention import AttentionLayer
 from chipsparse.pipelines import padded_text
 from chipsparse.pipelines.hunyuan_video import HunyuanVideoAdapter
 from tests.pipelines.families.hunyuan_video import (
@@ -119,7 +120,9 @@ def test_the_padding_would_show(version):
 
 @each_version
 @pytest.mark.parametrize("enabled", [True, False], ids=["sparse", "dense"])
-def test_no_mask_reaches_attention_in_a_generation_that_caches(version, enabled, masks_seen):
+def test_no_mask_reaches_attention_in_a_generation_that_caches(
+    version, enabled, masks_seen, monkeypatch
+):
     pipe = MAKE[version]()
     call = CALL[version] | (prompts(4) if version == "1.0" else prompts15(4, glyphs=[2]))
     text, video = (4, VIDEO_TOKENS) if version == "1.0" else (6, VIDEO15_TOKENS)
@@ -128,15 +131,14 @@ def test_no_mask_reaches_attention_in_a_generation_that_caches(version, enabled,
     masks_seen.clear()
     with chipsparse.enable(pipe, SPARSE.override({"attention.enabled": enabled})) as handle:
         keys_seen = set()
-        session = handle._adapters[0].session
-        attention = session.attention
+        attend = AttentionLayer.__call__
 
-        def look(layer, query, key, value, **kwargs):
-            if session._context.branch in ("cond", "pred_cond"):
+        def look(layer, state, query, key, value, **kwargs):
+            if state.branch in ("cond", "pred_cond"):
                 keys_seen.add(key.shape[2])
-            return attention(layer, query, key, value, **kwargs)
+            return attend(layer, state, query, key, value, **kwargs)
 
-        session.attention = look
+        monkeypatch.setattr(AttentionLayer, "__call__", look)
         generate(pipe, call)
         assert handle.report.fallbacks == []
     assert keys_seen == {video + text}

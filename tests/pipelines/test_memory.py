@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.memory_plan import BudgetError, Capacity
+from chipsparse.cache.memory_plan import BudgetError, Capacity
 from tests.pipelines import test_flux as flux
 from tests.pipelines import test_wan as wan
 from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline, tiny_wan_transformer
@@ -158,7 +158,7 @@ def test_host_memory_that_is_refused(device, monkeypatch):
     def refuse(nbytes):
         raise MemoryError("nothing left")
 
-    monkeypatch.setattr("chipsparse.host_memory._map", refuse)
+    monkeypatch.setattr("chipsparse.cache.host_memory._map", refuse)
     with chipsparse.enable(pipe, wan.SPARSE.override(HOSTED)) as handle:
         assert torch.equal(wan.generate(pipe), expected)
         assert "host memory for caches was refused (nothing left)" in handle.report.notes[0]
@@ -216,7 +216,7 @@ def test_budgets_that_hold_a_part_of_the_layers(device, monkeypatch):
     with chipsparse.enable(pipe, wan.SPARSE) as handle:
         sparse = wan.generate(pipe)
         need = handle.report.cache_bytes
-    monkeypatch.setattr("chipsparse.cache_store.available", lambda *_, **__: Capacity(need // 2, 0))
+    monkeypatch.setattr("chipsparse.cache.store.available", lambda *_, **__: Capacity(need // 2, 0))
     with chipsparse.enable(pipe, wan.SPARSE) as handle:
         found = wan.generate(pipe)
         assert handle.report.cache_bytes <= need // 2

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.copies import StreamCopies
-from chipsparse.host_memory import HostMemory
+from chipsparse.cache.copies import StreamCopies
+from chipsparse.cache.host_memory import HostMemory
+from chipsparse.cache.memory_plan import Capacity
+from chipsparse.cache.offload import OffloadPool
 from chipsparse.kernels.dense_attention.measure import FastestKernel
-from chipsparse.memory_plan import Capacity
-from chipsparse.offload import OffloadPool
 from tests.pipelines.test_memory import HOSTED, memory_of
 from tests.pipelines.test_wan import SPARSE, generate
 from tests.tiny_models import tiny_wan_pipeline
@@ -64,7 +64,7 @@ def test_memory_that_cannot_be_pinned_serves_unpinned(expected, monkeypatch):
     def refuse(address, nbytes):
         raise RuntimeError("CUDA error 2")
 
-    monkeypatch.setattr("chipsparse.host_memory._register", refuse)
+    monkeypatch.setattr("chipsparse.cache.host_memory._register", refuse)
     pipe = tiny_wan_pipeline().to("cuda")
     with chipsparse.enable(pipe, SPARSE.override(HOSTED)) as handle:
         assert torch.equal(generate(pipe), expected)
@@ -126,8 +126,10 @@ def test_a_budget_that_holds_a_part_moves_the_rest_to_the_host():
         need = handle.report.cache_bytes
     with pytest.MonkeyPatch.context() as patch:
         capacity = Capacity(need * 3 // 4, need)
-        patch.setattr("chipsparse.cache_store.available", lambda *_, **__: capacity)
-        patch.setattr("chipsparse.memory_plan.worth_moving", lambda _, sizes, **__: set(sizes))
+        patch.setattr("chipsparse.cache.store.available", lambda *_, **__: capacity)
+        patch.setattr(
+            "chipsparse.cache.memory_plan.worth_moving", lambda _, sizes, **__: set(sizes)
+        )
         with chipsparse.enable(pipe, SPARSE) as handle:
             assert torch.equal(generate(pipe), plain)
             assert 0 < handle.report.host_bytes < handle.report.cache_bytes

@@ -212,7 +212,7 @@ def test_nothing_is_left_behind_a_call_however_it_ends(pipe, sparse, how):
                 wan(pipe, callback_on_step_end=end)
         assert seen[-1] > 0
         assert cached_bytes(handle) == [0]
-        assert len(handle._adapters[0].session._held) == 0
+        assert len(handle._adapters[0].session._generation.held) == 0
         assert torch.equal(wan(pipe), sparse)
 
 

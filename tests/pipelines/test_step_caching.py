@@ -58,11 +58,15 @@ def test_listed_steps_that_must_be_computed_are_reported():
             assert note.startswith("skip_steps 0, 1 are computed: no step is skipped in the")
 
 
-def test_a_listed_refresh_is_made_up_for():
+@pytest.mark.parametrize(
+    ("skipped", "expected"),
+    [(4, "DRSSKRS"), (6, "DRSSRSK")],
+)
+def test_a_listed_refresh_is_made_up_for(skipped, expected):
     pipe = tiny_wan_pipeline()
-    with chipsparse.enable(pipe, wan.SPARSE.override({"schedule.skip_steps": [5]})) as handle:
+    schedule = {"schedule.skip_steps": [skipped], "schedule.refresh_every": 3}
+    with chipsparse.enable(pipe, wan.SPARSE.override(schedule)) as handle:
         wan.generate(pipe)
-        expected = "DRSSSKR"
         assert actions(handle) == actions(handle, "uncond") == expected
 
 
@@ -248,9 +252,10 @@ def test_nothing_is_held_after_a_generation():
             held = []
 
             def look(_pipe, step, _t, tensors, session=session, held=held):
-                held.append(len(session._held))
+                held.append(len(session._generation.held))
                 if step == wan.STEPS - 1:
-                    assert session._step_cache._output is session._step_cache._input is None
+                    step_cache = session._generation.step_cache
+                    assert step_cache._output is step_cache._input is None
                 return tensors
 
             wan.generate(pipe, callback_on_step_end=look)

@@ -15,24 +15,30 @@ import torch
 from peft import LoraConfig
 
 import chipsparse
-import chipsparse.session
-from chipsparse.cache import AttentionCache
-from chipsparse.cuda_recorder import CudaRecorder
-from chipsparse.kernels.dense_attention.measure import FastestKernel
-from chipsparse.memory_plan import working_bytes
-from chipsparse.plan import SparsityPlan
-from chipsparse.step_graph import (
+from chipsparse.cache.memory_plan import working_bytes
+from chipsparse.cache.tensors import AttentionCache
+from chipsparse.graphs.cuda_recorder import CudaRecorder
+from chipsparse.graphs.step_graph import (
     MOST_ATTEMPTS,
     MOST_RECORDINGS,
     Arguments,
     StepGraphs,
     TensorsInPlace,
 )
+from chipsparse.kernels.column_sparse_attention import column_sparse_attention
+from chipsparse.kernels.dense_attention.measure import FastestKernel
+from chipsparse.kernels.neuron_selection import neuron_selection
+from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
+from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
+from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.plan import SparsityPlan
+from chipsparse.session import Session
 from tests.devices import DEVICES
 from tests.graph_stand_in import TapeRecorder
 from tests.pipelines.test_flux import SPARSE
 from tests.pipelines.test_flux import generate as generate_image
 from tests.tiny_models import tiny_flux_pipeline
+from tests.wrapped_backends import wrap_backends
 
 NEVER = SPARSE.override({"cuda_graphs": "never"})
 GUIDED = {"negative_prompt": "a blue square", "true_cfg_scale": 3.0}
@@ -95,11 +101,10 @@ def pipe(device, monkeypatch):
         return
     pipe.stand_in = stand_in = StandIn(pipe.transformer)
 
-    class Watched(chipsparse.session.Session):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs, graphs=StepGraphs(stand_in))
+    def session(*args, **kwargs):
+        return Session(*args, **kwargs, graphs=StepGraphs(stand_in))
 
-    monkeypatch.setattr("chipsparse.api.Session", Watched)
+    monkeypatch.setattr("chipsparse.api.Session", session)
     yield pipe
     assert (stand_in.dangling, stand_in.held) == (0, 0)
 
@@ -126,7 +131,7 @@ def same(found, expected):
     return torch.equal(found.cpu(), expected.cpu())
 
 
-@pytest.mark.parametrize("rule", ["merge", "difference", "kept_only", "reuse"])
+@pytest.mark.parametrize("rule", ["merge", "difference"])
 def test_recorded_steps_give_the_same(rule, pipe):
     rules = {"attention.delta_rule": rule}
     expected, usual = generate(pipe, NEVER.override(rules))
@@ -396,24 +401,18 @@ def test_a_preview_under_model_offload(pipe):
 
 
 @pytest.mark.parametrize(
-    "place",
-    [
-        "mlp.neuron_selection",
-        "mlp.sparse_mlp_up",
-        "mlp.sparse_mlp_down",
-        "attention.column_sparse_attention",
-    ],
+    "operation",
+    [neuron_selection, sparse_mlp_up, sparse_mlp_down, column_sparse_attention],
+    ids=lambda operation: operation.__name__,
 )
-def test_out_of_memory_while_recording(place, pipe, monkeypatch):
+def test_out_of_memory_while_recording(operation, pipe, monkeypatch):
     expected, _ = generate(pipe, NEVER)
-    module, _, name = place.partition(".")
-    module = getattr(chipsparse, module)
-    kernel, recording = getattr(module, name), []
+    recording = []
 
-    def failing(*args, **kwargs):
+    def failing(launch, call):
         if recording:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
-        return kernel(*args, **kwargs)
+        return launch(call)
 
     recorder = type(pipe.stand_in) if pipe.device.type == "cpu" else CudaRecorder
     record = recorder.record
@@ -425,7 +424,7 @@ def test_out_of_memory_while_recording(place, pipe, monkeypatch):
         finally:
             recording.pop()
 
-    monkeypatch.setattr(module, name, failing)
+    wrap_backends(monkeypatch, operation, failing)
     monkeypatch.setattr(recorder, "record", watched)
     found, report = generate(pipe)
     assert same(found, expected)
@@ -515,9 +514,7 @@ def test_skipped_steps_stand_between(pipe):
     "settings",
     [
         {"cuda_graphs": "never"},
-        {"guard.bound": 10.0},
         {"attention.forecast": 0.5},
-        {"mlp.reselect_every": 2},
         {"memory.offload": "always"},
     ],
     ids=lambda settings: next(iter(settings)),
@@ -627,10 +624,8 @@ def test_other_threads_use_the_device_while_a_call_is_recorded():
 
 
 def test_a_plan_says_whether_steps_are_recorded():
-    layout = chipsparse.session.ModelLayout((), 4, 16, 1, ((1, 128, 128),))
-    layout = dataclasses.replace(
-        layout, kinds=(chipsparse.layout.LayerKind("block", 2, 64),), text_tokens=0
-    )
+    layout = ModelLayout((), 4, 16, 1, ((1, 128, 128),))
+    layout = dataclasses.replace(layout, kinds=(LayerKind("block", 2, 64),), text_tokens=0)
     longer = dataclasses.replace(layout, text_tokens=1)
 
     def records(settings=None, layout=layout):
@@ -640,9 +635,9 @@ def test_a_plan_says_whether_steps_are_recorded():
     assert not records(layout=longer)
     assert records({"cuda_graphs": "always"}, longer)
     assert not records({"attention.enabled": False, "mlp.enabled": False})
-    always = SPARSE.override({"cuda_graphs": "always", "mlp.reselect_every": 3})
+    always = SPARSE.override({"cuda_graphs": "always", "attention.forecast": 0.5})
     assert SparsityPlan(always, layout, 7).remarks() == [
-        "sparse steps are not launched as a CUDA graph: mlp.reselect_every is 3"
+        "sparse steps are not launched as a CUDA graph: attention.forecast grows with every step"
     ]
     plan = SparsityPlan(SPARSE, layout, 7)
     once, twice = (

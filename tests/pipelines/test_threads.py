@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import chipsparse
-import chipsparse.session
+from chipsparse.graphs.step_graph import StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
-from chipsparse.step_graph import StepGraphs
+from chipsparse.session import Session
 from tests.devices import DEVICES
 from tests.graph_stand_in import TapeRecorder
 from tests.pipelines import test_flux, test_wan
@@ -29,11 +29,10 @@ def device(request, monkeypatch):
         monkeypatch.setattr(FastestKernel, "pick", lambda _, kernels, *inputs: next(iter(kernels)))
         return "cuda"
 
-    class Recorded(chipsparse.session.Session):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs, graphs=StepGraphs(TapeRecorder()))
+    def session(*args, **kwargs):
+        return Session(*args, **kwargs, graphs=StepGraphs(TapeRecorder()))
 
-    monkeypatch.setattr("chipsparse.api.Session", Recorded)
+    monkeypatch.setattr("chipsparse.api.Session", session)
     return "cpu"
 
 

@@ -76,7 +76,7 @@ def test_keeping_everything_is_the_dense_result(pipe, dense, rule):
     torch.testing.assert_close(found, dense, atol=2e-4, rtol=2e-4)
 
 
-@pytest.mark.parametrize("rule", ["merge", "difference", "kept_only", "reuse"])
+@pytest.mark.parametrize("rule", ["merge", "difference"])
 @pytest.mark.parametrize("part", ["attention", "mlp"])
 def test_every_rule_changes_the_result_a_little(pipe, dense, rule, part):
     other = "mlp" if part == "attention" else "attention"

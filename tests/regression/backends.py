@@ -7,45 +7,49 @@ from typing import Any
 
 import pytest
 
-from chipsparse.kernels import (
+from chipsparse.kernels.column_selection import column_selection
+from chipsparse.kernels.column_sparse_attention import column_sparse_attention
+from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
+from chipsparse.kernels.dispatch import Backend, Operation
+from chipsparse.kernels.mask_packing import packed_to_indices
+from chipsparse.kernels.merge_residual import merge_residual
+from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
+from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
+from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
+from chipsparse.plan import Action
+from chipsparse.report.generation import GenerationReport
+
+OPERATIONS: tuple[Operation[..., Any], ...] = (
     column_selection,
     column_sparse_attention,
+    dense_activation,
     dense_attention_column_sums,
-    mask_packing,
+    mean_preactivations,
     merge_residual,
     neuron_selection,
+    packed_to_indices,
     sparse_mlp_down,
     sparse_mlp_up,
 )
-from chipsparse.plan import Action
-from chipsparse.report import GenerationReport
-
-TABLES = (
-    (column_selection, "BACKENDS"),
-    (column_sparse_attention, "BACKENDS"),
-    (dense_attention_column_sums, "BACKENDS"),
-    (mask_packing, "INDEX_BACKENDS"),
-    (merge_residual, "BACKENDS"),
-    (neuron_selection, "BACKENDS"),
-    (neuron_selection, "MEAN_BACKENDS"),
-    (sparse_mlp_down, "BACKENDS"),
-    (sparse_mlp_up, "BACKENDS"),
-)
-ORDER = ("gluon", "triton", "reference")  # fastest first
+ORDER = (
+    "gluon",
+    "triton",
+    "reference",
+    "library",
+)  # fastest first; the library is for no sparse step
 
 
 def prefer(patch: pytest.MonkeyPatch, backend: str) -> None:
     """Takes the faster backends away, and the reasons not to take this one unasked."""
 
-    def allowed(table: tuple[Any, ...]) -> tuple[Any, ...]:
-        kept = [each for each in table if ORDER.index(each.name) >= ORDER.index(backend)]
+    def allowed(backends: tuple[Backend, ...]) -> tuple[Backend, ...]:
+        kept = [each for each in backends if ORDER.index(each.name) >= ORDER.index(backend)]
         return tuple(
-            replace(each, why_not_unasked=lambda *_: None) if each.name == backend else each
-            for each in kept
+            replace(each, not_auto_reason=None) if each.name == backend else each for each in kept
         )
 
-    for module, name in TABLES:
-        patch.setattr(module, name, allowed(getattr(module, name)))
+    for operation in OPERATIONS:
+        patch.setattr(operation, "backends", allowed(operation.backends))
 
 
 def sparse_backends(report: GenerationReport, part: str) -> set[str]:

@@ -7,16 +7,31 @@ kernels, where tensors are handed over, so that they are the same on every backe
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from chipsparse import attention, mlp
-from chipsparse.cache import AttentionCache
-from chipsparse.cache_store import CacheStore
+from chipsparse.cache.store import CacheStore
+from chipsparse.cache.tensors import AttentionCache
+from chipsparse.config import AttentionConfig
+from chipsparse.kernels.column_selection import column_selection
+from chipsparse.kernels.column_sparse_attention import (
+    ColumnSparseAttention,
+    column_sparse_attention,
+)
+from chipsparse.kernels.dense_attention_column_sums import (
+    DenseAttentionColumnSums,
+    dense_attention_column_sums,
+)
+from chipsparse.kernels.neuron_selection import neuron_selection
+from chipsparse.kernels.sparse_mlp_down import SparseMLPDown, sparse_mlp_down
+from chipsparse.kernels.sparse_mlp_up import SparseMLPUp, sparse_mlp_up
+from chipsparse.layers import attention
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.session import Session
+from tests.wrapped_backends import Launch, wrap_backends
 
 Fault = Callable[[pytest.MonkeyPatch], None]
 
@@ -44,7 +59,7 @@ def attention_delta_subtracted(patch: pytest.MonkeyPatch) -> None:
 
 def residual_subtracted(patch: pytest.MonkeyPatch) -> None:
     """The cached rest of the output is subtracted from the kept columns' part."""
-    _change_sparse_attention(patch, residual=torch.neg)
+    _change_sparse_attention(patch, lambda call: replace(call, residual=torch.neg(call.residual)))
 
 
 def residual_of_an_earlier_refresh(patch: pytest.MonkeyPatch) -> None:
@@ -54,19 +69,12 @@ def residual_of_an_earlier_refresh(patch: pytest.MonkeyPatch) -> None:
 
 def softmax_constants_not_stored(patch: pytest.MonkeyPatch) -> None:
     """A refresh keeps the softmax constants of the dense step before it."""
-    attend = attention.dense_attention_column_sums
 
-    def forgetting(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        lse: torch.Tensor,
-        **options: Any,
-    ) -> tuple[torch.Tensor, ...]:
-        output, _, column_sums = attend(query, key, value, lse, **options)
-        return output, lse.clone(), column_sums
+    def forgetting(launch: Launch, call: DenseAttentionColumnSums) -> tuple[torch.Tensor, ...]:
+        output, _, column_sums = launch(call)
+        return output, call.lse_previous.clone(), column_sums
 
-    patch.setattr(attention, "dense_attention_column_sums", forgetting)
+    wrap_backends(patch, dense_attention_column_sums, forgetting)
 
 
 # Which columns.
@@ -81,78 +89,67 @@ def columns_never_chosen_anew(patch: pytest.MonkeyPatch) -> None:
     """A stale mask, milder: later refreshes make the right residual for the first one's columns."""
     refresh = attention.refresh_step
 
-    def keeping(cache: AttentionCache, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return refresh(cache, *args, **{**kwargs, "reselect": False})
+    def keeping(
+        cache: AttentionCache, *tensors: torch.Tensor, config: AttentionConfig, **options: Any
+    ) -> torch.Tensor:
+        columns, capacity = cache.columns, cache.capacity
+        output = refresh(cache, *tensors, config=config, **options)
+        if columns is not None:
+            cache.columns, cache.capacity = columns, capacity
+            attention.record_residual(
+                cache,
+                output,
+                *tensors,
+                config=config,
+                scale=options["scale"],
+                backend=options["backend"],
+            )
+        return output
 
     patch.setattr(attention, "refresh_step", keeping)
 
 
 def groups_off_by_one(patch: pytest.MonkeyPatch) -> None:
     """Sparse steps give every query group the columns of the group before it."""
-    sparse = attention.column_sparse_attention
 
-    def shifted(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        indices: torch.Tensor,
-        counts: torch.Tensor,
-        **options: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if options.get("delta_rule") is not None:
-            indices, counts = indices.roll(1, dims=2), counts.roll(1, dims=2)
-        return sparse(query, key, value, indices, counts, **options)
+    def shifted(call: ColumnSparseAttention) -> ColumnSparseAttention:
+        return replace(
+            call, indices=call.indices.roll(1, dims=2), counts=call.counts.roll(1, dims=2)
+        )
 
-    patch.setattr(attention, "column_sparse_attention", shifted)
+    _change_sparse_attention(patch, shifted)
 
 
 def rows_off_by_one(patch: pytest.MonkeyPatch) -> None:
     """Sparse steps let every group begin one row late: its first row goes with the one before."""
-    sparse = attention.column_sparse_attention
 
-    def shifted(
-        query: torch.Tensor, *args: Any, **options: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if options.get("delta_rule") is None:
-            return sparse(query, *args, **options)
-        rows = {
-            name: options[name].roll(-1, dims=2)
-            for name in ROW_TENSORS
-            if options[name] is not None
+    def around(launch: Launch, call: ColumnSparseAttention) -> tuple[torch.Tensor, torch.Tensor]:
+        if call.delta_rule is None:
+            return launch(call)
+        tensors = {name: getattr(call, name) for name in ("query", *ROW_TENSORS)}
+        rolled = {
+            name: tensor.roll(-1, dims=2) for name, tensor in tensors.items() if tensor is not None
         }
-        output, lse = sparse(query.roll(-1, dims=2), *args, **{**options, **rows})
+        output, lse = launch(replace(call, **rolled))
         return output.roll(1, dims=2), lse.roll(1, dims=2)
 
-    patch.setattr(attention, "column_sparse_attention", shifted)
+    wrap_backends(patch, column_sparse_attention, around)
 
 
 def columns_off_by_one(patch: pytest.MonkeyPatch) -> None:
     """Sparse steps read the key and value behind the one that was chosen."""
-    sparse = attention.column_sparse_attention
 
-    def shifted(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        indices: torch.Tensor,
-        counts: torch.Tensor,
-        **options: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if options.get("delta_rule") is not None:
-            indices = (indices + 1) % key.shape[2]
-        return sparse(query, key, value, indices, counts, **options)
+    def shifted(call: ColumnSparseAttention) -> ColumnSparseAttention:
+        return replace(call, indices=(call.indices + 1) % call.key.shape[2])
 
-    patch.setattr(attention, "column_sparse_attention", shifted)
+    _change_sparse_attention(patch, shifted)
 
 
 def other_random_columns(patch: pytest.MonkeyPatch) -> None:
     """The random columns are not those of the seed."""
-    select = attention.column_selection
-
-    def reseeded(column_sums: torch.Tensor, *, seed: int, **options: Any) -> torch.Tensor:
-        return select(column_sums, seed=seed + 1, **options)
-
-    patch.setattr(attention, "column_selection", reseeded)
+    wrap_backends(
+        patch, column_selection, lambda launch, call: launch(replace(call, seed=call.seed + 1))
+    )
 
 
 # Whose tensors, and where they belong.
@@ -178,9 +175,9 @@ def skipped_output_of_the_other_branch(patch: pytest.MonkeyPatch) -> None:
     """A skipped call returns what the other guidance branch computed last."""
 
     def swapped(session: Session) -> torch.Tensor:
-        _, context, _ = session._open_call()
-        (other,) = {"cond", "uncond"} - {context.branch}
-        return session._held.output(other)
+        assert session.state is not None
+        (other,) = {"cond", "uncond"} - {session.state.branch}
+        return session._generation.held.output(other)
 
     patch.setattr(Session, "skipped_output", swapped)
 
@@ -205,45 +202,25 @@ def mlp_delta_taken_too_late(patch: pytest.MonkeyPatch) -> None:
 
 def mlp_activations_not_stored(patch: pytest.MonkeyPatch) -> None:
     """The cache keeps the refresh's activations, so later steps add the same change again."""
-    up = mlp.sparse_mlp_up
 
-    def forgetting(
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        neurons: torch.Tensor,
-        activation_cache: torch.Tensor,
-        **options: Any,
-    ) -> torch.Tensor:
-        return up(hidden, weight, bias, neurons, activation_cache.clone(), **options)
+    def forgetting(launch: Launch, call: SparseMLPUp) -> torch.Tensor:
+        return launch(replace(call, activation_cache=call.activation_cache.clone()))
 
-    patch.setattr(mlp, "sparse_mlp_up", forgetting)
+    wrap_backends(patch, sparse_mlp_up, forgetting)
 
 
 def mlp_output_not_stored(patch: pytest.MonkeyPatch) -> None:
     """The cache keeps the refresh's output, so each sparse step forgets the one before it."""
-    down = mlp.sparse_mlp_down
 
-    def forgetting(
-        delta: torch.Tensor,
-        weight: torch.Tensor,
-        neurons: torch.Tensor,
-        output_cache: torch.Tensor,
-        **options: Any,
-    ) -> torch.Tensor:
-        return down(delta, weight, neurons, output_cache.clone(), **options)
+    def forgetting(launch: Launch, call: SparseMLPDown) -> torch.Tensor:
+        return launch(replace(call, output_cache=call.output_cache.clone()))
 
-    patch.setattr(mlp, "sparse_mlp_down", forgetting)
+    wrap_backends(patch, sparse_mlp_down, forgetting)
 
 
 def neurons_off_by_one_group(patch: pytest.MonkeyPatch) -> None:
     """Every token group recomputes the neurons of the group before it."""
-    select = mlp.neuron_selection
-
-    def shifted(*args: Any, **options: Any) -> torch.Tensor:
-        return select(*args, **options).roll(1, dims=1)
-
-    patch.setattr(mlp, "neuron_selection", shifted)
+    wrap_backends(patch, neuron_selection, lambda launch, call: launch(call).roll(1, dims=1))
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -269,17 +246,14 @@ FAULTS: tuple[Fault, ...] = (
 
 
 def _change_sparse_attention(
-    patch: pytest.MonkeyPatch, **changes: Callable[[torch.Tensor], torch.Tensor]
+    patch: pytest.MonkeyPatch, change: Callable[[ColumnSparseAttention], ColumnSparseAttention]
 ) -> None:
     """Changes what sparse steps, but not refreshes, hand to the operation."""
-    sparse = attention.column_sparse_attention
 
-    def changed(*args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        if options.get("delta_rule") is not None:
-            options |= {name: change(options[name]) for name, change in changes.items()}
-        return sparse(*args, **options)
+    def around(launch: Launch, call: ColumnSparseAttention) -> tuple[torch.Tensor, torch.Tensor]:
+        return launch(call if call.delta_rule is None else change(call))
 
-    patch.setattr(attention, "column_sparse_attention", changed)
+    wrap_backends(patch, column_sparse_attention, around)
 
 
 def _keep_at_later_refreshes(patch: pytest.MonkeyPatch, *names: str) -> None:
@@ -301,9 +275,4 @@ def _keep_at_later_refreshes(patch: pytest.MonkeyPatch, *names: str) -> None:
 def _change_mlp_delta(
     patch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    up = mlp.sparse_mlp_up
-
-    def changed(*args: Any, **options: Any) -> torch.Tensor:
-        return change(up(*args, **options))
-
-    patch.setattr(mlp, "sparse_mlp_up", changed)
+    wrap_backends(patch, sparse_mlp_up, lambda launch, call: change(launch(call)))

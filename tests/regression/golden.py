@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 from benchmarks.contact_sheet import contact_sheet
-from chipsparse.profiles import ASSETS
-from chipsparse.quality import psnr
+from chipsparse.measure.quality import psnr
+from chipsparse.profiles.profile import ASSETS
 from tests.regression.cases import CASES, Case
 from tests.regression.runs import Runs
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from chipsparse.report import GenerationReport
+from chipsparse.report.generation import GenerationReport
 
 
 def centre(frame: torch.Tensor, colour: tuple[int, int, int]) -> torch.Tensor:

@@ -13,8 +13,8 @@ from diffusers.pipelines.flux import pipeline_flux
 
 from benchmarks.clips import Workload
 from chipsparse import SparsityConfig
-from chipsparse.profiles import ASSETS
-from chipsparse.report import GenerationReport
+from chipsparse.profiles.profile import ASSETS
+from chipsparse.report.generation import GenerationReport
 from tests.regression.cases import Case
 
 

@@ -12,7 +12,11 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.kernels.triton_support import interpreting, triton_installed, why_not_hopper
+from chipsparse.kernels.triton_support import (
+    hopper_unsupported_reason,
+    interpreting,
+    triton_installed,
+)
 from tests.pipelines.small_sparse import SPARSE
 from tests.regression.backends import prefer, sparse_backends
 from tests.regression.cases import CASES
@@ -68,7 +72,7 @@ def skip_unless_it_can_run(backend):
     if torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("the kernels need compute capability 8.0")
     if backend == "gluon":
-        reason = why_not_hopper(torch.empty(0, device="cuda"))
+        reason = hopper_unsupported_reason(torch.empty(0, device="cuda"))
         if reason is not None:
             pytest.skip(reason)
 

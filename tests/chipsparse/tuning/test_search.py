@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from chipsparse.config import SparsityConfig
-from chipsparse.schedule import Action, Schedule
-from chipsparse.tuned_range import TunedTarget
+from chipsparse.profiles.tuned_range import TunedTarget
+from chipsparse.schedule.schedule import Action, Schedule
 from chipsparse.tuning.forms import StepSeconds
 from chipsparse.tuning.rivals import KEEP_FRACTIONS
 from chipsparse.tuning.search import Search, Unreachable, least_budget
@@ -23,9 +23,9 @@ class MadeUpLab:
     Prompt 4 is 3 dB harder than the others.
     """
 
-    def __init__(self, *, sparse_db=0.5, forecast_db=0.0, mlp_seconds=0.0):
+    def __init__(self, *, sparse_db=0.5, forecast_db=0.0, mlp_seconds=0.0, measuring=0.0):
         self.sparse_db, self.forecast_db = sparse_db, forecast_db
-        self.mlp_seconds = mlp_seconds
+        self.mlp_seconds, self.measuring = mlp_seconds, measuring
         self.made = {}
 
     def trajectory(self, prompt):
@@ -34,7 +34,8 @@ class MadeUpLab:
     def step_seconds(self):
         sparse = {(keep, False): 0.2 + keep for keep in KEEP_FRACTIONS}
         sparse |= {(keep, True): 0.2 + keep + self.mlp_seconds for keep in KEEP_FRACTIONS}
-        return StepSeconds(dense=1.0, refresh=1.1, sparse=sparse, skipped=0.01, other=0.5)
+        times = {"dense": 1.0, "refresh": 1.1, "skipped": 0.01, "other": 0.5}
+        return StepSeconds(sparse=sparse, **times, measuring=self.measuring)
 
     def pair(self, config, prompt, form):
         schedule = Schedule(config.schedule, STEPS)
@@ -165,6 +166,17 @@ def test_a_search_ends_within_its_budget(target, budget):
     assert len(found.pairs) == HELD_OUT
     spent = CALIBRATING + HELD_OUT + sum(lab.made.values())
     assert spent <= budget + HELD_OUT  # a candidate that was begun is verified to its end
+
+
+@pytest.mark.parametrize("target", [{"min_psnr_db": 33.0}, {"min_speedup": 1.5}])
+def test_what_times_the_steps_is_of_the_budget(target):
+    """Six generations of it leave what a budget that is smaller by six has."""
+    timing, smaller = MadeUpLab(sparse_db=0.7, measuring=6 * 20.5), MadeUpLab(sparse_db=0.7)
+    searched(timing, budget=20, **target)
+    searched(smaller, budget=14, **target)
+    assert list(timing.made) == list(smaller.made)
+    searched(more := MadeUpLab(sparse_db=0.7), budget=20, **target)
+    assert len(more.made) > len(timing.made)
 
 
 def test_the_least_budget_finds_something():

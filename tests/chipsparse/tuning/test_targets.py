@@ -2,7 +2,7 @@
 
 import pytest
 
-from chipsparse.tuned_range import TunedTarget
+from chipsparse.profiles.tuned_range import TunedTarget
 from chipsparse.tuning.targets import (
     SAME_DB,
     Pair,

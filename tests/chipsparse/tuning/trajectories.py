@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from chipsparse.step_lists import sparse_between
+from chipsparse.schedule.step_lists import sparse_between
 from chipsparse.tuning.jump_costs import Reuse, Trajectory
 
 

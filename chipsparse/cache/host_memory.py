@@ -1,0 +1,170 @@
+"""Host memory for caches: whole pages, pinned where a GPU copies from them, kept for reuse.
+
+PyTorch's own pinned allocator rounds every request up to a power of two, so 60 GiB would take 64 or
+128. Here pages are mapped as they are needed and registered with CUDA afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import weakref
+from collections.abc import Callable
+
+import torch
+
+from chipsparse.common.byte_sizes import format_bytes
+
+Pin = Callable[[int, int], None]  # address and bytes
+Unpin = Callable[[int], None]
+
+WASTE = 1.25  # what is free on a GPU varies a little, and with it what goes to the host
+PORTABLE = 1  # cudaHostRegisterPortable: pinned for every GPU
+
+
+class HostBlock:
+    """A piece of host memory, given back to the system when nobody holds it any more.
+
+    Attributes:
+        memory: uint8 ``[n]``.
+    """
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+        self._unpin: weakref.finalize[..., HostBlock] | None = None
+
+    @property
+    def pinned(self) -> bool:
+        """Whether a GPU copies from and to it at full speed, without the host's help."""
+        return self._unpin is not None
+
+    def pin(self, register: Pin, unregister: Unpin) -> None:
+        """Has it pinned; raises ``RuntimeError`` where that is refused."""
+        register(self.memory.data_ptr(), self.memory.numel())
+        # Holds the memory, so that its pages are unmapped after they were unpinned, not before.
+        self._unpin = weakref.finalize(self, _unpin, unregister, self.memory)
+
+
+class HostMemory:
+    """Blocks of host memory, lent and taken back; shared by the experts of one pipeline.
+
+    A block that comes back is kept for the next request that it serves without much waste, so that
+    a second generation allocates nothing. A request that none serves frees what is spare first.
+
+    Args:
+        register: pins the ``n`` bytes at an address; raises ``RuntimeError`` where it cannot.
+        unregister: takes it back.
+    """
+
+    def __init__(
+        self,
+        register: Pin | None = None,
+        unregister: Unpin | None = None,
+    ) -> None:
+        self._register = register or _register
+        self._unregister = unregister or _unregister
+        self._lent: list[HostBlock] = []
+        self._spare: list[HostBlock] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks, lent and spare."""
+        return sum(block.memory.numel() for block in (*self._lent, *self._spare))
+
+    @property
+    def pinned_bytes(self) -> int:
+        """The same of the pinned ones."""
+        return sum(block.memory.numel() for block in (*self._lent, *self._spare) if block.pinned)
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of blocks that nobody uses now."""
+        return sum(block.memory.numel() for block in self._spare)
+
+    @property
+    def lent_bytes(self) -> int:
+        """Bytes of blocks in use."""
+        return sum(block.memory.numel() for block in self._lent)
+
+    @property
+    def untouched_bytes(self) -> int:
+        """At most so many bytes in use are mapped, but do not count as used in the system yet."""
+        return sum(block.memory.numel() for block in self._lent if not block.pinned)
+
+    def lend(self, nbytes: int, *, pin: bool, notify: Callable[[str], None]) -> HostBlock:
+        """A block of so many bytes, or of up to `WASTE` times as many.
+
+        Args:
+            nbytes: at least 1.
+            pin: whether a GPU will copy from and to it.
+            notify: told in one sentence where it could not be pinned.
+
+        Raises:
+            MemoryError: if the system gives no more memory.
+        """
+        fitting = [b for b in self._spare if nbytes <= b.memory.numel() <= WASTE * nbytes]
+        block = min(fitting, key=lambda each: each.memory.numel(), default=None)
+        if block is None:
+            self.free_spare()
+            block = HostBlock(_map(nbytes))
+        else:
+            self._spare.remove(block)
+        self._lent.append(block)
+        if pin and not block.pinned:
+            self._pin(block, notify)
+        return block
+
+    def take_back(self, block: HostBlock) -> None:
+        """Keeps a block for the next request. No copy from or to it may be under way."""
+        self._lent.remove(block)
+        self._spare.append(block)
+
+    def free_spare(self) -> None:
+        """Gives spare blocks back to the system."""
+        self._spare.clear()
+
+    def _pin(self, block: HostBlock, notify: Callable[[str], None]) -> None:
+        try:
+            block.pin(self._register, self._unregister)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            notify(
+                f"{format_bytes(block.memory.numel())} of host memory for caches could not be "
+                f"pinned ({reason}): copies to the GPU are slower and hold up the host"
+            )
+
+
+def _map(nbytes: int) -> torch.Tensor:
+    try:
+        pages = mmap.mmap(-1, nbytes, **_private())
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"{format_bytes(nbytes)} of host memory: {error}") from error
+    with contextlib.suppress(AttributeError, OSError):  # not on every system
+        pages.madvise(mmap.MADV_DONTFORK)  # or a child would get copies, and we, unpinned, too
+        pages.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to fault in and to register
+    with torch.inference_mode(False):  # generations in and out of that mode use it in turn
+        return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+def _private() -> dict[str, int]:
+    """Flags of `mmap.mmap`, where it has any: shared pages, its default, are never huge ones."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return {}
+    return {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+
+
+def _register(address: int, nbytes: int) -> None:
+    code = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, PORTABLE))
+    if code != 0:
+        # CUDA would report this failure once more, to the next kernel launch: let that be ours.
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device="cuda")
+        raise RuntimeError(f"CUDA error {code}")
+
+
+def _unpin(unregister: Unpin, memory: torch.Tensor) -> None:
+    unregister(memory.data_ptr())
+
+
+def _unregister(address: int) -> None:
+    torch.cuda.cudart().cudaHostUnregister(address)

@@ -1,0 +1,134 @@
+"""The kinds of tensors that a layer keeps between steps, and how many bytes each takes.
+
+Known from the sizes of a model alone, so that memory can be planned before anything is computed.
+The fields of `AttentionCache` and `MLPCache` that hold tensors are these kinds, one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from chipsparse.config import Part, SparsityConfig
+from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.token_layout import ALIGNMENT
+from chipsparse.layout import ModelLayout
+from chipsparse.plan import Action, SparsityPlan
+
+PARTS: tuple[Part, ...] = ("attention", "mlp")
+
+SOFTMAX_BYTES = 4  # constants and means are float32 whatever the model computes in
+
+
+@dataclass(frozen=True)
+class CacheKind:
+    """One kind of tensor.
+
+    Attributes:
+        name: the field of the cache that holds it.
+        part: which cache that is.
+        rewritten: whether a sparse step changes it in place, so that it moves both ways.
+    """
+
+    name: str
+    part: Part
+    rewritten: bool = False
+
+
+# Those that move both ways stand first: to keep them on the GPU saves most.
+KINDS = {
+    kind.name: kind
+    for kind in (
+        CacheKind("mean", "mlp", rewritten=True),
+        CacheKind("output", "mlp", rewritten=True),
+        CacheKind("activation", "mlp", rewritten=True),
+        CacheKind("lse", "attention"),
+        CacheKind("lse_dense", "attention"),
+        CacheKind("kept_mass", "attention"),
+        CacheKind("columns", "attention"),
+        CacheKind("residual", "attention"),
+        CacheKind("drift", "attention"),
+    )
+}
+
+RULE_KINDS = {
+    "merge": {"lse", "lse_dense", "kept_mass", "columns", "residual"},
+    "difference": {"lse", "columns", "residual"},
+}
+
+
+def kept_kinds(config: SparsityConfig, part: Part) -> frozenset[str]:
+    """What a sparse layer of this config keeps."""
+    if part == "attention":
+        kinds = RULE_KINDS[config.attention.delta_rule]
+        return frozenset(kinds | {"drift"} if config.attention.forecast > 0 else kinds)
+    return frozenset({"activation", "output", "mean"})
+
+
+def read_kinds(config: SparsityConfig, part: Part, action: Action) -> frozenset[str]:
+    """What a layer reads of its cache when it takes an action."""
+    kept = kept_kinds(config, part)
+    if action is Action.SPARSE:
+        return kept - {"lse"}
+    if action is Action.REFRESH and part == "attention":
+        if "drift" in kept:  # a refresh also computes what a sparse step would
+            return kept - {"drift"}
+        return frozenset({"lse"})
+    return frozenset()
+
+
+def written_kinds(config: SparsityConfig, part: Part, action: Action) -> frozenset[str]:
+    """What a layer records or changes when it takes an action."""
+    kept = kept_kinds(config, part)
+    if action is Action.SPARSE:
+        return frozenset(kind for kind in kept if KINDS[kind].rewritten)
+    if action is Action.SKIP:
+        return frozenset()
+    if part == "attention" and action is Action.DENSE:
+        return kept & {"lse"}
+    return kept
+
+
+def kind_bytes(
+    kind: str, layer: int, *, layout: ModelLayout, config: SparsityConfig, dtype: torch.dtype
+) -> int:
+    """Bytes of one layer's tensor of a kind, for one guidance branch.
+
+    Args:
+        kind: one of `KINDS`.
+        layer: number of the block.
+        layout: sizes of the model and of one call; has the batch.
+        config: has the group sizes and shares.
+        dtype: of the hidden states.
+    """
+    tokens, rows = layout.tokens, layout.mlp_tokens(layer)
+    neurons = layout.kind(layer).mlp_width
+    mlp_groups = group_count(rows, config.mlp.group_rows)
+    groups = group_count(tokens, config.attention.group_rows)
+    padded_rows = -(-rows // ALIGNMENT) * ALIGNMENT
+    per_sample = {
+        "lse": layout.heads * tokens * SOFTMAX_BYTES,
+        "lse_dense": layout.heads * tokens * SOFTMAX_BYTES,
+        "kept_mass": layout.heads * tokens * SOFTMAX_BYTES,
+        "columns": layout.heads * groups * -(-tokens // 8),
+        "residual": layout.channels * tokens * dtype.itemsize,
+        "drift": layout.channels * tokens * dtype.itemsize,
+        "activation": neurons * padded_rows * dtype.itemsize,
+        "output": layout.channels * rows * dtype.itemsize,
+        "mean": mlp_groups * neurons * SOFTMAX_BYTES,
+    }
+    return layout.batch * per_sample[kind]
+
+
+def saved_work(part: Part, layer: int, *, layout: ModelLayout, config: SparsityConfig) -> float:
+    """Floating-point operations that a sparse step of one layer saves, for one guidance branch."""
+    kept = SparsityPlan(config, layout).keep_fraction(layer, part)
+    if kept is None:
+        return 0.0
+    if part == "attention":
+        kept = min(1.0, kept + config.attention.random_fraction)
+        whole = 4.0 * layout.tokens**2 * layout.channels
+    else:
+        whole = 4.0 * layout.mlp_tokens(layer) * layout.channels * layout.kind(layer).mlp_width
+    return layout.batch * whole * (1 - kept)

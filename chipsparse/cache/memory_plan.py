@@ -1,0 +1,358 @@
+"""What a generation will keep where, decided from its sizes and budgets before the first step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+
+from chipsparse.cache.host_memory import HostMemory
+from chipsparse.cache.kinds import (
+    PARTS,
+    Part,
+    kept_kinds,
+    kind_bytes,
+    read_kinds,
+    saved_work,
+    written_kinds,
+)
+from chipsparse.cache.placement import PartNeed, Placement, place
+from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.common.machine import device_free_bytes, host_budget, host_free_bytes
+from chipsparse.config import ConfigError, MemoryConfig
+from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.merge_residual.reference import TRANSIENT_BYTES, TRANSIENT_TENSORS
+from chipsparse.layers.column_budget import CAPACITY_MULTIPLE, LISTS_BYTES
+from chipsparse.measure.cost_model import Rates, layer_time
+from chipsparse.plan import Action, SparsityPlan
+
+UNLIMITED = 1 << 62
+INDEX_BYTES = 4
+
+# Of a GPU's free memory, left to what others ask for later: kernels that are loaded, workspaces of
+# libraries, gaps between blocks of PyTorch's allocator (8 of 137 GiB were seen; segments that can
+# grow leave hardly any). A second generation finds that much less.
+DEVICE_RESERVE_SHARE = 0.06
+GAPLESS_RESERVE_SHARE = 0.03
+GAPLESS = "expandable_segments:true"
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+# Tensors as large as the hidden states that a transformer block holds at once: in a norm with its
+# float32 copies, around attention, and around the MLP, there beside its neurons once per linear.
+# Peaks of uncompiled Wan and FLUX blocks on a GPU are 5 to 40 % lower (benchmarks/notes/memory.md).
+NORM_TENSORS, ATTENTION_TENSORS, MLP_TENSORS = 13, 9, 7
+BRANCHES = 2  # guidance branches whose small lists of columns there is room for
+
+
+class BudgetError(ConfigError):
+    """The caches of not a single layer fit; the text has the numbers."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Bytes that caches may take.
+
+    Attributes:
+        device: on the device, slots included.
+        host: in host memory besides; 0 where nothing may or need go there.
+        one_memory: whether the host's are the device's own, as on a CPU: they are there once.
+    """
+
+    device: int
+    host: int
+    one_memory: bool = False
+
+    def __str__(self) -> str:
+        """As it is said in messages."""
+        device = format_bytes(max(0, self.device))
+        if self.one_memory:
+            return f"{device} of memory"
+        return f"{device} on the device and {format_bytes(max(0, self.host))} of host memory"
+
+
+@dataclass(frozen=True)
+class MemoryDemand:
+    """What a generation asks of the memory, besides its sizes.
+
+    Attributes:
+        dtype: of the hidden states.
+        branches: guidance branches that the generation is known to have.
+        pending_bytes: weights that come to the device during a call, less those that leave it.
+        dense: (layer, part) of what cannot run sparse, so that nothing need be kept for it.
+    """
+
+    dtype: torch.dtype = torch.float32
+    branches: int = 1
+    pending_bytes: int = 0
+    dense: frozenset[tuple[int, Part]] = frozenset()
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Where the caches of a branch live, and what that was decided from.
+
+    Attributes:
+        placement: the decision, the same for all branches.
+        branches: guidance branches that it was made for.
+        capacity: what there was.
+        wanted: bytes of all that the config wants kept, for all branches.
+    """
+
+    placement: Placement
+    branches: int
+    capacity: Capacity
+    wanted: int
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes on the device, of all branches and with the slots."""
+        return self.branches * self.placement.device_bytes + self.placement.slot_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes in host memory, of all branches."""
+        return self.branches * self.placement.host_bytes
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether caches live in host memory, or would if there were more of it."""
+        return bool(self.placement.host or self.placement.recomputed)
+
+    def fits(self, capacity: Capacity) -> bool:
+        """Whether there is room for it as it is."""
+        on_device = self.device_bytes + (self.host_bytes if capacity.one_memory else 0)
+        return on_device <= capacity.device and self.host_bytes <= capacity.host
+
+    def check(self) -> None:
+        """Raises `BudgetError` where caches are wanted and none fits."""
+        if self.placement.recomputed and not (self.placement.device or self.placement.host):
+            raise BudgetError(
+                f"not one layer's caches fit: all of them need {format_bytes(self.wanted)}, and "
+                f"besides weights and working memory there are {self.capacity} for them; raise "
+                "the budgets, make a smaller picture, or run dense"
+            )
+
+    def remarks(self, layers: int) -> list[str]:
+        """One sentence for each part of the model that is not kept."""
+        parts: dict[tuple[Part, str], list[int]] = {}
+        for layer, part in sorted(self.placement.recomputed):
+            reason = self.placement.why_recomputed(layer, part)
+            parts.setdefault((part, reason), []).append(layer)
+        return [
+            f"{'MLP' if part == 'mlp' else part} runs dense in {len(dense)} of {layers} layers "
+            f"(first: layer {dense[0]}): {reason}"
+            for (part, reason), dense in parts.items()
+        ]
+
+
+def plan_memory(
+    plan: SparsityPlan,
+    capacity: Capacity,
+    demand: MemoryDemand,
+    *,
+    open_slots: Mapping[str, int] | None = None,
+) -> MemoryPlan:
+    """Places the caches of one generation.
+
+    Args:
+        plan: what is sparse, for which sizes.
+        capacity: what there is.
+        demand: what the generation asks for.
+        open_slots: bytes of slots that are there already, by kind.
+    """
+    branches = demand.branches
+    needs = cache_needs(plan, dtype=demand.dtype, dense=demand.dense)
+    placement = place(
+        needs,
+        device_bytes=capacity.device,
+        host_bytes=capacity.host,
+        branches=branches,
+        one_memory=capacity.one_memory,
+        open_slots=open_slots,
+        prefer_host=plan.config.memory.offload == "always" and capacity.host > 0,
+    )
+    wanted = branches * sum(need.nbytes for need in needs)
+    return MemoryPlan(placement, branches, capacity, wanted)
+
+
+def cache_needs(
+    plan: SparsityPlan, *, dtype: torch.dtype, dense: Collection[tuple[int, Part]] = ()
+) -> list[PartNeed]:
+    """What each layer part wants to keep for one branch; nothing where it is dense anyway."""
+    config, layout = plan.config, plan.layout
+    needs = []
+    for layer in range(layout.layers):
+        sparse = [
+            part for part in PARTS if plan.is_sparse(layer, part) and (layer, part) not in dense
+        ]
+        sizes: dict[Part, dict[str, int]] = {
+            part: {
+                kind: kind_bytes(kind, layer, layout=layout, config=config, dtype=dtype)
+                for kind in kept_kinds(config, part)
+            }
+            for part in sparse
+        }
+        movable = worth_moving(layer, sizes, plan=plan, dtype=dtype)
+        needs += [
+            PartNeed(
+                layer,
+                part,
+                sizes[part],
+                saved_work(part, layer, layout=layout, config=config),
+                movable=part in movable,
+            )
+            for part in sparse
+        ]
+    return needs
+
+
+def worth_moving(
+    layer: int,
+    sizes: Mapping[Part, Mapping[str, int]],
+    *,
+    plan: SparsityPlan,
+    dtype: torch.dtype,
+) -> frozenset[Part]:
+    """The parts of a layer that are faster with caches in host memory than dense.
+
+    Of all combinations the one whose sparse step takes least: its computation, or its transfers
+    where those take longer. Computed from the rates of one GPU, whichever this one is: where caches
+    live must not depend on a measurement, or the same call would give different pictures.
+    """
+    rates = Rates()
+
+    def moved_bytes(parts: Iterable[Part], kinds_of: Callable[..., frozenset[str]]) -> int:
+        return sum(
+            sizes[part][kind]
+            for part in parts
+            for kind in kinds_of(plan.config, part, Action.SPARSE)
+        )
+
+    def seconds(moved: Iterable[Part]) -> float:
+        moved = frozenset(moved)
+        dense = [part for part in PARTS if part not in moved]
+        to_device, to_host = moved_bytes(moved, read_kinds), moved_bytes(moved, written_kinds)
+        time = layer_time(
+            layer, Action.SPARSE, plan=plan, rates=rates, dtype=dtype, dense_parts=dense
+        )
+        return max(time.total, max(to_device, to_host) / rates.link)
+
+    counts = range(len(sizes), -1, -1)  # of equal choices the one that keeps more
+    choices = [chosen for count in counts for chosen in combinations(sizes, count)]
+    return frozenset(min(choices, key=seconds))
+
+
+def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, recorded: int = 0) -> int:
+    """Device memory that a transformer call needs besides weights and caches: an estimate.
+
+    The tensors of one block at its fullest, with what a refresh holds for a moment; and the lists
+    of columns that small layers keep.
+
+    Args:
+        plan: has the sizes.
+        dtype: that the blocks compute in.
+        recorded: guidance branches whose sparse calls are recorded as CUDA graphs; each graph has
+            memory of its own.
+    """
+    config, layout = plan.config, plan.layout
+    tokens, heads = layout.tokens, layout.batch * layout.heads
+    token = layout.batch * tokens * dtype.itemsize
+    hidden = token * layout.channels
+    mlp = max(
+        MLP_TENSORS * hidden + token * kind.mlp_width * kind.mlp_linears for kind in layout.kinds
+    )
+    attention, kept_lists = ATTENTION_TENSORS * hidden, 0
+    sparse = [layer for layer in range(layout.layers) if plan.is_sparse(layer, "attention")]
+    if sparse:
+        groups = group_count(tokens, config.attention.group_rows)
+        sums = heads * groups * tokens * min(dtype.itemsize, 4)
+        kept = max(plan.attention_keep_count(layer) for layer in sparse)
+        kept += plan.attention_random_count()
+        attention += min(sums, config.attention.column_sums_bytes)
+        lists = heads * groups * (kept + CAPACITY_MULTIPLE) * INDEX_BYTES
+        attention += lists
+        if config.attention.delta_rule == "merge":
+            whole = TRANSIENT_TENSORS * 4 * layout.batch * tokens * layout.channels
+            attention += min(whole, TRANSIENT_BYTES)
+        attention += hidden if config.attention.forecast > 0 else 0
+        attention += groups * tokens if config.attention.local_groups is not None else tokens
+        if lists <= LISTS_BYTES:
+            kept_lists = BRANCHES * layout.layers * lists
+    return (1 + recorded) * max(NORM_TENSORS * hidden, attention, mlp) + kept_lists
+
+
+def declared(config: MemoryConfig, *, working: int, pending: int) -> Capacity:
+    """What the config's budgets leave for caches on a GPU that is not here.
+
+    Without a budget for the GPU everything fits there; without one for the host, what this
+    machine has counts.
+
+    Args:
+        config: the budgets.
+        working: bytes that a transformer call needs for itself.
+        pending: bytes of weights.
+    """
+    device = UNLIMITED if config.vram is None else config.vram - working - pending
+    free = host_free_bytes()
+    host = config.ram
+    if host is None:
+        host = UNLIMITED if free is None else host_budget(free)
+    return Capacity(device, 0 if config.offload == "never" else host)
+
+
+def available(
+    config: MemoryConfig,
+    device: torch.device,
+    *,
+    working: int,
+    pending: int = 0,
+    promised: int = 0,
+    held: int = 0,
+    memory: HostMemory | None = None,
+    reserve: float | None = None,
+) -> Capacity:
+    """What this machine and the config's budgets leave for caches now.
+
+    Args:
+        config: the budgets.
+        device: where the model runs.
+        working: bytes that a transformer call needs for itself.
+        pending: bytes of weights that are yet to come to the device.
+        promised: bytes on the device that caches planned earlier will take yet.
+        held: bytes that they have taken there.
+        memory: host memory that is ours already; what is spare of it is free for caches.
+        reserve: share of the device's free memory that is left to others; None for
+            `reserve_share`.
+    """
+    memory = HostMemory() if memory is None else memory
+    on_cpu = device.type != "cuda"  # one memory for all, the work and the weights too
+    free_host = host_free_bytes()
+    room = UNLIMITED
+    if free_host is not None:
+        # Of all that could be ours, what is ours already counted in: a second generation must not
+        # find less room than the first one, nor take a share of what that one left.
+        whole = free_host + memory.nbytes - memory.untouched_bytes
+        whole -= pending + working if on_cpu else 0
+        room = host_budget(max(0, whole)) - memory.lent_bytes
+    if config.ram is not None:
+        room = min(room, config.ram - memory.lent_bytes - (held if on_cpu else 0))
+    if on_cpu:
+        room -= promised
+        both = config.offload == "always"
+        return Capacity(room, room if both else 0, one_memory=both)
+    free = device_free_bytes(device)
+    free -= round(free * (reserve_share() if reserve is None else reserve))
+    if config.vram is not None:
+        free = min(free, config.vram - torch.cuda.memory_allocated(device))
+    on_device = free - working - pending - promised
+    return Capacity(on_device, 0 if config.offload == "never" else room)
+
+
+def reserve_share() -> float:
+    """The share of a GPU's free memory to leave to others, by how PyTorch's allocator is set up."""
+    settings = (os.environ.get(name, "") for name in ALLOCATOR_VARIABLES)
+    gapless = any(GAPLESS in text.replace(" ", "").lower() for text in settings)
+    return GAPLESS_RESERVE_SHARE if gapless else DEVICE_RESERVE_SHARE

@@ -1,0 +1,287 @@
+"""The caches of one transformer: where they live, and lent to a layer for the time it computes.
+
+What lives on the device is simply there. What lives in host memory is brought to the device for the
+layer that borrows it, and kept again when the layer is done; the layer sees no difference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from chipsparse.cache.kinds import KINDS, PARTS, read_kinds
+from chipsparse.cache.memory_plan import (
+    MemoryDemand,
+    MemoryPlan,
+    available,
+    plan_memory,
+    working_bytes,
+)
+from chipsparse.cache.offload import OffloadPool
+from chipsparse.cache.tensors import LayerCache
+from chipsparse.config import Part, SparsityConfig
+from chipsparse.plan import Action, SparsityPlan
+
+
+@dataclass(eq=False)
+class _Branch:
+    """A guidance branch: its caches, and where they live."""
+
+    plan: SparsityPlan
+    memory: MemoryPlan
+    caches: defaultdict[int, LayerCache] = field(default_factory=lambda: defaultdict(LayerCache))
+    finished: bool = False
+
+    def device_bytes(self) -> int:
+        return sum(cache.nbytes() for cache in self.caches.values())
+
+    def promised_bytes(self) -> int:
+        """Bytes that it will take on the device, and has not taken yet."""
+        if self.finished:
+            return 0
+        return max(0, self.memory.placement.device_bytes - self.device_bytes())
+
+
+class CacheStore:
+    """One `LayerCache` per layer and guidance branch, wherever its tensors live.
+
+    Args:
+        config: what to compute.
+        pool: holds what lives in host memory; used by nobody else.
+        note: told in one sentence of what is elsewhere than planned.
+        fall_back: told in one sentence of what is nowhere, so that layers run dense.
+    """
+
+    def __init__(
+        self,
+        config: SparsityConfig,
+        pool: OffloadPool,
+        note: Callable[[str], None],
+        fall_back: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._reads: dict[tuple[Part, Action], frozenset[str]] = {}
+        self._pool = pool
+        self._note = note
+        self._fall_back = fall_back
+        self._branches: dict[str, _Branch] = {}
+        # Layers in host memory, for each branch and kind in order: what to fetch next.
+        self._hosted: dict[tuple[str, str], list[int]] = {}
+        # What was decided for the last generation: the same again where that is possible, so that
+        # a second one gets the same picture, and the host memory that is there already.
+        self._last: tuple[SparsityPlan, MemoryDemand, MemoryPlan] | None = None
+
+    def reset(self) -> None:
+        """Forgets all caches and frees the device's memory."""
+        self._branches.clear()
+        self._hosted.clear()
+        self._pool.reset()
+
+    # Branches.
+
+    def __contains__(self, branch: str) -> bool:
+        """Whether a branch was admitted."""
+        return branch in self._branches
+
+    def admit(
+        self, branch: str, plan: SparsityPlan, device: torch.device, demand: MemoryDemand
+    ) -> None:
+        """Decides where the caches of a branch live, and allocates what is not on the device.
+
+        Raises:
+            BudgetError: where there is room for no cache of the first branch. Later ones, which
+                nobody announced, run dense then.
+        """
+        first = next(iter(self._branches.values()), None)
+        if first is None or first.plan != plan or len(self._branches) >= first.memory.branches:
+            memory = self._plan(plan, device, demand)
+        else:
+            memory = first.memory
+        try:
+            self._open(branch, memory, device)
+        except MemoryError as error:
+            self._note(
+                f"host memory for caches was refused ({error}): they stay on the device as far as "
+                "they fit, and the other layers run dense"
+            )
+            memory = self._plan(plan, device, demand, host=False)
+            self._open(branch, memory, device)
+        self._branches[branch] = _Branch(plan, memory)
+        for remark in memory.remarks(plan.layout.layers):
+            self._fall_back(remark)
+
+    def _plan(
+        self, plan: SparsityPlan, device: torch.device, demand: MemoryDemand, *, host: bool = True
+    ) -> MemoryPlan:
+        first = not self._branches
+        recorded = 0
+        if device.type == "cuda" and plan.records_steps():
+            recorded = max(demand.branches, len(self._branches) + 1)
+        room = partial(
+            available,
+            plan.config.memory,
+            device,
+            working=working_bytes(plan, dtype=demand.dtype, recorded=recorded),
+            pending=demand.pending_bytes,
+            promised=sum(each.promised_bytes() for each in self._branches.values()),
+            held=sum(each.device_bytes() for each in self._branches.values()),
+            memory=self._pool.host,
+        )
+        if first and host and self._last is not None and self._last[:2] == (plan, demand):
+            last = self._last[2]
+            if last.fits(room(reserve=0.0)):
+                return last
+        capacity = room()
+        memory = plan_memory(
+            plan,
+            capacity if host else replace(capacity, host=0),
+            demand if first else replace(demand, branches=1),
+            open_slots=self._pool.slots,
+        )
+        if first:
+            memory.check()
+            self._last = plan, demand, memory
+        return memory
+
+    def _open(self, branch: str, memory: MemoryPlan, device: torch.device) -> None:
+        host = memory.placement.host
+        self._pool.open({(branch, layer, kind): n for (layer, kind), n in host.items()}, device)
+        for kind in KINDS:
+            self._hosted[branch, kind] = sorted(layer for layer, name in host if name == kind)
+
+    def finish(self, branch: str) -> None:
+        """Frees what a branch has on the device, and all the rest with the last one."""
+        self._branches[branch].caches.clear()
+        self._branches[branch].finished = True
+        if all(each.finished for each in self._branches.values()):
+            self.reset()
+
+    def stay_on_device(self, branch: str) -> bool:
+        """Whether none of the caches of a branch lives in host memory."""
+        return not self._branches[branch].memory.placement.host
+
+    def why_recomputed(self, branch: str, layer: int, part: Part) -> str | None:
+        """Why there are no caches for a layer's part, so that it runs dense; None: there are."""
+        placement = self._branches[branch].memory.placement
+        if (layer, part) not in placement.recomputed:
+            return None
+        return placement.why_recomputed(layer, part)
+
+    # What is there.
+
+    def __getitem__(self, key: tuple[str, int]) -> LayerCache:
+        """The cache of a branch and layer, with what lives on the device."""
+        branch, layer = key
+        return self._branches[branch].caches[layer]
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return ((name, layer) for name, each in self._branches.items() for layer in each.caches)
+
+    def __len__(self) -> int:
+        return sum(len(each.caches) for each in self._branches.values())
+
+    def values(self) -> Iterable[LayerCache]:
+        """All caches, with what lives on the device."""
+        return [cache for each in self._branches.values() for cache in each.caches.values()]
+
+    def has(self, branch: str, layer: int, kind: str) -> bool:
+        """Whether a tensor of this kind was recorded, wherever it lives."""
+        part = getattr(self[branch, layer], KINDS[kind].part)
+        return getattr(part, kind) is not None or self._pool.has((branch, layer, kind))
+
+    def nbytes(self) -> int:
+        """Bytes of all caches, on the device and on the host, without slots."""
+        on_device = sum(each.device_bytes() for each in self._branches.values())
+        return on_device + self._pool.stored_bytes
+
+    # What layers borrow.
+
+    def reads(self, part: Part, action: Action) -> frozenset[str]:
+        """See `read_kinds`."""
+        if (part, action) not in self._reads:
+            self._reads[part, action] = read_kinds(self._config, part, action)
+        return self._reads[part, action]
+
+    def start(self, branch: str, action: Action) -> None:
+        """Begins to fetch what the first layers of a call will read."""
+        for kind in itertools.chain(*(self.reads(part, action) for part in PARTS)):
+            for layer in self._hosted.get((branch, kind), [])[:1]:
+                self._pool.prefetch((branch, layer, kind))
+
+    @contextlib.contextmanager
+    def lend(
+        self,
+        branch: str,
+        layer: int,
+        part: Part,
+        kinds: frozenset[str],
+        ahead: frozenset[str] | None = None,
+    ) -> Iterator[Any]:
+        """One layer's cache of a part, with the kinds that it reads, for the time it computes.
+
+        Args:
+            branch: guidance branch.
+            layer: number of the block.
+            part: which cache of the layer.
+            kinds: what the layer reads; of the others nothing need be brought to the device.
+            ahead: what the next layer will read, by default the same kinds.
+
+        Yields:
+            The `AttentionCache` or `MLPCache`. What the layer sets there is kept.
+        """
+        cache = getattr(self[branch, layer], part)
+        if self.stay_on_device(branch):
+            yield cache
+            return
+        keys = {
+            name: (branch, layer, name)
+            for name, kind in KINDS.items()
+            if kind.part == part and (branch, layer, name) in self._pool
+        }
+        loaded = {
+            name: self._pool.load(key)
+            for name, key in keys.items()
+            if name in kinds and self._pool.has(key)
+        }
+        for name, tensor in loaded.items():
+            setattr(cache, name, tensor)
+        for name in kinds if ahead is None else ahead:
+            self._fetch_next(branch, layer, name)
+        yield cache
+        for name, key in keys.items():
+            self._keep(key, cache, loaded.get(name))
+        self._pool.release(*keys.values())
+
+    def _fetch_next(self, branch: str, layer: int, kind: str) -> None:
+        for later in self._hosted.get((branch, kind), []):
+            if later > layer:
+                self._pool.prefetch((branch, later, kind))
+                return
+
+    def _keep(self, key: tuple[str, int, str], cache: Any, loaded: torch.Tensor | None) -> None:
+        """Writes back what a layer made or changed, and takes it off its cache."""
+        branch, layer, name = key
+        tensor = getattr(cache, name)
+        if tensor is None:
+            if loaded is not None:
+                self._pool.forget(key)
+            return
+        if tensor is not loaded or KINDS[name].rewritten:
+            if not self._pool.takes(key, tensor):
+                self._note(
+                    f"{name} of layer {layer} is larger than planned ({list(tensor.shape)} in "
+                    f"{tensor.dtype}) and stays on the device"
+                )
+                self._pool.release(key)
+                self._pool.drop(key)
+                self._hosted[branch, name].remove(layer)
+                return
+            self._pool.store(key, tensor)
+        setattr(cache, name, None)

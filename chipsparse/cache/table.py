@@ -1,0 +1,48 @@
+"""How many bytes of each kind of cache a memory plan keeps, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from chipsparse.cache.kinds import KINDS
+from chipsparse.cache.memory_plan import MemoryPlan
+from chipsparse.cache.placement import SLOTS
+from chipsparse.layout import ModelLayout
+
+
+@dataclass(frozen=True)
+class KindBytes:
+    """Where the tensors of one kind are, all layers and guidance branches together.
+
+    Attributes:
+        layer: bytes in one layer of each kind of layer.
+        total: bytes of all that are kept.
+        device: how many of them are on the device.
+        host: how many of them are in host memory beside it.
+        slots: bytes on the device that those in host memory pass through.
+    """
+
+    layer: Mapping[str, int]
+    total: int
+    device: int
+    host: int
+    slots: int
+
+
+def bytes_by_kind(memory: MemoryPlan, layout: ModelLayout) -> dict[str, KindBytes]:
+    """The table of a plan, without the kinds that it keeps nowhere."""
+    placement, table = memory.placement, {}
+    for kind in KINDS:
+        on_device = {layer: n for (layer, name), n in placement.device.items() if name == kind}
+        on_host = {layer: n for (layer, name), n in placement.host.items() if name == kind}
+        sizes = {**on_device, **on_host}
+        if sizes:
+            table[kind] = KindBytes(
+                layer={layout.kind(layer).name: sizes[layer] for layer in sorted(sizes)},
+                total=memory.branches * sum(sizes.values()),
+                device=memory.branches * sum(on_device.values()),
+                host=memory.branches * sum(on_host.values()),
+                slots=SLOTS * placement.slots.get(kind, 0),
+            )
+    return table

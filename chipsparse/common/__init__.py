@@ -1,0 +1,1 @@
+"""What is not about diffusion: files, signals, units, warnings, checked dataclasses."""

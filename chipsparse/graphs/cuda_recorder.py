@@ -1,0 +1,124 @@
+"""Records what a call launches on a GPU as a CUDA graph."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+# PyTorch records one call at a time: its random generators and memory pools know of one.
+_RECORDING = threading.Lock()
+
+
+class CudaRecording:
+    """See `step_graph.Recording`.
+
+    Args:
+        graph: what was recorded, on the current device.
+    """
+
+    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+        self._graph = graph
+        self._launched = torch.cuda.Event()
+
+    def launch(self) -> None:
+        """Launches the graph on the current stream."""
+        self._graph.replay()
+        self._launched.record()
+
+    def release(self) -> None:
+        """Frees the graph's memory behind its last launch.
+
+        PyTorch may give that memory back to the system at once, so the launch must be over.
+        """
+        self._launched.synchronize()
+        self._graph.reset()
+
+
+class CudaRecorder:
+    """See `step_graph.Recorder`; on the current device."""
+
+    device_type = "cuda"
+
+    def on(self, device: torch.device) -> torch.cuda.device:
+        """See `step_graph.Recorder`: the model may be on another than the first."""
+        return torch.cuda.device(device)
+
+    def record(self, call: Callable[[], Any]) -> tuple[Any, CudaRecording]:
+        """A call that computes nothing, and what computes it; other threads may use the device.
+
+        They may not wait for the whole device (``torch.cuda.synchronize``) meanwhile: CUDA refuses
+        that, and breaks the recording off.
+
+        Raises:
+            RuntimeError: where CUDA cannot record the call: it does not where the host waits for
+                the device, or random numbers are drawn.
+            torch.OutOfMemoryError: where there is no memory for it.
+        """
+        with _RECORDING, _own_workspaces():
+            graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+            # A stream of its own: PyTorch shares one among all recordings, on the first device.
+            stream, before = torch.cuda.Stream(), torch.cuda.current_stream()
+            recording = torch.cuda.graph(
+                graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+            )
+            cause: BaseException | None = None
+            try:
+                with recording:
+                    _release_random_numbers(before)
+                    try:
+                        result = call()
+                    except BaseException as error:
+                        cause = error
+                        raise
+            except BaseException as error:
+                torch.cuda.set_stream(before)
+                _end_allocation(torch.cuda.current_device(), pool)
+                if cause is not None and cause is not error:
+                    raise cause from None  # PyTorch tells how the recording ended, not why
+                raise
+            return result, CudaRecording(graph)
+
+
+# What PyTorch does not offer in public. Each does nothing where a release has no such function.
+
+
+@contextlib.contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Lets products that are recorded make their workspaces in the memory of the recording.
+
+    PyTorch keeps one for each stream, for good. A recording must not use one from elsewhere, which
+    may be freed before it, nor leave one behind.
+    """
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
+    clear()
+    try:
+        yield
+    finally:
+        clear()
+
+
+def _release_random_numbers(stream: torch.cuda.Stream) -> None:
+    """Lets other threads draw from the device's default generator while a recording goes on.
+
+    PyTorch gives the generator's state to the recording; the generator goes on with a copy.
+
+    Args:
+        stream: one that is not recorded: on the other, PyTorch refuses to copy.
+    """
+    generator = torch.cuda.default_generators[stream.device_index]
+    with contextlib.suppress(AttributeError), torch.cuda.stream(stream):
+        generator.graphsafe_set_state(generator.clone_state())
+
+
+def _end_allocation(device: int, pool: Any) -> None:
+    """Takes the allocator out of the memory pool of a recording that broke off.
+
+    Where PyTorch has done so itself, it refuses.
+    """
+    with contextlib.suppress(AttributeError, RuntimeError):
+        torch._C._cuda_endAllocateToPool(device, pool)
+        torch._C._cuda_releasePool(device, pool)

@@ -1,0 +1,7 @@
+"""What one layer does at one step.
+
+`attention` and `mlp` hold the method: what a layer decides, what it computes, and from which cache.
+They are handed the `state` of the open call. `column_budget` says which columns a refresh keeps,
+`static_columns` those that it keeps in any case, and `kept_columns` reads what it kept.
+`token_order` makes query groups compact.
+"""

@@ -1,0 +1,427 @@
+"""Self-attention of one layer: what it does at a step, and what each action computes and records.
+
+The method is Chipmunk's column-sparse attention delta (Silveria, Govande, Fu, "Chipmunk: Deep Dive
+on GPU Kernel Optimizations and Systems", part III, 2025); the ``merge`` rule is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from chipsparse.cache.tensors import AttentionCache
+from chipsparse.common.device_number import DeviceNumber
+from chipsparse.config import AttentionConfig
+from chipsparse.kernels.checks import group_count, ranges
+from chipsparse.kernels.column_selection import column_selection
+from chipsparse.kernels.column_sparse_attention import (
+    ColumnSparseAttention,
+    column_sparse_attention,
+)
+from chipsparse.kernels.dense_attention import dense_attention
+from chipsparse.kernels.dense_attention.measure import FastestKernel
+from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
+from chipsparse.kernels.dense_attention_column_sums.reference import column_sums_dtype
+from chipsparse.kernels.dispatch import Choice, kind_of
+from chipsparse.kernels.mask_packing import packed_to_indices
+from chipsparse.kernels.merge_residual import merge_residual
+from chipsparse.layers.column_budget import LISTS_BYTES, AttentionBudget
+from chipsparse.layers.state import Shared, StepState
+from chipsparse.plan import Action
+
+# Where the host need not wait for what it reads.
+READY_DEVICES = ("cpu",)
+
+Unpatched = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float | None], torch.Tensor]
+
+# The operation that computes the result of a step.
+MAIN_OPS = {
+    Action.DENSE: "dense_attention",
+    Action.REFRESH: "dense_attention_column_sums",
+    Action.SPARSE: "column_sparse_attention",
+}
+
+
+class AttentionLayer:
+    """Self-attention of one transformer block: what it does at a step, and from which cache.
+
+    Args:
+        number: of the block, from 0.
+        shared: what it has in common with the other layers of its session.
+    """
+
+    def __init__(self, number: int, shared: Shared) -> None:
+        self.number = number
+        self._shared = shared
+        self._refreshed_at: dict[str, int] = {}  # step of the last refresh, by branch
+        self._waits_for_lists = False
+        self._overfull = False
+
+    def __call__(
+        self,
+        state: StepState | None,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float | None,
+        unpatched: Unpatched,
+    ) -> torch.Tensor:
+        """Attention as the open call wants it.
+
+        Args:
+            state: of the open call; None where there is none.
+            query: ``[B, H, N, D]``, as are key, value and the result.
+            key: as query.
+            value: as query.
+            scale: factor of the scores, None for ``D ** -0.5``.
+            unpatched: computes query, key, value and scale as the model would without chipsparse.
+        """
+        if state is None or not state.caching:
+            return unpatched(query, key, value, scale)
+        shared, config = self._shared, self._shared.config.attention
+        dense = state.dense.get((self.number, "attention"))
+        with shared.recorder.watch(self.number, "attention", dense) as entry:
+            if entry.reason is not None:
+                return unpatched(query, key, value, scale)
+            choices = shared.recorder.choices(
+                ("attention", *kind_of(query, key, value)),
+                lambda: backend_choices(
+                    query, key, value, group_rows=config.group_rows, backend=shared.backend
+                ),
+            )
+            entry.action = self._decide(state)
+            kinds, ahead = (
+                shared.caches.reads("attention", action) for action in (entry.action, state.action)
+            )
+            with shared.caches.lend(state.branch, self.number, "attention", kinds, ahead) as cache:
+                entry.backend = choices[MAIN_OPS[entry.action]].backend.name
+                if entry.action is Action.DENSE:
+                    return dense_step(
+                        cache,
+                        query,
+                        key,
+                        value,
+                        scale=scale,
+                        backend=shared.backend,
+                        kernels=shared.kernels,
+                    )
+                if entry.action is not Action.SPARSE:
+                    return self._refresh(state, cache, query, key, value, scale)
+                entry.computed = cache.kept_fraction
+                return sparse_step(
+                    cache,
+                    query,
+                    key,
+                    value,
+                    config=config,
+                    scale=scale,
+                    backend=shared.backend,
+                    choices=choices,
+                    step=state.context.step,
+                )
+
+    def _decide(self, state: StepState) -> Action:
+        """What the layer does: more than the step for one passed over (by a block cache, say)."""
+        shared, branch = self._shared, state.branch
+
+        def recorded(kind: str) -> bool:
+            return shared.caches.has(branch, self.number, kind)
+
+        if not recorded("lse"):
+            return shared.recorder.catch_up(self.number, "attention", Action.DENSE)
+        if state.action is not Action.SPARSE:
+            return state.action
+        if not recorded("columns") or self._refreshed_at.get(branch, -1) < state.refreshed_at:
+            return shared.recorder.catch_up(self.number, "attention", Action.REFRESH)
+        if shared.caches[branch, self.number].attention.lists_were_cut():
+            self._waits_for_lists = True
+            shared.report.fall_back(
+                f"attention of layer {self.number} runs in full once more at step "
+                f"{state.context.step}: column sums were NaN at its refresh, which made its lists "
+                "longer than any choice does"
+            )
+            return Action.REFRESH
+        return Action.SPARSE
+
+    def _refresh(
+        self,
+        state: StepState,
+        cache: AttentionCache,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float | None,
+    ) -> torch.Tensor:
+        shared, step = self._shared, state.context.step
+        budget = state.budgets.of(self.number, state.plan, state.context, key)
+        # Column sums that are NaN make lists longer than that, which is seen when the layer is
+        # reached again; it then refreshes once more, and reads the lengths from then on.
+        if key.device.type not in READY_DEVICES and not self._waits_for_lists:
+            budget = budget.without_waiting(key.shape[2])
+        kinds = shared.caches.reads("attention", Action.SPARSE)
+        with shared.graphs.kept_in_place(state.branch, cache, kinds):
+            output = refresh_step(
+                cache,
+                query,
+                key,
+                value,
+                config=shared.config.attention,
+                budget=budget,
+                scale=scale,
+                backend=shared.backend,
+                step=step,
+            )
+        if budget.capacity is None:
+            self._report_overfull_lists(cache.capacity, budget.most_columns, step)
+        self._refreshed_at[state.branch] = step
+        return output
+
+    def _report_overfull_lists(self, longest: int | None, most_columns: int, step: int) -> None:
+        """Reports, once, a list of columns that is longer than any choice makes it."""
+        if longest is None or longest <= most_columns or self._overfull:
+            return
+        self._overfull = True
+        self._shared.report.fall_back(
+            f"attention of layer {self.number} keeps up to {longest} columns from step {step} on "
+            f"instead of {most_columns} at most: column sums were NaN, and their query groups keep "
+            "every column"
+        )
+
+
+def backend_choices(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    group_rows: int,
+    backend: str | None,
+) -> dict[str, Choice]:
+    """The backend that each operation on these tensors runs on, and why not on others."""
+    # What decides about column sums and packed bits is their dtype and device alone.
+    sums = query.new_empty(0, dtype=column_sums_dtype(query))
+    packed = query.new_empty(0, dtype=torch.uint8)
+    in_groups = (query, key, value, group_rows)
+    return {
+        "dense_attention": dense_attention.choose(query, key, value, backend=backend),
+        "dense_attention_column_sums": dense_attention_column_sums.choose(
+            *in_groups, backend=backend
+        ),
+        "column_selection": column_selection.choose(sums, backend=backend),
+        "packed_to_indices": packed_to_indices.choose(packed, backend=backend),
+        "column_sparse_attention": column_sparse_attention.choose(*in_groups, backend=backend),
+    }
+
+
+def dense_step(
+    cache: AttentionCache,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scale: float | None,
+    backend: str | None,
+    kernels: FastestKernel | None = None,
+) -> torch.Tensor:
+    """Full attention; records the softmax constants. All tensors are ``[B, H, N, D]``."""
+    output, cache.lse = dense_attention(
+        query, key, value, scale=scale, kernels=kernels, backend=backend
+    )
+    return output
+
+
+def refresh_step(
+    cache: AttentionCache,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    config: AttentionConfig,
+    budget: AttentionBudget,
+    scale: float | None,
+    backend: str | None,
+    step: int = 0,
+) -> torch.Tensor:
+    """Full attention; chooses the columns by their sums and fills the residual cache.
+
+    The column sums are weighed with the softmax constants of the previous dense step
+    (``cache.lse``), which must be there. Where the budget has no capacity, the host waits once for
+    the length of the longest list (``cache.capacity``); where it has one, ``cache.longest`` tells
+    later whether that was enough.
+
+    With a forecast, a refresh after the first also computes what a sparse step would have given at
+    this ``step``, with the columns and the residual of the refresh before; what that lacks is the
+    drift.
+    """
+    expected = None
+    if config.forecast > 0 and cache.refreshed_at is not None:
+        expected = sparse_step(
+            cache, query, key, value, config=config, scale=scale, backend=backend
+        )
+    output = _choose_columns(
+        cache, query, key, value, config=config, budget=budget, scale=scale, backend=backend
+    )
+    cache.capacity = budget.capacity
+    counts = record_residual(
+        cache, output, query, key, value, config=config, scale=scale, backend=backend
+    )
+    roomy = budget.capacity is None or budget.capacity >= key.shape[2]
+    cache.longest = None if roomy else DeviceNumber(counts.max())
+    if config.forecast > 0:
+        if expected is not None and cache.refreshed_at is not None:
+            cache.drift = torch.sub(output, expected, out=expected)
+            cache.interval = step - cache.refreshed_at
+        cache.refreshed_at = step
+    return output
+
+
+def record_residual(
+    cache: AttentionCache,
+    output: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    config: AttentionConfig,
+    scale: float | None,
+    backend: str | None,
+) -> torch.Tensor:
+    """Fills the residual cache of the delta rule from an exact output and the columns chosen.
+
+    ``cache.lse`` and ``cache.columns`` must be those of the output ``[B, H, N, D]``. Returns how
+    many columns each query group has in its list, int32 ``[B, H, G]``.
+    """
+    assert cache.columns is not None
+    assert cache.lse is not None
+    indices, counts = packed_to_indices(
+        cache.columns, key.shape[2], capacity=cache.capacity, backend=backend
+    )
+    cache.capacity = indices.shape[-1]
+    cache.lists = (indices, counts) if indices.nbytes <= LISTS_BYTES else None
+    cache.kept_fraction = counts.float().mean() / key.shape[2]
+    kept, kept_lse = column_sparse_attention(
+        query,
+        key,
+        value,
+        indices,
+        counts,
+        group_rows=config.group_rows,
+        scale=scale,
+        backend=backend,
+    )
+    if config.delta_rule == "difference":
+        cache.residual = output - kept
+    else:
+        cache.lse_dense = cache.lse
+        cache.residual, cache.kept_mass = merge_residual(
+            output, kept, kept_lse, cache.lse, backend=backend
+        )
+    return counts
+
+
+def _choose_columns(
+    cache: AttentionCache,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    config: AttentionConfig,
+    budget: AttentionBudget,
+    scale: float | None,
+    backend: str | None,
+) -> torch.Tensor:
+    """Full attention with column sums; records the softmax constants and the columns chosen.
+
+    Goes over as many heads at a time as ``config.column_sums_bytes`` allows for their column sums.
+    """
+    assert cache.lse is not None
+    batch, heads, tokens, _ = query.shape
+    groups, columns = group_count(tokens, config.group_rows), key.shape[2]
+    head_bytes = batch * groups * columns * column_sums_dtype(query).itemsize
+    chunks = list(ranges(heads, head_bytes, config.column_sums_bytes))
+
+    def attend(first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        assert cache.lse is not None
+        output, lse, column_sums = dense_attention_column_sums(
+            query[:, first:last],
+            key[:, first:last],
+            value[:, first:last],
+            cache.lse[:, first:last],
+            group_rows=config.group_rows,
+            scale=scale,
+            backend=backend,
+        )
+        chosen = column_selection(
+            column_sums,
+            keep_count=budget.keep_count,
+            random_count=budget.random_count,
+            static_columns=budget.static_columns,
+            # The random columns see the number of a head within its chunk alone.
+            seed=budget.seed + (first << 32),
+            backend=backend,
+        )
+        return output, lse, chosen
+
+    if len(chunks) == 1:
+        output, cache.lse, cache.columns = attend(0, heads)
+        return output
+    output, lse = torch.empty_like(query), torch.empty_like(cache.lse)
+    packed = query.new_empty((batch, heads, groups, -(-columns // 8)), dtype=torch.uint8)
+    for first, last in chunks:
+        part = slice(first, last)
+        output[:, part], lse[:, part], packed[:, part] = attend(first, last)
+    cache.lse, cache.columns = lse, packed
+    return output
+
+
+def sparse_step(
+    cache: AttentionCache,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    config: AttentionConfig,
+    scale: float | None,
+    backend: str | None,
+    choices: Mapping[str, Choice] | None = None,
+    step: int | None = None,
+) -> torch.Tensor:
+    """Attention over the kept columns only, combined with the residual cache.
+
+    The host does not wait for a GPU: the length of the lists is known from the refresh. With the
+    `backend_choices` for tensors of this kind it does not look at them again either.
+
+    With a forecast and the ``step``, the error is taken to grow with the steps since the refresh as
+    it did before it, times ``config.forecast``, and that is added.
+    """
+    if cache.lists is None:
+        assert cache.columns is not None
+        assert cache.capacity is not None
+        indices, counts = packed_to_indices(
+            cache.columns, key.shape[2], capacity=cache.capacity, backend=backend
+        )
+    else:
+        indices, counts = cache.lists
+    call = ColumnSparseAttention(
+        query,
+        key,
+        value,
+        indices,
+        counts,
+        group_rows=config.group_rows,
+        scale=scale,
+        delta_rule=config.delta_rule,
+        residual=cache.residual,
+        lse_dense=cache.lse_dense,
+        kept_mass=cache.kept_mass,
+        backend=backend,
+    )
+    run = column_sparse_attention.run
+    launch = choices["column_sparse_attention"].backend.launch if choices else run
+    output: torch.Tensor
+    output, _ = launch(call)
+    if step is not None and cache.drift is not None and cache.refreshed_at is not None:
+        grown = config.forecast * (step - cache.refreshed_at) / cache.interval
+        output.add_(cache.drift, alpha=grown)
+    return output

@@ -1,0 +1,149 @@
+"""Which columns a layer keeps at a refresh: so many by score and at random, some in any case."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, replace
+
+import torch
+from bitarray import frozenbitarray
+
+from chipsparse.config import AttentionConfig, SparsityConfig
+from chipsparse.layers.static_columns import static_mask
+from chipsparse.layout import ModelLayout
+from chipsparse.plan import SparsityPlan
+from chipsparse.step import StepContext
+
+# A layer's lists of columns are kept between steps where they take no more. To make them costs a
+# large layer nothing beside its attention; a small one waits for the host to launch it.
+LISTS_BYTES = 4 << 20
+# Of the entries in a list whose length is not read back: rows of the table stay aligned.
+CAPACITY_MULTIPLE = 16
+
+
+@dataclass(frozen=True)
+class AttentionBudget:
+    """How many columns a refresh keeps for each query group.
+
+    Attributes:
+        keep_count: columns kept by score, static ones included.
+        random_count: further random columns.
+        static_columns: bool ``[G or 1, N]`` of columns that are always kept, or None.
+        seed: seed of the random columns, below 2**32.
+        static_count: the most static columns that a group may have.
+        capacity: entries that the lists of columns get; None for as many as the longest needs, for
+            which the host waits.
+    """
+
+    keep_count: int
+    random_count: int
+    static_columns: torch.Tensor | None
+    seed: int
+    static_count: int = 0
+    capacity: int | None = None
+
+    @property
+    def most_columns(self) -> int:
+        """What no list exceeds, unless column sums are NaN: their rows keep every column."""
+        return max(self.keep_count, self.static_count) + self.random_count
+
+    def without_waiting(self, tokens: int) -> AttentionBudget:
+        """The same with lists for `most_columns` and a little more, so that longer ones show."""
+        longer = self.most_columns + 1
+        rounded = -(-longer // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
+        return replace(self, capacity=min(tokens, rounded))
+
+
+def static_columns(
+    tokens: int,
+    config: AttentionConfig,
+    *,
+    text_tokens: int,
+    text_first: bool = False,
+    always: torch.Tensor | None = None,
+    device: torch.device,
+) -> torch.Tensor | None:
+    """Columns kept whatever their score: text tokens, the local window, and those of the user.
+
+    Args:
+        tokens: length of the sequence, text included.
+        config: has the local window.
+        text_tokens: text tokens of the sequence.
+        text_first: whether they are the first or the last ones.
+        always: bool ``[N]``, those of the user, or None.
+        device: of the result.
+
+    Returns:
+        bool ``[G, N]``, or ``[1, N]`` where all groups have the same, or None where there are none.
+    """
+    if config.local_groups is None and text_tokens == 0 and always is None:
+        return None
+    column = torch.arange(tokens, device=device)
+    text = column < text_tokens if text_first else column >= tokens - text_tokens
+    if always is not None:
+        text = text | always
+    if config.local_groups is None:
+        return text[None]
+    group = torch.arange(0, tokens, config.group_rows, device=device)[:, None] // config.group_rows
+    return text | ((column // config.group_rows - group).abs() <= config.local_groups)
+
+
+def static_count(tokens: int, config: AttentionConfig, *, text_tokens: int, always: int = 0) -> int:
+    """Upper bound of the `static_columns` of a group, known without asking a device."""
+    window = 0 if config.local_groups is None else 2 * config.local_groups + 1
+    return min(tokens, text_tokens + always + window * config.group_rows)
+
+
+class ColumnBudgets:
+    """The budgets of one generation's refreshes.
+
+    Args:
+        config: what to compute.
+        static_bits: the columns that the user always keeps, see `static_mask`; None for none.
+        order: of the video or image tokens, int64 ``[N]``; None for raster order.
+    """
+
+    def __init__(
+        self,
+        config: SparsityConfig,
+        static_bits: frozenbitarray | None = None,
+        order: torch.Tensor | None = None,
+    ) -> None:
+        self._config = config
+        self._static_bits = static_bits
+        self._order = order
+        self._static_columns: dict[ModelLayout, torch.Tensor | None] = {}
+
+    def of(
+        self, layer: int, plan: SparsityPlan, context: StepContext, key: torch.Tensor
+    ) -> AttentionBudget:
+        """The budget of a layer whose keys are ``[B, H, N, D]``, with lists as long as they get."""
+        config, layout, tokens = self._config.attention, plan.layout, key.shape[2]
+        if layout not in self._static_columns:
+            self._static_columns[layout] = static_columns(
+                tokens,
+                config,
+                text_tokens=layout.text_tokens,
+                text_first=layout.text_first,
+                always=self.static_mask(layout, key.device),
+                device=key.device,
+            )
+        seed = f"{self._config.seed} {context.branch} {context.step} {layer}"
+        return AttentionBudget(
+            keep_count=plan.attention_keep_count(layer),
+            random_count=plan.attention_random_count(),
+            static_columns=self._static_columns[layout],
+            seed=zlib.crc32(seed.encode()),
+            static_count=static_count(
+                tokens,
+                config,
+                text_tokens=layout.text_tokens,
+                always=0 if self._static_bits is None else self._static_bits.count(),
+            ),
+        )
+
+    def static_mask(self, layout: ModelLayout, device: torch.device) -> torch.Tensor | None:
+        """The user's columns, bool ``[N]`` in the tokens' order; None where there are none."""
+        if self._static_bits is None:
+            return None
+        return static_mask(self._static_bits, layout, self._order, device)

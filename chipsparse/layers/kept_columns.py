@@ -1,0 +1,169 @@
+"""What the packed bits of a layer say of the columns that it keeps; read by the host on request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from bitarray import bitarray
+from bitarray.util import count_and, zeros
+
+from chipsparse.layers.static_columns import mask_bits
+from chipsparse.layout import Grid, ModelLayout
+
+REGIONS = 3  # that are named
+
+
+@dataclass(frozen=True)
+class KeptRegion:
+    """A piece of the video or image whose columns are kept by many query groups.
+
+    Attributes:
+        grid: number of the picture in the sequence; 0 but where a model sees several.
+        frames: first and last, in tokens, as are rows and columns.
+        rows: likewise.
+        columns: likewise.
+        kept: share of the query groups of all heads that keep one of its columns, on average.
+    """
+
+    grid: int
+    frames: tuple[int, int]
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    kept: float
+
+
+@dataclass(frozen=True)
+class KeptColumns:
+    """The columns that one layer's sparse attention keeps now. Shares are from 0 to 1.
+
+    Attributes:
+        transformer: the pipeline's name for it.
+        branch: guidance branch.
+        layer: number of the block.
+        columns: how many there are.
+        lists: how many choose for themselves: query groups of all heads and samples.
+        kept: mean share of the columns in a list.
+        text: share of what all lists keep that are text columns.
+        static: the same of the columns that ``static_columns`` names.
+        local: the same of a query group's own columns.
+        everywhere: share of the columns that every list has.
+        nowhere: share of them that none has.
+        regions: those that are kept most, the first one most.
+    """
+
+    transformer: str
+    branch: str
+    layer: int
+    columns: int
+    lists: int
+    kept: float
+    text: float
+    static: float
+    local: float
+    everywhere: float
+    nowhere: float
+    regions: tuple[KeptRegion, ...]
+
+
+def read_kept_columns(
+    packed: torch.Tensor,
+    layout: ModelLayout,
+    *,
+    group_rows: int,
+    static: torch.Tensor | None,
+    order: torch.Tensor | None,
+    voxel: tuple[int, ...],
+    where: tuple[str, str, int],
+) -> KeptColumns:
+    """Reads the bits of one layer; the host waits for them.
+
+    Args:
+        packed: uint8 ``[B, H, G, ceil(N / 8)]``, as `pack_mask` makes them.
+        layout: of the call.
+        group_rows: query rows that share one list.
+        static: bool ``[N]``, the columns that the user always keeps, or None.
+        order: of the video or image tokens, int64; None for raster order.
+        voxel: frames, rows and columns of a region, in tokens.
+        where: transformer, branch and layer, for the result.
+    """
+    tokens, groups = layout.tokens, packed.shape[2]
+    rows = packed.flatten(0, 2).cpu().numpy()
+    text = _text_bits(layout)
+    always = zeros(tokens, endian="little") if static is None else mask_bits(static)
+    common, union = ~zeros(tokens, endian="little"), zeros(tokens, endian="little")
+    kept = in_text = in_static = local = 0
+    for number, row in enumerate(rows):
+        bits = bitarray(endian="little")
+        bits.frombytes(row.tobytes())
+        del bits[tokens:]
+        first = number % groups * group_rows
+        kept += bits.count()
+        local += bits.count(1, first, min(tokens, first + group_rows))
+        in_text += count_and(bits, text)
+        in_static += count_and(bits, always)
+        common &= bits
+        union |= bits
+    return KeptColumns(
+        *where,
+        columns=tokens,
+        lists=len(rows),
+        kept=kept / (len(rows) * tokens),
+        text=in_text / max(1, kept),
+        static=in_static / max(1, kept),
+        local=local / max(1, kept),
+        everywhere=common.count() / tokens,
+        nowhere=union.count(0) / tokens,
+        regions=tuple(_regions(_column_counts(rows, layout, order) / len(rows), layout, voxel)),
+    )
+
+
+def _text_bits(layout: ModelLayout) -> bitarray:
+    bits = zeros(layout.tokens, endian="little")
+    first = 0 if layout.text_first else layout.grid_tokens
+    bits[first : first + layout.text_tokens] = 1
+    return bits
+
+
+def _column_counts(rows: np.ndarray, layout: ModelLayout, order: torch.Tensor | None) -> np.ndarray:
+    """How many lists have each video or image token, in raster order."""
+    counts = np.zeros(layout.tokens, np.int64)
+    for row in rows:
+        counts += np.unpackbits(row, bitorder="little", count=layout.tokens)
+    first = layout.text_tokens if layout.text_first else 0
+    own = counts[first : first + layout.grid_tokens]
+    if order is None:
+        return own
+    raster = np.empty_like(own)
+    raster[order.cpu().numpy()] = own
+    return raster
+
+
+def _regions(
+    shares: np.ndarray, layout: ModelLayout, voxel: tuple[int, ...]
+) -> Iterator[KeptRegion]:
+    """Those with the largest mean share."""
+    found: list[KeptRegion] = []
+    first = 0
+    for number, grid in enumerate(layout.grids):
+        size = math.prod(grid)
+        found += _voxels(shares[first : first + size].reshape(grid), grid, voxel, number)
+        first += size
+    yield from sorted(found, key=lambda region: -region.kept)[:REGIONS]
+
+
+def _voxels(
+    shares: np.ndarray, grid: Grid, voxel: tuple[int, ...], number: int
+) -> Iterator[KeptRegion]:
+    pieces = [
+        [(start, min(start + step, size) - 1) for start in range(0, size, step)]
+        for size, step in zip(grid, voxel, strict=True)
+    ]
+    for frames in pieces[0]:
+        for rows in pieces[1]:
+            for columns in pieces[2]:
+                places = tuple(slice(a, b + 1) for a, b in (frames, rows, columns))
+                yield KeptRegion(number, frames, rows, columns, float(shares[places].mean()))

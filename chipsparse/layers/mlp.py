@@ -1,0 +1,351 @@
+"""A feed-forward layer: what it does at a step, and what each action computes and records.
+
+The weights are passed in at every call and never kept, so adapters, offloading and quantization
+stay in charge of them. Source of the method: Chipmunk's sparse MLP delta, as for attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+
+from chipsparse.cache.tensors import MLPCache
+from chipsparse.config import MLPConfig
+from chipsparse.kernels.calls import Activation
+from chipsparse.kernels.dispatch import Choice, kind_of
+from chipsparse.kernels.neuron_selection import (
+    NeuronSelection,
+    mean_preactivations,
+    neuron_selection,
+)
+from chipsparse.kernels.sparse_mlp_down import SparseMLPDown, sparse_mlp_down
+from chipsparse.kernels.sparse_mlp_up import SparseMLPUp, dense_activation, sparse_mlp_up
+from chipsparse.layers.state import Shared, StepState
+from chipsparse.plan import Action
+
+Gate = Literal["none", "first", "second"]
+
+
+@dataclass(frozen=True)
+class MLPWeights:
+    """The live weights of an MLP: ``h @ down.T + down_bias``.
+
+    h is ``activation(x @ up.T + up_bias)``, or in a gated MLP
+    ``activation(x @ gate.T + gate_bias) * (x @ up.T + up_bias)``.
+
+    Shapes: up and gate ``[F, C]``, up_bias and gate_bias ``[F]``, down ``[C, F]``, down_bias
+    ``[C]``.
+    """
+
+    up: torch.Tensor
+    up_bias: torch.Tensor | None
+    down: torch.Tensor
+    down_bias: torch.Tensor | None
+    activation: Activation
+    gate: torch.Tensor | None = None
+    gate_bias: torch.Tensor | None = None
+
+    @classmethod
+    def from_linears(
+        cls,
+        up: torch.Tensor,
+        up_bias: torch.Tensor | None,
+        down: torch.Tensor,
+        down_bias: torch.Tensor | None,
+        activation: str,
+        gate: str = "none",
+    ) -> MLPWeights:
+        """Views of two linear layers, as models store them.
+
+        Args:
+            up: ``[F, C]``; of a gated MLP ``[2 F, C]``, one half of which is the gate.
+            up_bias: ``[F]`` or ``[2 F]``, or None.
+            down: ``[C, F]``.
+            down_bias: ``[C]`` or None.
+            activation: one of `Activation`.
+            gate: which half of ``up`` the gate is, ``first`` or ``second``, or ``none``.
+
+        Raises:
+            ValueError: if the activation or the gate is unknown.
+        """
+        if activation not in get_args(Activation) or gate not in get_args(Gate):
+            raise ValueError(
+                f"activation must be one of {', '.join(get_args(Activation))} and gate one of "
+                f"{', '.join(get_args(Gate))}, got {activation!r} and {gate!r}"
+            )
+        kind: Activation = activation  # type: ignore[assignment]
+        if gate == "none":
+            return cls(up, up_bias, down, down_bias, kind)
+        halves = list(up.chunk(2))
+        biases = [None, None] if up_bias is None else list(up_bias.chunk(2))
+        if gate == "first":
+            halves.reverse()
+            biases.reverse()
+        return cls(halves[0], biases[0], down, down_bias, kind, halves[1], biases[1])
+
+
+class MLPLayer:
+    """The feed-forward layer of one transformer block: what it does at a step, from which cache.
+
+    Args:
+        number: of the block, from 0.
+        shared: what it has in common with the other layers of its session.
+    """
+
+    def __init__(self, number: int, shared: Shared) -> None:
+        self.number = number
+        self._shared = shared
+        self._refreshed_at: dict[str, int] = {}  # step of the last refresh, by branch
+
+    def __call__(
+        self,
+        state: StepState | None,
+        hidden: torch.Tensor,
+        weights: MLPWeights,
+        *,
+        addend: Callable[[], torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """The layer as the open call wants it, plus what is to be added to it.
+
+        Args:
+            state: of the open call; None where there is none.
+            hidden: ``[B, N, C]``, as are addend and the result.
+            weights: read in place and never kept.
+            addend: computes another summand of the result, which changes with every step and is not
+                cached; it may be overwritten.
+        """
+        if state is None or not state.caching:
+            return self._uncached(hidden, weights, addend)
+        shared, config = self._shared, self._shared.config.mlp
+        dense = state.dense.get((self.number, "mlp"))
+        with shared.recorder.watch(self.number, "mlp", dense) as entry:
+            if entry.reason is not None:
+                return self._uncached(hidden, weights, addend)
+            entry.action = self._decide(state)
+            kinds = shared.caches.reads("mlp", entry.action)
+            with shared.caches.lend(state.branch, self.number, "mlp", kinds) as cache:
+                if entry.action is not Action.SPARSE:
+                    entry.backend = shared.backend or "library"
+                    kinds = shared.caches.reads("mlp", Action.SPARSE)
+                    with shared.graphs.kept_in_place(state.branch, cache, kinds):
+                        return dense_step(
+                            cache,
+                            hidden,
+                            weights,
+                            config=config,
+                            backend=shared.backend,
+                            addend=None if addend is None else addend(),
+                        )
+                choices = shared.recorder.choices(
+                    ("mlp", *_kind(hidden, weights, cache)),
+                    lambda: backend_choices(
+                        cache, hidden, weights, config=config, backend=shared.backend
+                    ),
+                )
+                up, down = (choices[op].backend.name for op in ("sparse_mlp_up", "sparse_mlp_down"))
+                entry.backend = up if up == down else f"{up}+{down}"
+                keep_count = state.plan.mlp_keep_count(self.number)
+                entry.computed = keep_count / weights.up.shape[0]
+                return sparse_step(
+                    cache,
+                    hidden,
+                    weights,
+                    config=config,
+                    keep_count=keep_count,
+                    backend=shared.backend,
+                    choices=choices,
+                    addend=None if addend is None else addend(),
+                )
+
+    def _uncached(
+        self,
+        hidden: torch.Tensor,
+        weights: MLPWeights,
+        addend: Callable[[], torch.Tensor] | None,
+    ) -> torch.Tensor:
+        return dense_step(
+            None,
+            hidden,
+            weights,
+            config=self._shared.config.mlp,
+            backend=self._shared.backend,
+            addend=None if addend is None else addend(),
+        )
+
+    def _decide(self, state: StepState) -> Action:
+        """The step's action, or a fuller one where the layer was passed over."""
+        shared, action = self._shared, state.action
+        empty = not shared.caches.has(state.branch, self.number, "activation")
+        behind = empty or self._refreshed_at.get(state.branch, -1) < state.refreshed_at
+        if action is Action.SPARSE and behind:
+            action = shared.recorder.catch_up(self.number, "mlp", Action.REFRESH)
+        if action is Action.REFRESH:
+            self._refreshed_at[state.branch] = state.context.step
+        return action
+
+
+def _kind(hidden: torch.Tensor, weights: MLPWeights, cache: MLPCache) -> tuple[object, ...]:
+    """All that decides about the backends of a sparse step."""
+    return kind_of(hidden, weights.up, weights.gate, weights.down, cache.activation, cache.mean)
+
+
+def backend_choices(
+    cache: MLPCache,
+    hidden: torch.Tensor,
+    weights: MLPWeights,
+    *,
+    config: MLPConfig,
+    backend: str | None,
+) -> dict[str, Choice]:
+    """The backend that each operation of a sparse step runs on, and why not on others."""
+    assert cache.activation is not None
+    rows = config.group_rows
+    return {
+        "neuron_selection": neuron_selection.choose(
+            hidden, weights.up, cache.mean, weights.gate, backend=backend
+        ),
+        "sparse_mlp_up": sparse_mlp_up.choose(
+            hidden, weights.up, cache.activation, weights.gate, rows, backend=backend
+        ),
+        # Of a delta, dtype and device decide: those of hidden.
+        "sparse_mlp_down": sparse_mlp_down.choose(hidden, weights.down, rows, backend=backend),
+    }
+
+
+def dense_step(
+    cache: MLPCache | None,
+    hidden: torch.Tensor,
+    weights: MLPWeights,
+    *,
+    config: MLPConfig,
+    backend: str | None,
+    addend: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The whole layer for hidden ``[B, N, C]``; records activations, output and group means.
+
+    Without a cache it records nothing and computes in the model's own layout, as fast as PyTorch
+    can. An ``addend`` ``[B, N, C]``, which may be overwritten, is added to the result, but not to
+    what is recorded.
+    """
+    activation = dense_activation(
+        hidden,
+        weights.up,
+        weights.up_bias,
+        activation=weights.activation,
+        gate_weight=weights.gate,
+        gate_bias=weights.gate_bias,
+        group_rows=config.group_rows,
+        backend="library" if cache is None else backend,
+    )
+    if cache is None and addend is not None:
+        return _add_second_linear(activation, weights, addend.contiguous())
+    output = _second_linear(activation, weights)
+    if cache is not None:
+        cache.mean = mean_preactivations(
+            hidden,
+            weights.up,
+            weights.up_bias,
+            gate_weight=weights.gate,
+            gate_bias=weights.gate_bias,
+            activation=None if weights.gate is None else weights.activation,
+            group_rows=config.group_rows,
+            backend=backend,
+        )
+        cache.activation = activation
+        # Compiled code may reuse the memory of what it is given.
+        cache.output = output.clone() if addend is None else output
+    return output if addend is None else output + addend
+
+
+def _second_linear(activation: torch.Tensor, weights: MLPWeights) -> torch.Tensor:
+    """``activation @ down.T + down_bias`` for ``[B, N, F]``, of any strides, without copying it."""
+    if activation.is_contiguous():
+        return F.linear(activation, weights.down, weights.down_bias)
+    # One product per sample: to fold samples into rows would copy tokens that are contiguous.
+    output = activation.new_empty(*activation.shape[:2], weights.down.shape[0])
+    for sample, result in zip(activation, output, strict=True):
+        if weights.down_bias is None:
+            torch.mm(sample, weights.down.t(), out=result)
+        else:
+            torch.addmm(weights.down_bias, sample, weights.down.t(), out=result)
+    return output
+
+
+def _add_second_linear(
+    activation: torch.Tensor, weights: MLPWeights, onto: torch.Tensor
+) -> torch.Tensor:
+    """`_second_linear` added in place to ``onto``, contiguous ``[B, N, C]``.
+
+    A model that has both in one linear joins their inputs before it: at a video's length that copy
+    takes longer than to read and write the sum once more.
+    """
+    rows = onto.flatten(0, 1)
+    rows.addmm_(activation.flatten(0, 1), weights.down.t())
+    if weights.down_bias is not None:
+        rows += weights.down_bias
+    return onto
+
+
+def sparse_step(
+    cache: MLPCache,
+    hidden: torch.Tensor,
+    weights: MLPWeights,
+    *,
+    config: MLPConfig,
+    keep_count: int,
+    backend: str | None,
+    choices: Mapping[str, Choice] | None = None,
+    addend: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Recomputes the neurons that changed most and adds their change to the cached output.
+
+    An ``addend`` ``[B, N, C]`` is added to the result, but not to the cache. With the
+    `backend_choices` for tensors of this kind, the operations do not look at them again.
+    """
+    assert cache.activation is not None
+    assert cache.output is not None
+    assert cache.mean is not None
+    selection = NeuronSelection(
+        hidden,
+        weights.up,
+        weights.up_bias,
+        cache.mean,
+        keep_count=keep_count,
+        gate_weight=weights.gate,
+        gate_bias=weights.gate_bias,
+        activation=None if weights.gate is None else weights.activation,
+        group_rows=config.group_rows,
+        backend=backend,
+    )
+    launch = choices["neuron_selection"].backend.launch if choices else neuron_selection.run
+    neurons = launch(selection)
+    up = SparseMLPUp(
+        hidden,
+        weights.up,
+        weights.up_bias,
+        neurons,
+        cache.activation,
+        activation=weights.activation,
+        gate_weight=weights.gate,
+        gate_bias=weights.gate_bias,
+        group_rows=config.group_rows,
+        backend=backend,
+    )
+    launch = choices["sparse_mlp_up"].backend.launch if choices else sparse_mlp_up.run
+    delta = launch(up)
+    down = SparseMLPDown(
+        delta,
+        weights.down,
+        neurons,
+        cache.output,
+        addend=addend,
+        group_rows=config.group_rows,
+        backend=backend,
+    )
+    launch = choices["sparse_mlp_down"].backend.launch if choices else sparse_mlp_down.run
+    output: torch.Tensor = launch(down)
+    return output

@@ -1,0 +1,75 @@
+"""What layers are handed: the open transformer call, and what they share with one another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from chipsparse.cache.store import CacheStore
+from chipsparse.config import Part, SparsityConfig
+from chipsparse.graphs.step_graph import StepGraphs
+from chipsparse.kernels.dense_attention.measure import FastestKernel
+from chipsparse.layers.column_budget import ColumnBudgets
+from chipsparse.plan import Action, SparsityPlan
+from chipsparse.report.generation import GenerationReport, StepRecord
+from chipsparse.report.recorder import CallRecorder
+from chipsparse.step import StepContext
+
+
+@dataclass(frozen=True)
+class StepState:
+    """One open transformer call: its plan, position and record.
+
+    Attributes:
+        plan: of the call's guidance branch.
+        context: position of the call.
+        record: of the call, filled while it runs.
+        caching: whether anything of the generation is sparse, so that layers record for later.
+        refreshed_at: step of the branch's last refresh, this one included; -1 before the first.
+        dense: why the attention or MLP of a layer runs dense at every step of the branch.
+        budgets: which columns a refresh keeps.
+    """
+
+    plan: SparsityPlan
+    context: StepContext
+    record: StepRecord
+    caching: bool
+    refreshed_at: int
+    dense: Mapping[tuple[int, Part], str]
+    budgets: ColumnBudgets
+
+    @property
+    def action(self) -> Action:
+        """What the call does; single layers may do more."""
+        return self.record.action
+
+    @property
+    def branch(self) -> str:
+        """The guidance branch of the call."""
+        return self.context.branch
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all layers of a session have in common.
+
+    Attributes:
+        config: what to compute.
+        report: told what runs denser than asked.
+        recorder: notes what layers do in the open call.
+        caches: of all layers.
+        graphs: captured sparse steps, which read caches where they were.
+        kernels: the fastest library kernel for dense attention.
+    """
+
+    config: SparsityConfig
+    report: GenerationReport
+    recorder: CallRecorder
+    caches: CacheStore
+    graphs: StepGraphs
+    kernels: FastestKernel
+
+    @property
+    def backend(self) -> str | None:
+        """The kernel backend that the config forces, or None."""
+        return None if self.config.backend == "auto" else self.config.backend

@@ -1,0 +1,192 @@
+"""How long the layers of a transformer take: an estimate from sizes and a device's rates.
+
+A layer's time is the sum of
+
+- attention: ``4 N^2 C`` operations, or the kept share of them, slowed by what the sparse kernel
+  does not reach;
+- the projections around it, ``2 N C^2`` each, and the feed-forward layer, ``4 N C F`` or the kept
+  share of it, slowed likewise;
+- the elementwise work between them: `ELEMENTWISE_PASSES` times the bytes of the hidden states.
+
+Left out: attention to a prompt beside the sequence, and the embeddings. For all layers of
+FLUX.1-dev at 1280x768 on an H200 it gives 126, 144 and 78 ms dense, at a refresh and sparse;
+measured were 124, 144 and 76 (benchmarks/results/transformer_step_h200.json).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from chipsparse.cache.kinds import PARTS, Part
+from chipsparse.cache.placement import SLOTS
+from chipsparse.layers.column_budget import AttentionBudget, static_count
+from chipsparse.layout import ModelLayout
+from chipsparse.plan import Action, SparsityPlan
+
+# Reads and writes of tensors as large as the hidden states, in a block compiled by PyTorch:
+# what a dense step of FLUX.1-dev takes beyond its attention and linears.
+ELEMENTWISE_PASSES = 66
+FORECAST_PASSES = 3  # reads the output and the drift, writes the output
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device does in a second, in 16-bit types; by default one NVIDIA H200.
+
+    Attributes:
+        device: its name.
+        measured: whether the rates of dense work were measured on it, here and now.
+        attention: operations of dense attention.
+        linear: operations of linears.
+        memory: bytes of elementwise work, reads and writes.
+        link: bytes between host and device, each way.
+        sparse_attention: share of the dense rate that sparse attention reaches.
+        sparse_mlp: likewise the sparse feed-forward layer, choice of neurons included.
+        refresh_attention: time of a refresh's attention over that of a dense one.
+        refresh_seconds: what a refresh of a layer takes besides, whatever the sizes.
+        launch_seconds: what the host takes to launch a sparse layer; none is faster that is not
+            recorded.
+    """
+
+    device: str = "NVIDIA H200"
+    measured: bool = False
+    attention: float = 600e12
+    linear: float = 700e12
+    memory: float = 4.26e12
+    link: float = 55e9
+    sparse_attention: float = 0.85
+    sparse_mlp: float = 0.75
+    refresh_attention: float = 1.12
+    refresh_seconds: float = 0.27e-3
+    launch_seconds: float = 1.2e-3
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """Seconds that one layer computes.
+
+    Attributes:
+        attention: its self-attention.
+        mlp: its feed-forward layer.
+        rest: projections and elementwise work.
+    """
+
+    attention: float
+    mlp: float
+    rest: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.attention + self.mlp + self.rest
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a piece of a layer computes and moves.
+
+    Attributes:
+        seconds: its computation.
+        part: whose slots it uses.
+        to_device: bytes that must have arrived before.
+        to_host: bytes that leave behind it.
+    """
+
+    seconds: float
+    part: Part = "attention"
+    to_device: int = 0
+    to_host: int = 0
+
+
+def kept_columns(plan: SparsityPlan, layer: int) -> int:
+    """The most columns that a query group of a layer computes at a sparse step."""
+    config, layout = plan.config.attention, plan.layout
+    budget = AttentionBudget(
+        keep_count=plan.attention_keep_count(layer),
+        random_count=plan.attention_random_count(),
+        static_columns=None,
+        seed=0,
+        static_count=static_count(layout.tokens, config, text_tokens=layout.text_tokens),
+    )
+    return min(layout.tokens, budget.most_columns)
+
+
+def layer_time(
+    layer: int,
+    action: Action,
+    *,
+    plan: SparsityPlan,
+    rates: Rates,
+    dtype: torch.dtype,
+    dense_parts: Collection[Part] = (),
+) -> LayerTime:
+    """The time of one layer for one guidance branch.
+
+    Args:
+        layer: number of the block.
+        action: what the step does; nothing takes time in a skipped one.
+        plan: has sizes and shares.
+        rates: of the device.
+        dtype: of the hidden states.
+        dense_parts: parts of this layer that run dense although the plan has them sparse.
+    """
+    if action is Action.SKIP:
+        return LayerTime(0.0, 0.0, 0.0)
+    layout = plan.layout
+    tokens = layout.batch * layout.tokens
+    attention = 4.0 * tokens * layout.tokens * layout.channels / rates.attention
+    sparse = {part for part in PARTS if part not in dense_parts and plan.is_sparse(layer, part)}
+    if "attention" in sparse:
+        kept = kept_columns(plan, layer) / layout.tokens / rates.sparse_attention
+        forecast = plan.config.attention.forecast > 0
+        if action is Action.SPARSE:
+            attention *= kept
+            passes = FORECAST_PASSES if forecast else 0
+            attention += passes * tokens * layout.channels * dtype.itemsize / rates.memory
+        elif action is Action.REFRESH:
+            expected = kept * attention if forecast else 0.0
+            attention = rates.refresh_attention * attention + rates.refresh_seconds + expected
+    kind = layout.kind(layer)
+    rows = kind.mlp_linears * kind.mlp_width
+    mlp_tokens = layout.batch * layout.mlp_tokens(layer)
+    mlp = _linear_seconds(mlp_tokens, layout, rows, rates)
+    if "mlp" in sparse and action is Action.SPARSE:
+        mlp *= plan.mlp_keep_count(layer) / kind.mlp_width / rates.sparse_mlp
+    mlp += _linear_seconds(tokens - mlp_tokens, layout, rows, rates)  # the text has its own
+    projected = kind.projections * layout.channels
+    elementwise = ELEMENTWISE_PASSES * tokens * layout.channels * dtype.itemsize / rates.memory
+    return LayerTime(
+        attention, mlp, _linear_seconds(tokens, layout, projected, rates) + elementwise
+    )
+
+
+def _linear_seconds(tokens: int, layout: ModelLayout, width: int, rates: Rates) -> float:
+    return 2.0 * tokens * layout.channels * width / rates.linear
+
+
+def step_seconds(loads: Iterable[Load], rates: Rates) -> float:
+    """The time of pieces that run one behind the other while the link fetches ahead.
+
+    A piece's tensors are fetched from when the one before that uses the same slots begins, into the
+    slot that was emptied longest ago; what changed goes back in the other direction of the link.
+    """
+    end = fetched = written = 0.0
+    asked: dict[Part, float] = {}
+    emptied: dict[Part, list[float]] = {}  # when each of the two slots was free again
+    for load in loads:
+        start = end
+        free = emptied.setdefault(load.part, [0.0] * SLOTS)
+        moves = load.to_device > 0 or load.to_host > 0
+        if moves:
+            fetched = max(fetched, asked.get(load.part, 0.0), free[0])
+            fetched += load.to_device / rates.link
+            start = asked[load.part] = max(end, fetched)
+        end = start + load.seconds
+        if load.to_host:
+            written = max(written, end) + load.to_host / rates.link
+        if moves:
+            emptied[load.part] = [*free[1:], written if load.to_host else end]
+    return end

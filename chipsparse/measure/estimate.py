@@ -1,0 +1,177 @@
+"""The expected time of a generation's steps, caches in host memory included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from chipsparse.cache.kinds import PARTS, Part, read_kinds, written_kinds
+from chipsparse.cache.placement import Placement
+from chipsparse.config import SparsityConfig
+from chipsparse.measure.cost_model import LayerTime, Load, Rates, layer_time, step_seconds
+from chipsparse.plan import Action, SparsityPlan
+
+DenseParts = Mapping[Part, Mapping[int, str]]  # layers that never run sparse, and why
+
+
+@dataclass(frozen=True)
+class SimilarLayers:
+    """Layers of one kind that do and move the same at a sparse step.
+
+    Attributes:
+        name: their kind.
+        layers: how many there are.
+        time: what one of them computes.
+        to_device: bytes of caches that one of them reads from host memory.
+        to_host: bytes that it writes back.
+    """
+
+    name: str
+    layers: int
+    time: LayerTime
+    to_device: int
+    to_host: int
+
+
+@dataclass(frozen=True)
+class RunEstimate:
+    """Seconds and bytes of denoising steps, all guidance branches together.
+
+    Attributes:
+        rates: what they were computed from.
+        stock: a step of the model without chipsparse.
+        steps: one step of each action, transfers included.
+        computing: the computation of a sparse step alone.
+        moving: the transfers of a sparse step alone.
+        to_device: bytes that a sparse step brings from host memory.
+        to_host: bytes that it writes back.
+        similar: the layers of a sparse step.
+        stock_run: all steps without chipsparse.
+        run: all steps, of which ``skip_threshold`` skips none: how many it will is not known.
+    """
+
+    rates: Rates
+    stock: float
+    steps: Mapping[Action, float]
+    computing: float
+    moving: float
+    to_device: int
+    to_host: int
+    similar: tuple[SimilarLayers, ...]
+    stock_run: float
+    run: float
+
+    @property
+    def stock_layer(self) -> float:
+        """The mean time of a layer without chipsparse, all branches together."""
+        return self.stock / sum(similar.layers for similar in self.similar)
+
+    @property
+    def speedup_sparse_step(self) -> float:
+        """A step without chipsparse over a sparse one."""
+        return self.stock / self.steps[Action.SPARSE]
+
+    @property
+    def speedup_run(self) -> float:
+        """All steps without chipsparse over all steps with it; of the denoising alone."""
+        return self.stock_run / self.run
+
+    @property
+    def hidden(self) -> float:
+        """The share of a sparse step's transfers that takes no time of its own."""
+        waiting = self.steps[Action.SPARSE] - self.computing
+        return 1.0 if self.moving == 0 else max(0.0, 1 - waiting / self.moving)
+
+
+def moved_bytes(
+    layer: int, part: Part, action: Action, *, config: SparsityConfig, placement: Placement
+) -> tuple[int, int]:
+    """Bytes that one part of a layer brings from host memory, and that it writes there."""
+    read, written = (kinds(config, part, action) for kinds in (read_kinds, written_kinds))
+    sizes = {kind: placement.host[layer, kind] for kind in placement.hosted(layer)}
+    return (
+        sum(size for kind, size in sizes.items() if kind in read),
+        sum(size for kind, size in sizes.items() if kind in written),
+    )
+
+
+def estimate_run(
+    plan: SparsityPlan,
+    placement: Placement,
+    *,
+    dense_parts: DenseParts,
+    dtype: torch.dtype,
+    branches: int,
+    rates: Rates,
+) -> RunEstimate:
+    """Estimates a generation whose number of steps the plan knows.
+
+    Args:
+        plan: what is sparse, for which sizes and steps.
+        placement: where the caches of a branch live.
+        dense_parts: what runs dense all the time.
+        dtype: of the hidden states.
+        branches: transformer calls per step.
+        rates: of the device.
+    """
+    assert plan.steps is not None
+    layers = range(plan.layout.layers)
+
+    def time_of(layer: int, action: Action) -> LayerTime:
+        dense = [part for part in PARTS if layer in dense_parts[part]]
+        return layer_time(layer, action, plan=plan, rates=rates, dtype=dtype, dense_parts=dense)
+
+    def moved(layer: int, part: Part, action: Action) -> tuple[int, int]:
+        return moved_bytes(layer, part, action, config=plan.config, placement=placement)
+
+    # A recorded sparse step is launched as a whole.
+    recorded = plan.records_steps() and not placement.host
+    launched = {Action.REFRESH} if recorded else {Action.REFRESH, Action.SPARSE}
+
+    def pieces(layer: int, action: Action) -> list[Load]:
+        time = time_of(layer, action)
+        patched = any(layer not in dense_parts[part] for part in PARTS)
+        least = rates.launch_seconds if patched and action in launched else 0.0
+        return [
+            Load(time.attention, "attention", *moved(layer, "attention", action)),
+            Load(time.rest + max(0.0, least - time.total)),
+            Load(time.mlp, "mlp", *moved(layer, "mlp", action)),
+        ]
+
+    def loads(action: Action) -> list[Load]:
+        return [piece for layer in layers for piece in pieces(layer, action)]
+
+    sparse = loads(Action.SPARSE)
+    up, down = sum(load.to_device for load in sparse), sum(load.to_host for load in sparse)
+    steps = {action: branches * step_seconds(loads(action), rates) for action in Action}
+    steps[Action.SKIP] = 0.0
+    stock = branches * sum(
+        layer_time(
+            layer, Action.DENSE, plan=plan, rates=rates, dtype=dtype, dense_parts=PARTS
+        ).total
+        for layer in layers
+    )
+    similar: dict[tuple[str, LayerTime, int, int], int] = {}
+    for layer in layers:
+        moves = [moved(layer, part, Action.SPARSE) for part in PARTS]
+        moved_in, moved_out = (sum(sizes) for sizes in zip(*moves, strict=True))
+        time = time_of(layer, Action.SPARSE)
+        key = (plan.layout.kind(layer).name, time, moved_in, moved_out)
+        similar[key] = similar.get(key, 0) + 1
+    return RunEstimate(
+        rates=rates,
+        stock=stock,
+        steps=steps,
+        computing=branches * sum(load.seconds for load in sparse),
+        moving=branches * max(up, down) / rates.link,
+        to_device=branches * up,
+        to_host=branches * down,
+        similar=tuple(
+            SimilarLayers(name, count, time, moved_in, moved_out)
+            for (name, time, moved_in, moved_out), count in similar.items()
+        ),
+        stock_run=plan.steps * stock,
+        run=sum(steps[action] for action in plan.actions()),
+    )

@@ -1,0 +1,1 @@
+"""Configs that were tuned for a model: a `profile` has `qualities` and a `tuned_range`."""

@@ -1,0 +1,275 @@
+"""Profiles: a sparsity config, or several named ones, with generation settings, as one YAML file.
+
+A profile is found by the transformer's class in ``assets/profiles``, unless the model's folder
+brings its own ``chipsparse.yaml``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from chipsparse.common.validation import Validated, build, option
+from chipsparse.config import SparsityConfig
+from chipsparse.old_names import renewed, tell
+from chipsparse.profiles.qualities import (
+    DEFAULT_QUALITY,
+    check_quality,
+    read_qualities,
+    without_own_schedule,
+)
+from chipsparse.profiles.tuned_range import TunedFor
+
+ASSETS = Path(__file__).parents[1] / "assets"
+QUALITIES_FILE = ASSETS / "qualities.yaml"
+MODEL_PROFILE_NAME = "chipsparse.yaml"
+LARGEST_FILE_BYTES = 1 << 20
+MOST_MERGED_FIELDS = 1000
+
+
+@dataclass(frozen=True)
+class GenerationDefaults(Validated):
+    """Settings of the pipeline call that the profile is meant for; null: the pipeline's own."""
+
+    height: int | None = option(None, "height in pixels", minimum=1)
+    width: int | None = option(None, "width in pixels", minimum=1)
+    num_frames: int | None = option(None, "frames of the video", minimum=1)
+    num_inference_steps: int | None = option(None, "denoising steps", minimum=1)
+    guidance_scale: float | None = option(
+        None,
+        "classifier-free guidance, or the strength that a guidance-distilled model is told",
+        minimum=0.0,
+    )
+    true_cfg_scale: float | None = option(
+        None,
+        "classifier-free guidance of pipelines that give guidance_scale another meaning (FLUX)",
+        minimum=0.0,
+    )
+    max_sequence_length: int | None = option(None, "text tokens, padding included", minimum=1)
+
+
+@dataclass(frozen=True)
+class _ProfileFile(Validated):
+    model_class: str = option("", "class of the transformer, such as WanTransformer3DModel")
+    description: str = option("", "what the profile is for and what was measured")
+    generation: GenerationDefaults = option(GenerationDefaults(), "settings of the pipeline call")
+    sparsity: SparsityConfig = option(
+        SparsityConfig(), "what is computed; where there are qualities, what they have in common"
+    )
+    qualities: dict[str, Any] | None = option(
+        None, "named qualities, each with the fields of sparsity in which it differs"
+    )
+    tuned: TunedFor | None = option(None, "what it was tuned for and measured with")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A loaded profile.
+
+    Attributes:
+        model_class: the transformer class that it is for.
+        description: one sentence for people.
+        generation: settings of the pipeline call.
+        sparsity: what is computed: that of the quality, if it is one.
+        source: the file it came from.
+        tuned: what it was tuned for; None where people wrote it.
+        quality: the name of the quality that is taken; None where the file has none by default.
+        qualities: what is computed in each of its qualities, by name.
+        one_schedule: those of them whose schedule is that of ``sparsity``, not of their name.
+    """
+
+    model_class: str
+    description: str
+    generation: GenerationDefaults
+    sparsity: SparsityConfig
+    source: str
+    tuned: TunedFor | None = None
+    quality: str | None = None
+    qualities: Mapping[str, SparsityConfig] = field(default_factory=dict)
+    one_schedule: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Profile for {self.model_class or 'any model'} from {self.source}>"
+
+    def serves(self, transformer_class: str) -> bool:
+        """Whether it is for models of this class; one that names no class is for all."""
+        return self.model_class in ("", transformer_class)
+
+    @property
+    def is_general(self) -> bool:
+        """Whether it is that of models that have none."""
+        return self.source == str(QUALITIES_FILE)
+
+    @property
+    def remark(self) -> str | None:
+        """What its author may not have meant of the quality that is taken, one sentence."""
+        if self.quality not in self.one_schedule:
+            return None
+        return (
+            f"{self.source}: sparsity.schedule takes the place of the schedule that "
+            f"{', '.join(self.one_schedule)} would have; where that is not meant, move it to "
+            "qualities"
+        )
+
+    def of_quality(self, name: str) -> Profile:
+        """The same profile with another of its qualities taken.
+
+        Raises:
+            ValueError: if it has none of this name; the message names those that there are.
+        """
+        check_quality(name)
+        if name not in self.qualities:
+            has = f"it has {', '.join(self.qualities)}" if self.qualities else "it has no qualities"
+            raise ValueError(f"{self.source} does not say what {name} is; {has}")
+        return dataclasses.replace(self, quality=name, sparsity=self.qualities[name])
+
+    def override(self, values: Mapping[str, Any]) -> Profile:
+        """The same profile with some fields changed in all of its qualities.
+
+        Args:
+            values: by paths, see `SparsityConfig.override`, which says what is raised.
+        """
+        return dataclasses.replace(
+            self,
+            sparsity=self.sparsity.override(values),
+            qualities={name: each.override(values) for name, each in self.qualities.items()},
+        )
+
+
+class _ProfileLoader(yaml.SafeLoader):
+    """YAML in which no field stands twice, nor fields by the million."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        names = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in names:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"{key.value} stands twice", problem_mark=key.start_mark
+                    )
+                names.add(key.value)
+        return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > MOST_MERGED_FIELDS:  # merged mappings of merged mappings, and so on
+            raise yaml.MarkedYAMLError(
+                problem=f"more than {MOST_MERGED_FIELDS} fields", problem_mark=node.start_mark
+            )
+
+
+def _yaml_problem(error: yaml.YAMLError | ValueError) -> str:
+    """What is wrong, and where if the parser tells."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark:
+        mark = error.problem_mark
+        return f"{error.problem}, in line {mark.line + 1}, column {mark.column + 1}"
+    return " ".join(str(error).split())
+
+
+def load_profile(path: Path | str) -> Profile:
+    """Reads a profile, with the quality `DEFAULT_QUALITY` taken where it has that one.
+
+    Raises:
+        ValueError: if the file is missing, is no regular file, is not YAML, names a field twice, or
+            has an unknown or ill-typed field; the message names the file, the field's path and what
+            is allowed.
+    """
+    data = _read(Path(path))
+    try:
+        data = _with_new_names(data, str(path))
+        parsed = build(_ProfileFile, data)
+        qualities: dict[str, SparsityConfig] = {}
+        one_schedule: tuple[str, ...] = ()
+        if parsed.qualities is not None:
+            defaults, common = _read(QUALITIES_FILE)["qualities"], data.get("sparsity", {})
+            qualities = read_qualities(parsed.qualities, common, defaults)
+            one_schedule = without_own_schedule(parsed.qualities, common)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    profile = Profile(
+        parsed.model_class,
+        parsed.description,
+        parsed.generation,
+        parsed.sparsity,
+        str(path),
+        parsed.tuned,
+        qualities=qualities,
+        one_schedule=one_schedule,
+    )
+    return profile.of_quality(DEFAULT_QUALITY) if DEFAULT_QUALITY in qualities else profile
+
+
+def _with_new_names(data: Any, path: str) -> Any:
+    """A profile with the field names of now; one warning for all old ones."""
+    if not isinstance(data, Mapping):
+        return data
+    said: list[str] = []
+    qualities = data.get("qualities")
+    if isinstance(qualities, Mapping):
+        qualities = {name: renewed(own, said) for name, own in qualities.items()}
+    renewed_parts = {"sparsity": renewed(data.get("sparsity"), said), "qualities": qualities}
+    tell(said, path)
+    return {name: renewed_parts.get(name, value) for name, value in data.items()}
+
+
+def _read(path: Path) -> Any:
+    """What the file says; raises `ValueError`."""
+    try:
+        data: Any = yaml.load(_profile_text(path), _ProfileLoader)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot read the profile ({error.strerror})") from None
+    except RecursionError:
+        raise ValueError(f"{path}: not valid YAML (nested too deeply)") from None
+    except (yaml.YAMLError, ValueError) as error:  # of dates and numbers that Python does not have
+        raise ValueError(f"{path}: not valid YAML ({_yaml_problem(error)})") from None
+    return {} if data is None else data
+
+
+def _profile_text(path: Path) -> str:
+    """The text of a file, looked at before it is opened: a pipe would wait for its writer."""
+    found = path.stat()
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        raise OSError(0, "it is no regular file")
+    if found.st_size > LARGEST_FILE_BYTES:
+        raise OSError(0, f"its {found.st_size:,} bytes are too many for a profile")
+    return path.read_text(encoding="utf-8")
+
+
+def find_profile(model_folder: Path | str | None, transformer_class: str) -> Profile:
+    """The profile of a model: its folder's own, else that of its transformer class.
+
+    Raises:
+        ValueError: if there is neither, or the file is bad.
+    """
+    own = None if model_folder is None else Path(model_folder) / MODEL_PROFILE_NAME
+    if own is not None and own.is_file():
+        return load_profile(own)
+    classes = profile_classes()
+    if transformer_class not in classes:
+        raise ValueError(
+            f"no profile for the model class {transformer_class}; "
+            f"known classes: {', '.join(classes)}"
+        )
+    return load_profile(ASSETS / "profiles" / f"{transformer_class}.yaml")
+
+
+def profile_classes() -> list[str]:
+    """The transformer classes that chipsparse has a profile for."""
+    return sorted(path.stem for path in (ASSETS / "profiles").glob("*.yaml"))
+
+
+def default_profile() -> Profile:
+    """The profile of models that have none: the named qualities as they are in general."""
+    return load_profile(QUALITIES_FILE)
+
+
+def bundled_model() -> Path:
+    """The folder of the bundled tiny video model."""
+    return ASSETS / "tiny-wan"

@@ -1,0 +1,123 @@
+"""What a tuned profile was measured with, and whether a generation is like that."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from chipsparse.common.validation import Validated, option
+
+
+@dataclass(frozen=True)
+class Versions(Validated):
+    """Versions of what computes."""
+
+    chipsparse: str = option("", "of this package")
+    torch: str = option("", "of PyTorch")
+    diffusers: str = option("", "of diffusers")
+
+
+@dataclass(frozen=True)
+class TunedTarget(Validated):
+    """What was asked for; one of them at least."""
+
+    min_psnr_db: float | None = option(None, "on every held-out prompt, against dense", minimum=0.0)
+    min_ssim: float | None = option(None, "likewise", minimum=0.0, maximum=1.0)
+    max_lpips: float | None = option(None, "likewise", minimum=0.0)
+    min_speedup: float | None = option(None, "dense over sparse median generation", minimum=0.0)
+    max_seconds: float | None = option(None, "median generation", minimum=0.0)
+
+
+@dataclass(frozen=True)
+class TunedMeasurement(Validated):
+    """What was measured on held-out prompts, each sparse against dense with the same seed."""
+
+    prompts: int = option(0, "how many", minimum=0)
+    psnr_db_worst: float | None = option(None, "smallest; null: the same pictures")
+    psnr_db_median: float | None = option(None, "median; null: the same pictures")
+    ssim_worst: float | None = option(None, "smallest; null: pictures too small for it")
+    lpips_worst: float | None = option(None, "largest; null: not measured")
+    seconds: float = option(0.0, "median generation, text and decoding included", minimum=0.0)
+    dense_seconds: float = option(0.0, "the same, dense", minimum=0.0)
+
+
+@dataclass(frozen=True)
+class TunedFor(Validated):
+    """The range of a profile that `chipsparse tune` wrote; nothing of it changes what is computed.
+
+    Outside of it neither quality nor speed was measured.
+    """
+
+    model: str = option("", "folder or hub name")
+    transformer_config: str = option("", "digest of the transformer's config")
+    height: int | None = option(None, "pixels", minimum=1)
+    width: int | None = option(None, "pixels", minimum=1)
+    num_frames: int | None = option(None, "frames of the video", minimum=1)
+    num_inference_steps: int | None = option(None, "denoising steps", minimum=1)
+    guidance_scale: float | None = option(None, "as in generation")
+    true_cfg_scale: float | None = option(None, "as in generation")
+    dtype: str = option("", "of the weights")
+    device: str = option("", "where it was measured")
+    versions: Versions = option(Versions(), "what computed")
+    target: TunedTarget = option(TunedTarget(), "what was asked for")
+    measured: TunedMeasurement = option(TunedMeasurement(), "on held-out prompts")
+
+
+# Fields of `TunedFor` that a generation has too, and what people call them.
+RANGE = {
+    "height": "a height of {} pixels",
+    "width": "a width of {} pixels",
+    "num_frames": "{} frames",
+    "num_inference_steps": "{} steps",
+    "guidance_scale": "guidance {}",
+    "true_cfg_scale": "true guidance {}",
+    "dtype": "{}",
+    "device": "{}",
+}
+
+
+def outside(tuned: TunedFor, generation: Mapping[str, Any]) -> list[str]:
+    """How a generation differs from what a profile was tuned for, one phrase for each thing.
+
+    Args:
+        tuned: of the profile.
+        generation: values by the names of `RANGE` and ``transformer_config``; those that are not
+            named are not looked at.
+    """
+    differences = []
+    theirs = generation.get("transformer_config", tuned.transformer_config)
+    if theirs != tuned.transformer_config:
+        differences.append(f"another model than {tuned.model}")
+    for name, phrase in RANGE.items():
+        expected = getattr(tuned, name)
+        if name in generation and generation[name] != expected:
+            given, own = (
+                "none" if value is None else value for value in (generation[name], expected)
+            )
+            differences.append(f"{phrase.format(given)}, not {own}")
+    return differences
+
+
+TARGETS = {
+    "min_psnr_db": "a PSNR of at least {:g} dB",
+    "min_ssim": "an SSIM of at least {:g}",
+    "max_lpips": "an LPIPS of at most {:g}",
+    "min_speedup": "at least {:g} times the speed",
+    "max_seconds": "at most {:g} s",
+}
+
+
+def target_text(target: Mapping[str, float | None]) -> str:
+    """What was asked for, in words, from the fields of a `TunedTarget`."""
+    asked = [text.format(target[name]) for name, text in TARGETS.items() if target.get(name)]
+    return " and ".join(asked)
+
+
+def digest(config: Mapping[str, Any]) -> str:
+    """A short name of a transformer's config, whatever version of diffusers wrote it."""
+    own = {name: value for name, value in config.items() if not name.startswith("_")}
+    text = json.dumps(own, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,397 @@
+"""What a generation did: every step and layer, and everything that was not as the config asks.
+
+A report has two lists of sentences. *Fallbacks* are what runs dense, or denser than asked, although
+the config wants it sparse; a strict report raises the first one. *Notes* are whatever else is worth
+knowing: slower copies, another token order, a cache that lives elsewhere than planned. A generation
+in which nothing at all is sparse or skipped has a sentence of its own, and the user is warned.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from chipsparse.common.user_warnings import warn_user
+from chipsparse.config import DenseWarning, FallbackError, Part, SparsityConfig
+from chipsparse.kernels.dispatch import Choice
+from chipsparse.layers.kept_columns import KeptColumns
+from chipsparse.plan import CACHED, Action, SparsityPlan
+from chipsparse.report.nothing_sparse import NOTHING, wants_sparse, why_nothing, why_nothing_was
+
+
+class StepTimer:
+    """Wall time of a piece of work: device events on CUDA, the host clock elsewhere."""
+
+    def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
+        self._device = device
+        self._clock = clock
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        self._seconds: float | None = None
+        if device.type == "cuda":
+            self._events = (
+                torch.cuda.Event(enable_timing=True),
+                torch.cuda.Event(enable_timing=True),
+            )
+            self._events[0].record(torch.cuda.current_stream(device))
+        self._start = clock()
+
+    def stop(self) -> None:
+        """Marks the end of the work; does not wait for the device."""
+        if self._events is not None:
+            self._events[1].record(torch.cuda.current_stream(self._device))
+        self._seconds = self._clock() - self._start
+
+    def seconds(self) -> float | None:
+        """The measured time, None before `stop`; waits for a device that has not yet finished."""
+        if self._events is not None and self._seconds is not None:
+            self._events[1].synchronize()
+            self._seconds = self._events[0].elapsed_time(self._events[1]) / 1e3
+            self._events = None
+        return self._seconds
+
+
+@dataclass
+class LayerRecord:
+    """A layer's attention or feed-forward layer in one transformer call.
+
+    Attributes:
+        layer: number of the block.
+        part: which of both.
+        action: what it did; never "skip", which leaves out whole calls.
+        computed: share of the attention columns or neurons that was computed: a number, or a 0-d
+            tensor of the device; 1 unless sparse.
+        backend: what computed it: the name of a kernel backend, "library" for PyTorch's own
+            operations, "model" where the model ran as without chipsparse.
+        reason: why it was dense whatever the step did, or None.
+        timer: its time with what it waited for, where that is measured.
+        bytes_to_device: bytes of its caches that came from host memory in this call.
+        bytes_to_host: bytes of them that went there.
+    """
+
+    layer: int
+    part: Part
+    action: Action
+    computed: torch.Tensor | float = 1.0
+    backend: str = "model"
+    reason: str | None = None
+    timer: StepTimer | None = None
+    bytes_to_device: int = 0
+    bytes_to_host: int = 0
+
+    @property
+    def kept(self) -> float:
+        """The share that was computed; waits for the device where it has not yet finished."""
+        return float(self.computed)
+
+    @property
+    def seconds(self) -> float | None:
+        """Its time in seconds; None where it was not measured or did not come to its end."""
+        return None if self.timer is None else self.timer.seconds()
+
+
+@dataclass
+class StepRecord:
+    """One transformer call.
+
+    Attributes:
+        step: denoising step from 0.
+        steps_total: number of steps where known.
+        branch: guidance branch.
+        action: what the call did.
+        bytes_to_device: bytes of caches that came from host memory.
+        bytes_to_host: bytes of caches that went there.
+        cache_bytes: what the caches of its transformer held behind it, wherever they live.
+        host_bytes: how much of that was in host memory beside the device.
+        allocated_bytes: what PyTorch had allocated on the device behind it, weights included; None
+            where the device is not CUDA.
+        peak_allocated_bytes: the most that was allocated there at a time until then.
+        transformer: the pipeline's name for the transformer that was called.
+        layers: what each layer did, in the order in which they ran; none where nothing in the
+            whole generation is sparse, nor of layers that a block cache passed over.
+        finished: whether the call came to its end.
+        replayed: whether it was launched as a whole, as an earlier call of its kind was recorded.
+        predicted_change: by what share of itself the output was predicted to have changed since it
+            was last computed, where ``skip_threshold`` asked for that; see `StepCache`.
+        forecast: whether it was skipped and its output continues the last two computed ones.
+    """
+
+    step: int
+    steps_total: int | None
+    branch: str
+    action: Action
+    timer: StepTimer | None = None
+    bytes_to_device: int = 0
+    bytes_to_host: int = 0
+    cache_bytes: int = 0
+    host_bytes: int = 0
+    allocated_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+    transformer: str = ""
+    layers: list[LayerRecord] = field(default_factory=list, repr=False)
+    finished: bool = False
+    replayed: bool = False
+    predicted_change: float | None = None
+    forecast: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """Time of the transformer call in seconds (0 for one that was skipped or broke off)."""
+        return 0.0 if self.timer is None else self.timer.seconds() or 0.0
+
+    @property
+    def used_caches(self) -> bool:
+        """Whether it was skipped, or something in it ran sparse."""
+        sparse = self.replayed or any(layer.action is Action.SPARSE for layer in self.layers)
+        return self.action is Action.SKIP or sparse
+
+    @property
+    def attention_fractions(self) -> list[float]:
+        """Share of the columns that each layer with sparse attention computed."""
+        return self._fractions("attention")
+
+    @property
+    def mlp_fractions(self) -> list[float]:
+        """Share of the neurons that each layer with a sparse MLP computed."""
+        return self._fractions("mlp")
+
+    def _fractions(self, part: Part) -> list[float]:
+        return [
+            layer.kept
+            for layer in self.layers
+            if layer.part == part and layer.action is Action.SPARSE
+        ]
+
+    @property
+    def attention_kept(self) -> float | None:
+        """Mean share of attention columns computed, over layers; None where nothing ran sparse."""
+        return _mean(self.attention_fractions)
+
+    @property
+    def mlp_kept(self) -> float | None:
+        """Mean share of MLP neurons computed, over layers; None where nothing ran sparse."""
+        return _mean(self.mlp_fractions)
+
+
+@dataclass(frozen=True)
+class PipelineFacts:
+    """Which pipeline a report is about.
+
+    Attributes:
+        pipeline_class: its class.
+        location: the folder or hub name that it was loaded from, or None.
+        transformers: the class of each of its patched transformers, by the pipeline's name for it.
+    """
+
+    pipeline_class: str
+    location: str | None
+    transformers: Mapping[str, str]
+
+
+@dataclass
+class GenerationReport:
+    """The record of the current or last generation.
+
+    Attributes:
+        strict: whether a fallback raises `FallbackError`.
+        layer_times: whether the time of each layer is measured.
+        pipeline: what it is about, where known.
+        config: what was asked for, where known before the first call.
+        quality: the name of that among the qualities of a profile, where it has one.
+        generation: its number, from 1.
+        steps: one record per transformer call, in order.
+        fallbacks: one sentence for everything that runs dense, or denser than the config asks.
+        notes: one sentence for whatever else is worth knowing.
+        remark: one that is to be noted of every generation, or None.
+        nothing_sparse: why no step is sparse or skipped although the config asks for some, and what
+            would help; None where one is, or none is wanted. Known before the first step wherever
+            it can be, and settled when the pipeline's call ends.
+        error: the exception that ended the generation in a transformer call, or None.
+        plans: what was planned for each transformer that was called, by its name.
+        device: where they ran.
+        dtype: of the hidden states, where anything is sparse.
+        backends: the kernel backend that each op ran on; several where layers differ.
+        passed_over: for each op the faster backends that did not run, with the reason.
+        cache_bytes: the largest size that the caches had, in bytes, wherever they live.
+        host_bytes: how much of it was in host memory beside the device.
+        kept_columns: what layers kept when `Handle.kept_columns` was last asked.
+    """
+
+    strict: bool = False
+    layer_times: bool = False
+    pipeline: PipelineFacts | None = None
+    config: SparsityConfig | None = None
+    quality: str | None = None
+    generation: int = 0
+    steps: list[StepRecord] = field(default_factory=list)
+    fallbacks: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    remark: str | None = None
+    nothing_sparse: str | None = None
+    error: str | None = None
+    plans: dict[str, SparsityPlan] = field(default_factory=dict)
+    device: torch.device | None = None
+    dtype: torch.dtype | None = None
+    backends: dict[str, str] = field(default_factory=dict)
+    passed_over: dict[str, dict[str, str]] = field(default_factory=dict)
+    cache_bytes: int = 0
+    host_bytes: int = 0
+    kept_columns: list[KeptColumns] = field(default_factory=list)
+    _warned: bool = field(default=False, init=False, repr=False)
+    _begun: bool = field(default=False, init=False, repr=False)
+
+    def begin(self, generation: int, record: StepRecord) -> None:
+        """Adds a record; the first one of another generation clears what was there."""
+        if generation != self.generation:
+            if not self._begun:
+                self._clear()
+            self.generation, self._begun = generation, False
+        self.steps.append(record)
+
+    def begin_call(self) -> None:
+        """Clears what was there before the first record of a generation that there is to say of."""
+        self._clear()
+        self._begun = True
+
+    def end_call(self, *, finished: bool) -> None:
+        """Settles, behind a call of the pipeline, whether anything ran sparse."""
+        self._begun = False
+        if any(record.used_caches for record in self.steps):
+            self.nothing_sparse = None
+        elif finished and self.steps and self.nothing_sparse is None:
+            sentence = self._why_nothing_was()
+            if sentence is not None:
+                self._warn_of_nothing(sentence)
+
+    def _clear(self) -> None:
+        self.steps, self.fallbacks, self.nothing_sparse = [], [], None
+        self.notes = [] if self.remark is None else [self.remark]
+        self.error, self.plans, self.device, self.dtype = None, {}, None, None
+        self.backends, self.passed_over = {}, {}
+        self.cache_bytes = self.host_bytes = 0
+        self.kept_columns = []
+
+    def _why_nothing_was(self) -> str | None:
+        sentences: list[str | None] = []
+        if not any(record.action is Action.SPARSE for record in self.steps):
+            steps = 1 + max(record.step for record in self.steps)
+            sentences += [why_nothing_was(plan, steps) for plan in self.plans.values()]
+        sentences.append(self.all_dense())
+        return next((sentence for sentence in sentences if sentence is not None), None)
+
+    def all_dense(self, *remarks: str) -> str | None:
+        """That nothing runs sparse for the reasons noted and these; None where there is none."""
+        reasons = [*self.fallbacks, *remarks]
+        return f"{NOTHING}: {'; '.join(reasons)}" if reasons else None
+
+    def look_ahead(self, plan: SparsityPlan, record: StepRecord) -> None:
+        """Says at the first call of a transformer where nothing of the generation will be sparse.
+
+        Raises:
+            FallbackError: if that is so and the run is strict.
+        """
+        *before, _ = self.steps
+        if any(each.transformer == record.transformer or each.action in CACHED for each in before):
+            return
+        sentence = why_nothing(plan, record.step, record.transformer)
+        if sentence is not None:
+            self.run_dense(sentence)
+
+    def run_dense(self, sentence: str) -> None:
+        """Says that nothing runs sparse although the config asks for it, and why.
+
+        Raises:
+            FallbackError: with this sentence, if the run is strict.
+        """
+        if self.config is not None and not wants_sparse(self.config):
+            return
+        if self.strict:
+            self.nothing_sparse = sentence
+            raise FallbackError(sentence)
+        self._warn_of_nothing(sentence)
+
+    def _warn_of_nothing(self, sentence: str) -> None:
+        """Warns once in the life of a report: a user makes one picture after the other."""
+        self.nothing_sparse = sentence
+        if not self._warned:
+            self._warned = True
+            warn_user(sentence, DenseWarning)
+
+    def fall_back(self, sentence: str) -> None:
+        """Notes once that something runs dense although the config asks otherwise, and why.
+
+        Raises:
+            FallbackError: with this sentence, if the run is strict.
+        """
+        if sentence not in self.fallbacks:
+            self.fallbacks.append(sentence)
+        if self.strict:
+            raise FallbackError(sentence)
+
+    def note(self, sentence: str) -> None:
+        """Notes once what does not make anything dense."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+    def fail(self, error: BaseException) -> None:
+        """Notes what ended the generation."""
+        self.error = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+
+    def run_on(self, choices: Mapping[str, Choice]) -> None:
+        """Notes the backend of each op, and why the ones before it were rejected."""
+        for op, choice in choices.items():
+            names = self.backends[op].split(", ") if op in self.backends else []
+            self.backends[op] = ", ".join(dict.fromkeys([*names, choice.backend.name]))
+            self.passed_over.setdefault(op, {}).update(choice.rejected)
+
+    def backend_reasons(self) -> list[str]:
+        """Why backends were passed over, one line for all ops with the same reasons."""
+        ops: dict[str, list[str]] = {}
+        for op, reasons in self.passed_over.items():
+            text = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+            if text:
+                ops.setdefault(text, []).append(op)
+        return [f"{', '.join(names)} not on {text}" for text, names in ops.items()]
+
+    def actions(self) -> Counter[str]:
+        """How many denoising steps took each action (each step counted once, not per branch)."""
+        return Counter({record.step: record.action.value for record in self.steps}.values())
+
+    def mean_seconds(self, *actions: str) -> float | None:
+        """Mean time of a transformer call with one of these actions, or None without any."""
+        return _mean([record.seconds for record in self.steps if record.action in actions])
+
+    def __repr__(self) -> str:
+        steps = ", ".join(f"{count} {action}" for action, count in self.actions().most_common())
+        return f"<GenerationReport: {steps or 'no steps'}; {len(self.fallbacks)} fallbacks>"
+
+    def summary(self) -> str:
+        """A few lines for people: the steps, the gain, and why anything ran dense.
+
+        May be called at any time; waits for a device that has not yet finished.
+        """
+        from chipsparse.report.summary import as_text, facts
+
+        return as_text(facts(self))
+
+    def _repr_html_(self) -> str:
+        """`summary` as a table, for notebooks."""
+        from chipsparse.report.summary import as_html, facts
+
+        return as_html(facts(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as JSON values, in the form that `chipsparse.report.as_json` describes.
+
+        May be called at any time; waits for a device that has not yet finished.
+        """
+        from chipsparse.report.as_json import to_dict
+
+        return to_dict(self)
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,138 @@
+"""Why a generation computes nothing sparse although its config asks for it, and what would help."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+from chipsparse.config import ScheduleConfig, SparsityConfig
+from chipsparse.plan import CACHED, Action, SparsityPlan
+from chipsparse.schedule.schedule import MANY_STEPS
+
+NOTHING = "nothing runs sparse"
+# Fields of the schedule, each with the value that leaves most steps to sparse ones.
+LOOSEST: dict[str, tuple[Any, str]] = {
+    "warmup_steps": (2, "lower"),
+    "final_dense_steps": (0, "lower"),
+    "dense_steps": ((), "shorten"),
+    "refresh_steps": ((), "shorten"),
+    "refresh_every": (1 << 20, "raise"),
+    "full_steps": ((), "shorten"),
+    "full_share": (0.01, "lower"),
+    "least_full": (2, "lower"),
+}
+
+
+def wants_sparse(config: SparsityConfig) -> bool:
+    """Whether a config asks for sparse or skipped steps at all."""
+    schedule = config.schedule
+    parts = config.attention.enabled or config.mlp.enabled
+    if schedule.actions is not None:
+        return "skip" in schedule.actions or (parts and "sparse" in schedule.actions)
+    if parts or schedule.skip_steps or schedule.skip_threshold is not None:
+        return True
+    return schedule.lists_full and (schedule.between != "all" or schedule.sparse_steps is not None)
+
+
+def why_nothing(plan: SparsityPlan, first: int = 0, name: str = "transformer") -> str | None:
+    """Why no step will be sparse or skipped, with what would help; None where one may be.
+
+    Args:
+        plan: of the generation.
+        first: the step at which the transformer is called for the first time.
+        name: the pipeline's name for the transformer.
+    """
+    if plan.steps is None or not wants_sparse(plan.config) or _uses_caches(plan, first):
+        return None
+    layers = _why_no_layer(replace(plan, steps=first + MANY_STEPS))
+    if layers is not None:
+        return f"{NOTHING}: {layers}"
+    changes = _what_helps(plan, first)
+    fewest = _fewest_steps(plan, first)
+    if fewest is None:
+        return f"{NOTHING}: the schedule computes every step in full; {changes or 'change it'}"
+    help = "take more steps" + (f", or {changes}" if changes else "")
+    if first > 1:
+        return (
+            f"{NOTHING}: {name} is first called at step {first} of {plan.steps} (from 0), and the "
+            f"schedule needs {fewest - first} calls in a row; {help}"
+        )
+    few = "1 step is" if plan.steps == 1 else f"{plan.steps} steps are"
+    return f"{NOTHING}: {few} too few for the schedule, which needs at least {fewest}; {help}"
+
+
+def why_nothing_was(plan: SparsityPlan, steps: int) -> str | None:
+    """As `why_nothing`, behind a generation of so many steps of which it was not known before."""
+    sentence = why_nothing(replace(plan, steps=steps))
+    if sentence is None and plan.schedule.skips_by_threshold():
+        threshold = plan.config.schedule.skip_threshold
+        return (
+            f"{NOTHING}: no step was predicted to change the output by less than "
+            f"schedule.skip_threshold ({threshold:g}); raise it"
+        )
+    return sentence
+
+
+def _uses_caches(plan: SparsityPlan, first: int) -> bool:
+    """Whether a step is sparse or skipped, or may be by the threshold."""
+    assert plan.steps is not None
+    if any(action in CACHED for action in plan.actions(first)):
+        return True
+    return any(_may_be_skipped(plan, step) for step in range(first + 1, plan.steps))
+
+
+def _may_be_skipped(plan: SparsityPlan, step: int) -> bool:
+    """Whether the threshold may skip a step behind the first call, which is always computed."""
+    return plan.may_skip_by_threshold(step, recorded=Action.DENSE)
+
+
+def _why_no_layer(plan: SparsityPlan) -> str | None:
+    """What of the config leaves no layer that could be sparse, where no step is to be skipped."""
+    if plan.has_sparse_layers or plan.schedule.skips_any:
+        return None
+    count, first = plan.layout.layers, plan.config.schedule.first_dense_layers
+    if first >= count:
+        return f"schedule.first_dense_layers is {first}, and the model has {count} layers"
+    return f"what layers and schedule.first_dense_layers name leaves all {count} layers dense"
+
+
+def _fewest_steps(plan: SparsityPlan, first: int) -> int | None:
+    """Steps with which one would be sparse or skipped; None where more steps do not help."""
+    if not _uses_caches(replace(plan, steps=first + MANY_STEPS), first):
+        return None
+    enough = (n for n in itertools.count(first + 1) if _uses_caches(replace(plan, steps=n), first))
+    return next(enough)
+
+
+def _what_helps(plan: SparsityPlan, first: int) -> str | None:
+    """The fields of the schedule of which one, or else all together, would make a step sparse."""
+    schedule = plan.config.schedule
+    if schedule.actions:
+        return "change schedule.actions"
+    tight = [name for name, (loosest, _) in LOOSEST.items() if _is_tight(schedule, name, loosest)]
+
+    def helps(*names: str) -> bool:
+        changes = {f"schedule.{name}": LOOSEST[name][0] for name in names}
+        return _uses_caches(replace(plan, config=plan.config.override(changes)), first)
+
+    alone = [name for name in tight if helps(name)]
+    if not alone and not (tight and helps(*tight)):
+        return None
+    texts = [f"{LOOSEST[name][1]} {_now(schedule, name)}" for name in alone or tight]
+    return (" or " if alone else " and ").join(texts)
+
+
+def _is_tight(schedule: ScheduleConfig, name: str, loosest: object) -> bool:
+    value = getattr(schedule, name)
+    if name == "refresh_every":  # any other leaves sparse steps between two refreshes
+        return value == 1 and schedule.refresh_steps is None
+    if name == "least_full" and schedule.full_share is None:
+        return False
+    return value is not None and value != loosest
+
+
+def _now(schedule: ScheduleConfig, name: str) -> str:
+    value = getattr(schedule, name)
+    text = ", ".join(map(str, value)) if isinstance(value, tuple) else value
+    return f"schedule.{name} (now {text})"

@@ -1,0 +1,166 @@
+"""Writes down what the layers of a transformer call do, and what they moved."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import torch
+
+from chipsparse.cache.kinds import KINDS, PARTS, Part
+from chipsparse.cache.offload import Key, Traffic
+from chipsparse.kernels.dispatch import Choice
+from chipsparse.plan import Action, SparsityPlan
+from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord, StepTimer
+
+
+class CallRecorder:
+    """Fills the `StepRecord` of the open call of one transformer.
+
+    Args:
+        report: where the records are.
+    """
+
+    def __init__(self, report: GenerationReport) -> None:
+        self._report = report
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets the call and what was chosen in its generation."""
+        self._call: tuple[StepRecord, SparsityPlan, torch.device] | None = None
+        self._choices: dict[tuple[object, ...], Mapping[str, Choice]] = {}
+        self._dense_modules: dict[Part, dict[int, str]] = {}
+        self._dense_now: dict[Part, dict[int, str]] = {}
+        self._behind: set[Part] = set()
+
+    def begin(self, record: StepRecord, plan: SparsityPlan, device: torch.device) -> None:
+        """Opens a call."""
+        self._report.plans[record.transformer], self._report.device = plan, device
+        self._call = record, plan, device
+        self._dense_now = {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the open call runs."""
+        assert self._call is not None
+        return self._call[2]
+
+    def leave_dense(self, part: Part, layers: Iterable[int], reason: str) -> None:
+        """Notes that the model computes a part of these layers by itself in the open call."""
+        self._dense_now[part] = dict.fromkeys(layers, reason)
+
+    def leave_modules_dense(self, part: Part, reasons: Mapping[int, str]) -> None:
+        """Notes which layers' part the model computes by itself until their modules change.
+
+        Args:
+            part: of the layers.
+            reasons: of all these layers; replaces what was noted of the part before.
+        """
+        self._dense_modules[part] = dict(reasons)
+
+    @contextlib.contextmanager
+    def watch(self, layer: int, part: Part, reason: str | None) -> Iterator[LayerRecord]:
+        """A record of a layer, with its time where that is measured.
+
+        Args:
+            layer: number of the block.
+            part: which part of it.
+            reason: why it is dense whatever the step is, or None.
+        """
+        assert self._call is not None
+        record, _, device = self._call
+        entry = LayerRecord(layer, part, Action.DENSE, reason=reason)
+        record.layers.append(entry)
+        if self._report.layer_times:
+            entry.timer = StepTimer(device, time.perf_counter)
+        yield entry
+        if entry.timer is not None:
+            entry.timer.stop()
+
+    def choices(
+        self, kind: tuple[object, ...], choose: Callable[[], Mapping[str, Choice]]
+    ) -> Mapping[str, Choice]:
+        """The backend of each operation, chosen and reported once for all layers of a kind.
+
+        Args:
+            kind: the part and the `kind_of` its tensors.
+            choose: chooses for them.
+        """
+        found = self._choices.get(kind)
+        if found is None:
+            found = self._choices[kind] = choose()
+            self._report.run_on(found)
+        return found
+
+    def catch_up(self, layer: int, part: Part, action: Action) -> Action:
+        """Returns a fuller action than the step's, and reports it once where the step is sparse."""
+        assert self._call is not None
+        record, _, _ = self._call
+        if record.action is Action.SPARSE and part not in self._behind:
+            self._behind.add(part)
+            self._report.fall_back(
+                f"{_name(part)} runs in full at sparse steps where a layer had recorded nothing "
+                f"since the last refresh (first: layer {layer}, step {record.step})"
+            )
+        return action
+
+    def end(self, traffic: Mapping[Key, Traffic], *, finished: bool = True) -> None:
+        """Closes the call, where one is open, with what was copied during it.
+
+        Raises:
+            FallbackError: if the run is strict and a layer of a sparse step was not seen.
+        """
+        if self._call is None:
+            return
+        (record, plan, _), self._call = self._call, None
+        _count_traffic(record, traffic)
+        record.finished = finished
+        if finished and record.action is not Action.SKIP and not plan.is_dense():
+            self._add_unseen(record, plan)
+            if self._report.strict and record.action is Action.SPARSE:
+                self._check_unseen(record, plan)
+
+    def _add_unseen(self, record: StepRecord, plan: SparsityPlan) -> None:
+        """Adds what the model computed by itself.
+
+        A layer of which nothing is known may have been passed over by a block cache.
+        """
+        seen = {(entry.layer, entry.part) for entry in record.layers}
+        left = {
+            (layer, part): reason
+            for reasons in (self._dense_modules, self._dense_now)
+            for part in PARTS
+            for layer, reason in reasons.get(part, {}).items()
+        }
+        known = seen | left.keys()
+        for layer in range(plan.layout.layers):
+            for part, other in (PARTS, PARTS[::-1]):
+                why = left.get((layer, part)) or plan.why_dense(layer, part)
+                if why is not None and (layer, part) not in seen and (layer, other) in known:
+                    record.layers.append(LayerRecord(layer, part, Action.DENSE, reason=why))
+        if len(record.layers) > len(seen):
+            record.layers.sort(key=lambda entry: (entry.layer, PARTS.index(entry.part)))
+
+    def _check_unseen(self, record: StepRecord, plan: SparsityPlan) -> None:
+        seen = {(entry.layer, entry.part) for entry in record.layers}
+        for layer in range(plan.layout.layers):
+            for part, other in (PARTS, PARTS[::-1]):
+                if (layer, part) not in seen and ((layer, other) in seen or not seen):
+                    self._report.fall_back(
+                        f"{_name(part)} of layer {layer} was computed by the model itself at step "
+                        f"{record.step}, which is sparse, for a reason that is not known"
+                    )
+
+
+def _count_traffic(record: StepRecord, traffic: Mapping[Key, Traffic]) -> None:
+    layers = {(entry.layer, entry.part): entry for entry in record.layers}
+    for (_, layer, kind), moved in traffic.items():
+        for entry in (record, layers.get((layer, KINDS[kind].part))):
+            if entry is not None:
+                entry.bytes_to_device += moved.to_device
+                entry.bytes_to_host += moved.to_host
+
+
+def _name(part: Part) -> str:
+    return "MLP" if part == "mlp" else part

@@ -1,0 +1,114 @@
+"""A report in a few lines: what was done, what share of the work that was, and what ran dense."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.plan import Action
+from chipsparse.report.generation import GenerationReport
+
+Facts = list[tuple[str, str]]
+
+
+def facts(report: GenerationReport) -> Facts:
+    """What there is to say, most important first, each with its label."""
+    return [
+        *_about(report),
+        *_labelled("quality", [report.quality]),
+        ("steps", _steps(report)),
+        *_shares(report),
+        *_memory(report),
+        *_labelled("warning", [report.nothing_sparse]),
+        *_labelled("dense", report.fallbacks),
+        *_labelled("note", report.notes),
+        *_labelled("error", [report.error]),
+    ]
+
+
+def as_text(facts: Facts) -> str:
+    """One line for each fact, in two columns."""
+    width = max(len(label) for label, _ in facts)
+    return "\n".join(f"{label:{width}}  {text}" for label, text in facts)
+
+
+def as_html(facts: Facts) -> str:
+    """A table without styles of its own, as notebooks show it."""
+    rows = "".join(
+        f'<tr><th style="text-align: left">{escape(label)}</th>'
+        f'<td style="text-align: left">{escape(text)}</td></tr>'
+        for label, text in facts
+    )
+    return f"<table><tbody>{rows}</tbody></table>"
+
+
+def estimated_speedup(report: GenerationReport) -> float | None:
+    """How much faster its calls were than if all had been computed in full.
+
+    An estimate from the generation alone: it takes the fastest call in full for every call. None
+    where no call was computed in full, or none was sparse or skipped.
+    """
+    full = [
+        record.seconds
+        for record in report.steps
+        if record.action in (Action.DENSE, Action.REFRESH) and record.finished
+    ]
+    total = sum(record.seconds for record in report.steps)
+    if not full or total <= 0 or not any(record.used_caches for record in report.steps):
+        return None
+    return min(full) * len(report.steps) / total
+
+
+def _about(report: GenerationReport) -> Facts:
+    if report.pipeline is None:
+        return []
+    transformers = dict.fromkeys(report.pipeline.transformers.values())
+    where = [] if report.device is None else [f"on {report.device.type}"]
+    dtype = [] if report.dtype is None else [f"in {str(report.dtype).removeprefix('torch.')}"]
+    about = f"{report.pipeline.pipeline_class} with {', '.join(transformers)}"
+    return [("pipeline", " ".join([about, *where, *dtype]))]
+
+
+def _steps(report: GenerationReport) -> str:
+    counts = report.actions()
+    if not counts:
+        return "none yet"
+    forecast = len({record.step for record in report.steps if record.forecast})
+    also = {"skip": f" ({forecast} of them forecast)"} if forecast else {}
+    by_action = ", ".join(
+        f"{count} {action}{also.get(action, '')}" for action, count in counts.most_common()
+    )
+    return f"{counts.total()}: {by_action}"
+
+
+def _shares(report: GenerationReport) -> Facts:
+    found: Facts = []
+    speedup = estimated_speedup(report)
+    if speedup is not None:
+        found.append(
+            ("gain", f"{speedup:.2f}x as fast as dense, estimated from its fastest full call")
+        )
+    parts = {
+        "of the attention's columns": [record.attention_kept for record in report.steps],
+        "of the MLPs' neurons": [record.mlp_kept for record in report.steps],
+    }
+    shares = []
+    for name, kept in parts.items():
+        known = [share for share in kept if share is not None]
+        if known:
+            shares.append(f"{100 * sum(known) / len(known):.3g} % {name}")
+    if shares:
+        found.append(("computed", f"{' and '.join(shares)} at sparse steps"))
+    return found
+
+
+def _memory(report: GenerationReport) -> Facts:
+    if not report.cache_bytes:
+        return []
+    host = f", {format_bytes(report.host_bytes)} of it in host memory" if report.host_bytes else ""
+    return [("caches", f"{format_bytes(report.cache_bytes)} at most{host}")]
+
+
+def _labelled(label: str, sentences: Iterable[str | None]) -> Facts:
+    return [(label, sentence) for sentence in sentences if sentence]

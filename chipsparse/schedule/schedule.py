@@ -1,0 +1,196 @@
+"""Which action the schedule gives each denoising step. Pure, printable, comparable."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from chipsparse.config import ScheduleConfig
+from chipsparse.schedule.step_lists import Between, front_loaded, full_count, sparse_between
+
+# As many steps as stand for a number that is not known.
+MANY_STEPS = 1000
+# Fewer make larger jumps than any share of full steps was made for, unless half of them are full.
+FEW_STEPS = 16
+NO_SHARE = (
+    "schedule.full_share needs the number of steps, which the pipeline does not tell: every tenth "
+    "step is a refresh instead, and all others behind the second are sparse"
+)
+NO_MIDDLE = (
+    "the pipeline does not tell the number of steps: behind the last of schedule.full_steps every "
+    "other step is sparse, because there is no middle"
+)
+
+
+class Action(str, enum.Enum):
+    """What one layer computes at one step.
+
+    DENSE records the softmax constants, REFRESH also chooses columns and fills the caches, SPARSE
+    computes only the kept columns and neurons, SKIP makes its output of those before.
+    """
+
+    DENSE = "dense"
+    REFRESH = "refresh"
+    SPARSE = "sparse"
+    SKIP = "skip"
+
+    __str__ = str.__str__
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a schedule's config means for a number of steps.
+
+    Attributes:
+        config: what the user asked for.
+        steps: number of denoising steps, or None where the pipeline does not say.
+    """
+
+    config: ScheduleConfig
+    steps: int | None
+
+    @cached_property
+    def full_steps(self) -> tuple[int, ...] | None:
+        """The steps that are listed to be computed in full, 0 among them.
+
+        None where none are listed: the schedule has the published form, or gives a share of a
+        number of steps that is not known.
+        """
+        config, steps = self.config, self.steps
+        if not config.lists_full:
+            return None
+        if config.full_steps is not None:
+            reached = (step for step in config.full_steps if steps is None or step < steps)
+            return tuple(sorted({0, *reached}))
+        if steps is None:
+            return None
+        assert config.full_share is not None
+        count = full_count(steps, config.full_share, config.least_full)
+        return front_loaded(steps, count, config.front_load)
+
+    @property
+    def known_steps(self) -> range:
+        """The steps, or many of them."""
+        return range(MANY_STEPS if self.steps is None else self.steps)
+
+    def action(self, step: int) -> Action:
+        """The action of a step if the threshold did not skip it, nor ``skip_steps``."""
+        config = self.config
+        if config.actions:
+            return Action(config.actions[min(step, len(config.actions) - 1)])
+        if self.full_steps is not None:
+            return self._listed_action(step, self.full_steps)
+        if step < config.warmup_steps - 1 or step in config.dense_steps:
+            return Action.DENSE
+        if self.steps is not None and step >= self.steps - config.final_dense_steps:
+            return Action.DENSE
+        since_warmup = step - (config.warmup_steps - 1)
+        if since_warmup == 0:
+            return Action.REFRESH
+        if config.refresh_steps is not None:
+            return Action.REFRESH if step in config.refresh_steps else Action.SPARSE
+        return Action.REFRESH if since_warmup % config.refresh_every == 0 else Action.SPARSE
+
+    def _listed_action(self, step: int, full_steps: tuple[int, ...]) -> Action:
+        following = bisect_right(full_steps, step)
+        full, between = full_steps[following - 1], self.config.between
+        if following < len(full_steps):
+            end = full_steps[following]
+        elif self.steps is not None:
+            end = self.steps
+        else:
+            end = sys.maxsize
+            between = "every_other" if between == "middle" else between
+        sparse = self._sparse_between(full, end, between)
+        if step == full:
+            return Action.REFRESH if sparse and step > 0 else Action.DENSE
+        return Action.SPARSE if step in sparse else Action.SKIP
+
+    def _sparse_between(self, full: int, end: int, between: Between) -> Sequence[int]:
+        if self.config.sparse_steps is None:
+            return sparse_between(full, end, between)
+        return [step for step in self.config.sparse_steps if full < step < end]
+
+    def skips(self, step: int) -> bool:
+        """Whether a step is skipped whatever the threshold says."""
+        listed = step in self.config.skip_steps and self.may_skip(step)
+        return listed or self.action(step) is Action.SKIP
+
+    def may_skip(self, step: int) -> bool:
+        """Whether a step is none of those that are always computed."""
+        config, action = self.config, self.action(step)
+        if config.actions:
+            return False
+        if self.full_steps is not None:
+            return action is Action.SPARSE
+        return step >= config.warmup_steps and action is not Action.DENSE
+
+    def skips_by_threshold(self) -> bool:
+        """Whether steps may be skipped that only the generation itself decides on."""
+        return self.config.skip_threshold is not None and not self.config.actions
+
+    @cached_property
+    def skips_any(self) -> bool:
+        """Whether any step may be skipped."""
+        config = self.config
+        if config.skip_steps or self.skips_by_threshold():
+            return True
+        listed = config.actions or self.full_steps is not None
+        return bool(listed) and any(self.action(step) is Action.SKIP for step in self.known_steps)
+
+    def forecast_share(self, step: int) -> float:
+        """The share of a forecast in the output of a step, if it is skipped; 0: it is held."""
+        after = self.config.forecast_after
+        begun = after == 0 if self.steps is None else step >= after * self.steps
+        return self.config.forecast if begun else 0.0
+
+    @property
+    def forecasts_any(self) -> bool:
+        """Whether skipped outputs may be forecast."""
+        return self.skips_any and any(map(self.forecast_share, self.known_steps))
+
+    def remarks(self) -> list[str]:
+        """What of it cannot be done with this number of steps, a sentence each."""
+        config, steps = self.config, self.steps
+        if config.lists_full:
+            return self._remarks_on_lists()
+        if config.actions or steps is None:
+            return []
+        computed = [step for step in config.skip_steps if step < steps and not self.skips(step)]
+        if not computed:
+            return []
+        return [
+            f"skip_steps {', '.join(map(str, computed))} are computed: no step is skipped in the "
+            f"warm-up (the first {config.warmup_steps}), in dense_steps and in final_dense_steps"
+        ]
+
+    def _remarks_on_lists(self) -> list[str]:
+        config, steps = self.config, self.steps
+        if steps is None:
+            if config.full_share is not None:
+                return [NO_SHARE]
+            no_middle = config.between == "middle" and config.sparse_steps is None
+            return [NO_MIDDLE] if no_middle else []
+        if config.full_share is not None and steps < FEW_STEPS:
+            assert self.full_steps is not None
+            count = len(self.full_steps)
+            if 2 * count >= steps:
+                return []
+            return [
+                f"full_share {config.full_share:g} of only {steps} steps lists {count} of them: "
+                "such shares are made for some 50 steps; list more with full_steps, a larger "
+                "full_share or least_full"
+            ]
+        remarks = []
+        for field in ("full_steps", "sparse_steps"):
+            beyond = [step for step in getattr(config, field) or () if step >= steps]
+            if beyond:
+                numbers = ", ".join(map(str, beyond))
+                remarks.append(
+                    f"{field} {numbers} are never reached: the last of {steps} steps is {steps - 1}"
+                )
+        return remarks

@@ -1,0 +1,68 @@
+"""A schedule in one line of words."""
+
+from __future__ import annotations
+
+import math
+
+from chipsparse.config import ScheduleConfig
+from chipsparse.schedule.schedule import Schedule
+from chipsparse.schedule.step_lists import LEAST_GAP
+
+BETWEEN = {
+    "none": "",
+    "middle": f", one {{}} step in each gap of {LEAST_GAP} and more",
+    "every_other": ", every other step of a gap {}",
+    "all": ", all others {}",
+}
+SHARES = {0.5: "half a forecast", 1.0: "a full forecast"}
+
+
+def list_text(schedule: Schedule, *, sparse: bool) -> str:
+    """One that lists its full steps, as in ``13 of 50 steps in full, front-loaded (p 2.5), ...``.
+
+    Args:
+        schedule: has ``full_steps``.
+        sparse: whether any layer is sparse at sparse steps.
+    """
+    config, full = schedule.config, schedule.full_steps
+    assert full is not None
+    if len(full) == schedule.steps:
+        return "the only step in full" if len(full) == 1 else f"all {len(full)} steps in full"
+    of = "" if schedule.steps is None else f" of {schedule.steps}"
+    if config.full_share is None:
+        form = "as listed"
+    else:
+        form = (
+            f"front-loaded (p {config.front_load:g})" if config.front_load > 1 else "evenly apart"
+        )
+    what = "sparse" if sparse else "dense"
+    if config.sparse_steps is None:
+        between, rest = BETWEEN[config.between].format(what), config.between != "all"
+    else:
+        listed = len(config.sparse_steps)
+        between, rest = f", {listed} {what}, likewise" if listed else "", True
+    skipped = f", the rest skipped{forecast_text(schedule)}" if rest else ""
+    return f"{len(full)}{of} steps in full, {form}{between}{skipped}"
+
+
+def forecast_text(schedule: Schedule) -> str:
+    """How the outputs of skipped steps are forecast, as the end of a phrase; empty: held."""
+    config = schedule.config
+    if not config.forecast:
+        return ""
+    share = SHARES.get(config.forecast, f"{config.forecast:g} of a forecast")
+    if not config.forecast_after:
+        return f" with {share}"
+    if schedule.steps is None:
+        return f" with {share} after {100 * config.forecast_after:g}% of the steps"
+    return f" with {share} from step {math.ceil(config.forecast_after * schedule.steps)} on"
+
+
+def threshold_text(config: ScheduleConfig) -> str:
+    """What the threshold does to the actions; only where there is one."""
+    skipped = "sparse" if config.lists_full else "sparse and refresh"
+    return (
+        f"of the {skipped} ones, those are skipped that are predicted to change the "
+        f"output by less than {100 * (config.skip_threshold or 0):g}%, at most "
+        f"{config.max_skips} in a row: how many is not known beforehand"
+    )

@@ -1,0 +1,113 @@
+"""What every command about a generation can be told: the model, the picture, how sparse, where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.option_checks import (
+    check_device,
+    check_dtype,
+    check_guidance,
+    check_memory,
+    check_model,
+    check_positive,
+    check_profile,
+    check_quality_name,
+    check_steps,
+)
+from chipsparse.cli.options import MODEL, PrintOptions, option
+from chipsparse.cli.prompts import typed_prompt
+from chipsparse.common.byte_sizes import parse_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+PICTURE = "Picture"
+SPARSITY = "Sparsity"
+FROM_PROFILE = "from the profile"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions(PrintOptions):
+    """What the user typed; None where an option was left out."""
+
+    model: str | None = option(
+        help="Model folder in diffusers format, or a Hugging Face hub name.",
+        shown="the bundled tiny model",
+        panel=MODEL,
+        check=check_model,
+    )
+    device: str = option(
+        help="cpu, cuda, cuda:N, or auto: a GPU if there is one.",
+        default="auto",
+        panel=MODEL,
+        check=check_device,
+    )
+    dtype: str = option(
+        help="float32, bfloat16, float16, or auto: bfloat16 on a GPU, float32 on a CPU.",
+        default="auto",
+        panel=MODEL,
+        check=check_dtype,
+    )
+    height: int | None = option(
+        help="Height in pixels.", shown=FROM_PROFILE, panel=PICTURE, check=check_positive
+    )
+    width: int | None = option(
+        help="Width in pixels.", shown=FROM_PROFILE, panel=PICTURE, check=check_positive
+    )
+    frames: int | None = option(
+        help="Number of frames; models of images have none.",
+        shown=FROM_PROFILE,
+        panel=PICTURE,
+        check=check_positive,
+    )
+    steps: int | None = option(
+        help="Number of denoising steps.", shown=FROM_PROFILE, panel=PICTURE, check=check_steps
+    )
+    guidance_scale: float | None = option(
+        help="How closely to follow the prompt; 1 turns guidance off.",
+        shown=FROM_PROFILE,
+        panel=PICTURE,
+        check=check_guidance,
+    )
+    negative_prompt: str | None = option(
+        help="What not to show.", shown="none", panel=PICTURE, read=typed_prompt
+    )
+    config: Path | None = option(
+        help="Profile (YAML) that says what is computed when.",
+        shown="the model's own",
+        panel=SPARSITY,
+        check=check_profile,
+    )
+    quality: str | None = option(
+        help="Quality of the profile: faithful (closest to dense), balanced, fast, or published "
+        "(few full steps, all others sparse).",
+        shown="balanced",
+        panel=SPARSITY,
+        check=check_quality_name,
+    )
+    vram: str | None = option(
+        help="GPU memory for all, weights included, such as 24G.",
+        shown="what is free",
+        panel=SPARSITY,
+        check=check_memory,
+    )
+    ram: str | None = option(
+        help="Host memory for caches, such as 64G.",
+        shown="most of what is free",
+        panel=SPARSITY,
+        check=check_memory,
+    )
+
+    def check_vram(self, device: torch.device) -> None:
+        """Raises `UserError` for a budget of GPU memory on a CPU."""
+        if self.vram is not None and device.type != "cuda":
+            raise UserError(f"--vram {self.vram} has no effect on a CPU; use --ram")
+
+    def memory_budgets(self) -> dict[str, int]:
+        """What ``--vram`` and ``--ram`` change in a `SparsityConfig`; they were checked before."""
+        budgets = {"memory.vram": self.vram, "memory.ram": self.ram}
+        return {name: parse_bytes(text) for name, text in budgets.items() if text is not None}

@@ -1,0 +1,91 @@
+"""Arguments that several operations have, and their checks."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal, get_args
+
+import torch
+
+from chipsparse.kernels.checks import check_dtype, check_floating, check_group_rows, check_shape
+from chipsparse.kernels.dispatch import Call, R_co
+
+Activation = Literal["gelu-tanh", "gelu", "silu"]
+
+
+@dataclass(slots=True, eq=False)
+class AttentionCall(Call[R_co]):
+    """Query ``[B, H, N, D]``, key and value ``[B, H, M, D]``, and the factor of the scores."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    _: KW_ONLY
+    scale: float | None = None
+
+    @property
+    def softmax_scale(self) -> float:
+        """The factor of the scores: ``D ** -0.5`` where none is given."""
+        return self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+    def check_attention(self, op: str) -> None:
+        """Raises ``ValueError`` unless query, key and value fit."""
+        query, key, value = self.query, self.key, self.value
+        check_floating(op, query=query)
+        if query.dim() != 4 or 0 in query.shape:
+            raise ValueError(
+                f"{op}: query must be a non-empty [B, H, N, D], got {list(query.shape)}"
+            )
+        batch, heads, _, head_dim = query.shape
+        if key.dim() != 4 or key.shape[2] == 0:
+            raise ValueError(f"{op}: key must be a non-empty [B, H, M, D], got {list(key.shape)}")
+        check_shape(op, "key", key, (batch, heads, key.shape[2], head_dim))
+        check_shape(op, "value", value, tuple(key.shape))
+        for name, tensor in (("key", key), ("value", value)):
+            check_dtype(op, name, tensor, query.dtype)
+            if tensor.device != query.device:
+                raise ValueError(f"{op}: {name} is on {tensor.device}, query on {query.device}")
+
+
+@dataclass(slots=True, eq=False)
+class FirstLayerCall(Call[R_co]):
+    """Hidden ``[B, N, C]`` and the first layer of an MLP, with a gate or without.
+
+    Shapes: weight and gate_weight ``[F, C]``, bias and gate_bias ``[F]``.
+    """
+
+    hidden: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    _: KW_ONLY
+    activation: Activation | None = None
+    gate_weight: torch.Tensor | None = None
+    gate_bias: torch.Tensor | None = None
+    group_rows: int = 128
+
+    def check_first_layer(self, op: str, *, activated: bool) -> None:
+        """Raises ``ValueError`` unless all fit; ``activated`` where the activation is needed."""
+        hidden, weight, bias = self.hidden, self.weight, self.bias
+        check_group_rows(op, self.group_rows)
+        check_floating(op, hidden=hidden)
+        if hidden.dim() != 3:
+            raise ValueError(f"{op}: hidden must be [B, N, C], got {list(hidden.shape)}")
+        check_shape(op, "weight", weight, (*weight.shape[:1], hidden.shape[2]))
+        check_dtype(op, "weight", weight, hidden.dtype)
+        if bias is not None:
+            check_shape(op, "bias", bias, (weight.shape[0],))
+        self._check_gate(op)
+        if activated and self.activation not in get_args(Activation):
+            raise ValueError(
+                f"{op}: activation must be gelu-tanh, gelu or silu, got {self.activation!r}"
+            )
+
+    def _check_gate(self, op: str) -> None:
+        if self.gate_weight is None:
+            if self.gate_bias is not None:
+                raise ValueError(f"{op}: gate_bias needs gate_weight, which is None")
+            return
+        check_dtype(op, "gate_weight", self.gate_weight, self.weight.dtype)
+        check_shape(op, "gate_weight", self.gate_weight, tuple(self.weight.shape))
+        if self.gate_bias is not None:
+            check_shape(op, "gate_bias", self.gate_bias, (self.weight.shape[0],))

@@ -1,0 +1,122 @@
+"""Finds copies that could overtake a computation, on a CPU where nothing really runs beside it.
+
+Three streams compute and copy; each has a vector clock. Every access to watched memory is checked
+against earlier ones of other streams: where one of the two writes, an event must stand between.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from chipsparse.cache.copies import HostCopies
+
+Clock = dict[str, int]
+
+
+@dataclass
+class Access:
+    stream: str
+    time: int
+    writes: bool
+    what: str
+
+
+class TracedCopies(HostCopies):
+    """Copies at once, as on a CPU, but keeps the clocks of a GPU's streams.
+
+    Args:
+        forget: leave out one wait, to see that it is missed: ("to_device" | "to_host" | "wait",
+            number of the mark).
+    """
+
+    def __init__(self, forget=None):
+        self.forget = forget
+        self.clocks = defaultdict(lambda: defaultdict(int))
+        self.accesses = defaultdict(list)
+        self.races = []
+        self.copying = False
+
+    def to_device(self, device, host, after):
+        return self._copy("in", "to_device", device, host, after)
+
+    def to_host(self, host, device, after):
+        return self._copy("out", "to_host", host, device, after)
+
+    def mark(self):
+        return dict(self.clocks["compute"])
+
+    def wait(self, marks):
+        self._join("compute", "wait", marks)
+
+    def synchronize(self):
+        for stream in ("in", "out"):
+            self._join("compute", "synchronize", [dict(self.clocks[stream])])
+
+    def access(self, stream, tensor, writes, what):
+        """Notes an access and what it races with."""
+        clock = self.clocks[stream]
+        clock[stream] += 1
+        for earlier in self.accesses[tensor.data_ptr()]:
+            ordered = earlier.stream == stream or clock[earlier.stream] >= earlier.time
+            if (writes or earlier.writes) and not ordered:
+                self.races.append(f"{what} {'writes' if writes else 'reads'} against {earlier}")
+        self.accesses[tensor.data_ptr()].append(Access(stream, clock[stream], writes, what))
+
+    def _copy(self, stream, name, target, source, after):
+        self._join(stream, name, after)
+        self.access(stream, source, False, name)
+        self.access(stream, target, True, name)
+        self.copying = True
+        target.copy_(source)
+        self.copying = False
+        return dict(self.clocks[stream])
+
+    def _join(self, stream, name, marks):
+        for number, mark in enumerate(marks):
+            if mark is None or self.forget == (name, number):
+                continue
+            for other, time in mark.items():
+                self.clocks[stream][other] = max(self.clocks[stream][other], time)
+
+
+class WatchComputation(TorchDispatchMode):
+    """Notes what the computation reads and writes of the pool's slots.
+
+    Args:
+        pool: an `OffloadPool` with `TracedCopies`.
+    """
+
+    def __init__(self, pool):
+        super().__init__()
+        self.pool = pool
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        copies = self.pool._copies
+        if isinstance(copies, TracedCopies) and not copies.copying and not is_view(function):
+            slots = {
+                slot.memory.untyped_storage().data_ptr(): slot.memory
+                for slots in self.pool._opened.slots.values()
+                for slot in slots
+            }
+            named = {argument.name: argument for argument in function._schema.arguments}
+            given = dict(zip(named, args, strict=False)) | kwargs
+            for name, value in given.items():
+                written = named[name].alias_info is not None and named[name].alias_info.is_write
+                for tensor in value if isinstance(value, (list, tuple)) else [value]:
+                    if not isinstance(tensor, torch.Tensor):
+                        continue
+                    slot = slots.get(tensor.untyped_storage().data_ptr())
+                    if slot is not None:
+                        copies.access("compute", slot, written, str(function))
+        return function(*args, **kwargs)
+
+
+def is_view(function) -> bool:
+    """Whether an op only looks at memory in another way."""
+    schema = function._schema
+    return not schema.is_mutable and any(each.alias_info is not None for each in schema.returns)

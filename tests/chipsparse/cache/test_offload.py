@@ -1,0 +1,295 @@
+"""The pool of caches in host memory: values, order of copies, room, reuse."""
+
+import pytest
+import torch
+
+from chipsparse.cache.host_memory import HostMemory
+from chipsparse.cache.offload import OffloadPool, Traffic
+from tests.chipsparse.cache.races import TracedCopies, WatchComputation
+
+CPU = torch.device("cpu")
+LAYERS = 5
+
+
+def key(layer, kind="residual", branch="cond"):
+    return branch, layer, kind
+
+
+def pool_with(layers=LAYERS, size=64, **options):
+    pool = OffloadPool(HostMemory(), pytest.fail, **options)
+    pool.open({key(layer): size for layer in range(layers)}, CPU)
+    return pool
+
+
+def numbers(layer, *shape):
+    return torch.arange(layer, layer + torch.Size(shape).numel(), dtype=torch.float32).view(shape)
+
+
+def test_a_tensor_comes_back_as_it_was():
+    pool = pool_with()
+    for layer in range(LAYERS):
+        assert key(layer) in pool
+        assert not pool.has(key(layer))
+        pool.store(key(layer), numbers(layer, 2, 8))
+        pool.release(key(layer))
+        assert pool.has(key(layer))
+    for layer in range(LAYERS):
+        assert torch.equal(pool.load(key(layer)), numbers(layer, 2, 8))
+        pool.release(key(layer))
+    assert key(LAYERS) not in pool
+    assert not pool.has(key(LAYERS))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.float32, torch.bfloat16])
+def test_strides_and_dtypes_are_kept(dtype):
+    pool = pool_with(size=4096)
+    whole = torch.arange(2 * 6 * 8).to(dtype).view(2, 6, 8)
+    tensors = [whole, whole[:, :, :5].transpose(1, 2), whole.mT, whole[1, 2], whole[:0]]
+    for layer, tensor in enumerate(tensors):
+        pool.store(key(layer), tensor)
+        pool.release(key(layer))
+    for layer, tensor in enumerate(tensors):
+        found = pool.load(key(layer))
+        assert torch.equal(found, tensor)
+        assert (found.dtype, found.shape, found.stride()) == (dtype, tensor.shape, tensor.stride())
+        pool.release(key(layer))
+
+
+def test_a_change_in_place_is_kept_by_storing_it_again():
+    pool = pool_with()
+    pool.store(key(0), numbers(0, 4))
+    pool.release(key(0))
+    for factor in (2, 3):
+        tensor = pool.load(key(0))
+        tensor *= factor
+        pool.store(key(0), tensor)
+        pool.release(key(0))
+    assert torch.equal(pool.load(key(0)), 6 * numbers(0, 4))
+
+
+def test_there_are_two_slots_per_kind_of_its_largest_tensor():
+    pool = OffloadPool(HostMemory(), pytest.fail)
+    sizes = {key(0): 100, key(1): 300, key(0, "columns"): 7, key(1, "columns"): 5}
+    pool.open(sizes, CPU)
+    assert pool.slots == {"residual": 300, "columns": 7}
+    assert [len(slots) for slots in pool._opened.slots.values()] == [2, 2]
+    pool.open({key(0, branch="uncond"): 500}, CPU)
+    assert pool.slots == {"residual": 500, "columns": 7}
+
+
+def test_traffic_is_counted():
+    pool = pool_with()
+    pool.store(key(0), numbers(0, 16))
+    pool.release(key(0))
+    assert pool.stored_bytes == 64
+    assert pool.take_traffic() == {key(0): Traffic(to_host=64)}
+    changed = pool.load(key(0))
+    pool.store(key(0), changed)
+    assert pool.take_traffic() == {key(0): Traffic(to_device=64, to_host=64)}
+    assert pool.take_traffic() == {}
+
+
+def test_what_is_larger_than_planned_is_not_taken():
+    pool = pool_with(size=64)
+    assert pool.takes(key(0), numbers(0, 16))
+    assert not pool.takes(key(0), numbers(0, 17))
+    assert not pool.takes(key(0), numbers(0, 3, 16)[:, 0])  # gaps between elements count
+    pool.drop(key(0))
+    assert key(0) not in pool
+
+
+# Order.
+
+
+def walk(pool, *, rewritten=False, calls=3, layers=LAYERS):
+    """Refresh, then sparse calls as a session makes them; checks every value."""
+    for layer in range(layers):
+        pool.store(key(layer), numbers(layer, 16).mul(1.0))
+        pool.release(key(layer))
+    for call in range(calls):
+        pool.prefetch(key(0))
+        for layer in range(layers):
+            tensor = pool.load(key(layer))
+            if layer + 1 < layers:
+                pool.prefetch(key(layer + 1))
+            if rewritten:
+                assert torch.equal(tensor, numbers(layer, 16) + call)
+                tensor += 1
+                pool.store(key(layer), tensor)
+            else:
+                assert torch.equal(tensor, numbers(layer, 16))
+            pool.release(key(layer))
+
+
+def traced(forget=None, **options):
+    copies = TracedCopies(forget)
+    return pool_with(copies=lambda _: copies, **options), copies
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, LAYERS])
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_no_copy_can_overtake_the_computation(rewritten, layers):
+    pool, copies = traced(layers=layers)
+    with WatchComputation(pool):
+        walk(pool, rewritten=rewritten, layers=layers)
+        walk(pool, rewritten=rewritten, layers=layers)  # a refresh after sparse calls
+    assert copies.races == []
+    assert len(copies.accesses) > layers
+
+
+@pytest.mark.parametrize(
+    "forget",
+    [
+        ("to_device", 0),  # a slot is filled while a layer still reads it
+        ("to_device", 1),  # ... or before what was in it was written back
+        ("to_device", 2),  # a load before the write-back to its place
+        ("to_host", 0),  # a write-back before the computation
+        ("wait", 0),  # a computation before its slot is filled
+        ("wait", 1),  # a new tensor over one that is still written back
+    ],
+)
+def test_every_wait_is_needed(forget):
+    races = []
+    for layers in (1, 2, LAYERS):
+        for rewritten in (False, True):
+            pool, copies = traced(forget, layers=layers)
+            with WatchComputation(pool):
+                walk(pool, rewritten=rewritten, layers=layers)
+                walk(pool, rewritten=rewritten, layers=layers)
+            races += copies.races
+    assert races
+
+
+def test_a_write_back_waits_for_a_load_that_nobody_used():
+    """A call that was expected and did not come: what it had fetched is refreshed instead."""
+    for forget in (None, ("to_host", 1)):
+        pool, copies = traced(forget)
+        pool.store(key(0), numbers(0, 16))
+        pool.release(key(0))
+        copies.wait = lambda marks: None  # as if the computation had waited for nothing since
+        pool.prefetch(key(0))
+        for other in (1, 2):  # the second takes the slot of what was fetched
+            pool.store(key(other), numbers(1, 16))
+        pool.release(key(1))
+        pool.store(key(0), numbers(5, 16))
+        assert any("to_host writes" in race for race in copies.races) == (forget is not None)
+
+
+def test_new_slots_are_not_filled_before_what_had_their_memory_is_done():
+    pool, _ = traced()
+    assert all(slot.used is not None for slot in pool._opened.slots["residual"])
+
+
+def test_memory_waits_for_copies_of_what_lives_elsewhere_by_now():
+    pool, copies = traced(layers=1)
+    waits = []
+    copies.synchronize = lambda: waits.append(None)
+    pool.store(key(0), numbers(0, 16))
+    pool.release(key(0))
+    pool.drop(key(0))
+    pool.reset()
+    assert waits == [None]
+
+
+def test_the_next_layer_loads_into_the_other_slot_before_this_one_is_released():
+    pool = pool_with()
+    for layer in range(3):
+        pool.store(key(layer), numbers(layer, 16))
+        pool.release(key(layer))
+    first = pool.load(key(0))
+    pool.prefetch(key(1))
+    pool.prefetch(key(2))  # no slot is left for it but the one just filled
+    assert torch.equal(first, numbers(0, 16))
+    moved = sum(each.to_device for each in pool.take_traffic().values())
+    second = pool.load(key(1))
+    assert second.data_ptr() != first.data_ptr()
+    assert torch.equal(second, numbers(1, 16))
+    assert sum(each.to_device for each in pool.take_traffic().values()) <= moved
+
+
+def test_a_tensor_is_void_once_released():
+    """Poison takes the place of what another layer would have written there some day."""
+    pool = pool_with(poison=True)
+    pool.store(key(0), numbers(0, 16))
+    pool.release(key(0))
+    late = pool.load(key(0))
+    pool.release(key(0))
+    assert late.isnan().all()
+    walk(pool, rewritten=True)  # and nothing that is still needed is poisoned
+
+
+# Memory.
+
+
+def test_a_second_generation_allocates_nothing():
+    host = HostMemory()
+    pool = OffloadPool(host, pytest.fail)
+    sizes = {key(layer): 1000 + layer for layer in range(3)}
+    addresses = set()
+    for _ in range(5):
+        pool.open(sizes, CPU)
+        addresses.add(pool._opened.places[key(0)].memory.data_ptr())
+        pool.store(key(0), numbers(0, 16))
+        pool.reset()
+        assert not pool.has(key(0))
+        assert pool.slots == {}
+    assert len(addresses) == 1
+    assert host.spare_bytes == host.nbytes == 3 * 1024
+    pool.close()
+    assert host.nbytes == 0
+
+
+def test_host_memory_is_what_is_asked_for_and_hardly_more():
+    host = HostMemory()
+    pool = OffloadPool(host, pytest.fail)
+    sizes = {key(layer): 221_801 for layer in range(60)}
+    pool.open(sizes, CPU)
+    assert host.nbytes <= 1.01 * sum(sizes.values())
+
+
+def test_another_shape_takes_the_place_of_the_last_one():
+    host = HostMemory()
+    pool = OffloadPool(host, pytest.fail)
+    pool.open({key(0): 4096}, CPU)
+    pool.reset()
+    pool.open({key(0): 8192}, CPU)
+    assert host.nbytes == 8192
+
+
+def test_refused_memory_leaves_the_pool_as_it_was():
+    host = HostMemory()
+    pool = OffloadPool(host, pytest.fail)
+    pool.open({key(0): 64}, CPU)
+    pool.store(key(0), numbers(0, 16))
+    pool.release(key(0))
+    with pytest.raises(MemoryError, match="of host memory"):
+        pool.open({key(1): 1 << 60}, CPU)
+    assert key(1) not in pool
+    assert torch.equal(pool.load(key(0)), numbers(0, 16))
+
+
+def test_an_interrupt_while_waiting_waits_to_the_end_before_memory_is_freed():
+    class Interrupted(TracedCopies):
+        waits = 0
+
+        def synchronize(self):
+            self.waits += 1
+            if self.waits == 1:
+                raise KeyboardInterrupt
+
+    copies, host = Interrupted(), HostMemory()
+    pool = OffloadPool(host, pytest.fail, copies=lambda _: copies)
+    pool.open({key(0): 64}, CPU)
+    with pytest.raises(KeyboardInterrupt):
+        pool.reset()
+    assert copies.waits == 2
+    assert host.spare_bytes == host.nbytes
+
+
+def test_generations_in_and_out_of_inference_mode_share_the_memory():
+    pool = OffloadPool(HostMemory(), pytest.fail)
+    for inference in (True, False, True):
+        with torch.inference_mode(inference), torch.no_grad():
+            pool.open({key(0): 64}, CPU)
+            walk(pool, layers=1, rewritten=True)
+        pool.reset()

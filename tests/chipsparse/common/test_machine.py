@@ -1,0 +1,137 @@
+"""Free memory, read from the files of Linux as they look on machines and in containers."""
+
+import pytest
+import torch
+
+from chipsparse.common.machine import (
+    device_allocated_bytes,
+    device_free_bytes,
+    host_budget,
+    host_free_bytes,
+)
+
+MIB = 1 << 20
+
+
+def write(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+MEMINFO = {"proc/meminfo": "MemTotal: 64 kB\nMemAvailable:   51200 kB\nBuffers: 1 kB\n"}
+
+
+def test_nothing_is_known_without_the_files(tmp_path):
+    assert host_free_bytes(tmp_path) is None
+
+
+def test_the_machine_alone(tmp_path):
+    write(tmp_path, MEMINFO | {"proc/self/cgroup": "0::/\n"})
+    assert host_free_bytes(tmp_path) == 50 * MIB
+
+
+def test_a_container_of_version_2_counts_droppable_pages_as_free(tmp_path):
+    write(
+        tmp_path,
+        MEMINFO
+        | {
+            "proc/self/cgroup": "0::/\n",
+            "sys/fs/cgroup/memory.max": f"{30 * MIB}\n",
+            "sys/fs/cgroup/memory.current": f"{25 * MIB}\n",
+            "sys/fs/cgroup/memory.stat": f"anon 5\nfile 9\ninactive_file {4 * MIB}\n",
+        },
+    )
+    assert host_free_bytes(tmp_path) == 9 * MIB
+
+
+def test_the_tightest_group_above_us_decides(tmp_path):
+    write(
+        tmp_path,
+        MEMINFO
+        | {
+            "proc/self/cgroup": "0::/user/job\n",
+            "sys/fs/cgroup/user/job/memory.max": "max\n",
+            "sys/fs/cgroup/user/job/memory.current": "1\n",
+            "sys/fs/cgroup/user/memory.max": f"{8 * MIB}\n",
+            "sys/fs/cgroup/user/memory.current": f"{3 * MIB}\n",
+        },
+    )
+    assert host_free_bytes(tmp_path) == 5 * MIB
+
+
+def test_a_container_that_sees_the_path_of_its_host(tmp_path):
+    write(
+        tmp_path,
+        MEMINFO
+        | {
+            "proc/self/cgroup": "0::/docker/1234\n",
+            "sys/fs/cgroup/memory.max": f"{7 * MIB}\n",
+            "sys/fs/cgroup/memory.current": f"{8 * MIB}\n",
+        },
+    )
+    assert host_free_bytes(tmp_path) == 0
+
+
+def test_version_1(tmp_path):
+    write(
+        tmp_path,
+        MEMINFO
+        | {
+            "proc/self/cgroup": "3:cpu:/x\n2:memory,hugetlb:/x\n",
+            "sys/fs/cgroup/memory/x/memory.limit_in_bytes": f"{20 * MIB}\n",
+            "sys/fs/cgroup/memory/x/memory.usage_in_bytes": f"{16 * MIB}\n",
+            "sys/fs/cgroup/memory/x/memory.stat": f"total_inactive_file {MIB}\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": "0\n",
+        },
+    )
+    assert host_free_bytes(tmp_path) == 5 * MIB
+
+
+def test_this_machine_has_some():
+    assert host_free_bytes() is None or host_free_bytes() > 0
+
+
+@pytest.mark.parametrize(
+    ("free", "budget"),
+    [(0, 0), (512 * MIB, 384 * MIB), (5 << 30, 4 << 30), (100 << 30, 90 << 30)],
+)
+def test_the_host_keeps_a_reserve(free, budget):
+    assert host_budget(free) == budget
+
+
+def test_what_the_allocator_says(monkeypatch):
+    told = {"allocated_bytes": {"all": {"current": 3, "peak": 7, "freed": 1}, "small_pool": {}}}
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: told)
+    assert device_allocated_bytes(torch.device("cpu")) is None
+    assert device_allocated_bytes(torch.device("cuda:1")) == (3, 7)
+    told.clear()  # as before anything was allocated
+    assert device_allocated_bytes(torch.device("cuda:1")) == (0, 0)
+
+
+@pytest.mark.gpu
+def test_the_allocator_of_a_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    device = torch.device("cuda")
+    held = torch.empty(64 * MIB, dtype=torch.uint8, device=device)
+    now, peak = device_allocated_bytes(device)
+    assert (now, peak) == (
+        torch.cuda.memory_allocated(device),
+        torch.cuda.max_memory_allocated(device),
+    )
+    assert now >= held.nbytes
+
+
+@pytest.mark.gpu
+def test_the_cache_of_the_allocator_counts_as_free():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    device = torch.device("cuda")
+    held = torch.empty(64 * MIB, dtype=torch.uint8, device=device)
+    before = device_free_bytes(device)
+    del held
+    assert device_free_bytes(device) >= before + 64 * MIB

@@ -1,0 +1,342 @@
+"""What each action of self-attention computes and records, against float64 formulas."""
+
+import pytest
+import torch
+
+from chipsparse.cache.tensors import AttentionCache
+from chipsparse.config import AttentionConfig
+from chipsparse.kernels.mask_packing import unpack_mask
+from chipsparse.kernels.merge_residual import reference as merge_residual_reference
+from chipsparse.layers import attention
+from chipsparse.layers.attention import backend_choices, dense_step, refresh_step, sparse_step
+from chipsparse.layers.column_budget import AttentionBudget, static_columns, static_count
+
+ROWS, TOKENS, KEEP, RANDOM = 16, 75, 20, 3
+BUDGET = AttentionBudget(KEEP, RANDOM, None, seed=5)
+CPU = torch.device("cpu")
+
+
+def inputs(seed=0, *, batch=2, heads=3, dim=32):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(batch, TOKENS, heads, dim, generator=generator).transpose(1, 2)
+        for _ in range(3)
+    ]
+
+
+def softmax_parts(query, key, value, mask=None):
+    """Output and log-sum-exp over the columns of a mask ``[B, H, N, N]``, in float64."""
+    scores = query.double() @ key.double().transpose(-1, -2) * query.shape[-1] ** -0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    lse = scores.logsumexp(-1)
+    return (scores - lse.unsqueeze(-1)).exp() @ value.double(), lse
+
+
+def row_mask(cache):
+    mask = unpack_mask(cache.columns, TOKENS)
+    return mask.repeat_interleave(ROWS, dim=2)[:, :, :TOKENS]
+
+
+def refreshed(rule, *, budget=BUDGET, seed=0, **config):
+    cache = AttentionCache()
+    settings = AttentionConfig(delta_rule=rule, **{"group_rows": ROWS, **config})
+    dense_step(cache, *inputs(seed), scale=None, backend=None)
+    output = refresh_step(
+        cache,
+        *inputs(seed),
+        config=settings,
+        budget=budget,
+        scale=None,
+        backend=None,
+    )
+    return cache, settings, output
+
+
+def test_dense_records_the_softmax_constants():
+    cache = AttentionCache()
+    output = dense_step(cache, *inputs(), scale=None, backend=None)
+    expected, lse = softmax_parts(*inputs())
+    torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(cache.lse.double(), lse, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["merge", "difference"])
+def test_refresh_returns_full_attention(rule):
+    _, _, output = refreshed(rule)
+    torch.testing.assert_close(output.double(), softmax_parts(*inputs())[0], atol=1e-5, rtol=1e-5)
+
+
+def test_refresh_keeps_the_columns_with_the_most_mass():
+    cache, _, _ = refreshed("merge", budget=AttentionBudget(KEEP, 0, None, seed=5))
+    query, key, _ = inputs()
+    scores = query.double() @ key.double().transpose(-1, -2) * query.shape[-1] ** -0.5
+    mass = scores.softmax(-1)
+    groups = torch.nn.functional.pad(mass, (0, 0, 0, -TOKENS % ROWS))
+    sums = groups.unflatten(2, (-1, ROWS)).sum(3)
+    mask = unpack_mask(cache.columns, TOKENS)
+    assert torch.equal(mask.sum(-1), torch.full(mask.shape[:-1], KEEP))
+    worst_kept = sums.masked_fill(~mask, float("inf")).amin(-1)
+    best_dropped = sums.masked_fill(mask, 0).amax(-1)
+    assert (worst_kept >= best_dropped - 1e-6).all()
+
+
+@pytest.mark.parametrize("rule", ["merge", "difference"])
+def test_nothing_changed_gives_back_the_dense_output(rule):
+    cache, config, output = refreshed(rule)
+    found = sparse_step(cache, *inputs(), config=config, scale=None, backend=None)
+    torch.testing.assert_close(found, output, atol=1e-5, rtol=1e-5)
+
+
+def test_sparse_follows_the_formulas_when_something_changed():
+    changed = [a + 0.1 * b for a, b in zip(inputs(), inputs(9), strict=True)]
+    for rule in ("merge", "difference"):
+        cache, config, _ = refreshed(rule)
+        found = sparse_step(cache, *changed, config=config, scale=None, backend=None).double()
+        mask = row_mask(cache)
+        dense, lse = softmax_parts(*inputs())
+        kept, kept_lse = softmax_parts(*inputs(), mask)
+        new, new_lse = softmax_parts(*changed, mask)
+        if rule == "difference":
+            expected = dense - kept + new
+        else:
+            # Dropped columns keep the numerator and denominator that they had at the refresh.
+            share, new_share = (kept_lse - lse).exp(), (new_lse - lse).exp()
+            dropped = dense - share.unsqueeze(-1) * kept
+            total = (new_share + 1 - share).unsqueeze(-1)
+            expected = (new_share.unsqueeze(-1) * new + dropped) / total
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_merge_is_exact_while_only_the_kept_columns_change():
+    """The rule's own claim: it follows mass that moves between kept and dropped columns."""
+    query, key, value = inputs()
+    cache, config, _ = refreshed("merge", group_rows=TOKENS)
+    kept_by_all = unpack_mask(cache.columns, TOKENS)[:, :, 0]
+    moved = torch.where(kept_by_all.unsqueeze(-1), key + 0.5 * inputs(3)[1], key)
+    found = sparse_step(cache, query, moved, value, config=config, scale=None, backend=None)
+    expected, _ = softmax_parts(query, moved, value)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_random_columns_are_seeded_and_counted():
+    masks = [
+        unpack_mask(
+            refreshed("merge", budget=AttentionBudget(KEEP, RANDOM, None, s))[0].columns, TOKENS
+        )
+        for s in (1, 1, 2)
+    ]
+    assert torch.equal(masks[0], masks[1])
+    assert not torch.equal(masks[0], masks[2])
+    assert (masks[0].sum(-1) == KEEP + RANDOM).all()
+
+
+def test_static_columns():
+    config = AttentionConfig(group_rows=16, local_groups=1)
+    found = static_columns(75, config, text_tokens=5, device=CPU)
+    assert found.shape == (5, 75)
+    for group in range(5):
+        expected = [abs(column // 16 - group) <= 1 or column >= 70 for column in range(75)]
+        assert found[group].tolist() == expected
+    assert static_columns(75, AttentionConfig(), text_tokens=0, device=CPU) is None
+    text_only = static_columns(75, AttentionConfig(), text_tokens=5, device=CPU)
+    assert text_only.tolist() == [[column >= 70 for column in range(75)]]
+    text_first = static_columns(75, config, text_tokens=5, text_first=True, device=CPU)
+    for group in range(5):
+        expected = [abs(column // 16 - group) <= 1 or column < 5 for column in range(75)]
+        assert text_first[group].tolist() == expected
+
+
+def test_static_columns_are_always_kept():
+    static = static_columns(
+        TOKENS,
+        AttentionConfig(group_rows=ROWS, local_groups=0),
+        text_tokens=2,
+        device=CPU,
+    )
+    cache, _, _ = refreshed("merge", budget=AttentionBudget(KEEP, 0, static, seed=1))
+    mask = unpack_mask(cache.columns, TOKENS)
+    assert mask[:, :, static].all()
+    assert (mask.sum(-1) == KEEP).all()
+
+
+@pytest.mark.parametrize("rule", ["merge", "difference"])
+def test_sparse_steps_know_the_length_of_the_lists(rule, monkeypatch):
+    monkeypatch.setattr(attention, "LISTS_BYTES", 0)
+    cache, config, _ = refreshed(rule)
+    assert cache.capacity == int(unpack_mask(cache.columns, TOKENS).sum(-1).max()) == KEEP + RANDOM
+    asked = watch(monkeypatch, "packed_to_indices", lambda _, kwargs: kwargs["capacity"])
+    sparse_step(cache, *inputs(), config=config, scale=None, backend=None)
+    refresh = {"config": config, "budget": BUDGET, "scale": None, "backend": None}
+    refresh_step(cache, *inputs(), **refresh)
+    # Only a new choice of columns makes the host wait.
+    assert asked == [KEEP + RANDOM, None]
+
+
+@pytest.mark.parametrize("rule", ["merge", "difference"])
+def test_small_lists_are_kept_until_the_next_refresh(rule, monkeypatch):
+    cache, config, _ = refreshed(rule)
+    kept = sparse_step(cache, *inputs(2), config=config, scale=None, backend=None)
+    before = cache.lists
+    refresh = {"config": config, "budget": BUDGET, "scale": None, "backend": None}
+    refresh_step(cache, *inputs(5), **refresh)
+    assert not torch.equal(cache.lists[0], before[0])
+    monkeypatch.setattr(attention, "LISTS_BYTES", 0)
+    cache, config, _ = refreshed(rule)
+    assert cache.lists is None
+    assert torch.equal(
+        sparse_step(cache, *inputs(2), config=config, scale=None, backend=None), kept
+    )
+
+
+HEAD_BYTES = 2 * 5 * TOKENS * 4  # batch, groups, columns, fp32
+
+
+@pytest.mark.parametrize("limit", [1, HEAD_BYTES, 2 * HEAD_BYTES, 3 * HEAD_BYTES])
+def test_column_sums_of_a_few_heads_at_a_time(limit, monkeypatch):
+    budget = AttentionBudget(KEEP, 0, torch.eye(5, TOKENS, dtype=torch.bool), seed=5)
+    expected, _, output = refreshed("merge", budget=budget)
+    held = watch(
+        monkeypatch, "column_selection", lambda args, _: args[0].numel() * args[0].itemsize
+    )
+    found, _, found_output = refreshed("merge", budget=budget, column_sums_bytes=limit)
+    assert sum(held) == 3 * HEAD_BYTES
+    assert max(held) <= max(limit, HEAD_BYTES)  # one head is the least
+    assert torch.equal(found_output, output)
+    assert found_output.stride() == output.stride()
+    for name in ("lse", "columns", "residual", "lse_dense", "kept_mass", "capacity"):
+        one, other = getattr(found, name), getattr(expected, name)
+        assert torch.equal(torch.as_tensor(one), torch.as_tensor(other)), name
+
+
+def test_the_residual_of_a_few_heads_at_a_time(monkeypatch):
+    expected, _, _ = refreshed("merge")
+    assert expected.residual.stride() == inputs(0)[0].stride()
+    monkeypatch.setattr(merge_residual_reference, "TRANSIENT_BYTES", 1)
+    found, _, _ = refreshed("merge")
+    assert torch.equal(found.residual, expected.residual)
+    assert found.residual.stride() == expected.residual.stride()
+
+
+def test_random_columns_of_heads_in_chunks():
+    """As the config says: they depend on the chunks, no two heads share them, all are counted."""
+    masks = [
+        unpack_mask(refreshed("merge", column_sums_bytes=limit)[0].columns, TOKENS)
+        for limit in (2 << 30, 1, 1)
+    ]
+    assert (masks[1].sum(-1) == KEEP + RANDOM).all()
+    assert torch.equal(masks[1], masks[2])
+    assert torch.equal(masks[0][:, 0], masks[1][:, 0])
+    assert not torch.equal(masks[0], masks[1])
+    budget = AttentionBudget(0, RANDOM, None, seed=5)
+    alone = unpack_mask(refreshed("merge", column_sums_bytes=1, budget=budget)[0].columns, TOKENS)
+    assert len({tuple(row) for row in alone[0].flatten(1).int().tolist()}) == 3
+
+
+@pytest.mark.parametrize("keep", [4, 20])
+@pytest.mark.parametrize("local_groups", [None, 0, 1])
+def test_lists_exceed_their_budget_only_for_nan(keep, local_groups):
+    config = AttentionConfig(group_rows=ROWS, local_groups=local_groups)
+    text = 0 if local_groups is None else 2
+    static = static_columns(TOKENS, config, text_tokens=text, device=CPU)
+    count = static_count(TOKENS, config, text_tokens=text)
+    assert count >= (0 if static is None else static.sum(-1).max())
+    budget = AttentionBudget(keep, RANDOM, static, seed=1, static_count=count)
+    cache = AttentionCache()
+    dense_step(cache, *inputs(), scale=None, backend=None)
+    step = {"config": config, "budget": budget, "scale": None, "backend": None}
+    refresh_step(cache, *inputs(), **step)
+    assert cache.capacity <= budget.most_columns < TOKENS
+    cache.lse[0, 1, 20] = torch.nan
+    refresh_step(cache, *inputs(), **step)
+    assert cache.capacity == TOKENS > budget.most_columns
+
+
+def test_backends_are_chosen_for_the_group_size():
+    query = torch.zeros(1, 1, 8, 64)
+    choices = backend_choices(query, query, query, group_rows=100, backend=None)
+    assert {op: choice.backend.name for op, choice in choices.items()} == {
+        "dense_attention": "library",
+        "dense_attention_column_sums": "reference",
+        "column_selection": "reference",
+        "packed_to_indices": "reference",
+        "column_sparse_attention": "reference",
+    }
+    assert [name for name, _ in choices["column_sparse_attention"].rejected] == ["gluon", "triton"]
+    forced = backend_choices(query, query, query, group_rows=100, backend="reference")
+    assert {choice.backend.name for choice in forced.values()} == {"reference"}
+
+
+def watch(monkeypatch, name, look):
+    """Notes what `look` sees in the arguments of each call of an op by `layers.attention`."""
+    seen, op = [], getattr(attention, name)
+
+    def watched(*args, **kwargs):
+        seen.append(look(args, kwargs))
+        return op(*args, **kwargs)
+
+    monkeypatch.setattr(attention, name, watched)
+    return seen
+
+
+# The forecast of the error.
+
+
+def moving_values(step):
+    """Only the values move, evenly: so does every output, and what its dropped columns add."""
+    (query, key, value), (_, _, change) = inputs(), inputs(9)
+    return query, key, value + 0.1 * step * change
+
+
+def run_actions(actions, *, tensors=moving_values, rule="merge", **config):
+    """The cache, and what was given at each step, "s" for sparse and "r" for a refresh."""
+    cache, outputs = AttentionCache(), []
+    settings = AttentionConfig(delta_rule=rule, group_rows=ROWS, **config)
+    given = {"scale": None, "backend": None}
+    dense_step(cache, *tensors(0), **given)
+    for step, action in enumerate(actions):
+        if action == "s":
+            outputs.append(sparse_step(cache, *tensors(step), config=settings, step=step, **given))
+            continue
+        options = {"config": settings, "budget": BUDGET, "step": step}
+        outputs.append(refresh_step(cache, *tensors(step), **options, **given))
+    return cache, outputs
+
+
+@pytest.mark.parametrize("rule", ["merge", "difference"])
+def test_an_error_that_grows_evenly_is_forecast_exactly(rule):
+    actions = "rssrsssssrss"
+    _, held = run_actions(actions, rule=rule)
+    _, found = run_actions(actions, rule=rule, forecast=1.0)
+    for step, action in enumerate(actions):
+        exact, _ = softmax_parts(*moving_values(step))
+        if action == "r" or step > 3:
+            torch.testing.assert_close(found[step].double(), exact, atol=1e-5, rtol=1e-5)
+        if action == "s":
+            assert (held[step] - exact).norm() > 0.02 * exact.norm()
+            assert step > 3 or torch.equal(found[step], held[step])  # before the second refresh
+
+
+@pytest.mark.parametrize("share", [0.25, 1.0])
+@pytest.mark.parametrize("rule", ["merge", "difference"])
+def test_a_share_of_the_error_at_the_refresh_is_added(rule, share):
+    """All moves and the columns are chosen anew; against what sparse steps alone would give."""
+
+    def tensors(step):
+        return [a + 0.05 * step * b for a, b in zip(inputs(), inputs(9), strict=True)]
+
+    _, (*_, without) = run_actions("rssss", tensors=tensors, rule=rule)
+    _, held = run_actions("rsssrsss", tensors=tensors, rule=rule)
+    cache, found = run_actions("rsssrsss", tensors=tensors, rule=rule, forecast=share)
+    drift = softmax_parts(*tensors(4))[0] - without
+    torch.testing.assert_close(cache.drift.double(), drift, atol=1e-5, rtol=1e-5)
+    for step in (5, 6, 7):
+        wanted = held[step] + share * (step - 4) / 4 * drift
+        torch.testing.assert_close(found[step].double(), wanted, atol=1e-5, rtol=1e-5)
+    for step in (1, 2, 3, 4):
+        assert torch.equal(found[step], held[step])
+
+
+def test_no_drift_is_kept_without_a_forecast():
+    cache, _ = run_actions("rsrs")
+    assert cache.drift is None

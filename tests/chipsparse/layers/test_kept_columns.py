@@ -1,0 +1,154 @@
+"""What is told of kept columns, against sums over the masks themselves."""
+
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+
+import chipsparse
+from chipsparse import SparsityConfig
+from chipsparse.kernels.mask_packing import pack_mask, unpack_mask
+from chipsparse.layers.kept_columns import read_kept_columns
+from chipsparse.layers.static_columns import static_bits
+from chipsparse.layers.token_order import grids_order
+from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.report.generation import GenerationReport
+from chipsparse.session import Session
+from tests.chipsparse.test_session import CONFIG, LAYOUT, run
+from tests.tiny_models import PROMPT, tiny_flux_pipeline
+
+ROWS = 16
+
+
+@pytest.mark.parametrize("text_first", [True, False])
+def test_shares_and_regions(text_first):
+    sizes = ModelLayout(
+        (LayerKind("block", layers=1, mlp_width=8),), 2, 8, 1, ((2, 4, 6),), 5, text_first
+    )
+    order = grids_order(sizes.grids, (1, 2, 3))
+    generator = torch.Generator().manual_seed(5)
+    mask = torch.rand(2, 2, 4, 53, generator=generator) < 0.2
+    first, text = (5, 0) if text_first else (0, 48)
+    raster = torch.zeros(2, 4, 6, dtype=torch.bool)
+    raster[1, 2:, 3:] = True  # all lists keep this voxel
+    mask[..., first : first + 48] |= raster.flatten()[order]
+    mask[..., text : text + 5] = True
+    mask[..., first + 1] = False
+    always = torch.rand(53, generator=generator) < 0.3
+    found = read_kept_columns(
+        pack_mask(mask),
+        sizes,
+        group_rows=ROWS,
+        static=always,
+        order=order,
+        voxel=(1, 2, 3),
+        where=("transformer", "cond", 7),
+    )
+    assert (found.transformer, found.branch, found.layer) == ("transformer", "cond", 7)
+    assert (found.columns, found.lists) == (53, 16)
+    kept = int(mask.sum())
+    assert found.kept == pytest.approx(kept / mask.numel())
+    assert found.text == pytest.approx(5 * 16 / kept)
+    assert found.static == pytest.approx(int((mask & always).sum()) / kept)
+    own = torch.arange(53) // ROWS == torch.arange(4)[:, None]
+    assert found.local == pytest.approx(int((mask & own).sum()) / kept)
+    rows = mask.flatten(0, 2)
+    assert found.everywhere == pytest.approx(int(rows.all(0).sum()) / 53)
+    assert found.nowhere == pytest.approx(int((~rows.any(0)).sum()) / 53)
+    assert found.everywhere > 0
+    assert found.nowhere > 0
+    most = found.regions[0]
+    assert (most.grid, most.frames, most.rows, most.columns) == (0, (1, 1), (2, 3), (3, 5))
+    assert most.kept == pytest.approx(1.0)
+    shares = torch.zeros(48)
+    shares[order] = rows[:, first : first + 48].float().mean(0)
+    means = shares.view(2, 2, 2, 2, 3).mean((2, 4)).flatten()
+    expected = means.sort(descending=True).values[:3].tolist()
+    assert [region.kept for region in found.regions] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("voxel", [None, (2, 2, 2)])
+@pytest.mark.parametrize("offload", ["never", "always"])
+def test_columns_of_the_user_are_kept_at_every_refresh_and_told(voxel, offload):
+    raster = np.zeros((3, 4, 5), bool)
+    raster[1, 1:3, 2:4] = True
+    bits = static_bits(raster.ravel())
+    config = CONFIG.override({"token_order.voxel": voxel, "memory.offload": offload})
+    plain, kept = (Session(config, GenerationReport(), static_bits=each) for each in (None, bits))
+    run(plain)
+    without = plain.kept_columns()
+    run(kept)
+    found = kept.kept_columns()
+    assert [(each.branch, each.layer) for each in found] == [
+        (branch, layer) for branch in ("cond", "uncond") for layer in (0, 1)
+    ]
+    for each, other in zip(found, without, strict=True):
+        assert each.kept == other.kept == 12 / 60  # they count among the kept ones
+        assert each.static == pytest.approx(4 / 12)
+        assert other.static == 0
+        assert each.everywhere >= 4 / 60
+    order = kept._generation.order and kept._generation.order[0].numpy()
+    expected = raster.ravel() if order is None else raster.ravel()[order]
+    for branch, layer in kept._caches:
+        with kept._caches.lend(branch, layer, "attention", frozenset({"columns"})) as cache:
+            assert unpack_mask(cache.columns, 60)[..., expected].all()
+    assert [each.layer for each in kept.kept_columns(frozenset({1}))] == [1, 1]
+
+
+def test_more_columns_of_the_user_than_are_to_be_kept_are_all_kept():
+    report = GenerationReport()
+    session = Session(CONFIG, report, static_bits=static_bits([True] * 30 + [False] * 30))
+    run(session)
+    assert report.fallbacks == []  # the lists are as long as they may be
+    assert {each.kept for each in session.kept_columns()} == {0.5}
+
+
+def test_columns_for_another_size_are_refused_by_the_call():
+    session = Session(CONFIG, GenerationReport(), static_bits=static_bits([True] * 59))
+    with pytest.raises(ValueError, match="static_columns has 59 columns, but this call has 60"):
+        run(session)
+
+
+def test_nothing_is_kept_before_the_first_refresh():
+    assert Session(CONFIG, GenerationReport()).kept_columns() == []
+    assert LAYOUT.tokens == 60
+
+
+def test_a_pipeline_keeps_the_columns_of_the_user_and_tells_on_request():
+    """Of a model with text before the picture, in the middle of a generation."""
+    pipe = tiny_flux_pipeline()
+    config = SparsityConfig().override(
+        {
+            "attention.keep_fraction": 0.2,
+            "attention.group_rows": 16,
+            "token_order.voxel": [1, 2, 2],
+            "schedule.actions": ["dense", "refresh", "sparse", "sparse"],
+        }
+    )
+    size = {"height": 64, "width": 64, "num_inference_steps": 4, "max_sequence_length": 16}
+    told = []
+
+    def ask(pipe, step, time, tensors):
+        if step == 2:
+            told.extend(handle.kept_columns([0]))
+        return tensors
+
+    picture = np.zeros((16, 16), bool)
+    picture[12:, 12:] = True
+    arguments = {**size, "output_type": "latent", "callback_on_step_end": ask}
+    with chipsparse.enable(pipe, config, static_columns=picture.ravel()) as handle:
+        pipe(PROMPT, **arguments)
+        (kept,) = told
+        assert (kept.transformer, kept.layer, kept.columns) == ("transformer", 0, 272)
+        assert kept.everywhere >= (16 + 16) / 272  # text and the user's
+        assert kept.static == pytest.approx(16 / (kept.kept * 272))
+        assert handle.report.to_dict()["kept_columns"] == [json.loads(json.dumps(asdict(kept)))]
+        with pytest.raises(ValueError, match="no columns are kept now; call kept_columns"):
+            handle.kept_columns()
+        with pytest.raises(ValueError, match="static_columns has 256 columns, but"):
+            pipe(PROMPT, **{**arguments, "height": 32, "width": 32})
+    with pytest.raises(ValueError, match="expected True or False for each column, got 3"):
+        chipsparse.enable(pipe, config, static_columns=[3])
+    chipsparse.enable(pipe, config).disable()  # nothing was left behind

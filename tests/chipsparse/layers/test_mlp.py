@@ -1,0 +1,131 @@
+"""One feed-forward layer over its steps, on the reference."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import chipsparse.layers.mlp
+from chipsparse.cache.tensors import MLPCache
+from chipsparse.config import MLPConfig
+from chipsparse.kernels.token_layout import empty_token_contiguous
+from chipsparse.layers.mlp import MLPWeights, backend_choices, dense_step, sparse_step
+
+BATCH, TOKENS, CHANNELS, NEURONS = 2, 37, 16, 40
+CONFIG = MLPConfig(group_rows=8)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def weights_of(gate, bias=True, activation="silu"):
+    wide = NEURONS if gate == "none" else 2 * NEURONS
+    return MLPWeights.from_linears(
+        normal(wide, CHANNELS, seed=1),
+        normal(wide, seed=2) if bias else None,
+        normal(CHANNELS, NEURONS, seed=3),
+        normal(CHANNELS, seed=4) if bias else None,
+        activation,
+        gate,
+    )
+
+
+def expected(hidden, gate, bias=True):
+    """The layer as models write it."""
+    wide = NEURONS if gate == "none" else 2 * NEURONS
+    up_bias = normal(wide, seed=2) if bias else None
+    up = F.linear(hidden, normal(wide, CHANNELS, seed=1), up_bias)
+    if gate == "none":
+        activation = F.silu(up)
+    else:
+        first, second = up.chunk(2, dim=-1)
+        activation = F.silu(first) * second if gate == "first" else first * F.silu(second)
+    return F.linear(
+        activation, normal(CHANNELS, NEURONS, seed=3), normal(CHANNELS, seed=4) if bias else None
+    )
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("gate", ["none", "first", "second"])
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_dense_step_is_the_layer(gate, bias, cached):
+    hidden, cache = normal(BATCH, TOKENS, CHANNELS), MLPCache() if cached else None
+    addend = normal(BATCH, TOKENS, CHANNELS, seed=9)
+    made = dense_step(cache, hidden, weights_of(gate, bias), config=CONFIG, backend=None)
+    torch.testing.assert_close(made, expected(hidden, gate, bias), atol=1e-4, rtol=1e-4)
+    summed = dense_step(
+        cache, hidden, weights_of(gate, bias), config=CONFIG, backend=None, addend=addend.clone()
+    )
+    torch.testing.assert_close(summed, made + addend)
+    if cached:
+        torch.testing.assert_close(cache.output, made)  # without the addend
+        assert cache.output.data_ptr() != summed.data_ptr()
+
+
+@pytest.mark.parametrize("gate", ["none", "first", "second"])
+@pytest.mark.parametrize("with_addend", [False, True])
+def test_sparse_steps_with_all_neurons_are_the_layer(gate, with_addend):
+    cache, weights = MLPCache(), weights_of(gate)
+    dense_step(cache, normal(BATCH, TOKENS, CHANNELS), weights, config=CONFIG, backend=None)
+    for seed in (5, 6, 7):
+        hidden = normal(BATCH, TOKENS, CHANNELS, seed=seed)
+        addend = normal(BATCH, TOKENS, CHANNELS, seed=seed + 10) if with_addend else None
+        found = sparse_step(
+            cache,
+            hidden,
+            weights,
+            config=CONFIG,
+            keep_count=NEURONS,
+            backend=None,
+            addend=addend,
+        )
+        wanted = expected(hidden, gate) + (0 if addend is None else addend)
+        torch.testing.assert_close(found, wanted, atol=2e-4, rtol=2e-4)
+        found.fill_(torch.nan)  # what the caller does to its result is nobody else's business
+        assert cache.output.isfinite().all()
+
+
+def test_no_neuron_leaves_the_output_but_not_the_addend():
+    cache, weights = MLPCache(), weights_of("none")
+    hidden, addend = normal(BATCH, TOKENS, CHANNELS), normal(BATCH, TOKENS, CHANNELS, seed=3)
+    made = dense_step(cache, hidden, weights, config=CONFIG, backend=None)
+    found = sparse_step(
+        cache, 2 * hidden, weights, config=CONFIG, keep_count=0, backend=None, addend=addend
+    )
+    torch.testing.assert_close(found, made + addend)
+
+
+def test_the_second_linear_takes_token_contiguous_activations(monkeypatch):
+    """As kernels on a GPU leave them: the same numbers in other strides."""
+    plain = chipsparse.layers.mlp.dense_activation
+
+    def token_contiguous(*args, **kwargs):
+        activation = plain(*args, **kwargs)
+        return empty_token_contiguous(activation, *activation.shape).copy_(activation)
+
+    hidden = normal(BATCH, TOKENS, CHANNELS)
+    monkeypatch.setattr(chipsparse.layers.mlp, "dense_activation", token_contiguous)
+    for bias in (True, False):
+        cache = MLPCache()
+        with torch.no_grad():
+            found = dense_step(cache, hidden, weights_of("none", bias), config=CONFIG, backend=None)
+        assert cache.activation.stride(1) == 1
+        torch.testing.assert_close(found, expected(hidden, "none", bias), atol=1e-4, rtol=1e-4)
+        assert found.is_contiguous()
+
+
+def test_each_op_says_its_backend():
+    cache, weights = MLPCache(), weights_of("second")
+    hidden = normal(BATCH, TOKENS, CHANNELS)
+    dense_step(cache, hidden, weights, config=CONFIG, backend=None)
+    choices = backend_choices(cache, hidden, weights, config=CONFIG, backend=None)
+    assert {op: choice.backend.name for op, choice in choices.items()} == dict.fromkeys(
+        ("neuron_selection", "sparse_mlp_up", "sparse_mlp_down"), "reference"
+    )
+
+
+@pytest.mark.parametrize(("activation", "gate"), [("relu", "none"), ("silu", "third")])
+def test_unknown_forms_are_refused(activation, gate):
+    weight = torch.zeros(4, 4)
+    with pytest.raises(ValueError, match=f"got '{activation}' and '{gate}'"):
+        MLPWeights.from_linears(weight, None, weight, None, activation, gate)

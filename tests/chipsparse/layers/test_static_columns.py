@@ -1,0 +1,100 @@
+"""Columns that the user keeps: from any form of bits to the masks of attention."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from bitarray import bitarray
+
+from chipsparse.kernels.mask_packing import pack_mask
+from chipsparse.layers.static_columns import check_static_bits, mask_bits, static_bits, static_mask
+from chipsparse.layers.token_order import grids_order
+from chipsparse.layout import LayerKind, ModelLayout
+
+BOOLS = [True, False, False, False, False, False, False, False, True, True, False]  # 11 columns
+CPU = torch.device("cpu")
+
+
+def layout(*grids, text_tokens=0, text_first=False):
+    kinds = (LayerKind("block", layers=1, mlp_width=8),)
+    return ModelLayout(kinds, 1, 8, 1, grids, text_tokens, text_first)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        BOOLS,
+        tuple(BOOLS),
+        np.array(BOOLS),
+        torch.tensor(BOOLS),
+        bitarray(BOOLS, endian="little"),
+        bitarray(BOOLS, endian="big"),
+        [np.bool_(each) for each in BOOLS],
+    ],
+    ids=["list", "tuple", "numpy", "torch", "little", "big", "numpy bools"],
+)
+def test_every_form_means_the_same_columns(columns):
+    bits = static_bits(columns)
+    assert bits.tolist() == [int(each) for each in BOOLS]
+    # Bit j of byte i is column 8 i + j, as the kernels have it: 1; and 1 + 2.
+    assert bits.tobytes() == bytes([0b1, 0b11]) == pack_mask(torch.tensor(BOOLS)).numpy().tobytes()
+    assert static_mask(bits, layout((1, 1, 11)), None, CPU).tolist() == BOOLS
+
+
+def test_later_changes_of_the_users_bits_change_nothing():
+    own = bitarray(BOOLS, endian="little")
+    bits = static_bits(own)
+    own.setall(0)
+    assert bits.count() == 3
+
+
+@pytest.mark.parametrize("text_first", [True, False])
+def test_columns_are_in_raster_order_and_text_stands_before_or_behind(text_first):
+    sizes = layout((2, 3, 4), (1, 2, 2), text_tokens=5, text_first=text_first)
+    raster = torch.zeros(28, dtype=torch.bool)
+    raster[[0, 7, 13, 25]] = True
+    order = grids_order(sizes.grids, (2, 2, 2))
+    found = static_mask(static_bits(raster), sizes, order, CPU)
+    own = found[5:] if text_first else found[:28]
+    assert found.sum() == own.sum() == 4
+    assert [int(order[place]) for place in own.nonzero().flatten()] != [0, 7, 13, 25]
+    assert sorted(int(order[place]) for place in own.nonzero().flatten()) == [0, 7, 13, 25]
+
+
+@pytest.mark.parametrize("columns", [1, 8, 9, 64, 131])
+def test_masks_as_bits_of_the_host(columns):
+    mask = torch.rand(columns, generator=torch.Generator().manual_seed(columns)) < 0.4
+    bits = mask_bits(mask)
+    assert len(bits) == columns
+    assert bits.tolist() == mask.int().tolist()
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ([], "there is no column; pass None"),
+        (bitarray(), "there is no column; pass None"),
+        ([1, 0, 1], "expected True or False for each column, got 1; numbers of columns become"),
+        (np.array([0, 3]), "expected bools of shape [N], got int64 of shape [2]"),
+        (np.ones((2, 3), bool), "expected bools of shape [N], got bool of shape [2, 3]"),
+        (torch.ones(3), "expected bools of shape [N], got float32 of shape [3]"),
+        (b"\x01", "expected a bitarray, a bool array or a list of bools, got bytes"),
+        ("0110", "expected a bitarray, a bool array or a list of bools, got str"),
+        (7, "expected a bitarray, a bool array or a list of bools, got int"),
+    ],
+)
+def test_what_is_no_list_of_columns(columns, message):
+    with pytest.raises(ValueError, match=re.escape(f"static_columns: {message}")):
+        static_bits(columns)
+
+
+def test_another_number_of_columns_than_the_call_has():
+    sizes = layout((2, 3, 4), (1, 2, 2), text_tokens=5)
+    check_static_bits(static_bits([True] * 28), sizes)
+    message = (
+        "static_columns has 11 columns, but this call has 28 video or image tokens "
+        "(frames x rows x columns: 2x3x4 and 1x2x2); text columns"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check_static_bits(static_bits(BOOLS), sizes)

@@ -1,0 +1,166 @@
+"""Times computed by hand, and those that were measured on the device of the default rates."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from chipsparse.config import SparsityConfig
+from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.measure.cost_model import (
+    ELEMENTWISE_PASSES,
+    Load,
+    Rates,
+    kept_columns,
+    layer_time,
+    step_seconds,
+)
+from chipsparse.measure.measured_rates import measure_rates
+from chipsparse.pipelines.flux import FluxAdapter
+from chipsparse.plan import Action, SparsityPlan
+from chipsparse.profiles.profile import find_profile
+
+UNIT = Rates(
+    attention=1.0,
+    linear=1.0,
+    memory=1.0,
+    link=1.0,
+    sparse_attention=0.5,
+    sparse_mlp=0.25,
+    refresh_attention=2.0,
+    refresh_seconds=7.0,
+)
+CONFIG = SparsityConfig().override(
+    {"attention.keep_fraction": 0.4, "attention.random_fraction": 0.1, "mlp.keep_fraction": 0.5}
+)
+LAYOUT = ModelLayout(
+    kinds=(LayerKind("double", 1, 32, mlp_sees_text=False), LayerKind("single", 1, 32)),
+    heads=2,
+    head_dim=4,
+    batch=1,
+    grids=((1, 2, 8),),
+    text_tokens=4,
+)
+PLAN = SparsityPlan(CONFIG, LAYOUT, 10)
+ATTENTION = 4 * 20 * 20 * 8
+REST = 2 * 20 * 8 * 4 * 8 + ELEMENTWISE_PASSES * 20 * 8 * 2
+IMAGE_MLP, TEXT_MLP = 4 * 16 * 8 * 32, 4 * 4 * 8 * 32
+
+
+def time_of(action, layer=1, plan=PLAN, **given):
+    return layer_time(layer, action, plan=plan, rates=UNIT, dtype=torch.bfloat16, **given)
+
+
+def test_a_dense_layer():
+    found = time_of(Action.DENSE)
+    assert (found.attention, found.mlp, found.rest) == (ATTENTION, IMAGE_MLP + TEXT_MLP, REST)
+    assert found.total == ATTENTION + IMAGE_MLP + TEXT_MLP + REST
+
+
+def test_a_gated_layer_has_one_linear_more():
+    gated = tuple(dataclasses.replace(kind, mlp_linears=3) for kind in LAYOUT.kinds)
+    plan = dataclasses.replace(PLAN, layout=dataclasses.replace(LAYOUT, kinds=gated))
+    for action in (Action.DENSE, Action.SPARSE):
+        for layer in (0, 1):
+            found, plain = time_of(action, layer, plan), time_of(action, layer)
+            assert found.mlp == pytest.approx(1.5 * plain.mlp)
+            assert (found.attention, found.rest) == (plain.attention, plain.rest)
+
+
+def test_a_refresh_computes_more_attention_than_a_dense_layer():
+    assert time_of(Action.REFRESH).attention == 2 * ATTENTION + 7
+    assert time_of(Action.REFRESH).mlp == time_of(Action.DENSE).mlp
+
+
+def test_a_sparse_layer_computes_what_it_keeps():
+    found = time_of(Action.SPARSE)
+    assert found.attention == pytest.approx(ATTENTION * (8 + 2) / 20 / 0.5)
+    assert found.mlp == pytest.approx((IMAGE_MLP + TEXT_MLP) * 0.5 / 0.25)
+    assert found.rest == REST
+
+
+def test_a_forecast_takes_a_sparse_step_at_refreshes_and_three_passes_at_sparse_ones():
+    plan = dataclasses.replace(PLAN, config=CONFIG.override({"attention.forecast": 0.5}))
+    sparse = time_of(Action.SPARSE).attention
+    assert time_of(Action.REFRESH, plan=plan).attention == 2 * ATTENTION + 7 + sparse
+    assert time_of(Action.SPARSE, plan=plan).attention == sparse + 3 * 20 * 8 * 2
+    assert time_of(Action.DENSE, plan=plan) == time_of(Action.DENSE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "columns"),
+    [
+        ({}, 8 + 2),
+        ({"attention.keep_fraction": 0.1}, 4 + 2),  # every text column is kept
+        ({"attention.keep_fraction": 1.0}, 20),
+    ],
+)
+def test_columns_that_a_group_computes(changes, columns):
+    assert kept_columns(dataclasses.replace(PLAN, config=CONFIG.override(changes)), 0) == columns
+
+
+def test_more_samples_take_longer():
+    twice = dataclasses.replace(PLAN, layout=dataclasses.replace(LAYOUT, batch=2))
+    for action in (Action.DENSE, Action.SPARSE):
+        assert time_of(action, plan=twice).total == pytest.approx(2 * time_of(action).total)
+
+
+def test_the_measured_transformer():
+    results = Path(__file__).parents[3] / "benchmarks/results/transformer_step_h200.json"
+    (measured,) = json.loads(results.read_text())
+    config = {
+        "num_layers": 19,
+        "num_single_layers": 38,
+        "num_attention_heads": 24,
+        "attention_head_dim": 128,
+    }
+    layout = FluxAdapter.planned_layout(config, latents=(1, 96, 160), text_tokens=512)
+    assert layout.tokens == measured["tokens"]
+    profile = find_profile(None, "FluxTransformer2DModel")
+    plan = SparsityPlan(profile.qualities["published"], layout, 20)
+    for action, milliseconds in [
+        (Action.DENSE, measured["baseline_ms"]),
+        (Action.REFRESH, measured["refresh_ms"]),
+        (Action.SPARSE, measured["latency_ms"]),
+    ]:
+        found = sum(
+            layer_time(layer, action, plan=plan, rates=Rates(), dtype=torch.bfloat16).total
+            for layer in range(layout.layers)
+        )
+        assert found * 1e3 == pytest.approx(milliseconds, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("loads", "seconds"),
+    [
+        ([], 0),
+        ([Load(3), Load(4)], 7),
+        # the first layer waits for its own tensors
+        ([Load(3, "mlp", 2)], 2 + 3),
+        # later ones arrive while the layer before computes
+        ([Load(3, "mlp", 2)] * 3, 2 + 9),
+        # or the link decides
+        ([Load(1, "mlp", 5)] * 3, 15 + 1),
+        # layers that fetch nothing give time to the others
+        ([Load(1, "mlp", 3), Load(1), Load(1), Load(1, "mlp", 3)], 3 + 4),
+        # what must leave a slot before it is filled again
+        ([Load(1, "mlp", 1, 9), Load(1, "mlp", 1), Load(1, "mlp", 1)], 11 + 1 + 1),
+        # parts have slots of their own, but share the link
+        ([Load(1, "attention", 1), Load(1, "mlp", 1, 9)] * 2, 1 + 4),
+        ([Load(1, "attention", 4), Load(1, "mlp", 4)], 8 + 1),
+    ],
+)
+def test_computation_and_transfers_overlap(loads, seconds):
+    assert step_seconds(loads, UNIT) == pytest.approx(seconds)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_rates_of_the_gpu_that_is_here():
+    rates = measure_rates(torch.device("cuda"))
+    assert rates.measured
+    assert rates.device == torch.cuda.get_device_name()
+    assert 1e12 < rates.attention < rates.linear * 2 < 1e16
+    assert rates.link < rates.memory < 1e14

@@ -1,0 +1,146 @@
+"""What layers move, against what a real generation moves; steps, against sums by hand."""
+
+import pytest
+import torch
+
+import chipsparse
+from chipsparse.cache.kinds import PARTS
+from chipsparse.cache.placement import Placement
+from chipsparse.config import SparsityConfig
+from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.measure.cost_model import Rates
+from chipsparse.measure.estimate import estimate_run, moved_bytes
+from chipsparse.plan import Action, SparsityPlan
+from tests.tiny_models import PROMPT, tiny_wan_pipeline
+
+CONFIG = SparsityConfig().override(
+    {
+        "attention.group_rows": 16,
+        "mlp.group_rows": 16,
+        "schedule.actions": ["dense", "dense", "refresh", "sparse", "sparse", "sparse"],
+        "memory.offload": "always",
+    }
+)
+LAYOUT = ModelLayout(
+    kinds=(LayerKind("block", 3, 32),), heads=2, head_dim=4, batch=1, grids=((1, 4, 8),)
+)
+NOTHING: dict = {part: {} for part in PARTS}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"attention.delta_rule": "difference"},
+        {"schedule.first_dense_layers": 1},
+    ],
+)
+def test_bytes_moved_are_those_of_a_real_generation(changes):
+    pipe, config, moved = tiny_wan_pipeline(), CONFIG.override(changes), []
+
+    def look(_pipe, step, _t, tensors):
+        (record,) = (record for record in handle.report.steps if record.step == step)
+        store = handle._adapters[0].session._caches
+        if not store._branches:
+            return tensors  # after the last step
+        (placement,) = (branch.memory.placement for branch in store._branches.values())
+        planned = [
+            moved_bytes(layer, part, record.action, config=config, placement=placement)
+            for layer in range(3)
+            for part in PARTS
+        ]
+        moved.append(
+            (
+                record.action.value,
+                (record.bytes_to_device, record.bytes_to_host),
+                tuple(map(sum, zip(*planned, strict=True))),
+            )
+        )
+        return tensors
+
+    with chipsparse.enable(pipe, config) as handle:
+        pipe(
+            PROMPT,
+            height=64,
+            width=64,
+            num_frames=9,
+            num_inference_steps=6,
+            guidance_scale=1.0,
+            max_sequence_length=16,
+            output_type="latent",
+            callback_on_step_end=look,
+        )
+    # The first step of an action may find nothing to read yet, and a list of neurons that no step
+    # will read again is not written back.
+    assert {action for action, _, _ in moved} == {"dense", "refresh", "sparse"}
+    for action, _, planned in moved:
+        assert max(real for name, real, _ in moved if name == action) == planned
+
+
+def estimate(plan, placement, *, dense=NOTHING, branches=1, rates=None):
+    return estimate_run(
+        plan,
+        placement,
+        dense_parts=dense,
+        dtype=torch.bfloat16,
+        branches=branches,
+        rates=rates or Rates(launch_seconds=0.0, refresh_seconds=0.0),
+    )
+
+
+def plan_of(**changes):
+    actions = ["dense", "refresh", "sparse", "skip", "sparse"]
+    config = SparsityConfig().override({"schedule.actions": actions, **changes})
+    return SparsityPlan(config, LAYOUT, 5)
+
+
+def test_a_run_is_the_sum_of_its_steps():
+    found = estimate(plan_of(), Placement(), branches=2)
+    steps = found.steps
+    assert steps[Action.SKIP] == 0
+    assert steps[Action.DENSE] == pytest.approx(found.stock)
+    total = steps[Action.DENSE] + steps[Action.REFRESH] + 2 * steps[Action.SPARSE]
+    assert found.run == pytest.approx(total)
+    assert found.stock_run == pytest.approx(5 * found.stock)
+    assert found.speedup_run == pytest.approx(5 * found.stock / total)
+    assert found.speedup_sparse_step == pytest.approx(found.stock / steps[Action.SPARSE])
+    assert found.stock_layer == pytest.approx(found.stock / 3)
+    single = estimate(plan_of(), Placement())
+    assert found.stock == pytest.approx(2 * single.stock)
+    assert (found.moving, found.hidden) == (0, 1)
+    assert [(layers.name, layers.layers) for layers in found.similar] == [("block", 3)]
+
+
+def test_layers_that_run_dense_take_as_long_as_stock_ones():
+    all_layers = dict.fromkeys(range(3), "why")
+    found = estimate(plan_of(), Placement(), dense=dict.fromkeys(PARTS, all_layers))
+    for action in (Action.DENSE, Action.REFRESH, Action.SPARSE):
+        assert found.steps[action] == pytest.approx(found.stock)
+    one = estimate(plan_of(), Placement(), dense={"attention": {0: "why"}, "mlp": {0: "why"}})
+    assert sorted(layers.layers for layers in one.similar) == [1, 2]
+
+
+def test_slow_transfers_decide_how_long_a_step_takes():
+    host = {(layer, "activation"): 1 << 20 for layer in range(3)}
+    rates = Rates(launch_seconds=0.0, link=1e6)
+    found = estimate(plan_of(), Placement(host=host), branches=2, rates=rates)
+    assert found.to_device == found.to_host == 2 * 3 << 20
+    assert found.moving == pytest.approx(found.to_device / 1e6)
+    assert found.steps[Action.SPARSE] > found.moving > 100 * found.computing
+    assert found.hidden == pytest.approx(0, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("mode", "host", "recorded"),
+    [("never", {}, False), ("auto", {}, True), ("auto", {(0, "activation"): 1}, False)],
+)
+def test_no_sparse_layer_is_faster_than_its_launch(mode, host, recorded):
+    plan, rates = plan_of(cuda_graphs=mode), Rates(launch_seconds=1.0)
+    found = estimate(plan, Placement(host=host), rates=rates)
+    if recorded:
+        assert found.steps[Action.SPARSE] < 0.1
+    else:
+        assert found.steps[Action.SPARSE] == pytest.approx(3.0)
+    assert found.steps[Action.REFRESH] == pytest.approx(3.0)
+    assert found.steps[Action.DENSE] == pytest.approx(found.stock)
+    assert found.stock < 1.0

@@ -1,0 +1,240 @@
+"""Profiles: found by folder and class, complete, and refused with the field's path."""
+
+import dataclasses
+import os
+
+import pytest
+
+from chipsparse.config import ScheduleConfig, SparsityConfig
+from chipsparse.profiles.profile import (
+    ASSETS,
+    GenerationDefaults,
+    default_profile,
+    find_profile,
+    load_profile,
+)
+from chipsparse.profiles.qualities import QUALITIES
+from chipsparse.schedule.schedule import Schedule
+
+NAMED = ("faithful", "balanced", "fast")
+PROFILES = sorted((ASSETS / "profiles").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
+def test_bundled_profiles_have_every_quality(path):
+    profile = load_profile(path)
+    assert profile.model_class == path.stem
+    assert profile.description
+    assert tuple(profile.qualities) == tuple(QUALITIES)
+    assert (profile.quality, profile.sparsity) == ("balanced", profile.qualities["balanced"])
+    shares = [profile.qualities[name].schedule.full_share for name in NAMED]
+    assert shares == sorted(shares, reverse=True)
+    assert profile.qualities["published"].schedule.full_share is None
+    for config in profile.qualities.values():
+        assert config.token_order == profile.sparsity.token_order
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("name", NAMED)
+def test_named_qualities_compute_all_of_few_steps(path, name):
+    config = load_profile(path).qualities[name].schedule
+    for steps in (1, 2, 4, 8):
+        assert Schedule(config, steps).full_steps == tuple(range(steps))
+    for steps in range(9, 61):
+        full = Schedule(config, steps).full_steps
+        assert full is not None
+        assert 8 <= len(full) < steps
+
+
+def test_the_bundled_models_have_every_quality_too():
+    for name in ("tiny-wan", "tiny-flux"):
+        profile = load_profile(ASSETS / name / "chipsparse.yaml")
+        assert tuple(profile.qualities) == tuple(QUALITIES)
+        assert not profile.qualities["fast"].mlp.enabled
+        assert profile.qualities["published"].mlp.enabled
+
+
+def test_models_without_a_profile_have_the_general_one():
+    profile = default_profile()
+    assert profile.is_general
+    assert tuple(profile.qualities) == tuple(QUALITIES)
+    assert profile.serves("NoTransformer2DModel")
+
+
+def test_a_models_own_profile_comes_first(tmp_path):
+    by_class = find_profile(tmp_path, "WanTransformer3DModel")
+    assert by_class.source.endswith("WanTransformer3DModel.yaml")
+    (tmp_path / "chipsparse.yaml").write_text(
+        "model_class: WanTransformer3DModel\n"
+        "generation: {height: 64, num_inference_steps: 7}\n"
+        "sparsity: {seed: 3, mlp: {keep_fraction: 0.5}}\n"
+    )
+    own = find_profile(tmp_path, "WanTransformer3DModel")
+    assert own.source == str(tmp_path / "chipsparse.yaml")
+    assert own.generation == GenerationDefaults(height=64, num_inference_steps=7)
+    assert own.sparsity == SparsityConfig().override({"seed": 3, "mlp.keep_fraction": 0.5})
+
+
+QUALITY_TEXT = """
+sparsity: {seed: 3, attention: {random_fraction: 0.5}, schedule: {full_share: 0.5}}
+qualities:
+  balanced:
+  fast: {attention: {keep_fraction: 0.07}, schedule: {warmup_steps: 3}}
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(QUALITY_TEXT)
+    return load_profile(path)
+
+
+def test_a_quality_lies_over_the_common_part_and_that_over_what_its_name_stands_for(mine):
+    general = default_profile().qualities
+    assert mine.quality == "balanced"
+    common = {"seed": 3, "attention.random_fraction": 0.5}
+    schedule = {"schedule": ScheduleConfig(full_share=0.5)}  # taken whole
+    assert mine.sparsity == general["balanced"].override({**common, **schedule})
+    own = {"attention.keep_fraction": 0.07, "schedule": ScheduleConfig(warmup_steps=3)}
+    fast = mine.of_quality("fast")
+    assert fast.sparsity == general["fast"].override({**common, **own})
+    assert (fast.quality, fast.qualities) == ("fast", mine.qualities)
+    assert fast.of_quality("balanced") == mine
+
+
+def test_a_schedule_that_takes_the_place_of_that_of_qualities_is_told(mine, tmp_path):
+    assert mine.remark == (
+        f"{mine.source}: sparsity.schedule takes the place of the schedule that balanced would "
+        "have; where that is not meant, move it to qualities"
+    )
+    assert mine.of_quality("fast").remark is None  # which has one of its own
+    for path in (*PROFILES, ASSETS / "tiny-wan" / "chipsparse.yaml"):
+        assert load_profile(path).one_schedule == ()
+    plain = tmp_path / "plain.yaml"
+    plain.write_text("sparsity: {schedule: {full_share: 0.5}}")
+    assert load_profile(plain).remark is None
+
+
+def test_a_change_of_a_profile_is_one_of_all_its_qualities(mine):
+    changed = mine.override({"memory.vram": "1G"})
+    assert (
+        changed.of_quality("fast").sparsity.memory.vram == changed.sparsity.memory.vram == 1 << 30
+    )
+    assert mine.sparsity.memory.vram is None
+
+
+def test_qualities_that_are_not_there_are_named(mine, tmp_path):
+    known = "known are faithful, balanced, fast, published"
+    with pytest.raises(ValueError, match=f"there is no quality 'best'; {known}"):
+        mine.of_quality("best")
+    with pytest.raises(ValueError, match=r"mine.yaml does not say what .*; it has balanced, fast"):
+        mine.of_quality("faithful")
+    path = tmp_path / "plain.yaml"
+    path.write_text("sparsity: {seed: 3}")
+    assert load_profile(path).quality is None
+    with pytest.raises(ValueError, match=r"what fast is; it has no qualities"):
+        load_profile(path).of_quality("fast")
+
+
+def test_without_balanced_the_common_part_is_taken(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("sparsity: {seed: 3}\nqualities: {fast: {seed: 4}}")
+    profile = load_profile(path)
+    assert (profile.quality, profile.sparsity) == (None, SparsityConfig(seed=3))
+    assert profile.of_quality("fast").sparsity.seed == 4
+
+
+def test_an_unknown_class_names_the_known_ones():
+    with pytest.raises(ValueError, match=r"class UNet; known classes: .*WanTransformer3DModel"):
+        find_profile(None, "UNet")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sparsity: {attention: {keep: 1}}", "sparsity.attention.keep: unknown field; allowed: "),
+        ("sparsity: {seed: -1}", "sparsity.seed: expected a number at least 0, got -1"),
+        ("generation: {height: tall}", "generation.height: expected a whole number, got 'tall'"),
+        ("generation: {fps: 3}", "generation.fps: unknown field"),
+        ("sparsity: 3", "sparsity: expected a mapping"),
+        ("qualities: 3", "qualities: expected a mapping, got 3"),
+        ("qualities: {best: {}}", "qualities.best: unknown quality; allowed: faithful, balanced"),
+        ("qualities: {fast: 0.2}", "qualities.fast: expected a mapping as under sparsity, got 0.2"),
+        ("qualities: {fast: {seed: -1}}", "qualities.fast.seed: expected a number at least 0"),
+        (
+            "qualities: {fast: {schedule: {full_share: 0.2, warmup_steps: 4}}}",
+            "qualities.fast.schedule.full_share takes the place of warmup_steps",
+        ),
+        ("[1, 2]", "the top level: expected a mapping"),
+        ("a: [", "not valid YAML"),
+        (
+            "sparsity: {seed: 1}\nsparsity: {seed: 2}",
+            "not valid YAML (sparsity stands twice, in line 2, column 1)",
+        ),
+        ("sparsity: {mlp: {enabled: true, enabled: false}}", "enabled stands twice"),
+        (f"sparsity: {'[' * 3000}{']' * 3000}", "not valid YAML (nested too deeply)"),
+        (f"sparsity: {{seed: {'9' * 5000}}}", "not valid YAML (Exceeds the limit"),
+        ("description: 2024-99-99", "not valid YAML (month must be"),
+        ("#" + "x" * (1 << 20), "1,048,577 bytes are too many for a profile"),
+        ("sparsity: {schedule: {actions: []}}", "sparsity.schedule.actions: the first step must"),
+        (
+            "sparsity: {schedule: {actions: [dense, sparse]}}",
+            "sparsity.schedule.actions[1]: a sparse",
+        ),
+        ("sparsity:\n  schedule: {actions: [dense, all]}", "sparsity.schedule.actions[1]: expect"),
+    ],
+)
+def test_bad_profiles_are_refused_by_path(tmp_path, text, said):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - the text is checked below
+        load_profile(path)
+    assert str(error.value).startswith(str(path))
+    assert said in str(error.value)
+
+
+def test_a_missing_profile_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="cannot read the profile"):
+        load_profile(tmp_path / "none.yaml")
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(ValueError, match=r"cannot read the profile .it is no regular file"):
+        load_profile(tmp_path / "pipe.yaml")
+
+
+ANCHORS = "a0: &a0 {x0: 1, y0: 1}\n" + "".join(
+    f"a{n}: &a{n} {{{{<<: [{{merged}}], x{n}: 1}}}}\n".format(merged=", ".join([f"*a{n - 1}"] * 9))
+    for n in range(1, 9)
+)
+
+
+@pytest.mark.parametrize("text", [ANCHORS, ANCHORS.replace("<<", "z")], ids=["merged", "nested"])
+def test_aliases_of_aliases_are_refused_with_a_short_message(tmp_path, text):
+    path = tmp_path / "bomb.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - the text is checked below
+        load_profile(path)
+    assert str(error.value).startswith(str(path))
+    assert len(str(error.value)) < 1000
+
+
+def test_anchors_and_merged_fields_may_be_used(tmp_path):
+    path = tmp_path / "anchors.yaml"
+    path.write_text(
+        "sparsity:\n  layers:\n    - &first {layers: 0, mlp: 0.5}\n    - {<<: *first, layers: 1}\n"
+    )
+    assert [budget.mlp for budget in load_profile(path).sparsity.layers] == [0.5, 0.5]
+
+
+def test_every_field_may_be_left_out(tmp_path):
+    path = tmp_path / "nothing.yaml"
+    path.write_text("")
+    profile = load_profile(path)
+    assert profile.sparsity == SparsityConfig()
+    assert profile.serves("WanTransformer3DModel")
+    assert repr(profile) == f"<Profile for any model from {path}>"
+    other = dataclasses.replace(profile, model_class="FluxTransformer2DModel")
+    assert not other.serves("WanTransformer3DModel")

@@ -1,0 +1,77 @@
+"""What a tuned profile records, and when a generation is another one."""
+
+import dataclasses
+
+import pytest
+
+from chipsparse.profiles.profile import load_profile
+from chipsparse.profiles.tuned_range import TunedFor, digest, outside
+
+TUNED = TunedFor(
+    model="tiny",
+    transformer_config="abc",
+    height=256,
+    width=256,
+    num_inference_steps=50,
+    guidance_scale=4.0,
+    dtype="float32",
+    device="NVIDIA H200",
+)
+SAME = {
+    "transformer_config": "abc",
+    "height": 256,
+    "width": 256,
+    "num_frames": None,
+    "num_inference_steps": 50,
+    "guidance_scale": 4.0,
+    "true_cfg_scale": None,
+    "dtype": "float32",
+    "device": "NVIDIA H200",
+}
+
+
+def test_a_generation_within_the_range():
+    assert outside(TUNED, SAME) == []
+    assert outside(TUNED, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "phrase"),
+    [
+        ({"transformer_config": "xyz"}, "another model than tiny"),
+        ({"height": 512}, "a height of 512 pixels, not 256"),
+        ({"num_frames": 9}, "9 frames, not none"),
+        ({"num_inference_steps": 30}, "30 steps, not 50"),
+        ({"guidance_scale": None}, "guidance none, not 4.0"),
+        ({"dtype": "bfloat16"}, "bfloat16, not float32"),
+        ({"device": "NVIDIA A100"}, "NVIDIA A100, not NVIDIA H200"),
+    ],
+)
+def test_each_difference_is_named(change, phrase):
+    assert outside(TUNED, {**SAME, **change}) == [phrase]
+
+
+def test_a_digest_is_of_the_model_not_of_what_wrote_it():
+    config = {"num_layers": 3, "_diffusers_version": "0.42.1"}
+    assert digest(config) == digest({"_diffusers_version": "0.43.0", "num_layers": 3})
+    assert digest(config) != digest({"num_layers": 4})
+
+
+def test_a_profile_with_a_range_is_read_and_checked(tmp_path):
+    path = tmp_path / "profile.yaml"
+    path.write_text("tuned: {model: tiny, height: 256, target: {min_psnr_db: 30}}\n")
+    tuned = load_profile(path).tuned
+    assert tuned is not None
+    assert (tuned.model, tuned.height, tuned.target.min_psnr_db) == ("tiny", 256, 30.0)
+    assert {field.name for field in dataclasses.fields(TunedFor)} >= {"versions", "measured"}
+    for text, message in (
+        ("tuned: {modle: tiny}", r"tuned\.modle: unknown field"),
+        ("tuned: {height: tall}", r"tuned\.height: expected a whole number, got 'tall'"),
+        ("tuned: {target: {psnr: 3}}", r"tuned\.target\.psnr: unknown field"),
+        ("tuned: 7", r"tuned: expected a mapping"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            load_profile(path)
+    path.write_text("description: by hand\n")
+    assert load_profile(path).tuned is None
