@@ -77,7 +77,7 @@ def run(workload: Workload, *, steps: int, every: int) -> list[Record]:
     config = workload.profile.sparsity.override(
         {"mlp.enabled": False, "schedule.actions": ["dense", "refresh", "sparse"]}
     )
-    probe = MassProbe(config.attention.group_rows, probed)
+    probe = MassProbe(config.attention.block_size_q, probed)
     session = Session(config, GenerationReport(), observer=probe)
     adapter = ADAPTERS[type(pipe.transformer).__name__](
         pipe.transformer, session, PositionTracker(), lambda: pipe.scheduler

@@ -199,8 +199,8 @@ class Measured:
                     "layers": self._blocks,
                     "measured_layers": layout.layers,
                     "dtype": str(self.dtype).removeprefix("torch."),
-                    "keep_fraction": config.attention.keep_fraction,
-                    "mlp_keep_fraction": config.mlp.keep_fraction if config.mlp.enabled else 1.0,
+                    "keep_fraction": config.attention.density,
+                    "mlp_keep_fraction": config.mlp.density if config.mlp.enabled else 1.0,
                     "backend": "chipsparse",
                     "baseline": f"stock transformer, {attention.lstrip('_')} attention, no mask, "
                     "compiled blocks",

@@ -101,9 +101,9 @@ def measure(
     model = Model(case, layers, device, dtype)
     config = SparsityConfig().override(
         {
-            "attention.keep_fraction": case.keep_fraction,
-            "attention.group_rows": rows,
-            "mlp.keep_fraction": case.mlp_keep_fraction,
+            "attention.density": case.keep_fraction,
+            "attention.block_size_q": rows,
+            "mlp.density": case.mlp_keep_fraction,
             "mlp.enabled": sparse_mlp,
             "schedule.actions": [*ACTIONS, *["sparse"] * SPARSE_STEPS],
         }

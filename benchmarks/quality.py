@@ -61,7 +61,7 @@ def video_rows(base: SparsityConfig) -> dict[str, Row]:
         return Row(unskipped.override(changes), control)
 
     def attention(rule: str, keep: float, **changes: Any) -> dict[str, Any]:
-        return {"attention.delta_rule": rule, "attention.keep_fraction": keep, **changes}
+        return {"attention.delta_rule": rule, "attention.density": keep, **changes}
 
     rows = {"profile": Row(base)}
     for rule in ("merge", "difference"):
@@ -78,12 +78,10 @@ def video_rows(base: SparsityConfig) -> dict[str, Row]:
             attention(rule, 0.1, **alone), random_columns
         )
     tenth = attention("merge", 0.1, **alone)
-    rows["control: raster order, merge, keep 10%, attention"] = row(
-        {**tenth, "token_order.voxel": None}
-    )
+    rows["control: raster order, merge, keep 10%, attention"] = row({**tenth, "tile": None})
     for group_rows in (64, 192, 256):
         rows[f"merge, keep 10%, attention, groups of {group_rows} rows"] = row(
-            {**tenth, "attention.group_rows": group_rows}
+            {**tenth, "attention.block_size_q": group_rows}
         )
     rows["control: MLP only"] = row({"attention.enabled": False})
     rows["control: token order alone, all layers dense"] = row(
@@ -109,9 +107,9 @@ def image_rows(base: SparsityConfig) -> dict[str, Row]:
         return Row(unskipped.override(changes), control, steps)
 
     def kept(keep: float) -> dict[str, Any]:
-        return {"attention.keep_fraction": keep, "mlp.keep_fraction": keep}
+        return {"attention.density": keep, "mlp.density": keep}
 
-    reused = {"mlp.keep_fraction": 0.0}
+    reused = {"mlp.density": 0.0}
     rows = {"profile": Row(base)}
     for part, change in parts.items():
         for keep in IMAGE_KEEP_FRACTIONS:
@@ -148,7 +146,7 @@ def image_rows(base: SparsityConfig) -> dict[str, Row]:
             {**kept(keep), **columns}, kept_columns_only
         )
         rows[f"control: raster order, keep {keep:.0%}, attention + MLP"] = row(
-            {**kept(keep), "token_order.voxel": None}
+            {**kept(keep), "tile": None}
         )
     rows["control: token order alone, all layers dense"] = row(
         {"schedule.first_dense_layers": 10_000}

@@ -260,8 +260,8 @@ def measure_patched(
         .qualities["published"]
         .override(
             {
-                "attention.keep_fraction": case.keep_fraction,
-                "mlp.keep_fraction": case.mlp_keep_fraction,
+                "attention.density": case.keep_fraction,
+                "mlp.density": case.mlp_keep_fraction,
                 "schedule.actions": actions,
             }
         )

@@ -16,7 +16,6 @@ from chipsparse.config import (
     MLPConfig,
     ScheduleConfig,
     SparsityConfig,
-    TokenOrderConfig,
 )
 from chipsparse.old_names import CLASSES, OldNameWarning, old_class
 from chipsparse.profiles.profile import (
@@ -56,7 +55,6 @@ __all__ = [
     "ScheduleConfig",
     "SparsityConfig",
     "StepRecord",
-    "TokenOrderConfig",
     "default_profile",
     "disable",
     "enable",

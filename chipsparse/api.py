@@ -162,7 +162,7 @@ def enable(
         static_columns: columns of attention that every query group keeps whatever their score, one
             bool for each video or image token in raster order (frames, rows, columns), as a
             bitarray, a bool array or tensor ``[N]``, or a list. They count among those of
-            ``keep_fraction``, and all are kept where they are more. Text columns always are.
+            ``density``, and all are kept where they are more. Text columns always are.
 
     Returns:
         A handle that is also a context manager.
@@ -395,7 +395,7 @@ def _profile(pipe: Any, config: Profile | str | Path | None, transformer_class: 
             raise ValueError(
                 "expected a SparsityConfig, a Profile or the path of one, got "
                 f"{shown(config)}; chipsparse.SparsityConfig().override(...) makes a config of a "
-                "dict such as {'attention.keep_fraction': 0.2}"
+                "dict such as {'attention.density': 0.2}"
             )
         return config if isinstance(config, Profile) else load_profile(config)
     folder = getattr(getattr(pipe, "config", None), "_name_or_path", None)

@@ -47,21 +47,21 @@ class AttentionConfig(Validated):
     """Which columns of self-attention are computed on sparse steps, and how the rest is reused."""
 
     enabled: bool = option(True, "make self-attention sparse")
-    keep_fraction: float = option(
+    density: float = option(
         0.1,
-        "share of key columns that each query group keeps, static columns included",
+        "share of key columns that each query block keeps, static columns included",
         minimum=0.0,
         maximum=1.0,
     )
     random_fraction: float = option(
         0.0,
-        "share of further columns chosen at random (seeded), besides keep_fraction",
+        "share of further columns chosen at random (seeded), besides density",
         minimum=0.0,
         maximum=1.0,
     )
-    local_groups: int | None = option(
+    local_blocks: int | None = option(
         None,
-        "always keep the columns of a query group itself and of this many groups on either side; "
+        "always keep the columns of a query block itself and of this many blocks on either side; "
         "null: no static window",
         minimum=0,
     )
@@ -78,7 +78,9 @@ class AttentionConfig(Validated):
         minimum=0.0,
         maximum=1.0,
     )
-    group_rows: int = option(128, "query rows that share one column list", minimum=1)
+    block_size_q: int = option(
+        128, "queries of a block, which share one list of columns", minimum=1
+    )
     column_sums_bytes: int = option(
         2 << 30,
         "bytes of column sums that a refresh may hold at a time; where those of all heads take "
@@ -94,10 +96,10 @@ class MLPConfig(Validated):
     """Which neurons of the feed-forward layers are recomputed on sparse steps."""
 
     enabled: bool = option(True, "make the feed-forward layers sparse")
-    keep_fraction: float = option(
-        0.3, "share of neurons that each token group recomputes", minimum=0.0, maximum=1.0
+    density: float = option(
+        0.3, "share of neurons that each token block recomputes", minimum=0.0, maximum=1.0
     )
-    group_rows: int = option(128, "token rows that share one neuron list", minimum=1)
+    block_size: int = option(128, "tokens of a block, which share one list of neurons", minimum=1)
 
 
 # Fields of the published form of a schedule, which a list of full steps takes the place of.
@@ -291,7 +293,7 @@ class LayerBudget(Validated):
     )
     attention: float | Dense | None = option(
         None,
-        "share of key columns, in place of attention.keep_fraction, or dense: never sparse; "
+        "share of key columns, in place of attention.density, or dense: never sparse; "
         "null: as the other layers",
         minimum=0.0,
         maximum=1.0,
@@ -336,25 +338,6 @@ def ranges_text(numbers: Iterable[int]) -> str:
         else:
             ranges.append([number])
     return ",".join("-".join(map(str, each)) for each in ranges)
-
-
-@dataclass(frozen=True)
-class TokenOrderConfig(Validated):
-    """How video and image tokens are ordered so that a query group is compact."""
-
-    voxel: tuple[int, ...] | None = option(
-        (4, 4, 8),
-        "frames, rows and columns of the token voxels that are made contiguous (an image has one "
-        "frame); null: raster order",
-        minimum=1,
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.voxel is not None and len(self.voxel) != 3:
-            raise ValueError(
-                f"voxel: expected 3 whole numbers (frames, rows, columns), got {list(self.voxel)}"
-            )
 
 
 @dataclass(frozen=True)
@@ -406,7 +389,12 @@ class SparsityConfig(Validated):
     mlp: MLPConfig = option(MLPConfig(), "feed-forward layers")
     schedule: ScheduleConfig = option(ScheduleConfig(), "denoising steps")
     layers: tuple[LayerBudget, ...] = option((), "layers that keep more or less than the others")
-    token_order: TokenOrderConfig = option(TokenOrderConfig(), "order of the video or image tokens")
+    tile: tuple[int, ...] | None = option(
+        (4, 4, 8),
+        "T, H, W of the 3D tiles whose tokens are made contiguous, which makes query blocks "
+        "compact (an image has T = 1); null: raster order",
+        minimum=1,
+    )
     memory: MemoryConfig = option(MemoryConfig(), "memory of the caches")
     seed: int = option(0, "seed of the random columns", minimum=0)
     cuda_graphs: RecordMode = option(
@@ -423,6 +411,8 @@ class SparsityConfig(Validated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.tile is not None and len(self.tile) != 3:
+            raise ValueError(f"tile: expected 3 whole numbers (T, H, W), got {list(self.tile)}")
         for part in ("attention", "mlp"):
             named: list[range] = []
             for place, budget in enumerate(self.layers):
@@ -451,12 +441,12 @@ class SparsityConfig(Validated):
     def override(self, values: Mapping[str, Any]) -> SparsityConfig:
         """A copy with some fields changed, named by dotted paths.
 
-        Example: ``config.override({"attention.keep_fraction": 0.2, "seed": 3})``.
+        Example: ``config.override({"attention.density": 0.2, "seed": 3})``.
 
         Raises:
             ValueError: as making a config, and where the paths are no texts.
         """
-        example = '{"attention.keep_fraction": 0.2}'
+        example = '{"attention.density": 0.2}'
         if not isinstance(values, Mapping):
             raise ValueError(f"override: expected a mapping such as {example}, got {shown(values)}")
         data = dataclasses.asdict(self)

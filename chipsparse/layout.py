@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from chipsparse.old_names import reads_old_names
+
 Grid = tuple[int, int, int]
 
 
+@reads_old_names("LayerKind")
 @dataclass(frozen=True)
 class LayerKind:
     """Layers of one build, which follow each other in the model.
@@ -15,7 +18,7 @@ class LayerKind:
     Attributes:
         name: what the model calls them, such as "double" and "single".
         layers: how many there are.
-        mlp_width: neurons of their feed-forward layer.
+        intermediate_size: neurons of their feed-forward layer.
         mlp_sees_text: whether text tokens go through that layer as well.
         mlp_linears: linears of that layer with one row or column for each neuron; 3 where it is
             gated.
@@ -24,7 +27,7 @@ class LayerKind:
 
     name: str
     layers: int
-    mlp_width: int
+    intermediate_size: int
     mlp_sees_text: bool = True
     mlp_linears: int = 2
     projections: int = 4

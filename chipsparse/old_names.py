@@ -15,7 +15,15 @@ from chipsparse.common.user_warnings import warn_user
 T = TypeVar("T")
 
 # Paths of fields, as in `SparsityConfig.override`.
-RENAMED: dict[str, str] = {}
+RENAMED = {
+    "attention.keep_fraction": "attention.density",
+    "attention.group_rows": "attention.block_size_q",
+    "attention.local_groups": "attention.local_blocks",
+    "mlp.keep_fraction": "mlp.density",
+    "mlp.group_rows": "mlp.block_size",
+    "token_order.voxel": "tile",
+    "LayerKind.mlp_width": "LayerKind.intermediate_size",  # of no config, but its users' layouts
+}
 
 # Groups, fields and single values that have no successor, and why.
 GONE = {
@@ -30,6 +38,7 @@ GONE = {
 # What `chipsparse` exported, and what takes its place.
 CLASSES = {
     "GuardConfig": "SparsityConfig has no guard any more",
+    "TokenOrderConfig": "SparsityConfig has tile in place of token_order",
 }
 
 

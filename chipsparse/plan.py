@@ -70,13 +70,13 @@ class SparsityPlan:
             return Action.DENSE
         return action
 
-    def keep_fraction(self, layer: int, part: Part) -> float | None:
+    def density(self, layer: int, part: Part) -> float | None:
         """The share of columns or neurons that a layer keeps by score; None: it is never sparse."""
-        return self._keep_fractions[part][layer]
+        return self._densities[part][layer]
 
     def is_sparse(self, layer: int, part: Part) -> bool:
         """Whether a layer's attention or MLP runs sparse where the schedule says so."""
-        return self.keep_fraction(layer, part) is not None
+        return self.density(layer, part) is not None
 
     def why_dense(self, layer: int, part: Part) -> str | None:
         """What of the config keeps a layer's attention or MLP dense at every step, or None."""
@@ -90,29 +90,29 @@ class SparsityPlan:
         return "layers names it dense"
 
     @cached_property
-    def _keep_fractions(self) -> dict[Part, list[float | None]]:
+    def _densities(self) -> dict[Part, list[float | None]]:
         return {"attention": self._resolve("attention"), "mlp": self._resolve("mlp")}
 
     @cached_property
     def has_sparse_layers(self) -> bool:
         """Whether the attention or MLP of any layer runs sparse where the schedule says so."""
         layers = range(self.layout.layers)
-        return any(self.is_sparse(layer, part) for part in self._keep_fractions for layer in layers)
+        return any(self.is_sparse(layer, part) for part in self._densities for layer in layers)
 
     def _resolve(self, part: Part) -> list[float | None]:
         config = self.config.attention if part == "attention" else self.config.mlp
         count = self.layout.layers
         if not config.enabled:
             return [None] * count
-        fractions: list[float | None] = [config.keep_fraction] * count
+        densities: list[float | None] = [config.density] * count
         for budget in self.config.layers:
             share = getattr(budget, part)
             if share is not None:
                 for layers in budget.ranges:
                     for layer in layers:
-                        fractions[layer] = None if share == "dense" else share
+                        densities[layer] = None if share == "dense" else share
         first = min(count, self.config.schedule.first_dense_layers)
-        return [None] * first + fractions[first:]
+        return [None] * first + densities[first:]
 
     def may_skip_by_threshold(self, step: int, recorded: Action | None) -> bool:
         """Whether the threshold may skip a step of a guidance branch.
@@ -237,7 +237,7 @@ class SparsityPlan:
 
     def attention_keep_count(self, layer: int) -> int:
         """Key columns that each query group of a layer keeps by score and by static rules."""
-        return _count(self.keep_fraction(layer, "attention"), self.layout.tokens)
+        return _count(self.density(layer, "attention"), self.layout.tokens)
 
     def attention_random_count(self) -> int:
         """Further key columns that each query group keeps at random."""
@@ -245,7 +245,7 @@ class SparsityPlan:
 
     def mlp_keep_count(self, layer: int) -> int:
         """Neurons of a layer that each token group recomputes on a sparse step."""
-        return _count(self.keep_fraction(layer, "mlp"), self.layout.kind(layer).mlp_width)
+        return _count(self.density(layer, "mlp"), self.layout.kind(layer).intermediate_size)
 
     def describe(self) -> str:
         """One line: the list of full steps and what is between them, in words.

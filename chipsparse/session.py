@@ -281,7 +281,7 @@ class Session:
         return self.state
 
     def _new_generation(self, number: int, plan: SparsityPlan, device: torch.device) -> _Generation:
-        caching, order, voxel = not plan.is_dense(), None, self.config.token_order.voxel
+        caching, order, voxel = not plan.is_dense(), None, self.config.tile
         if caching and voxel is not None:
             tokens = grids_order(plan.layout.grids, voxel).to(device)
             order = tokens, inverse_order(tokens)
@@ -509,10 +509,10 @@ class Session:
                     read_kept_columns(
                         cache.columns,
                         layout,
-                        group_rows=self.config.attention.group_rows,
+                        group_rows=self.config.attention.block_size_q,
                         static=generation.budgets.static_mask(layout, cache.columns.device),
                         order=None if order is None else order[0],
-                        voxel=self.config.token_order.voxel or REGION,
+                        voxel=self.config.tile or REGION,
                         where=(self.name, branch, layer),
                     )
                 )

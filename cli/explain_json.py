@@ -47,8 +47,8 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
             "all": layout.tokens,
         },
         "attention": {
-            "groups": group_count(layout.tokens, attention.group_rows),
-            "group_rows": attention.group_rows,
+            "groups": group_count(layout.tokens, attention.block_size_q),
+            "group_rows": attention.block_size_q,
             "columns_by_score": _most(plan.attention_keep_count(layer) for layer in sparse),
             "columns_at_random": plan.attention_random_count(),
             "columns": _most(kept_columns(plan, layer) for layer in sparse),
@@ -90,9 +90,9 @@ def _layers(explained: Explanation) -> list[dict[str, Any]]:
                 "attention": _part(explained, "attention", kind.name, kind.layers),
                 "mlp": {
                     **_part(explained, "mlp", kind.name, kind.layers),
-                    "groups": group_count(layout.mlp_tokens(first), config.group_rows),
-                    "group_rows": config.group_rows,
-                    "neurons": kind.mlp_width,
+                    "groups": group_count(layout.mlp_tokens(first), config.block_size),
+                    "group_rows": config.block_size,
+                    "neurons": kind.intermediate_size,
                     "neurons_kept": _most(
                         plan.mlp_keep_count(layer)
                         for layer in range(first, first + kind.layers)

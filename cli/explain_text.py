@@ -60,7 +60,7 @@ def _generation_facts(explained: Explanation) -> Facts:
     tokens = f"{layout.tokens:,}: grid of {grid}"
     if layout.text_tokens:
         tokens += f", and {layout.text_tokens:,} of text"
-    groups = group_count(layout.tokens, config.group_rows)
+    groups = group_count(layout.tokens, config.block_size_q)
     columns = range_kept(plan, "attention", range(layout.layers))
     again = "; two calls a step for guidance" if explained.branches > 1 else ""
     counts = ", ".join(
@@ -73,7 +73,7 @@ def _generation_facts(explained: Explanation) -> Facts:
         ("tokens", tokens),
         (
             "attention",
-            f"{counted(groups, 'group')} of {config.group_rows} rows, each keeps "
+            f"{counted(groups, 'group')} of {config.block_size_q} rows, each keeps "
             f"{_share_text(columns, layout.tokens, 'columns')}",
         ),
     ]
@@ -115,7 +115,7 @@ def _budget_facts(plan: SparsityPlan) -> Facts:
     for group in layer_groups(plan):
         totals = {
             "attention": (plan.layout.tokens, "columns"),
-            "mlp": (plan.layout.kind(group.layers[0]).mlp_width, "neurons"),
+            "mlp": (plan.layout.kind(group.layers[0]).intermediate_size, "neurons"),
         }
         shares = [_kept_text(part, group.kept[part], *totals[part]) for part in PARTS]
         name = "" if facts else "keep"
@@ -127,11 +127,11 @@ def _mlp_text(explained: Explanation, kind: LayerKind, first: int) -> str:
     plan = explained.plan
     config = plan.config.mlp
     neurons = range_kept(plan, "mlp", range(first, first + kind.layers))
-    groups = group_count(plan.layout.mlp_tokens(first), config.group_rows)
+    groups = group_count(plan.layout.mlp_tokens(first), config.block_size)
     name = f"{kind.name}: " if len(plan.layout.kinds) > 1 else ""
     return (
-        f"{name}{counted(groups, 'group')} of {config.group_rows} rows, each recomputes "
-        f"{_share_text(neurons, kind.mlp_width, f'of {kind.mlp_width:,} neurons')}"
+        f"{name}{counted(groups, 'group')} of {config.block_size} rows, each recomputes "
+        f"{_share_text(neurons, kind.intermediate_size, f'of {kind.intermediate_size:,} neurons')}"
     )
 
 

@@ -159,7 +159,7 @@ def _keep(
         content["chosen"] = {
             "config": config_digest(found.candidate.config),
             "form": found.candidate.describe,
-            "keep_fraction": found.candidate.form.keep_fraction,
+            "keep_fraction": found.candidate.form.density,
             "actions": list(found.pairs[0].actions),
         }
     elif results.search(name) is not None:
@@ -201,7 +201,7 @@ def about(
     versions = facts.pop("versions")
     config = dataclasses.asdict(profile.sparsity)
     # What is tuned. Memory stays: it changes no picture, but what steps take.
-    del config["schedule"], config["attention"]["keep_fraction"]
+    del config["schedule"], config["attention"]["density"]
     return {
         **versions,
         **facts,

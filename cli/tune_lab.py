@@ -31,14 +31,14 @@ from chipsparse.tuning.calibration import SchedulerTap
 from chipsparse.tuning.forms import StepSeconds
 from chipsparse.tuning.jump_costs import Trajectory
 from chipsparse.tuning.results_file import ResultsFile
-from chipsparse.tuning.rivals import KEEP_FRACTIONS
+from chipsparse.tuning.rivals import DENSITIES
 from chipsparse.tuning.targets import SAME_DB, Pair
 
 # Steps that tell what one of each kind takes. The first of a kind may compile or record it, and the
 # last step frees the caches: neither is counted.
 TIMED_ACTIONS = ("dense", "refresh", "refresh", *["sparse"] * 4, "skip", "skip", "dense")
 # The share of columns at which sparse MLPs are timed: what they take does not depend on it.
-MLP_TIMED_AT = KEEP_FRACTIONS[0]
+MLP_TIMED_AT = DENSITIES[0]
 # What a candidate takes, in dense generations, until it is known.
 LIKELY_SHARE = 0.4
 
@@ -184,14 +184,14 @@ class TuneLab:
 
     def step_seconds(self) -> StepSeconds:
         """What the steps of each kind take, in a short generation for each kind of sparse step."""
-        kinds = [(keep, False) for keep in KEEP_FRACTIONS]
+        kinds = [(keep, False) for keep in DENSITIES]
         if self._config.mlp.enabled:
             kinds.append((MLP_TIMED_AT, True))
         timed = {kind: self._timed(*kind) for kind in kinds}
         sparse = {kind: each["sparse"] for kind, each in timed.items()}
         if self._config.mlp.enabled:
             extra = sparse[MLP_TIMED_AT, True] - sparse[MLP_TIMED_AT, False]
-            sparse |= {(keep, True): sparse[keep, False] + extra for keep in KEEP_FRACTIONS}
+            sparse |= {(keep, True): sparse[keep, False] + extra for keep in DENSITIES}
         dense = [self._dense(prompt) for prompt in range(self._calibrating)]
         return StepSeconds(
             dense=statistics.median(each["step_seconds"] for each in dense),
@@ -218,7 +218,7 @@ class TuneLab:
                     "actions": list(TIMED_ACTIONS),
                     "first_dense_layers": self._config.schedule.first_dense_layers,
                 },
-                "attention.keep_fraction": keep,
+                "attention.density": keep,
                 "mlp.enabled": sparse_mlp,
             }
         )

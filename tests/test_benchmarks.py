@@ -70,7 +70,7 @@ def test_the_quality_table_has_every_row_and_control():
             for keep in (0.05, 0.1, 0.2, 0.3):
                 config = rows[f"{rule}, keep {keep:.0%}, {parts}"].config
                 assert config.attention.delta_rule == rule
-                assert config.attention.keep_fraction == keep
+                assert config.attention.density == keep
                 assert config.mlp.enabled == (parts != "attention")
     assert all(row.config.schedule.skip_steps == () for row in rows.values())
     assert len(set(rows.values())) == len(rows)
@@ -521,7 +521,7 @@ def test_the_image_table_has_every_row_and_control():
         for keep in (0.1, 0.2, 0.3, 0.4, 0.5):
             config = rows[f"keep {keep:.0%}, {part}"].config
             assert (config.attention.enabled, config.mlp.enabled) == (attention, neurons)
-            assert (config.attention.keep_fraction, config.mlp.keep_fraction) == (keep, keep)
+            assert (config.attention.density, config.mlp.density) == (keep, keep)
             assert config.schedule.warmup_steps == 6
         names = [name for name in rows if "drift" in name and name.endswith(f", {part}")]
         assert len(names) == 4
@@ -575,7 +575,7 @@ def test_a_control_recomputes_its_own_neurons_and_is_taken_back():
 def sparse_attention(control, rule="merge", static=None):
     """The columns kept, the output of a refresh, and that of a sparse step at other inputs."""
     before, now = torch.randn(2, 3, 1, 2, 48, 8, generator=torch.Generator().manual_seed(0))
-    config = AttentionConfig(delta_rule=rule, group_rows=16)
+    config = AttentionConfig(delta_rule=rule, block_size_q=16)
     options, cache = {"scale": None, "backend": None}, AttentionCache()
     with control():
         dense_step(cache, *before, **options)
@@ -623,10 +623,10 @@ IMAGE_PROFILE = """
 model_class: FluxTransformer2DModel
 generation: {height: 32, width: 48, num_inference_steps: 8, max_sequence_length: 16}
 sparsity:
-  attention: {keep_fraction: 0.3, group_rows: 16}
-  mlp: {keep_fraction: 0.3, group_rows: 16}
+  attention: {density: 0.3, block_size_q: 16}
+  mlp: {density: 0.3, block_size: 16}
   schedule: {warmup_steps: 2, refresh_every: 3}
-  token_order: {voxel: [1, 4, 4]}
+  tile: [1, 4, 4]
 """
 
 

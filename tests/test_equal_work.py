@@ -326,10 +326,10 @@ model_class: WanTransformer3DModel
 generation: {height: 64, width: 64, num_frames: 9, num_inference_steps: 10, guidance_scale: 4.0,
   max_sequence_length: 16}
 sparsity:
-  attention: {enabled: true, keep_fraction: 0.25, group_rows: 16}
+  attention: {enabled: true, density: 0.25, block_size_q: 16}
   mlp: {enabled: false}
   schedule: {full_steps: [0, 1, 4], between: middle}
-  token_order: {voxel: [2, 2, 4]}
+  tile: [2, 2, 4]
 """
 
 

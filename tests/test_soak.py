@@ -47,7 +47,7 @@ from tests.tiny_models import tiny_flux_pipeline
 
 CPU = torch.device("cpu")
 PLACE = Place(CPU, torch.float32)
-SETTINGS = {"attention.group_rows": 16, "mlp.group_rows": 16, "schedule.refresh_every": 4}
+SETTINGS = {"attention.block_size_q": 16, "mlp.block_size": 16, "schedule.refresh_every": 4}
 
 
 def call(*events, steps=7, decode=False, fault=None):

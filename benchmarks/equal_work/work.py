@@ -139,8 +139,8 @@ def _attention(layer: LayerRecord, plan: SparsityPlan) -> float:
 
 def _mlp(layer: LayerRecord, plan: SparsityPlan) -> float:
     layout, kind = plan.layout, plan.layout.kind(layer.layer)
-    tokens, width = layout.mlp_tokens(layer.layer), layout.channels * kind.mlp_width
+    tokens, width = layout.mlp_tokens(layer.layer), layout.channels * kind.intermediate_size
     dense = float(layout.batch * tokens * width * kind.mlp_linears)
-    groups = layout.batch * group_count(tokens, plan.config.mlp.group_rows)
+    groups = layout.batch * group_count(tokens, plan.config.mlp.block_size)
     means = float(groups * width * (kind.mlp_linears - 1))  # neurons are chosen by group means
     return means + dense * (layer.kept - 1 if layer.action is Action.SPARSE else 0)

@@ -238,21 +238,21 @@ def _call(draw: random.Random, family: str, fixed: Collection[str], *, looked_at
 def _settings(draw: random.Random) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "where_slower": "sparse",
-        "attention.keep_fraction": draw.choice((0.1, 0.25, 0.5)),
+        "attention.density": draw.choice((0.1, 0.25, 0.5)),
         "attention.random_fraction": draw.choice((0.0, 0.05)),
-        "attention.group_rows": draw.choice((16, 16, 32)),
+        "attention.block_size_q": draw.choice((16, 16, 32)),
         "attention.delta_rule": draw.choice(("merge", "difference")),
-        "mlp.keep_fraction": draw.choice((0.1, 0.3)),
-        "mlp.group_rows": draw.choice((16, 16, 32)),
+        "mlp.density": draw.choice((0.1, 0.3)),
+        "mlp.block_size": draw.choice((16, 16, 32)),
         "schedule.refresh_every": draw.choice((3, 4, 4, 6)),
-        "token_order.voxel": draw.choice(([2, 2, 2], [1, 4, 4], None)),
+        "tile": draw.choice(([2, 2, 2], [1, 4, 4], None)),
         "seed": draw.randrange(4),
     }
     rare: dict[str, tuple[Any, ...]] = {
         "attention.enabled": (False,),
         "mlp.enabled": (False,),
         "attention.forecast": (0.5,),
-        "attention.local_groups": (0, 1),
+        "attention.local_blocks": (0, 1),
         "attention.column_sums_bytes": (4096,),
         "schedule.skip_steps": ([3], [4, 5]),
         "schedule.skip_threshold": (0.05, 0.3),

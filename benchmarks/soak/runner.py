@@ -171,8 +171,8 @@ def beside(family: str) -> Script:
     call = Call(BASE, 7, 0, 0, True, (), None)
     settings = {
         "where_slower": "sparse",
-        "attention.group_rows": 16,
-        "mlp.group_rows": 16,
+        "attention.block_size_q": 16,
+        "mlp.block_size": 16,
         "schedule.refresh_every": 4,
     }
     return Script(0, 0, family, settings, False, ("captured",), (), "", (call,))

@@ -1,6 +1,6 @@
 """What layers keep between steps, and where.
 
-`tensors` are kept, of the `kinds` that a config needs. `memory_plan` decides before the first step
-what fits, `placement` where each layer's caches live. `store` holds them; those in host memory
-pass through `offload`.
+`tensors` declares the fields; a config needs some of these `kinds`. `memory_plan` decides before
+the first step what fits, `placement` where each layer's caches live. `store` owns them: tensors on
+the device, and each `hosted_tensor`, which passes through the slots of `offload`.
 """

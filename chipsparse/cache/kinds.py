@@ -1,7 +1,6 @@
 """The kinds of tensors that a layer keeps between steps, and how many bytes each takes.
 
 Known from the sizes of a model alone, so that memory can be planned before anything is computed.
-The fields of `AttentionCache` and `MLPCache` that hold tensors are these kinds, one by one.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from chipsparse.cache.tensors import AttentionCache, MLPCache, TensorCache
 from chipsparse.config import Part, SparsityConfig
 from chipsparse.kernels.checks import group_count
 from chipsparse.kernels.token_layout import ALIGNMENT
@@ -36,34 +36,18 @@ class CacheKind:
     rewritten: bool = False
 
 
-# Those that move both ways stand first: to keep them on the GPU saves most.
+# In the order in which they are put on the device.
+CACHES: dict[Part, type[TensorCache]] = {"mlp": MLPCache, "attention": AttentionCache}
 KINDS = {
-    kind.name: kind
-    for kind in (
-        CacheKind("mean", "mlp", rewritten=True),
-        CacheKind("output", "mlp", rewritten=True),
-        CacheKind("activation", "mlp", rewritten=True),
-        CacheKind("lse", "attention"),
-        CacheKind("lse_dense", "attention"),
-        CacheKind("kept_mass", "attention"),
-        CacheKind("columns", "attention"),
-        CacheKind("residual", "attention"),
-        CacheKind("drift", "attention"),
-    )
-}
-
-RULE_KINDS = {
-    "merge": {"lse", "lse_dense", "kept_mass", "columns", "residual"},
-    "difference": {"lse", "columns", "residual"},
+    name: CacheKind(name, part, kept.rewritten)
+    for part, cache in CACHES.items()
+    for name, kept in cache.kept.items()
 }
 
 
 def kept_kinds(config: SparsityConfig, part: Part) -> frozenset[str]:
     """What a sparse layer of this config keeps."""
-    if part == "attention":
-        kinds = RULE_KINDS[config.attention.delta_rule]
-        return frozenset(kinds | {"drift"} if config.attention.forecast > 0 else kinds)
-    return frozenset({"activation", "output", "mean"})
+    return frozenset(name for name, kept in CACHES[part].kept.items() if kept.wanted(config))
 
 
 def read_kinds(config: SparsityConfig, part: Part, action: Action) -> frozenset[str]:
@@ -103,9 +87,9 @@ def kind_bytes(
         dtype: of the hidden states.
     """
     tokens, rows = layout.tokens, layout.mlp_tokens(layer)
-    neurons = layout.kind(layer).mlp_width
-    mlp_groups = group_count(rows, config.mlp.group_rows)
-    groups = group_count(tokens, config.attention.group_rows)
+    neurons = layout.kind(layer).intermediate_size
+    mlp_groups = group_count(rows, config.mlp.block_size)
+    groups = group_count(tokens, config.attention.block_size_q)
     padded_rows = -(-rows // ALIGNMENT) * ALIGNMENT
     per_sample = {
         "lse": layout.heads * tokens * SOFTMAX_BYTES,
@@ -123,12 +107,14 @@ def kind_bytes(
 
 def saved_work(part: Part, layer: int, *, layout: ModelLayout, config: SparsityConfig) -> float:
     """Floating-point operations that a sparse step of one layer saves, for one guidance branch."""
-    kept = SparsityPlan(config, layout).keep_fraction(layer, part)
+    kept = SparsityPlan(config, layout).density(layer, part)
     if kept is None:
         return 0.0
     if part == "attention":
         kept = min(1.0, kept + config.attention.random_fraction)
         whole = 4.0 * layout.tokens**2 * layout.channels
     else:
-        whole = 4.0 * layout.mlp_tokens(layer) * layout.channels * layout.kind(layer).mlp_width
+        whole = (
+            4.0 * layout.mlp_tokens(layer) * layout.channels * layout.kind(layer).intermediate_size
+        )
     return layout.batch * whole * (1 - kept)

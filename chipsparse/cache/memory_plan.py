@@ -262,12 +262,13 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, recorded: int = 0) 
     token = layout.batch * tokens * dtype.itemsize
     hidden = token * layout.channels
     mlp = max(
-        MLP_TENSORS * hidden + token * kind.mlp_width * kind.mlp_linears for kind in layout.kinds
+        MLP_TENSORS * hidden + token * kind.intermediate_size * kind.mlp_linears
+        for kind in layout.kinds
     )
     attention, kept_lists = ATTENTION_TENSORS * hidden, 0
     sparse = [layer for layer in range(layout.layers) if plan.is_sparse(layer, "attention")]
     if sparse:
-        groups = group_count(tokens, config.attention.group_rows)
+        groups = group_count(tokens, config.attention.block_size_q)
         sums = heads * groups * tokens * min(dtype.itemsize, 4)
         kept = max(plan.attention_keep_count(layer) for layer in sparse)
         kept += plan.attention_random_count()
@@ -278,7 +279,7 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, recorded: int = 0) 
             whole = TRANSIENT_TENSORS * 4 * layout.batch * tokens * layout.channels
             attention += min(whole, TRANSIENT_BYTES)
         attention += hidden if config.attention.forecast > 0 else 0
-        attention += groups * tokens if config.attention.local_groups is not None else tokens
+        attention += groups * tokens if config.attention.local_blocks is not None else tokens
         if lists <= LISTS_BYTES:
             kept_lists = BRANCHES * layout.layers * lists
     return (1 + recorded) * max(NORM_TENSORS * hidden, attention, mlp) + kept_lists

@@ -204,10 +204,6 @@ class OffloadPool:
         """Gives up the place of a tensor, which lives elsewhere from now on."""
         del self._opened.places[key]
 
-    def forget(self, key: Key) -> None:
-        """Forgets what was stored."""
-        self._opened.places[key].form = None
-
     def __contains__(self, key: Key) -> bool:
         """Whether a tensor lives here: it has a place, filled or not."""
         return key in self._opened.places

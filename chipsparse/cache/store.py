@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from chipsparse.cache.hosted_tensor import HostedTensor
 from chipsparse.cache.kinds import KINDS, PARTS, read_kinds
 from chipsparse.cache.memory_plan import (
     MemoryDemand,
@@ -25,7 +25,7 @@ from chipsparse.cache.memory_plan import (
     working_bytes,
 )
 from chipsparse.cache.offload import OffloadPool
-from chipsparse.cache.tensors import LayerCache
+from chipsparse.cache.tensors import CachedTensor, LayerCache, TensorCache
 from chipsparse.config import Part, SparsityConfig
 from chipsparse.plan import Action, SparsityPlan
 
@@ -36,7 +36,7 @@ class _Branch:
 
     plan: SparsityPlan
     memory: MemoryPlan
-    caches: defaultdict[int, LayerCache] = field(default_factory=lambda: defaultdict(LayerCache))
+    caches: dict[int, LayerCache] = field(default_factory=dict)
     finished: bool = False
 
     def device_bytes(self) -> int:
@@ -179,7 +179,15 @@ class CacheStore:
     def __getitem__(self, key: tuple[str, int]) -> LayerCache:
         """The cache of a branch and layer, with what lives on the device."""
         branch, layer = key
-        return self._branches[branch].caches[layer]
+        caches = self._branches[branch].caches
+        if layer not in caches:
+            caches[layer] = cache = LayerCache()
+            for name, kind in KINDS.items():
+                place = (branch, layer, name)
+                if place in self._pool:
+                    owner = HostedTensor(self._pool, place, rewritten=kind.rewritten)
+                    getattr(cache, kind.part).tensors[name] = owner
+        return caches[layer]
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         return ((name, layer) for name, each in self._branches.items() for layer in each.caches)
@@ -193,8 +201,8 @@ class CacheStore:
 
     def has(self, branch: str, layer: int, kind: str) -> bool:
         """Whether a tensor of this kind was recorded, wherever it lives."""
-        part = getattr(self[branch, layer], KINDS[kind].part)
-        return getattr(part, kind) is not None or self._pool.has((branch, layer, kind))
+        cache: TensorCache = getattr(self[branch, layer], KINDS[kind].part)
+        return cache.tensors[kind].is_set
 
     def nbytes(self) -> int:
         """Bytes of all caches, on the device and on the host, without slots."""
@@ -236,28 +244,25 @@ class CacheStore:
         Yields:
             The `AttentionCache` or `MLPCache`. What the layer sets there is kept.
         """
-        cache = getattr(self[branch, layer], part)
+        cache: TensorCache = getattr(self[branch, layer], part)
         if self.stay_on_device(branch):
             yield cache
             return
-        keys = {
-            name: (branch, layer, name)
-            for name, kind in KINDS.items()
-            if kind.part == part and (branch, layer, name) in self._pool
+        hosted = {
+            name: owner for name, owner in cache.tensors.items() if isinstance(owner, HostedTensor)
         }
-        loaded = {
-            name: self._pool.load(key)
-            for name, key in keys.items()
-            if name in kinds and self._pool.has(key)
-        }
-        for name, tensor in loaded.items():
-            setattr(cache, name, tensor)
+        for name, owner in hosted.items():
+            if name in kinds:
+                owner.load()
         for name in kinds if ahead is None else ahead:
             self._fetch_next(branch, layer, name)
         yield cache
-        for name, key in keys.items():
-            self._keep(key, cache, loaded.get(name))
-        self._pool.release(*keys.values())
+        for name, owner in hosted.items():
+            if owner.fits():
+                owner.put_away()
+            else:
+                self._keep_on_device(cache, branch, layer, name)
+        self._pool.release(*((branch, layer, name) for name in hosted))
 
     def _fetch_next(self, branch: str, layer: int, kind: str) -> None:
         for later in self._hosted.get((branch, kind), []):
@@ -265,23 +270,16 @@ class CacheStore:
                 self._pool.prefetch((branch, later, kind))
                 return
 
-    def _keep(self, key: tuple[str, int, str], cache: Any, loaded: torch.Tensor | None) -> None:
-        """Writes back what a layer made or changed, and takes it off its cache."""
-        branch, layer, name = key
-        tensor = getattr(cache, name)
-        if tensor is None:
-            if loaded is not None:
-                self._pool.forget(key)
-            return
-        if tensor is not loaded or KINDS[name].rewritten:
-            if not self._pool.takes(key, tensor):
-                self._note(
-                    f"{name} of layer {layer} is larger than planned ({list(tensor.shape)} in "
-                    f"{tensor.dtype}) and stays on the device"
-                )
-                self._pool.release(key)
-                self._pool.drop(key)
-                self._hosted[branch, name].remove(layer)
-                return
-            self._pool.store(key, tensor)
-        setattr(cache, name, None)
+    def _keep_on_device(self, cache: TensorCache, branch: str, layer: int, name: str) -> None:
+        """Leaves a tensor where it was made: it is larger than its place in host memory."""
+        tensor, key = cache.tensors[name].get(), (branch, layer, name)
+        assert tensor is not None
+        cache.tensors[name] = CachedTensor()
+        cache.tensors[name].set(tensor)
+        self._note(
+            f"{name} of layer {layer} is larger than planned ({list(tensor.shape)} in "
+            f"{tensor.dtype}) and stays on the device"
+        )
+        self._pool.release(key)
+        self._pool.drop(key)
+        self._hosted[branch, name].remove(layer)

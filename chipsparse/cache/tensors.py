@@ -2,16 +2,108 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Callable, Iterator
+from typing import ClassVar, overload
 
 import torch
 
 from chipsparse.common.device_number import DeviceNumber
+from chipsparse.config import SparsityConfig
 
 
-@dataclass
-class AttentionCache:
+class CachedTensor:
+    """A tensor that a layer keeps between steps: the one owner, who knows whether it is there.
+
+    This one stays on the device. See `HostedTensor` for one in host memory.
+    """
+
+    _tensor: torch.Tensor | None = None
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the layer has recorded it, wherever it lives."""
+        return self._tensor is not None
+
+    def get(self) -> torch.Tensor | None:
+        """What of it is on the device now."""
+        return self._tensor
+
+    def set(self, tensor: torch.Tensor) -> None:
+        """Keeps another one in its place."""
+        self._tensor = tensor
+
+
+class Kept:
+    """A field of a cache whose value is a `CachedTensor`'s.
+
+    Args:
+        wanted: whether a config needs it.
+        rewritten: whether a sparse step changes the tensor in place, so that it moves both ways.
+    """
+
+    def __init__(
+        self,
+        *,
+        wanted: Callable[[SparsityConfig], bool] = lambda _: True,
+        rewritten: bool = False,
+    ) -> None:
+        self.wanted = wanted
+        self.rewritten = rewritten
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, cache: None, owner: type) -> Kept: ...
+
+    @overload
+    def __get__(self, cache: TensorCache, owner: type) -> torch.Tensor | None: ...
+
+    def __get__(self, cache: TensorCache | None, owner: type) -> Kept | torch.Tensor | None:
+        return self if cache is None else cache.tensors[self._name].get()
+
+    def __set__(self, cache: TensorCache, tensor: torch.Tensor) -> None:
+        cache.tensors[self._name].set(tensor)
+
+
+class TensorCache:
+    """What a part of a layer keeps.
+
+    Attributes:
+        kept: the fields that hold tensors, by name.
+        tensors: the same tensors' owners.
+    """
+
+    kept: ClassVar[dict[str, Kept]]
+
+    def __init_subclass__(cls) -> None:
+        cls.kept = {name: each for name, each in vars(cls).items() if isinstance(each, Kept)}
+
+    def __init__(self) -> None:
+        self.tensors = {name: CachedTensor() for name in self.kept}
+
+    def __copy__(self) -> TensorCache:
+        """One with the same tensors, in which others can be set."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        other.tensors = {name: copy.copy(owner) for name, owner in self.tensors.items()}
+        return other
+
+    def on_device(self) -> Iterator[torch.Tensor]:
+        """All tensors that are on the device now."""
+        for owner in self.tensors.values():
+            tensor = owner.get()
+            if tensor is not None:
+                yield tensor
+
+
+def merges(config: SparsityConfig) -> bool:
+    """Whether a config has the delta rule that weighs kept and dropped columns by their mass."""
+    return config.attention.delta_rule == "merge"
+
+
+class AttentionCache(TensorCache):
     """What self-attention remembers of its last dense and refresh steps.
 
     Attributes:
@@ -35,18 +127,27 @@ class AttentionCache:
         interval: steps from the refresh before it to the last one, over which the drift arose.
     """
 
-    lse: torch.Tensor | None = None
-    columns: torch.Tensor | None = None
-    capacity: int | None = None
-    longest: DeviceNumber | None = None
-    kept_fraction: torch.Tensor | float = 0.0
-    lists: tuple[torch.Tensor, torch.Tensor] | None = None
-    residual: torch.Tensor | None = None
-    lse_dense: torch.Tensor | None = None
-    kept_mass: torch.Tensor | None = None
-    drift: torch.Tensor | None = None
-    refreshed_at: int | None = None
-    interval: int = 1
+    lse = Kept()
+    lse_dense = Kept(wanted=merges)
+    kept_mass = Kept(wanted=merges)
+    columns = Kept()
+    residual = Kept()
+    drift = Kept(wanted=lambda config: config.attention.forecast > 0)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.capacity: int | None = None
+        self.longest: DeviceNumber | None = None
+        self.kept_fraction: torch.Tensor | float = 0.0
+        self.lists: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.refreshed_at: int | None = None
+        self.interval = 1
+
+    def on_device(self) -> Iterator[torch.Tensor]:
+        """All tensors that are on the device now, but for the lists, which are working memory."""
+        yield from super().on_device()
+        if isinstance(self.kept_fraction, torch.Tensor):
+            yield self.kept_fraction
 
     def lists_were_cut(self) -> bool:
         """Whether the last refresh kept more columns than it made room for.
@@ -62,8 +163,7 @@ class AttentionCache:
         return False
 
 
-@dataclass
-class MLPCache:
+class MLPCache(TensorCache):
     """What a feed-forward layer remembers.
 
     Attributes:
@@ -73,24 +173,23 @@ class MLPCache:
             float32 ``[B, G, F]``.
     """
 
-    activation: torch.Tensor | None = None
-    output: torch.Tensor | None = None
-    mean: torch.Tensor | None = None
+    mean = Kept(rewritten=True)
+    output = Kept(rewritten=True)
+    activation = Kept(rewritten=True)
 
 
-@dataclass
 class LayerCache:
     """The caches of one transformer block and guidance branch."""
 
-    attention: AttentionCache = field(default_factory=AttentionCache)
-    mlp: MLPCache = field(default_factory=MLPCache)
+    def __init__(self) -> None:
+        self.attention = AttentionCache()
+        self.mlp = MLPCache()
 
     def nbytes(self) -> int:
-        """Bytes of all tensors, each storage counted once."""
+        """Bytes of all tensors on the device, each storage counted once."""
         storages = {
             tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
             for part in (self.attention, self.mlp)
-            for tensor in (getattr(part, item.name) for item in dataclasses.fields(part))
-            if isinstance(tensor, torch.Tensor)
+            for tensor in part.on_device()
         }
         return sum(storages.values())

@@ -88,7 +88,7 @@ class AttentionLayer:
             choices = shared.recorder.choices(
                 ("attention", *kind_of(query, key, value)),
                 lambda: backend_choices(
-                    query, key, value, group_rows=config.group_rows, backend=shared.backend
+                    query, key, value, group_rows=config.block_size_q, backend=shared.backend
                 ),
             )
             entry.action = self._decide(state)
@@ -306,7 +306,7 @@ def record_residual(
         value,
         indices,
         counts,
-        group_rows=config.group_rows,
+        group_rows=config.block_size_q,
         scale=scale,
         backend=backend,
     )
@@ -337,7 +337,7 @@ def _choose_columns(
     """
     assert cache.lse is not None
     batch, heads, tokens, _ = query.shape
-    groups, columns = group_count(tokens, config.group_rows), key.shape[2]
+    groups, columns = group_count(tokens, config.block_size_q), key.shape[2]
     head_bytes = batch * groups * columns * column_sums_dtype(query).itemsize
     chunks = list(ranges(heads, head_bytes, config.column_sums_bytes))
 
@@ -348,7 +348,7 @@ def _choose_columns(
             key[:, first:last],
             value[:, first:last],
             cache.lse[:, first:last],
-            group_rows=config.group_rows,
+            group_rows=config.block_size_q,
             scale=scale,
             backend=backend,
         )
@@ -409,7 +409,7 @@ def sparse_step(
         value,
         indices,
         counts,
-        group_rows=config.group_rows,
+        group_rows=config.block_size_q,
         scale=scale,
         delta_rule=config.delta_rule,
         residual=cache.residual,

@@ -76,22 +76,23 @@ def static_columns(
     Returns:
         bool ``[G, N]``, or ``[1, N]`` where all groups have the same, or None where there are none.
     """
-    if config.local_groups is None and text_tokens == 0 and always is None:
+    if config.local_blocks is None and text_tokens == 0 and always is None:
         return None
     column = torch.arange(tokens, device=device)
     text = column < text_tokens if text_first else column >= tokens - text_tokens
     if always is not None:
         text = text | always
-    if config.local_groups is None:
+    if config.local_blocks is None:
         return text[None]
-    group = torch.arange(0, tokens, config.group_rows, device=device)[:, None] // config.group_rows
-    return text | ((column // config.group_rows - group).abs() <= config.local_groups)
+    size = config.block_size_q
+    block = torch.arange(0, tokens, size, device=device)[:, None] // size
+    return text | ((column // size - block).abs() <= config.local_blocks)
 
 
 def static_count(tokens: int, config: AttentionConfig, *, text_tokens: int, always: int = 0) -> int:
     """Upper bound of the `static_columns` of a group, known without asking a device."""
-    window = 0 if config.local_groups is None else 2 * config.local_groups + 1
-    return min(tokens, text_tokens + always + window * config.group_rows)
+    window = 0 if config.local_blocks is None else 2 * config.local_blocks + 1
+    return min(tokens, text_tokens + always + window * config.block_size_q)
 
 
 class ColumnBudgets:

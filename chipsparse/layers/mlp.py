@@ -203,7 +203,7 @@ def backend_choices(
 ) -> dict[str, Choice]:
     """The backend that each operation of a sparse step runs on, and why not on others."""
     assert cache.activation is not None
-    rows = config.group_rows
+    rows = config.block_size
     return {
         "neuron_selection": neuron_selection.choose(
             hidden, weights.up, cache.mean, weights.gate, backend=backend
@@ -238,7 +238,7 @@ def dense_step(
         activation=weights.activation,
         gate_weight=weights.gate,
         gate_bias=weights.gate_bias,
-        group_rows=config.group_rows,
+        group_rows=config.block_size,
         backend="library" if cache is None else backend,
     )
     if cache is None and addend is not None:
@@ -252,7 +252,7 @@ def dense_step(
             gate_weight=weights.gate,
             gate_bias=weights.gate_bias,
             activation=None if weights.gate is None else weights.activation,
-            group_rows=config.group_rows,
+            group_rows=config.block_size,
             backend=backend,
         )
         cache.activation = activation
@@ -318,7 +318,7 @@ def sparse_step(
         gate_weight=weights.gate,
         gate_bias=weights.gate_bias,
         activation=None if weights.gate is None else weights.activation,
-        group_rows=config.group_rows,
+        group_rows=config.block_size,
         backend=backend,
     )
     launch = choices["neuron_selection"].backend.launch if choices else neuron_selection.run
@@ -332,7 +332,7 @@ def sparse_step(
         activation=weights.activation,
         gate_weight=weights.gate,
         gate_bias=weights.gate_bias,
-        group_rows=config.group_rows,
+        group_rows=config.block_size,
         backend=backend,
     )
     launch = choices["sparse_mlp_up"].backend.launch if choices else sparse_mlp_up.run
@@ -343,7 +343,7 @@ def sparse_step(
         neurons,
         cache.output,
         addend=addend,
-        group_rows=config.group_rows,
+        group_rows=config.block_size,
         backend=backend,
     )
     launch = choices["sparse_mlp_down"].backend.launch if choices else sparse_mlp_down.run

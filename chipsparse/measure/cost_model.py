@@ -150,11 +150,11 @@ def layer_time(
             expected = kept * attention if forecast else 0.0
             attention = rates.refresh_attention * attention + rates.refresh_seconds + expected
     kind = layout.kind(layer)
-    rows = kind.mlp_linears * kind.mlp_width
+    rows = kind.mlp_linears * kind.intermediate_size
     mlp_tokens = layout.batch * layout.mlp_tokens(layer)
     mlp = _linear_seconds(mlp_tokens, layout, rows, rates)
     if "mlp" in sparse and action is Action.SPARSE:
-        mlp *= plan.mlp_keep_count(layer) / kind.mlp_width / rates.sparse_mlp
+        mlp *= plan.mlp_keep_count(layer) / kind.intermediate_size / rates.sparse_mlp
     mlp += _linear_seconds(tokens - mlp_tokens, layout, rows, rates)  # the text has its own
     projected = kind.projections * layout.channels
     elementwise = ELEMENTWISE_PASSES * tokens * layout.channels * dtype.itemsize / rates.memory

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -118,7 +119,7 @@ def attention_times(
 
     def refresh(cache: AttentionCache | None = None) -> torch.Tensor:
         return attention.refresh_step(
-            cache or replace(before),
+            cache or copy(before),
             query,
             key,
             value,
@@ -129,9 +130,9 @@ def attention_times(
         )
 
     choices = attention.backend_choices(
-        query, key, value, group_rows=config.group_rows, backend=None
+        query, key, value, group_rows=config.block_size_q, backend=None
     )
-    refreshed = replace(before)
+    refreshed = copy(before)
     refresh(refreshed)
 
     def sparse() -> torch.Tensor:
@@ -186,7 +187,7 @@ def mlp_times(
     """
     layout, config = plan.layout, plan.config.mlp
     kind = layout.kind(layer)
-    tokens, width, channels = layout.mlp_tokens(layer), kind.mlp_width, layout.channels
+    tokens, width, channels = layout.mlp_tokens(layer), kind.intermediate_size, layout.channels
     gated = kind.mlp_linears > 2
 
     def weight(rows: int, columns: int) -> torch.Tensor:
@@ -213,7 +214,7 @@ def mlp_times(
 
     def sparse(keep_count: int = plan.mlp_keep_count(layer)) -> torch.Tensor:
         return mlp.sparse_step(
-            replace(cache),
+            copy(cache),
             after,
             weights,
             config=config,

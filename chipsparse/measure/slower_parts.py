@@ -70,7 +70,7 @@ def _attention_bytes(plan: SparsityPlan, layer: int, itemsize: int) -> tuple[int
     """Bytes that a sparse step gathers, that it reads and writes, and that a dense one does."""
     layout = plan.layout
     hidden = layout.batch * layout.tokens * layout.channels * itemsize
-    groups = group_count(layout.tokens, plan.config.attention.group_rows)
+    groups = group_count(layout.tokens, plan.config.attention.block_size_q)
     kept = kept_columns(plan, layer)
     gathered = 2 * layout.batch * groups * kept * layout.channels * itemsize
     return gathered, 3 * hidden, 4 * hidden
@@ -80,10 +80,10 @@ def _mlp_bytes(plan: SparsityPlan, layer: int, itemsize: int) -> tuple[int, int,
     """As `_attention_bytes`; weights are gathered, of every neuron once for each of its linears."""
     layout, kind = plan.layout, plan.layout.kind(layer)
     tokens, kept = layout.batch * layout.mlp_tokens(layer), plan.mlp_keep_count(layer)
-    groups = layout.batch * group_count(layout.mlp_tokens(layer), plan.config.mlp.group_rows)
+    groups = layout.batch * group_count(layout.mlp_tokens(layer), plan.config.mlp.block_size)
     gathered = groups * kept * kind.mlp_linears * layout.channels * itemsize
     read = tokens * (NEURON_PASSES * kept + (1 + OUTPUT_PASSES) * layout.channels) * itemsize
-    return gathered, read, tokens * 2 * (kind.mlp_width + layout.channels) * itemsize
+    return gathered, read, tokens * 2 * (kind.intermediate_size + layout.channels) * itemsize
 
 
 def slower_parts(

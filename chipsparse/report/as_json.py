@@ -13,8 +13,8 @@ Times are in seconds, sizes in bytes, shares between 0 and 1; what is not known 
     quality       its name among the qualities of a profile, or null
     transformers  by the pipeline's name for each that was called:
         class, schedule (in words), actions (of every step, as planned)
-        layout    kinds (name, layers, mlp_width, ...), heads, head_dim, batch, grids, text_tokens,
-                  tokens, layers
+        layout    kinds (name, layers, intermediate_size, ...), heads, head_dim, batch, grids,
+                  text_tokens, tokens, layers
     generation    its number since the pipeline was patched
     error         what ended it, or null
     steps         one entry per transformer call:

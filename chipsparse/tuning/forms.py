@@ -16,7 +16,7 @@ from chipsparse.tuning.jump_costs import Reuse, Trajectory, jump_costs
 from chipsparse.tuning.placed_steps import Placed, Steps
 from chipsparse.tuning.step_search import best_lists
 
-USUAL_GROWTH, USUAL_KEEP_FRACTION = 1.0, 0.2
+USUAL_GROWTH, USUAL_DENSITY = 1.0, 0.2
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Form:
         growth: its lists are searched, with errors that grow so; see `jump_costs`.
         front_load: or they are of this closed form; one of the two is given.
         reuse: what stands for the steps that are not full.
-        keep_fraction: of the columns of sparse steps.
+        density: of the columns of sparse steps.
         sparse_mlp: whether the MLPs of sparse steps are sparse, too.
         sparse_error: sparse steps are placed one by one, taken to leave such an error behind; see
             `Placed`. None: where ``reuse`` says.
@@ -36,7 +36,7 @@ class Form:
     growth: float | None = USUAL_GROWTH
     front_load: float | None = None
     reuse: Reuse = Reuse()
-    keep_fraction: float = USUAL_KEEP_FRACTION
+    density: float = USUAL_DENSITY
     sparse_mlp: bool = False
     sparse_error: float | None = None
 
@@ -53,7 +53,7 @@ class Form:
         return base.override(
             {
                 "schedule": dataclasses.asdict(schedule),
-                "attention.keep_fraction": self.keep_fraction,
+                "attention.density": self.density,
                 "mlp.enabled": self.sparse_mlp,
             }
         )
@@ -67,7 +67,7 @@ class Form:
         text = list_text(Schedule(config.schedule, steps), sparse=True)
         if self.is_sparse:
             mlp = " and sparse MLPs" if self.sparse_mlp else ""
-            text += f"; {self.keep_fraction:.0%} of the columns{mlp}"
+            text += f"; {self.density:.0%} of the columns{mlp}"
         rule = (
             f"growth {self.growth:g}"
             if self.front_load is None
@@ -113,7 +113,7 @@ class Lists:
                 growth,
                 error=error,
                 refresh=seconds.refresh / seconds.dense,
-                sparse=seconds.sparse[form.keep_fraction, form.sparse_mlp] / seconds.dense,
+                sparse=seconds.sparse[form.density, form.sparse_mlp] / seconds.dense,
             )
         return self._placed[form]
 
@@ -148,7 +148,7 @@ class StepSeconds:
 
     def generation(self, form: Form, computed: Steps, steps: int) -> float:
         """Seconds of a generation of a form in which these of so many steps are computed."""
-        sparse = self.sparse[form.keep_fraction, form.sparse_mlp]
+        sparse = self.sparse[form.density, form.sparse_mlp]
         seconds = {
             Action.DENSE: self.dense,
             Action.REFRESH: self.refresh,

@@ -15,7 +15,7 @@ from chipsparse.tuning.jump_costs import list_cost
 # The likeliest first: where there is no time for all, the last ones are left out.
 GROWTHS = (1.0, 0.75, 1.5, 0.5)
 FRONT_LOADS = (2.0, 1.5, 2.5, 3.0)
-KEEP_FRACTIONS = (0.2, 0.1, 0.3, 0.05)
+DENSITIES = (0.2, 0.1, 0.3, 0.05)
 FORECASTS = (0.0, 0.5, 0.25, 1.0)
 FORECASTS_AFTER = (0.0, 0.25, 0.5)
 SPARSE_ERRORS = (0.3, 0.1, 0.6)
@@ -58,23 +58,23 @@ class Rivals:
         middle, every_other = (replace(form.reuse, between=b) for b in ("middle", "every_other"))
         growth = USUAL_GROWTH if form.growth is None else form.growth
         placed = replace(form, growth=growth, front_load=None, sparse_error=SPARSE_ERRORS[0])
-        usual, sparser, *others = KEEP_FRACTIONS
-        yield replace(placed, keep_fraction=usual)
-        yield replace(placed, keep_fraction=sparser)
-        yield replace(form, reuse=middle, keep_fraction=usual)
+        usual, sparser, *others = DENSITIES
+        yield replace(placed, density=usual)
+        yield replace(placed, density=sparser)
+        yield replace(form, reuse=middle, density=usual)
         for error in SPARSE_ERRORS[1:]:
             yield replace(placed, sparse_error=error)
-        yield replace(form, reuse=every_other, keep_fraction=sparser)
+        yield replace(form, reuse=every_other, density=sparser)
         for keep in others:
-            yield replace(placed, keep_fraction=keep)
-        yield replace(form, reuse=middle, keep_fraction=sparser)
-        yield replace(form, reuse=every_other, keep_fraction=usual)
+            yield replace(placed, density=keep)
+        yield replace(form, reuse=middle, density=sparser)
+        yield replace(form, reuse=every_other, density=usual)
 
     def of_sparse_mlps(self, form: Form, count: int) -> Iterator[Form]:
         """With sparse MLPs, where sparse steps are faster so."""
         seconds = self.seconds.sparse
-        fast = seconds.get((form.keep_fraction, True))
-        if form.is_sparse and fast is not None and fast < seconds[form.keep_fraction, False]:
+        fast = seconds.get((form.density, True))
+        if form.is_sparse and fast is not None and fast < seconds[form.density, False]:
             yield replace(form, sparse_mlp=True)
 
     def _cost(self, form: Form, count: int) -> float:

@@ -11,15 +11,15 @@ from chipsparse import AttentionConfig, LayerBudget, SparsityConfig
 def test_round_trip_through_mappings():
     config = SparsityConfig().override(
         {
-            "attention.keep_fraction": 0.25,
+            "attention.density": 0.25,
             "schedule.actions": ["dense", "refresh", "sparse"],
-            "token_order.voxel": None,
+            "tile": None,
             "seed": 7,
         }
     )
-    assert config.attention.keep_fraction == 0.25
+    assert config.attention.density == 0.25
     assert config.schedule.actions == ("dense", "refresh", "sparse")
-    assert config.token_order.voxel is None
+    assert config.tile is None
     assert SparsityConfig.from_mapping(dataclasses.asdict(config)) == config
     assert config != SparsityConfig()
 
@@ -75,26 +75,26 @@ def test_is_frozen():
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        ("attention.keep_fraction", 1.5, "between 0 and 1, got 1.5"),
-        ("attention.keep_fraction", float("nan"), "between 0 and 1, got nan"),
-        ("attention.keep_fraction", "0.1", "expected a number, got '0.1'"),
-        ("attention.keep_fraction", True, "expected a number, got True"),
-        ("attention.group_rows", 0, "at least 1, got 0"),
-        ("attention.group_rows", 12.5, "expected a whole number, got 12.5"),
+        ("attention.density", 1.5, "between 0 and 1, got 1.5"),
+        ("attention.density", float("nan"), "between 0 and 1, got nan"),
+        ("attention.density", "0.1", "expected a number, got '0.1'"),
+        ("attention.density", True, "expected a number, got True"),
+        ("attention.block_size_q", 0, "at least 1, got 0"),
+        ("attention.block_size_q", 12.5, "expected a whole number, got 12.5"),
         ("attention.column_sums_bytes", 0, "at least 1, got 0"),
         ("attention.column_sums_bytes", 2e9, "expected a whole number, got 2000000000.0"),
         ("attention.enabled", 1, "expected true or false, got 1"),
         ("attention.delta_rule", "add", "one of merge, difference, got 'add'"),
         ("schedule.skip_steps", [3, -1], "at least 0, got -1"),
         ("schedule.actions", ["dense", "all"], "[1]: expected one of dense, refresh, sparse"),
-        ("token_order.voxel", [4, 4], "expected 3 whole numbers"),
+        ("tile", [4, 4], "expected 3 whole numbers"),
         ("backend", "cuda", "one of auto, reference, got 'cuda'"),
         ("seed", None, "expected a whole number, got None"),
         ("attention.delta_rule", b"merge", "one of merge, difference, got b'merge'"),
         ("attention.delta_rule", np.array(["merge"]), "difference, got array(['merge']"),
-        ("attention.keep_fraction", float, "expected a number, got <class 'float'>"),
-        ("attention.keep_fraction", 10**400, "expected a number, got 1000"),
-        ("attention", AttentionConfig, "expected a mapping with enabled, keep_fraction"),
+        ("attention.density", float, "expected a number, got <class 'float'>"),
+        ("attention.density", 10**400, "expected a number, got 1000"),
+        ("attention", AttentionConfig, "expected a mapping with enabled, density"),
         ("schedule.skip_steps", {3, 4}, "expected a list (a whole number each), got {3, 4}"),
         ("schedule.actions", [], "the first step must be dense; got an empty list"),
         ("schedule.actions", ["sparse"], "the first step must be dense; got 'sparse' first"),
@@ -153,7 +153,7 @@ def test_a_schedule_has_one_form(schedule, said):
     assert said in str(error.value)
 
 
-@pytest.mark.parametrize("path", ["keep", "attention.keep", "mlp.keep_fraction.x", "x.y"])
+@pytest.mark.parametrize("path", ["keep", "attention.keep", "mlp.density.x", "x.y"])
 def test_refuses_unknown_fields(path):
     with pytest.raises(ValueError, match="unknown field; allowed: "):
         SparsityConfig().override({path: 1})
@@ -166,7 +166,7 @@ def test_refuses_a_number_where_fields_are_expected():
 
 @pytest.mark.parametrize("values", [{5: 1}, {None: 1}, None, [1], "seed"])
 def test_overriding_with_something_else_is_refused(values):
-    with pytest.raises(ValueError, match=r'override: expected .* such as {"attention.keep_frac'):
+    with pytest.raises(ValueError, match=r'override: expected .* such as {"attention.density'):
         SparsityConfig().override(values)
 
 
@@ -187,16 +187,16 @@ def test_messages_stay_short_whatever_was_passed():
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, np.array])
 def test_numbers_of_numpy_are_numbers(kind):
-    config = SparsityConfig().override({"attention.keep_fraction": kind(0.25)})
-    assert type(config.attention.keep_fraction) is float
-    assert config == SparsityConfig().override({"attention.keep_fraction": 0.25})
+    config = SparsityConfig().override({"attention.density": kind(0.25)})
+    assert type(config.attention.density) is float
+    assert config == SparsityConfig().override({"attention.density": 0.25})
 
 
 def test_other_scalars_of_numpy():
     config = SparsityConfig().override(
         {
             "seed": np.int32(3),
-            "attention.keep_fraction": np.int64(1),
+            "attention.density": np.int64(1),
             "mlp.enabled": np.bool_(False),
             "attention.delta_rule": np.str_("difference"),
             "schedule.skip_steps": [np.uint8(7)],
@@ -210,7 +210,7 @@ def test_other_scalars_of_numpy():
 
 
 def test_groups_may_be_given_as_what_they_are():
-    attention = AttentionConfig(keep_fraction=0.2)
+    attention = AttentionConfig(density=0.2)
     expected = SparsityConfig(attention=attention)
     assert SparsityConfig().override({"attention": attention}) == expected
     assert SparsityConfig.from_mapping({"attention": attention}) == expected
@@ -225,9 +225,9 @@ def test_steps_may_be_skipped_without_a_refresh_where_nothing_is_sparse():
 def test_the_repr_says_what_is_not_the_default():
     assert repr(SparsityConfig()) == "SparsityConfig()"
     config = SparsityConfig().override(
-        {"attention.keep_fraction": 0.2, "layers": [{"layers": 3, "mlp": "dense"}], "seed": 3}
+        {"attention.density": 0.2, "layers": [{"layers": 3, "mlp": "dense"}], "seed": 3}
     )
     assert repr(config) == (
-        "SparsityConfig(attention=AttentionConfig(keep_fraction=0.2), "
+        "SparsityConfig(attention=AttentionConfig(density=0.2), "
         "layers=(LayerBudget(layers='3', mlp='dense'),), seed=3)"
     )

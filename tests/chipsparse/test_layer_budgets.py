@@ -33,7 +33,7 @@ BUDGETS = {
         {"layers": 2, "attention": 1.0, "mlp": "dense"},
     ]
 }
-COLUMNS = [None, 32, 63, 13]  # of 63; the last one as attention.keep_fraction says: a fifth
+COLUMNS = [None, 32, 63, 13]  # of 63; the last one as attention.density says: a fifth
 NEURONS = [7, 18, None, 12]  # of 24 and 40; 30 % where nothing else is said
 
 

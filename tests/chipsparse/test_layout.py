@@ -32,5 +32,5 @@ def test_layers_are_numbered_kind_after_kind():
 
 
 def test_the_plan_keeps_neurons_of_each_kind():
-    plan = SparsityPlan(SparsityConfig().override({"mlp.keep_fraction": 0.25}), FLUX)
+    plan = SparsityPlan(SparsityConfig().override({"mlp.density": 0.25}), FLUX)
     assert [plan.mlp_keep_count(layer) for layer in (0, 18, 19, 56)] == [3072, 3072, 1500, 1500]

@@ -8,11 +8,18 @@ import pytest
 
 import chipsparse
 from chipsparse import OldNameWarning, SparsityConfig, load_profile
+from chipsparse.layout import LayerKind
 from chipsparse.old_names import CLASSES, GONE, RENAMED, nested
 from chipsparse.profiles.profile import default_profile
 
 # For each row of the tables a value that is not the default.
 VALUES = {
+    "attention.keep_fraction": 0.25,
+    "attention.group_rows": 64,
+    "attention.local_groups": 1,
+    "mlp.keep_fraction": 0.5,
+    "mlp.group_rows": 64,
+    "token_order.voxel": (1, 8, 16),
     "attention.selection": "random",
     "attention.delta_rule = kept_only": "kept_only",
     "attention.delta_rule = reuse": "reuse",
@@ -20,7 +27,8 @@ VALUES = {
     "schedule.reselect": False,
     "guard": {"bound": 0.1, "groups": 3},
 }
-ENTRIES = sorted({**RENAMED, **GONE})
+LAYOUT = "LayerKind.mlp_width"  # the only one that is of no config
+ENTRIES = sorted({*RENAMED, *GONE} - {LAYOUT})
 
 
 def old(entry):
@@ -96,11 +104,45 @@ def test_an_old_name_is_read_with_one_warning(entry, way, tmp_path):
     assert warning.filename == __file__
 
 
+@pytest.mark.parametrize("entry", sorted(RENAMED.keys() - {LAYOUT}))
+def test_fields_are_read_by_their_old_names(entry):
+    config = SparsityConfig().override({RENAMED[entry]: VALUES[entry]})
+    group, _, field = entry.partition(".")
+    with pytest.warns(OldNameWarning, match=f"^{entry} is now {RENAMED[entry]}"):
+        assert getattr(getattr(config, group), field) == VALUES[entry]
+    with pytest.raises(AttributeError, match="no attribute 'keep'"):
+        _ = getattr(config, group if hasattr(SparsityConfig, group) else "attention").keep
+
+
+def test_a_layout_by_its_old_name():
+    with pytest.warns(OldNameWarning, match="LayerKind.intermediate_size"):
+        kind = LayerKind("block", 2, mlp_width=64)
+    assert kind == LayerKind("block", 2, intermediate_size=64)
+    with pytest.warns(OldNameWarning):
+        assert kind.mlp_width == 64
+
+
+def test_both_names_of_a_field_are_one_too_many():
+    both = {"keep_fraction": 0.2, "density": 0.3}
+    for make in (SparsityConfig.from_mapping, SparsityConfig().override):
+        with pytest.raises(ValueError, match=r"is now attention.density: leave one of them out"):
+            make({"attention": both})
+    with pytest.raises(ValueError, match=r"is now attention.density: leave one of them out"):
+        chipsparse.AttentionConfig(**both)
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_old_classes_still_take_their_fields(name):
     with pytest.warns(OldNameWarning, match=name):
         kind = getattr(chipsparse, name)
     assert kind(some=3) == types.SimpleNamespace(some=3)
+
+
+def test_an_old_class_in_a_config():
+    with pytest.warns(OldNameWarning):
+        order = chipsparse.TokenOrderConfig(voxel=(1, 2, 3))
+    with pytest.warns(OldNameWarning):
+        assert SparsityConfig(token_order=order) == SparsityConfig(tile=(1, 2, 3))
 
 
 def test_old_names_of_a_profile_are_told_together(tmp_path):

@@ -12,7 +12,7 @@ from chipsparse.plan import Action, SparsityPlan
 from chipsparse.profiles.profile import ASSETS, QUALITIES_FILE, load_profile
 
 LAYOUT = ModelLayout(
-    kinds=(LayerKind("block", layers=4, mlp_width=100),),
+    kinds=(LayerKind("block", layers=4, intermediate_size=100),),
     heads=2,
     head_dim=8,
     batch=1,
@@ -60,8 +60,8 @@ def test_first_layers_stay_dense_but_are_skipped_too():
 def test_layers_have_budgets_of_their_own():
     config = SparsityConfig().override(
         {
-            "attention.keep_fraction": 0.1,
-            "mlp.keep_fraction": 0.3,
+            "attention.density": 0.1,
+            "mlp.density": 0.3,
             "schedule.first_dense_layers": 1,
             "layers": [
                 {"layers": "0,3", "attention": 0.5},  # layer 0 stays dense
@@ -71,8 +71,8 @@ def test_layers_have_budgets_of_their_own():
         }
     )
     plan = SparsityPlan(config, LAYOUT, 12)
-    assert [plan.keep_fraction(layer, "attention") for layer in range(4)] == [None, 0.1, None, 0.5]
-    assert [plan.keep_fraction(layer, "mlp") for layer in range(4)] == [None, 0.3, 1.0, None]
+    assert [plan.density(layer, "attention") for layer in range(4)] == [None, 0.1, None, 0.5]
+    assert [plan.density(layer, "mlp") for layer in range(4)] == [None, 0.3, 1.0, None]
     assert [plan.attention_keep_count(layer) for layer in range(4)] == [60, 6, 60, 30]
     assert [plan.mlp_keep_count(layer) for layer in range(4)] == [100, 30, 100, 100]
     assert plan.action(3, 5, "attention") is Action.SPARSE
@@ -236,9 +236,9 @@ def test_which_skipped_outputs_are_forecast():
 def test_budgets_and_description():
     config = SparsityConfig().override(
         {
-            "attention.keep_fraction": 0.1,
+            "attention.density": 0.1,
             "attention.random_fraction": 0.05,
-            "mlp.keep_fraction": 0.255,
+            "mlp.density": 0.255,
         }
     )
     plan = SparsityPlan(config, LAYOUT, 12)

@@ -17,7 +17,7 @@ from tests.chipsparse.attend import attend
 from tests.wrapped_backends import wrap_backends
 
 LAYOUT = ModelLayout(
-    kinds=(LayerKind("block", layers=2, mlp_width=16),),
+    kinds=(LayerKind("block", layers=2, intermediate_size=16),),
     heads=2,
     head_dim=8,
     batch=1,
@@ -25,9 +25,9 @@ LAYOUT = ModelLayout(
 )
 CONFIG = SparsityConfig().override(
     {
-        "attention.keep_fraction": 0.2,
-        "attention.group_rows": 16,
-        "token_order.voxel": None,
+        "attention.density": 0.2,
+        "attention.block_size_q": 16,
+        "tile": None,
         "schedule.actions": ["dense", "refresh", "sparse", "refresh", "sparse"],
     }
 )
@@ -203,11 +203,11 @@ def test_a_branch_is_freed_after_its_last_step():
     assert session.report.cache_bytes == held[3]
 
 
-@pytest.mark.parametrize("local_groups", [None, 0])
-def test_branches_whose_prompts_differ_in_length(local_groups):
+@pytest.mark.parametrize("local_blocks", [None, 0])
+def test_branches_whose_prompts_differ_in_length(local_blocks):
     """Each has columns of its own, and neither makes the other start anew."""
     config = CONFIG.override(
-        {"attention.local_groups": local_groups, "memory.offload": "always", "mlp.enabled": False}
+        {"attention.local_blocks": local_blocks, "memory.offload": "always", "mlp.enabled": False}
     )
     session = Session(config, GenerationReport())
     texts = {"cond": 4, "uncond": 40}

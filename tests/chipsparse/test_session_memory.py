@@ -33,10 +33,10 @@ CPU = torch.device("cpu")
 ACTIONS = ["dense", "refresh", "sparse", "sparse", "skip", "dense", "sparse", "refresh", "sparse"]
 CONFIG = SparsityConfig().override(
     {
-        "attention.keep_fraction": 0.2,
-        "attention.group_rows": 16,
-        "mlp.group_rows": 16,
-        "token_order.voxel": None,
+        "attention.density": 0.2,
+        "attention.block_size_q": 16,
+        "mlp.block_size": 16,
+        "tile": None,
         "schedule.actions": ACTIONS,
     }
 )
@@ -48,8 +48,8 @@ RULES = ["merge", "difference"]
 
 def layout_of(layers=4, grid=(3, 4, 5), batch=1):
     kinds = (
-        LayerKind("double", layers // 2, mlp_width=24, mlp_sees_text=False),
-        LayerKind("single", layers - layers // 2, mlp_width=40),
+        LayerKind("double", layers // 2, intermediate_size=24, mlp_sees_text=False),
+        LayerKind("single", layers - layers // 2, intermediate_size=40),
     )
     return ModelLayout(kinds, heads=2, head_dim=8, batch=batch, grids=(grid,), text_tokens=3)
 
@@ -83,7 +83,7 @@ def call(session, context, layout, action=None):
             )
         )
         hidden = torch.randn(layout.batch, layout.mlp_tokens(layer), 16, generator=generator)
-        weights = weights_of(layer, layout.kind(layer).mlp_width)
+        weights = weights_of(layer, layout.kind(layer).intermediate_size)
         outputs.append(session.mlp[layer](session.state, hidden, weights))
     return outputs
 
@@ -158,7 +158,7 @@ def test_branches_of_other_prompts_run_side_by_side(overrides):
         "uncond": layout_of(),
         "more": replace(layout_of(), text_tokens=0),
     }
-    voxel = {"token_order.voxel": [1, 2, 2]}
+    voxel = {"tile": [1, 2, 2]}
     together, found = session_with(overrides | voxel), {name: [] for name in layouts}
     for step in range(len(ACTIONS)):
         for branch, layout in layouts.items():
@@ -291,7 +291,7 @@ def test_the_slots_of_hunyuan_720p_are_as_small_as_the_design_says():
     )
     assert layout.tokens == 119_056
     for rows, most in ((192, 452e6), (128, 678e6)):
-        config = SparsityConfig().override({"attention.group_rows": rows})
+        config = SparsityConfig().override({"attention.block_size_q": rows})
         options = {"layout": layout, "config": config, "dtype": torch.bfloat16}
         assert 2 * kind_bytes("columns", 0, **options) < most
         assert 2 * kind_bytes("residual", 0, **options) < 1.5e9

@@ -216,7 +216,7 @@ def test_no_such_profile(fails_early):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("sparsity: {attention: {keep_fraction: 2}}", "keep_fraction"),
+        ("sparsity: {attention: {density: 2}}", "density"),
         ("sparsity: {attention: {keepfraction: 0.1}}", "keepfraction"),
         ("{", "not valid YAML"),
         ("model_class: FluxTransformer2DModel", "is for FluxTransformer2DModel, but the model"),

@@ -130,10 +130,10 @@ REAL = """\
 model_class: {model_class}
 generation: {{height: 32, width: 64, num_inference_steps: 4, max_sequence_length: 16}}
 sparsity:
-  attention: {{group_rows: 16}}
-  mlp: {{group_rows: 16}}
+  attention: {{block_size_q: 16}}
+  mlp: {{block_size: 16}}
   schedule: {{warmup_steps: 2, first_dense_layers: 1}}
-  token_order: {{voxel: [1, 4, 4]}}
+  tile: [1, 4, 4]
 """
 
 

@@ -368,7 +368,7 @@ def test_help_does_not_load_torch(command):
 
 
 QUALITIES = """
-sparsity: {attention: {keep_fraction: 0.5}}
+sparsity: {attention: {density: 0.5}}
 qualities:
   balanced: {schedule: {full_steps: [0, 1]}}
   fast: {schedule: {full_steps: [0, 1], between: none}}

@@ -24,7 +24,7 @@ generation:
   max_sequence_length: 16
 sparsity:
   schedule: {warmup_steps: 2, refresh_every: 10}
-  token_order: {voxel: [1, 4, 4]}
+  tile: [1, 4, 4]
 """
 
 

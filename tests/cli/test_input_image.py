@@ -26,7 +26,7 @@ model_class: FluxTransformer2DModel
 generation: {height: 32, width: 48, num_inference_steps: 5, max_sequence_length: 16}
 sparsity:
   schedule: {warmup_steps: 2, refresh_every: 10}
-  token_order: {voxel: [1, 4, 4]}
+  tile: [1, 4, 4]
 """
 
 

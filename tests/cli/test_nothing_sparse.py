@@ -12,7 +12,7 @@ from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import SparsityPlan
 
 LAYOUT = ModelLayout(
-    kinds=(LayerKind("block", layers=2, mlp_width=64),),
+    kinds=(LayerKind("block", layers=2, intermediate_size=64),),
     heads=2,
     head_dim=16,
     batch=1,

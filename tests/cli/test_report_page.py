@@ -493,7 +493,7 @@ def test_a_report_from_python_at_any_time(report):
     page = report("new.json")
     assert page.headings == ["A generation", "Not on this page"]
     config = chipsparse.SparsityConfig().override(
-        {"schedule.actions": ["dense", "refresh", "sparse"], "token_order.voxel": None}
+        {"schedule.actions": ["dense", "refresh", "sparse"], "tile": None}
     )
     pipe = tiny_wan_pipeline()
     sizes = {"height": 32, "width": 48, "num_frames": 5, "num_inference_steps": 3}

@@ -25,10 +25,10 @@ model_class: FluxTransformer2DModel
 description: for tests
 generation: {height: 64, width: 64, num_inference_steps: 6, max_sequence_length: 16}
 sparsity:
-  attention: {group_rows: 16}
-  mlp: {group_rows: 16}
+  attention: {block_size_q: 16}
+  mlp: {block_size: 16}
   schedule: {warmup_steps: 2, refresh_every: 3}
-  token_order: {voxel: [1, 4, 4]}
+  tile: [1, 4, 4]
 """
 PROMPTS = ["a red circle", "a blue square", "a green triangle", "a yellow circle"]
 FEW = ("--calibration-prompts", "1", "--held-out-prompts", "2")

@@ -59,7 +59,7 @@ def test_further_pipelines_keep_their_result(name, guidance_scale):
 
 def test_text_columns_are_always_kept_and_text_neurons_recomputed():
     pipe = tiny_pipeline(**ROTARY)
-    config = SPARSE.override({"attention.keep_fraction": 0.25, "attention.random_fraction": 0.0})
+    config = SPARSE.override({"attention.density": 0.25, "attention.random_fraction": 0.0})
     with chipsparse.enable(pipe, config) as handle:
         session, packed, widths = handle._adapters[0].session, [], []
 

@@ -117,7 +117,7 @@ def test_what_is_no_pipeline_is_refused(pipe, wrong, said, verb):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"attention.keep_fraction": 0.2}, 5, b"profile.yaml", AttentionConfig(), ["a.yaml"]]
+    "wrong", [{"attention.density": 0.2}, 5, b"profile.yaml", AttentionConfig(), ["a.yaml"]]
 )
 def test_what_is_no_config_is_refused(pipe, wrong):
     with pytest.raises(ValueError, match="expected a SparsityConfig, a Profile or the path") as err:

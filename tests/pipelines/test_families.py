@@ -37,21 +37,21 @@ STEPS = 6
 SPARSE = SparsityConfig().override(
     {
         "where_slower": "sparse",  # on a GPU, too
-        "attention.keep_fraction": 0.25,
+        "attention.density": 0.25,
         "attention.random_fraction": 0.05,
-        "attention.group_rows": 16,
-        "mlp.keep_fraction": 0.3,
-        "mlp.group_rows": 16,
+        "attention.block_size_q": 16,
+        "mlp.density": 0.3,
+        "mlp.block_size": 16,
         "schedule.refresh_every": 3,
         "schedule.skip_steps": [3],
-        "token_order.voxel": [2, 2, 2],
+        "tile": [2, 2, 2],
     }
 )
 EXACT = SPARSE.override(
     {
-        "attention.keep_fraction": 1.0,
+        "attention.density": 1.0,
         "attention.random_fraction": 0.0,
-        "mlp.keep_fraction": 1.0,
+        "mlp.density": 1.0,
         "schedule.skip_steps": [],
     }
 )
@@ -173,7 +173,7 @@ def test_every_call_runs_sparse(name, variant):
 
 @each_family
 def test_the_token_order_changes_the_groups_and_not_the_model(name):
-    raster = {"token_order.voxel": None}
+    raster = {"tile": None}
     pipe = FAMILIES[name].make()
     with chipsparse.enable(pipe, EXACT.override(raster)):
         assert_close(generate(pipe, name), dense(name))

@@ -31,17 +31,17 @@ IN_CHANNELS = FLUX_CONFIG["in_channels"]
 SPARSE = SparsityConfig().override(
     {
         "where_slower": "sparse",  # on a GPU, too
-        "attention.keep_fraction": 0.25,
+        "attention.density": 0.25,
         "attention.random_fraction": 0.05,
-        "attention.group_rows": 16,
-        "mlp.keep_fraction": 0.3,
-        "mlp.group_rows": 16,
+        "attention.block_size_q": 16,
+        "mlp.density": 0.3,
+        "mlp.block_size": 16,
         "schedule.refresh_every": 4,
-        "token_order.voxel": [1, 4, 4],
+        "tile": [1, 4, 4],
     }
 )
 EXACT = SPARSE.override(
-    {"attention.keep_fraction": 1.0, "attention.random_fraction": 0.0, "mlp.keep_fraction": 1.0}
+    {"attention.density": 1.0, "attention.random_fraction": 0.0, "mlp.density": 1.0}
 )
 CLOSE = {"atol": 5e-5, "rtol": 5e-5}
 
@@ -130,7 +130,7 @@ def test_more_neurons_give_a_smaller_error(pipe, dense):
     """Also says that the kept neurons are the right ones: errors would not shrink otherwise."""
     errors = []
     for keep in (0.0, 0.2, 0.5, 0.9):
-        config = SPARSE.override({"attention.enabled": False, "mlp.keep_fraction": keep})
+        config = SPARSE.override({"attention.enabled": False, "mlp.density": keep})
         with chipsparse.enable(pipe, config):
             errors.append(error(generate(pipe), dense))
     assert errors == sorted(errors, reverse=True)
@@ -158,7 +158,7 @@ def test_the_report_says_what_was_done(pipe):
 
 
 def test_text_columns_are_always_kept(pipe):
-    config = SPARSE.override({"attention.keep_fraction": 0.2, "attention.random_fraction": 0.0})
+    config = SPARSE.override({"attention.density": 0.2, "attention.random_fraction": 0.0})
     with chipsparse.enable(pipe, config) as handle:
         session = handle._adapters[0].session
         seen = []
@@ -670,7 +670,7 @@ def test_a_block_cache_of_diffusers_on_top(pipe, dense):
 
 
 def test_a_replaced_processor_runs_dense(pipe, dense):
-    config = SPARSE.override({"mlp.enabled": False, "token_order.voxel": None})
+    config = SPARSE.override({"mlp.enabled": False, "tile": None})
     with chipsparse.enable(pipe, config) as handle:
         processor = type(pipe.transformer.transformer_blocks[0].attn.processor)
         pipe.transformer.set_attn_processor(processor())

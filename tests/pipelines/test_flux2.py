@@ -36,14 +36,14 @@ LAYERS = DOUBLE + FLUX2_CONFIG["num_single_layers"]
 WIDTH = FLUX2_CONFIG["num_attention_heads"] * FLUX2_CONFIG["attention_head_dim"]
 SPARSE = SparsityConfig().override(
     {
-        "attention.keep_fraction": 0.25,
-        "attention.group_rows": 16,
-        "mlp.keep_fraction": 0.3,
-        "mlp.group_rows": 16,
-        "token_order.voxel": [1, 2, 4],
+        "attention.density": 0.25,
+        "attention.block_size_q": 16,
+        "mlp.density": 0.3,
+        "mlp.block_size": 16,
+        "tile": [1, 2, 4],
     }
 )
-EXACT = SPARSE.override({"attention.keep_fraction": 1.0, "mlp.keep_fraction": 1.0})
+EXACT = SPARSE.override({"attention.density": 1.0, "mlp.density": 1.0})
 ONLY_MLP = {"attention.enabled": False}
 CLOSE = {"atol": 5e-5, "rtol": 5e-5}
 REFERENCES = VARIANTS["two references"]
@@ -134,7 +134,7 @@ def test_more_neurons_give_a_smaller_error(pipe, dense):
     """Also says that the kept neurons are the right ones: errors would not shrink otherwise."""
     errors = []
     for keep in (0.0, 0.2, 0.5, 0.9):
-        config = SPARSE.override({**ONLY_MLP, "mlp.keep_fraction": keep})
+        config = SPARSE.override({**ONLY_MLP, "mlp.density": keep})
         with chipsparse.enable(pipe, config):
             errors.append(error(generate(pipe), dense))
     assert errors == sorted(errors, reverse=True)
@@ -227,7 +227,7 @@ class OwnProcessor(Flux2ParallelSelfAttnProcessor):
 
 
 def test_another_processor_runs_all_of_its_block_dense(pipe):
-    with chipsparse.enable(pipe, SPARSE.override({"token_order.voxel": None})) as handle:
+    with chipsparse.enable(pipe, SPARSE.override({"tile": None})) as handle:
         for block in pipe.transformer.single_transformer_blocks:
             block.attn.set_processor(OwnProcessor())
         generate(pipe)

@@ -32,19 +32,19 @@ from tests.pipelines.model_state import actions, state_of
 STEPS = 6
 SPARSE = SparsityConfig().override(
     {
-        "attention.keep_fraction": 0.3,
+        "attention.density": 0.3,
         "attention.random_fraction": 0.05,
-        "attention.group_rows": 16,
-        "mlp.keep_fraction": 0.3,
-        "mlp.group_rows": 16,
+        "attention.block_size_q": 16,
+        "mlp.density": 0.3,
+        "mlp.block_size": 16,
         "schedule.warmup_steps": 2,
         "schedule.refresh_every": 3,
         "schedule.final_dense_steps": 0,
-        "token_order.voxel": [2, 2, 2],
+        "tile": [2, 2, 2],
     }
 )
 EXACT = SPARSE.override(
-    {"attention.keep_fraction": 1.0, "attention.random_fraction": 0.0, "mlp.keep_fraction": 1.0}
+    {"attention.density": 1.0, "attention.random_fraction": 0.0, "mlp.density": 1.0}
 )
 VIDEO_TOKENS, VIDEO15_TOKENS = 3 * 4 * 3, 3 * 6 * 4
 MAKE = {"1.0": pipeline, "1.5": pipeline15}

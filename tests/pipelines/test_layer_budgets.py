@@ -15,11 +15,11 @@ from tests.tiny_models import (
 
 CONFIG = SparsityConfig().override(
     {
-        "attention.keep_fraction": 0.25,
-        "attention.group_rows": 16,
-        "mlp.keep_fraction": 0.25,
-        "mlp.group_rows": 16,
-        "token_order.voxel": None,  # another order rounds differently
+        "attention.density": 0.25,
+        "attention.block_size_q": 16,
+        "mlp.density": 0.25,
+        "mlp.block_size": 16,
+        "tile": None,  # another order rounds differently
     }
 )
 

@@ -27,14 +27,14 @@ GRID = (3, 4, 8)
 TOKENS = 96
 SPARSE = SparsityConfig().override(
     {
-        "attention.keep_fraction": 0.25,
-        "attention.group_rows": 16,
-        "mlp.keep_fraction": 0.3,
-        "mlp.group_rows": 16,
-        "token_order.voxel": [2, 2, 4],
+        "attention.density": 0.25,
+        "attention.block_size_q": 16,
+        "mlp.density": 0.3,
+        "mlp.block_size": 16,
+        "tile": [2, 2, 4],
     }
 )
-EXACT = SPARSE.override({"attention.keep_fraction": 1.0, "mlp.keep_fraction": 1.0})
+EXACT = SPARSE.override({"attention.density": 1.0, "mlp.density": 1.0})
 CLOSE = {"atol": 5e-5, "rtol": 5e-5}
 
 
@@ -217,7 +217,7 @@ def test_modules_may_share_one_processor(pipe, sparse, dense):
 
 
 def test_a_processor_that_was_set_since_runs_dense_and_stays(pipe, dense):
-    config = SPARSE.override({"mlp.enabled": False, "token_order.voxel": None})
+    config = SPARSE.override({"mlp.enabled": False, "tile": None})
     own = LTXVideoAttnProcessor()
     with chipsparse.enable(pipe, config) as handle:
         pipe.transformer.set_attn_processor(own)

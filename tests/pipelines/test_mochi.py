@@ -91,7 +91,7 @@ def test_an_unpatched_generation_is_one_call_a_step():
 
 def test_text_columns_are_always_kept_and_padding_never_is():
     pipe = tiny_pipeline()
-    config = SPARSE.override({"attention.keep_fraction": 0.05, "attention.random_fraction": 0.0})
+    config = SPARSE.override({"attention.density": 0.05, "attention.random_fraction": 0.0})
     with chipsparse.enable(pipe, config) as handle:
         session, packed = handle._adapters[0].session, {}
 

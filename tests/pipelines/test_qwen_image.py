@@ -28,14 +28,14 @@ CHANNELS = QWEN_CONFIG["in_channels"]
 WIDTH = QWEN_CONFIG["num_attention_heads"] * QWEN_CONFIG["attention_head_dim"]
 SPARSE = SparsityConfig().override(
     {
-        "attention.keep_fraction": 0.25,
-        "attention.group_rows": 16,
-        "mlp.keep_fraction": 0.3,
-        "mlp.group_rows": 16,
-        "token_order.voxel": [1, 2, 4],
+        "attention.density": 0.25,
+        "attention.block_size_q": 16,
+        "mlp.density": 0.3,
+        "mlp.block_size": 16,
+        "tile": [1, 2, 4],
     }
 )
-EXACT = SPARSE.override({"attention.keep_fraction": 1.0, "mlp.keep_fraction": 1.0})
+EXACT = SPARSE.override({"attention.density": 1.0, "mlp.density": 1.0})
 CLOSE = {"atol": 5e-5, "rtol": 5e-5}
 MASKED = (
     "attention runs dense: the text is masked otherwise than by one length for all samples of a "

@@ -252,7 +252,7 @@ def test_recording_gradients_is_a_fallback(pipe):
 
 def test_notes_do_not_end_a_strict_run():
     pipe = tiny_flux_pipeline()
-    config = CONFIG.override({"token_order.voxel": [1, 4, 4]})
+    config = CONFIG.override({"tile": [1, 4, 4]})
     with chipsparse.enable(pipe, config, strict=True) as handle:
         prepare = type(pipe)._prepare_latent_image_ids
 

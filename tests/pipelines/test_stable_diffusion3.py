@@ -78,7 +78,7 @@ def test_the_control_has_an_effect():
 
 def test_text_columns_are_always_kept():
     pipe = tiny_pipeline()
-    config = SPARSE.override({"attention.keep_fraction": 0.05, "attention.random_fraction": 0.0})
+    config = SPARSE.override({"attention.density": 0.05, "attention.random_fraction": 0.0})
     with chipsparse.enable(pipe, config) as handle:
         session, packed = handle._adapters[0].session, []
 

@@ -670,7 +670,8 @@ def test_arguments_are_alike_where_only_values_differ():
 def test_what_is_kept_in_place_is_what_was_recorded():
     old, new = torch.zeros(3), torch.ones(3)
     lists = (torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32))
-    cache = AttentionCache(residual=old, lse=old, lists=lists)
+    cache = AttentionCache()
+    cache.residual, cache.lse, cache.lists = old, old, lists
     before = TensorsInPlace(cache, {"residual", "columns"})
     cache.residual, cache.lse = new, new
     cache.lists = tuple(part + 1 for part in lists)
@@ -687,7 +688,8 @@ def test_what_is_kept_in_place_is_what_was_recorded():
 
 def test_longer_lists_of_columns_need_another_recording():
     """Where the lists are made of the columns in every step, their length is the recorded one."""
-    cache = AttentionCache(columns=torch.zeros(2, dtype=torch.uint8), capacity=32)
+    cache = AttentionCache()
+    cache.columns, cache.capacity = torch.zeros(2, dtype=torch.uint8), 32
     before = TensorsInPlace(cache, {"columns"})
     columns, cache.columns = cache.columns, torch.ones(2, dtype=torch.uint8)
     cache.capacity = 16

@@ -19,17 +19,17 @@ STEPS = 7
 SPARSE = SparsityConfig().override(
     {
         "where_slower": "sparse",  # on a GPU, too
-        "attention.keep_fraction": 0.25,
+        "attention.density": 0.25,
         "attention.random_fraction": 0.05,
-        "attention.group_rows": 16,
-        "mlp.keep_fraction": 0.3,
-        "mlp.group_rows": 16,
+        "attention.block_size_q": 16,
+        "mlp.density": 0.3,
+        "mlp.block_size": 16,
         "schedule.refresh_every": 4,
-        "token_order.voxel": [2, 2, 4],
+        "tile": [2, 2, 4],
     }
 )
 EXACT = SPARSE.override(
-    {"attention.keep_fraction": 1.0, "attention.random_fraction": 0.0, "mlp.keep_fraction": 1.0}
+    {"attention.density": 1.0, "attention.random_fraction": 0.0, "mlp.density": 1.0}
 )
 
 
@@ -536,7 +536,7 @@ def test_other_compiled_components_are_no_obstacle(pipe):
 
 
 def test_a_replaced_processor_runs_dense(pipe, dense):
-    config = SPARSE.override({"mlp.enabled": False, "token_order.voxel": None})
+    config = SPARSE.override({"mlp.enabled": False, "tile": None})
     with chipsparse.enable(pipe, config) as handle:
         processor = type(pipe.transformer.blocks[0].attn1.processor)
         for block in pipe.transformer.blocks:

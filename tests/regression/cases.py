@@ -75,7 +75,7 @@ CASES = {
             seed=0,
             arguments={"height": 192, "width": 192, "num_inference_steps": SHORT_STEPS},
             # Of 640 columns the 64 of the text are kept anyhow.
-            sparsity={**SHORT, "attention.keep_fraction": 0.2},
+            sparsity={**SHORT, "attention.density": 0.2},
             bounds=Bounds(psnr=24, ssim=0.92, flicker=None, golden=50, golden_half=34),
             slow=False,
         ),
@@ -109,7 +109,7 @@ CASES = {
             arguments={"num_inference_steps": 16},
             sparsity={
                 "attention.delta_rule": "difference",
-                "attention.keep_fraction": 0.2,
+                "attention.density": 0.2,
                 "schedule.warmup_steps": 6,
                 "schedule.refresh_steps": [10],
                 "schedule.skip_steps": [],
@@ -133,7 +133,7 @@ CASES = {
             arguments={"num_frames": 9, "num_inference_steps": 12},
             sparsity={
                 "attention.delta_rule": "difference",
-                "attention.keep_fraction": 0.2,
+                "attention.density": 0.2,
                 "schedule.warmup_steps": 5,
                 "schedule.refresh_steps": [7],
                 "schedule.skip_steps": [],
@@ -149,7 +149,7 @@ CASES = {
             arguments={"num_frames": 9, "num_inference_steps": 16},
             sparsity={
                 "attention.delta_rule": "difference",
-                "attention.keep_fraction": 0.2,
+                "attention.density": 0.2,
                 "mlp.enabled": False,
                 "schedule": {
                     "full_steps": [0, 1, 2, 3, 5, 8, 12],

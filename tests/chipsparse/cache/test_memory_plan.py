@@ -171,7 +171,7 @@ def test_a_gated_layer_holds_one_more_tensor_of_neurons():
 def test_working_memory_covers_what_uncompiled_blocks_took_on_a_gpu(kinds, heads, grid, measured):
     """GiB above weights and caches on one NVIDIA H200; benchmarks/notes/memory.md."""
     layout = ModelLayout(kinds, heads, 128, 1, (grid,), text_tokens=512 * (heads == 24))
-    config = SparsityConfig().override({"attention.keep_fraction": 0.15})
+    config = SparsityConfig().override({"attention.density": 0.15})
     estimate = working_bytes(SparsityPlan(config, layout, 5), dtype=torch.bfloat16) / GIB
     assert measured < estimate < 1.7 * measured
 

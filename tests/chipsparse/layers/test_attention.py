@@ -40,7 +40,7 @@ def row_mask(cache):
 
 def refreshed(rule, *, budget=BUDGET, seed=0, **config):
     cache = AttentionCache()
-    settings = AttentionConfig(delta_rule=rule, **{"group_rows": ROWS, **config})
+    settings = AttentionConfig(delta_rule=rule, **{"block_size_q": ROWS, **config})
     dense_step(cache, *inputs(seed), scale=None, backend=None)
     output = refresh_step(
         cache,
@@ -111,7 +111,7 @@ def test_sparse_follows_the_formulas_when_something_changed():
 def test_merge_is_exact_while_only_the_kept_columns_change():
     """The rule's own claim: it follows mass that moves between kept and dropped columns."""
     query, key, value = inputs()
-    cache, config, _ = refreshed("merge", group_rows=TOKENS)
+    cache, config, _ = refreshed("merge", block_size_q=TOKENS)
     kept_by_all = unpack_mask(cache.columns, TOKENS)[:, :, 0]
     moved = torch.where(kept_by_all.unsqueeze(-1), key + 0.5 * inputs(3)[1], key)
     found = sparse_step(cache, query, moved, value, config=config, scale=None, backend=None)
@@ -132,7 +132,7 @@ def test_random_columns_are_seeded_and_counted():
 
 
 def test_static_columns():
-    config = AttentionConfig(group_rows=16, local_groups=1)
+    config = AttentionConfig(block_size_q=16, local_blocks=1)
     found = static_columns(75, config, text_tokens=5, device=CPU)
     assert found.shape == (5, 75)
     for group in range(5):
@@ -150,7 +150,7 @@ def test_static_columns():
 def test_static_columns_are_always_kept():
     static = static_columns(
         TOKENS,
-        AttentionConfig(group_rows=ROWS, local_groups=0),
+        AttentionConfig(block_size_q=ROWS, local_blocks=0),
         text_tokens=2,
         device=CPU,
     )
@@ -234,10 +234,10 @@ def test_random_columns_of_heads_in_chunks():
 
 
 @pytest.mark.parametrize("keep", [4, 20])
-@pytest.mark.parametrize("local_groups", [None, 0, 1])
-def test_lists_exceed_their_budget_only_for_nan(keep, local_groups):
-    config = AttentionConfig(group_rows=ROWS, local_groups=local_groups)
-    text = 0 if local_groups is None else 2
+@pytest.mark.parametrize("local_blocks", [None, 0, 1])
+def test_lists_exceed_their_budget_only_for_nan(keep, local_blocks):
+    config = AttentionConfig(block_size_q=ROWS, local_blocks=local_blocks)
+    text = 0 if local_blocks is None else 2
     static = static_columns(TOKENS, config, text_tokens=text, device=CPU)
     count = static_count(TOKENS, config, text_tokens=text)
     assert count >= (0 if static is None else static.sum(-1).max())
@@ -291,7 +291,7 @@ def moving_values(step):
 def run_actions(actions, *, tensors=moving_values, rule="merge", **config):
     """The cache, and what was given at each step, "s" for sparse and "r" for a refresh."""
     cache, outputs = AttentionCache(), []
-    settings = AttentionConfig(delta_rule=rule, group_rows=ROWS, **config)
+    settings = AttentionConfig(delta_rule=rule, block_size_q=ROWS, **config)
     given = {"scale": None, "backend": None}
     dense_step(cache, *tensors(0), **given)
     for step, action in enumerate(actions):

@@ -25,7 +25,7 @@ ROWS = 16
 @pytest.mark.parametrize("text_first", [True, False])
 def test_shares_and_regions(text_first):
     sizes = ModelLayout(
-        (LayerKind("block", layers=1, mlp_width=8),), 2, 8, 1, ((2, 4, 6),), 5, text_first
+        (LayerKind("block", layers=1, intermediate_size=8),), 2, 8, 1, ((2, 4, 6),), 5, text_first
     )
     order = grids_order(sizes.grids, (1, 2, 3))
     generator = torch.Generator().manual_seed(5)
@@ -75,7 +75,7 @@ def test_columns_of_the_user_are_kept_at_every_refresh_and_told(voxel, offload):
     raster = np.zeros((3, 4, 5), bool)
     raster[1, 1:3, 2:4] = True
     bits = static_bits(raster.ravel())
-    config = CONFIG.override({"token_order.voxel": voxel, "memory.offload": offload})
+    config = CONFIG.override({"tile": voxel, "memory.offload": offload})
     plain, kept = (Session(config, GenerationReport(), static_bits=each) for each in (None, bits))
     run(plain)
     without = plain.kept_columns()
@@ -121,9 +121,9 @@ def test_a_pipeline_keeps_the_columns_of_the_user_and_tells_on_request():
     pipe = tiny_flux_pipeline()
     config = SparsityConfig().override(
         {
-            "attention.keep_fraction": 0.2,
-            "attention.group_rows": 16,
-            "token_order.voxel": [1, 2, 2],
+            "attention.density": 0.2,
+            "attention.block_size_q": 16,
+            "tile": [1, 2, 2],
             "schedule.actions": ["dense", "refresh", "sparse", "sparse"],
         }
     )

@@ -11,7 +11,7 @@ from chipsparse.kernels.token_layout import empty_token_contiguous
 from chipsparse.layers.mlp import MLPWeights, backend_choices, dense_step, sparse_step
 
 BATCH, TOKENS, CHANNELS, NEURONS = 2, 37, 16, 40
-CONFIG = MLPConfig(group_rows=8)
+CONFIG = MLPConfig(block_size=8)
 
 
 def normal(*shape, seed=0):

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def layout(*grids, text_tokens=0, text_first=False):
-    kinds = (LayerKind("block", layers=1, mlp_width=8),)
+    kinds = (LayerKind("block", layers=1, intermediate_size=8),)
     return ModelLayout(kinds, 1, 8, 1, grids, text_tokens, text_first)
 
 

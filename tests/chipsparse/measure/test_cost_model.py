@@ -33,7 +33,7 @@ UNIT = Rates(
     refresh_seconds=7.0,
 )
 CONFIG = SparsityConfig().override(
-    {"attention.keep_fraction": 0.4, "attention.random_fraction": 0.1, "mlp.keep_fraction": 0.5}
+    {"attention.density": 0.4, "attention.random_fraction": 0.1, "mlp.density": 0.5}
 )
 LAYOUT = ModelLayout(
     kinds=(LayerKind("double", 1, 32, mlp_sees_text=False), LayerKind("single", 1, 32)),
@@ -93,8 +93,8 @@ def test_a_forecast_takes_a_sparse_step_at_refreshes_and_three_passes_at_sparse_
     ("changes", "columns"),
     [
         ({}, 8 + 2),
-        ({"attention.keep_fraction": 0.1}, 4 + 2),  # every text column is kept
-        ({"attention.keep_fraction": 1.0}, 20),
+        ({"attention.density": 0.1}, 4 + 2),  # every text column is kept
+        ({"attention.density": 1.0}, 20),
     ],
 )
 def test_columns_that_a_group_computes(changes, columns):

@@ -15,8 +15,8 @@ from tests.tiny_models import PROMPT, tiny_wan_pipeline
 
 CONFIG = SparsityConfig().override(
     {
-        "attention.group_rows": 16,
-        "mlp.group_rows": 16,
+        "attention.block_size_q": 16,
+        "mlp.block_size": 16,
         "schedule.actions": ["dense", "dense", "refresh", "sparse", "sparse", "sparse"],
         "memory.offload": "always",
     }

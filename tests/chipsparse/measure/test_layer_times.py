@@ -23,7 +23,7 @@ GATED = LayerKind("gated", 2, 64, mlp_linears=3, mlp_sees_text=False)
 def plan(kinds=(KIND,), **changes):
     layout = ModelLayout(kinds, heads=2, head_dim=16, batch=1, grids=((2, 8, 10),), text_tokens=8)
     config = SparsityConfig().override(
-        {"attention.keep_fraction": 0.25, "attention.group_rows": 64, "mlp.group_rows": 64}
+        {"attention.density": 0.25, "attention.block_size_q": 64, "mlp.block_size": 64}
     )
     return SparsityPlan(config.override(changes), layout, 10)
 
@@ -90,8 +90,8 @@ def test_mlp(timed, kind):
     assert 0.05 * moved < (sparse - dense).norm()
     assert (sparse - baseline).norm() < moved
     assert found.milliseconds == {"dense": 2.0, "refresh": 2.0, "sparse": 3.0}
-    assert (found.baseline_ms, found.total) == (1.0, kind.mlp_width)
-    assert found.kept == round(0.3 * kind.mlp_width)
+    assert (found.baseline_ms, found.total) == (1.0, kind.intermediate_size)
+    assert found.kept == round(0.3 * kind.intermediate_size)
     assert 0 <= found.error < 1e-5
     assert found.baseline.startswith("two linears and " + ("GELU" if kind is KIND else "SiLU"))
 

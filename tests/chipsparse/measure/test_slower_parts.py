@@ -41,7 +41,7 @@ def plan_of(tokens, heads, head_dim, width, *, batch=1, channels=None, **overrid
     return SparsityPlan(SparsityConfig().override(values), layout, 50)
 
 
-SMALL = plan_of(17_408, 4, 64, 1024, mlp__keep_fraction=0.3)
+SMALL = plan_of(17_408, 4, 64, 1024, mlp__density=0.3)
 
 
 @pytest.mark.parametrize("case", ATTENTION, ids=name_of)
@@ -52,8 +52,8 @@ def test_recorded_attention_stays_sparse(case):
         case["head_dim"],
         1024,
         batch=case["batch"],
-        attention__keep_fraction=case["keep_fraction"],
-        attention__group_rows=case["group_rows"],
+        attention__density=case["keep_fraction"],
+        attention__block_size_q=case["group_rows"],
     )
     times = step_seconds_of(plan, 0, "attention", dtype=BF16)
     assert case["latency_ms"] < case["baseline_ms"]
@@ -71,7 +71,7 @@ def test_recorded_mlps_stay_sparse(case):
         128,
         case["mlp_width"],
         channels=case["channels"],
-        mlp__keep_fraction=case["keep_fraction"],
+        mlp__density=case["keep_fraction"],
     )
     times = step_seconds_of(plan, 0, "mlp", dtype=BF16)
     assert case["latency_ms"] < case["baseline_ms"]

@@ -31,7 +31,7 @@ def test_bundled_profiles_have_every_quality(path):
     assert shares == sorted(shares, reverse=True)
     assert profile.qualities["published"].schedule.full_share is None
     for config in profile.qualities.values():
-        assert config.token_order == profile.sparsity.token_order
+        assert config.tile == profile.sparsity.tile
 
 
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
@@ -67,19 +67,19 @@ def test_a_models_own_profile_comes_first(tmp_path):
     (tmp_path / "chipsparse.yaml").write_text(
         "model_class: WanTransformer3DModel\n"
         "generation: {height: 64, num_inference_steps: 7}\n"
-        "sparsity: {seed: 3, mlp: {keep_fraction: 0.5}}\n"
+        "sparsity: {seed: 3, mlp: {density: 0.5}}\n"
     )
     own = find_profile(tmp_path, "WanTransformer3DModel")
     assert own.source == str(tmp_path / "chipsparse.yaml")
     assert own.generation == GenerationDefaults(height=64, num_inference_steps=7)
-    assert own.sparsity == SparsityConfig().override({"seed": 3, "mlp.keep_fraction": 0.5})
+    assert own.sparsity == SparsityConfig().override({"seed": 3, "mlp.density": 0.5})
 
 
 QUALITY_TEXT = """
 sparsity: {seed: 3, attention: {random_fraction: 0.5}, schedule: {full_share: 0.5}}
 qualities:
   balanced:
-  fast: {attention: {keep_fraction: 0.07}, schedule: {warmup_steps: 3}}
+  fast: {attention: {density: 0.07}, schedule: {warmup_steps: 3}}
 """
 
 
@@ -96,7 +96,7 @@ def test_a_quality_lies_over_the_common_part_and_that_over_what_its_name_stands_
     common = {"seed": 3, "attention.random_fraction": 0.5}
     schedule = {"schedule": ScheduleConfig(full_share=0.5)}  # taken whole
     assert mine.sparsity == general["balanced"].override({**common, **schedule})
-    own = {"attention.keep_fraction": 0.07, "schedule": ScheduleConfig(warmup_steps=3)}
+    own = {"attention.density": 0.07, "schedule": ScheduleConfig(warmup_steps=3)}
     fast = mine.of_quality("fast")
     assert fast.sparsity == general["fast"].override({**common, **own})
     assert (fast.quality, fast.qualities) == ("fast", mine.qualities)

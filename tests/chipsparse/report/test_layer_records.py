@@ -240,7 +240,7 @@ def test_to_dict():
     (plan,) = told["transformers"].values()
     assert plan["actions"] == [*ACTIONS, "sparse"]
     assert plan["layout"]["tokens"] == 43
-    assert plan["layout"]["kinds"][1]["mlp_width"] == 40
+    assert plan["layout"]["kinds"][1]["intermediate_size"] == 40
     assert told["notes"] == ["something"]
     assert len(told["steps"]) == 2 * len(ACTIONS)
     step = told["steps"][4]
@@ -400,7 +400,7 @@ def test_a_strict_run_says_nothing_of_what_a_block_cache_passed_over():
     generate(session, steps=2, branches=("cond",))
     session.begin(StepContext(1, 2, "cond", TOTAL), LAYOUT, CPU)
     one = ModelLayout(
-        kinds=(LayerKind("double", 1, mlp_width=24, mlp_sees_text=False),),
+        kinds=(LayerKind("double", 1, intermediate_size=24, mlp_sees_text=False),),
         heads=2,
         head_dim=8,
         batch=1,

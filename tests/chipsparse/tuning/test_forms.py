@@ -24,13 +24,13 @@ SECONDS = StepSeconds(
 
 
 def test_a_form_takes_the_place_of_the_schedule_and_keeps_the_rest():
-    form = Form(reuse=Reuse("middle", 0.5, 0.25), keep_fraction=0.3)
+    form = Form(reuse=Reuse("middle", 0.5, 0.25), density=0.3)
     config = form.config(BASE, Steps((0, 1, 5)))
     expected = {"full_steps": (0, 1, 5), "between": "middle", "forecast": 0.5}
     expected |= {"forecast_after": 0.25, "warmup_steps": 2, "skip_steps": ()}
     expected |= {"skip_threshold": None, "first_dense_layers": 1}
     assert {name: getattr(config.schedule, name) for name in expected} == expected
-    assert config.attention.keep_fraction == 0.3
+    assert config.attention.density == 0.3
     assert (config.attention.delta_rule, config.mlp.enabled) == ("difference", False)
     assert config.layers == BASE.layers
     again = form.config(config, Steps((0, 2)))  # a tuned profile as the base of another search

@@ -8,7 +8,7 @@ from chipsparse.config import SparsityConfig
 from chipsparse.profiles.tuned_range import TunedTarget
 from chipsparse.schedule.schedule import Action, Schedule
 from chipsparse.tuning.forms import StepSeconds
-from chipsparse.tuning.rivals import KEEP_FRACTIONS
+from chipsparse.tuning.rivals import DENSITIES
 from chipsparse.tuning.search import Search, Unreachable, least_budget
 from chipsparse.tuning.targets import Pair
 from tests.chipsparse.tuning.trajectories import trajectory
@@ -32,8 +32,8 @@ class MadeUpLab:
         return trajectory(STEPS, seed=prompt)
 
     def step_seconds(self):
-        sparse = {(keep, False): 0.2 + keep for keep in KEEP_FRACTIONS}
-        sparse |= {(keep, True): 0.2 + keep + self.mlp_seconds for keep in KEEP_FRACTIONS}
+        sparse = {(keep, False): 0.2 + keep for keep in DENSITIES}
+        sparse |= {(keep, True): 0.2 + keep + self.mlp_seconds for keep in DENSITIES}
         times = {"dense": 1.0, "refresh": 1.1, "skipped": 0.01, "other": 0.5}
         return StepSeconds(sparse=sparse, **times, measuring=self.measuring)
 
@@ -49,7 +49,7 @@ class MadeUpLab:
             {
                 Action.DENSE: 1.0,
                 Action.REFRESH: 1.1,
-                Action.SPARSE: times.sparse[config.attention.keep_fraction, config.mlp.enabled],
+                Action.SPARSE: times.sparse[config.attention.density, config.mlp.enabled],
                 Action.SKIP: 0.01,
             }[each]
             for each in actions

@@ -1,0 +1,93 @@
+"""Fields of a cache whose tensors know where they are."""
+
+import copy
+
+import pytest
+import torch
+
+from chipsparse import SparsityConfig
+from chipsparse.cache.host_memory import HostMemory
+from chipsparse.cache.hosted_tensor import HostedTensor
+from chipsparse.cache.kinds import kept_kinds
+from chipsparse.cache.offload import OffloadPool
+from chipsparse.cache.tensors import AttentionCache, LayerCache, MLPCache
+
+KEY = ("cond", 0, "residual")
+
+
+@pytest.fixture
+def pool():
+    pool = OffloadPool(HostMemory(), pytest.fail, poison=True)
+    pool.open({KEY: 64}, torch.device("cpu"))
+    yield pool
+    pool.close()
+
+
+def cache_in(pool, *, rewritten=False):
+    cache = AttentionCache()
+    cache.tensors["residual"] = owner = HostedTensor(pool, KEY, rewritten=rewritten)
+    return cache, owner
+
+
+def test_a_hosted_tensor_is_there_and_takes_no_memory_of_the_device(pool):
+    cache, owner = cache_in(pool)
+    assert not owner.is_set
+    cache.residual = torch.arange(16.0)
+    owner.put_away()
+    pool.release(KEY)
+    assert owner.is_set
+    assert cache.residual is None
+    assert list(cache.on_device()) == []
+    owner.load()
+    assert torch.equal(cache.residual, torch.arange(16.0))
+
+
+@pytest.mark.parametrize("rewritten", [True, False])
+def test_what_is_changed_in_place_is_stored_where_the_kind_says_so(pool, rewritten):
+    cache, owner = cache_in(pool, rewritten=rewritten)
+    cache.residual = torch.zeros(16)
+    owner.put_away()
+    pool.release(KEY)
+    owner.load()
+    cache.residual += 1
+    owner.put_away()
+    pool.release(KEY)
+    owner.load()
+    assert (cache.residual == rewritten).all()
+
+
+def test_a_larger_tensor_than_planned_does_not_fit(pool):
+    cache, owner = cache_in(pool)
+    cache.residual = torch.zeros(17)
+    assert not owner.fits()
+    cache.residual = torch.zeros(16)
+    assert owner.fits()
+
+
+def test_a_copy_keeps_what_it_had():
+    cache = AttentionCache()
+    cache.lse = first = torch.zeros(2)
+    other = copy.copy(cache)
+    other.lse, other.capacity = torch.ones(3), 5
+    assert cache.lse is first
+    assert cache.capacity is None
+
+
+def test_bytes_are_those_of_all_fields_and_each_memory_counts_once():
+    cache = LayerCache()
+    cache.attention.lse = cache.attention.lse_dense = torch.zeros(4)
+    cache.mlp.mean = torch.zeros(2)
+    cache.attention.kept_fraction = torch.zeros(())
+    assert cache.nbytes() == 16 + 8 + 4
+
+
+def test_the_fields_that_hold_tensors_are_declared():
+    assert all(kept.rewritten for kept in MLPCache.kept.values())
+    assert not any(kept.rewritten for kept in AttentionCache.kept.values())
+    kinds = {"lse", "columns", "residual"}
+    changes = {"attention.delta_rule": "difference", "attention.forecast": 0.0}
+    config = SparsityConfig().override(changes)
+    assert kept_kinds(config, "mlp") == {"mean", "output", "activation"}
+    assert kept_kinds(config, "attention") == kinds
+    config = config.override({"attention.delta_rule": "merge", "attention.forecast": 0.5})
+    assert kept_kinds(config, "attention") == kinds | {"lse_dense", "kept_mass", "drift"}
