@@ -14,9 +14,8 @@ from chipsparse.cli.command_line import command_words
 from chipsparse.cli.compare import CompareOptions
 from chipsparse.cli.errors import UserError, reason
 from chipsparse.cli.model import ModelDescription, load_pipeline, quiet_libraries
-from chipsparse.cli.pages.job import part_of
-from chipsparse.cli.pages.json_values import Values
-from chipsparse.cli.pages.page import page
+from chipsparse.cli.pages.page import check_library, page
+from chipsparse.cli.pages.part import part_of
 from chipsparse.cli.progress import ProgressDisplay, duration
 from chipsparse.cli.prompts import read_prompts
 from chipsparse.cli.request import check_prompt_is_enough, choose_profile, device_and_dtype, look_up
@@ -75,6 +74,7 @@ def run_suite(options: CompareOptions) -> Suite:
 
 
 def _run(options: CompareOptions) -> Suite:
+    check_library()
     device, dtype = device_and_dtype(options)
     with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)
@@ -116,7 +116,7 @@ def _run(options: CompareOptions) -> Suite:
             content = suite_json(common, lab, rows, prompts, with_prompts=options.with_prompts)
             _write(folder / TO_SEND, to_send(content))
         with display.stage(f"writing {folder / PAGE}"):
-            _write(folder / PAGE, page([part_of(Values(folder / TO_SEND, "", content))]))
+            _write(folder / PAGE, page([part_of(folder / TO_SEND, content)]))
     return Suite(folder, content)
 
 

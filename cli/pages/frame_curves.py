@@ -6,10 +6,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from chipsparse.cli.pages.axes import Axis, fitting
-from chipsparse.cli.pages.chart import Band, Chart, Key, Line, Mark, figure, gaps
-from chipsparse.cli.pages.elements import Element
-from chipsparse.cli.pages.json_values import Values
+from matplotlib.axes import Axes
+
+from chipsparse.cli.pages.charts import SERIES, Chart, whole_axis
+from chipsparse.cli.pages.comparison_record import ConfigsComparison
+from chipsparse.cli.pages.files_record import FilesComparison
+from chipsparse.cli.pages.names import name_of
+from chipsparse.cli.paired_runs import SIDES
 
 PIXEL_SCALE = 255.0
 METRICS = {
@@ -21,8 +24,7 @@ METRICS = {
     "flicker": ("Flicker of each frame", "flicker, of 255", PIXEL_SCALE),
 }
 
-# A value for each frame; None where a metric has none, as flicker at both ends.
-Curve = Sequence[float | None]
+Frames = Sequence[Mapping[str, float | None]]  # of one clip: the values of each frame, by metric
 
 
 @dataclass(frozen=True)
@@ -31,56 +33,88 @@ class Curves:
 
     Attributes:
         label: what they are.
-        clips: of each clip its curves, by metric.
+        clips: at least one.
+        name: of the metric in them, where it is another one than that of the chart.
     """
 
     label: str
-    clips: Sequence[Mapping[str, Curve]]
+    clips: Sequence[Frames]
+    name: str | None = None
 
 
-def read_curves(entries: Sequence[Values]) -> dict[str, Curve]:
-    """The curves of the ``per_frame`` list of a comparison; raises `UserError` if damaged."""
-    names = {name: None for entry in entries for name in entry.content if name != "frame"}
-    return {name: [entry.number_or_none(name) for entry in entries] for name in names}
+def configs_curves(record: ConfigsComparison) -> list[Chart]:
+    """Charts of both configs; none of images."""
+    groups = [
+        Curves(f"{side}: {record.names[side]}", [run.per_frame for run in record.runs(side)])
+        for side in SIDES
+    ]
+    charts = [curves_chart(metric, groups) for metric in ("psnr_db", "ssim", "lpips", "flicker")]
+    return [each for each in charts if each is not None]
 
 
-def curves_figure(metric: str, groups: Sequence[Curves]) -> Element | None:
+def files_curves(record: FilesComparison) -> list[Chart]:
+    """Charts of both files; none of images."""
+    frames = [record.per_frame]
+    both = [Curves("B against A", frames)]
+    charts = [curves_chart(metric, both) for metric in ("psnr_db", "ssim", "lpips")]
+    flicker = [
+        Curves(f"A: {name_of(record.a)}", frames, "flicker_a"),
+        Curves(f"B: {name_of(record.b)}", frames, "flicker_b"),
+    ]
+    charts.append(curves_chart("flicker", flicker))
+    return [each for each in charts if each is not None]
+
+
+def frames_table(record: FilesComparison) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows: every frame's number, and its values of all that was measured."""
+    found = [name for name in METRICS if any(f.get(name) is not None for f in record.per_frame)]
+    rows = []
+    for number, frame in enumerate(record.per_frame):
+        values = ((frame.get(name), METRICS[name][2]) for name in found)
+        cells = ("" if value is None else f"{scale * value:.4g}" for value, scale in values)
+        rows.append([str(number), *cells])
+    return ["frame", *(METRICS[name][1] for name in found)], rows
+
+
+def curves_chart(metric: str, groups: Sequence[Curves]) -> Chart | None:
     """One metric over the frames: the median clip of each group, and from the least to the most.
 
     None where there is nothing to draw: clips of a single frame, or that have no such metric.
     """
     caption, label, scale = METRICS[metric]
-    marks: list[Mark] = []
-    keys, values, frames = [], [], 0
-    for group, class_ in zip(groups, ("first", "second", "third"), strict=False):
-        spread = _spread([clip[metric] for clip in group.clips if metric in clip], scale)
-        if len(spread) < 2:
-            continue
-        frames = max(frames, int(spread[-1][0]) + 1)
-        values += [value for _, low, _, high in spread for value in (low, high)]
-        middle = [(place, median) for place, _, median, _ in spread]
-        if len(group.clips) > 1:
-            marks.insert(0, Band([(place, low, high) for place, low, _, high in spread], class_))
-        dashed = class_ != "first"
-        marks.append(Line(gaps(middle), class_, dashed))
-        keys.append(Key(class_, group.label, "dashed" if dashed else "line"))
-    if not keys:
+    spreads = [spread(group.clips, group.name or metric, scale) for group in groups]
+    frames = 1 + max((row[0] for rows in spreads for row in rows), default=0)
+    if all(len(rows) < 2 for rows in spreads):
         return None
-    chart = Chart(
-        caption,
-        Axis("frame, from 0", -0.5, frames - 0.5, whole=True, grid=False),
-        fitting(label, values, zero=metric not in ("psnr_db", "ssim")),
-        marks,
-    )
-    return figure(chart, caption=caption, keys=keys)
+
+    def draw(axes: Axes) -> None:
+        whole_axis(axes, "frame, from 0", frames)
+        axes.set_ylabel(label)
+        for group, rows, colour in zip(groups, spreads, SERIES, strict=False):
+            if len(rows) < 2:
+                continue
+            numbers, low, middle, high = zip(*rows, strict=True)
+            if len(group.clips) > 1:
+                axes.fill_between(numbers, low, high, color=colour, alpha=0.16, linewidth=0)
+            known = dict(zip(numbers, middle, strict=True))
+            places = range(numbers[0], numbers[-1] + 1)  # with a gap where no clip has a value
+            line = "-" if colour == SERIES[0] else "--"
+            heights = [known.get(place, float("nan")) for place in places]
+            axes.plot(places, heights, color=colour, linestyle=line, label=group.label)
+        if metric not in ("psnr_db", "ssim"):
+            axes.set_ylim(bottom=0)
+
+    return Chart(caption, draw, caption)
 
 
-def _spread(curves: Sequence[Curve], scale: float) -> list[tuple[float, float, float, float]]:
+def spread(
+    clips: Sequence[Frames], metric: str, scale: float
+) -> list[tuple[int, float, float, float]]:
     """Frame, least, median and most of all clips, where any has a value."""
     rows = []
-    for frame in range(max((len(curve) for curve in curves), default=0)):
-        found = [curve[frame] for curve in curves if frame < len(curve)]
+    for frame in range(max((len(clip) for clip in clips), default=0)):
+        found = [clip[frame].get(metric) for clip in clips if frame < len(clip)]
         known = [scale * value for value in found if value is not None]
         if known:
-            rows.append((float(frame), min(known), statistics.median(known), max(known)))
+            rows.append((frame, min(known), statistics.median(known), max(known)))
     return rows

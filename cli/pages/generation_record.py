@@ -1,56 +1,68 @@
-"""The report of a generation, read back: its calls put together to denoising steps."""
+"""The file of `chipsparse generate --report`: its transformer calls, by denoising step."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Annotated, Literal
 
-from chipsparse.cache.kinds import PARTS
-from chipsparse.cli.pages.json_values import Values
+from pydantic import BeforeValidator
 
-ACTIONS = ("dense", "refresh", "sparse", "skip")
-PART_TITLES = {"attention": "attention columns", "mlp": "MLP neurons"}
-NO_LAYERS = "Nothing was sparse, or the generation broke off before anything could be recorded."
+from chipsparse.cli.pages.clips import Clips
+from chipsparse.cli.pages.quality_points import QualityPoint
+from chipsparse.cli.pages.records import Count, Index, Number, Record, Settings, within
+from chipsparse.cli.pages.units import shortened
+from chipsparse.config import Part
+from chipsparse.report.nothing_sparse import NOTHING
+
+Action = Literal["dense", "refresh", "sparse", "skip"]
+ACTIONS: tuple[Action, ...] = ("dense", "refresh", "sparse", "skip")
+LONGEST_LABEL = 40  # of a prompt among others
+
+
+class LayerCall(Record):
+    """A layer's attention or MLP in one transformer call; see `LayerRecord`."""
+
+    layer: Index
+    part: Part
+    action: Action
+    kept: Number
+
+
+class Call(Record):
+    """A transformer call; see `StepRecord` for what the values are."""
+
+    step: Index
+    steps_total: Index | None = None
+    action: Action
+    finished: bool = False
+    seconds: Number | None = None
+    layers: Sequence[LayerCall] = ()
+    predicted_change: Number | None = None
+    forecast: bool = False
+    bytes_to_device: Count
+    bytes_to_host: Count
+    cache_bytes: Count | None = None
+    host_bytes: Count | None = None
+    allocated_bytes: Count | None = None
+    peak_allocated_bytes: Count | None = None
 
 
 @dataclass(frozen=True)
-class LayerCall:
-    """A layer's attention or MLP in one transformer call.
+class Cell:
+    """What one layer, or all of them, did at one step, or is to do.
 
     Attributes:
-        layer: number of the block.
-        part: "attention" or "mlp".
-        action: "dense", "refresh" or "sparse".
+        action: what.
         kept: share that was computed.
     """
 
-    layer: int
-    part: str
-    action: str
+    action: Action
     kept: float
-
-
-@dataclass(frozen=True)
-class Call:
-    """A transformer call; see `StepRecord` for what the values are."""
-
-    step: int
-    branch: str
-    transformer: str
-    action: str
-    finished: bool
-    seconds: float | None
-    layers: Sequence[LayerCall]
-    predicted_change: float | None
-    forecast: bool
-    bytes_to_device: float
-    bytes_to_host: float
-    cache_bytes: float | None
-    host_bytes: float | None
-    allocated_bytes: float | None
-    peak_allocated_bytes: float | None
 
 
 @dataclass(frozen=True)
@@ -66,9 +78,9 @@ class Step:
     calls: Sequence[Call]
 
     @property
-    def action(self) -> str:
+    def action(self) -> Action:
         """What the calls did, the fullest of it."""
-        return min((call.action for call in self.calls), key=ACTIONS.index)
+        return fullest(call.action for call in self.calls)
 
     @property
     def action_text(self) -> str:
@@ -86,152 +98,209 @@ class Step:
         """Whether every call came to its end."""
         return all(call.finished for call in self.calls)
 
-    def cells(self, part: str) -> dict[int, tuple[str, float]]:
-        """Action and mean share of every layer's part; nothing of a skipped step."""
+    @property
+    def bytes_to_device(self) -> int:
+        """What was copied there."""
+        return sum(call.bytes_to_device for call in self.calls)
+
+    @property
+    def bytes_to_host(self) -> int:
+        """What was copied there."""
+        return sum(call.bytes_to_host for call in self.calls)
+
+    def cells(self, part: Part) -> dict[int, Cell]:
+        """What every layer's part did, its share the mean over calls; nothing of a skipped step."""
         found: dict[int, list[LayerCall]] = {}
         for call in self.calls:
             for each in call.layers:
                 if each.part == part:
                     found.setdefault(each.layer, []).append(each)
         return {
-            layer: (
-                min((each.action for each in calls), key=ACTIONS.index),
-                statistics.fmean(each.kept for each in calls),
+            layer: Cell(
+                fullest(each.action for each in calls), statistics.fmean(c.kept for c in calls)
             )
             for layer, calls in found.items()
         }
 
-    def computed(self, part: str) -> float | None:
+    def computed(self, part: Part) -> float | None:
         """Mean share over all layers: 1 where all was computed, 0 where the step was skipped."""
         if self.action == "skip":
             return 0.0
-        shares = [kept for _, kept in self.cells(part).values()]
+        shares = [cell.kept for cell in self.cells(part).values()]
         return statistics.fmean(shares) if shares else None
 
     def largest(self, name: str) -> float | None:
         """The largest value of a field of its calls; None where it was not recorded."""
-        values = [getattr(call, name) for call in self.calls]
+        values = (getattr(call, name) for call in self.calls)
         return max((value for value in values if value is not None), default=None)
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The sparse generation against the dense one.
-
-    Attributes:
-        speedup: of the denoising.
-        psnr_db: None where both are the same.
-        ssim: None where the pictures are too small for it.
-    """
-
-    speedup: float
-    psnr_db: float | None
-    ssim: float | None
+def fullest(actions: Iterable[Action]) -> Action:
+    """The action of several that computes most."""
+    return min(actions, key=ACTIONS.index)
 
 
-@dataclass(frozen=True)
-class GenerationRecord:
-    """A generation.
+class Lora(Record):
+    """A LoRA and its strength."""
 
-    Attributes:
-        values: the whole file, for what is only quoted.
-        request: prompt and settings, where the command wrote it.
-        steps: in order.
-        steps_total: of the schedule; none of those before the first of `steps` was to be made, as
-            where a generation starts from a picture.
-        layers: of the model.
-        comparison: with dense, if one was made.
-        denoising_seconds: of the dense and the sparse run, as far as they are known.
-        files: the name of each clip that was written, by kind.
-    """
+    file: str
+    scale: Number
 
-    values: Values
-    request: Values
-    steps: Sequence[Step]
-    steps_total: int
-    layers: int
-    comparison: Comparison | None
-    denoising_seconds: dict[str, float]
-    files: dict[str, str]
+
+class Request(Record):
+    """Prompt and settings, where the command wrote the file."""
+
+    prompt: str = ""
+    negative_prompt: str = ""
+    profile: str = ""
+    quality: str = ""
+    scheduler: str = ""
+    image: str = ""
+    strength: Number | None = None
+    seed: Count | None = None
+    dtype: str = ""
+    settings: Settings = Settings()
+    loras: Sequence[Lora] = ()
+    warnings: Sequence[str] = ()
+    command: Sequence[str] = ()
+
+
+class Comparison(Record):
+    """The sparse generation against the dense one; a PSNR of None where both are the same."""
+
+    speedup: Number
+    psnr_db: Number | None = None
+    ssim: Number | None = None
+
+
+class Plan(Record):
+    """What was planned for a transformer."""
+
+    schedule: str
+
+
+def _clip_name(files: object) -> object:
+    """``out.png`` for the numbered frames ``out-000.png``, ``out-001.png``, ..."""
+    if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
+        return files  # a report of an older version has the name alone
+    first = Path(files[0]) if files else Path()
+    if len(files) > 1:
+        first = first.with_name(first.stem.rpartition("-")[0] + first.suffix)
+    return str(first) if files else ""
+
+
+class Generation(Record):
+    """A generation; `steps` are its transformer calls."""
+
+    location: str = within("pipeline", "location", "")
+    pipeline: str = within("pipeline", "class", "")
+    device: str = within("device", "name", "")
+    device_type: str = within("device", "type", "")
+    dtype: str = ""
+    versions: Mapping[str, str | None] = {}
+    skip_threshold: Number | None = within("config", "schedule", "skip_threshold", None)
+    transformers: Mapping[str, Plan] = {}
+    error: str | None = None
+    steps: Sequence[Call] = ()
+    fallbacks: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    nothing_sparse: str | None = None
+    backends: Mapping[str, str] = {}
+    passed_over: Mapping[str, dict[str, str]] = {}
+    cache_bytes: Count = within("totals", "cache_bytes", 0)
+    host_bytes: Count = within("totals", "host_bytes", 0)
+    request: Request = Request()
+    comparison: Comparison | None = None
+    denoising_seconds: Mapping[str, Number] = {}
+    files: Mapping[str, Annotated[str, BeforeValidator(_clip_name)]] = {}
+
+    @cached_property
+    def by_step(self) -> list[Step]:
+        """Its denoising steps, in order."""
+        calls: dict[int, list[Call]] = {}
+        for call in self.steps:
+            calls.setdefault(call.step, []).append(call)
+        return [Step(number, calls[number]) for number in sorted(calls)]
+
+    @cached_property
+    def steps_total(self) -> int:
+        """Of the schedule, also those that a generation leaves out which starts from an image."""
+        return max((max(c.steps_total or 0, c.step + 1) for c in self.steps), default=0)
 
     @property
     def steps_asked(self) -> int:
         """How many steps there were to be."""
-        return self.steps_total - (self.steps[0].number if self.steps else 0)
+        return self.steps_total - (self.by_step[0].number if self.steps else 0)
 
+    @property
+    def steps_done(self) -> int:
+        """How many came to their end."""
+        return sum(step.finished for step in self.by_step)
 
-def read_generation(values: Values) -> GenerationRecord:
-    """Raises `UserError` where the file is damaged."""
-    entries = values.objects("steps")
-    calls = [_call(each) for each in entries]
-    if calls:  # nothing is computed without a config
-        values.require("config")
-    totals = [each.index("steps_total") for each in entries if "steps_total" in each]
-    numbers = sorted({call.step for call in calls})
-    compared = values.object("comparison")
-    return GenerationRecord(
-        values=values,
-        request=values.object("request"),
-        steps=[Step(number, [call for call in calls if call.step == number]) for number in numbers],
-        steps_total=max([*totals, *(number + 1 for number in numbers)], default=0),
-        layers=1 + max((each.layer for call in calls for each in call.layers), default=-1),
-        comparison=_comparison(compared) if compared.content else None,
-        denoising_seconds=values.object("denoising_seconds").numbers_by_name(),
-        files=_clip_names(values.object("files")),
-    )
+    @cached_property
+    def layers(self) -> int:
+        """Of the model; 0 where none was recorded."""
+        return 1 + max((each.layer for call in self.steps for each in call.layers), default=-1)
 
+    def cells(self, part: Part) -> dict[tuple[int, int], Cell]:
+        """What each layer's part did at each step."""
+        found = {}
+        for step in self.by_step:
+            cells = step.cells(part)
+            if step.action == "skip":
+                cells = dict.fromkeys(range(self.layers), Cell("skip", 0.0))
+            found.update({(layer, step.number): cell for layer, cell in cells.items()})
+        return found
 
-def _clip_names(files: Values) -> dict[str, str]:
-    """The name of each clip, from its files; a report of an older version has the name alone."""
-    return {
-        kind: _clip_name(files.texts(kind)) if isinstance(names, list) else files.text(kind)
-        for kind, names in files.content.items()
-        if names
-    }
+    def over_steps(self, name: str) -> list[float | None]:
+        """The largest value of a field at each step; None where it was not recorded."""
+        found = {step.number: step.largest(name) for step in self.by_step}
+        return [found.get(number) for number in range(self.steps_total)]
 
+    @property
+    def actions(self) -> str:
+        """How many steps took each action."""
+        counts = Counter(step.action for step in self.by_step)
+        return ", ".join(f"{counts[name]} {name}" for name in ACTIONS if counts[name])
 
-def _clip_name(files: list[str]) -> str:
-    """``out.png`` for the numbered frames ``out-000.png``, ``out-001.png``, ..."""
-    first = Path(files[0])
-    if len(files) == 1:
-        return str(first)
-    return str(first.with_name(first.stem.rpartition("-")[0] + first.suffix))
+    @property
+    def seconds(self) -> float:
+        """Of the denoising; 0 where it was not measured."""
+        measured = sum(step.seconds for step in self.by_step)
+        return self.denoising_seconds.get("sparse", measured)
 
+    @property
+    def dense_step_seconds(self) -> float | None:
+        """A step's mean in the dense run; None without one."""
+        dense = self.denoising_seconds.get("dense")
+        return dense / self.steps_asked if dense is not None and self.steps_asked else None
 
-def _call(entry: Values) -> Call:
-    return Call(
-        step=entry.index("step"),
-        branch=entry.text("branch"),
-        transformer=entry.text("transformer"),
-        action=entry.choice("action", ACTIONS),
-        finished=entry.flag("finished"),
-        seconds=entry.number_or_none("seconds"),
-        layers=[
-            LayerCall(
-                each.index("layer"),
-                each.choice("part", PARTS),
-                each.choice("action", ACTIONS),
-                each.number("kept"),
-            )
-            for each in entry.objects("layers")
-        ],
-        predicted_change=entry.number_or_none("predicted_change"),
-        forecast=entry.flag("forecast"),
-        bytes_to_device=entry.number("bytes_to_device"),
-        bytes_to_host=entry.number("bytes_to_host"),
-        cache_bytes=entry.number_or_none("cache_bytes"),
-        host_bytes=entry.number_or_none("host_bytes"),
-        allocated_bytes=entry.number_or_none("allocated_bytes"),
-        peak_allocated_bytes=entry.number_or_none("peak_allocated_bytes"),
-    )
+    @property
+    def all_warnings(self) -> Sequence[str]:
+        """What the command warned of; a report from Python has the gravest of it."""
+        told = self.request.warnings
+        nothing = self.nothing_sparse
+        if nothing is not None and not any(each.startswith(NOTHING) for each in told):
+            return [nothing, *told]
+        return told
 
+    @property
+    def title(self) -> str:
+        """The headline."""
+        return self.request.prompt or "A generation"
 
-def _comparison(entry: Values) -> Comparison:
-    return Comparison(
-        entry.number("speedup"), entry.number_or_none("psnr_db"), entry.number_or_none("ssim")
-    )
+    @property
+    def clips(self) -> Clips:
+        """What it wrote."""
+        wanted = {"sparse": self.files.get("output"), "dense": self.files.get("dense")}
+        return Clips({label: name for label, name in wanted.items() if name}, reference="dense")
 
-
-def known(values: Iterable[float | None]) -> list[float]:
-    """Those that were recorded."""
-    return [value for value in values if value is not None]
+    def points(self, name: str) -> list[QualityPoint]:
+        """For the chart that joins several files, by the file's name."""
+        found, request = self.comparison, self.request
+        if found is None or found.psnr_db is None:
+            return []
+        seed = "" if request.seed is None else f"seed {request.seed}"
+        named = [name, shortened(request.prompt, LONGEST_LABEL), seed]
+        label = ", ".join(text for text in named if text)
+        return [QualityPoint(label, found.speedup, found.psnr_db)]

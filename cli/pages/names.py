@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-from chipsparse.cli.pages.elements import Element
 
 # How Hugging Face's cache names the folders of a hub name.
 HUB_FOLDER = re.compile(r"(?:^|[/\\])models--(.+?)--([^/\\]+)")
@@ -19,8 +17,6 @@ BELOW = rf"(?:{NAME}[/\\])"
 FOLDERS = re.compile(
     START + rf"(?:~[/\\]{BELOW}*|(?:\.{{1,2}}|[A-Za-z]:)?[/\\]{BELOW}+)(?=[^\s/\\])"
 )
-# Attributes that people read.
-TEXTS = ("alt", "aria-label", "title")
 # Words of commands behind which there is a text, whatever it looks like.
 TEXT_OPTIONS = frozenset({"--negative-prompt", "--"})
 
@@ -63,19 +59,3 @@ def without_folders(text: str) -> str:
     if len(home) > 1:
         text = text.replace(home, "~")
     return FOLDERS.sub("", HOME.sub("~", text))
-
-
-def leave_folders_out(page: Element) -> Element:
-    """Changes all texts of a page likewise, whichever file they came from, and returns it."""
-    for each in _shown(page):
-        each.text = each.text and without_folders(each.text)
-        for name in TEXTS:
-            if name in each.attrib:
-                each.set(name, without_folders(each.attrib[name]))
-        for child in each:
-            child.tail = child.tail and without_folders(child.tail)
-    return page
-
-
-def _shown(page: Element) -> Iterable[Element]:
-    return (each for each in page.iter() if each.tag != "style")

@@ -2,113 +2,102 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 import chipsparse
-from chipsparse.cli.pages.elements import Child, Element, element, rendered
-from chipsparse.cli.pages.names import leave_folders_out
-from chipsparse.cli.pages.part import Missing, Part, Section, Tile, facts_list
-from chipsparse.cli.pages.quality_speed import numbered, points_table, quality_speed_figure
-from chipsparse.cli.pages.units import shortened
+from chipsparse.cli.config_statistics import METRICS
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.pages.names import command_text, file_name, name_of, without_folders
+from chipsparse.cli.pages.part import Part
+from chipsparse.cli.pages.quality_points import numbered
+from chipsparse.cli.pages.units import TIMES, decibels, percent, shortened, times
+from chipsparse.cli.paired_runs import SIDES
+from chipsparse.cli.wording import counted, refused_rows, seconds_text
+from chipsparse.common.byte_sizes import format_bytes
 
-STYLE = Path(__file__).with_name("style.css")
-# No browser will fetch anything for this page, whatever should get into it.
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+TEMPLATES = Path(__file__).with_name("templates")
 LONGEST_TITLE = 80
+
+
+def check_library() -> None:
+    """Raises `UserError` where the library that draws charts is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UserError(
+            "the page needs matplotlib, which is not installed: pip install 'chipsparse[report]'"
+        )
 
 
 def page(parts: Sequence[Part]) -> str:
     """The page of one or several files, as text."""
-    several = len(parts) > 1
-    of = "" if several else f"{shortened(parts[0].title, LONGEST_TITLE)} - "
-    title = f"{of}chipsparse report"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", title),
-        element("style", STYLE.read_text(encoding="utf-8")),
-    )
-    body = element(
-        "body",
-        element(
-            "main",
-            _contents(parts) if several else None,
-            _overview(parts) if several else None,
-            *(_part(part, number) for number, part in enumerate(parts, 1)),
-        ),
-        element("footer", f"chipsparse {chipsparse.__version__}"),
-    )
-    return rendered(leave_folders_out(element("html", head, body, lang="en"))) + "\n"
+    from chipsparse.cli.pages.charts import Renderer
 
+    environment = _environment()
+    points = [part.points for part in parts]
+    draw = Renderer()
 
-def _contents(parts: Sequence[Part]) -> Element:
-    titles = (f"{part.source}: {shortened(part.title, LONGEST_TITLE)}" for part in parts)
-    links = (
-        element("li", element("a", title, href=f"#part-{number}"))
-        for number, title in enumerate(titles, 1)
-    )
-    return element("nav", element("ol", *links), aria_label="Files")
+    def body(part: Part) -> Markup:
+        template = environment.get_template(f"{part.kind}.html")
+        return Markup(template.render(part=part, record=part.record, draw=draw, missing=[]))
 
-
-def _overview(parts: Sequence[Part]) -> Child:
-    """The points of all files in one chart, where more than one has any."""
-    if sum(bool(part.points) for part in parts) < 2:
-        return None
-    points = numbered([part.points for part in parts])
-    text = (
-        "Every result of these files, by the number of its file, against its own dense run. Files "
-        "about other prompts, sizes or step counts are not comparable."
-    )
-    return _section(
-        Section("All files", text, [quality_speed_figure(points), points_table(points)])
+    return environment.get_template("page.html").render(
+        parts=parts,
+        bodies=[body(part) for part in parts],
+        draw=draw,
+        # The points of all files in one chart, where more than one has any.
+        points=numbered(points) if sum(map(bool, points)) > 1 else {},
+        version=chipsparse.__version__,
+        style=Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),
     )
 
 
-def _part(part: Part, number: int) -> Element:
-    return element(
-        "article",
-        element(
-            "header",
-            element("p", f"{part.kind}: {part.source}", class_="kind"),
-            element("h1", part.title),
-            element("p", part.alert, class_="alert", role="alert") if part.alert else None,
-            *(element("p", f"Warning: {text}", class_="alert") for text in part.warnings),
-            element("div", *(_tile(tile) for tile in part.tiles), class_="tiles"),
-            facts_list(part.facts),
-        ),
-        *(_section(section) for section in part.sections),
-        _missing(part.missing),
-        id=f"part-{number}",
+@functools.cache
+def _environment() -> Environment:
+    """With what templates call. Whatever they show is escaped, and paths are cut to names."""
+    from chipsparse.cli.pages import budget_map, frame_curves, generation_charts, quality_charts
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        finalize=_named,
+        undefined=StrictUndefined,
+        extensions=["jinja2.ext.do"],
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-
-
-def _tile(tile: Tile) -> Element:
-    return element(
-        "div",
-        element("strong", tile.value),
-        element("span", tile.label),
-        element("small", tile.detail) if tile.detail else None,
-        class_="tile",
+    environment.filters.update(
+        bytes=format_bytes,
+        command=command_text,
+        counted=counted,
+        decibels=decibels,
+        file_name=file_name,
+        milliseconds=lambda value: seconds_text(value / 1e3),
+        name=name_of,
+        percent=percent,
+        refused_rows=refused_rows,
+        seconds=seconds_text,
+        shortened=lambda text: shortened(text, LONGEST_TITLE),
+        times=times,
     )
-
-
-def _section(section: Section) -> Element:
-    return element(
-        "section",
-        element("h2", section.title),
-        element("p", section.text) if section.text else None,
-        *section.body,
+    environment.globals.update(
+        generation=generation_charts,
+        quality=quality_charts,
+        frames=frame_curves,
+        budget_map=budget_map.budget_map,
+        METRICS=METRICS,
+        SIDES=SIDES,
+        TIMES=TIMES,
+        PASSED="\N{CHECK MARK}",
     )
+    return environment
 
 
-def _missing(missing: Sequence[Missing]) -> Child:
-    if not missing:
-        return None
-    points = (element("li", element("b", f"{each.title}: "), each.how) for each in missing)
-    return element(
-        "section", element("h2", "Not on this page"), element("ul", *points), class_="missing"
-    )
+def _named(value: Any) -> Any:
+    """A text of the page with names in place of paths: it tells nobody who made it, and where."""
+    return value if isinstance(value, Markup) else without_folders(str(value))

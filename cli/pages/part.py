@@ -1,141 +1,129 @@
-"""What the page says of one file: its headline, numbers, sections, and what it has no data for."""
+"""What a page shows of one file, and which kind of file it is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
-from chipsparse.cli.pages.elements import Child, Element, element
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.pages.benchmark_record import Benchmark
+from chipsparse.cli.pages.clips import Clips
+from chipsparse.cli.pages.comparison_record import ConfigsComparison
+from chipsparse.cli.pages.files_record import FilesComparison
+from chipsparse.cli.pages.generation_record import Generation
+from chipsparse.cli.pages.quality_points import QualityPoint
+from chipsparse.cli.pages.records import Record, read_record
+from chipsparse.cli.pages.samples import Samples, named_samples
+from chipsparse.cli.pages.suite_record import Suite
+from chipsparse.cli.pages.tuning_record import Tuning
+from chipsparse.report.as_json import SCHEMA
+from chipsparse.tuning.results_file import FORMAT
 
-
-@dataclass(frozen=True)
-class Tile:
-    """A number of the headline.
-
-    Attributes:
-        value: with its unit.
-        label: what it is.
-        detail: in small print, or None.
-    """
-
-    value: str
-    label: str
-    detail: str | None = None
-
-
-@dataclass(frozen=True)
-class Section:
-    """A piece of a part, under a heading.
-
-    Attributes:
-        title: the heading.
-        text: a sentence or two on what is shown and how to read it.
-        body: figures, tables, pictures.
-    """
-
-    title: str
-    text: str
-    body: Sequence[Element]
+KNOWN = (
+    "generate --report, a results file of tune, compare --json, the suite.json of compare --suite "
+    "and bench --json are what it reads"
+)
 
 
-@dataclass(frozen=True)
-class Missing:
-    """A section that is left out.
+class Content(Protocol):
+    """What every kind of record has."""
 
-    Attributes:
-        title: what it would show.
-        how: where its data would come from: a whole sentence.
-    """
+    @property
+    def title(self) -> str:
+        """The headline."""
 
-    title: str
-    how: str
+    @property
+    def clips(self) -> Clips | None:
+        """The videos and images that it names; None for a kind that has none."""
 
-
-@dataclass(frozen=True)
-class QualityPoint:
-    """A sparse generation, or several, against dense: a point of quality over speed.
-
-    Attributes:
-        label: which.
-        speedup: times as fast as dense.
-        psnr_db: against dense, of the same prompt and seed.
-    """
-
-    label: str
-    speedup: float
-    psnr_db: float
+    def points(self, name: str) -> list[QualityPoint]:
+        """For the chart that joins several files, by the file's name."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """All that the page says of one file.
+    """All that a page shows of one file.
 
     Attributes:
-        kind: what kind of file it is.
-        source: its name.
-        title: the headline.
-        facts: what it is about, by name.
-        tiles: the most important numbers.
-        sections: with data.
-        missing: without.
-        alert: what went wrong, or None.
-        warnings: what else must not be missed.
-        points: for the chart that joins several files.
+        kind: of the file; its template has the same name.
+        file: its path.
+        record: what is in it.
+        samples: frames of what it names, or why there are none; None for a kind that has none.
     """
 
     kind: str
-    source: str
-    title: str
-    facts: Sequence[tuple[str, str]]
-    tiles: Sequence[Tile]
-    sections: Sequence[Section]
-    missing: Sequence[Missing] = ()
-    alert: str | None = None
-    warnings: Sequence[str] = ()
-    points: Sequence[QualityPoint] = ()
+    file: Path
+    record: Content
+    samples: Samples | str | None
+
+    @property
+    def points(self) -> list[QualityPoint]:
+        """For the chart that joins several files."""
+        return self.record.points(self.file.stem)
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[Child]], *, texts: int = 1) -> Element:
-    """A table of numbers, whose first columns have texts.
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file.
 
-    Args:
-        headings: one for each column.
-        rows: of as many cells.
-        texts: how many columns have texts.
+    Attributes:
+        record: what is read of it.
+        names: of values which only this kind has all of.
     """
 
-    def cells(tag: str, row: Sequence[Child]) -> Element:
-        classes = ("text" if place < texts else None for place in range(len(row)))
-        pairs = zip(row, classes, strict=True)
-        return element("tr", *(element(tag, cell, class_=class_) for cell, class_ in pairs))
-
-    return element(
-        "div",
-        element(
-            "table",
-            element("thead", cells("th", headings)),
-            element("tbody", *(cells("td", row) for row in rows)),
-        ),
-        class_="scroll",
-        tabindex=0,
-    )
+    record: type[Record]
+    names: frozenset[str]
 
 
-def command_section(command: str) -> Section:
-    """The command that does the same again."""
-    text = "Files are named without their folders."
-    body = element("pre", element("code", command))
-    return Section("Run it again", text, [body])
+KINDS = {
+    "generation": Kind(Generation, frozenset({"schema", "steps", "totals"})),
+    "tuning": Kind(Tuning, frozenset({"format", "about", "measured"})),
+    "comparison": Kind(ConfigsComparison, frozenset({"mode", "configs", "prompts", "interval"})),
+    "suite": Kind(Suite, frozenset({"mode", "rows", "thresholds"})),
+    "files": Kind(FilesComparison, frozenset({"mode", "a", "b", "per_frame"})),
+    "benchmark": Kind(Benchmark, frozenset({"layers", "tokens", "command", "settings"})),
+}
 
 
-def folded(summary: str, *content: Child) -> Element:
-    """What is shown when somebody asks for it."""
-    return element("details", element("summary", summary), *content)
+def part_of(file: Path, content: dict[str, Any]) -> Part:
+    """What a page shows of a file's content.
+
+    Raises:
+        UserError: it is of no kind that is known, of another version, or damaged.
+    """
+    kind = kind_of(file, content)
+    record: Any = read_record(KINDS[kind].record, file, content)
+    clips = record.clips
+    return Part(kind, file, record, None if clips is None else named_samples(file, clips))
 
 
-def facts_list(facts: Sequence[tuple[str, str]]) -> Element:
-    """Names, and what is to be said of each."""
-    pairs = (
-        element("div", element("dt", name), element("dd", text)) for name, text in facts if text
-    )
-    return element("dl", *pairs, class_="facts")
+def kind_of(file: Path, content: dict[str, Any]) -> str:
+    """The name of one of `KINDS`.
+
+    Raises:
+        UserError: the file is none of them, or of a version that is not known.
+    """
+    for name, kind in KINDS.items():
+        if kind.names <= content.keys():
+            _check_version(file, content, kind)
+            return name
+    if {"mode", "prompt", "sparse", "dense"} <= content.keys():
+        raise UserError(
+            f"{file} is what generate --json prints; give the file of its --report instead"
+        )
+    if {"profile", "results", "tuned", "configs_tried"} <= content.keys():
+        raise UserError(
+            f"{file} is what tune --json prints; give the results file that it names, "
+            f"{content['results']}, instead"
+        )
+    raise UserError(f"{file} is of no kind that report knows: {KNOWN}")
+
+
+def _check_version(file: Path, content: dict[str, Any], kind: Kind) -> None:
+    for field, known in (("schema", SCHEMA), ("format", FORMAT)):
+        if field in kind.names and content[field] != known:
+            raise UserError(
+                f"{file} has the {field} {content[field]!r}, and this version of chipsparse reads "
+                f"{known}; use the version that wrote it"
+            )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +14,7 @@ from PIL import Image
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.heat_map import choose_factor, difference, heat_map
 from chipsparse.cli.heat_map import label as heat_map_label
-from chipsparse.cli.pages.elements import Element, element
-from chipsparse.cli.pages.generation_record import GenerationRecord
-from chipsparse.cli.pages.json_values import Values
-from chipsparse.cli.pages.part import Missing, Section
+from chipsparse.cli.pages.clips import Clips
 from chipsparse.cli.pictures import numbered
 from chipsparse.cli.read_media import read_clip
 
@@ -47,6 +43,26 @@ class Sample:
     numbers: Sequence[int]
     joined: bool = False
 
+    @property
+    def pictures(self) -> list[tuple[int, str]]:
+        """Number and data URI of each frame."""
+        side = JOINED_LARGEST_SIDE if self.joined else LARGEST_SIDE
+        uris = (data_uri(frame, side) for frame in self.frames)
+        return list(zip(self.numbers, uris, strict=True))
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The frames of several files, one below the other.
+
+    Attributes:
+        rows: one for each file.
+        about: which clips these are, where that has to be said.
+    """
+
+    rows: Sequence[Sample]
+    about: str = ""
+
 
 def read_sample(path: Path, label: str, *, joined: bool = False) -> Sample:
     """Evenly spaced frames of a file; raises `UserError` where it cannot be read."""
@@ -60,13 +76,27 @@ def spaced(count: int, most: int) -> list[int]:
     return sorted({round(place) for place in np.linspace(0, count - 1, min(count, most))})
 
 
-def samples_section(samples: Sequence[Sample], title: str = "Sample frames") -> Section:
-    """The frames of each sample in a row, one below the other."""
-    return Section(
-        title,
-        "Evenly spaced frames, made smaller for this page. Numbers are those of the frames.",
-        [element("div", *map(_strip, samples), class_="samples")],
-    )
+def named_samples(source: Path, clips: Clips) -> Samples | str:
+    """Frames of the clips that a file names, as they were when it was written; else why not."""
+    if not clips.names:
+        return clips.missing or f"{source.name} names no picture. {HOW}"
+    samples: dict[str, Sample] = {}
+    for label, name in clips.names.items():
+        # Elsewhere than beside the file, another run may have clips of the same names.
+        path = find(source, str(source.parent / name) if clips.beside else name)
+        if path is None:
+            return f"{Path(name).name}, which {source.name} names, is not there. {HOW}"
+        if newest(path) > newest(source) + SAME_RUN_SECONDS:
+            return f"{path.name} was written after {source.name}. {HOW}"
+        try:
+            samples[label] = read_sample(path, f"{label}: {path.name}", joined=clips.joined)
+        except UserError as error:
+            return f"{str(error).replace(str(path), path.name)}."
+    shown = list(samples.values())
+    if clips.reference in samples and len(shown) == 2:
+        (other,) = (sample for label, sample in samples.items() if label != clips.reference)
+        shown = with_difference(samples[clips.reference], other)
+    return Samples(shown, clips.about)
 
 
 def with_difference(reference: Sample, sample: Sample) -> list[Sample]:
@@ -78,22 +108,6 @@ def with_difference(reference: Sample, sample: Sample) -> list[Sample]:
     shown = heat_map(apart, factor)
     label = f"{heat_map_label(factor)}: black is none, white {-(-255 // factor)} of 255 or more"
     return [reference, sample, Sample(label, shown, sample.numbers)]
-
-
-def _strip(sample: Sample) -> Element:
-    side = JOINED_LARGEST_SIDE if sample.joined else LARGEST_SIDE
-    pictures = (
-        element(
-            "figure",
-            element("img", src=data_uri(frame, side), alt=f"{sample.label}, frame {number}"),
-            element("figcaption", str(number)) if len(sample.numbers) > 1 else None,
-        )
-        for number, frame in zip(sample.numbers, sample.frames, strict=True)
-    )
-    several = len(sample.numbers) > 1
-    strip = element("div", *pictures, class_="strip")
-    classes = ["sample", *([] if several else ["single"]), *(["joined"] if sample.joined else [])]
-    return element("div", element("h3", sample.label), strip, class_=" ".join(classes))
 
 
 def data_uri(frame: np.ndarray, side: int) -> str:
@@ -115,74 +129,6 @@ def data_uri(frame: np.ndarray, side: int) -> str:
         forms.append((len(buffer.getvalue()), form, buffer.getvalue()))
     _, form, content = min(forms)
     return f"data:image/{form};base64,{base64.b64encode(content).decode('ascii')}"
-
-
-# What the files name.
-
-
-def generation_samples(record: GenerationRecord) -> Section | Missing:
-    """The sparse and the dense clip that a report names, where they are still there."""
-    source = record.values.file
-    wanted = {"sparse": record.files.get("output"), "dense": record.files.get("dense")}
-    return _named(source, {label: name for label, name in wanted.items() if name}, "dense")
-
-
-def files_samples(values: Values) -> Section | Missing:
-    """Both files of a comparison."""
-    return _named(values.file, {"A": values.text("a"), "B": values.text("b")}, "A")
-
-
-def configs_samples(values: Values) -> Section | Missing:
-    """The picture that a comparison of configs wrote."""
-    picture = values.object("picture")
-    names = picture.texts("files")
-    if not names:
-        return Missing("Sample frames", "They are there with compare -o worst.mp4.")
-    label = "the prompt with the lowest PSNR: A, B, and where each differs from dense"
-    return _named(values.file, {label: names[0]}, None, joined=True)
-
-
-def suite_samples(values: Values) -> Section | Missing:
-    """Every row's clip of the prompt on which ours are farthest from dense."""
-    if "pictured" not in values:
-        return Missing("Sample frames", "They are there as soon as a prompt is complete.")
-    pictured = values.object("pictured")
-    names = pictured.object("files").texts_by_name()
-    # Beside the file: another suite in the current folder may have clips of the same names.
-    names = {label: str(values.file.parent / name) for label, name in names.items()}
-    found = _named(values.file, names, None)
-    if isinstance(found, Missing):
-        return found
-    which = (
-        f"The prompt of seed {pictured.count('seed')}, on which chipsparse is farthest from dense."
-    )
-    return dataclasses.replace(found, text=f"{which} {found.text}")
-
-
-def _named(
-    source: Path, names: dict[str, str], reference: str | None, *, joined: bool = False
-) -> Section | Missing:
-    """The clips that a file names, with their difference from one of them."""
-    if not names:
-        return Missing("Sample frames", f"{source.name} names no picture. {HOW}")
-    samples: dict[str, Sample] = {}
-    for label, name in names.items():
-        path = find(source, name)
-        if path is None:
-            why = f"{Path(name).name}, which {source.name} names, is not there."
-            return Missing("Sample frames", f"{why} {HOW}")
-        if newest(path) > newest(source) + SAME_RUN_SECONDS:
-            return Missing("Sample frames", f"{path.name} was written after {source.name}. {HOW}")
-        try:
-            samples[label] = read_sample(path, f"{label}: {path.name}", joined=joined)
-        except UserError as error:
-            why = str(error).replace(str(path), path.name)
-            return Missing("Sample frames", f"{why}.")
-    shown = list(samples.values())
-    if reference in samples and len(shown) == 2:
-        (other,) = [sample for label, sample in samples.items() if label != reference]
-        shown = with_difference(samples[reference], other)
-    return samples_section(shown)
 
 
 def find(source: Path, name: str) -> Path | None:

@@ -1,15 +1,84 @@
-"""The results file of a tuning, read back: what was tried and chosen."""
+"""The results file of `chipsparse tune`: what was tried and chosen."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from chipsparse.cli.pages.generation_record import ACTIONS
-from chipsparse.cli.pages.json_values import Values
+from pydantic import Field
+
+from chipsparse.cli.pages.generation_record import Action, Cell
+from chipsparse.cli.pages.quality_points import QualityPoint
+from chipsparse.cli.pages.records import Number, Record, Settings
 from chipsparse.cli.tune_names import dense_name, pair_of
-from chipsparse.profiles.tuned_range import TARGETS, target_text
+from chipsparse.profiles.tuned_range import target_text
+
+
+class Measurement(Record):
+    """A generation, or the times of steps, which have none of these values.
+
+    A PSNR of None is that of a generation which is the same as dense.
+    """
+
+    psnr_db: Number | None = None
+    ssim: Number | None = None
+    lpips: Number | None = None
+    seconds: Number = 0.0
+    form: str = ""
+
+
+class Target(Record):
+    """What a search is to reach; one of them."""
+
+    min_psnr_db: Number | None = None
+    min_ssim: Number | None = None
+    max_lpips: Number | None = None
+    max_seconds: Number | None = None
+    min_speedup: Number | None = None
+
+
+class Chosen(Record):
+    """Where a search ended: a config and what each step does."""
+
+    name: str = Field(alias="config")
+    form: str
+    keep_fraction: Number
+    actions: list[Action]
+
+    @property
+    def cells(self) -> dict[tuple[int, int], Cell]:
+        """Of all layers as one."""
+        shares = {"skip": 0.0, "sparse": self.keep_fraction}
+        cells = (Cell(action, shares.get(action, 1.0)) for action in self.actions)
+        return {(0, step): cell for step, cell in enumerate(cells)}
+
+
+class Search(Record):
+    """A search for one target; nothing is chosen where it was interrupted or there is nothing."""
+
+    target: Target
+    held_out: Sequence[str] = ()
+    chosen: Chosen | None = None
+
+    @property
+    def text(self) -> str:
+        """The target in words."""
+        return target_text(self.target.model_dump())
+
+
+class About(Settings):
+    """What all measurements have in common."""
+
+    model: str = "a model"
+    transformer_class: str = ""
+    device: str = ""
+    dtype: str = ""
+    chipsparse: str = ""
+    torch: str = ""
+    diffusers: str = ""
+    delta_rule: str = Field(default="", alias="attention.delta_rule")
 
 
 @dataclass(frozen=True)
@@ -18,23 +87,13 @@ class Pair:
 
     Attributes:
         prompt: with its seed.
-        psnr_db: None where both are the same.
-        ssim: None where the pictures are too small for it.
-        lpips: None where it was not measured.
-        seconds: of the sparse generation.
-        dense_seconds: of the dense one; None where it is not known.
-        actions: of every step.
-        form: what the schedule is, in words.
+        sparse: what was measured.
+        dense_seconds: None where it is not known.
     """
 
     prompt: str
-    psnr_db: float | None
-    ssim: float | None
-    lpips: float | None
-    seconds: float
+    sparse: Measurement
     dense_seconds: float | None
-    actions: Sequence[str]
-    form: str
 
 
 @dataclass(frozen=True)
@@ -57,17 +116,18 @@ class TriedConfig:
     @property
     def seconds(self) -> float:
         """Median time of a generation."""
-        return statistics.median(pair.seconds for pair in self.pairs)
+        return statistics.median(pair.sparse.seconds for pair in self.pairs)
 
     @property
     def form(self) -> str:
         """The schedule in words."""
-        return self.pairs[0].form
+        return self.pairs[0].sparse.form
 
     @property
     def psnrs(self) -> list[float]:
         """Of the pairs that differ from dense."""
-        return [pair.psnr_db for pair in self.pairs if pair.psnr_db is not None]
+        values = (pair.sparse.psnr_db for pair in self.pairs)
+        return [value for value in values if value is not None]
 
     @property
     def dense_seconds(self) -> float | None:
@@ -82,115 +142,79 @@ class TriedConfig:
         return None if dense is None or not self.seconds else dense / self.seconds
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """Where a search ended.
+class Tuning(Record):
+    """A results file; the last search is the newest."""
 
-    Attributes:
-        name: of the config.
-        form: in words.
-        keep_fraction: of the columns, at sparse steps.
-        actions: of every step.
-    """
+    about: About
+    measured: dict[str, Measurement]
+    searches: Mapping[str, Search] = {}
 
-    name: str
-    form: str
-    keep_fraction: float
-    actions: Sequence[str]
+    @cached_property
+    def tried(self) -> list[TriedConfig]:
+        """The configs, in the order in which they were tried."""
+        pairs: dict[str, list[Pair]] = {}
+        for name, measured in self.measured.items():
+            found = pair_of(name)
+            if found is not None:
+                config, prompt = found
+                dense = self.measured.get(dense_name(prompt))
+                seconds = None if dense is None else dense.seconds
+                pairs.setdefault(config, []).append(Pair(prompt, measured, seconds))
+        return [TriedConfig(name, found) for name, found in pairs.items()]
 
+    @cached_property
+    def in_order(self) -> list[TriedConfig]:
+        """The chosen ones first, then from the fastest to the slowest."""
+        return sorted(self.tried, key=lambda each: (each.name not in self.chosen, each.seconds))
 
-@dataclass(frozen=True)
-class Search:
-    """A search for one target.
+    @property
+    def has_lpips(self) -> bool:
+        """Whether it was measured."""
+        return any(pair.sparse.lpips is not None for each in self.tried for pair in each.pairs)
 
-    Attributes:
-        target: in words.
-        min_psnr_db: the target's, if any.
-        max_seconds: likewise.
-        min_speedup: likewise.
-        held_out: the prompts that verify, with their seeds.
-        chosen: None where the search was interrupted, or its target cannot be met.
-    """
+    @property
+    def chosen(self) -> set[str]:
+        """Names of configs that a search ended at."""
+        return {each.chosen.name for each in self.searches.values() if each.chosen is not None}
 
-    target: str
-    min_psnr_db: float | None
-    max_seconds: float | None
-    min_speedup: float | None
-    held_out: Sequence[str]
-    chosen: Chosen | None
+    @property
+    def held_out(self) -> set[str]:
+        """Prompts that verified."""
+        return {prompt for each in self.searches.values() for prompt in each.held_out}
 
+    @property
+    def best(self) -> tuple[Search, TriedConfig] | None:
+        """The newest search, with what it chose on its held-out prompts."""
+        newest = [*self.searches.values()][-1] if self.searches else None
+        if newest is None or newest.chosen is None:
+            return None
+        found = next((each for each in self.tried if each.name == newest.chosen.name), None)
+        return None if found is None else (newest, found.on(newest.held_out))
 
-@dataclass(frozen=True)
-class TuningRecord:
-    """A results file.
+    @property
+    def targets(self) -> str:
+        """Of all searches."""
+        return "; ".join(dict.fromkeys(each.text for each in self.searches.values()))
 
-    Attributes:
-        about: what all measurements have in common.
-        measurements: how many there are.
-        tried: configs, in the order in which they were tried.
-        searches: the last one is the newest.
-        dense_seconds: median of the dense generations; None without one.
-    """
+    @property
+    def dense_seconds(self) -> float | None:
+        """Median of the dense generations; None without one."""
+        dense = [m.seconds for name, m in self.measured.items() if name.startswith(dense_name(""))]
+        return statistics.median(dense) if dense else None
 
-    about: Values
-    measurements: int
-    tried: Sequence[TriedConfig]
-    searches: Sequence[Search]
-    dense_seconds: float | None
+    @property
+    def title(self) -> str:
+        """The headline."""
+        return f"Tuning of {self.about.model}"
 
+    @property
+    def clips(self) -> None:
+        """None: a tuning keeps no picture."""
 
-def read_tuning(values: Values) -> TuningRecord:
-    """Raises `UserError` where the file is damaged."""
-    measured = values.object("measured")
-    pairs: dict[str, list[Pair]] = {}
-    dense: dict[str, float] = {}
-    for name in measured.content:
-        found = pair_of(name)
-        if found is not None:
-            config, prompt = found
-            pairs.setdefault(config, []).append(_pair(measured, name, prompt))
-        elif name.startswith(dense_name("")):
-            dense[name] = measured.object(name).number("seconds")
-    return TuningRecord(
-        about=values.object("about"),
-        measurements=len(measured.content),
-        tried=[TriedConfig(name, found) for name, found in pairs.items()],
-        searches=[_search(each) for _, each in values.object("searches").members()],
-        dense_seconds=statistics.median(dense.values()) if dense else None,
-    )
-
-
-def _pair(measured: Values, name: str, prompt: str) -> Pair:
-    entry, dense = measured.object(name), measured.object(dense_name(prompt))
-    return Pair(
-        prompt=prompt,
-        psnr_db=entry.number_or_none("psnr_db"),
-        ssim=entry.number_or_none("ssim"),
-        lpips=entry.number_or_none("lpips"),
-        seconds=entry.number("seconds"),
-        dense_seconds=dense.number_or_none("seconds"),
-        actions=entry.texts("actions"),
-        form=entry.text("form"),
-    )
-
-
-def _search(entry: Values) -> Search:
-    target = entry.object("target")
-    given = {name: target.number_or_none(name) for name in TARGETS}
-    return Search(
-        target=target_text(given),
-        min_psnr_db=given["min_psnr_db"],
-        max_seconds=given["max_seconds"],
-        min_speedup=given["min_speedup"],
-        held_out=entry.texts("held_out"),
-        chosen=_chosen(entry.object("chosen")) if "chosen" in entry else None,
-    )
-
-
-def _chosen(entry: Values) -> Chosen:
-    return Chosen(
-        name=entry.text("config"),
-        form=entry.text("form"),
-        keep_fraction=entry.number("keep_fraction"),
-        actions=entry.choices("actions", ACTIONS),
-    )
+    def points(self, name: str) -> list[QualityPoint]:
+        """For the chart that joins several files: every config at its worst prompt."""
+        return [
+            QualityPoint(f"{name}, {each.name}", each.speedup, min(each.psnrs))
+            for each in self.tried
+            if each.speedup is not None and each.psnrs
+        ]

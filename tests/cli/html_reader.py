@@ -88,11 +88,7 @@ class PageReader(HTMLParser):
                 if name in ("src", "srcset", "href", "xlink:href", "action", "data", "poster"):
                     inside = (value or "").startswith(("data:image/", "#"))
                     found += [] if inside else [f"{tag} {name}={value}"]
-                if name == "style" or "url(" in (value or ""):
+                if "url(" in (value or "").replace("url(#", ""):
                     found.append(f"{tag} {name}={value}")
         found += [word for word in ("url(", "@import", "http") if word in self.style]
         return found
-
-
-def _has(attributes: dict[str, str | None], name: str, words: str) -> bool:
-    return set(words.split()) <= set((attributes.get(name) or "").split())

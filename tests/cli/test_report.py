@@ -215,8 +215,7 @@ def test_a_report_on_a_folder(generate, workdir):
     ],
 )
 def test_the_page_finds_the_clip_of_a_list_of_files(workdir, files, name):
-    from chipsparse.cli.pages.generation_record import _clip_names
-    from chipsparse.cli.pages.json_values import Values
+    from chipsparse.cli.pages.generation_record import Generation
 
-    found = _clip_names(Values(workdir / "r.json", "", {"output": files, "dense": []}))
-    assert found == {"output": name}
+    found = Generation.model_validate({"files": {"output": files, "dense": []}})
+    assert found.clips.names == {"sparse": name}

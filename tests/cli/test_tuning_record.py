@@ -1,9 +1,9 @@
-"""The page of a results file of `tune`, of made-up measurements."""
+"""The record of a results file of `tune`, of made-up measurements."""
 
 from pathlib import Path
 
-from chipsparse.cli.pages.json_values import Values
-from chipsparse.cli.pages.tuning import tuning_part
+from chipsparse.cli.pages.records import read_record
+from chipsparse.cli.pages.tuning_record import Tuning
 from chipsparse.cli.tune_names import dense_name, pair_name
 
 PROMPTS = ["seed 0, a cat", "seed 1, a dog", "seed 2, a cow"]
@@ -42,8 +42,6 @@ def test_the_headline_is_that_of_the_held_out_prompts():
             }
         },
     }
-    tiles = {
-        each.label: each.value for each in tuning_part(Values(Path("f.json"), "", content)).tiles
-    }
-    assert tiles["PSNR, worst of 2 held-out prompts"] == "30.00 dB"
-    assert tiles["as fast as dense"].startswith("2.0")
+    _, best = read_record(Tuning, Path("f.json"), content).best
+    assert best.psnrs == [31.0, 30.0]
+    assert best.speedup == 2.0

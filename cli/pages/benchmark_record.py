@@ -1,0 +1,115 @@
+"""What `chipsparse bench --json` prints."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from chipsparse.cli.pages.names import command_text
+from chipsparse.cli.pages.quality_points import QualityPoint
+from chipsparse.cli.pages.records import Count, Number, Record, Settings
+from chipsparse.cli.wording import seconds_text
+from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.config import Part
+
+RESTLESS = 0.05  # share by which stock steps may differ before and behind the others
+
+
+class Milliseconds(Record):
+    """Of a layer, by the action of the step."""
+
+    dense: Number
+    refresh: Number
+    sparse: Number
+
+
+class LayerTimes(Record):
+    """One layer of a kind; see `PartTimes`."""
+
+    part: Part
+    kind: str
+    kept: Count
+    total: Count
+    baseline_ms: Number
+    milliseconds: Milliseconds
+    speedup: Number
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return "MLP" if self.part == "mlp" else self.part
+
+
+class StepTimes(Record):
+    """Denoising steps; see `chipsparse.cli.step_times.StepTimes`."""
+
+    stock: Number
+    stock_before: Number
+    stock_after: Number
+    patched: Mapping[str, Number] = {}
+    counts: Mapping[str, Number] = {}
+    stock_peak_bytes: Count | None = None
+    patched_peak_bytes: Count | None = None
+    fallbacks: Sequence[str] = ()
+    stock_run: Number | None = None
+    patched_run: Number | None = None
+    speedup_run: Number | None = None
+
+    @property
+    def remarks(self) -> list[str]:
+        """What else there is to say of them."""
+        told = [f"fallback: {sentence}" for sentence in self.fallbacks]
+        own, stock = self.patched_peak_bytes, self.stock_peak_bytes
+        if own is not None and stock is not None:
+            told.append(
+                f"Peak memory on the GPU: {format_bytes(own)}, stock {format_bytes(stock)}."
+            )
+        before, after = self.stock_before, self.stock_after
+        if abs(after - before) > RESTLESS * abs(before):
+            both = f"{seconds_text(before)} before the others and {seconds_text(after)} after them"
+            told.append(f"Stock steps took {both}: this machine's speed changes.")
+        return told
+
+
+class Benchmark(Record):
+    """Times of single layers and of whole steps."""
+
+    model: str
+    transformer_class: str
+    profile: str
+    random_weights: bool = False
+    device_name: str
+    dtype: str
+    versions: Mapping[str, str | None] = {}
+    settings: Settings = Settings()
+    tokens: Count
+    heads: Count
+    head_dim: Count
+    layers: Sequence[LayerTimes] = ()
+    dense: Sequence[str] = ()
+    steps: StepTimes | None = None
+    command: Annotated[str, AfterValidator(lambda text: command_text(shlex.split(text)))]
+
+    @property
+    def best(self) -> dict[str, float]:
+        """The largest speed-up of a layer, by what it is."""
+        found: dict[str, float] = {}
+        for each in sorted(self.layers, key=lambda layer: layer.part):
+            found[each.name] = max(each.speedup, found.get(each.name, each.speedup))
+        return found
+
+    @property
+    def title(self) -> str:
+        """The headline."""
+        return f"Times on {self.device_name}"
+
+    @property
+    def clips(self) -> None:
+        """None: it makes no picture."""
+
+    def points(self, name: str) -> list[QualityPoint]:
+        """None: it measures no quality."""
+        return []

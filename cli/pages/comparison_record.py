@@ -1,0 +1,149 @@
+"""What `chipsparse compare A B --json` prints: every generation, and means with intervals."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from chipsparse.cli.config_statistics import METRICS
+from chipsparse.cli.pages.clips import Clips
+from chipsparse.cli.pages.names import name_of
+from chipsparse.cli.pages.quality_points import QualityPoint
+from chipsparse.cli.pages.records import Count, Number, Record, Settings, within
+from chipsparse.cli.paired_runs import SIDES, Side
+
+Which = Literal["median", "mean"]
+Column = Literal["A", "B", "B - A"]
+
+
+class Run(Record):
+    """One generation against the dense one; a PSNR of None where both are the same."""
+
+    speedup: Number
+    psnr_db: Number | None = None
+    per_frame: Sequence[dict[str, Number | None]] = ()
+
+
+class Prompt(Record):
+    """A prompt with the generations of both configs."""
+
+    prompt: str
+    seed: Count
+    dense_seconds: Number
+    a: Run = Field(alias="A")
+    b: Run = Field(alias="B")
+
+
+class Estimate(Record):
+    """A number with its interval; None where it is not finite."""
+
+    value: Number | None = None
+    low: Number | None = None
+    high: Number | None = None
+    includes_zero: bool = False
+
+
+class Summary(Record):
+    """One metric over all prompts."""
+
+    mean: Estimate
+    median: Estimate
+
+
+class ConfigsComparison(Record):
+    """Two configs over several prompts."""
+
+    chipsparse: str
+    model: str
+    transformer_class: str
+    device: str
+    dtype: str
+    settings: Settings = Settings()
+    name_a: str = within("configs", "A", "name", ...)
+    name_b: str = within("configs", "B", "name", ...)
+    interrupted: bool = False
+    level: Number = within("interval", "level", ...)
+    a: Mapping[str, Summary | None] = Field(default={}, alias="A")
+    b: Mapping[str, Summary | None] = Field(default={}, alias="B")
+    difference: Mapping[str, Summary | None] = Field(default={}, alias="B - A")
+    lpips_missing: str | None = None
+    picture: Sequence[str] = within("picture", "files", ())
+    notes: Sequence[str] = ()
+    prompts: Sequence[Prompt] = ()
+
+    @property
+    def names(self) -> dict[Side, str]:
+        """Of the configs."""
+        return {"A": name_of(self.name_a), "B": name_of(self.name_b)}
+
+    def runs(self, side: Side) -> list[Run]:
+        """The generations of a config, one for each prompt."""
+        return [prompt.a if side == "A" else prompt.b for prompt in self.prompts]
+
+    def estimate(self, column: Column, metric: str, which: Which) -> Estimate | None:
+        """A metric of a config, or of their difference; None where it was not measured."""
+        found = {"A": self.a, "B": self.b, "B - A": self.difference}[column].get(metric)
+        return None if found is None else found.mean if which == "mean" else found.median
+
+    def interval_text(self, column: Column, metric: str, which: Which) -> str:
+        """The same for people."""
+        found = self.estimate(column, metric, which)
+        if found is None:
+            return ""
+
+        def text(value: float | None) -> str:
+            return (
+                "the same"
+                if value is None
+                else METRICS[metric].text(value, sign=column not in SIDES)
+            )
+
+        if found.low == found.high:
+            return text(found.value)
+        return f"{text(found.value)} ({text(found.low)} to {text(found.high)})"
+
+    @property
+    def differing(self) -> list[Side]:
+        """The configs that make other pictures than dense."""
+        return [s for s in SIDES if any(run.psnr_db is not None for run in self.runs(s))]
+
+    @property
+    def all_notes(self) -> list[str]:
+        """What there is to know, also of what was not measured."""
+        missing = self.lpips_missing
+        return [*self.notes, *([] if missing is None else [f"LPIPS was not measured: {missing}."])]
+
+    @property
+    def dense_seconds(self) -> float | None:
+        """The median over prompts."""
+        return statistics.median(p.dense_seconds for p in self.prompts) if self.prompts else None
+
+    @property
+    def title(self) -> str:
+        """The headline."""
+        return "A: {A}, B: {B}".format(**self.names)
+
+    @property
+    def clips(self) -> Clips:
+        """The picture that it wrote."""
+        label = "the prompt with the lowest PSNR: A, B, and where each differs from dense"
+        return Clips(
+            dict(zip([label], self.picture, strict=False)),
+            joined=True,
+            missing="They are there with compare -o worst.mp4.",
+        )
+
+    def points(self, name: str) -> list[QualityPoint]:
+        """For the chart that joins several files: medians over prompts."""
+        found = []
+        for side in SIDES:
+            runs = self.runs(side)
+            psnrs = [run.psnr_db for run in runs if run.psnr_db is not None]
+            if psnrs:
+                label = f"{self.names[side]}, median of {len(runs)}"
+                speedup = statistics.median(run.speedup for run in runs)
+                found.append(QualityPoint(label, speedup, statistics.median(psnrs)))
+        return found

@@ -1,0 +1,44 @@
+"""What `chipsparse compare` prints of two files with ``--json``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chipsparse.cli.pages.clips import Clips
+from chipsparse.cli.pages.names import name_of
+from chipsparse.cli.pages.quality_points import QualityPoint
+from chipsparse.cli.pages.records import Index, Number, Record
+
+
+class FilesComparison(Record):
+    """Two files; a PSNR of None where both are the same."""
+
+    chipsparse: str
+    a: str
+    b: str
+    frames: Index
+    height: Index
+    width: Index
+    identical: bool = False
+    lossy: Sequence[str] = ()
+    psnr_db: Number | None = None
+    ssim: Number | None = None
+    lpips: Number | None = None
+    lpips_missing: str = ""
+    largest_difference: Number | None = None
+    flicker_change: Number | None = None
+    per_frame: Sequence[dict[str, Number | None]] = ()
+
+    @property
+    def title(self) -> str:
+        """The headline."""
+        return f"{name_of(self.b)} against {name_of(self.a)}"
+
+    @property
+    def clips(self) -> Clips:
+        """Both files."""
+        return Clips({"A": self.a, "B": self.b}, reference="A")
+
+    def points(self, name: str) -> list[QualityPoint]:
+        """None: nothing says how long it took to make them."""
+        return []

@@ -1,0 +1,167 @@
+"""Charts over the steps of a generation: time, work, predicted changes and memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+
+from chipsparse.cli.pages.charts import (
+    ACTIONS,
+    FIRST,
+    INK,
+    SECOND,
+    SERIES,
+    Chart,
+    box_key,
+    dots,
+    level,
+    steps_axis,
+    tipped,
+)
+from chipsparse.cli.pages.generation_record import Generation
+from chipsparse.cli.pages.units import bytes_unit, percent, seconds_unit
+from chipsparse.cli.wording import seconds_text
+from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.config import Part
+
+PART_TITLES: dict[Part, str] = {"attention": "attention columns", "mlp": "MLP neurons"}
+LOWER = 230  # pixels of a chart that says less
+BAR = 0.84  # of a step's width
+HELD = {
+    "cache_bytes": "caches, wherever they live",
+    "host_bytes": "caches in host memory",
+    "allocated_bytes": "allocated on the GPU behind the step",
+    "peak_allocated_bytes": "most allocated on the GPU until then",
+}
+
+
+def time_chart(record: Generation) -> Chart | None:
+    """What each step took; None where no time was measured."""
+    steps = record.by_step
+    if not any(step.seconds for step in steps):
+        return None
+    unit, size = seconds_unit(step.seconds for step in steps)
+    mean = record.dense_step_seconds
+
+    def draw(axes: Axes) -> None:
+        steps_axis(axes, record.steps_total)
+        axes.set_ylabel(f"time, {unit}")
+        for action, colour in ACTIONS.items():
+            found = [step for step in steps if step.action == action]
+            timed = [step for step in found if step.seconds]
+            places, heights = [s.number for s in timed], [s.seconds / size for s in timed]
+            if found:
+                box_key(axes, colour, action)
+            for bar, step in zip(axes.bar(places, heights, BAR, color=colour), timed, strict=True):
+                tipped(bar, f"step {step.number}, {action}: {seconds_text(step.seconds)}")
+        if mean is not None:
+            label = f"mean step of the dense run, {seconds_text(mean)}"
+            axes.axhline(mean / size, color=INK, linestyle="--", label=label)
+
+    return Chart("time of each denoising step", draw, "Time of each step")
+
+
+def share_chart(record: Generation) -> Chart | None:
+    """The share that each step computed; None where nothing was recorded."""
+    shares: dict[Part, list[float | None]] = {}
+    for part in PART_TITLES:
+        found = {step.number: step.computed(part) for step in record.by_step}
+        if any(step.cells(part) for step in record.by_step):
+            shares[part] = [found.get(number) for number in range(record.steps_total)]
+    if not shares:
+        return None
+
+    def draw(axes: Axes) -> None:
+        steps_axis(axes, record.steps_total)
+        axes.set_ylim(0, 1.04)
+        axes.set_ylabel("computed, mean over layers")
+        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")
+        for (part, values), colour, line in zip(shares.items(), SERIES, ("-", "--"), strict=False):
+            stairs(axes, values, colour, line, PART_TITLES[part])
+
+    title = "share of attention columns and MLP neurons computed at each step"
+    return Chart(title, draw, "Share that each step computed", LOWER)
+
+
+def stairs(axes: Axes, values: Sequence[float | None], colour: str, line: str, label: str) -> None:
+    """One value for each step as a line that is level during the step, with gaps."""
+    known = [math.nan if value is None else value for value in values]
+    edges = [place - 0.5 for place in range(len(values) + 1)]
+    axes.stairs(known, edges, baseline=None, color=colour, linestyle=line, linewidth=2, label=label)
+
+
+def predicted_chart(record: Generation) -> Chart | None:
+    """The predicted change of the output; None where none was predicted."""
+    changes = record.over_steps("predicted_change")
+    actions = {step.number: step.action for step in record.by_step}
+    points = [(float(step), each) for step, each in enumerate(changes) if each is not None]
+    if not points:
+        return None
+    threshold = record.skip_threshold
+
+    def draw(axes: Axes) -> None:
+        steps_axis(axes, record.steps_total)
+        axes.set_ylabel("predicted change")
+        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")
+        heights = [math.nan if each is None else each for each in changes]
+        axes.plot(range(len(changes)), heights, color=FIRST)
+        tips = [f"step {x:g}, {actions[int(x)]}: {percent(y)}" for x, y in points]
+        dots(axes, points, tips, FIRST)
+        if threshold is not None:
+            level(axes, threshold, f"threshold {percent(threshold)}")
+        axes.set_ylim(bottom=0)
+
+    title = "predicted change of the output at each step"
+    return Chart(title, draw, "Predicted change of the output since it was last computed", LOWER)
+
+
+def held_chart(record: Generation) -> Chart | None:
+    """The memory that was held behind each step; None where none was recorded."""
+    series = {name: record.over_steps(name) for name in HELD}
+    values = [value for each in series.values() for value in each if value]
+    if not values:
+        return None
+    unit, size = bytes_unit(values)
+
+    def draw(axes: Axes) -> None:
+        steps_axis(axes, record.steps_total)
+        axes.set_ylabel(f"memory, {unit}")
+        for (name, held), colour, line in zip(
+            series.items(), SERIES, ("-", "--", "-", "--"), strict=True
+        ):
+            if any(held):
+                scaled = [None if value is None else value / size for value in held]
+                stairs(axes, scaled, colour, line, HELD[name])
+        axes.set_ylim(bottom=0)
+
+    return Chart("memory held behind each step", draw, "Memory held behind each step")
+
+
+def moved_chart(record: Generation) -> Chart | None:
+    """What moved between host and device; None where nothing did."""
+    moved = {
+        "to the device": {step.number: step.bytes_to_device for step in record.by_step},
+        "to host memory": {step.number: step.bytes_to_host for step in record.by_step},
+    }
+    largest = max((value for each in moved.values() for value in each.values()), default=0)
+    if not largest:
+        return None
+    unit, size = bytes_unit([largest])
+
+    def draw(axes: Axes) -> None:
+        steps_axis(axes, record.steps_total)
+        axes.set_ylabel(f"moved, {unit}")
+        for (where, amounts), start, colour in zip(
+            moved.items(), (-BAR / 2, 0.0), (FIRST, SECOND), strict=True
+        ):
+            some = {step: amount for step, amount in amounts.items() if amount}
+            places, heights = [step + start for step in some], [a / size for a in some.values()]
+            label = "from host memory to the device" if start else where
+            bars = axes.bar(places, heights, BAR / 2, align="edge", color=colour)
+            box_key(axes, colour, label)
+            for bar, (step, amount) in zip(bars, some.items(), strict=True):
+                tipped(bar, f"step {step}: {format_bytes(amount)} {where}")
+
+    return Chart("bytes of caches moved at each step", draw, "Caches moved at each step", LOWER)
