@@ -26,7 +26,7 @@ from chipsparse.layers.kept_columns import KeptColumns, read_kept_columns
 from chipsparse.layers.mlp import MLPLayer
 from chipsparse.layers.state import Shared, StepState
 from chipsparse.layers.static_columns import check_static_bits
-from chipsparse.layers.token_order import grids_order, inverse_order
+from chipsparse.layers.tile_order import grids_order, inverse_order
 from chipsparse.layout import ModelLayout
 from chipsparse.measure.slower_parts import remarks_on, slower_parts
 from chipsparse.plan import CACHED, NOT_RECORDED, Action, SparsityPlan
@@ -37,7 +37,7 @@ from chipsparse.schedule.step_cache import StepCache
 from chipsparse.step import StepContext
 
 UNKNOWN = "not asked yet"
-# Frames, rows and columns of a region of kept columns where tokens have no voxels.
+# Frames, rows and columns of a region of kept columns where tokens have no tiles.
 REGION = (4, 4, 8)
 
 
@@ -281,9 +281,9 @@ class Session:
         return self.state
 
     def _new_generation(self, number: int, plan: SparsityPlan, device: torch.device) -> _Generation:
-        caching, order, voxel = not plan.is_dense(), None, self.config.tile
-        if caching and voxel is not None:
-            tokens = grids_order(plan.layout.grids, voxel).to(device)
+        caching, order, tile = not plan.is_dense(), None, self.config.tile
+        if caching and tile is not None:
+            tokens = grids_order(plan.layout.grids, tile).to(device)
             order = tokens, inverse_order(tokens)
         schedule, step_cache = self.config.schedule, None
         if plan.schedule.skips_by_threshold():
@@ -477,7 +477,7 @@ class Session:
         return self._generation.branches[self.state.branch].recorded is None
 
     @property
-    def token_order(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def tile_order(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Order of the video or image tokens and its inverse (int64 ``[N]``); None: unchanged."""
         return self._generation.order if self.caching else None
 
@@ -512,7 +512,7 @@ class Session:
                         group_rows=self.config.attention.block_size_q,
                         static=generation.budgets.static_mask(layout, cache.columns.device),
                         order=None if order is None else order[0],
-                        voxel=self.config.tile or REGION,
+                        tile=self.config.tile or REGION,
                         where=(self.name, branch, layer),
                     )
                 )

@@ -175,7 +175,7 @@ class ModelAdapter:
             for layer, site in enumerate(self._feed_forwards):
                 site.patch(self._patches, make_tag(number, layer))
             self.claim_attention()
-            self.install_token_order()
+            self.install_tile_order()
         except BaseException:
             self.remove()
             raise
@@ -236,7 +236,7 @@ class ModelAdapter:
         """The sizes of a call with these arguments of the transformer's ``forward``."""
         raise NotImplementedError
 
-    def install_token_order(self) -> None:
+    def install_tile_order(self) -> None:
         """Hooks the places where tokens enter, rotary embeddings are made, and tokens leave."""
         raise NotImplementedError
 
@@ -435,20 +435,20 @@ class ModelAdapter:
             return (output,)
         return Transformer2DModelOutput(sample=output)
 
-    # Token order, for the hooks that `install_token_order` installs.
+    # Tile order, for the hooks that `install_tile_order` installs.
 
     def ordered(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """A tensor with the grid's tokens along a dimension, put in the session's order."""
-        if self.session.token_order is None:
+        if self.session.tile_order is None:
             return tensor
-        order, _ = self.session.token_order
+        order, _ = self.session.tile_order
         return tensor.index_select(dim, order.to(tensor.device))
 
     def restore_order(self, _module: Any, args: tuple[torch.Tensor, ...]) -> Any:
         """Forward pre-hook of what takes the grid's tokens ``[B, N, C]`` last, in raster order."""
-        if self.session.token_order is None:
+        if self.session.tile_order is None:
             return None
-        _, inverse = self.session.token_order
+        _, inverse = self.session.tile_order
         hidden, *rest = args
         return (hidden.index_select(1, inverse.to(hidden.device)), *rest)
 

@@ -120,7 +120,7 @@ class CogVideoXAdapter(ModelAdapter):
         mask = (arguments.get("attention_kwargs") or {}).get("attention_mask")
         return None if mask is None else MASKED
 
-    def install_token_order(self) -> None:
+    def install_tile_order(self) -> None:
         """Hooks the patch embedding, the transformer's rotary embeddings and the last norm."""
         model, add = self._model, self._patches.add_hook
         add(model.patch_embed.register_forward_hook(self._order_video))
@@ -130,7 +130,7 @@ class CogVideoXAdapter(ModelAdapter):
     def _order_video(
         self, _module: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor
     ) -> torch.Tensor:
-        if self.session.token_order is None:
+        if self.session.tile_order is None:
             return output
         text = args[0].shape[1]
         return torch.cat([output[:, :text], self.ordered(output[:, text:], 1)], dim=1)
@@ -140,7 +140,7 @@ class CogVideoXAdapter(ModelAdapter):
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
         rotary = arguments.get("image_rotary_emb")
-        if rotary is None or self.session.token_order is None:
+        if rotary is None or self.session.tile_order is None:
             return None
         arguments["image_rotary_emb"] = tuple(self.ordered(part, 0) for part in rotary)
         return (), arguments

@@ -116,7 +116,7 @@ class FluxAdapter(ModelAdapter):
         """Passes the tag as the attention mask, which a FLUX block never sets."""
         return tagged(module, args, kwargs, ATTENTION_ARGUMENTS)
 
-    def install_token_order(self) -> None:
+    def install_tile_order(self) -> None:
         """Hooks the transformer's inputs and its output norm."""
         add = self._patches.add_hook
         add(self._model.register_forward_pre_hook(self._order_inputs, with_kwargs=True))
@@ -129,7 +129,7 @@ class FluxAdapter(ModelAdapter):
     def remarks(self, arguments: dict[str, Any]) -> list[str]:
         """Whether the image tokens could not be put in order."""
         unordered = self._grids_of(arguments["img_ids"]) is None
-        if not unordered or self.session.token_order is None:
+        if not unordered or self.session.tile_order is None:
             return []
         return ["image tokens stay in the pipeline's order: their img_ids form no full grids"]
 
@@ -150,9 +150,9 @@ class FluxAdapter(ModelAdapter):
     def _order_inputs(
         self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if self.session.token_order is None:
+        if self.session.tile_order is None:
             return None
-        order, _ = self.session.token_order
+        order, _ = self.session.tile_order
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
 
         arguments["hidden_states"] = self.ordered(arguments["hidden_states"], 1)

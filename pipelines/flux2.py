@@ -65,10 +65,10 @@ class Flux2Adapter(FluxAdapter):
 
     def restore_order(self, module: Any, args: tuple[torch.Tensor, ...]) -> Any:
         """As in `ModelAdapter`; the model may have dropped reference pictures that stood before."""
-        if self.session.token_order is None:
+        if self.session.tile_order is None:
             return None
         hidden, *rest = args
-        _, inverse = self.session.token_order
+        _, inverse = self.session.tile_order
         dropped = inverse.numel() - hidden.shape[1]
         inverse = inverse[dropped:] - dropped
         return (hidden.index_select(1, inverse.to(hidden.device)), *rest)

@@ -104,7 +104,7 @@ class GenericAdapter(ModelAdapter):
         """None: where they are is not known."""
         return []
 
-    def install_token_order(self) -> None:
+    def install_tile_order(self) -> None:
         """Leaves the tokens as they are; prepares every module that might run sparse."""
         self._known: dict[CallShape, Sites] = {}
         self._shapes: set[AttentionShape] = set()  # of this generation

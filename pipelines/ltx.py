@@ -73,7 +73,7 @@ class LTXAdapter(ProcessorTaggingAdapter):
             grids = ((1, 1, tokens),)  # where it is not remarked, the model says what does not fit
         return self._sizes(self._model.config, grids=grids, batch=batch)
 
-    def install_token_order(self) -> None:
+    def install_tile_order(self) -> None:
         """Hooks the transformer's inputs and output, and its rotary embedding."""
         model, add = self._model, self._patches.add_hook
         add(model.register_forward_pre_hook(self._order_inputs, with_kwargs=True))
@@ -82,7 +82,7 @@ class LTXAdapter(ProcessorTaggingAdapter):
 
     def remarks(self, arguments: dict[str, Any]) -> list[str]:
         """Whether the video tokens could not be put in order."""
-        if self._read_grids(arguments) is not None or self.session.token_order is None:
+        if self._read_grids(arguments) is not None or self.session.tile_order is None:
             return []
         return ["video tokens stay in the pipeline's order: their video_coords form no full grids"]
 
@@ -96,7 +96,7 @@ class LTXAdapter(ProcessorTaggingAdapter):
     def _order_inputs(
         self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if self.session.token_order is None:
+        if self.session.tile_order is None:
             return None
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
         batch, tokens, _ = arguments["hidden_states"].shape

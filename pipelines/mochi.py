@@ -143,7 +143,7 @@ class MochiAdapter(ModelAdapter):
         arguments = {**dict(zip(ATTENTION_ARGUMENTS, args, strict=False)), **kwargs}
         return (), {**arguments, "attention_mask": getattr(module, TAG)}
 
-    def install_token_order(self) -> None:
+    def install_tile_order(self) -> None:
         """Hooks patch embedding, rotary embedding and output norm."""
         model, add = self._model, self._patches.add_hook
         add(model.patch_embed.register_forward_hook(self._order_video))
@@ -229,13 +229,13 @@ class MochiAdapter(ModelAdapter):
             outputs.append(F.pad(output, (0, 0, 0, 0, 0, self._padded_length - length)))
         return torch.cat(outputs).transpose(1, 2)
 
-    # Token order.
+    # Tile order.
 
     def _order_video(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
         """Orders ``[B * frames, rows * columns, C]`` over all frames of a sample."""
-        if self.session.token_order is None:
+        if self.session.tile_order is None:
             return output
-        order, _ = self.session.token_order
+        order, _ = self.session.tile_order
         samples = output.reshape(-1, order.numel(), output.shape[-1])
         return self.ordered(samples, 1).view(output.shape)
 

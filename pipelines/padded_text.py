@@ -89,7 +89,7 @@ class PaddedTextAdapter(ModelAdapter):
             batch=batch,
         )
 
-    def install_token_order(self) -> None:
+    def install_tile_order(self) -> None:
         """Hooks the transformer's inputs, its rotary embeddings and its output norm."""
         add = self._patches.add_hook
         add(self._model.register_forward_pre_hook(self._prepare_inputs, with_kwargs=True))
@@ -129,11 +129,11 @@ class PaddedTextAdapter(ModelAdapter):
             for each in (name, self.text_masks.get(name)):
                 if each is not None:
                     arguments[each] = arguments[each][:, :tokens]
-        if self.session.token_order is not None:
+        if self.session.tile_order is not None:
             arguments["hidden_states"] = reorder_patches(
                 arguments["hidden_states"],
                 patch_of(self._model.config),
-                self.session.token_order[0],
+                self.session.tile_order[0],
             )
         return (), arguments
 

@@ -86,7 +86,7 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
             batch=batch,
         )
 
-    def install_token_order(self) -> None:
+    def install_tile_order(self) -> None:
         """Hooks the transformer's inputs, its rotary embedding and its output norm."""
         model, add = self._model, self._patches.add_hook
         add(model.register_forward_pre_hook(self._prepare_inputs, with_kwargs=True))
@@ -135,7 +135,7 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         self, _module: Any, _args: Any, output: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         image, text = output
-        order = self.session.token_order
+        order = self.session.tile_order
         if order is None or image.shape[0] != order[0].numel():  # the model says what does not fit
             return output
         return self.ordered(image, 0), text

@@ -132,7 +132,7 @@ class StableDiffusion3Adapter(ModelAdapter):
         """Passes the tag as the attention mask, which the stock processor does not read."""
         return tagged(module, args, {**kwargs, "attention_mask": None}, ATTENTION_ARGUMENTS)
 
-    def install_token_order(self) -> None:
+    def install_tile_order(self) -> None:
         """Hooks the patch embedding, the ControlNet's residuals and the output norm."""
         model, add = self._model, self._patches.add_hook
         add(model.pos_embed.register_forward_hook(self._order_image))
@@ -158,7 +158,7 @@ class StableDiffusion3Adapter(ModelAdapter):
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
         samples = arguments.get(CONTROL_SAMPLES)
-        if samples is None or self.session.token_order is None:
+        if samples is None or self.session.tile_order is None:
             return None
         arguments[CONTROL_SAMPLES] = [self.ordered(sample, 1) for sample in samples]
         return (), arguments

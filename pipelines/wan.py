@@ -64,7 +64,7 @@ class WanAdapter(ModelAdapter):
         """Passes the tag as the attention mask, which a Wan block never sets."""
         return tagged(module, args, kwargs, ATTENTION_ARGUMENTS)
 
-    def install_token_order(self) -> None:
+    def install_tile_order(self) -> None:
         """Hooks patch embedding, rotary embedding, timestep embedding and output norm."""
         model, add = self._model, self._patches.add_hook
         add(model.patch_embedding.register_forward_hook(self._order_latents))

@@ -3,5 +3,5 @@
 `attention` and `mlp` hold the method: what a layer decides, what it computes, and from which cache.
 They are handed the `state` of the open call. `column_budget` says which columns a refresh keeps,
 `static_columns` those that it keeps in any case, and `kept_columns` reads what it kept.
-`token_order` makes query blocks compact.
+`tile_order` makes query blocks compact.
 """

@@ -76,7 +76,7 @@ def read_kept_columns(
     group_rows: int,
     static: torch.Tensor | None,
     order: torch.Tensor | None,
-    voxel: tuple[int, ...],
+    tile: tuple[int, ...],
     where: tuple[str, str, int],
 ) -> KeptColumns:
     """Reads the bits of one layer; the host waits for them.
@@ -87,7 +87,7 @@ def read_kept_columns(
         group_rows: query rows that share one list.
         static: bool ``[N]``, the columns that the user always keeps, or None.
         order: of the video or image tokens, int64; None for raster order.
-        voxel: frames, rows and columns of a region, in tokens.
+        tile: frames, rows and columns of a region, in tokens.
         where: transformer, branch and layer, for the result.
     """
     tokens, groups = layout.tokens, packed.shape[2]
@@ -117,7 +117,7 @@ def read_kept_columns(
         local=local / max(1, kept),
         everywhere=common.count() / tokens,
         nowhere=union.count(0) / tokens,
-        regions=tuple(_regions(_column_counts(rows, layout, order) / len(rows), layout, voxel)),
+        regions=tuple(_regions(_column_counts(rows, layout, order) / len(rows), layout, tile)),
     )
 
 
@@ -143,24 +143,24 @@ def _column_counts(rows: np.ndarray, layout: ModelLayout, order: torch.Tensor | 
 
 
 def _regions(
-    shares: np.ndarray, layout: ModelLayout, voxel: tuple[int, ...]
+    shares: np.ndarray, layout: ModelLayout, tile: tuple[int, ...]
 ) -> Iterator[KeptRegion]:
     """Those with the largest mean share."""
     found: list[KeptRegion] = []
     first = 0
     for number, grid in enumerate(layout.grids):
         size = math.prod(grid)
-        found += _voxels(shares[first : first + size].reshape(grid), grid, voxel, number)
+        found += _tiles(shares[first : first + size].reshape(grid), grid, tile, number)
         first += size
     yield from sorted(found, key=lambda region: -region.kept)[:REGIONS]
 
 
-def _voxels(
-    shares: np.ndarray, grid: Grid, voxel: tuple[int, ...], number: int
+def _tiles(
+    shares: np.ndarray, grid: Grid, tile: tuple[int, ...], number: int
 ) -> Iterator[KeptRegion]:
     pieces = [
         [(start, min(start + step, size) - 1) for start in range(0, size, step)]
-        for size, step in zip(grid, voxel, strict=True)
+        for size, step in zip(grid, tile, strict=True)
     ]
     for frames in pieces[0]:
         for rows in pieces[1]:

@@ -2,7 +2,7 @@
 
 A report has two lists of sentences. *Fallbacks* are what runs dense, or denser than asked, although
 the config wants it sparse; a strict report raises the first one. *Notes* are whatever else is worth
-knowing: slower copies, another token order, a cache that lives elsewhere than planned. A generation
+knowing: slower copies, another tile order, a cache that lives elsewhere than planned. A generation
 in which nothing at all is sparse or skipped has a sentence of its own, and the user is warned.
 """
 

@@ -260,12 +260,12 @@ def tiny_wan_quality() -> str:
         "64 rows a group, `merge`": "merge, keep 10%, attention, groups of 64 rows",
         "192 rows a group, `merge`": "merge, keep 10%, attention, groups of 192 rows",
         "256 rows a group, `merge`": "merge, keep 10%, attention, groups of 256 rows",
-        "raster token order, `merge`": "control: raster order, merge, keep 10%, attention",
+        "raster order, `merge`": "control: raster order, merge, keep 10%, attention",
         "random columns, `merge`": "control: random columns, merge, keep 10%, attention",
         "random columns, `difference`": "control: random columns, difference, keep 10%, attention",
         "cached attention output only": "control: cached output only, attention",
         "MLP alone, 30 % of the neurons": "control: MLP only",
-        "token order alone, nothing sparse": "control: token order alone, all layers dense",
+        "tile order alone, nothing sparse": "control: token order alone, all layers dense",
     }
     at_ten = table(
         ("what, at 10 % of the columns", "PSNR, median (worst)"),

@@ -158,8 +158,8 @@ def test_branches_of_other_prompts_run_side_by_side(overrides):
         "uncond": layout_of(),
         "more": replace(layout_of(), text_tokens=0),
     }
-    voxel = {"tile": [1, 2, 2]}
-    together, found = session_with(overrides | voxel), {name: [] for name in layouts}
+    tile = {"tile": [1, 2, 2]}
+    together, found = session_with(overrides | tile), {name: [] for name in layouts}
     for step in range(len(ACTIONS)):
         for branch, layout in layouts.items():
             context = StepContext(1, step, branch, TOTAL)
@@ -169,7 +169,7 @@ def test_branches_of_other_prompts_run_side_by_side(overrides):
             found[branch] += call(together, context, layout)
             together.end(found[branch][-1])
     for branch, layout in layouts.items():
-        alone = session_with(overrides | voxel)
+        alone = session_with(overrides | tile)
         assert equal(generate(alone, layout=layout, branches=[branch], known=1), found[branch])
         taken = [record.action for record in alone.report.steps]
         assert [r.action for r in together.report.steps if r.branch == branch] == taken

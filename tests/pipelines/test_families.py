@@ -172,7 +172,7 @@ def test_every_call_runs_sparse(name, variant):
 
 
 @each_family
-def test_the_token_order_changes_the_groups_and_not_the_model(name):
+def test_the_tile_order_changes_the_groups_and_not_the_model(name):
     raster = {"tile": None}
     pipe = FAMILIES[name].make()
     with chipsparse.enable(pipe, EXACT.override(raster)):

@@ -1,4 +1,4 @@
-"""The FLUX adapter on random-weight pipelines: all pipeline classes, token order, adapters."""
+"""The FLUX adapter on random-weight pipelines: all pipeline classes, tile order, adapters."""
 
 import gc
 import weakref
@@ -394,7 +394,7 @@ def test_the_reference_picture_of_kontext_has_a_grid_of_its_own():
     assert set(grids) == {((1, 8, 12), (1, 6, 10))}
 
 
-def test_control_residuals_follow_the_token_order():
+def test_control_residuals_follow_the_tile_order():
     """They are per token: in another order the result would be another picture."""
     model = tiny_flux_transformer()
     generator = torch.Generator().manual_seed(3)
@@ -424,7 +424,7 @@ def call_arguments(generator, dtype=torch.float32):
 
 
 def ordered_and_not(model, arguments):
-    """One call in our token order, one unpatched, and one unpatched without control residuals."""
+    """One call in our tile order, one unpatched, and one unpatched without control residuals."""
     pipe = tiny_flux_pipeline(transformer=model)
     with torch.no_grad():
         expected = model(**arguments)[0]
@@ -745,7 +745,7 @@ def test_an_active_lora_runs_dense_a_fused_one_sparse(pipe, sparse, target, enab
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_lora_counts_in_full(pipe, fused):
-    """On every kind of linear at once, also on those around the token order."""
+    """On every kind of linear at once, also on those around the tile order."""
     add_lora(pipe, "(x_embedder|context_embedder|proj_out|proj_mlp|to_q|to_out.0|net.2|net.0.proj)")
     expected = generate(pipe)
     assert error(expected, generate(tiny_flux_pipeline())) > 0.01
@@ -771,7 +771,7 @@ def test_a_lora_may_come_while_enabled_and_stay_after(pipe):
 
 
 def self_made(pipe, handle):
-    """The dense result in our token order while enabled; after that the unpatched one."""
+    """The dense result in our tile order while enabled; after that the unpatched one."""
     if handle is None:
         return generate(pipe)
     dense_session = SPARSE.override({"schedule.first_dense_layers": LAYERS})

@@ -308,7 +308,7 @@ def test_tokens_that_a_picture_replaces_stay_in_front(monkeypatch):
 
         def look(*args):
             action = begin(*args)
-            orders.append(session.token_order[0])
+            orders.append(session.tile_order[0])
             return action
 
         session.begin = look

@@ -92,7 +92,7 @@ def call_arguments(**changes):
 
 
 def found_and_expected(pipe, arguments):
-    """One call in our token order, and one unpatched."""
+    """One call in our tile order, and one unpatched."""
     model = pipe.transformer
     with torch.no_grad():
         expected = model(**arguments)[0]
@@ -103,11 +103,11 @@ def found_and_expected(pipe, arguments):
     return found, expected, handle.report.fallbacks
 
 
-# Token order.
+# Tile order.
 
 
 @pytest.mark.parametrize("shape", [(2, TOKENS), (2 * TOKENS,)])
-def test_timesteps_follow_the_token_order(pipe, shape):
+def test_timesteps_follow_the_tile_order(pipe, shape):
     """They are per token: in another order the result would be another video."""
     timesteps = torch.rand(2, TOKENS, generator=torch.Generator().manual_seed(5)) * 1000
     arguments = call_arguments(timestep=timesteps.view(shape))

@@ -245,7 +245,7 @@ def call_arguments(grids, **changes):
 
 
 def found_and_expected(model, arguments):
-    """One call in our token order, and one unpatched."""
+    """One call in our tile order, and one unpatched."""
     with torch.no_grad():
         expected = model(**arguments)[0]
         with chipsparse.enable(tiny_qwen_pipeline(transformer=model), SPARSE) as handle:
@@ -263,7 +263,7 @@ def test_layers_with_their_own_rotary_embeddings():
     torch.testing.assert_close(found, expected, **CLOSE)
 
 
-def test_control_residuals_follow_the_token_order():
+def test_control_residuals_follow_the_tile_order():
     """They are per token: in another order the result would be another picture."""
     model = tiny_qwen_transformer()
     residuals = [random(2, 48, WIDTH, seed=seed) for seed in (3, 4)]

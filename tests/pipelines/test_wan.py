@@ -131,7 +131,7 @@ def test_first_layers_stay_dense(pipe):
     with chipsparse.enable(pipe, config) as handle:
         found = generate(pipe)
     assert {record.attention_kept for record in handle.report.steps} == {None}
-    # Only the token order differs from the unpatched run, so only rounding does.
+    # Only the tile order differs from the unpatched run, so only rounding does.
     torch.testing.assert_close(found, generate(pipe), atol=1e-4, rtol=1e-4)
 
 
@@ -348,7 +348,7 @@ def test_per_token_timesteps_of_wan_22_ti2v(dense):
         torch.testing.assert_close(generate(pipe), expected, atol=2e-4, rtol=2e-4)
 
 
-def test_per_token_timesteps_follow_the_token_order(pipe):
+def test_per_token_timesteps_follow_the_tile_order(pipe):
     generator = torch.Generator().manual_seed(2)
     arguments = {
         "hidden_states": torch.randn(1, 4, 3, 8, 8, generator=generator),

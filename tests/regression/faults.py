@@ -182,8 +182,8 @@ def skipped_output_of_the_other_branch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Session, "skipped_output", swapped)
 
 
-def token_order_not_restored(patch: pytest.MonkeyPatch) -> None:
-    """The tokens leave the blocks voxel by voxel."""
+def tile_order_not_restored(patch: pytest.MonkeyPatch) -> None:
+    """The tokens leave the blocks tile by tile."""
     patch.setattr(ModelAdapter, "restore_order", lambda *_: None)
 
 
@@ -236,7 +236,7 @@ FAULTS: tuple[Fault, ...] = (
     other_random_columns,
     branches_swapped,
     skipped_output_of_the_other_branch,
-    token_order_not_restored,
+    tile_order_not_restored,
     mlp_delta_subtracted,
     mlp_delta_taken_too_late,
     mlp_activations_not_stored,

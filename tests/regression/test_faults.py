@@ -27,7 +27,7 @@ GROSS = {
     faults.columns_of_an_earlier_refresh,
     faults.groups_off_by_one,
     faults.branches_swapped,
-    faults.token_order_not_restored,
+    faults.tile_order_not_restored,
     faults.mlp_delta_subtracted,
 }
 

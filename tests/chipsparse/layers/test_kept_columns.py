@@ -12,7 +12,7 @@ from chipsparse import SparsityConfig
 from chipsparse.kernels.mask_packing import pack_mask, unpack_mask
 from chipsparse.layers.kept_columns import read_kept_columns
 from chipsparse.layers.static_columns import static_bits
-from chipsparse.layers.token_order import grids_order
+from chipsparse.layers.tile_order import grids_order
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.report.generation import GenerationReport
 from chipsparse.session import Session
@@ -32,7 +32,7 @@ def test_shares_and_regions(text_first):
     mask = torch.rand(2, 2, 4, 53, generator=generator) < 0.2
     first, text = (5, 0) if text_first else (0, 48)
     raster = torch.zeros(2, 4, 6, dtype=torch.bool)
-    raster[1, 2:, 3:] = True  # all lists keep this voxel
+    raster[1, 2:, 3:] = True  # all lists keep this tile
     mask[..., first : first + 48] |= raster.flatten()[order]
     mask[..., text : text + 5] = True
     mask[..., first + 1] = False
@@ -43,7 +43,7 @@ def test_shares_and_regions(text_first):
         group_rows=ROWS,
         static=always,
         order=order,
-        voxel=(1, 2, 3),
+        tile=(1, 2, 3),
         where=("transformer", "cond", 7),
     )
     assert (found.transformer, found.branch, found.layer) == ("transformer", "cond", 7)
@@ -69,13 +69,13 @@ def test_shares_and_regions(text_first):
     assert [region.kept for region in found.regions] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("voxel", [None, (2, 2, 2)])
+@pytest.mark.parametrize("tile", [None, (2, 2, 2)])
 @pytest.mark.parametrize("offload", ["never", "always"])
-def test_columns_of_the_user_are_kept_at_every_refresh_and_told(voxel, offload):
+def test_columns_of_the_user_are_kept_at_every_refresh_and_told(tile, offload):
     raster = np.zeros((3, 4, 5), bool)
     raster[1, 1:3, 2:4] = True
     bits = static_bits(raster.ravel())
-    config = CONFIG.override({"tile": voxel, "memory.offload": offload})
+    config = CONFIG.override({"tile": tile, "memory.offload": offload})
     plain, kept = (Session(config, GenerationReport(), static_bits=each) for each in (None, bits))
     run(plain)
     without = plain.kept_columns()

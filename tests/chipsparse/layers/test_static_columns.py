@@ -9,7 +9,7 @@ from bitarray import bitarray
 
 from chipsparse.kernels.mask_packing import pack_mask
 from chipsparse.layers.static_columns import check_static_bits, mask_bits, static_bits, static_mask
-from chipsparse.layers.token_order import grids_order
+from chipsparse.layers.tile_order import grids_order
 from chipsparse.layout import LayerKind, ModelLayout
 
 BOOLS = [True, False, False, False, False, False, False, False, True, True, False]  # 11 columns

@@ -1,7 +1,7 @@
-"""Token order: video or image tokens regrouped into voxels, so that query groups are compact.
+"""Tile order: video or image tokens regrouped into 3D tiles, which makes query blocks compact.
 
 A group of consecutive rows in raster order is a thin line of the picture; its tokens attend to
-different places. A voxel (a few frames, rows and columns) attends to much the same columns, so one
+different places. A tile (a few frames, rows and columns) attends to much the same columns, so one
 column list serves all its rows.
 """
 
@@ -13,23 +13,23 @@ from collections.abc import Sequence
 import torch
 
 
-def grids_order(grids: Sequence[tuple[int, int, int]], voxel: tuple[int, ...]) -> torch.Tensor:
-    """The `voxel_order` of several grids, one behind the other; int64 ``[N]`` over all tokens."""
+def grids_order(grids: Sequence[tuple[int, int, int]], tile: tuple[int, ...]) -> torch.Tensor:
+    """The `tile_order` of several grids, one behind the other; int64 ``[N]`` over all tokens."""
     orders, first = [], 0
     for grid in grids:
-        orders.append(first + voxel_order(grid, voxel))
+        orders.append(first + tile_order(grid, tile))
         first += math.prod(grid)
     return torch.cat(orders)
 
 
-def voxel_order(grid: tuple[int, int, int], voxel: tuple[int, ...]) -> torch.Tensor:
-    """The permutation that lists the tokens of each voxel one after the other.
+def tile_order(grid: tuple[int, int, int], tile: tuple[int, ...]) -> torch.Tensor:
+    """The permutation that lists the tokens of each tile one after the other.
 
-    Sizes that the voxel does not divide leave smaller voxels at the far edges; every token is kept.
+    Sizes that the tile does not divide leave smaller tiles at the far edges; every token is kept.
 
     Args:
         grid: token grid (frames, rows, columns).
-        voxel: voxel size in tokens (frames, rows, columns).
+        tile: tile size in tokens (frames, rows, columns).
 
     Returns:
         int64 ``[N]``: position ``i`` of the new order holds raster token ``order[i]``.
@@ -39,7 +39,7 @@ def voxel_order(grid: tuple[int, int, int], voxel: tuple[int, ...]) -> torch.Ten
         for axis in torch.meshgrid(*(torch.arange(size) for size in grid), indexing="ij")
     )
     key = torch.zeros_like(frame)
-    coarse = [axis // size for axis, size in zip((frame, row, column), voxel, strict=True)]
+    coarse = [axis // size for axis, size in zip((frame, row, column), tile, strict=True)]
     for axis in coarse:
         key = key * (int(axis.max()) + 1) + axis
     return torch.argsort(key, stable=True)
