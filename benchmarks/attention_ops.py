@@ -55,7 +55,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Part:
+class TimedCall:
     """One call of a work.
 
     Attributes:
@@ -85,7 +85,7 @@ class Work:
 
     operation: Operation[..., Any]
     inputs: tuple[Any, ...]
-    parts: Callable[[], Iterator[Part]]
+    parts: Callable[[], Iterator[TimedCall]]
     baseline: str | None
     fields: dict[str, Any]
     flops: int | None = None
@@ -125,8 +125,8 @@ def dense(tensors: CaseTensors, settings: Settings) -> Work:
             ]
         )
 
-    def parts() -> Iterator[Part]:
-        yield Part(lambda name: dense_attention(*inputs, backend=name), check)
+    def parts() -> Iterator[TimedCall]:
+        yield TimedCall(lambda name: dense_attention(*inputs, backend=name), check)
 
     return Work(
         dense_attention,
@@ -144,7 +144,7 @@ def column_sums(tensors: CaseTensors, settings: Settings) -> Work:
     inputs = (tensors.query, tensors.key, tensors.value)
     op = dense_attention_column_sums
 
-    def part(first: int, last: int) -> Part:
+    def part(first: int, last: int) -> TimedCall:
         heads = slice(first, last)
         arguments = [tensor[:, heads] for tensor in (*inputs, tensors.lse)]
 
@@ -172,9 +172,9 @@ def column_sums(tensors: CaseTensors, settings: Settings) -> Work:
                 errors.append(error)
             return worst(errors)
 
-        return Part(lambda name: op(*arguments, group_rows=rows, backend=name), check)
+        return TimedCall(lambda name: op(*arguments, group_rows=rows, backend=name), check)
 
-    def parts() -> Iterator[Part]:
+    def parts() -> Iterator[TimedCall]:
         for first, last in _head_ranges(tensors, settings):
             yield part(first, last)
 
@@ -224,8 +224,8 @@ def sparse(tensors: CaseTensors, settings: Settings) -> Work:
     def call(name: str) -> tuple[torch.Tensor, torch.Tensor]:
         return op(*inputs, indices, counts, group_rows=rows, delta_rule=rule, **cache, backend=name)
 
-    def parts() -> Iterator[Part]:
-        yield Part(call, check)
+    def parts() -> Iterator[TimedCall]:
+        yield TimedCall(call, check)
 
     return Work(
         column_sparse_attention,
@@ -259,7 +259,7 @@ def selection(tensors: CaseTensors, settings: Settings) -> Work:
             seed=seed,
         )
 
-    def part(first: int, last: int) -> Part:
+    def part(first: int, last: int) -> TimedCall:
         sums = sums_of(last - first, seed=first)
 
         def check(packed: torch.Tensor) -> Errors:
@@ -274,13 +274,13 @@ def selection(tensors: CaseTensors, settings: Settings) -> Work:
             for head_sums in sums.flatten(0, 1):
                 head_sums.topk(count, dim=-1, sorted=False)
 
-        return Part(
+        return TimedCall(
             lambda name: column_selection(sums, keep_count=count, backend=name),
             check,
             topk,
         )
 
-    def parts() -> Iterator[Part]:
+    def parts() -> Iterator[TimedCall]:
         for first, last in _head_ranges(tensors, settings):
             yield part(first, last)
 
@@ -328,8 +328,8 @@ def indices(tensors: CaseTensors, settings: Settings) -> Work:
             ]
         )
 
-    def parts() -> Iterator[Part]:
-        yield Part(lambda name: call(packed, name), check)
+    def parts() -> Iterator[TimedCall]:
+        yield TimedCall(lambda name: call(packed, name), check)
 
     listed = case.batch * case.heads * groups * (capacity + 1)
     return Work(

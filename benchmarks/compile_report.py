@@ -64,7 +64,7 @@ TOP_TYPES = {"cache_ptr": "*fp32:16", "cache_stride_g": "i32:16", "cache_stride_
 
 
 @dataclass(frozen=True)
-class Case:
+class CompiledCase:
     """One kernel as some launch compiles it.
 
     Attributes:
@@ -102,12 +102,12 @@ class Report:
     hot_loads: int
 
 
-def cases() -> list[Case]:
+def cases() -> list[CompiledCase]:
     """Every kernel in all configurations that the launchers choose from."""
     return [*_gluon(), *_triton_attention(), *_selection(), *_packing(), *_residuals(), *_mlp()]
 
 
-def _gluon() -> Iterator[Case]:
+def _gluon() -> Iterator[CompiledCase]:
     from chipsparse.kernels import gluon_compat
 
     sparse = import_module("chipsparse.kernels.column_sparse_attention.gluon_sm90")
@@ -115,7 +115,7 @@ def _gluon() -> Iterator[Case]:
         for rule, half in ((None, "bf16"), ("merge", "bf16"), ("merge", "fp16")):
             if half == "fp16" and (head_dim, rows) != (128, 128):
                 continue
-            yield Case(
+            yield CompiledCase(
                 "column_sparse_attention",
                 "gluon_sm90",
                 f"D{head_dim} rows{rows} {rule or 'none'} {half}",
@@ -129,7 +129,7 @@ def _gluon() -> Iterator[Case]:
             (False, 128, "bf16"),
             (True, 128, "fp16"),
         ):
-            yield Case(
+            yield CompiledCase(
                 "dense_attention_column_sums",
                 "gluon_sm90",
                 f"D{head_dim} rows{rows} {'sums' if sums else 'no sums'} {half}",
@@ -148,7 +148,7 @@ def _gluon() -> Iterator[Case]:
         ("silu", False, "bf16"),
         ("gelu-tanh", False, "fp16"),
     ):
-        yield Case(
+        yield CompiledCase(
             "sparse_mlp_up",
             "gluon_sm90",
             f"{activation}{'' if even else ' ragged'} {half}",
@@ -156,7 +156,7 @@ def _gluon() -> Iterator[Case]:
             partial(gluon_compat.compile_sparse_mlp_up, activation, even=even, half=half),
         )
     for addend, even, half in ((False, True, "bf16"), (True, True, "bf16"), (True, False, "fp16")):
-        yield Case(
+        yield CompiledCase(
             "sparse_mlp_down",
             "gluon_sm90",
             f"{'addend' if addend else 'alone'}{'' if even else ' ragged'} {half}",
@@ -165,11 +165,11 @@ def _gluon() -> Iterator[Case]:
         )
 
 
-def _triton_attention() -> Iterator[Case]:
+def _triton_attention() -> Iterator[CompiledCase]:
     for capability in (90, 80):
         for head_dim in (64, 128):
             for rule in ("none", "merge"):
-                yield Case(
+                yield CompiledCase(
                     "column_sparse_attention",
                     "triton",
                     f"D{head_dim} {rule} bf16",
@@ -178,7 +178,7 @@ def _triton_attention() -> Iterator[Case]:
                     capability,
                 )
             for sums in (True, False):
-                yield Case(
+                yield CompiledCase(
                     "dense_attention_column_sums",
                     "triton",
                     f"D{head_dim} {'sums' if sums else 'no sums'} bf16",
@@ -230,14 +230,14 @@ def _config(module: Any, head_dim: int, capability: int) -> dict[str, Any]:
         module.compute_capability = real
 
 
-def _selection() -> Iterator[Case]:
+def _selection() -> Iterator[CompiledCase]:
     for half, even, static in (
         ("bf16", True, False),
         ("bf16", True, True),
         ("bf16", False, False),
         ("fp32", True, False),
     ):
-        yield Case(
+        yield CompiledCase(
             "column_selection",
             "triton",
             f"select {half}{' ragged' * (not even)}{' static' * static}",
@@ -246,7 +246,7 @@ def _selection() -> Iterator[Case]:
         )
     for wide in (False, True):
         variant = f"draw{' wide' * wide}"
-        yield Case("column_selection", "triton", variant, not wide, partial(_draw, wide))
+        yield CompiledCase("column_selection", "triton", variant, not wide, partial(_draw, wide))
 
 
 def _select(half: str, even: bool, static: bool) -> Any:
@@ -271,20 +271,22 @@ def _draw(wide: bool) -> Any:
     return _triton(module, "_draw_kernel", constants)
 
 
-def _packing() -> Iterator[Case]:
+def _packing() -> Iterator[CompiledCase]:
     for kernel in ("pack", "unpack"):
         for even in (True, False):
             variant = f"{kernel}{' ragged' * (not even)}"
-            yield Case("mask_packing", "triton", variant, True, partial(_pack, kernel, even))
+            yield CompiledCase(
+                "mask_packing", "triton", variant, True, partial(_pack, kernel, even)
+            )
     for kernel in ("count", "list"):
-        yield Case("mask_packing", "triton", kernel, True, partial(_pack, kernel, True))
+        yield CompiledCase("mask_packing", "triton", kernel, True, partial(_pack, kernel, True))
 
 
-def _residuals() -> Iterator[Case]:
+def _residuals() -> Iterator[CompiledCase]:
     for half in ("bf16", "fp32"):
         for head_dim in (64, 128):
             variant = f"D{head_dim} {half}"
-            yield Case(
+            yield CompiledCase(
                 "merge_residual", "triton", variant, True, partial(_residual, head_dim, half)
             )
 
@@ -311,7 +313,7 @@ def _pack(kernel: str, even: bool) -> Any:
     return _triton(module, f"_{kernel}_kernel", sizes[kernel])
 
 
-def _mlp() -> Iterator[Case]:
+def _mlp() -> Iterator[CompiledCase]:
     up, down, selection = map(_mlp_module, ("sparse_mlp_up", "sparse_mlp_down", "neuron_selection"))
     for capability in (90, 80):
         with _pretended(up, capability), _pretended(down, capability):
@@ -327,7 +329,7 @@ def _mlp() -> Iterator[Case]:
             for gated in (False, True):
                 if not _sums_fit(config, 1 + gated, capability):
                     continue
-                yield Case(
+                yield CompiledCase(
                     "sparse_mlp_up",
                     "triton",
                     f"{name}{' gated' * gated} bf16",
@@ -338,7 +340,7 @@ def _mlp() -> Iterator[Case]:
         for name, config in down.CONFIGS.items():
             if not _sums_fit(config, 1, capability):
                 continue
-            yield Case(
+            yield CompiledCase(
                 "sparse_mlp_down",
                 "triton",
                 f"{name} bf16",
@@ -350,7 +352,7 @@ def _mlp() -> Iterator[Case]:
             for gated in (False, True):
                 if gated and (name, gated) not in products:
                     continue  # two weights at a time leave the larger tiles no room
-                yield Case(
+                yield CompiledCase(
                     "neuron_selection",
                     "triton",
                     f"product {name}{' gated' * gated} bf16",
@@ -358,12 +360,14 @@ def _mlp() -> Iterator[Case]:
                     partial(_mean_product, name, gated, capability),
                     capability,
                 )
-    yield Case("sparse_mlp_up", "triton", "activate bf16", True, _mlp_activate)
+    yield CompiledCase("sparse_mlp_up", "triton", "activate bf16", True, _mlp_activate)
     for name in selection.MEAN_CONFIGS:
-        yield Case("neuron_selection", "triton", f"means {name} bf16", True, partial(_means, name))
+        yield CompiledCase(
+            "neuron_selection", "triton", f"means {name} bf16", True, partial(_means, name)
+        )
     for block, warps in selection.TOP_WARPS:
         for part in sorted({min(block, selection.TOP_PART), block}):
-            yield Case(
+            yield CompiledCase(
                 "neuron_selection",
                 "triton",
                 f"top {part} of {block}",
@@ -513,7 +517,7 @@ def disassembler() -> str | None:
     return str(tool) if os.access(tool, os.X_OK) else shutil.which("cuobjdump")
 
 
-def report(case: Case) -> Report:
+def report(case: CompiledCase) -> Report:
     """Compiles a case and reads its machine code."""
     import triton
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from benchmarks.attention_ops import Part, Settings, Work
+from benchmarks.attention_ops import Settings, TimedCall, Work
 from benchmarks.case_tensors import CaseTensors
 from benchmarks.random_inputs import generator_on
 from benchmarks.sampled_checks import (
@@ -185,7 +185,7 @@ def selection_work(tensors: CaseTensors, settings: Settings) -> Work:
     """`neuron_selection` against the same by PyTorch: group means, linear, difference and topk."""
     case = tensors.case
 
-    def parts() -> Iterator[Part]:
+    def parts() -> Iterator[TimedCall]:
         layer = make_layer(tensors, settings)
         expected = references(layer)
         count, rows = layer.neurons.shape[2], layer.group_rows
@@ -208,7 +208,7 @@ def selection_work(tensors: CaseTensors, settings: Settings) -> Work:
                 ]
             )
 
-        yield Part(lambda name: select(layer, name), check, library)
+        yield TimedCall(lambda name: select(layer, name), check, library)
 
     rows = case.batch * rows_of(tensors)
     element = torch.finfo(tensors.dtype).bits // 8
@@ -225,7 +225,7 @@ def selection_work(tensors: CaseTensors, settings: Settings) -> Work:
 def top_work(tensors: CaseTensors, settings: Settings) -> Work:
     """The last launch of `neuron_selection` against `torch.topk`, both on ready scores."""
 
-    def parts() -> Iterator[Part]:
+    def parts() -> Iterator[TimedCall]:
         layer = make_layer(tensors, settings)
         means, count = layer.mean, layer.neurons.shape[2]
         scores = (means - means.roll(1, 1)).abs()
@@ -243,7 +243,7 @@ def top_work(tensors: CaseTensors, settings: Settings) -> Work:
             pairs = zip(neurons.flatten(0, 1), expected.flatten(0, 1), strict=True)
             return worst([check_neurons(*pair, f"list {i}") for i, pair in enumerate(pairs)])
 
-        yield Part(run, check, lambda: scores.topk(count, dim=-1))
+        yield TimedCall(run, check, lambda: scores.topk(count, dim=-1))
 
     return _work(tensors, settings, neuron_selection, parts, baseline="torch.topk on ready scores")
 
@@ -251,7 +251,7 @@ def top_work(tensors: CaseTensors, settings: Settings) -> Work:
 def up_work(tensors: CaseTensors, settings: Settings) -> Work:
     """`sparse_mlp_up` against the first linear and the activation."""
 
-    def parts() -> Iterator[Part]:
+    def parts() -> Iterator[TimedCall]:
         layer = make_layer(tensors, settings)
         expected = references(layer)
 
@@ -271,7 +271,7 @@ def up_work(tensors: CaseTensors, settings: Settings) -> Work:
         def dense() -> torch.Tensor:
             return F.gelu(F.linear(layer.hidden, layer.up, layer.up_bias), approximate="tanh")
 
-        yield Part(lambda name: up(layer, layer.neurons, name), check, dense)
+        yield TimedCall(lambda name: up(layer, layer.neurons, name), check, dense)
 
     return _work(tensors, settings, sparse_mlp_up, parts, baseline="linear and GELU", products=1)
 
@@ -279,7 +279,7 @@ def up_work(tensors: CaseTensors, settings: Settings) -> Work:
 def down_work(tensors: CaseTensors, settings: Settings) -> Work:
     """`sparse_mlp_down` against the second linear."""
 
-    def parts() -> Iterator[Part]:
+    def parts() -> Iterator[TimedCall]:
         layer = make_layer(tensors, settings)
         expected = references(layer)
         stock = layer.down.contiguous()
@@ -304,7 +304,7 @@ def down_work(tensors: CaseTensors, settings: Settings) -> Work:
                 ]
             )
 
-        yield Part(run, check, lambda: F.linear(full, stock))
+        yield TimedCall(run, check, lambda: F.linear(full, stock))
 
     return _work(tensors, settings, sparse_mlp_down, parts, baseline="linear", products=1)
 
@@ -313,7 +313,7 @@ def mlp_work(tensors: CaseTensors, settings: Settings) -> Work:
     """Selection, up and down together against two linears and the activation."""
     selections = {backend.name for backend in neuron_selection.backends}
 
-    def parts() -> Iterator[Part]:
+    def parts() -> Iterator[TimedCall]:
         layer = make_layer(tensors, settings)
         expected = references(layer)
         stock = layer.down.contiguous()
@@ -330,7 +330,7 @@ def mlp_work(tensors: CaseTensors, settings: Settings) -> Work:
             hidden = F.linear(layer.hidden, layer.up, layer.up_bias)
             return F.linear(F.gelu(hidden, approximate="tanh"), stock)
 
-        yield Part(run, check, dense)
+        yield TimedCall(run, check, dense)
 
     return _work(
         tensors,
@@ -346,7 +346,7 @@ def _work(
     tensors: CaseTensors,
     settings: Settings,
     operation: Operation[..., torch.Tensor],
-    parts: Callable[[], Iterator[Part]],
+    parts: Callable[[], Iterator[TimedCall]],
     *,
     baseline: str,
     products: int = 0,

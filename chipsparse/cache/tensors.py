@@ -34,7 +34,7 @@ class CachedTensor:
         self._tensor = tensor
 
 
-class Kept:
+class CacheField:
     """A field of a cache whose value is a `CachedTensor`'s.
 
     Args:
@@ -55,12 +55,12 @@ class Kept:
         self._name = name
 
     @overload
-    def __get__(self, cache: None, owner: type) -> Kept: ...
+    def __get__(self, cache: None, owner: type) -> CacheField: ...
 
     @overload
     def __get__(self, cache: TensorCache, owner: type) -> torch.Tensor | None: ...
 
-    def __get__(self, cache: TensorCache | None, owner: type) -> Kept | torch.Tensor | None:
+    def __get__(self, cache: TensorCache | None, owner: type) -> CacheField | torch.Tensor | None:
         return self if cache is None else cache.tensors[self._name].get()
 
     def __set__(self, cache: TensorCache, tensor: torch.Tensor) -> None:
@@ -75,10 +75,10 @@ class TensorCache:
         tensors: the same tensors' owners.
     """
 
-    kept: ClassVar[dict[str, Kept]]
+    kept: ClassVar[dict[str, CacheField]]
 
     def __init_subclass__(cls) -> None:
-        cls.kept = {name: each for name, each in vars(cls).items() if isinstance(each, Kept)}
+        cls.kept = {name: each for name, each in vars(cls).items() if isinstance(each, CacheField)}
 
     def __init__(self) -> None:
         self.tensors = {name: CachedTensor() for name in self.kept}
@@ -127,12 +127,12 @@ class AttentionCache(TensorCache):
         interval: steps from the refresh before it to the last one, over which the drift arose.
     """
 
-    lse = Kept()
-    lse_dense = Kept(wanted=merges)
-    kept_mass = Kept(wanted=merges)
-    columns = Kept()
-    residual = Kept()
-    drift = Kept(wanted=lambda config: config.attention.forecast > 0)
+    lse = CacheField()
+    lse_dense = CacheField(wanted=merges)
+    kept_mass = CacheField(wanted=merges)
+    columns = CacheField()
+    residual = CacheField()
+    drift = CacheField(wanted=lambda config: config.attention.forecast > 0)
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,9 +173,9 @@ class MLPCache(TensorCache):
             float32 ``[B, G, F]``.
     """
 
-    mean = Kept(rewritten=True)
-    output = Kept(rewritten=True)
-    activation = Kept(rewritten=True)
+    mean = CacheField(rewritten=True)
+    output = CacheField(rewritten=True)
+    activation = CacheField(rewritten=True)
 
 
 class LayerCache:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from chipsparse.kernels.dense_attention import dense_attention
-from chipsparse.kernels.dense_attention.measure import FastestKernel, Run, cuda_milliseconds
+from chipsparse.kernels.dense_attention.measure import FastestKernel, Launch, cuda_milliseconds
 from chipsparse.measure.cost_model import Rates
 
 SIDE = 8192  # of the square matrices; tokens of the attention
@@ -23,7 +23,7 @@ def measure_rates(device: torch.device) -> Rates:
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, dtype=torch.bfloat16, device=device)
 
-    def seconds(run: Run) -> float:
+    def seconds(run: Launch) -> float:
         return cuda_milliseconds(run, device) / 1e3
 
     with torch.inference_mode():

@@ -14,10 +14,10 @@ RUNS = 3
 CLEARLY_LESS = 0.85
 SHORTEST_MEASURED_MS = 0.1
 
-Run = Callable[[], object]
+Launch = Callable[[], object]
 
 
-def cuda_milliseconds(run: Run, device: torch.device) -> float:
+def cuda_milliseconds(run: Launch, device: torch.device) -> float:
     """Median time of a launch on the device's current stream, by events; the host waits for it."""
     with torch.cuda.device(device):
         for _ in range(WARM_UPS):
@@ -50,12 +50,12 @@ class FastestKernel:
     """
 
     def __init__(
-        self, milliseconds: Callable[[Run, torch.device], float] = cuda_milliseconds
+        self, milliseconds: Callable[[Launch, torch.device], float] = cuda_milliseconds
     ) -> None:
         self.times: dict[Hashable, dict[str, float]] = {}
         self._milliseconds = milliseconds
 
-    def pick(self, kernels: Mapping[str, Run], *tensors: torch.Tensor) -> str:
+    def pick(self, kernels: Mapping[str, Launch], *tensors: torch.Tensor) -> str:
         """The name of the fastest kernel for these tensors; the first one of about as fast ones.
 
         Args:
