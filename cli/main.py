@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
 from io import TextIOWrapper
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from chipsparse import __version__
+from chipsparse import OldNameWarning, __version__
 from chipsparse.cli.commands.bench import EXAMPLE as BENCH_EXAMPLE
 from chipsparse.cli.commands.bench import bench
 from chipsparse.cli.commands.compare import EXAMPLE as COMPARE_EXAMPLE
@@ -67,6 +70,15 @@ def _global_options(
     pass
 
 
+def _warning_text(
+    usual: Callable[..., str], message: Warning | str, category: type[Warning], *where: Any
+) -> str:
+    """As Python shows a warning; but old names are in a profile, and not in a line of Python."""
+    if issubclass(category, OldNameWarning):
+        return f"chipsparse: warning: {message}\n"
+    return usual(message, category, *where)
+
+
 def main() -> None:
     """Entry point of the `chipsparse` command."""
     for stream in (sys.stdout, sys.stderr):
@@ -76,6 +88,7 @@ def main() -> None:
     if sys.flags.optimize > 1:
         print(f"chipsparse: error: {NO_DOCSTRINGS}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
+    warnings.formatwarning = partial(_warning_text, warnings.formatwarning)
     with written_output():
         app(prog_name="chipsparse")  # as a module, too: a shell completes no `python -m chipsparse`
 

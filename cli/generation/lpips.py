@@ -18,6 +18,10 @@ from chipsparse.cli.errors import first_line
 from chipsparse.measure.clip_comparison import PerceptualDistance
 
 INSTALL = "pip install 'chipsparse[lpips]'"
+LOAD = {
+    "torchmetrics": lambda: importlib.import_module("torchmetrics.image.lpip"),
+    "torchvision": lambda: importlib.import_module("torchvision.models"),
+}
 LEAST_SIDE = 32  # of a frame: AlexNet leaves nothing of smaller ones
 
 
@@ -39,10 +43,9 @@ def find_lpips(height: int, width: int) -> Lpips:
     if min(height, width) < LEAST_SIDE:
         return Lpips(None, f"frames are smaller than {LEAST_SIDE}x{LEAST_SIDE}")
     found: dict[str, Any] = {}
-    for name in ("torchmetrics.image.lpip", "torchvision.models"):
-        package = name.partition(".")[0]
+    for package, load in LOAD.items():
         try:
-            found[package] = importlib.import_module(name)
+            found[package] = load()
         except ModuleNotFoundError:
             return Lpips(None, f"{package} is not installed ({INSTALL})")
         except Exception as error:  # such as a torchvision built for another torch

@@ -46,7 +46,7 @@ def read_lora(text: str) -> Lora:
     file = _file(path)
     _check_keys(file)
     if importlib.util.find_spec("peft") is None:
-        raise UserError("--lora needs the Python package peft; install it with pip install peft")
+        raise UserError("--lora needs the Python package peft: pip install 'chipsparse[lora]'")
     return Lora(file, scale)
 
 

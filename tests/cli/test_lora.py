@@ -122,5 +122,5 @@ def test_a_colon_in_the_name(workdir, attention_lora):
 
 def test_without_peft(attention_lora, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(UserError, match="pip install peft"):
+    with pytest.raises(UserError, match=r"pip install 'chipsparse\[lora\]'"):
         read_lora(str(attention_lora))

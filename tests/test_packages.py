@@ -1,0 +1,91 @@
+"""Packages: what is imported is declared, and what is declared is imported."""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+tomllib = pytest.importorskip("tomllib")  # of Python 3.11
+
+ROOT = Path(__file__).parents[1]
+LIBRARY = ("chipsparse", "kernels", "pipelines")
+PACKAGE = (*LIBRARY, "cli")
+BESIDE = ("benchmarks", "docs", "tests", "assets")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+FOR_USERS = sorted(EXTRAS.keys() - {"test", "dev"})
+# Modules that are not called as the package that has them.
+MODULES = {"markdown_it_py": "markdown_it", "pillow": "PIL", "pyyaml": "yaml"}
+PLUGINS = {"pytest_xdist"}  # which nobody imports
+BY_NAME = ("importlib.import_module", "importlib.util.find_spec")
+
+
+def modules(requirements):
+    """The modules of the packages that a list of requirements names."""
+    names = [re.match(r"[\w.-]+", each)[0].lower().replace("-", "_") for each in requirements]
+    return {MODULES.get(name, name) for name in names}
+
+
+CORE = modules(PROJECT["dependencies"])
+
+
+def imported(source):
+    """Modules that a file imports, by statement or by a text that it hands to importlib."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found.add(node.module)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in BY_NAME:
+            texts = (each.value for each in node.args if isinstance(each, ast.Constant))
+            found |= {text for text in texts if isinstance(text, str)}
+    return {name.partition(".")[0] for name in found}
+
+
+def files(*folders):
+    """Python files below folders of the repository, each once: links lead to the same ones."""
+    return {path.resolve() for folder in folders for path in (ROOT / folder).rglob("*.py")}
+
+
+def of_others(*folders):
+    """What the files of some folders import that is neither ours nor Python's own."""
+    found = {name for path in files(*folders) for name in imported(path.read_text())}
+    ours = {path.stem for path in files("assets")} | {*PACKAGE, *BESIDE}
+    return found - ours - sys.stdlib_module_names
+
+
+def test_imports_are_found():
+    source = "import a.b\nfrom c.d import e\nimportlib.import_module('f.g')\nfrom .h import i\n"
+    assert imported(source + "importlib.util.find_spec('j')\nprint('k')") == {"a", "c", "f", "j"}
+    assert modules(["PyYAML>=6", "diffusers[torch]>=0.4", "huggingface-hub"]) == {
+        "yaml",
+        "diffusers",
+        "huggingface_hub",
+    }
+
+
+def test_the_library_needs_no_extra():
+    assert of_others(*LIBRARY) <= CORE
+
+
+def test_what_the_package_imports_is_declared():
+    extras = {name for extra in FOR_USERS for name in modules(EXTRAS[extra])}
+    assert of_others(*PACKAGE) <= CORE | extras
+
+
+def test_what_is_declared_is_imported():
+    assert of_others(*PACKAGE) >= CORE
+
+
+@pytest.mark.parametrize("extra", FOR_USERS)
+def test_what_an_extra_has_is_imported_and_not_in_the_core(extra):
+    assert modules(EXTRAS[extra]) <= of_others(*PACKAGE) - CORE
+
+
+def test_what_is_beside_the_package_imports_what_tests_install():
+    declared = CORE | modules(EXTRAS["test"])
+    assert of_others(*BESIDE) <= declared
+    assert of_others(*BESIDE) >= modules(EXTRAS["test"]) - PLUGINS
