@@ -62,10 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "attention_curve" in ops:
         attention_curve.run(args, device, DTYPES[args.dtype or "bfloat16"], run)
         if args.figure is not None:
-            with run.attempt("figure"):  # Pillow may be missing where only kernels are measured
-                from benchmarks import canvas, curve_figure
+            with run.attempt("figure"):  # matplotlib may be missing where only kernels are measured
+                from benchmarks import curve_figure
 
-                canvas.save(curve_figure.draw(run.records), args.figure)
+                curve_figure.draw(run.records).savefig(args.figure)
     if "transformer_step" in ops:
         transformer_step.run(args, device, DTYPES[args.dtype or "bfloat16"], run)
     if "full_size" in ops:

@@ -7,51 +7,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PIL import Image
+from matplotlib.figure import Figure
 
-from benchmarks.canvas import INK, Canvas, blank, draw_from_records, finished
+from benchmarks.figures import COLOURS, NOTE, axes_of, draw_from_records, figure_of
 from benchmarks.records import Record
 from benchmarks.step_breakdown import PARTS
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#dddddd")
-WIDTH, BAR, LEFT, RIGHT, TOP, BOTTOM = 1200, 64, 200, 40, 84, 56
+LEAST_LABEL = 0.025  # of a bar: what a share needs to be written on it
 
 
-def draw(records: Sequence[Record]) -> Image.Image:
+def draw(records: Sequence[Record]) -> Figure:
     """One bar per record with a ``breakdown_ms``: the parts' shares of a sparse step."""
     # Both schedules of a case have the same sparse step.
     records = list({r["case"]: r for r in records if r.get("breakdown_ms")}.values())
-    image = blank(WIDTH, TOP + BAR * len(records) + BOTTOM)
-    canvas = Canvas(image)
-    title = "One sparse step of a transformer (one guidance branch), by part"
-    canvas.text(WIDTH / 2, 28, title, size=17, anchor="ms")
-    x = LEFT
+    figure = figure_of(12, 1.3 + 0.65 * len(records))
+    axes = axes_of(figure)
+    labels = [
+        f"{r['case']}\n{r['breakdown_ms']['all']:.0f} ms, {r['step_speedup']:.1f}x dense"
+        for r in records
+    ]
+    wholes = [sum(r["breakdown_ms"][part] for part in PARTS) or 1.0 for r in records]
+    lefts = [0.0] * len(records)
     for part, colour in zip(PARTS, COLOURS, strict=True):
-        canvas.box(x, 44, x + 14, 58, colour)
-        canvas.text(x + 20, 56, part, size=13, anchor="ls")
-        x += int(canvas.text_width(part, 13)) + 56
-    span = WIDTH - LEFT - RIGHT
-    for row, record in enumerate(records):
-        parts = record["breakdown_ms"]
-        whole = sum(parts[part] for part in PARTS) or 1.0
-        middle = TOP + BAR * row + BAR / 2
-        canvas.text(LEFT - 12, middle - 10, record["case"], size=13, anchor="rm")
-        label = f"{parts['all']:.0f} ms, {record['step_speedup']:.1f}x dense"
-        canvas.text(LEFT - 12, middle + 10, label, size=12, anchor="rm", fill="#555555")
-        left = float(LEFT)
-        for part, colour in zip(PARTS, COLOURS, strict=True):
-            right = left + span * parts[part] / whole
-            canvas.box(left, middle - 20, right, middle + 20, colour)
-            share = f"{parts[part] / whole:.0%}"
-            if right - left > canvas.text_width(share, 12) + 6:
-                fill = INK if part in ("idle", "elementwise") else "white"
-                canvas.text((left + right) / 2, middle, share, size=12, anchor="mm", fill=fill)
-            left = right
+        shares = [r["breakdown_ms"][part] / w for r, w in zip(records, wholes, strict=True)]
+        bars = axes.barh(labels, shares, 0.62, lefts, color=colour, label=part)
+        texts = [f"{share:.0%}" if share > LEAST_LABEL else "" for share in shares]
+        ink = "black" if part in ("idle", "elementwise") else "white"
+        axes.bar_label(bars, texts, label_type="center", color=ink)
+        lefts = [left + share for left, share in zip(lefts, shares, strict=True)]
+    axes.set_xlim(0, 1)
+    axes.invert_yaxis()
+    axes.xaxis.set_visible(False)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    title = "One sparse step of a transformer (one guidance branch), by part"
+    place = {"loc": "outside upper center", "ncols": len(PARTS), "frameon": False}
+    figure.legend(title=title, title_fontsize=12, **place)
     if records:
         some = records[0]
         note = f"{some['device']}, torch {some['torch']}, {some['dtype']}, compiled blocks"
-        canvas.text(WIDTH / 2, TOP + BAR * len(records) + 32, note, size=12, anchor="ms")
-    return finished(image)
+        figure.supxlabel(note, color=NOTE, fontsize=9)
+    return figure
 
 
 if __name__ == "__main__":

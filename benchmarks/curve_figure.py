@@ -1,4 +1,4 @@
-"""Draws the curves of `attention_curve` from its records alone, with Pillow.
+"""Draws the curves of `attention_curve` from its records alone.
 
 ``python -m benchmarks.curve_figure records.json figure.png``
 """
@@ -7,87 +7,81 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PIL import Image
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
-from benchmarks.axes import NOTE_SIZE, Axes, Panel, Series
-from benchmarks.canvas import COLOURS, Canvas, Points, blank, draw_from_records, finished
+from benchmarks.figures import COLOURS, NOTE, axes_of, draw_from_records, figure_of
 from benchmarks.records import Record
 
-WIDTH, HEIGHT = 1200, 500
 IDEAL = "#8a8a8a"
 
 
-def draw(records: Sequence[Record]) -> Image.Image:
+def draw(records: Sequence[Record]) -> Figure:
     """The figure: speed-up over the keep fraction, time over the tokens.
 
     Raises:
         ValueError: no record belongs to a curve.
     """
-    panels = [panel for panel in (keep_panel(records), tokens_panel(records)) if panel.series]
+    panels = [(panel, found) for name, panel in PANELS.items() if (found := _curve(records, name))]
     if not panels:
         raise ValueError("no records of attention_curve")
-    image = blank(WIDTH, HEIGHT)
-    width = WIDTH // len(panels)
-    for i, panel in enumerate(panels):
-        Axes(image, panel, left=i * width, width=width, height=HEIGHT).draw()
-    canvas = Canvas(image)
-    curve = next(record for record in records if record.get("curve"))
+    figure = figure_of(12, 5)
+    for place, (panel, found) in enumerate(panels, 1):
+        axes = axes_of(figure, 1, len(panels), place)
+        axes.set(xscale="log", yscale="log")
+        panel(axes, found)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        axes.grid()
+        axes.legend()
+    some = panels[0][1][0]
     note = (
-        f"{curve['device']}, torch {curve['torch']}, {curve['dtype']}, head size "
-        f"{curve['head_dim']}, groups of {curve['group_rows']} rows, backend {curve['backend']}"
+        f"{some['device']}, torch {some['torch']}, {some['dtype']}, head size "
+        f"{some['head_dim']}, groups of {some['group_rows']} rows, backend {some['backend']}"
     )
-    canvas.text(WIDTH / 2, HEIGHT - 8, note, size=NOTE_SIZE, anchor="ms", fill=IDEAL)
-    return finished(image)
+    figure.supxlabel(note, color=NOTE, fontsize=9)
+    return figure
 
 
-def keep_panel(records: Sequence[Record]) -> Panel:
+def keep_panel(axes: Axes, records: Sequence[Record]) -> None:
     """Speed-up over dense against the share of kept columns, one line per case."""
     of_case: dict[str, list[Record]] = {}
-    for record in _curve(records, "keep"):
+    for record in records:
         of_case.setdefault(f"{record['tokens']:,} tokens", []).append(record)
-    series = [
-        Series(label, _points(of_case[label], "keep_fraction", "speedup"), colour)
-        for label, colour in zip(of_case, COLOURS, strict=False)
-    ]
-    ideal = {record["keep_fraction"]: record["ideal"] for record in _curve(records, "keep")}
-    if ideal:
-        series.append(Series("possible, 1 / kept share", sorted(ideal.items()), IDEAL, True))
+    for (label, found), colour in zip(of_case.items(), COLOURS, strict=False):
+        _line(axes, found, "keep_fraction", "speedup", label, colour)
+    ideal = sorted({record["keep_fraction"]: record["ideal"] for record in records}.items())
+    axes.plot(*zip(*ideal, strict=True), "--", color=IDEAL, label="possible, 1 / kept share")
     # Lists have whole lengths: shares of several cases that round alike are one tick.
-    ticks = {f"{100 * keep:.0f}": keep for keep in sorted(ideal)}
-    return Panel(
-        "Speed-up over the fastest dense attention",
-        "kept columns, %",
-        series,
-        [(value, label) for label, value in ticks.items()],
-        legend_right=True,
-    )
+    ticks = {f"{100 * keep:.0f}": keep for keep, _ in ideal}
+    axes.set_xticks([*ticks.values()], [*ticks])
+    axes.set(title="Speed-up over the fastest dense attention", xlabel="kept columns, %")
 
 
-def tokens_panel(records: Sequence[Record]) -> Panel:
+def tokens_panel(axes: Axes, records: Sequence[Record]) -> None:
     """Milliseconds per head of both against the tokens, since long cases have fewer heads."""
-    chosen = [_per_head(record) for record in _curve(records, "tokens")]
-    if not chosen:
-        return Panel("", "", [], [], legend_right=False)
-    baseline = ", ".join(sorted({record["baseline"] for record in chosen}))
-    keep = ", ".join(sorted({f"{record['keep_fraction']:.0%}" for record in chosen}))
-    return Panel(
-        "Milliseconds per head",
-        "tokens",
-        [
-            Series(baseline, _points(chosen, "tokens", "baseline_ms"), COLOURS[1]),
-            Series(f"sparse, {keep} kept", _points(chosen, "tokens", "latency_ms"), COLOURS[0]),
-        ],
-        [(tokens, _thousands(tokens)) for tokens in sorted({r["tokens"] for r in chosen})],
-        legend_right=False,
-    )
+    records = [_per_head(record) for record in records]
+    baseline = ", ".join(sorted({record["baseline"] for record in records}))
+    keep = ", ".join(sorted({f"{record['keep_fraction']:.0%}" for record in records}))
+    _line(axes, records, "tokens", "baseline_ms", baseline, COLOURS[1])
+    _line(axes, records, "tokens", "latency_ms", f"sparse, {keep} kept", COLOURS[0])
+    tokens = sorted({record["tokens"] for record in records})
+    axes.set_xticks(tokens, [_thousands(each) for each in tokens])
+    axes.set(title="Milliseconds per head", xlabel="tokens")
+
+
+PANELS = {"keep": keep_panel, "tokens": tokens_panel}
 
 
 def _curve(records: Sequence[Record], curve: str) -> list[Record]:
     return [record for record in records if record.get("curve") == curve]
 
 
-def _points(records: Sequence[Record], x: str, y: str) -> Points:
-    return sorted((record[x], record[y]) for record in records)
+def _line(axes: Axes, records: Sequence[Record], x: str, y: str, label: str, colour: str) -> None:
+    points = sorted((record[x], record[y]) for record in records)
+    axes.plot(*zip(*points, strict=True), "o-", color=colour, label=label)
 
 
 def _per_head(record: Record) -> Record:

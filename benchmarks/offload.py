@@ -81,9 +81,9 @@ def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> N
             record = measure(case, layers, device, dtype, sparse_mlp=args.mlp, rows=rows)
             to.add(record)
             if args.timeline is not None:
-                from benchmarks import canvas, timeline_figure
+                from benchmarks import timeline_figure
 
-                canvas.save(timeline_figure.draw(record), args.timeline)
+                timeline_figure.draw([record]).savefig(args.timeline)
             if not record["identical"]:
                 raise ValueError("the outputs differ from those with all caches on the device")
 

@@ -12,20 +12,20 @@ from typing import Annotated, Any
 import typer
 
 from chipsparse import OldNameWarning, __version__
-from chipsparse.cli.bench import EXAMPLE as BENCH_EXAMPLE
-from chipsparse.cli.bench import bench
-from chipsparse.cli.compare import EXAMPLE as COMPARE_EXAMPLE
-from chipsparse.cli.compare import compare
+from chipsparse.cli.commands.bench import EXAMPLE as BENCH_EXAMPLE
+from chipsparse.cli.commands.bench import bench
+from chipsparse.cli.commands.compare import EXAMPLE as COMPARE_EXAMPLE
+from chipsparse.cli.commands.compare import compare
+from chipsparse.cli.commands.explain import EXAMPLE as EXPLAIN_EXAMPLE
+from chipsparse.cli.commands.explain import explain
+from chipsparse.cli.commands.generate import EXAMPLE, generate
+from chipsparse.cli.commands.models import models
+from chipsparse.cli.commands.report import EXAMPLE as REPORT_EXAMPLE
+from chipsparse.cli.commands.report import report
+from chipsparse.cli.commands.tune import EXAMPLE as TUNE_EXAMPLE
+from chipsparse.cli.commands.tune import tune
 from chipsparse.cli.errors import EXIT_USER_ERROR, written_output
-from chipsparse.cli.explain import EXAMPLE as EXPLAIN_EXAMPLE
-from chipsparse.cli.explain import explain
-from chipsparse.cli.generate import EXAMPLE, generate
-from chipsparse.cli.models import models
 from chipsparse.cli.options import as_command
-from chipsparse.cli.report import EXAMPLE as REPORT_EXAMPLE
-from chipsparse.cli.report import report
-from chipsparse.cli.tune import EXAMPLE as TUNE_EXAMPLE
-from chipsparse.cli.tune import tune
 
 NO_DOCSTRINGS = "python -OO drops the docstrings, which transformers reads; use python -O at most"
 

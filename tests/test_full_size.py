@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 from benchmarks import breakdown_figure, full_size, step_breakdown
 from benchmarks.full_models import (
@@ -201,10 +200,11 @@ def test_the_figure_has_a_bar_for_each_case():
         for case in ("one", "two")
         for schedule in ("sparse", "skipped")
     ]
-    both = breakdown_figure.draw([*records, {"case": "three", "breakdown_ms": None}])
-    one = breakdown_figure.draw(records[:2])
-    assert both.height - one.height == breakdown_figure.BAR
-    attention = Image.new("RGB", (1, 1), breakdown_figure.COLOURS[0]).getpixel((0, 0))
-    for row in range(2):
-        middle = breakdown_figure.TOP + breakdown_figure.BAR * row + breakdown_figure.BAR // 2
-        assert both.getpixel((breakdown_figure.LEFT + 4, middle + 16)) == attention
+    (axes,) = breakdown_figure.draw([*records, {"case": "three", "breakdown_ms": None}]).axes
+    labels = [each.get_text() for each in axes.get_yticklabels()]
+    assert labels == ["one\n60 ms, 2.0x dense", "two\n60 ms, 2.0x dense"]
+    bars = [[(bar.get_x(), bar.get_width()) for bar in part] for part in axes.containers]
+    count = len(step_breakdown.PARTS)
+    assert bars == [
+        [pytest.approx((part / count, 1 / count))] * len(labels) for part in range(count)
+    ]

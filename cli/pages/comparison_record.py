@@ -8,12 +8,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from chipsparse.cli.config_statistics import METRICS
+from chipsparse.cli.compare.paired_runs import SIDES, Side
+from chipsparse.cli.compare.statistics import METRICS
 from chipsparse.cli.pages.clips import Clips
 from chipsparse.cli.pages.names import name_of
 from chipsparse.cli.pages.quality_points import QualityPoint
 from chipsparse.cli.pages.records import Count, Number, Record, Settings, within
-from chipsparse.cli.paired_runs import SIDES, Side
 
 Which = Literal["median", "mean"]
 Column = Literal["A", "B", "B - A"]

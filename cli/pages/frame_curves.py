@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
+from chipsparse.cli.compare.paired_runs import SIDES
 from chipsparse.cli.pages.charts import SERIES, Chart, whole_axis
 from chipsparse.cli.pages.comparison_record import ConfigsComparison
 from chipsparse.cli.pages.files_record import FilesComparison
 from chipsparse.cli.pages.names import name_of
-from chipsparse.cli.paired_runs import SIDES
 
 PIXEL_SCALE = 255.0
 METRICS = {

@@ -12,13 +12,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import chipsparse
-from chipsparse.cli.config_statistics import METRICS
+from chipsparse.cli.compare.paired_runs import SIDES
+from chipsparse.cli.compare.statistics import METRICS
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.pages.names import command_text, file_name, name_of, without_folders
 from chipsparse.cli.pages.part import Part
 from chipsparse.cli.pages.quality_points import numbered
 from chipsparse.cli.pages.units import TIMES, decibels, percent, shortened, times
-from chipsparse.cli.paired_runs import SIDES
 from chipsparse.cli.wording import counted, refused_rows, seconds_text
 from chipsparse.common.byte_sizes import format_bytes
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from matplotlib.axes import Axes
 
+from chipsparse.cli.compare.paired_runs import SIDES, Side
 from chipsparse.cli.pages.charts import (
     FIRST,
     FOURTH,
@@ -22,7 +23,6 @@ from chipsparse.cli.pages.quality_points import QualityPoint, best_points
 from chipsparse.cli.pages.suite_record import Suite
 from chipsparse.cli.pages.tuning_record import Search, TriedConfig, Tuning
 from chipsparse.cli.pages.units import decibels, times
-from chipsparse.cli.paired_runs import SIDES, Side
 from chipsparse.cli.wording import seconds_text
 
 SPEED, PSNR = "times as fast as dense", "PSNR against dense, dB"

@@ -12,11 +12,11 @@ import numpy as np
 from PIL import Image
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.heat_map import choose_factor, difference, heat_map
-from chipsparse.cli.heat_map import label as heat_map_label
+from chipsparse.cli.media.heat_map import choose_factor, difference, heat_map
+from chipsparse.cli.media.heat_map import label as heat_map_label
+from chipsparse.cli.media.pictures import numbered
+from chipsparse.cli.media.read import read_clip
 from chipsparse.cli.pages.clips import Clips
-from chipsparse.cli.pictures import numbered
-from chipsparse.cli.read_media import read_clip
 
 FRAMES, LARGEST_SIDE = 6, 320
 # Of pictures that several clips share.

@@ -12,7 +12,7 @@ from pydantic import Field
 from chipsparse.cli.pages.generation_record import Action, Cell
 from chipsparse.cli.pages.quality_points import QualityPoint
 from chipsparse.cli.pages.records import Number, Record, Settings
-from chipsparse.cli.tune_names import dense_name, pair_of
+from chipsparse.cli.tune.names import dense_name, pair_of
 from chipsparse.profiles.tuned_range import target_text
 
 

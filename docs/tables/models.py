@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chipsparse.cli import models as command
+from chipsparse.cli.commands import models as command
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.profiles.profile import ASSETS
 from docs.tables.markdown import code, table

@@ -8,11 +8,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from chipsparse.cli import bench_text, benchmark, step_times
-from chipsparse.cli.denoise import StepResult
+from chipsparse.cli.bench import benchmark, step_times
+from chipsparse.cli.bench import text as bench_text
+from chipsparse.cli.generation.denoise import StepResult
 from chipsparse.cli.main import app
-from chipsparse.cli.model import describe_model
-from chipsparse.cli.random_pipeline import random_pipeline
+from chipsparse.cli.model.description import describe_model
+from chipsparse.cli.model.random_pipeline import random_pipeline
 from chipsparse.config import SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import SparsityPlan
@@ -195,8 +196,8 @@ def test_a_machine_of_uneven_speed_is_told(after, told):
 
 
 def planned():
-    from chipsparse.cli.planned import PlannedGeneration
-    from chipsparse.cli.settings import GenerationSettings
+    from chipsparse.cli.planning.planned import PlannedGeneration
+    from chipsparse.cli.planning.settings import GenerationSettings
     from chipsparse.pipelines.wan import WanAdapter
 
     layout = ModelLayout((LayerKind("block", 3, 128),), 2, 32, 1, ((2, 2, 3),))

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from chipsparse.cli import compare_text, denoise, paired_runs
-from chipsparse.cli.config_statistics import METRICS, Summary
+from chipsparse.cli.compare import paired_runs
+from chipsparse.cli.compare import text as compare_text
+from chipsparse.cli.compare.statistics import METRICS, Summary
+from chipsparse.cli.generation import denoise
 from chipsparse.cli.main import app
-from chipsparse.cli.panels import GAP_PIXELS
+from chipsparse.cli.media.panels import GAP_PIXELS
 from chipsparse.measure import quality
 from chipsparse.measure.bootstrap import Interval, draws, interval
 from chipsparse.profiles.profile import ASSETS
@@ -51,7 +53,7 @@ def fails_early(compare, workdir, monkeypatch):
     def must_not_load(*_, **__):
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr("chipsparse.cli.compare_configs.load_pipeline", must_not_load)
+    monkeypatch.setattr("chipsparse.cli.compare.configs.load_pipeline", must_not_load)
 
     def run(*arguments, **options):
         ran = compare(*arguments, **options)

@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from chipsparse.cli import media
-from chipsparse.cli.heat_map import heat_map
 from chipsparse.cli.main import app
-from chipsparse.cli.panels import GAP_PIXELS
-from chipsparse.cli.read_media import read_clip
+from chipsparse.cli.media import write as media
+from chipsparse.cli.media.heat_map import heat_map
+from chipsparse.cli.media.panels import GAP_PIXELS
+from chipsparse.cli.media.read import read_clip
 from chipsparse.measure import quality
 
 
@@ -124,12 +124,12 @@ def test_the_same_pixels(compare, pair):
 
 
 def test_lpips_where_it_is_available(compare, pair, monkeypatch):
-    from chipsparse.cli.lpips import Lpips
+    from chipsparse.cli.generation.lpips import Lpips
 
     def measure(a, b):
         return float((a - b).abs().max())
 
-    monkeypatch.setattr("chipsparse.cli.compare_files.find_lpips", lambda *_: Lpips(measure, None))
+    monkeypatch.setattr("chipsparse.cli.compare.files.find_lpips", lambda *_: Lpips(measure, None))
     content = json.loads(compare("a.png", "b.png", "--json").stdout)
     assert content["lpips"] == pytest.approx(16 / 255 / 5)
     assert [frame["lpips"] for frame in content["per_frame"]] == pytest.approx(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from chipsparse.cli.compare_subjects import read_subject, read_subjects
+from chipsparse.cli.compare.subjects import read_subject, read_subjects
 from chipsparse.cli.errors import UserError
 from chipsparse.profiles.profile import ASSETS, load_profile, profile_classes
 

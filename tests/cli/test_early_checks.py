@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from chipsparse.cli import option_checks
-from chipsparse.cli.bench import BenchOptions
-from chipsparse.cli.compare import CompareOptions
+from chipsparse.cli.commands.bench import BenchOptions
+from chipsparse.cli.commands.compare import CompareOptions
+from chipsparse.cli.commands.explain import ExplainOptions
+from chipsparse.cli.commands.generate import GenerateOptions
+from chipsparse.cli.commands.tune import TuneOptions
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.explain import ExplainOptions
-from chipsparse.cli.generate import GenerateOptions
-from chipsparse.cli.tune import TuneOptions
 
 # What is wrong with each of these can be told from the command line and the file system alone.
 MISTAKES = [

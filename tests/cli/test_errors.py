@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from chipsparse.cli import denoise, media
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.generation import denoise
+from chipsparse.cli.media import write as media
 from chipsparse.pipelines.generic import UnservedModelError
 from tests.pipelines.test_families import FAMILIES
 from tests.tiny_models import PROMPT
@@ -43,7 +44,7 @@ def fails_early(fails, monkeypatch):
     def must_not_load(*_, **__):
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr("chipsparse.cli.job.load_pipeline", must_not_load)
+    monkeypatch.setattr("chipsparse.cli.generate.job.load_pipeline", must_not_load)
     return fails
 
 
@@ -299,7 +300,7 @@ def test_a_machine_without_enough_memory(fails, monkeypatch):
 
 
 def test_more_memory_than_is_free_is_refused_before_loading(fails_early, monkeypatch):
-    monkeypatch.setattr("chipsparse.cli.room.host_free_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("chipsparse.cli.planning.room.host_free_bytes", lambda: 1 << 20)
     sentence = fails_early()
     assert re.match(r"48x32 pixels and 5 frames need about .* and 1\.0 MiB are free", sentence)
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import chipsparse
 from chipsparse.cache.kinds import KINDS
-from chipsparse.cli import outlook
+from chipsparse.cli.explain import outlook
 from chipsparse.cli.main import app
 from chipsparse.measure.cost_model import Rates
 from chipsparse.profiles.profile import ASSETS, load_profile

@@ -15,7 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from chipsparse.cli.main import app
-from chipsparse.cli.panels import GAP_PIXELS
+from chipsparse.cli.media.panels import GAP_PIXELS
 from tests.tiny_models import PROMPT
 
 FRAME_SHAPE = (32, 48, 3)

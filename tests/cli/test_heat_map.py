@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from chipsparse.cli.difference_picture import difference_rows
-from chipsparse.cli.heat_map import COLOURS, choose_factor, difference, heat_map, label
-from chipsparse.cli.panels import GAP_PIXELS, Panel, join_panels, stack_panels
+from chipsparse.cli.media.difference_picture import difference_rows
+from chipsparse.cli.media.heat_map import COLOURS, choose_factor, difference, heat_map, label
+from chipsparse.cli.media.panels import GAP_PIXELS, Panel, join_panels, stack_panels
 
 
 def test_difference_is_that_of_the_channel_that_differs_most():

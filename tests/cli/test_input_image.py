@@ -10,7 +10,7 @@ from diffusers import FluxImg2ImgPipeline, WanImageToVideoPipeline
 from PIL import Image
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.input_image import fitted, read_image, size_like
+from chipsparse.cli.generation.input_image import fitted, read_image, size_like
 from tests.pipelines.families.wan import image_to_video
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
@@ -208,7 +208,9 @@ def test_too_few_of_the_steps_are_left_to_be_sparse(generate, flux_folder, workd
 def test_what_is_refused_before_loading(
     generate, workdir, monkeypatch, request, model, arguments, sentence
 ):
-    monkeypatch.setattr("chipsparse.cli.job.load_pipeline", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(
+        "chipsparse.cli.generate.job.load_pipeline", lambda *_, **__: pytest.fail("loaded")
+    )
     picture().save("in.png")
     ran = generate("-o", "out.png", *arguments, model=request.getfixturevalue(model))
     assert ran.exit_code == 2

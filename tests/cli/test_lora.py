@@ -10,7 +10,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.lora import read_lora
+from chipsparse.cli.model.lora import read_lora
 
 RANK = 2
 SMALL = ("-o", "o.png", "--frames", "1", "--json")

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from chipsparse.cli import media
-from chipsparse.cli.panels import GAP_PIXELS, Panel, join_panels
+from chipsparse.cli.media import write as media
+from chipsparse.cli.media.panels import GAP_PIXELS, Panel, join_panels
 
 COLOURS = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (128, 128, 128), (20, 60, 200)]
 

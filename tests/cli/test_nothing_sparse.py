@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from chipsparse.cli import denoise
-from chipsparse.cli.sparse_steps import too_few_steps
+from chipsparse.cli.generation import denoise
+from chipsparse.cli.planning.sparse_steps import too_few_steps
 from chipsparse.config import SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import SparsityPlan
@@ -84,7 +84,9 @@ def test_the_command_warns_before_loading_and_in_its_results(generate):
 
 
 def test_strict_refuses_before_loading(generate, workdir, monkeypatch):
-    monkeypatch.setattr("chipsparse.cli.job.load_pipeline", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(
+        "chipsparse.cli.generate.job.load_pipeline", lambda *_, **__: pytest.fail("loaded")
+    )
     ran = generate(*FEW, "--strict")
     assert ran.exit_code == 2
     assert "it takes --steps 3 or more" in ran.stderr

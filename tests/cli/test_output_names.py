@@ -23,7 +23,7 @@ def refused(workdir, model_folder, monkeypatch):
     (workdir / "c.json").write_text("{}")
     (workdir / "g.html").write_text("{}")
     (workdir / "p.gif").write_text("a red circle\na blue square\n")
-    for module in ("job", "compare_configs", "tune_job"):
+    for module in ("generate.job", "compare.configs", "tune.job"):
         monkeypatch.setattr(
             f"chipsparse.cli.{module}.load_pipeline", lambda *_, **__: pytest.fail("loaded")
         )

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.cli import denoise, media, report_file
+from chipsparse.cli.generation import denoise
+from chipsparse.cli.media import report_file
+from chipsparse.cli.media import write as media
 from chipsparse.common import finished_files
 
 DENSE_MLP = "MLP runs dense in 1 of 3 layers (first: layer 1): its second linear is of class Other"
@@ -16,7 +18,7 @@ DENSE_MLP = "MLP runs dense in 1 of 3 layers (first: layer 1): its second linear
 @pytest.fixture
 def adapted(monkeypatch):
     """Loads pipelines in which one MLP cannot run sparse."""
-    from chipsparse.cli import job
+    from chipsparse.cli.generate import job
 
     class Other(torch.nn.Linear):
         pass
@@ -192,7 +194,9 @@ def test_a_report_that_fails_too_does_not_hide_the_error(generate, workdir, adap
     ],
 )
 def test_mistakes(generate, workdir, monkeypatch, arguments, sentence):
-    monkeypatch.setattr("chipsparse.cli.job.load_pipeline", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(
+        "chipsparse.cli.generate.job.load_pipeline", lambda *_, **__: pytest.fail("loaded")
+    )
     ran = generate("-o", "out.gif", *arguments)
     assert (ran.exit_code, ran.stdout) == (2, "")
     assert ran.stderr.startswith(f"chipsparse: error: {sentence}")

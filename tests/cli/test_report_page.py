@@ -17,9 +17,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import chipsparse
-from chipsparse.cli import job, report_file
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.generate import job
 from chipsparse.cli.main import app
+from chipsparse.cli.media import report_file
 from chipsparse.cli.pages import part
 from chipsparse.cli.pages.charts import Drawn, Renderer
 from chipsparse.cli.pages.names import command_text, name_of

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.request import choose_profile
+from chipsparse.cli.planning.request import choose_profile
 from chipsparse.config import SparsityConfig
 
 MODEL: Any = SimpleNamespace(location="model", transformer_class="WanTransformer3DModel")

@@ -6,8 +6,8 @@ import pytest
 from diffusers import UniPCMultistepScheduler
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.model import describe_model
-from chipsparse.cli.schedulers import choose_scheduler
+from chipsparse.cli.model.description import describe_model
+from chipsparse.cli.model.schedulers import choose_scheduler
 
 # Of libraries, as older schedulers are tried with a newer NumPy.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -93,7 +93,9 @@ def test_the_command_runs_with_it(generate, unipc_model):
 
 
 def test_an_unknown_one_is_refused_before_loading(generate, unipc_model, monkeypatch):
-    monkeypatch.setattr("chipsparse.cli.job.load_pipeline", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(
+        "chipsparse.cli.generate.job.load_pipeline", lambda *_, **__: pytest.fail("loaded")
+    )
     ran = generate("--scheduler", "nonsense", model=unipc_model)
     assert ran.exit_code == 2
     assert "none of diffusers' schedulers" in ran.stderr

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from chipsparse.cli import denoise, job
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.generate import job
+from chipsparse.cli.generate.series import series
+from chipsparse.cli.generation import denoise
 from chipsparse.cli.prompts import read_prompts, typed_prompt
-from chipsparse.cli.series import series
 
 SMALL = ("--frames", "1", "--steps", "3")
 

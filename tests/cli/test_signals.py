@@ -12,9 +12,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from chipsparse.cli import denoise, job, media, report_file, signals
+from chipsparse.cli import signals
 from chipsparse.cli.errors import reported_errors
+from chipsparse.cli.generate import job
+from chipsparse.cli.generation import denoise
 from chipsparse.cli.main import app
+from chipsparse.cli.media import report_file
+from chipsparse.cli.media import write as media
 from chipsparse.common import finished_files
 
 STOPS = [
@@ -76,7 +80,7 @@ def test_nothing_is_left_of_a_generation(
 
 
 def test_a_stop_while_the_result_is_told_does_not_deny_the_files(generate, workdir, monkeypatch):
-    from chipsparse.cli import summary
+    from chipsparse.cli.generate import summary
 
     stop = lambda *_, **__: signal.raise_signal(signal.SIGINT)  # noqa: E731
     monkeypatch.setattr(summary, "print_summary", stop)
@@ -103,7 +107,7 @@ import numpy as np
 from pathlib import Path
 from chipsparse.cli import main
 from chipsparse.cli.errors import reported_errors
-from chipsparse.cli.media import write_media
+from chipsparse.cli.media.write import write_media
 
 @main.app.command()
 def write():
@@ -119,7 +123,7 @@ def tell():
 
 main.main()
 """
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(media.__file__).parents[2])}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(media.__file__).parents[3])}
 
 
 def children(process):
@@ -251,7 +255,7 @@ def test_the_terminal_is_gone(monkeypatch):
 
 
 def test_an_interrupted_comparison_tells_what_it_has(workdir, model_folder, monkeypatch):
-    from chipsparse.cli import paired_runs
+    from chipsparse.cli.compare import paired_runs
 
     (workdir / "prompts.txt").write_text("a red circle\na blue square\na third\n")
     generate, calls = denoise.generate, []

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from chipsparse.cli import suite_lab, suite_rows
 from chipsparse.cli.main import app
-from chipsparse.cli.suite_record import passes
+from chipsparse.cli.suite import lab as suite_lab
+from chipsparse.cli.suite import rows as suite_rows
+from chipsparse.cli.suite.record import passes
 from chipsparse.measure import quality
 from chipsparse.profiles.profile import ASSETS
 from tests.cli.conftest import PROFILE
@@ -220,7 +221,7 @@ def test_an_interrupt_before_the_first_clip_leaves_nothing(counted, model, workd
 
 
 def test_what_is_there_is_not_made_again(again, counted, workdir, monkeypatch):
-    monkeypatch.setattr("chipsparse.cli.suite.load_pipeline", None)
+    monkeypatch.setattr("chipsparse.cli.suite.job.load_pipeline", None)
     before = content(workdir / "made")
     assert again().exit_code == 0
     assert counted["count"] == 0
@@ -441,7 +442,7 @@ def test_bundled_prompts_are_twelve_different_ones():
     ],
 )
 def test_mistakes_are_told_before_anything_is_made(arguments, told, model, workdir, monkeypatch):
-    monkeypatch.setattr("chipsparse.cli.suite.load_pipeline", None)
+    monkeypatch.setattr("chipsparse.cli.suite.job.load_pipeline", None)
     (workdir / "three.txt").write_text("\n".join(PROMPTS))
     ran = run(*(str(each).replace("{}", str(model)) for each in arguments))
     assert (ran.exit_code, ran.stdout) == (2, "")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from chipsparse.cli import summary
-from chipsparse.cli.denoise import Generation, StepResult
+from chipsparse.cli.generate import summary
+from chipsparse.cli.generation.denoise import Generation, StepResult
 from chipsparse.cli.results import json_values
 from chipsparse.cli.wording import seconds_text
 

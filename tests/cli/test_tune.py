@@ -11,10 +11,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from chipsparse.cli import tune_lab
-from chipsparse.cli.lpips import Lpips
+from chipsparse.cli.generation.lpips import Lpips
 from chipsparse.cli.main import app
-from chipsparse.cli.tune_names import pair_of
+from chipsparse.cli.tune import lab as tune_lab
+from chipsparse.cli.tune.names import pair_of
 from chipsparse.common import finished_files
 from chipsparse.profiles.profile import load_profile
 from chipsparse.tuning.results_file import ResultsFile
@@ -219,7 +219,7 @@ def test_the_same_target_again_measures_nothing(again, monkeypatch):
     before = Path("p.tune.json").read_bytes()
     Path("p.yaml").unlink()
     monkeypatch.setattr(
-        "chipsparse.cli.tune_job.load_pipeline", lambda *_, **__: pytest.fail("loaded a model")
+        "chipsparse.cli.tune.job.load_pipeline", lambda *_, **__: pytest.fail("loaded a model")
     )
     result = again("--min-psnr", "25")
     assert result.exit_code == 0, result.stderr
@@ -290,7 +290,7 @@ def test_a_limit_of_a_perceptual_distance(again, monkeypatch):
         return float((a - b).abs().mean())
 
     monkeypatch.setattr(
-        "chipsparse.cli.tune_job.find_lpips", lambda height, width: Lpips(distance, None)
+        "chipsparse.cli.tune.job.find_lpips", lambda height, width: Lpips(distance, None)
     )
     result = again("--max-lpips", "0.01")
     assert result.exit_code == 0, result.stderr
@@ -475,7 +475,7 @@ def test_bad_input(tune, arguments, message, monkeypatch):
 def test_a_file_in_place_of_the_dense_pictures_is_refused_before_anything_is_loaded(
     tune, monkeypatch
 ):
-    monkeypatch.setattr("chipsparse.cli.tune_job.load_pipeline", None)  # would raise if called
+    monkeypatch.setattr("chipsparse.cli.tune.job.load_pipeline", None)  # would raise if called
     Path("p.tune-dense").write_text("mine")
     result = tune("--min-psnr", "25")
     assert result.exit_code == 2

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from chipsparse.cli.tune_unreachable import unreachable_text
+from chipsparse.cli.tune.unreachable import unreachable_text
 from chipsparse.profiles.tuned_range import TunedTarget
 from chipsparse.tuning.search import Unreachable
 from chipsparse.tuning.targets import Pair

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from chipsparse.cli.pages.records import read_record
 from chipsparse.cli.pages.tuning_record import Tuning
-from chipsparse.cli.tune_names import dense_name, pair_name
+from chipsparse.cli.tune.names import dense_name, pair_name
 
 PROMPTS = ["seed 0, a cat", "seed 1, a dog", "seed 2, a cow"]
 

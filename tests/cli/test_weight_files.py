@@ -5,8 +5,8 @@ import json
 import pytest
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.model import describe_model
-from chipsparse.cli.weight_files import check_weight_files
+from chipsparse.cli.model.description import describe_model
+from chipsparse.cli.model.weight_files import check_weight_files
 
 
 def change_config(folder, **entries):

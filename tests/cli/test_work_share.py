@@ -2,7 +2,7 @@
 
 import pytest
 
-from chipsparse.cli.work_share import step_costs, work_share
+from chipsparse.cli.planning.work_share import step_costs, work_share
 from chipsparse.config import SparsityConfig
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from chipsparse.cli import kept_elsewhere, media
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.read_media import read_clip
+from chipsparse.cli.media import kept_elsewhere
+from chipsparse.cli.media import write as media
+from chipsparse.cli.media.read import read_clip
 from tests.tiny_models import PROMPT
 
 SUFFIXES = tuple(media.WRITERS)

@@ -13,7 +13,7 @@ import torch
 import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.cache.kinds import PARTS
-from chipsparse.cli.settings import vae_factors
+from chipsparse.cli.planning.settings import vae_factors
 from tests.pipelines.model_state import actions, state_of
 
 

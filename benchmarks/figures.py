@@ -1,0 +1,60 @@
+"""What figures have in common: their look, and the commands that draw them from records."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.records import Record
+
+# Okabe and Ito's colours, which most colour-blind readers tell apart.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#dddddd")
+NOTE = "#666666"
+DPI = 100  # a figure of 12 inches is 1200 pixels wide
+STYLE = {
+    "axes.axisbelow": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "figure.constrained_layout.h_pad": 0.12,
+    "figure.constrained_layout.use": True,
+    "figure.constrained_layout.w_pad": 0.12,
+    "figure.dpi": DPI,
+    "font.size": 10,
+    "grid.color": "#e4e4e4",
+    "savefig.dpi": DPI,
+}
+
+
+def figure_of(width: float, height: float) -> Figure:
+    """An empty figure of so many inches."""
+    with matplotlib.rc_context(STYLE):
+        return Figure((width, height))
+
+
+def axes_of(figure: Figure, *place: int) -> Axes:
+    """Axes at a place of `Figure.add_subplot`, in the look of all figures."""
+    with matplotlib.rc_context(STYLE):
+        return figure.add_subplot(*place)
+
+
+def draw_from_records(
+    module: str, help_text: str | None, draw: Callable[[Sequence[Record]], Figure]
+) -> None:
+    """The command of a figure's module: reads a file of records, writes the figure.
+
+    Args:
+        module: its name in ``benchmarks``.
+        help_text: what it says of itself.
+        draw: makes the figure.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{module}", description=help_text)
+    parser.add_argument("records", type=Path)
+    parser.add_argument("figure", type=Path)
+    args = parser.parse_args()
+    draw(json.loads(args.records.read_text(encoding="utf-8"))).savefig(args.figure)

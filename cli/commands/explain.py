@@ -1,0 +1,49 @@
+"""`chipsparse explain`: what a generation would do, without loading any weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chipsparse.cli.generation_options import GenerationOptions
+from chipsparse.cli.option_checks import check_device
+from chipsparse.cli.options import MODEL, option
+from chipsparse.cli.results import results_alone, tell
+
+EXAMPLE = (
+    "Example: [bold]chipsparse explain --model Wan-AI/Wan2.1-T2V-1.3B-Diffusers --vram 24G[/bold]"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions(GenerationOptions):
+    """What the user typed for `explain`; None where an option was left out."""
+
+    device: str = option(
+        help="cpu, cuda, cuda:N, or auto: a GPU, be it one that is not here.",
+        default="auto",
+        panel=MODEL,
+        check=check_device,
+    )
+    negative_prompt: None = None
+
+
+def explain(options: ExplainOptions) -> None:
+    """Tell what a generation would do: what runs sparse, how much memory, how much faster.
+
+    Reads the model's configs only; no weight is loaded.
+    """
+    # Imported here so that --help does not wait for torch and diffusers.
+    from chipsparse.cli.explain.explanation import explain as gather
+    from chipsparse.cli.explain.text import print_explanation
+    from chipsparse.cli.model.description import quiet_libraries
+    from chipsparse.cli.planning.request import look_up, required_profile
+    from chipsparse.cli.progress import ProgressDisplay
+
+    with (
+        results_alone(),
+        ProgressDisplay() as display,
+        quiet_libraries(debug=options.debug),
+    ):
+        found = look_up(options, display)
+        explanation = gather(options, found, required_profile(options, found))
+    tell(explanation, print_explanation, as_json=options.json)

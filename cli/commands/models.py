@@ -1,0 +1,100 @@
+"""`chipsparse models`: which models can run sparse, and what of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from chipsparse.cli.options import PrintOptions
+from chipsparse.cli.results import tell
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from chipsparse.config import Part
+    from chipsparse.pipelines.adapter import ModelAdapter
+
+# Any picture that all models can make; only where its text stands is looked at.
+LATENTS = (4, 64, 64)
+TEXT_TOKENS = 64
+
+
+def models(options: PrintOptions) -> None:
+    """List the models that can run sparse, and what of each."""
+    # Imported here so that --help does not wait for torch and diffusers.
+    import chipsparse
+    from chipsparse.cli.model.description import quiet_libraries
+    from chipsparse.pipelines.registry import ADAPTERS
+
+    with quiet_libraries(debug=options.debug):
+        rows = [describe(adapter) for adapter in ADAPTERS.values()]
+    content = {"chipsparse": chipsparse.__version__, "models": rows, "others": others()}
+    tell(content, print_models, as_json=options.json)
+
+
+def describe(adapter: type[ModelAdapter]) -> dict[str, Any]:
+    """What there is to say of the models of one transformer class."""
+    return {
+        "transformer_class": adapter.transformer_class,
+        "families": adapter.families,
+        "attention": _part(adapter, "attention", adapter.sparse_attention),
+        "mlp": _part(adapter, "mlp", adapter.sparse_mlp),
+        "text_columns": _text_columns(adapter),
+        "guidance": _guidance(adapter),
+    }
+
+
+def _part(adapter: type[ModelAdapter], part: Part, sparse: str) -> str:
+    reason = adapter.masked_parts.get(part)
+    return sparse if reason is None else f"dense: {reason}"
+
+
+def _text_columns(adapter: type[ModelAdapter]) -> str:
+    """Where the text stands in a call of the transformer that its class makes by default."""
+    import diffusers
+
+    from chipsparse.cli.model.description import default_arguments
+
+    config = default_arguments(getattr(diffusers, adapter.transformer_class))
+    layout = adapter.planned_layout(config, latents=LATENTS, text_tokens=TEXT_TOKENS)
+    if layout.text_tokens == 0:
+        return "none in self-attention"
+    place = f"{'before' if layout.text_first else 'behind'} the picture's"
+    kept = "" if "attention" in adapter.masked_parts else ", always kept"
+    return place + kept
+
+
+def _guidance(adapter: type[ModelAdapter]) -> str:
+    if getattr(adapter, "guides_in_batch", False):
+        return f"{adapter.guidance_argument}: in the same call, as the other half of the batch"
+    known = "" if adapter.announces_guidance else ", which is not announced"
+    return f"{adapter.guidance_argument}: a second call per step{known}"
+
+
+def others() -> str:
+    """What is done with models of other classes, in two sentences."""
+    from chipsparse.pipelines.generic import GenericAdapter
+
+    generic = GenericAdapter
+    return (
+        f"{generic.families}: {generic.sparse_attention}, and {generic.sparse_mlp} run sparse; "
+        "text columns are not known. enable() warns of it, and a model that cannot be served so is "
+        "refused"
+    )
+
+
+def print_models(content: dict[str, Any], console: Console) -> None:
+    """A paragraph for each transformer class, and one for all others."""
+    from chipsparse.cli.tables import Facts, facts_table
+
+    facts: Facts = []
+    for row in content["models"]:
+        facts += [
+            (row["transformer_class"], row["families"]),
+            ("  attention", row["attention"]),
+            ("  MLP", row["mlp"]),
+            ("  text columns", row["text_columns"]),
+            ("  guidance", row["guidance"]),
+            ("", ""),
+        ]
+    facts.append(("other classes", content["others"]))
+    console.print(facts_table(facts), highlight=False, markup=False)

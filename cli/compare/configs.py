@@ -1,0 +1,262 @@
+"""Two configs against the stock model and against each other, over prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import chipsparse
+from chipsparse.cli.commands.compare import CompareOptions
+from chipsparse.cli.compare.files import Picture
+from chipsparse.cli.compare.paired_runs import (
+    SIDES,
+    PairedRunner,
+    PromptRuns,
+    Side,
+    WorstClips,
+    run_prompts,
+)
+from chipsparse.cli.compare.statistics import statistics
+from chipsparse.cli.compare.subjects import Subject
+from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.generation.lpips import Lpips
+from chipsparse.cli.generation_options import GenerationOptions
+from chipsparse.cli.media import write as media
+from chipsparse.cli.media.difference_picture import difference_rows
+from chipsparse.cli.media.panels import stack_panels
+from chipsparse.cli.model.description import (
+    ModelDescription,
+    load_pipeline,
+    quiet_libraries,
+)
+from chipsparse.cli.planning import profile_range
+from chipsparse.cli.planning.request import (
+    check_prompt_is_enough,
+    device_and_dtype,
+    look_up,
+    required_profile,
+)
+from chipsparse.cli.planning.settings import (
+    OPTION_OF,
+    GenerationSettings,
+    resolve_settings,
+)
+from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.results import fields_json
+from chipsparse.cli.work_progress import WorkProgress
+from chipsparse.measure.bootstrap import LEAST_VALUES, LEVEL, RESAMPLES
+from chipsparse.profiles.profile import ASSETS, Profile
+
+BUNDLED_COUNT = 8  # prompts, where no file of them is given
+
+
+@dataclass(frozen=True)
+class ConfigsComparison:
+    """What `chipsparse compare` found out about two configs.
+
+    Attributes:
+        model: what the model's files say.
+        device: where it ran.
+        dtype: of the weights.
+        subjects: A and B as they were typed.
+        profiles: of A and B; None for the stock model.
+        settings: of every generation.
+        out_of_range: how they differ from what the profile of A or B was tuned for, a phrase each.
+        prompts: one entry for each that was generated.
+        asked: how many there should be.
+        lpips: the metric, or why there is none.
+        picture: of the worst prompt, if one was asked for.
+        pictured: which prompt that is, from 0.
+        unwritten: why the picture could not be written.
+        exit_code: of the command: 0, or that of an interruption.
+    """
+
+    model: ModelDescription
+    device: torch.device
+    dtype: torch.dtype
+    subjects: tuple[Subject, Subject]
+    profiles: dict[Side, Profile | None]
+    settings: GenerationSettings
+    out_of_range: dict[Side, list[str]]
+    prompts: list[PromptRuns]
+    asked: int
+    lpips: Lpips
+    picture: Picture | None
+    pictured: int | None
+    unwritten: str | None
+    exit_code: int
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user broke off before the last prompt."""
+        return len(self.prompts) < self.asked
+
+    def to_json(self) -> dict[str, Any]:
+        """Every generation, and means and medians with their intervals."""
+        found = statistics(self.prompts)
+        sides = zip(SIDES, self.subjects, self.profiles.values(), strict=True)
+        shown = None
+        if self.picture is not None:
+            shown = {**fields_json(self.picture), "prompt": self.pictured}
+        return {
+            "chipsparse": chipsparse.__version__,
+            "mode": "configs",
+            "model": self.model.location,
+            "transformer_class": self.model.transformer_class,
+            "device": self.device,
+            "dtype": self.dtype,
+            "settings": self.settings,
+            "configs": {
+                side: {"name": subject.text, "profile": None if profile is None else profile.source}
+                for side, subject, profile in sides
+            },
+            "reference": "dense",
+            "interrupted": self.interrupted,
+            "interval": {"level": LEVEL, "resamples": RESAMPLES, "method": "bootstrap percentile"},
+            "A": found.sides["A"],
+            "B": found.sides["B"],
+            "B - A": found.difference,
+            "lpips_missing": self.lpips.why_not,
+            "picture": shown,
+            "notes": list(notes(self)),
+            "prompts": self.prompts,
+        }
+
+
+def compare_configs(options: CompareOptions) -> ConfigsComparison:
+    """Checks all that is cheap to check, then generates, compares and writes."""
+    device, dtype = device_and_dtype(options)
+    with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
+        model = look_up(options, display)
+        check_prompt_is_enough(model, "configs are compared on prompts alone")
+        profiles = {
+            side: _profile(options, subject, model)
+            for side, subject in zip(SIDES, options.subjects, strict=True)
+        }
+        settings = _common_settings(options, model, profiles)
+        prompts = read_prompts(options, video=model.accepts("num_frames"))
+        if options.output is not None:
+            media.check_kind(options.output, video=model.accepts("num_frames"))
+        out_of_range = {
+            side: profile_range.out_of_range(profile, model, settings, device, dtype)
+            for side, profile in profiles.items()
+            if profile is not None
+        }
+        for _, sentence in _range_notes(profiles, out_of_range):
+            display.tell(f"chipsparse: warning: {sentence}")
+        progress = WorkProgress(display)
+        with progress.stage("loading the model"):
+            pipe = load_pipeline(model, device=device, dtype=dtype)
+        runner = PairedRunner(pipe, profiles, settings, progress)
+        runs = run_prompts(runner, prompts, seed=options.seed)
+        picture, unwritten = None, None
+        if options.output is not None:
+            try:
+                with display.stage(f"writing {options.output}"):
+                    picture = _write_picture(runs.worst, options.output, options)
+            except UserError as error:  # the numbers took longer than the picture
+                unwritten = str(error)
+    return ConfigsComparison(
+        model=model,
+        device=device,
+        dtype=dtype,
+        subjects=options.subjects,
+        profiles=profiles,
+        settings=settings,
+        out_of_range=out_of_range,
+        prompts=runs.prompts,
+        asked=runs.asked,
+        lpips=runs.lpips,
+        picture=picture,
+        pictured=None if picture is None else runs.worst.index,
+        unwritten=unwritten,
+        exit_code=runs.exit_code,
+    )
+
+
+def read_prompts(options: CompareOptions, *, video: bool) -> list[str]:
+    """The first ``--count`` lines of ``--prompts`` that are not empty, or of the bundled ones."""
+    path = options.prompts or ASSETS / "prompts" / ("shapes.txt" if video else "images.txt")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--prompts {path} could not be read: {first_line(error)}") from error
+    found = [line.strip() for line in lines if line.strip()]
+    wanted = options.count or (BUNDLED_COUNT if options.prompts is None else len(found))
+    if len(found) < max(wanted, LEAST_VALUES):
+        asked = f"--count {options.count} asks for more" if options.count else ""
+        raise UserError(
+            f"{path} has {len(found)} prompt{'s' * (len(found) != 1)}; "
+            + (asked or f"intervals need at least {LEAST_VALUES}, one a line")
+        )
+    return found[:wanted]
+
+
+def _profile(
+    options: GenerationOptions, subject: Subject, model: ModelDescription
+) -> Profile | None:
+    if subject.kind == "dense":
+        return None
+    taken = dataclasses.replace(options, config=subject.path, quality=subject.quality)
+    return required_profile(taken, model)
+
+
+def _common_settings(
+    options: GenerationOptions, model: ModelDescription, profiles: dict[Side, Profile | None]
+) -> GenerationSettings:
+    """The settings that both configs ask for; raises `UserError` where they ask for others."""
+    found = [
+        resolve_settings(options, model, profile.generation)
+        for profile in profiles.values()
+        if profile is not None
+    ]
+    first, last = (dataclasses.asdict(settings) for settings in (found[0], found[-1]))
+    for name, value in first.items():
+        if value != last[name]:
+            option = OPTION_OF.get(name)
+            way = f"give {option}" if option else "make them the same in both files"
+            raise UserError(
+                f"A generates with {name} {value} and B with {last[name]}; pictures of other "
+                f"settings do not compare: {way}"
+            )
+    return found[0]
+
+
+def _write_picture(worst: WorstClips, output: Path, options: CompareOptions) -> Picture:
+    others = [
+        (worst.frames[side], f"{side}: {Path(subject.text).stem}")
+        for side, subject in zip(SIDES, options.subjects, strict=True)
+        if subject.kind != "dense"
+    ]
+    rows, factor = difference_rows((worst.frames["dense"], "dense"), others, factor=options.amplify)
+    written = media.write_media({output: stack_panels(rows)}, fps=options.rate)
+    return Picture(written[output], factor)
+
+
+def _range_notes(
+    profiles: dict[Side, Profile | None], out_of_range: dict[Side, list[str]]
+) -> Iterator[tuple[Side, str]]:
+    """A side and a sentence, where its profile was tuned for something else."""
+    for side, differences in out_of_range.items():
+        profile = profiles[side]
+        if profile is not None and differences:
+            yield side, profile_range.sentence(profile, differences)
+
+
+def notes(comparison: ConfigsComparison) -> Iterator[str]:
+    """What to know beside the numbers, one sentence each."""
+    count = len(comparison.prompts)
+    if comparison.interrupted:
+        yield f"interrupted: of {comparison.asked} prompts, the first {count} are told"
+    if count < 10:
+        yield f"intervals from {count} prompts are rough and tend to be too narrow; use more"
+    for side, sentence in _range_notes(comparison.profiles, comparison.out_of_range):
+        yield f"{side}: {sentence}"
+    for side in SIDES:
+        told = [line for runs in comparison.prompts for line in runs.sides[side].fallbacks]
+        yield from (f"{side}: {line}" for line in dict.fromkeys(told))

@@ -1,0 +1,153 @@
+"""What `chipsparse compare` tells, as tables for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.table import Table
+
+from chipsparse.cli.compare.configs import ConfigsComparison, notes
+from chipsparse.cli.compare.files import FilesComparison, Picture
+from chipsparse.cli.compare.paired_runs import SIDES
+from chipsparse.cli.compare.statistics import FLICKER_SCALE, METRICS, Summary, statistics
+from chipsparse.cli.tables import Facts, facts_table, number_table, print_table
+from chipsparse.cli.wording import files_text
+from chipsparse.measure.bootstrap import LEVEL
+from chipsparse.measure.clip_comparison import ClipComparison
+
+SAME = "the same"
+INTERVAL = f"{LEVEL:.0%} interval"
+
+
+def print_files(comparison: FilesComparison, console: Console) -> None:
+    """The page about two files."""
+    result = comparison.result
+    print_table(console, _clip_table(result))
+    facts: Facts = []
+    if result.identical:
+        facts.append(("pixels", "the same in every frame"))
+    else:
+        facts.append(("largest difference", f"{result.largest_difference} of 255"))
+    if result.flicker_change is not None:
+        first, second, change = (
+            FLICKER_SCALE * (value or 0.0)
+            for value in (result.flicker_a, result.flicker_b, result.flicker_change)
+        )
+        facts.append(
+            (
+                "flicker",
+                f"A {first:.3f}, B {second:.3f} of 255 ({round(change, 3) + 0.0:+.3f})",
+            )
+        )
+    facts += _lpips_facts(comparison.lpips.why_not)
+    frames, height, width, _ = comparison.clips[0].frames.shape
+    facts.append(("compared", f"{frames} frame{'s' * (frames > 1)} of {width}x{height} pixels"))
+    if comparison.lossy:
+        names = " and ".join(str(path) for path in comparison.lossy)
+        facts.append(
+            ("note", f"{names}: part of the difference may be the encoder's; PNG files are exact")
+        )
+    facts += _picture_facts(comparison.picture)
+    print_table(console, facts_table(facts))
+
+
+def print_configs(comparison: ConfigsComparison, console: Console) -> None:
+    """The page about two configs."""
+    found = statistics(comparison.prompts)
+    for side, subject in zip(SIDES, comparison.subjects, strict=True):
+        if subject.kind != "dense":
+            print_table(console, _summary_table(f"{side}: {subject.text}", found.sides[side]))
+    print_table(console, _summary_table("B - A", found.difference, sign=True))
+    count = len(comparison.prompts)
+    seeds = [runs.seed for runs in comparison.prompts]
+    facts: Facts = [
+        ("compared", f"with dense, {count} prompts, seeds {seeds[0]} to {seeds[-1]}"),
+        ("intervals", "bootstrap over prompts, A and B resampled together"),
+        *_zero_facts(found.difference),
+        *_lpips_facts(comparison.lpips.why_not),
+        *(("note", note) for note in notes(comparison)),
+        *_picture_facts(comparison.picture),
+    ]
+    if comparison.pictured is not None:
+        worst = comparison.prompts[comparison.pictured]
+        facts.append(("", f"of the lowest PSNR: seed {worst.seed}, {worst.prompt}"))
+    print_table(console, facts_table(facts))
+
+
+def _clip_table(result: ClipComparison) -> Table:
+    table = number_table("B against A", "overall", "worst", "in frame")
+    table.add_row("PSNR", _decibels(result.psnr_db), *_worst(result.psnr_per_frame, min, _decibels))
+    if result.ssim is None:
+        table.add_row("SSIM", "frames are too small", "", "")
+    else:
+        assert result.ssim_per_frame is not None
+        table.add_row("SSIM", _four(result.ssim), *_worst(result.ssim_per_frame, min, _four))
+    if result.lpips is not None:
+        assert result.lpips_per_frame is not None
+        table.add_row("LPIPS", _four(result.lpips), *_worst(result.lpips_per_frame, max, _four))
+    return table
+
+
+def _worst(
+    values: list[float], pick: Callable[[list[float]], float], text: Callable[[float], str]
+) -> tuple[str, str]:
+    """The worst value and its frame, from 0; where all are alike none is the worst."""
+    worst = pick(values)
+    return text(worst), "all" if min(values) == max(values) else str(values.index(worst))
+
+
+def _decibels(value: float) -> str:
+    return SAME if math.isinf(value) else f"{value:.2f} dB"
+
+
+def _four(value: float) -> str:
+    return f"{value:.4f}"
+
+
+def _summary_table(
+    title: str, summaries: dict[str, Summary | None], *, sign: bool = False
+) -> Table:
+    table = number_table(title, "mean", INTERVAL, "median", INTERVAL, gap=1)
+    for name, metric in METRICS.items():
+        summary = summaries[name]
+        if summary is not None:
+            cells: list[str] = []
+            for found in (summary.mean, summary.median):
+                low, high = (metric.text(bound, sign=sign) for bound in (found.low, found.high))
+                between = low if low == high else f"{low} to {high}"
+                cells += [metric.text(found.value, sign=sign), between]
+            table.add_row(metric.title, *cells)
+    return table
+
+
+def _zero_facts(difference: dict[str, Summary | None]) -> Facts:
+    """Where B - A may be nothing but the choice of prompts."""
+    unclear = []
+    for name, metric in METRICS.items():
+        summary = difference[name]
+        if summary is None:
+            continue
+        title = metric.title.partition(" (")[0]
+        mean, median = (found.contains(0.0) for found in (summary.mean, summary.median))
+        if mean or median:
+            which = "" if mean and median else " (mean)" if mean else " (median)"
+            unclear.append(title + which)
+    if not unclear:
+        return [("B - A", "no interval includes zero")]
+    return [("B - A", f"may be zero, as the interval includes it: {', '.join(unclear)}")]
+
+
+def _lpips_facts(why_not: str | None) -> Facts:
+    return [] if why_not is None else [("LPIPS", f"not available: {why_not}")]
+
+
+def _picture_facts(picture: Picture | None) -> Facts:
+    if picture is None:
+        return []
+    white = -(-255 // picture.amplified)
+    return [
+        ("written", files_text(picture.files)),
+        ("heat-map", f"difference x{picture.amplified}: white is {white} of 255 or more"),
+    ]

@@ -1,0 +1,206 @@
+"""What a generation would do, gathered from configs alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from chipsparse.cache.memory_plan import BudgetError, MemoryPlan
+from chipsparse.cache.table import KindBytes, bytes_by_kind
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.explain.outlook import Outlook, Target, look_ahead
+from chipsparse.cli.explain.to_json import explanation_json
+from chipsparse.cli.generation_options import GenerationOptions
+from chipsparse.cli.model.dense_layers import QUANTIZED
+from chipsparse.cli.model.description import ModelDescription, choose_device, choose_dtype
+from chipsparse.cli.model.weights import ComponentWeights, count_weights
+from chipsparse.cli.planning import profile_range
+from chipsparse.cli.planning.settings import GenerationSettings
+from chipsparse.cli.planning.sparse_steps import too_few_steps
+from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.config import MemoryConfig, Part
+from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.plan import SparsityPlan
+from chipsparse.profiles.profile import Profile
+
+# In the names of pipelines that always see reference pictures.
+SEEING_PICTURES = ("Kontext", "ImageEdit", "ImageLayered")
+AT_MOST = (
+    "counts and times are those of a generation in which skip_threshold skips no step: how many it "
+    "skips is not known beforehand"
+)
+NO_BUDGET = "planned for a GPU without limit; give --vram to see what fits"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Everything that `chipsparse explain` tells.
+
+    Attributes:
+        model: what the model's files say.
+        profile: what is computed.
+        settings: of the pipeline call.
+        pixels: height and width of the picture.
+        target: where it would run.
+        outlook: plan, caches and times of the quality that is taken, or of the profile's config.
+        qualities: outlooks of all that the profile has, by name.
+        weights: of every component.
+        caches: bytes of each kind of tensor that is kept.
+        out_of_range: how it differs from what the profile was tuned for, a phrase each.
+        notes: what to know beside the numbers, one sentence each.
+    """
+
+    model: ModelDescription
+    profile: Profile
+    settings: GenerationSettings
+    pixels: tuple[int, int]
+    target: Target
+    outlook: Outlook
+    qualities: dict[str, Outlook]
+    weights: list[ComponentWeights]
+    caches: dict[str, KindBytes]
+    out_of_range: list[str]
+    notes: list[str]
+
+    @property
+    def plan(self) -> SparsityPlan:
+        """What is sparse, when."""
+        return self.outlook.planned.plan
+
+    @property
+    def branches(self) -> int:
+        """Transformer calls per step."""
+        return self.outlook.planned.branches
+
+    @property
+    def memory(self) -> MemoryPlan:
+        """Where the caches live."""
+        return self.outlook.memory
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights that are known."""
+        return sum(component.nbytes or 0 for component in self.weights)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of weights, work, caches and slots; on a CPU, where all memory is one, of all."""
+        on_host = self.memory.host_bytes if self.target.device.type == "cpu" else 0
+        return self.weight_bytes + self.outlook.working + self.memory.device_bytes + on_host
+
+    def to_json(self) -> dict[str, Any]:
+        """What is computed, where it lives and how long it takes."""
+        return explanation_json(self)
+
+    def reasons(self, part: Part, kind: str) -> Counter[str]:
+        """Why layers of one kind run a part dense, and how many each time."""
+        layout = self.plan.layout
+        return Counter(
+            reason
+            for layer, reason in self.outlook.dense[part].items()
+            if layout.kind(layer).name == kind
+        )
+
+
+def explain(options: GenerationOptions, model: ModelDescription, profile: Profile) -> Explanation:
+    """Explains the generation that these options ask for; raises `UserError`."""
+    target = choose_target(options)
+    weights = count_weights(model, target.dtype)
+    weight_bytes = sum(component.nbytes or 0 for component in weights)
+
+    def outlook_of(taken: Profile) -> Outlook:
+        return look_ahead(options, model, taken, target, weights=weight_bytes)
+
+    outlook = outlook_of(profile)
+    planned, memory = outlook.planned, outlook.memory
+    plan, settings = planned.plan, planned.settings
+    _check(memory, plan.config.memory, weights=weight_bytes, working=outlook.working)
+    out_of_range = profile_range.out_of_range(
+        profile, model, settings, target.device, target.dtype, here=target.here
+    )
+    told = [
+        too_few_steps(plan),
+        profile_range.sentence(profile, out_of_range) if out_of_range else None,
+        profile.remark,
+        *plan.remarks(),
+        AT_MOST if plan.schedule.skips_by_threshold() else None,
+        outlook.why_untimed,
+        *_notes(model, planned.adapter, target, memory, profile, weights),
+    ]
+    return Explanation(
+        model=model,
+        profile=profile,
+        settings=settings,
+        pixels=planned.pixels,
+        target=target,
+        outlook=outlook,
+        qualities={
+            name: outlook if name == profile.quality else outlook_of(profile.of_quality(name))
+            for name in profile.qualities
+        },
+        weights=weights,
+        caches=bytes_by_kind(memory, plan.layout),
+        out_of_range=out_of_range,
+        notes=[note for note in told if note is not None],
+    )
+
+
+def _check(memory: MemoryPlan, budgets: MemoryConfig, *, weights: int, working: int) -> None:
+    """Raises `UserError` where nothing fits, and says what would help."""
+    try:
+        memory.check()
+    except BudgetError as error:
+        needed = f"weights {format_bytes(weights)}, working memory {format_bytes(working)}"
+        if budgets.vram is None or weights + working < budgets.vram:
+            raise UserError(f"{error} ({needed})") from error
+        raise UserError(
+            f"--vram {format_bytes(budgets.vram)} does not hold the model and its work ({needed}); "
+            "in Python, diffusers' enable_model_cpu_offload and enable_group_offload keep a part "
+            "of the weights there at a time"
+        ) from error
+
+
+def choose_target(options: GenerationOptions) -> Target:
+    """The device of ``--device``; ``auto`` plans for a GPU even where there is none."""
+    if options.device == "auto":
+        device, here = torch.device("cuda"), torch.cuda.is_available()
+    else:
+        device, here = choose_device(options.device), True
+    options.check_vram(device)
+    return Target.of(device, choose_dtype(options.dtype, device), here=here)
+
+
+def _notes(
+    model: ModelDescription,
+    adapter: type[ModelAdapter],
+    target: Target,
+    memory: MemoryPlan,
+    profile: Profile,
+    weights: list[ComponentWeights],
+) -> list[str]:
+    notes, budgets = [], profile.sparsity.memory
+    if not target.here and budgets.vram is None:
+        notes.append(NO_BUDGET)
+    if not target.here and budgets.ram is None and memory.needs_host:
+        notes.append("host memory is what this machine has free; give --ram for another one")
+    unknown = [component.name for component in weights if component.nbytes is None]
+    if unknown:
+        notes.append(f"the weights of {', '.join(unknown)} are not counted: no config.json there")
+    if QUANTIZED in model.transformer_config:
+        notes.append("the transformer's weights are counted as if they were not quantized")
+    if {"transformer", "transformer_2"} <= set(model.components):
+        notes.append(
+            "the second expert takes over with a dense step and a refresh of its own, which are "
+            "not counted; the first one's caches are freed by then"
+        )
+    if memory.branches > 1 and memory.needs_host and not adapter.announces_guidance:
+        notes.append(
+            "these pipelines announce no second call per step: its caches get what the first "
+            "one's leave"
+        )
+    if any(word in model.pipeline_class.__name__ for word in SEEING_PICTURES):
+        notes.append("the tokens of a reference picture are not counted")
+    return notes

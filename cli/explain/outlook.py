@@ -1,0 +1,158 @@
+"""What one config makes of a generation on a device: its plan, its caches and its expected time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+
+from chipsparse.cache.memory_plan import (
+    Capacity,
+    MemoryDemand,
+    MemoryPlan,
+    available,
+    declared,
+    plan_memory,
+    working_bytes,
+)
+from chipsparse.cli.generation_options import GenerationOptions
+from chipsparse.cli.model.dense_layers import dense_layers
+from chipsparse.cli.model.description import ModelDescription
+from chipsparse.cli.planning.planned import PlannedGeneration, plan_generation
+from chipsparse.cli.planning.work_share import planned_share
+from chipsparse.config import Part
+from chipsparse.measure.cost_model import Rates
+from chipsparse.measure.estimate import RunEstimate, estimate_run
+from chipsparse.measure.measured_rates import measure_rates
+from chipsparse.measure.slower_parts import slower_parts
+from chipsparse.plan import SparsityPlan
+from chipsparse.profiles.profile import Profile
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the generation would run.
+
+    Attributes:
+        device: its type, as PyTorch calls it.
+        here: whether this machine has it.
+        dtype: of weights and hidden states.
+        rates: of the device; None where times cannot be estimated.
+        why_untimed: why not, one sentence.
+    """
+
+    device: torch.device
+    here: bool
+    dtype: torch.dtype
+    rates: Rates | None
+    why_untimed: str | None
+
+    @classmethod
+    def of(cls, device: torch.device, dtype: torch.dtype, *, here: bool) -> Target:
+        """Measures the rates of a GPU that is here."""
+        why = None
+        if device.type != "cuda":
+            why = "times are not estimated: the rates of this CPU are not known"
+        elif dtype is torch.float32:
+            why = "times are not estimated: the known rates are those of 16-bit types"
+        rates = None if why is not None else measure_rates(device) if here else Rates()
+        return cls(device, here, dtype, rates, why)
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is known of a generation beforehand.
+
+    Attributes:
+        planned: sizes, settings and plan.
+        working: bytes that a transformer call needs besides weights and caches.
+        memory: where the caches live.
+        dense: layers of each part that never run sparse, and why.
+        estimate: expected times; None where they are not known.
+        why_untimed: why not, one sentence.
+    """
+
+    planned: PlannedGeneration
+    working: int
+    memory: MemoryPlan
+    dense: dict[Part, dict[int, str]]
+    estimate: RunEstimate | None
+    why_untimed: str | None
+
+    @property
+    def action_counts(self) -> Counter[str]:
+        """How many steps take each action."""
+        return Counter(action.value for action in self.planned.plan.actions())
+
+    @property
+    def work(self) -> float:
+        """Share of the multiply-adds of a dense generation."""
+        return planned_share(self.planned.plan, self.dense)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the caches, wherever they live."""
+        return self.memory.device_bytes + self.memory.host_bytes
+
+
+def look_ahead(
+    options: GenerationOptions,
+    model: ModelDescription,
+    profile: Profile,
+    target: Target,
+    *,
+    weights: int,
+) -> Outlook:
+    """The outlook of what a profile computes; raises `UserError`.
+
+    Args:
+        options: have the sizes.
+        model: what its files say.
+        profile: what is computed.
+        target: where.
+        weights: bytes of them all.
+    """
+    planned = plan_generation(options, model, profile)
+    plan = planned.plan
+    records = target.device.type == "cuda" and plan.records_steps()
+    working = working_bytes(plan, dtype=target.dtype, recorded=planned.branches if records else 0)
+    slower = slower_parts(plan, target.device, target.dtype)
+    never = {(layer, part) for part in planned.never for layer in range(plan.layout.layers)}
+    memory = plan_memory(
+        plan,
+        _capacity(plan, target, working=working, weights=weights),
+        MemoryDemand(target.dtype, planned.branches, dense=frozenset(never | slower.keys())),
+    )
+    dense = dense_layers(plan, planned.never, slower, memory.placement)
+    estimate, why = _estimate(plan, memory, dense, target)
+    return Outlook(planned, working, memory, dense, estimate, why)
+
+
+def _capacity(plan: SparsityPlan, target: Target, *, working: int, weights: int) -> Capacity:
+    budgets = plan.config.memory
+    if target.here:
+        return available(budgets, target.device, working=working, pending=weights)
+    return declared(budgets, working=working, pending=weights)
+
+
+def _estimate(
+    plan: SparsityPlan, memory: MemoryPlan, dense: dict[Part, dict[int, str]], target: Target
+) -> tuple[RunEstimate | None, str | None]:
+    """The expected times, or a sentence that says why there are none."""
+    if target.rates is None:
+        return None, target.why_untimed
+    estimate = estimate_run(
+        plan,
+        memory.placement,
+        dense_parts=dense,
+        dtype=target.dtype,
+        branches=memory.branches,
+        rates=target.rates,
+    )
+    if estimate.stock_layer < memory.branches * estimate.rates.launch_seconds:
+        return None, (
+            "times are not estimated: a layer this small computes in less time than the host takes "
+            f"to launch a sparse one, about {estimate.rates.launch_seconds * 1e3:.1f} ms"
+        )
+    return estimate, None

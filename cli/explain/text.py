@@ -1,0 +1,297 @@
+"""What `chipsparse explain` tells, as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.table import Table
+
+from chipsparse.cache.kinds import PARTS, Part
+from chipsparse.cli.explain.explanation import Explanation
+from chipsparse.cli.explain.outlook import Outlook
+from chipsparse.cli.planning.layer_budgets import layer_groups, range_kept
+from chipsparse.cli.tables import Facts, facts_table, number_table, print_table
+from chipsparse.cli.wording import PART_NAMES, counted, profile_text, seconds_text, short_place
+from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.config import ranges_text
+from chipsparse.kernels.checks import group_count
+from chipsparse.layout import LayerKind
+from chipsparse.measure.estimate import RunEstimate
+from chipsparse.plan import SparsityPlan
+
+HIDDEN_ENOUGH = 0.995
+
+
+def print_explanation(explained: Explanation, console: Console) -> None:
+    """The page: the generation, its layers, its memory, its times, and notes."""
+    print_table(console, facts_table(_generation_facts(explained)))
+    print_table(console, _layer_table(explained))
+    if budgets := _budget_facts(explained.plan):
+        print_table(console, facts_table(budgets))
+    if reasons := _reason_facts(explained):
+        print_table(console, facts_table(reasons))
+    if explained.caches:
+        print_table(console, _cache_table(explained))
+    print_table(console, facts_table(_memory_facts(explained)))
+    estimate = explained.outlook.estimate
+    if estimate is not None:
+        print_table(console, _step_table(explained, estimate))
+        if explained.outlook.action_counts["sparse"]:
+            print_table(console, _similar_table(estimate))
+        print_table(console, facts_table(_time_facts(estimate)))
+    if explained.qualities:
+        print_table(console, _quality_table(explained.qualities))
+    if explained.notes:
+        print_table(console, facts_table([("note", note) for note in explained.notes]))
+
+
+# What is computed.
+
+
+def _generation_facts(explained: Explanation) -> Facts:
+    plan, settings = explained.plan, explained.settings
+    layout, config = plan.layout, plan.config.attention
+    height, width = explained.pixels
+    size = f"{width}x{height} pixels, "
+    if settings.num_frames is not None:
+        size += f"{counted(settings.num_frames, 'frame')}, "
+    grid = " + ".join("x".join(str(n) for n in grid) for grid in layout.grids)
+    tokens = f"{layout.tokens:,}: grid of {grid}"
+    if layout.text_tokens:
+        tokens += f", and {layout.text_tokens:,} of text"
+    groups = group_count(layout.tokens, config.block_size_q)
+    columns = range_kept(plan, "attention", range(layout.layers))
+    again = "; two calls a step for guidance" if explained.branches > 1 else ""
+    counts = ", ".join(
+        f"{count} {action}" for action, count in explained.outlook.action_counts.items()
+    )
+    facts = [
+        ("model", f"{short_place(explained.model.location)} ({explained.model.transformer_class})"),
+        ("profile", profile_text(explained.profile.source, explained.profile.quality)),
+        ("picture", f"{size}{counted(settings.num_inference_steps, 'step')}{again}"),
+        ("tokens", tokens),
+        (
+            "attention",
+            f"{counted(groups, 'group')} of {config.block_size_q} rows, each keeps "
+            f"{_share_text(columns, layout.tokens, 'columns')}",
+        ),
+    ]
+    first = 0
+    for kind in layout.kinds:
+        facts.append(("MLP" if first == 0 else "", _mlp_text(explained, kind, first)))
+        first += kind.layers
+    return [*facts, ("schedule", counts), *(("", text) for text in _order_texts(plan))]
+
+
+def _order_texts(plan: SparsityPlan) -> list[str]:
+    """The steps in order, or the rule that they follow and those that are computed in full."""
+    full = plan.schedule.full_steps
+    if full is None:
+        return [f"in order: {plan.describe()}"]
+    return [plan.describe(), f"in full: {ranges_text(full).replace(',', ', ')}"]
+
+
+def _share_text(counts: tuple[int, int] | None, total: int, of: str) -> str:
+    """How many of all, and which share; from the least to the most where layers differ."""
+    if counts is None:
+        return "all of them (dense)"
+    least, most = counts
+    if least == most:
+        return f"{most:,} {of} ({most / total:.1%})"
+    return f"{least:,} to {most:,} {of} ({least / total:.1%} to {most / total:.1%})"
+
+
+def _kept_text(part: Part, count: int | None, total: int, of: str) -> str:
+    share = "dense" if count is None else _share_text((count, count), total, of)
+    return f"{PART_NAMES[part]} {share}"
+
+
+def _budget_facts(plan: SparsityPlan) -> Facts:
+    """What each layer keeps, where the profile tells layers apart."""
+    if not plan.config.layers:
+        return []
+    facts: Facts = []
+    for group in layer_groups(plan):
+        totals = {
+            "attention": (plan.layout.tokens, "columns"),
+            "mlp": (plan.layout.kind(group.layers[0]).intermediate_size, "neurons"),
+        }
+        shares = [_kept_text(part, group.kept[part], *totals[part]) for part in PARTS]
+        name = "" if facts else "keep"
+        facts.append((name, f"{group.kind} {group.ranges}: {', '.join(shares)}"))
+    return facts
+
+
+def _mlp_text(explained: Explanation, kind: LayerKind, first: int) -> str:
+    plan = explained.plan
+    config = plan.config.mlp
+    neurons = range_kept(plan, "mlp", range(first, first + kind.layers))
+    groups = group_count(plan.layout.mlp_tokens(first), config.block_size)
+    name = f"{kind.name}: " if len(plan.layout.kinds) > 1 else ""
+    return (
+        f"{name}{counted(groups, 'group')} of {config.block_size} rows, each recomputes "
+        f"{_share_text(neurons, kind.intermediate_size, f'of {kind.intermediate_size:,} neurons')}"
+    )
+
+
+def _layer_table(explained: Explanation) -> Table:
+    table = number_table("layers", "count", "attention", "MLP")
+    for kind in explained.plan.layout.kinds:
+        cells = [_sparse_text(explained, part, kind) for part in PARTS]
+        table.add_row(kind.name, str(kind.layers), *cells)
+    return table
+
+
+def _sparse_text(explained: Explanation, part: Part, kind: LayerKind) -> str:
+    dense = explained.reasons(part, kind.name).total()
+    if dense in (0, kind.layers):
+        return "dense" if dense else "sparse"
+    return f"{kind.layers - dense} sparse, {dense} dense"
+
+
+def _reason_facts(explained: Explanation) -> Facts:
+    facts = []
+    for part in PARTS:
+        layers = explained.outlook.dense[part]
+        for reason in dict.fromkeys(layers.values()):
+            count = sum(found == reason for found in layers.values())
+            facts.append(("dense", f"{PART_NAMES[part]} of {counted(count, 'layer')}: {reason}"))
+    return facts
+
+
+# Memory.
+
+
+def _cache_table(explained: Explanation) -> Table:
+    on_gpu = explained.target.device.type == "cuda"
+    kinds = [kind.name for kind in explained.plan.layout.kinds]
+    where = ["on GPU", "on host", "GPU slots"] if on_gpu else []
+    table = number_table("cache", *(f"1 {kind}" for kind in kinds), "all", *where, gap=1)
+    rows = list(explained.caches.items())
+    for name, sizes in rows:
+        layer = [_size(sizes.layer.get(kind, 0)) for kind in kinds]
+        places = [sizes.device, sizes.host, sizes.slots] if on_gpu else []
+        table.add_row(name, *layer, *(_size(size) for size in (sizes.total, *places)))
+    table.add_section()
+    sums = [
+        *(sum(sizes.layer.get(kind, 0) for _, sizes in rows) for kind in kinds),
+        sum(sizes.total for _, sizes in rows),
+    ]
+    if on_gpu:
+        memory = explained.memory
+        on_device = memory.branches * memory.placement.device_bytes
+        sums += [on_device, memory.host_bytes, memory.placement.slot_bytes]
+    table.add_row("all", *(_size(size) for size in sums), style="dim")
+    return table
+
+
+def _memory_facts(explained: Explanation) -> Facts:
+    memory = explained.memory
+    parts = [
+        f"{component.name} {format_bytes(component.nbytes)}"
+        for component in explained.weights
+        if component.nbytes is not None
+    ]
+    on_gpu = explained.target.device.type == "cuda"
+    needed = explained.device_bytes
+    name = "GPU" if on_gpu else "memory"
+    budget = explained.plan.config.memory.vram
+    of_budget = "" if budget is None else f" of {format_bytes(budget)}"
+    facts = [
+        ("weights", f"{format_bytes(explained.weight_bytes)}: {', '.join(parts)}"),
+        ("working", f"about {format_bytes(explained.outlook.working)} at most during a step"),
+        (name, f"{format_bytes(needed)}{of_budget} for weights, work, caches and slots"),
+    ]
+    if on_gpu and memory.host_bytes:
+        facts.append(("host", f"{format_bytes(memory.host_bytes)} of pinned memory for caches"))
+    kept = sum(sizes.total for sizes in explained.caches.values())
+    if kept < memory.wanted:
+        facts.append(("left out", f"caches of {format_bytes(memory.wanted - kept)} do not fit"))
+    return facts
+
+
+def _size(count: int) -> str:
+    return format_bytes(count) if count else "-"
+
+
+# Time.
+
+
+def _step_table(explained: Explanation, estimate: RunEstimate) -> Table:
+    table = number_table("action", "steps", "a step", "against dense")
+    for name, count in explained.outlook.action_counts.items():
+        seconds = next(time for action, time in estimate.steps.items() if action.value == name)
+        speedup = f"{estimate.stock / seconds:.2f}x" if seconds else "-"
+        table.add_row(name, str(count), seconds_text(seconds) if seconds else "-", speedup)
+    table.add_section()
+    steps = str(explained.plan.steps)
+    table.add_row("all", steps, seconds_text(estimate.run), f"{estimate.speedup_run:.2f}x")
+    return table
+
+
+def _quality_table(qualities: Mapping[str, Outlook]) -> Table:
+    """What each quality would do, side by side."""
+    table = number_table("quality", "full", "sparse", "skipped", "work", "caches", "speed-up")
+    for name, outlook in qualities.items():
+        counts, estimate = outlook.action_counts, outlook.estimate
+        table.add_row(
+            name,
+            str(counts["dense"] + counts["refresh"]),
+            str(counts["sparse"]),
+            str(counts["skip"]),
+            f"{outlook.work:.0%}",
+            _size(outlook.cache_bytes),
+            "-" if estimate is None else f"{estimate.speedup_run:.2f}x",
+        )
+    return table
+
+
+def _similar_table(estimate: RunEstimate) -> Table:
+    table = number_table(
+        "sparse layers", "attention", "MLP", "other", "all", "transfer", "takes", gap=1
+    )
+    for layers in estimate.similar:
+        time, moved = layers.time, layers.to_device + layers.to_host
+        seconds = max(layers.to_device, layers.to_host) / estimate.rates.link
+        table.add_row(
+            f"{layers.layers} {layers.name}",
+            *(_milliseconds(part) for part in (time.attention, time.mlp, time.rest, time.total)),
+            _size(moved),
+            _milliseconds(seconds) if moved else "-",
+        )
+    return table
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def _time_facts(estimate: RunEstimate) -> Facts:
+    rates = estimate.rates
+    facts = []
+    if estimate.moving:
+        back = f" and {format_bytes(estimate.to_host)} back" if estimate.to_host else ""
+        share = (
+            "all of it behind"
+            if estimate.hidden >= HIDDEN_ENOUGH
+            else f"{estimate.hidden:.0%} behind"
+        )
+        facts.append(
+            (
+                "transfers",
+                f"a sparse step brings {format_bytes(estimate.to_device)}{back} in "
+                f"{seconds_text(estimate.moving)}, {share} {seconds_text(estimate.computing)} "
+                "of computation",
+            )
+        )
+    source = "measured just now" if rates.measured else "not measured here"
+    facts.append(
+        (
+            "estimate",
+            f"denoising alone, compiled blocks, one {rates.device} ({source}): attention "
+            f"{rates.attention / 1e12:.0f} and linears {rates.linear / 1e12:.0f} TFLOP/s, memory "
+            f"{rates.memory / 1e12:.2f} TB/s, host link {rates.link / 1e9:.0f} GB/s each way",
+        )
+    )
+    return facts

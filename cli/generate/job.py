@@ -1,0 +1,206 @@
+"""The work of `chipsparse generate`, from checked options to written files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chipsparse.cli.commands.generate import GenerateOptions
+from chipsparse.cli.errors import described
+from chipsparse.cli.generate import summary
+from chipsparse.cli.generate.prepared import Job, prepare
+from chipsparse.cli.generate.runner import Runner, work_name
+from chipsparse.cli.generate.series import Item
+from chipsparse.cli.generate.summary import Outcome
+from chipsparse.cli.generation import denoise
+from chipsparse.cli.generation.prompt_length import cut_text
+from chipsparse.cli.media import write as media
+from chipsparse.cli.media.metadata import generation_metadata
+from chipsparse.cli.media.panels import Panel, join_panels
+from chipsparse.cli.media.pictures import beside, clip_files
+from chipsparse.cli.media.report_file import staged_report
+from chipsparse.cli.model.description import load_pipeline, quiet_libraries
+from chipsparse.cli.model.lora import load_loras
+from chipsparse.cli.planning.request import device_and_dtype
+from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.results import json_values
+from chipsparse.cli.wording import seconds_text
+from chipsparse.cli.work_progress import WorkProgress
+from chipsparse.report.generation import GenerationReport
+
+WARNING = "chipsparse: warning: "
+EMPTY = "the prompt is empty: the picture shows whatever the model likes"
+
+
+def run(options: GenerateOptions, outcomes: list[Outcome]) -> None:
+    """Checks all that is cheap to check, then loads, generates and writes.
+
+    Args:
+        options: what the user typed.
+        outcomes: gets one of each picture as soon as it is written. In a series, one that fails is
+            told and noted there, and the others are made; a single one raises.
+    """
+    device, dtype = device_and_dtype(options)
+    with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
+        job = prepare(options, device, dtype, display)
+        for warning in job.warnings:
+            display.tell(WARNING + warning)
+        progress = WorkProgress(display)
+        with progress.stage("loading the model"):
+            pipe = _load(job)
+        progress.plan(_work(options))
+        with _runner(job, pipe, progress) as runner:
+            for item in options.items:
+                outcomes.append(_outcome(job, item, pipe, runner, display))
+
+
+def _load(job: Job) -> Any:
+    pipe = load_pipeline(job.model, device=job.device, dtype=job.dtype)
+    if job.scheduler is not None:
+        pipe.scheduler = job.scheduler
+    load_loras(pipe, job.options.loras)
+    return pipe
+
+
+def _work(options: GenerateOptions) -> dict[str, float]:
+    """What is to be made, for the progress; the sparse ones as if they took as long."""
+    names = {"dense": ("dense",), "sparse": ("sparse",), "compare": ("dense", "sparse")}
+    return {
+        work_name(name, item.label): 1.0 for item in options.items for name in names[options.mode]
+    }
+
+
+def _runner(job: Job, pipe: Any, progress: WorkProgress) -> Runner:
+    sparse = job.profile is not None and job.options.mode != "dense"
+    return Runner(
+        pipe,
+        job.profile if sparse else None,
+        progress,
+        steps=job.steps,
+        step_costs=job.step_costs,
+        strict=job.options.strict,
+        layer_times=job.options.report is not None,
+        paired=job.options.compare,
+    )
+
+
+def _outcome(job: Job, item: Item, pipe: Any, runner: Runner, display: ProgressDisplay) -> Outcome:
+    warnings = _prompt_warnings(job, item, pipe)
+    for warning in warnings:
+        display.tell(WARNING + (f"{item.label}: " if item.label else "") + warning)
+    try:
+        return _make(job, item, runner, display, warnings)
+    except Exception as error:
+        if not job.options.many:
+            raise
+        sentence = described(error)
+        display.tell(f"chipsparse: error: {item.label}: {sentence}")
+        request = job.as_json(item, warnings)
+        return Outcome(request, {}, None, None, None, denoise.peak_process_bytes(), sentence)
+
+
+def _prompt_warnings(job: Job, item: Item, pipe: Any) -> list[str]:
+    if not item.prompt.strip():
+        return [EMPTY]
+    longest = job.settings.max_sequence_length or job.model.default("max_sequence_length")
+    cut = cut_text(pipe, item.prompt, longest)
+    return [] if cut is None else [cut]
+
+
+def _make(
+    job: Job, item: Item, runner: Runner, display: ProgressDisplay, warnings: list[str]
+) -> Outcome:
+    """Generates and writes one picture."""
+    arguments, mode = job.call_arguments(item), job.options.mode
+    dense = sparse = None
+    runner.report = None
+    try:
+        if mode != "sparse":
+            dense = runner.dense(arguments, seed=item.seed, label=item.label)
+        if mode != "dense":
+            sparse = runner.sparse(arguments, seed=item.seed, label=item.label)
+    except Exception as error:
+        _report_failure(job, item, runner.report, error)
+        raise
+    made = sparse or dense
+    assert made is not None
+    # What the steps of the profile tell beforehand is in the job's warnings already.
+    if made.nothing_sparse is not None and job.too_few_steps is None:
+        warnings = [*warnings, made.nothing_sparse]
+        display.tell(WARNING + made.nothing_sparse)
+    comparison = summary.compare(dense, sparse) if dense and sparse else None
+    clips = _clips(item.output, dense, sparse)
+    results = {
+        "files": {
+            kind: [str(file) for file in clip_files(path, len(frames))]
+            for kind, (path, frames) in clips.items()
+        },
+        "denoising_seconds": {
+            name: each.denoising_seconds
+            for name, each in (("dense", dense), ("sparse", sparse))
+            if each is not None
+        },
+        "comparison": json_values(comparison),
+    }
+    request = job.as_json(item, warnings)
+    with (
+        runner.progress.stage(f"writing {item.output}"),
+        _report_file(item.report, {"request": request, **results}, runner.report),
+    ):
+        written = media.write_media(
+            dict(clips.values()),
+            fps=job.options.fps,
+            crf=job.options.crf,
+            metadata=generation_metadata(request),
+        )
+    files = {kind: written[path] for kind, (path, _) in clips.items()}
+    if item.report is not None:
+        files["report"] = [item.report]
+    return Outcome(request, files, sparse, dense, comparison, denoise.peak_process_bytes())
+
+
+@contextmanager
+def _report_file(
+    path: Path | None, facts: dict[str, Any], report: GenerationReport | None
+) -> Iterator[None]:
+    """Writes the file of ``--report``, where one is asked for, if what follows succeeds.
+
+    Beside the report it holds the request and, of a run that came to its end, the files, the times
+    of the denoising and how far sparse is from dense.
+    """
+    if path is None or report is None:
+        yield
+        return
+    with staged_report(path, {**facts, **report.to_dict()}):
+        yield
+
+
+def _report_failure(
+    job: Job, item: Item, report: GenerationReport | None, error: Exception
+) -> None:
+    """Writes what was done until an error, as far as that is possible: the error matters more."""
+    if report is not None and report.error is None:
+        report.fail(error)
+    with suppress(Exception), _report_file(item.report, {"request": job.as_json(item)}, report):
+        pass
+
+
+def _clips(
+    output: Path, dense: denoise.Generation | None, sparse: denoise.Generation | None
+) -> dict[str, tuple[Path, np.ndarray]]:
+    """What is to be written, by kind."""
+    made = sparse or dense
+    assert made is not None
+    clips = {"output": (output, made.frames)}
+    if dense is not None and sparse is not None:
+        joined = join_panels(
+            Panel(made.frames, f"{name} {seconds_text(made.denoising_seconds)}")
+            for name, made in (("dense", dense), ("sparse", sparse))
+        )
+        clips["dense"] = (beside(output, "dense"), dense.frames)
+        clips["compare"] = (beside(output, "compare"), joined)
+    return clips

@@ -1,0 +1,246 @@
+"""Everything about a generation that is settled before any weight is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL.Image import Image
+
+import chipsparse
+from chipsparse.cli.command_line import command_words
+from chipsparse.cli.commands.generate import GenerateOptions
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.generate.series import Item
+from chipsparse.cli.generation.input_image import fitted, size_like
+from chipsparse.cli.media.write import check_kind
+from chipsparse.cli.model.description import ModelDescription
+from chipsparse.cli.model.schedulers import choose_scheduler
+from chipsparse.cli.planning import profile_range
+from chipsparse.cli.planning.planned import PlannedGeneration, plan_generation
+from chipsparse.cli.planning.request import check_prompt_is_enough, choose_profile, look_up
+from chipsparse.cli.planning.room import check_room
+from chipsparse.cli.planning.settings import (
+    GenerationSettings,
+    resolve_settings,
+    size_multiples,
+    usual_size,
+)
+from chipsparse.cli.planning.sparse_steps import too_few_steps
+from chipsparse.cli.planning.work_share import step_costs
+from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.pipelines.registry import ADAPTERS
+from chipsparse.profiles.profile import GenerationDefaults, Profile
+
+IN_PYTHON = "generate has nothing for it; use it in Python"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `prepare` settled.
+
+    Attributes:
+        options: what the user typed.
+        device: to compute on.
+        dtype: to compute in.
+        model: what its files say.
+        profile: what is computed; None where the unpatched model runs, and has none.
+        settings: of the pipeline call.
+        image: that it starts from, in the size that is made; None without ``--image``.
+        scheduler: that replaces the model's own; None: it stays.
+        steps: that are computed: not all of the schedule where a picture is given.
+        step_costs: what each of them takes, relative to the others; none where that is not known.
+        too_few_steps: why nothing will run sparse, if that is known by now.
+        out_of_range: what the profile was not tuned for; nothing where it is not used.
+    """
+
+    options: GenerateOptions
+    device: torch.device
+    dtype: torch.dtype
+    model: ModelDescription
+    profile: Profile | None
+    settings: GenerationSettings
+    image: Image | None
+    scheduler: Any | None
+    steps: int
+    step_costs: list[float]
+    too_few_steps: str | None
+    out_of_range: list[str]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What to know before the generation begins, one sentence each."""
+        found = [] if self.too_few_steps is None else [self.too_few_steps]
+        if self.profile is not None and self.profile.is_general and self.options.mode != "dense":
+            found.append(
+                f"there is no profile for the model class {self.model.transformer_class}: "
+                f"{self.profile.quality} is made for no model in particular"
+            )
+        if self.out_of_range:
+            assert self.profile is not None
+            found.append(profile_range.sentence(self.profile, self.out_of_range))
+        return found
+
+    def call_arguments(self, item: Item) -> dict[str, Any]:
+        """What the pipeline is called with, for sparse and dense alike."""
+        arguments = self.settings.pipeline_call(
+            item.prompt, negative_prompt=self.options.negative_prompt
+        )
+        if self.image is not None:
+            arguments["image"] = self.image
+        if self.options.strength is not None:
+            arguments["strength"] = self.options.strength
+        return arguments
+
+    def as_json(self, item: Item, warnings: list[str] | None = None) -> dict[str, Any]:
+        """The request part of `--json` and of the report.
+
+        Args:
+            item: which picture.
+            warnings: those that are about it alone.
+        """
+        options = self.options
+        return {
+            "chipsparse": chipsparse.__version__,
+            "mode": options.mode,
+            "prompt": item.prompt,
+            "negative_prompt": options.negative_prompt,
+            "image": None if options.image is None else str(options.image),
+            "strength": options.strength,
+            "model": self.model.location,
+            "loras": [{"file": str(lora.file), "scale": lora.scale} for lora in options.loras],
+            "scheduler": None if self.scheduler is None else type(self.scheduler).__name__,
+            "pipeline_class": self.model.pipeline_class.__name__,
+            "transformer_class": self.model.transformer_class,
+            "profile": None if self.profile is None else self.profile.source,
+            "quality": None if self.profile is None else self.profile.quality,
+            "out_of_range": self.out_of_range,
+            "warnings": [*self.warnings, *(warnings or [])],
+            "device": str(self.device),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "seed": item.seed,
+            "fps": options.fps,
+            "settings": dataclasses.asdict(self.settings),
+            "command": self.command(item),
+        }
+
+    def command(self, item: Item) -> list[str]:
+        """The words of the command that makes it again, whatever profile or device is here."""
+        settings = self.settings
+        settled = {
+            "prompt": item.prompt,
+            "prompts": None,
+            "num": None,
+            "seed": item.seed,
+            "output": item.output,
+            "report": item.report,
+            "height": settings.height,
+            "width": settings.width,
+            "frames": settings.num_frames,
+            "steps": settings.num_inference_steps,
+            "device": self.device,
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+        if settings.num_frames is None:
+            settled["fps"] = None
+        return command_words("generate", self.options, settled)
+
+
+def prepare(
+    options: GenerateOptions, device: torch.device, dtype: torch.dtype, display: ProgressDisplay
+) -> Job:
+    """Settles a generation; raises `UserError`."""
+    model = look_up(options, display)
+    if options.image is not None:
+        model = model.from_picture()
+    _check_inputs(options, model)
+    profile = choose_profile(options, model, optional=options.dense)
+    defaults = GenerationDefaults() if profile is None else profile.generation
+    settings = resolve_settings(options, model, defaults)
+    sized, image = options, None
+    if options.picture is not None:
+        sized, image = _sized(options, options.picture, settings, model)
+        settings = resolve_settings(sized, model, defaults)
+    video = model.accepts("num_frames")
+    for item in options.items:
+        check_kind(item.output, video=video)
+    sparse = profile is not None and options.mode != "dense"
+    scheduler = choose_scheduler(model, options.scheduler, sparse=sparse)
+    begin = _first_step(options, model)
+    first = begin(settings.num_inference_steps)
+    planned = _plan(sized, model, profile, settings)
+    too_few = too_few_steps(planned.plan, begin) if planned is not None and sparse else None
+    if too_few is not None and options.strict:
+        raise UserError(too_few)
+    if planned is not None and device.type == "cpu":
+        check_room(planned, model, dtype)
+    out_of_range = []
+    if profile is not None and sparse:
+        out_of_range = profile_range.out_of_range(profile, model, settings, device, dtype)
+    return Job(
+        options=options,
+        device=device,
+        dtype=dtype,
+        model=model,
+        profile=profile,
+        settings=settings,
+        image=image,
+        scheduler=scheduler,
+        steps=settings.num_inference_steps - first,
+        step_costs=step_costs(planned.plan, first=first) if planned is not None else [],
+        too_few_steps=too_few,
+        out_of_range=out_of_range,
+    )
+
+
+def _check_inputs(options: GenerateOptions, model: ModelDescription) -> None:
+    if options.strength is not None and not model.accepts("strength"):
+        name = model.pipeline_class.__name__
+        raise UserError(f"{name} has no strength; leave --strength out")
+    if options.image is None and model.needed_arguments() - {"prompt"} == {"image"}:
+        raise UserError(
+            f"{model.pipeline_class.__name__} starts from a picture; give one with --image"
+        )
+    given = frozenset() if options.image is None else frozenset({"image"})
+    check_prompt_is_enough(model, IN_PYTHON, given=given)
+
+
+def _sized(
+    options: GenerateOptions, image: Image, settings: GenerationSettings, model: ModelDescription
+) -> tuple[GenerateOptions, Image]:
+    """The options with height and width, and the picture in that size."""
+    adapter = ADAPTERS.get(model.transformer_class)
+    default = None if adapter is None else adapter.default_latents
+    height, width = size_like(
+        image,
+        asked=(options.height, options.width),
+        usual=usual_size(settings, model, default=default) or (image.height, image.width),
+        multiples=size_multiples(model),
+    )
+    return dataclasses.replace(options, height=height, width=width), fitted(image, (height, width))
+
+
+def _first_step(options: GenerateOptions, model: ModelDescription) -> Callable[[int], int]:
+    """The step that the pipeline begins with, of so many: later the more a picture is to remain."""
+    strength = options.strength or model.default("strength")
+    if options.image is None or strength is None:
+        return lambda _: 0
+    return lambda steps: int(max(steps - min(steps * strength, steps), 0))  # as diffusers has it
+
+
+def _plan(
+    options: GenerateOptions,
+    model: ModelDescription,
+    profile: Profile | None,
+    settings: GenerationSettings,
+) -> PlannedGeneration | None:
+    """What the configs tell; None where the model's own code decides on what they do not say."""
+    adapter = ADAPTERS.get(model.transformer_class)
+    if profile is None or adapter is None:
+        return None
+    if usual_size(settings, model, default=adapter.default_latents) is None:
+        return None
+    return plan_generation(options, model, profile)

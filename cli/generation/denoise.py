@@ -1,0 +1,351 @@
+"""One generation, watched: frames, action and time of each step, and memory."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.planning.work_share import work_share
+from chipsparse.cli.progress import StepDisplay
+from chipsparse.cli.results import fields_json
+from chipsparse.pipelines.stacked_caches import transformers_of
+from chipsparse.report.generation import GenerationReport, StepRecord
+
+WARM_UP_DENSE_STEPS = 2
+OPTIONAL_PACKAGES = ("ftfy",)  # that pipelines of diffusers call by these names
+# What may help where a model computes numbers that are none.
+WAYS_OUT = {
+    torch.float16: "use --dtype bfloat16 or float32",
+    torch.bfloat16: "use --dtype float32, or a lower --guidance-scale",
+    torch.float32: "a lower --guidance-scale may help; if it does not, the weights are damaged",
+}
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One denoising step, all its guidance branches together.
+
+    Attributes:
+        step: from 0.
+        action: "dense", "refresh", "sparse" or "skip"; joined by "+" where branches differ.
+        seconds: from the end of the step before to the end of this one.
+        attention_kept: mean share of attention columns computed; None where nothing ran sparse.
+        mlp_kept: the same of MLP neurons.
+        predicted_change: see `StepRecord`; the same in all branches.
+    """
+
+    step: int
+    action: str
+    seconds: float
+    attention_kept: float | None
+    mlp_kept: float | None
+    predicted_change: float | None = None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished generation.
+
+    Attributes:
+        frames: `[F, H, W, 3]` uint8.
+        steps: the denoising steps.
+        denoising_seconds: from just before the first transformer call to the end of the last step.
+        total_seconds: with text encoding and decoding.
+        peak_gpu_bytes: largest amount of memory allocated on the GPU; None on a CPU.
+        cache_bytes: largest size of the caches; 0 when dense.
+        host_bytes: how much of it was in host memory beside a GPU.
+        backends: the kernel backend of each op.
+        backend_reasons: one line for every set of backends passed over, and why.
+        fallbacks: one sentence for everything that ran dense although the profile asks otherwise.
+        notes: one sentence for whatever else is worth knowing.
+        nothing_sparse: why nothing ran sparse although the profile wants it, and what would help.
+        work_share: estimated operations over those of a dense generation; None where not known.
+    """
+
+    frames: np.ndarray
+    steps: list[StepResult]
+    denoising_seconds: float
+    total_seconds: float
+    peak_gpu_bytes: int | None
+    cache_bytes: int
+    host_bytes: int
+    backends: dict[str, str]
+    backend_reasons: list[str]
+    fallbacks: list[str]
+    notes: list[str]
+    nothing_sparse: str | None = None
+    work_share: float | None = None
+    also_told: ClassVar = ("height", "width")
+
+    @property
+    def height(self) -> int:
+        """Of the frames, in pixels."""
+        return int(self.frames.shape[1])
+
+    @property
+    def width(self) -> int:
+        """Of the frames, in pixels."""
+        return int(self.frames.shape[2])
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the pixels."""
+        return {**fields_json(self), "frames": len(self.frames)}
+
+
+def generate(
+    pipe: Any,
+    arguments: dict[str, Any],
+    *,
+    seed: int,
+    display: StepDisplay,
+    report: Callable[[], GenerationReport | None],
+) -> Generation:
+    """Runs the pipeline once.
+
+    Args:
+        pipe: a loaded diffusers pipeline, patched or not.
+        arguments: what to call it with, without generator, callback and output type.
+        seed: of the noise, drawn on the CPU so that it is the same on every device.
+        display: told of each finished step.
+        report: gives the report of the patched pipeline, None where it is not patched.
+    """
+    run = _run(pipe, arguments, seed, display, report, output_type="np")
+    made, dtype = report(), _dtype(pipe)
+    return Generation(
+        frames=_as_frames(run.result, dtype),
+        steps=run.steps,
+        denoising_seconds=sum(step.seconds for step in run.steps),
+        total_seconds=run.total_seconds,
+        peak_gpu_bytes=run.peak_gpu_bytes,
+        cache_bytes=made.cache_bytes if made else 0,
+        host_bytes=made.host_bytes if made else 0,
+        backends=dict(made.backends) if made else {},
+        backend_reasons=made.backend_reasons() if made else [],
+        fallbacks=list(made.fallbacks) if made else [],
+        notes=list(made.notes) if made else [],
+        # The report of older versions of the library has no such field.
+        nothing_sparse=getattr(made, "nothing_sparse", None),
+        work_share=work_share(made) if made else None,
+    )
+
+
+def time_steps(
+    pipe: Any,
+    arguments: dict[str, Any],
+    *,
+    seed: int,
+    display: StepDisplay,
+    report: Callable[[], GenerationReport | None],
+) -> tuple[list[StepResult], int | None]:
+    """As `generate`, but decodes nothing.
+
+    Returns:
+        The denoising steps, and the largest amount of memory allocated on the GPU.
+    """
+    run = _run(pipe, arguments, seed, display, report, output_type="latent")
+    return run.steps, run.peak_gpu_bytes
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a call of the pipeline gave, and how long it took."""
+
+    result: Any
+    steps: list[StepResult]
+    total_seconds: float
+    peak_gpu_bytes: int | None
+
+
+def _run(
+    pipe: Any,
+    arguments: dict[str, Any],
+    seed: int,
+    display: StepDisplay,
+    report: Callable[[], GenerationReport | None],
+    *,
+    output_type: str,
+) -> _Run:
+    watch = _LoopWatch(pipe)
+    ends: list[float] = []
+
+    def on_step_end(_: Any, step: int, __: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        watch.wait()
+        ends.append(time.perf_counter())
+        display.done(step, _action_of(report(), step))
+        return tensors
+
+    if watch.on_cuda:
+        torch.cuda.reset_peak_memory_stats(watch.device)
+    start = time.perf_counter()
+    with watch, _wanted_packages(type(pipe).__name__):
+        result = pipe(
+            **arguments,
+            generator=torch.Generator("cpu").manual_seed(seed),
+            callback_on_step_end=on_step_end,
+            output_type=output_type,
+        )
+    watch.wait()
+    total_seconds = time.perf_counter() - start
+    if not ends:
+        raise RuntimeError(f"{type(pipe).__name__} made no denoising step")
+    # Where no step was computed at all, the first one counts from the start of the call.
+    loop_start = start if watch.loop_start is None else watch.loop_start
+    return _Run(
+        result=result,
+        steps=_step_results(report(), loop_start, ends),
+        total_seconds=total_seconds,
+        peak_gpu_bytes=torch.cuda.max_memory_allocated(watch.device) if watch.on_cuda else None,
+    )
+
+
+def warm_up(
+    pipe: Any,
+    arguments: dict[str, Any],
+    *,
+    seed: int,
+    report: Callable[[], GenerationReport | None],
+) -> None:
+    """Runs the first steps only, so that a timed run pays for no compilation and no allocation.
+
+    Stops after the first sparse step, or after two steps of a pipeline that is not patched.
+    """
+
+    def on_step_end(pipe: Any, step: int, _: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        made = report()
+        done = step + 1 >= WARM_UP_DENSE_STEPS if made is None else "sparse" in made.actions()
+        if done:
+            pipe._interrupt = True  # diffusers' own switch: the loop passes over what is left
+        return tensors
+
+    pipe(
+        **arguments,
+        generator=torch.Generator("cpu").manual_seed(seed),
+        callback_on_step_end=on_step_end,
+        output_type="latent",
+    )
+
+
+def peak_process_bytes() -> int | None:
+    """Largest resident size that this process ever had; None where the system cannot tell."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+@contextmanager
+def _wanted_packages(pipeline: str) -> Iterator[None]:
+    """Names a package that is missing: diffusers uses some that it imports only where they are."""
+    try:
+        yield
+    except NameError as error:
+        if error.name is None or error.name not in OPTIONAL_PACKAGES:
+            raise
+        raise UserError(
+            f"{pipeline} needs the Python package {error.name}; install it with pip install "
+            f"{error.name}"
+        ) from error
+
+
+class _LoopWatch:
+    """Notes when the first transformer call begins; leaves no hook behind."""
+
+    def __init__(self, pipe: Any) -> None:
+        self.loop_start: float | None = None
+        self._transformers = transformers_of(pipe)
+        self._handles: list[Any] = []
+        self.device: torch.device = pipe._execution_device
+        self.on_cuda = self.device.type == "cuda"
+
+    def __enter__(self) -> _LoopWatch:
+        for module in self._transformers:
+            self._handles.append(module.register_forward_pre_hook(self._before_call))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _before_call(self, *_: Any) -> None:
+        if self.loop_start is None:
+            self.wait()
+            self.loop_start = time.perf_counter()
+
+    def wait(self) -> None:
+        """Waits for the device, so that the clock tells what was computed, not what was queued."""
+        if self.on_cuda:
+            torch.cuda.synchronize(self.device)
+
+
+def _records(report: GenerationReport, step: int) -> list[StepRecord]:
+    """Of the step that the loop made as its `step`-th, from 0.
+
+    The scheduler's own count begins later where the pipeline starts from a picture.
+    """
+    numbers = list(dict.fromkeys(record.step for record in report.steps))
+    if step >= len(numbers):
+        return []
+    return [record for record in report.steps if record.step == numbers[step]]
+
+
+def _action_of(report: GenerationReport | None, step: int) -> str:
+    if report is None:
+        return "dense"
+    return "+".join(dict.fromkeys(record.action.value for record in _records(report, step)))
+
+
+def _step_results(
+    report: GenerationReport | None, loop_start: float, ends: list[float]
+) -> list[StepResult]:
+    results = []
+    for step, (start, end) in enumerate(zip([loop_start, *ends], ends, strict=False)):
+        records = _records(report, step) if report else []
+        results.append(
+            StepResult(
+                step=step,
+                action=_action_of(report, step),
+                seconds=end - start,
+                attention_kept=_mean([record.attention_kept for record in records]),
+                mlp_kept=_mean([record.mlp_kept for record in records]),
+                predicted_change=records[0].predicted_change if records else None,
+            )
+        )
+    return results
+
+
+def _as_frames(result: Any, dtype: torch.dtype) -> np.ndarray:
+    """The first clip or image of a pipeline's output as `[F, H, W, 3]` uint8."""
+    return np.rint(_pixels(result, dtype) * 255).astype(np.uint8)
+
+
+def _pixels(result: Any, dtype: torch.dtype) -> np.ndarray:
+    """The same as float32 in 0 to 1."""
+    output = result.frames if hasattr(result, "frames") else result.images
+    frames = np.asarray(output[0], dtype=np.float32)
+    if frames.ndim == 3:
+        frames = frames[None]
+    if not np.isfinite(frames).all():
+        way_out = WAYS_OUT.get(dtype, WAYS_OUT[torch.float32])
+        raise UserError(f"the model produced values that are not finite; {way_out}")
+    return frames.clip(0, 1)
+
+
+def _dtype(pipe: Any) -> torch.dtype:
+    """Of the weights of its transformers."""
+    found = next((module.dtype for module in transformers_of(pipe)), torch.float32)
+    return found if isinstance(found, torch.dtype) else torch.float32
+
+
+def _mean(values: list[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None

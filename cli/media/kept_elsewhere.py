@@ -1,0 +1,49 @@
+"""Finished clips that cannot be written where they should be: kept instead of lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from chipsparse.cli.media.pictures import write_pngs
+
+
+def keep_elsewhere(clips: Mapping[Path, np.ndarray], *, metadata: Mapping[str, str]) -> Path | None:
+    """Writes clips as PNG, which loses nothing, in the first folder that takes them.
+
+    PNG, as many small files pass where one large one does not.
+
+    Args:
+        clips: uint8 ``[F, H, W, 3]`` by the paths that they should have had.
+        metadata: facts about them.
+
+    Returns:
+        The folder; None where there is room nowhere.
+    """
+    for parent in _places():
+        with suppress(OSError):
+            parent.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix="chipsparse-kept-", dir=parent))
+            whole = False
+            try:
+                for path, frames in clips.items():
+                    write_pngs(folder / f"{path.stem}.png", frames, metadata=metadata)
+                whole = True
+                return folder
+            finally:
+                if not whole:
+                    shutil.rmtree(folder, ignore_errors=True)
+    return None
+
+
+def _places() -> Iterator[Path]:
+    with suppress(OSError):  # where no temporary folder can be written to
+        yield Path(tempfile.gettempdir())
+    with suppress(RuntimeError):  # without a home
+        yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chipsparse"

@@ -1,0 +1,57 @@
+"""Files of text that a command writes beside its pictures: all of them or nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from chipsparse.cli.errors import UserError, reason
+from chipsparse.cli.media.output_names import check_writable
+from chipsparse.common.finished_files import place, write_checked
+from chipsparse.common.scratch import scratch_folder
+
+
+def check_report(path: Path) -> None:
+    """Raises `UserError` where the file of ``--report`` could not be written; leaves nothing."""
+    check_file("--report", path, ".json")
+
+
+def check_file(option: str, path: Path, *suffixes: str) -> None:
+    """Raises `UserError` where a file could not be written; leaves nothing.
+
+    Args:
+        option: which names it.
+        path: of the file.
+        suffixes: one of which it must have; the first is told.
+    """
+    if path.suffix.lower() not in suffixes:
+        raise UserError(f"{option} {path} must end in {suffixes[0]}")
+    check_writable(option, path)
+
+
+@contextmanager
+def staged_report(path: Path, content: dict[str, Any]) -> Iterator[None]:
+    """As `staged_file`, for the JSON of ``--report``."""
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    with staged_file("--report", path, text + "\n"):
+        yield
+
+
+@contextmanager
+def staged_file(option: str, path: Path, text: str) -> Iterator[Path]:
+    """Writes a file beside its path, and moves it there when what follows has succeeded.
+
+    Gives the file before it is moved. A failure, here or there, leaves neither a new file nor a
+    changed one; `UserError` names the option.
+    """
+    try:
+        with scratch_folder(path.parent) as scratch:
+            file = scratch / path.name
+            write_checked(file, text)
+            yield file
+            place({path: file}, scratch=scratch)
+    except OSError as error:
+        raise UserError(f"{option} {path} could not be written: {reason(error)}") from error

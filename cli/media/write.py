@@ -1,0 +1,149 @@
+"""Frames to files: MP4, WebM, GIF and PNG, all of a command's files or none of them.
+
+Frames are `[F, H, W, 3]` uint8 arrays everywhere in this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from chipsparse.cli.errors import UserError, reason
+from chipsparse.cli.media import ffmpeg
+from chipsparse.cli.media.kept_elsewhere import keep_elsewhere
+from chipsparse.cli.media.output_names import check_writable
+from chipsparse.cli.media.pictures import beside, earlier_pngs, write_gif, write_pngs
+from chipsparse.common.finished_files import place
+from chipsparse.common.scratch import scratch_folder
+
+GIF_MAX_FPS = 50
+DEFAULT_FPS = 16
+
+
+@dataclass(frozen=True)
+class Style:
+    """How clips are written.
+
+    Attributes:
+        fps: frames per second of a video.
+        crf: the constant rate factor of a video's encoder; None for visually lossless.
+        metadata: facts about the clips, by name.
+    """
+
+    fps: int
+    crf: int | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_output(
+    path: Path, *, fps: int, crf: int | None = None, also: tuple[str, ...] = ()
+) -> None:
+    """Raises `UserError` where clips could not be written; leaves nothing.
+
+    Args:
+        path: of ``--output``.
+        fps: frames per second.
+        crf: of ``--crf``, or None.
+        also: words of further clips, see `beside`.
+    """
+    kind = path.suffix.lower()
+    if kind not in WRITERS:
+        known = ", ".join(WRITERS)
+        suffix = f"the suffix {path.suffix}" if path.suffix else "no suffix"
+        raise UserError(f"--output {path} has {suffix}; use one of {known}")
+    clips = [beside(path, word) for word in also]
+    frames = [beside(each, "0000") for each in (path, *clips)] if kind == ".png" else []
+    check_writable("--output", path, clips, longest=frames)
+    if kind == ".gif" and fps > GIF_MAX_FPS:
+        raise UserError(f"--fps {fps} is too fast for a GIF; use {GIF_MAX_FPS} or less, or .mp4")
+    if kind in ffmpeg.CODECS:
+        ffmpeg.check_ffmpeg("write", kind)
+    _check_crf(kind, crf)
+
+
+def _check_crf(kind: str, crf: int | None) -> None:
+    if crf is None:
+        return
+    if kind not in ffmpeg.CODECS:
+        raise UserError(f"--crf is about {' and '.join(ffmpeg.CODECS)}, and {kind} has none")
+    most = ffmpeg.CODECS[kind].most_crf
+    if not 0 <= crf <= most:
+        raise UserError(f"--crf {crf} is out of range; for {kind} it must be from 0 to {most}")
+
+
+def check_kind(path: Path, *, video: bool) -> None:
+    """Raises `UserError` where a model of images is to write a video."""
+    if not video and path.suffix.lower() != ".png":
+        raise UserError(f"this model makes images, not videos; use {path.with_suffix('.png')}")
+
+
+def write_media(
+    clips: Mapping[Path, np.ndarray],
+    *,
+    fps: int,
+    crf: int | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> dict[Path, list[Path]]:
+    """Writes each clip to its path and returns the files of each; all paths share one folder.
+
+    A PNG of several frames becomes `stem-000.png`, `stem-001.png`, … Everything is written to a
+    temporary folder beside the outputs first and read back, so that a failure leaves neither new
+    files nor changed ones. PNG files that an earlier run wrote for the same path go with it.
+
+    Args:
+        clips: frames by the path of their clip.
+        fps: frames per second of a video.
+        crf: see `Style`.
+        metadata: facts about the clips, such as `generation_metadata` gives.
+
+    Raises:
+        UserError: a file could not be written; it says where the clips were kept instead.
+    """
+    style = Style(fps, crf, metadata or {})
+    written: dict[Path, list[Path]] = {}
+    try:
+        folder = next(iter(clips)).parent
+        with scratch_folder(folder) as scratch:
+            finished: dict[Path, Path] = {}
+            stale: set[Path] = set()
+            for path, frames in clips.items():
+                files = WRITERS[path.suffix.lower()](scratch / path.name, frames, style)
+                written[path] = [folder / file.name for file in files]
+                finished |= zip(written[path], files, strict=True)
+                if path.suffix.lower() == ".png":
+                    stale.update(earlier_pngs(path))
+            place(finished, stale=stale - finished.keys(), scratch=scratch)
+    except OSError as error:
+        name = ", ".join(str(path) for path in clips)
+        kept = keep_elsewhere(clips, metadata=style.metadata)
+        rest = (
+            "nothing could be kept elsewhere" if kept is None else f"all is kept as PNG in {kept}"
+        )
+        raise UserError(f"{name} could not be written: {reason(error)}; {rest}") from error
+    return written
+
+
+def _write_video(path: Path, frames: np.ndarray, style: Style) -> list[Path]:
+    ffmpeg.encode(path, frames, fps=style.fps, crf=style.crf, metadata=style.metadata)
+    return [path]
+
+
+def _write_gif(path: Path, frames: np.ndarray, style: Style) -> list[Path]:
+    write_gif(path, frames, fps=style.fps, metadata=style.metadata)
+    return [path]
+
+
+def _write_png(path: Path, frames: np.ndarray, style: Style) -> list[Path]:
+    return write_pngs(path, frames, metadata=style.metadata)
+
+
+Writer = Callable[[Path, np.ndarray, Style], list[Path]]
+WRITERS: dict[str, Writer] = {
+    ".mp4": _write_video,
+    ".webm": _write_video,
+    ".gif": _write_gif,
+    ".png": _write_png,
+}

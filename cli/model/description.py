@@ -1,0 +1,306 @@
+"""Finding, checking and loading a diffusers model folder or hub model."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.option_checks import check_device, check_dtype, could_be_hub_name, is_here
+
+if TYPE_CHECKING:
+    import torch
+
+LAYER_COUNT = re.compile(r"num_(\w+_)?layers")
+MOST_LAYERS = 1000
+# In the names of pipelines that always start from a picture.
+FROM_PICTURES = ("Img2Img", "ImageToVideo", "ImageEdit", "Inpaint")
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """What a model's own files say, read before any weight is loaded.
+
+    Attributes:
+        location: the folder or hub name.
+        pipeline_class: the diffusers class that runs it.
+        transformer_class: name of the class of its diffusion transformer.
+        transformer_config: the transformer's config, with the class's defaults.
+        vae_config: the VAE's config, with the class's defaults; empty without a VAE.
+        components: library and class of every component.
+    """
+
+    location: str
+    pipeline_class: type
+    transformer_class: str
+    transformer_config: dict[str, Any]
+    vae_config: dict[str, Any]
+    components: dict[str, list[str]] = field(default_factory=dict)
+
+    def accepts(self, argument: str) -> bool:
+        """Whether the pipeline's call takes this argument."""
+        return argument in self._call_parameters
+
+    def default(self, argument: str) -> Any:
+        """The pipeline's own default, or None."""
+        parameter = self._call_parameters.get(argument)
+        if parameter is None or parameter.default is inspect.Parameter.empty:
+            return None
+        return parameter.default
+
+    def needed_arguments(self) -> set[str]:
+        """Arguments without which the pipeline cannot be called, or fails when it is."""
+        needed = {
+            name
+            for name, parameter in self._call_parameters.items()
+            if name != "self"
+            and parameter.default is inspect.Parameter.empty
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        }
+        # Their signatures have a default of None, which their code does not take.
+        needed |= {name for name in ("mask_image", "control_image") if self.accepts(name)}
+        if any(word in self.pipeline_class.__name__ for word in FROM_PICTURES):
+            needed |= {"image"}
+        return needed
+
+    def from_picture(self) -> ModelDescription:
+        """The same model as a pipeline that starts from a picture; raises `UserError`."""
+        if self.accepts("image"):
+            return self
+        from diffusers.pipelines import auto_pipeline
+
+        others = auto_pipeline.AUTO_IMAGE2IMAGE_PIPELINES_MAPPING
+        for name, pipeline_class in auto_pipeline.AUTO_TEXT2IMAGE_PIPELINES_MAPPING.items():
+            if pipeline_class is self.pipeline_class and name in others:
+                return dataclasses.replace(self, pipeline_class=others[name])
+        raise UserError(
+            f"{self.pipeline_class.__name__} takes no picture; leave --image out, or use a model "
+            "made for it"
+        )
+
+    @property
+    def _call_parameters(self) -> dict[str, inspect.Parameter]:
+        return dict(inspect.signature(self.pipeline_class.__call__).parameters)
+
+
+def is_local(location: str) -> bool:
+    """Whether the model is a folder here, or was meant to be one, rather than a hub name."""
+    return is_here(location) or not could_be_hub_name(location)
+
+
+def describe_model(location: str) -> ModelDescription:
+    """Reads and checks `model_index.json` and the configs; raises `UserError` for what is wrong."""
+    folder = Path(location).expanduser()
+    if folder.exists():
+        location = str(folder)
+    elif is_local(location):
+        raise UserError(f"the model folder {location} does not exist")
+    index = read_json(location, "model_index.json")
+    components = {
+        name: entry
+        for name, entry in index.items()
+        if isinstance(entry, list) and len(entry) == 2 and entry[0] is not None
+    }
+    pipeline_class = _pipeline_class(index, location)
+    if folder.exists():
+        for name in components:
+            if not (folder / name).is_dir():
+                raise UserError(
+                    f"the model {location} is incomplete: model_index.json names {name}, but "
+                    f"there is no folder {folder / name}"
+                )
+    name = "transformer" if "transformer" in components else "transformer_2"
+    if name not in components:
+        raise UserError(
+            f"the model {location} has no diffusion transformer ({pipeline_class.__name__} works "
+            f"with {', '.join(components) or 'nothing'}); chipsparse needs one"
+        )
+    return ModelDescription(
+        location=location,
+        pipeline_class=pipeline_class,
+        transformer_class=components[name][1],
+        transformer_config=_component_config(location, name, components[name]),
+        vae_config=_component_config(location, "vae", components["vae"])
+        if "vae" in components
+        else {},
+        components=components,
+    )
+
+
+def load_pipeline(model: ModelDescription, *, device: torch.device, dtype: torch.dtype) -> Any:
+    """Loads the pipeline onto the device; its own progress bars stay off."""
+    from chipsparse.cli.model.weight_files import check_weight_files  # which needs this module
+
+    pipeline_class: Any = model.pipeline_class
+    try:
+        folder = model.location if is_here(model.location) else _download(model)
+        check_weight_files(model, Path(folder))
+        pipe = pipeline_class.from_pretrained(model.location, dtype=dtype)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"the model {model.location} could not be loaded: {first_line(error)}"
+        ) from error
+    pipe.set_progress_bar_config(disable=True)
+    return pipe.to(device)
+
+
+def _download(model: ModelDescription) -> str:
+    """Fetches what of a hub model is not in the cache; returns the folder there."""
+    pipeline_class: Any = model.pipeline_class
+    return str(pipeline_class.download(model.location))
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of `--device`; `auto` takes a CUDA GPU where there is one."""
+    import torch
+
+    check_device("--device", name)
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            f"--device {name} needs a CUDA GPU that PyTorch can use, and there is none; "
+            "use --device cpu"
+        )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise UserError(
+            f"--device {name} does not exist; this machine has cuda:0 to cuda:{count - 1}"
+        )
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of `--dtype`; `auto` is bfloat16 on CUDA and float32 on a CPU."""
+    import torch
+
+    check_dtype("--dtype", name)
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+@contextmanager
+def quiet_libraries(*, debug: bool) -> Iterator[None]:
+    """Keeps the libraries' progress bars and warnings off the screen, unless `debug`."""
+    if debug:
+        yield
+        return
+    import diffusers.utils.logging as diffusers_logging
+    import huggingface_hub.utils.logging as hub_logging
+    import transformers.utils.logging as transformers_logging
+
+    hub_logging.set_verbosity_error()
+    for library in (diffusers_logging, transformers_logging):
+        library.set_verbosity_error()
+        library.disable_progress_bar()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def read_json(location: str, name: str) -> dict[str, Any]:
+    """The content of one of a model's files; raises `UserError` for what is wrong with it."""
+    folder = Path(location)
+    if folder.exists():
+        file = folder / name
+        if not file.is_file():
+            raise UserError(f"{location} is not a diffusers model folder: it has no {name}")
+    else:
+        file = _fetch(location, name)
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} is not valid JSON: {first_line(error)}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{file} must hold a JSON object, not a {type(content).__name__}")
+    return content
+
+
+def _fetch(hub_name: str, name: str) -> Path:
+    from huggingface_hub import errors, hf_hub_download
+
+    try:
+        return Path(hf_hub_download(hub_name, name))
+    except Exception as error:
+        reason = first_line(error)
+        if isinstance(error, errors.LocalEntryNotFoundError):
+            reason = "no connection to it, and no copy in the cache"
+        elif isinstance(error, errors.GatedRepoError):
+            reason = "the model asks for consent to its terms: accept them there, and log in"
+        elif isinstance(error, errors.RepositoryNotFoundError):
+            reason = "it has no such model, or a private one"
+        elif isinstance(error, errors.EntryNotFoundError):
+            reason = f"the model has no {name}"
+        raise UserError(
+            f"{hub_name} is neither a folder here nor a model that could be fetched from the "
+            f"Hugging Face hub: {reason}"
+        ) from error
+
+
+def _pipeline_class(index: dict[str, Any], location: str) -> type:
+    import diffusers
+
+    name = index.get("_class_name")
+    if not isinstance(name, str):
+        raise UserError(f"model_index.json of {location} does not name a pipeline (_class_name)")
+    found = getattr(diffusers, name, None)
+    if not (isinstance(found, type) and issubclass(found, diffusers.DiffusionPipeline)):
+        raise UserError(
+            f"the model {location} needs the pipeline class {name}, which diffusers "
+            f"{diffusers.__version__} does not have; update diffusers or correct model_index.json"
+        )
+    if "callback_on_step_end" not in inspect.signature(found.__call__).parameters:
+        raise UserError(f"the pipeline class {name} cannot report its steps; it is not supported")
+    return found
+
+
+def _component_config(location: str, name: str, entry: list[str]) -> dict[str, Any]:
+    """The component's `config.json` over its class's defaults (older files leave keys out)."""
+    import diffusers
+
+    library, class_name = entry
+    found = getattr(diffusers, class_name, None)
+    if library != "diffusers" or not isinstance(found, type):
+        raise UserError(
+            f"the {name} of the model {location} has the class {library}.{class_name}, which "
+            f"diffusers {diffusers.__version__} does not have"
+        )
+    config = default_arguments(found) | read_json(location, f"{name}/config.json")
+    for key, value in config.items():
+        if LAYER_COUNT.fullmatch(key):
+            _check_layer_count(f"{name}/config.json of {location}", key, value)
+    return config
+
+
+def _check_layer_count(file: str, key: str, value: Any) -> None:
+    """Raises `UserError` for what is no count of layers: to make so many would take for ever."""
+    if value is None or isinstance(value, list | tuple):
+        return  # other models count theirs in other ways
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    if not is_count or not 0 <= value <= MOST_LAYERS:
+        raise UserError(
+            f"{file}: {key} must be a whole number from 0 to {MOST_LAYERS}, got {value!r}"
+        )
+
+
+def default_arguments(component_class: type) -> dict[str, Any]:
+    """The config that a class of diffusers has where none of its arguments is given."""
+    parameters = inspect.signature(component_class.__init__).parameters.values()  # type: ignore[misc]
+    return {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.default is not inspect.Parameter.empty
+    }

@@ -1,0 +1,106 @@
+"""`--scheduler`: another of diffusers' schedulers, settled before any weight is loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.model.description import ModelDescription, read_json
+from chipsparse.pipelines.adapter import check_scheduler
+
+TRIAL_STEPS = 4
+FOLDER = "scheduler"  # also the component's name
+
+
+def choose_scheduler(model: ModelDescription, name: str | None, *, sparse: bool) -> Any | None:
+    """The scheduler that replaces the model's own, with the config of that; None: its own stays.
+
+    Args:
+        model: whose it is.
+        name: a class of diffusers, or how its name begins, in any letters: ``unipc`` is
+            UniPCMultistepScheduler.
+        sparse: whether it must call the transformer once per step.
+
+    Raises:
+        UserError: there is no such scheduler, or it does not go with the model or with sparsity.
+    """
+    own = _own(model)
+    if name is None:
+        if sparse and own is not None:
+            _check_calls(own)
+        return None
+    if own is None:
+        raise UserError(f"{model.pipeline_class.__name__} has no scheduler; leave --scheduler out")
+    fitting = {found.__name__: found for found in own.compatibles}
+    problems = {each: _problem(found, own.config, sparse) for each, found in fitting.items()}
+    usable = sorted(each for each, problem in problems.items() if problem is None)
+    matches = _matching(name, usable)
+    if len(matches) == 1:
+        return fitting[matches[0]].from_config(own.config)
+    choices = f"for this model use one of {', '.join(usable)}"
+    if matches:
+        raise UserError(f"--scheduler {name} may be {' or '.join(matches)}; write more of it")
+    for each in _matching(name, problems):
+        raise UserError(f"--scheduler {each} does not work here: {problems[each]}; {choices}")
+    for each in _matching(name, _all_schedulers()):
+        raise UserError(f"--scheduler {each} takes another config than this model has; {choices}")
+    raise UserError(f"--scheduler {name} is none of diffusers' schedulers; {choices}")
+
+
+def _own(model: ModelDescription) -> Any | None:
+    """The model's scheduler, made from its files; None where there is none that diffusers knows."""
+    import diffusers
+
+    library, class_name = model.components.get(FOLDER, ("", ""))
+    found = getattr(diffusers, class_name, None) if library == "diffusers" else None
+    if found is None:
+        return None
+    try:
+        return found.from_config(read_json(model.location, f"{FOLDER}/scheduler_config.json"))
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"the scheduler of the model {model.location} cannot be made: {first_line(error)}"
+        ) from error
+
+
+def _check_calls(scheduler: Any) -> None:
+    try:
+        check_scheduler(scheduler)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _problem(scheduler_class: Any, config: Any, sparse: bool) -> str | None:
+    """Why a scheduler cannot run with a config, found out by running it for a few steps."""
+    try:
+        made = scheduler_class.from_config(config)
+        if sparse:
+            check_scheduler(made)
+        made.set_timesteps(TRIAL_STEPS)
+        sample = torch.ones(1, 1, 2, 2)
+        for timestep in made.timesteps:
+            sample = made.step(torch.zeros_like(sample), timestep, sample).prev_sample
+    except Exception as error:  # whatever it is, the generation would end with it
+        return first_line(error)
+    return None
+
+
+def _matching(name: str, names: Iterable[str]) -> list[str]:
+    """The names that are meant: one that is the same, else all that begin so."""
+    wanted = _letters(name)
+    same = [each for each in names if _letters(each) == wanted]
+    return same or [each for each in names if wanted and _letters(each).startswith(wanted)]
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower()).removesuffix("scheduler")
+
+
+def _all_schedulers() -> list[str]:
+    import diffusers
+
+    return sorted(name for name in dir(diffusers) if name.endswith("Scheduler"))

@@ -1,0 +1,76 @@
+"""The plan of a generation whose model is known by its configs alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.generation_options import GenerationOptions
+from chipsparse.cli.model.dense_layers import never_sparse
+from chipsparse.cli.model.description import ModelDescription
+from chipsparse.cli.planning.settings import (
+    GenerationSettings,
+    latent_sizes,
+    resolve_settings,
+    vae_factors,
+)
+from chipsparse.config import ConfigError, Part
+from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.pipelines.registry import ADAPTERS
+from chipsparse.plan import SparsityPlan
+from chipsparse.profiles.profile import Profile
+
+
+@dataclass(frozen=True)
+class PlannedGeneration:
+    """What is known of a generation without its model.
+
+    Attributes:
+        settings: of the pipeline call.
+        adapter: of the model's class.
+        plan: what is sparse, when, at which sizes.
+        pixels: height and width of the picture.
+        branches: transformer calls per step.
+        never: parts that run dense in every layer, and why.
+    """
+
+    settings: GenerationSettings
+    adapter: type[ModelAdapter]
+    plan: SparsityPlan
+    pixels: tuple[int, int]
+    branches: int
+    never: dict[Part, str]
+
+
+def plan_generation(
+    options: GenerationOptions, model: ModelDescription, profile: Profile
+) -> PlannedGeneration:
+    """Plans the generation that these options ask for; raises `UserError`."""
+    settings = resolve_settings(options, model, profile.generation)
+    adapter = ADAPTERS.get(model.transformer_class)
+    if adapter is None:
+        raise UserError(
+            f"the transformer of {model.location} is a {model.transformer_class}, which chipsparse "
+            f"does not support; supported classes: {', '.join(ADAPTERS)}"
+        )
+    latents = latent_sizes(settings, model, default=adapter.default_latents)
+    guided = (getattr(settings, adapter.guidance_argument) or 0) > 1
+    layout = adapter.planned_layout(
+        model.transformer_config,
+        latents=latents,
+        text_tokens=settings.max_sequence_length or 0,
+        batch=2 if guided and adapter.guides_in_batch else 1,
+    )
+    try:
+        plan = SparsityPlan(profile.sparsity, layout, settings.num_inference_steps)
+    except ConfigError as error:
+        raise UserError(f"{profile.source}: {error}") from error
+    space, _ = vae_factors(model.vae_config)
+    return PlannedGeneration(
+        settings=settings,
+        adapter=adapter,
+        plan=plan,
+        pixels=(latents[1] * space, latents[2] * space),
+        branches=2 if guided and not adapter.guides_in_batch else 1,
+        never=never_sparse(plan, adapter, model),
+    )

@@ -1,0 +1,111 @@
+"""Which model and which profile a command is about, settled before any weight is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.generation_options import GenerationOptions
+from chipsparse.cli.model.description import (
+    ModelDescription,
+    choose_device,
+    choose_dtype,
+    describe_model,
+    is_local,
+)
+from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.profiles.profile import (
+    MODEL_PROFILE_NAME,
+    Profile,
+    bundled_model,
+    default_profile,
+    find_profile,
+    load_profile,
+    profile_classes,
+)
+from chipsparse.profiles.qualities import DEFAULT_QUALITY
+
+
+def device_and_dtype(options: GenerationOptions) -> tuple[torch.device, torch.dtype]:
+    """What to compute on, and in; raises `UserError` where that is not here."""
+    device = choose_device(options.device)
+    options.check_vram(device)
+    return device, choose_dtype(options.dtype, device)
+
+
+def look_up(options: GenerationOptions, display: ProgressDisplay) -> ModelDescription:
+    """What the files of ``--model`` say."""
+    location = str(bundled_model()) if options.model is None else options.model
+    if is_local(location):
+        return describe_model(location)
+    with display.stage(f"looking up {location} on the Hugging Face hub"):
+        return describe_model(location)
+
+
+def check_prompt_is_enough(
+    model: ModelDescription, instead: str, *, given: frozenset[str] = frozenset()
+) -> None:
+    """Raises `UserError`, with a way out, where the pipeline cannot run on a prompt alone.
+
+    Args:
+        model: has the pipeline.
+        instead: the way out.
+        given: arguments that it gets besides.
+    """
+    missing = model.needed_arguments() - {"prompt"} - given
+    if missing:
+        raise UserError(
+            f"{model.pipeline_class.__name__} also needs {', '.join(sorted(missing))}; {instead}"
+        )
+
+
+def choose_profile(
+    options: GenerationOptions, model: ModelDescription, *, optional: bool = False
+) -> Profile | None:
+    """The profile of ``--config`` or of the model: its ``--quality``, with the memory budgets.
+
+    Args:
+        options: what the user typed.
+        model: what the profile must be for.
+        optional: None, not `UserError`, where there is no profile.
+    """
+    try:
+        profile = _found(options, model)
+        if profile is not None and options.quality is not None:
+            profile = profile.of_quality(options.quality)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    if profile is None:
+        if optional:
+            return None
+        raise UserError(
+            f"there is no profile for the model class {model.transformer_class} (there is for "
+            f"{', '.join(profile_classes())}); give one with --config, or --quality "
+            f"{DEFAULT_QUALITY}, which is made for no model in particular"
+        )
+    if not profile.serves(model.transformer_class):
+        raise UserError(
+            f"{profile.source} is for {profile.model_class}, but the model "
+            f"{model.location} has a {model.transformer_class}"
+        )
+    return profile.override(options.memory_budgets())
+
+
+def required_profile(options: GenerationOptions, model: ModelDescription) -> Profile:
+    """As `choose_profile`, where nothing can be done without one."""
+    profile = choose_profile(options, model)
+    assert profile is not None
+    return profile
+
+
+def _found(options: GenerationOptions, model: ModelDescription) -> Profile | None:
+    """The profile that the options mean; None where the model has none. Raises `ValueError`."""
+    if options.config is not None:
+        return load_profile(options.config)
+    own = Path(model.location) / MODEL_PROFILE_NAME
+    known = model.transformer_class in profile_classes()
+    if not known and not own.exists():
+        return None if options.quality is None else default_profile()
+    return find_profile(model.location, model.transformer_class)

@@ -1,0 +1,224 @@
+"""From options, profile and pipeline defaults to the settings of one generation, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.generation_options import GenerationOptions
+from chipsparse.cli.model.description import ModelDescription
+from chipsparse.layout import Grid
+from chipsparse.profiles.profile import GenerationDefaults
+
+SIZE_MULTIPLE = 16  # what diffusers' pipelines ask of every height and width
+OPTION_OF = {
+    "height": "--height",
+    "width": "--width",
+    "num_frames": "--frames",
+    "num_inference_steps": "--steps",
+    "guidance_scale": "--guidance-scale",
+    "negative_prompt": "--negative-prompt",
+}
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """Settings of one generation; None where the pipeline has no such argument or decides."""
+
+    height: int | None
+    width: int | None
+    num_frames: int | None
+    num_inference_steps: int
+    guidance_scale: float | None
+    true_cfg_scale: float | None
+    max_sequence_length: int | None
+
+    def call_arguments(self) -> dict[str, Any]:
+        """The arguments to pass to the pipeline."""
+        return {name: v for name, v in dataclasses.asdict(self).items() if v is not None}
+
+    def pipeline_call(self, prompt: str, *, negative_prompt: str | None = None) -> dict[str, Any]:
+        """All arguments of a call that makes this prompt's picture, generator left out."""
+        arguments = {"prompt": prompt, **self.call_arguments()}
+        if negative_prompt is not None:
+            arguments["negative_prompt"] = negative_prompt
+        elif (self.true_cfg_scale or 0) > 1:
+            arguments["negative_prompt"] = ""  # without one, such a pipeline leaves guidance out
+        return arguments
+
+
+def resolve_settings(
+    options: GenerationOptions, model: ModelDescription, defaults: GenerationDefaults
+) -> GenerationSettings:
+    """Each value from the options, else the profile, else the pipeline's own default."""
+    asked = {
+        "height": options.height,
+        "width": options.width,
+        "num_frames": options.frames,
+        "num_inference_steps": options.steps,
+        "guidance_scale": options.guidance_scale,
+        "true_cfg_scale": None,
+        "max_sequence_length": None,
+    }
+    told = model.transformer_config.get("guidance_embeds", True)
+    if model.accepts("true_cfg_scale") and not told:
+        # A model that cannot be told a guidance scale: what is asked for is the classifier-free.
+        asked |= {"guidance_scale": None, "true_cfg_scale": options.guidance_scale}
+    for name, value in {**asked, "negative_prompt": options.negative_prompt}.items():
+        if value is not None and not model.accepts(name):
+            raise UserError(
+                f"{model.pipeline_class.__name__} has no {name}; leave {OPTION_OF[name]} out"
+            )
+    values: dict[str, Any] = {}
+    for name, value in asked.items():
+        candidates = (value, getattr(defaults, name), model.default(name))
+        chosen = next((candidate for candidate in candidates if candidate is not None), None)
+        values[name] = chosen if model.accepts(name) else None
+    if not isinstance(values["num_inference_steps"], int):
+        raise UserError(f"{model.pipeline_class.__name__} has no default for --steps; give --steps")
+    settings = GenerationSettings(**values)
+    scale = settings.true_cfg_scale
+    if options.negative_prompt is not None and scale is not None and scale <= 1:
+        raise UserError(
+            "--negative-prompt has no effect without classifier-free guidance; "
+            + ("set generation.true_cfg_scale in a profile" if told else "raise --guidance-scale")
+        )
+    check_sizes(settings, model)
+    return settings
+
+
+def check_sizes(settings: GenerationSettings, model: ModelDescription) -> None:
+    """Raises `UserError` for a size that the model cannot do, naming the nearest that it can."""
+    _, time = vae_factors(model.vae_config)
+    patch_time, *patches = pixels_of_patch(model)
+    longest = model.transformer_config.get("rope_max_seq_len")
+    for name, size, patch, multiple in zip(
+        ("height", "width"),
+        (settings.height, settings.width),
+        patches,
+        size_multiples(model),
+        strict=True,
+    ):
+        if size is None:
+            continue
+        largest = longest * patch // multiple * multiple if longest else None
+        _check(OPTION_OF[name], size, multiple, 0, f"a multiple of {multiple}", largest)
+    if settings.num_frames is not None and time > 1:
+        largest = (longest * patch_time - 1) * time + 1 if longest else None
+        form = f"a multiple of {time} plus 1"
+        _check(OPTION_OF["num_frames"], settings.num_frames, time, 1, form, largest)
+
+
+def size_multiples(model: ModelDescription) -> tuple[int, int]:
+    """Of which the height and the width of its pictures must be."""
+    _, height, width = pixels_of_patch(model)
+    return math.lcm(SIZE_MULTIPLE, height), math.lcm(SIZE_MULTIPLE, width)
+
+
+def pixels_of_patch(model: ModelDescription) -> tuple[int, int, int]:
+    """Latent frames, pixel rows and pixel columns that one token stands for."""
+    space, _ = vae_factors(model.vae_config)
+    time, height, width = patch_sizes(model.transformer_config)
+    packed = 2 if packs_latents(model) else 1
+    return time, space * packed * height, space * packed * width
+
+
+def _check(
+    option: str, size: int, multiple: int, rest: int, form: str, largest: int | None
+) -> None:
+    if largest is not None and size > largest:
+        raise UserError(f"{option} {size} is too large for this model; the largest is {largest}")
+    if size >= 1 and size % multiple == rest % multiple:
+        return
+    smallest = rest or multiple
+    below = (size - rest) // multiple * multiple + rest
+    nearest = [n for n in (below, below + multiple) if n >= smallest]
+    choices = " or ".join(str(n) for n in nearest if largest is None or n <= largest)
+    raise UserError(
+        f"{option} {size} does not fit this model, which needs {form}; use {choices or smallest}"
+    )
+
+
+def latent_sizes(
+    settings: GenerationSettings, model: ModelDescription, *, default: int | None
+) -> Grid:
+    """Frames, rows and columns of the picture behind the VAE.
+
+    Args:
+        settings: of the call.
+        model: has the VAE.
+        default: rows and columns where neither the settings nor the transformer's config names
+            some.
+    """
+    _, time = vae_factors(model.vae_config)
+    rows, columns = _latent_sides(settings, model, default)
+    for option, size in (("--height", rows), ("--width", columns)):
+        if size is None:
+            raise UserError(
+                f"{model.pipeline_class.__name__} has no default for {option}; give {option}"
+            )
+    assert rows is not None
+    assert columns is not None
+    own = model.transformer_config
+    frames = own.get("sample_frames", 1) if model.accepts("num_frames") else 1
+    return ((settings.num_frames or frames) - 1) // time + 1, rows, columns
+
+
+def usual_size(
+    settings: GenerationSettings, model: ModelDescription, *, default: int | None
+) -> tuple[int, int] | None:
+    """Height and width in pixels; None where only the pipeline's code says. See `latent_sizes`."""
+    space, _ = vae_factors(model.vae_config)
+    rows, columns = _latent_sides(settings, model, default)
+    return None if rows is None or columns is None else (rows * space, columns * space)
+
+
+def _latent_sides(
+    settings: GenerationSettings, model: ModelDescription, default: int | None
+) -> tuple[int | None, int | None]:
+    space, _ = vae_factors(model.vae_config)
+    own = model.transformer_config  # of CogVideoX, whose pipelines read their defaults there
+    rows, columns = (
+        own.get(name, default) if size is None else size // space
+        for name, size in (("sample_height", settings.height), ("sample_width", settings.width))
+    )
+    return rows, columns
+
+
+def vae_factors(config: dict[str, Any]) -> tuple[int, int]:
+    """By how much the VAE shrinks space and time."""
+    space = config.get("scale_factor_spatial") or config.get("spatial_compression_ratio")
+    time = config.get("scale_factor_temporal") or config.get("temporal_compression_ratio")
+    stages = config.get("temperal_downsample")
+    if "spatial_expansions" in config:
+        space, time = (math.prod(config[f"{name}_expansions"]) for name in ("spatial", "temporal"))
+    scalings = config.get("spatio_temporal_scaling")  # of LTX-Video: stages that shrink both
+    if scalings:
+        both = 2 ** sum(map(bool, scalings))
+        space, time = space or config["patch_size"] * both, time or config["patch_size_t"] * both
+    if space is None:
+        blocks = config.get("block_out_channels")
+        space = 2 ** len(stages) if stages else 2 ** (len(blocks) - 1) if blocks else 1
+    if time is None:
+        time = 2 ** sum(bool(stage) for stage in stages) if stages else 1
+    return int(space), int(time)
+
+
+def patch_sizes(config: dict[str, Any]) -> tuple[int, int, int]:
+    """The transformer's patch in time, height and width."""
+    patch = config.get("patch_size") or 1
+    if isinstance(patch, int):
+        return int(config.get("patch_size_t") or 1), patch, patch
+    if len(patch) == 2:
+        return 1, int(patch[0]), int(patch[1])
+    return int(patch[0]), int(patch[1]), int(patch[2])
+
+
+def packs_latents(model: ModelDescription) -> bool:
+    """Whether the pipeline joins 2x2 latents to a token before the transformer, as FLUX does."""
+    channels = model.vae_config.get("latent_channels", 0)
+    single = model.transformer_config.get("patch_size") == 1
+    return bool(single and channels and model.transformer_config.get("in_channels") == 4 * channels)

@@ -1,0 +1,195 @@
+"""The work of `chipsparse compare --suite`: all clips of a suite, its numbers and its page."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chipsparse.cli.command_line import command_words
+from chipsparse.cli.commands.compare import CompareOptions
+from chipsparse.cli.errors import UserError, reason
+from chipsparse.cli.media import write as media
+from chipsparse.cli.model.description import ModelDescription, load_pipeline, quiet_libraries
+from chipsparse.cli.model.weight_files import WEIGHTS
+from chipsparse.cli.pages.page import check_library, page
+from chipsparse.cli.pages.part import part_of
+from chipsparse.cli.planning.request import (
+    check_prompt_is_enough,
+    choose_profile,
+    device_and_dtype,
+    look_up,
+)
+from chipsparse.cli.planning.settings import resolve_settings
+from chipsparse.cli.progress import ProgressDisplay, duration
+from chipsparse.cli.prompts import read_prompts
+from chipsparse.cli.suite.lab import Prompt, SuiteLab
+from chipsparse.cli.suite.record import environment, suite_json
+from chipsparse.cli.suite.rows import suite_rows
+from chipsparse.cli.wording import bundled_name, counted
+from chipsparse.cli.work_progress import WorkProgress
+from chipsparse.common.finished_files import write_whole
+from chipsparse.profiles.profile import ASSETS, GenerationDefaults
+from chipsparse.tuning.results_file import ResultsError, ResultsFile, ResultsWriteError
+
+MEASURED, TO_SEND, PAGE = "measured.json", "suite.json", "suite.html"
+BUNDLED_COUNT = 12  # prompts, where no file of them is given
+SAMPLED_BYTES = 1 << 16  # of each weights file's end, where its last tensor is
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A finished suite.
+
+    Attributes:
+        folder: where everything lies.
+        content: of the file that can be sent.
+    """
+
+    folder: Path
+    content: dict[str, Any]
+
+
+def kept(options: CompareOptions) -> str:
+    """What an interruption leaves."""
+    if not (options.folder / MEASURED).is_file():
+        return "nothing was measured"
+    return f"all finished clips are in {options.folder}; go on with: {command(options)}"
+
+
+def command(options: CompareOptions) -> str:
+    """What goes on with it."""
+    settled = {"model": None, "output": options.folder, "fps": options.rate}
+    left = {name: None for name in ("device", "dtype") if getattr(options, name) == "auto"}
+    return shlex.join(command_words("compare", options, {**settled, **left}))
+
+
+def run_suite(options: CompareOptions) -> Suite:
+    """Checks all that is cheap to check, then makes the clips that are missing."""
+    try:
+        return _run(options)
+    except ResultsError as error:
+        text = str(error).replace("another results file", "another folder with --output")
+        raise UserError(text) from error
+    except ResultsWriteError as error:
+        raise UserError(str(error)) from error
+
+
+def _run(options: CompareOptions) -> Suite:
+    check_library()
+    device, dtype = device_and_dtype(options)
+    with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
+        model = look_up(options, display)
+        check_prompt_is_enough(model, "a suite generates from prompts alone")
+        profile = choose_profile(options, model, optional=True)
+        defaults = GenerationDefaults() if profile is None else profile.generation
+        settings = resolve_settings(options, model, defaults)
+        video = model.accepts("num_frames")
+        prompts = suite_prompts(options, model)
+        rows = suite_rows(options, model)
+        folder, suffix = options.folder, ".mp4" if video else ".png"
+        _check_folder(options, suffix)
+        common = environment(model, settings, device, dtype)
+        results = ResultsFile(folder / MEASURED, _about(common, model))
+        progress = WorkProgress(display)
+
+        def load() -> Any:
+            with progress.stage("loading the model"):
+                return load_pipeline(model, device=device, dtype=dtype)
+
+        lab = SuiteLab(
+            load,
+            settings,
+            options.negative_prompt,
+            rows,
+            prompts,
+            results,
+            suffix=suffix,
+            fps=options.rate,
+            progress=progress,
+        )
+        told = False
+        for prompt in prompts:
+            lab.plan()
+            lab.dense(prompt)
+            if not told:
+                told = _tell_time(display, progress, lab.plan())
+            lab.others(prompt)
+            content = suite_json(common, lab, rows, prompts, with_prompts=options.with_prompts)
+            _write(folder / TO_SEND, to_send(content))
+        with display.stage(f"writing {folder / PAGE}"):
+            _write(folder / PAGE, page([part_of(folder / TO_SEND, content)]))
+    return Suite(folder, content)
+
+
+def suite_prompts(options: CompareOptions, model: ModelDescription) -> list[Prompt]:
+    """The first ``--count`` of the file's, or of the bundled ones; the seed of each is one more.
+
+    What the bundled models were trained on are scenes of their own.
+    """
+    own = "shapes.txt" if model.accepts("num_frames") else "images.txt"
+    bundled = "suite.txt" if bundled_name(model.location) is None else own
+    path = options.prompts or ASSETS / "prompts" / bundled
+    texts = read_prompts(path)
+    count = options.count or (BUNDLED_COUNT if options.prompts is None else len(texts))
+    if count > len(texts):
+        raise UserError(
+            f"{path} has {counted(len(texts), 'prompt')}, and --count {count} asks for more"
+        )
+    return [Prompt(i, text, options.seed + i) for i, text in enumerate(texts[:count])]
+
+
+def _check_folder(options: CompareOptions, suffix: str) -> None:
+    """Raises `UserError` where the folder could not be made or filled; leaves nothing."""
+    folder = options.folder
+    inside = folder if folder.is_dir() else folder.parent
+    media.check_output(inside / f"suite{suffix}", fps=options.rate)
+
+
+def _about(common: dict[str, Any], model: ModelDescription) -> dict[str, Any]:
+    """What clips must have in common to be compared with each other."""
+    facts = {name: value for name, value in common.items() if not isinstance(value, dict)}
+    versions = {name: each for name, each in common["versions"].items() if name != "python"}
+    return {**facts, **common["settings"], **versions, "weights": _weights_digest(model)}
+
+
+def _weights_digest(model: ModelDescription) -> str | None:
+    """Tells the weights in a folder from others; None for a hub model, which its name tells."""
+    folder = Path(model.location)
+    if not folder.is_dir():
+        return None
+    found = hashlib.sha256()
+    for file in sorted(folder.glob("*/*")):
+        if file.suffix in WEIGHTS:
+            size = file.stat().st_size
+            with file.open("rb") as stream:
+                stream.seek(max(0, size - SAMPLED_BYTES))
+                found.update(f"{file.parent.name}/{file.name} {size}".encode() + stream.read())
+    return found.hexdigest()[:12]
+
+
+def _tell_time(display: ProgressDisplay, progress: WorkProgress, clips: int) -> bool:
+    """Whether it could be told: not before anything was made."""
+    seconds = progress.seconds_left()
+    if not clips or seconds is None:
+        return False
+    display.tell(
+        f"{counted(clips, 'clip')} to make, about {duration(seconds)}; the same command "
+        "goes on where it was broken off"
+    )
+    return True
+
+
+def to_send(content: dict[str, Any]) -> str:
+    """The text of the file that can be sent."""
+    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        write_whole(file, text)
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {reason(error)}") from error

@@ -1,0 +1,228 @@
+"""The work of `chipsparse tune`: check, search, and write the profile."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import chipsparse
+from chipsparse.cli.commands.tune import TuneOptions
+from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.generation.lpips import find_lpips
+from chipsparse.cli.model.description import ModelDescription, load_pipeline, quiet_libraries
+from chipsparse.cli.planning.profile_range import range_of
+from chipsparse.cli.planning.request import device_and_dtype, look_up, required_profile
+from chipsparse.cli.planning.settings import GenerationSettings, resolve_settings
+from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.results import UNTOLD, fields_json
+from chipsparse.cli.tune.lab import Prompt, TuneLab, config_digest
+from chipsparse.cli.tune.profile import write_profile
+from chipsparse.cli.tune.unreachable import unreachable_text
+from chipsparse.cli.work_progress import WorkProgress
+from chipsparse.measure.clip_comparison import PerceptualDistance
+from chipsparse.profiles.profile import ASSETS, Profile
+from chipsparse.profiles.tuned_range import TunedFor, Versions, digest
+from chipsparse.tuning.results_file import ResultsError, ResultsFile, ResultsWriteError
+from chipsparse.tuning.search import Search, Tried, Unreachable
+from chipsparse.tuning.targets import measurement
+
+LEAST_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A finished search.
+
+    Attributes:
+        profile: the file that was written.
+        results: the file with the measurements.
+        found: what was chosen, and what was measured.
+        tuned: for what.
+        configs_tried: how many configs were generated with, now or before.
+    """
+
+    profile: Path
+    results: Path
+    found: Tried = field(metadata=UNTOLD)
+    tuned: TunedFor
+    configs_tried: int
+
+    def to_json(self) -> dict[str, Any]:
+        """What was chosen, with the whole config."""
+        return {
+            **fields_json(self),
+            "schedule": self.found.candidate.describe,
+            "actions": self.found.pairs[0].actions,
+            "sparsity": self.found.candidate.config,
+        }
+
+
+def run(options: TuneOptions) -> Tuned:
+    """Checks all that is cheap to check, then measures, searches and writes."""
+    try:
+        return _run(options)
+    except (ResultsError, ResultsWriteError) as error:
+        raise UserError(str(error)) from error
+
+
+def _run(options: TuneOptions) -> Tuned:
+    device, dtype = device_and_dtype(options)
+    with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
+        model = look_up(options, display)
+        profile = required_profile(options, model)
+        settings = resolve_settings(options, model, profile.generation)
+        steps = settings.num_inference_steps
+        if steps < LEAST_STEPS:
+            raise UserError(f"tune needs at least {LEAST_STEPS} denoising steps, got {steps}")
+        prompts = choose_prompts(options, video=model.accepts("num_frames"))
+        lpips = _lpips(options, settings)
+        tuned = _tuned_for(options, model, settings, device, dtype)
+        results = ResultsFile(options.results_file, about(tuned, model, profile, options))
+        progress = WorkProgress(display)
+
+        def load() -> Any:
+            with progress.stage("loading the model"):
+                return load_pipeline(model, device=device, dtype=dtype)
+
+        lab = TuneLab(
+            load,
+            settings,
+            options.negative_prompt,
+            profile.sparsity,
+            prompts,
+            options.calibration_prompts,
+            results,
+            progress,
+            options.budget,
+            lpips,
+        )
+        _keep(results, options, prompts, None)
+        display.tell(
+            f"the search takes at most the time of {options.budget:g} dense generations "
+            f"(--budget), {len(prompts)} of them dense"
+        )
+        search = Search(
+            lab,
+            profile.sparsity,
+            steps,
+            options.target,
+            calibrating=options.calibration_prompts,
+            held_out=options.held_out_prompts,
+            budget=options.budget,
+        )
+        try:
+            found = search.run()
+        except Unreachable as error:
+            raise UserError(unreachable_text(options.target, error, options.budget)) from error
+    _keep(results, options, prompts, found)
+    tuned = dataclasses.replace(tuned, measured=measurement(found.pairs))
+    config = found.candidate.config
+    write_profile(options.output, model.transformer_class, settings, config, tuned)
+    return Tuned(options.output, options.results_file, found, tuned, lab.candidates)
+
+
+def choose_prompts(options: TuneOptions, *, video: bool) -> list[Prompt]:
+    """Different prompts, those to calibrate with first; the seed of each is its number."""
+    file = options.prompts or ASSETS / "prompts" / ("shapes.txt" if video else "images.txt")
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--prompts {file} cannot be read: {first_line(error)}") from error
+    texts = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
+    first, others = options.calibration_prompts, options.held_out_prompts
+    if len(texts) < first + others:
+        raise UserError(
+            f"{file} has {len(texts)} different prompts, but {first + others} are needed: {first} "
+            f"to calibrate with and {others} others to verify on (--calibration-prompts, "
+            "--held-out-prompts)"
+        )
+    return [Prompt(text, seed) for seed, text in enumerate(texts[: first + others])]
+
+
+def _keep(
+    results: ResultsFile, options: TuneOptions, prompts: Sequence[Prompt], found: Tried | None
+) -> None:
+    """Keeps what is searched for, and what was chosen, for the page of `report`."""
+    target = {name: value for name, value in vars(options.target).items() if value is not None}
+    name = ", ".join(f"{each} {value:g}" for each, value in target.items())
+    content: dict[str, Any] = {
+        "target": target,
+        "held_out": [prompt.name for prompt in prompts[options.calibration_prompts :]],
+        "chosen": None,
+    }
+    if found is not None:
+        content["chosen"] = {
+            "config": config_digest(found.candidate.config),
+            "form": found.candidate.describe,
+            "keep_fraction": found.candidate.form.density,
+            "actions": list(found.pairs[0].actions),
+        }
+    elif results.search(name) is not None:
+        return
+    results.keep_search(name, content)
+
+
+def _lpips(options: TuneOptions, settings: GenerationSettings) -> PerceptualDistance | None:
+    if options.max_lpips is None:
+        return None
+    found = find_lpips(settings.height or 1 << 20, settings.width or 1 << 20)
+    if found.measure is None:
+        raise UserError(f"--max-lpips cannot be measured here: {found.why_not}; use --min-psnr")
+    return found.measure
+
+
+def _tuned_for(
+    options: TuneOptions,
+    model: ModelDescription,
+    settings: GenerationSettings,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> TunedFor:
+    return TunedFor(
+        model=Path(model.location).name if Path(model.location).exists() else model.location,
+        transformer_config=digest(model.transformer_config),
+        **range_of(settings, device, dtype),
+        versions=Versions(chipsparse.__version__, str(torch.__version__), _diffusers_version()),
+        target=options.target,
+    )
+
+
+def about(
+    tuned: TunedFor, model: ModelDescription, profile: Profile, options: TuneOptions
+) -> dict[str, Any]:
+    """What all measurements of a results file have in common."""
+    facts = dataclasses.asdict(tuned)
+    del facts["target"], facts["measured"]
+    versions = facts.pop("versions")
+    config = dataclasses.asdict(profile.sparsity)
+    # What is tuned. Memory stays: it changes no picture, but what steps take.
+    del config["schedule"], config["attention"]["density"]
+    return {
+        **versions,
+        **facts,
+        "transformer_class": model.transformer_class,
+        "pipeline_class": model.pipeline_class.__name__,
+        "max_sequence_length": profile.generation.max_sequence_length,
+        "negative_prompt": options.negative_prompt,
+        "first_dense_layers": profile.sparsity.schedule.first_dense_layers,
+        **_flat(config),
+    }
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        path = f"{prefix}{name}"
+        flat |= _flat(value, f"{path}.") if isinstance(value, dict) else {path: value}
+    return flat
+
+
+def _diffusers_version() -> str:
+    import diffusers
+
+    return str(diffusers.__version__)

@@ -1,0 +1,73 @@
+"""The profile that `chipsparse tune` writes: like any other, with what it was tuned for."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from chipsparse.cli.media.report_file import staged_file
+from chipsparse.cli.planning.settings import GenerationSettings
+from chipsparse.config import SparsityConfig
+from chipsparse.profiles.profile import load_profile
+from chipsparse.profiles.tuned_range import TunedFor, target_text
+
+# Fields that a search chooses, which are written even where they are at their defaults.
+CHOSEN = ("keep_fraction", "between", "forecast", "forecast_after")
+HEADER = "# Written by `chipsparse tune`. What the fields mean: docs/config.md.\n"
+
+
+def write_profile(
+    path: Path,
+    model_class: str,
+    settings: GenerationSettings,
+    config: SparsityConfig,
+    tuned: TunedFor,
+) -> None:
+    """Writes all of the profile or nothing; raises `UserError` where that fails."""
+    content = {
+        "model_class": model_class,
+        "description": description(tuned),
+        "generation": settings.call_arguments(),
+        "sparsity": _changed(config),
+        "tuned": _plain(dataclasses.asdict(tuned)),
+    }
+    text = HEADER + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
+    with staged_file("--output", path, text) as file:
+        assert load_profile(file).sparsity == config
+
+
+def description(tuned: TunedFor) -> str:
+    """One sentence for people."""
+    return f"{tuned.model}, tuned for {target_text(vars(tuned.target))}."
+
+
+def _changed(config: SparsityConfig) -> dict[str, Any]:
+    """The fields that are not at their defaults, and always what tuning chooses."""
+    values, defaults = (_plain(dataclasses.asdict(c)) for c in (config, SparsityConfig()))
+    changed: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            value = {
+                field: each
+                for field, each in value.items()
+                if each != defaults[name][field] or field in CHOSEN
+            }
+        elif value == defaults[name]:
+            continue
+        if value:
+            changed[name] = value
+    return changed
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, as YAML has them; budgets without what they leave to the others."""
+    if isinstance(value, dict):
+        if "layers" in value and isinstance(value["layers"], str):
+            return {name: _plain(each) for name, each in value.items() if each is not None}
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value
