@@ -63,7 +63,7 @@ class ProcessState:
                 attention_dispatch._AttentionBackendRegistry._active_backend
             ),
             "launch of kernels": type(vars(Backend)["launch"]).__name__,
-            "patched models": len(_alive(bridge._hosts)),
+            "patched models": len(_alive(bridge._runners)),
             "open files": _open_files(),
             "temporary files": sorted(path.name for path in _temporary_files()),
             "working folder": os.getcwd(),
