@@ -310,7 +310,7 @@ def test_a_limit_of_a_perceptual_distance(again, monkeypatch):
 )
 def test_a_target_that_cannot_be_met_tells_the_best_and_the_command(again, target, message):
     before = Path("p.yaml").read_bytes()
-    result = again(*target, "--budget", "40")
+    result = again(*target, "--budget", "1000")  # no end of its own on a busy machine
     assert result.exit_code == 2
     told = sentence(result)
     assert message in told
