@@ -12,6 +12,7 @@ Only the transformer is timed: the text encoder and the VAE cost the same with a
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from argparse import ArgumentParser, Namespace
 from collections import Counter
@@ -38,7 +39,7 @@ from chipsparse import ScheduleConfig, SparsityConfig, find_profile
 from chipsparse.cache.memory_plan import reserve_share, working_bytes
 from chipsparse.common.machine import host_budget, host_free_bytes
 from chipsparse.layout import ModelLayout
-from chipsparse.plan import SparsityPlan
+from chipsparse.plan import Action, SparsityPlan
 
 COLUMNS = {
     "benchmark": "",
@@ -69,9 +70,14 @@ OF_ACTIONS = {
     ),
 }
 CACHES = ("cache_bytes", "host_bytes", "pinned_bytes")
-BASELINE_CALLS, SPARSE_CALLS = 2, 2
 SCALE = 0.1  # of rows and columns, in a dry run
-ACTIONS = ("dense", "refresh", *["sparse"] * (SPARSE_CALLS + 2), "skip")
+# The last COUNTED steps of each action tell its time: the first of all makes room for caches, the
+# second sparse one is recorded as a graph where that pays. One more sparse step is profiled.
+RUNS = {"dense": 3, "refresh": 2, "sparse": 4, "skip": 2}
+COUNTED = 2
+PROFILED = sum(RUNS.values()) - RUNS["skip"]
+ACTIONS = [action for action, runs in RUNS.items() for _ in range(runs)]
+ACTIONS.insert(PROFILED, "sparse")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -107,8 +113,14 @@ def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> N
 
 def of_steps(config: SparsityConfig, *, first_dense: int) -> SparsityConfig:
     """What is measured for a config: one step of each action after the other."""
-    schedule = ScheduleConfig(actions=ACTIONS, first_dense_layers=first_dense)
+    schedule = ScheduleConfig(actions=tuple(ACTIONS), first_dense_layers=first_dense)
     return dataclasses.replace(config, schedule=schedule)
+
+
+def of_action(times: Sequence[float], action: str) -> float:
+    """The median time of the counted steps of an action, from those of all `ACTIONS`."""
+    found = [time for time, taken in zip(times, ACTIONS, strict=True) if taken == action]
+    return statistics.median(found[: RUNS[action]][-COUNTED:])
 
 
 def actions_of(config: SparsityConfig, layout: ModelLayout) -> list[str]:
@@ -247,7 +259,7 @@ class Measured:
             with last_blocks_only(self.model, self.transformer):
                 for step in range(2):
                     self._step(step)
-            compared = [0, 1 + SPARSE_CALLS + 1][:BASELINE_CALLS]
+            compared = [0, PROFILED - 1]
             times, outputs = self._timed([lambda s=step: self._step(s) for step in compared])
             self._expected = dict(zip(compared, outputs, strict=True))
             found = {"ms": statistics.median(times), **graphs}
@@ -294,43 +306,41 @@ class Measured:
         with self._enabled(config) as handle, compiled_blocks(self.transformer) as graphs:
             # Compiles, tunes, picks dense kernels, takes host memory.
             with last_blocks_only(self.model, self.transformer):
-                for step in range(3):
-                    self._step(step)
+                for action in ("dense", "refresh", "sparse"):
+                    self._step(ACTIONS.index(action))
             if cuda:
                 torch.cuda.reset_peak_memory_stats(self.device)
-            run_steps = range(2 + 1 + SPARSE_CALLS)
-            times, outputs = self._timed([lambda s=step: self._step(s) for step in run_steps])
-            last = run_steps[-1]
-            sparse_output, sparse_ms = outputs[last], statistics.median(times[3:])
+            times, outputs = self._timed([lambda s=step: self._step(s) for step in range(PROFILED)])
             handle.report.layer_times = True  # so that kernels are launched one by one, by layers
             parts, kernels = breakdown(
-                lambda: self._call(last + 1, self.model.branches[0], len(ACTIONS) + 1), self.device
+                lambda: self._call(PROFILED, self.model.branches[0], len(ACTIONS) + 1), self.device
             )
             handle.report.layer_times = False
+            for branch in self.model.branches[1:]:
+                self._call(PROFILED, branch, len(ACTIONS) + 1)
+            skips = [lambda s=step: self._step(s) for step in range(PROFILED + 1, len(ACTIONS))]
+            times += [math.nan, *self._timed(skips)[0]]  # the profiled step has no time
+            taken = {action: of_action(times, action) for action in RUNS}
             # A profiled call waits for the host; what it idles for is known of the others.
-            parts["all"] = sparse_ms / len(self.model.branches)
+            parts["all"] = taken["sparse"] / len(self.model.branches)
             parts["idle"] = max(0.0, parts["all"] - sum(parts[p] for p in PARTS if p != "idle"))
-            if len(self.model.branches) > 1:
-                self._call(last + 1, self.model.branches[1], len(ACTIONS) + 1)
-            (skip_ms,), _ = self._timed([lambda: self._step(len(ACTIONS) - 1)])
             report = handle.report
             adapter = handle._adapters[0]
             layout = adapter.session.plan.layout
             memory = adapter.session._pool.host
+            kept = next(step for step in report.steps if step.action is Action.SPARSE)
+            refreshed, expected = ACTIONS.index("sparse") - 1, self._expected[PROFILED - 1]
             rel_error = relative_error(outputs[0], self._expected[0])
             self.rel_error = max(rel_error, self.rel_error)
             found = {
-                "dense_ms": times[0],
-                "refresh_ms": times[1],
-                "sparse_ms": sparse_ms,
-                "skip_ms": skip_ms,
-                "sparse_step_ms": times[2:],
-                "attention_kept": report.steps[-3].attention_kept,
-                "mlp_kept": report.steps[-3].mlp_kept,
+                **{f"{action}_ms": time for action, time in taken.items()},
+                "sparse_step_ms": times[ACTIONS.index("sparse") : PROFILED],
+                "attention_kept": kept.attention_kept,
+                "mlp_kept": kept.mlp_kept,
                 "rel_error": rel_error,
-                "sparse_error": relative_error(sparse_output, self._expected[last]),
+                "sparse_error": relative_error(outputs[-1], expected),
                 # What reusing the refresh's output would have cost on the same step.
-                "reused_error": relative_error(outputs[1], self._expected[last]),
+                "reused_error": relative_error(outputs[refreshed], expected),
                 "breakdown_ms": parts,
                 "longest_kernels": kernels,
                 "backends": dict(report.backends),

@@ -91,9 +91,13 @@ class Placed:
         end_thin = thin + behind_sparse[:, :, steps, None]
         self._whole = np.stack([end_full, end_thin])
 
+    def cost(self, time: float) -> float:
+        """The least cost in the time of so many dense steps."""
+        return float(self._within(time).min())
+
     def steps(self, time: float) -> Steps:
         """The steps of least cost in the time of so many dense steps, one at least."""
-        within = self._whole[..., : int(time * PARTS) + 1]
+        within = self._within(time)
         thin, a, b, parts = (int(n) for n in np.unravel_index(within.argmin(), within.shape))
         found: tuple[list[int], list[int]] = ([], [])
         while True:
@@ -104,6 +108,9 @@ class Placed:
             origin = int(origins[a, b, parts])
             parts -= self._parts_of_thin if thin else PARTS
             b, (thin, a) = a, divmod(origin, self._steps)
+
+    def _within(self, time: float) -> np.ndarray:
+        return self._whole[..., : int(time * PARTS) + 1]
 
 
 def _behind_sparse(

@@ -1,0 +1,175 @@
+"""``python -m benchmarks.equal_work.schedules -o DIR``: the profiles of ours that are compared.
+
+From dense generations of the first prompts alone, without trying a candidate: full steps where
+dynamic programming over the costs of jumps puts them, with sparse steps between them (a folder for
+each error that they are taken to leave behind) and with none (``skips``). Each folder has a profile
+for every share of the work, with the forecast of skipped outputs that costs the least there.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from benchmarks.clips import Workload
+from benchmarks.equal_work.command import size
+from benchmarks.equal_work.work import DenseWork
+from chipsparse.config import SparsityConfig
+from chipsparse.tuning.calibration import SchedulerTap
+from chipsparse.tuning.jump_costs import Reuse, Trajectory, jump_costs, list_cost
+from chipsparse.tuning.placed_steps import Placed, Steps
+from chipsparse.tuning.step_search import best_lists
+
+SHARES = (0.22, 0.25, 0.33, 0.4, 0.5, 0.56)
+REUSES = (Reuse(), Reuse("none", 0.25, 0.2), Reuse("none", 0.5, 0.2), Reuse("none", 0.5, 0.0))
+ERRORS = (0.3, 0.5)
+GROWTH = 1.25
+DENSITY = 0.2
+
+
+def main() -> None:
+    """Generates, searches and writes."""
+    args = parse_arguments()
+    dtype = getattr(torch, args.dtype)
+    prompts = args.prompts.read_text(encoding="utf-8").splitlines()
+    workload = Workload(args.model, prompts, torch.device(args.device), dtype)
+    settings: dict[str, Any] = {"num_inference_steps": args.steps}
+    if args.size is not None:
+        settings |= dict(zip(("height", "width", "num_frames"), args.size, strict=False))
+    refresh, sparse = step_work(workload, settings)
+    print(f"work of a refresh {refresh:.3f}, of a sparse step {sparse:.3f}", flush=True)
+    trajectories = []
+    for seed, prompt in enumerate(prompts[: args.count]):
+        with SchedulerTap(workload.pipe.scheduler) as tap:
+            workload.generate(None, prompts=[prompt], first_seed=seed, **settings)
+        trajectories.append(tap.trajectory())
+    found: dict[str, dict[float, tuple[Steps, Reuse]]] = {"skips": skipping(trajectories)}
+    for error in ERRORS:
+        found[f"sparse_{error:g}"] = placing(trajectories, error, refresh, sparse)
+    for folder, profiles in found.items():
+        for share, (steps, reuse) in profiles.items():
+            if folder != "skips" and not steps.sparse:
+                continue  # nothing sparse pays there: the list is that of skips
+            text = profile(workload, settings, steps, reuse)
+            file = args.output / folder / f"{share:g}.yaml"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+            print(folder, share, reuse.forecast, reuse.forecast_after, letters(steps, args.steps))
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Of the command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, default=Path("assets/tiny-wan"))
+    parser.add_argument("--prompts", type=Path, default=Path("assets/prompts/shapes.txt"))
+    parser.add_argument("--count", type=int, default=4, help="prompts to calibrate with")
+    parser.add_argument("--size", type=size, help="HEIGHTxWIDTH[xFRAMES], default the profile's")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the profiles")
+    return parser.parse_args()
+
+
+def sparsity(steps: Steps | None, reuse: Reuse, **schedule: Any) -> dict[str, Any]:
+    """A profile's sparsity; without sparse steps for a list of skips."""
+    is_sparse = steps is None or bool(steps.sparse)
+    if steps is not None:
+        schedule |= {"full_steps": list(steps.full), "between": reuse.between}
+        schedule |= {"forecast": reuse.forecast, "forecast_after": reuse.forecast_after}
+    if is_sparse:
+        schedule["first_dense_layers"] = 1
+        if steps is not None:
+            schedule["sparse_steps"] = list(steps.sparse or ())
+    attention = {"enabled": is_sparse, "density": DENSITY, "delta_rule": "difference"}
+    return {
+        "attention": attention | {"random_fraction": 0.0},
+        "mlp": {"enabled": False},
+        "schedule": schedule,
+        "where_slower": "sparse",
+        "cuda_graphs": "always",
+    }
+
+
+def step_work(workload: Workload, settings: dict[str, Any]) -> tuple[float, float]:
+    """The work of a refresh and of a sparse step, in dense ones, by short generations."""
+
+    def generate(config: SparsityConfig | None, steps: int) -> Any:
+        short = settings | {"num_inference_steps": steps}
+        return workload.generate(config, prompts=workload.prompts[:1], **short).report
+
+    dense = DenseWork.measured(workload.pipe.transformer, lambda: generate(None, 2))
+
+    def work(*actions: str) -> float:
+        config = SparsityConfig().override(sparsity(None, Reuse(), actions=list(actions)))
+        return dense.of_report(generate(config, len(actions)))
+
+    # A refresh that no sparse step follows is made a dense step.
+    step, one = work("dense"), work("dense", "refresh", "sparse")
+    sparse = work("dense", "refresh", "sparse", "sparse") - one
+    return (one - step - sparse) / step, sparse / step
+
+
+def skipping(trajectories: Sequence[Trajectory]) -> dict[float, tuple[Steps, Reuse]]:
+    """For each share the best list of full steps, the others skipped."""
+    costs = {
+        reuse: np.mean([jump_costs(each, reuse, GROWTH) for each in trajectories], axis=0)
+        for reuse in REUSES
+    }
+    lists = {reuse: best_lists(each) for reuse, each in costs.items()}
+    found = {}
+    for share in SHARES:
+        count = max(1, int(share * trajectories[0].steps))
+        best = min(REUSES, key=lambda reuse: list_cost(costs[reuse], lists[reuse][count]))
+        found[share] = Steps(lists[best][count]), best
+    return found
+
+
+def placing(
+    trajectories: Sequence[Trajectory], error: float, refresh: float, sparse: float
+) -> dict[float, tuple[Steps, Reuse]]:
+    """The same with sparse steps wherever they are taken to pay."""
+    placed = {
+        reuse: Placed(trajectories, reuse, GROWTH, error=error, refresh=refresh, sparse=sparse)
+        for reuse in REUSES
+    }
+    found = {}
+    for share in SHARES:
+        time = share * trajectories[0].steps
+        best = min(REUSES, key=lambda reuse: placed[reuse].cost(time))
+        found[share] = placed[best].steps(time), best
+    return found
+
+
+def profile(workload: Workload, settings: dict[str, Any], steps: Steps, reuse: Reuse) -> str:
+    """The text of a profile's file."""
+    content = {
+        "model_class": type(workload.pipe.transformer).__name__,
+        "description": "of a comparison at equal work",
+        "generation": workload.settings(**settings),
+        "sparsity": sparsity(steps, reuse) | tile_of(workload),
+    }
+    text: str = yaml.safe_dump(content, sort_keys=False)
+    return text
+
+
+def tile_of(workload: Workload) -> dict[str, Any]:
+    """The tile of the model's own profile, if it has one."""
+    tile = workload.profile.sparsity.tile
+    return {"tile": list(tile) if isinstance(tile, tuple) else tile}
+
+
+def letters(steps: Steps, count: int) -> str:
+    """Full (F), sparse (S) and skipped (.) steps."""
+    sparse = steps.sparse or ()
+    return "".join("F" if i in steps.full else "S" if i in sparse else "." for i in range(count))
+
+
+if __name__ == "__main__":
+    main()
