@@ -68,14 +68,14 @@ def at_most(case: Case, tokens: int | None, heads: int | None) -> Case:
     )
 
 
-def run(ops: list[str], args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
+def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
     """Adds one record per case, operation, group rows and backend, case after case."""
     for name in args.case.split(",") if args.case else CASES:
         with to.attempt(name):
             if name not in CASES:
                 raise ValueError(f"unknown case {name!r}; there are {', '.join(CASES)}")
             tensors = CaseTensors(at_most(CASES[name], args.tokens, args.heads), device, dtype)
-            for op in ops:
+            for op in filter(OPS.__contains__, args.ops):
                 for settings in settings_from(args):
                     with to.attempt(f"{op}, {name}, group rows {settings.group_rows}"):
                         work = OPS[op](tensors, settings)
