@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
+from chipsparse.cli.errors import user_errors
 from chipsparse.cli.generation import denoise
-from chipsparse.cli.generation.patching import patched, user_errors
+from chipsparse.cli.generation.patching import REFUSED, patched
 from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.profiles.profile import Profile
 from chipsparse.report.generation import GenerationReport
@@ -65,7 +66,7 @@ class Runner:
 
     def sparse(self, arguments: dict[str, Any], *, seed: int, label: str) -> denoise.Generation:
         """A patched one; `report` is its report from when it begins."""
-        with self._report() as report, user_errors():
+        with self._report() as report, user_errors(*REFUSED):
             before, self.report = report.generation, None
             try:
                 return self._make("sparse", arguments, seed, label, lambda: report)
