@@ -23,7 +23,8 @@ from chipsparse.cli.compare.paired_runs import (
 )
 from chipsparse.cli.compare.statistics import statistics
 from chipsparse.cli.compare.subjects import Subject
-from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.lpips import Lpips
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.media import write as media
@@ -47,10 +48,12 @@ from chipsparse.cli.planning.settings import (
     resolve_settings,
 )
 from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.prompts import Prompt, first_prompts, shapes
 from chipsparse.cli.results import fields_json
+from chipsparse.cli.wording import counted
 from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.measure.bootstrap import LEAST_VALUES, LEVEL, RESAMPLES
-from chipsparse.profiles.profile import ASSETS, Profile
+from chipsparse.profiles.profile import Profile
 
 BUNDLED_COUNT = 8  # prompts, where no file of them is given
 
@@ -139,9 +142,10 @@ def compare_configs(options: CompareOptions) -> ConfigsComparison:
             for side, subject in zip(SIDES, options.subjects, strict=True)
         }
         settings = _common_settings(options, model, profiles)
-        prompts = read_prompts(options, video=model.accepts("num_frames"))
+        video = model.accepts("num_frames")
+        prompts = _prompts(options, video=video)
         if options.output is not None:
-            media.check_kind(options.output, video=model.accepts("num_frames"))
+            media.check_kind(options.output, video=video)
         out_of_range = {
             side: profile_range.out_of_range(profile, model, settings, device, dtype)
             for side, profile in profiles.items()
@@ -149,11 +153,12 @@ def compare_configs(options: CompareOptions) -> ConfigsComparison:
         }
         for _, sentence in _range_notes(profiles, out_of_range):
             display.tell(f"chipsparse: warning: {sentence}")
-        progress = WorkProgress(display)
-        with progress.stage("loading the model"):
-            pipe = load_pipeline(model, device=device, dtype=dtype)
-        runner = PairedRunner(pipe, profiles, settings, progress)
-        runs = run_prompts(runner, prompts, seed=options.seed)
+        generator = Generator(
+            lambda: load_pipeline(model, device=device, dtype=dtype),
+            settings.num_inference_steps,
+            WorkProgress(display),
+        )
+        runs = run_prompts(PairedRunner(generator, profiles, settings), prompts)
         picture, unwritten = None, None
         if options.output is not None:
             try:
@@ -179,22 +184,20 @@ def compare_configs(options: CompareOptions) -> ConfigsComparison:
     )
 
 
-def read_prompts(options: CompareOptions, *, video: bool) -> list[str]:
-    """The first ``--count`` lines of ``--prompts`` that are not empty, or of the bundled ones."""
-    path = options.prompts or ASSETS / "prompts" / ("shapes.txt" if video else "images.txt")
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--prompts {path} could not be read: {first_line(error)}") from error
-    found = [line.strip() for line in lines if line.strip()]
-    wanted = options.count or (BUNDLED_COUNT if options.prompts is None else len(found))
-    if len(found) < max(wanted, LEAST_VALUES):
-        asked = f"--count {options.count} asks for more" if options.count else ""
+def _prompts(options: CompareOptions, *, video: bool) -> list[Prompt]:
+    found = first_prompts(
+        options.prompts,
+        bundled=shapes(video=video),
+        usual=BUNDLED_COUNT,
+        count=options.count,
+        seed=options.seed,
+    )
+    if len(found) < LEAST_VALUES:
         raise UserError(
-            f"{path} has {len(found)} prompt{'s' * (len(found) != 1)}; "
-            + (asked or f"intervals need at least {LEAST_VALUES}, one a line")
+            f"{options.prompts} has {counted(len(found), 'prompt')}; intervals need at least "
+            f"{LEAST_VALUES}, one a line"
         )
-    return found[:wanted]
+    return found
 
 
 def _profile(

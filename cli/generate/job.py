@@ -17,6 +17,7 @@ from chipsparse.cli.generate.runner import Runner, work_name
 from chipsparse.cli.generate.series import Item
 from chipsparse.cli.generate.summary import Outcome
 from chipsparse.cli.generation import denoise
+from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.prompt_length import cut_text
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.metadata import generation_metadata
@@ -49,11 +50,10 @@ def run(options: GenerateOptions, outcomes: list[Outcome]) -> None:
         job = prepare(options, device, dtype, display)
         for warning in job.warnings:
             display.tell(WARNING + warning)
-        progress = WorkProgress(display)
-        with progress.stage("loading the model"):
-            pipe = _load(job)
-        progress.plan(_work(options))
-        with _runner(job, pipe, progress) as runner:
+        generator = Generator(lambda: _load(job), job.steps, WorkProgress(display))
+        pipe = generator.pipe
+        generator.progress.plan(_work(options))
+        with _runner(job, generator) as runner:
             for item in options.items:
                 outcomes.append(_outcome(job, item, pipe, runner, display))
 
@@ -74,13 +74,11 @@ def _work(options: GenerateOptions) -> dict[str, float]:
     }
 
 
-def _runner(job: Job, pipe: Any, progress: WorkProgress) -> Runner:
+def _runner(job: Job, generator: Generator) -> Runner:
     sparse = job.profile is not None and job.options.mode != "dense"
     return Runner(
-        pipe,
+        generator,
         job.profile if sparse else None,
-        progress,
-        steps=job.steps,
         step_costs=job.step_costs,
         strict=job.options.strict,
         layer_times=job.options.report is not None,

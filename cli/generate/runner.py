@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 from chipsparse.cli.errors import user_errors
-from chipsparse.cli.generation import denoise
+from chipsparse.cli.generation.denoise import Generation
+from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.patching import REFUSED, patched
-from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.profiles.profile import Profile
 from chipsparse.report.generation import GenerationReport
-
-ReportSource = Callable[[], GenerationReport | None]
 
 
 class Runner:
     """A context manager: the pipeline is as it was before, once it ends.
 
     Args:
-        pipe: loaded, not patched.
+        generator: has the pipeline, not patched.
         profile: what is computed; None where nothing is to run sparse.
-        progress: told what goes on.
-        steps: of the denoising loop.
-        step_costs: of the sparse ones, relative to each other; none: all the same.
+        step_costs: of the sparse steps, relative to each other; none: all the same.
         strict: see `chipsparse.enable`.
         layer_times: likewise.
         paired: whether times are compared: then each side is warmed up first, and the pipeline is
@@ -33,22 +29,19 @@ class Runner:
 
     def __init__(
         self,
-        pipe: Any,
+        generator: Generator,
         profile: Profile | None,
-        progress: WorkProgress,
         *,
-        steps: int,
         step_costs: Sequence[float],
         strict: bool,
         layer_times: bool,
         paired: bool,
     ) -> None:
-        self._pipe, self._profile, self.progress = pipe, profile, progress
-        self._steps, self._costs = steps, step_costs
+        self._generator, self._profile, self._costs = generator, profile, step_costs
         self._strict, self._layer_times, self._paired = strict, layer_times, paired
-        self._warm: set[str] = set()
         self._stack = ExitStack()
         self._held: GenerationReport | None = None
+        self.progress = generator.progress
         self.report: GenerationReport | None = None
 
     def __enter__(self) -> Runner:
@@ -60,16 +53,16 @@ class Runner:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def dense(self, arguments: dict[str, Any], *, seed: int, label: str) -> denoise.Generation:
+    def dense(self, arguments: dict[str, Any], *, seed: int, label: str) -> Generation:
         """A generation of the pipeline as it was."""
-        return self._make("dense", arguments, seed, label, lambda: None)
+        return self._make("dense", arguments, seed, label, None)
 
-    def sparse(self, arguments: dict[str, Any], *, seed: int, label: str) -> denoise.Generation:
+    def sparse(self, arguments: dict[str, Any], *, seed: int, label: str) -> Generation:
         """A patched one; `report` is its report from when it begins."""
         with self._report() as report, user_errors(*REFUSED):
             before, self.report = report.generation, None
             try:
-                return self._make("sparse", arguments, seed, label, lambda: report)
+                return self._make("sparse", arguments, seed, label, report)
             finally:
                 # One that failed before its first step leaves the report of the one before.
                 begun = report.generation != before
@@ -81,26 +74,29 @@ class Runner:
     def _patch(self) -> AbstractContextManager[GenerationReport]:
         assert self._profile is not None
         return patched(
-            self._pipe, self._profile, strict=self._strict, layer_times=self._layer_times
+            self._generator.pipe,
+            self._profile,
+            strict=self._strict,
+            layer_times=self._layer_times,
         )
 
     def _make(
-        self, name: str, arguments: dict[str, Any], seed: int, label: str, report: ReportSource
-    ) -> denoise.Generation:
-        text = f"{label}: {name} run" if label else f"{name} run"
-        if self._paired and name not in self._warm:
-            with self.progress.stage(f"{text}: warming up"):
-                denoise.warm_up(self._pipe, arguments, seed=seed, report=report)
-        with (
-            self.progress.working(
-                work_name(name, label), step_costs=self._costs if name == "sparse" else ()
-            ),
-            self.progress.denoising(text, self._steps) as steps,
-        ):
-            made = denoise.generate(self._pipe, arguments, seed=seed, display=steps, report=report)
-        if made.host_bytes == 0:  # else each patching takes and pins host memory anew
-            self._warm.add(name)
-        return made
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        seed: int,
+        label: str,
+        report: GenerationReport | None,
+    ) -> Generation:
+        return self._generator.make(
+            arguments,
+            seed=seed,
+            title=f"{label}: {name} run" if label else f"{name} run",
+            report=report,
+            way=name if self._paired else None,
+            work=work_name(name, label),
+            step_costs=() if report is None else self._costs,
+        )
 
 
 def work_name(name: str, label: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,17 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from chipsparse.cli.errors import UserError, described, reason
-from chipsparse.cli.generation import denoise
+from chipsparse.cli.errors import UserError, described, user_errors
+from chipsparse.cli.generation.against_dense import keep_frames, quality
+from chipsparse.cli.generation.denoise import Generation
+from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.lpips import Lpips, find_lpips
 from chipsparse.cli.generation.patching import patched
 from chipsparse.cli.media import write as media
 from chipsparse.cli.planning.settings import GenerationSettings
+from chipsparse.cli.prompts import Prompt
 from chipsparse.cli.suite.rows import DENSE, FLOOR, MAG, Row
-from chipsparse.cli.work_progress import WorkProgress
-from chipsparse.common.finished_files import place
-from chipsparse.common.scratch import scratch_folder
-from chipsparse.measure.clip_comparison import compare_clips
 from chipsparse.pipelines.diffusers_caches import CacheRun, cached, calibrated_ratios
 from chipsparse.pipelines.other_attention import other_attention
 from chipsparse.pipelines.stacked_caches import transformers_of
@@ -35,26 +33,6 @@ OTHER_LIBRARY = (
     "the model's attention does not go through PyTorch's scaled_dot_product_attention, so no other "
     "kernel could stand in"
 )
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt with its seed.
-
-    Attributes:
-        index: from 0, in the file.
-        text: what to show.
-        seed: of the noise.
-    """
-
-    index: int
-    text: str
-    seed: int
-
-    @property
-    def digest(self) -> str:
-        """What files and measurements call it, so that none of them tells it."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
@@ -76,7 +54,7 @@ class SuiteLab:
     What was refused is tried again: memory that was short, or a version, may be another now.
 
     Args:
-        load: loads the pipeline; called when something must be generated.
+        generator: has the pipeline, not patched.
         settings: of the pipeline call.
         negative_prompt: what not to show, or None.
         rows: what to compare, the stock model first.
@@ -85,12 +63,11 @@ class SuiteLab:
             clips to look at in ``clips``.
         suffix: of clips.
         fps: of clips.
-        progress: told of each.
     """
 
     def __init__(
         self,
-        load: Callable[[], Any],
+        generator: Generator,
         settings: GenerationSettings,
         negative_prompt: str | None,
         rows: Sequence[Row],
@@ -99,18 +76,13 @@ class SuiteLab:
         *,
         suffix: str,
         fps: int,
-        progress: WorkProgress,
     ) -> None:
-        self._load, self._settings, self._negative_prompt = load, settings, negative_prompt
+        self._generator, self._progress = generator, generator.progress
+        self._settings, self._negative_prompt = settings, negative_prompt
         self._rows, self._prompts, self._results = rows, prompts, results
-        self._suffix, self._fps, self._progress = suffix, fps, progress
+        self._suffix, self._fps = suffix, fps
         results.forget(lambda record: "refused" in record)
-        self._warm: set[str] = set()
         self._lpips: Lpips | None = None
-
-    @functools.cached_property
-    def _pipe(self) -> Any:
-        return self._load()
 
     def refusal(self, row: Row) -> str | None:
         """Why a row cannot run here, as far as that is known."""
@@ -167,22 +139,13 @@ class SuiteLab:
 
     def _kept(self, name: str, make: Callable[[], dict[str, Any]]) -> None:
         if name not in self._results:
-            _ = self._pipe  # loaded before the clock of this work starts
+            _ = self._generator.pipe  # loaded before the clock of this work starts
             with self._progress.working(name):
                 self._results.measured(name, make)
 
     def _make_dense(self, row: Row, prompt: Prompt) -> dict[str, Any]:
         made = self._generate(row, prompt, _On())
-        file = self._frames_file(prompt)
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with scratch_folder(file.parent) as scratch:
-                np.save(scratch / file.name, made.frames)
-                place({file: scratch / file.name}, scratch=scratch)
-        except OSError as error:
-            raise UserError(
-                f"the dense frames in {file.parent} could not be written: {reason(error)}"
-            ) from error
+        keep_frames(self._frames_file(prompt), made.frames)
         self._write_clip(row, prompt, made.frames)
         return {"seconds": made.denoising_seconds}
 
@@ -198,10 +161,8 @@ class SuiteLab:
 
     def _write_clip(self, row: Row, prompt: Prompt, frames: np.ndarray) -> None:
         file = self.clip_file(row, prompt)
-        try:
+        with user_errors(OSError, what=f"{file.parent} could not be made"):
             file.parent.mkdir(exist_ok=True)
-        except OSError as error:
-            raise UserError(f"{file.parent} could not be made: {reason(error)}") from error
         media.write_media({file: frames}, fps=self._fps)
 
     def _compared(self, row: Row, prompt: Prompt) -> dict[str, Any]:
@@ -214,13 +175,10 @@ class SuiteLab:
             # That something cannot run on a model is a result, and hours of others stay.
             return {"refused": described(error)}
         lpips = self._lpips = self._lpips or find_lpips(*dense.shape[1:3])
-        found = compare_clips(dense, made.frames, perceptual=lpips.measure)
         self._write_clip(row, prompt, made.frames)
         return {
             "seconds": made.denoising_seconds,
-            "psnr_db": None if found.identical else found.psnr_db,
-            "ssim": found.ssim,
-            "lpips": found.lpips,
+            **quality(dense, made.frames, lpips.measure),
             "lpips_missing": lpips.why_not,
             "work": made.work_share,
             "remarks": remarks,
@@ -230,17 +188,17 @@ class SuiteLab:
     def _applied(self, row: Row) -> Iterator[_On]:
         """The pipeline as a row wants it, for the time being."""
         if row.config is not None:
-            with patched(self._pipe, row.config) as report:
+            with patched(self._generator.pipe, row.config) as report:
                 yield _On(report, lambda: report.fallbacks)
         elif row.cache is not None:
             measured = self._results.get(CALIBRATION) if row.method == MAG else None
             ratios = tuple(measured["ratios"]) if measured else ()
-            run = CacheRun(self._pipe, self._settings.num_inference_steps, ratios)
+            run = CacheRun(self._generator.pipe, self._settings.num_inference_steps, ratios)
             with cached(run, row.cache) as heard:
                 yield _On(remarks=lambda: heard)
         else:
             assert row.method == FLOOR
-            with other_attention(transformers_of(self._pipe)) as told:
+            with other_attention(transformers_of(self._generator.pipe)) as told:
                 yield _On(remarks=lambda: _kernel(told()))
 
     def _calibrate(self) -> None:
@@ -252,28 +210,20 @@ class SuiteLab:
             row = Row(DENSE, "MagCache's calibration")
             make = functools.partial(self._generate, row, prompt, _On(), warm=False)
             try:
-                return {"ratios": calibrated_ratios(self._pipe, steps, make)}
+                return {"ratios": calibrated_ratios(self._generator.pipe, steps, make)}
             except Exception as error:
                 return {"refused": described(error)}
 
         self._kept(CALIBRATION, measure)
 
-    def _generate(
-        self, row: Row, prompt: Prompt, on: _On, *, warm: bool = True
-    ) -> denoise.Generation:
-        arguments = self._settings.pipeline_call(prompt.text, negative_prompt=self._negative_prompt)
-        pipe, steps = self._pipe, self._settings.num_inference_steps
-        text = f"prompt {prompt.index + 1} of {len(self._prompts)}, {row.name}"
-        if warm and row.name not in self._warm:
-            with self._progress.stage(f"{text}: warming up"):
-                denoise.warm_up(pipe, arguments, seed=prompt.seed, report=lambda: on.report)
-        with self._progress.denoising(text, steps, plain_lines=1) as display:
-            made = denoise.generate(
-                pipe, arguments, seed=prompt.seed, display=display, report=lambda: on.report
-            )
-        if made.host_bytes == 0:  # else each patching takes and pins host memory anew
-            self._warm.add(row.name)
-        return made
+    def _generate(self, row: Row, prompt: Prompt, on: _On, *, warm: bool = True) -> Generation:
+        return self._generator.make(
+            self._settings.pipeline_call(prompt.text, negative_prompt=self._negative_prompt),
+            seed=prompt.seed,
+            title=f"prompt {prompt.index + 1} of {len(self._prompts)}, {row.name}",
+            report=on.report,
+            way=row.name if warm else None,
+        )
 
 
 def _name(row: Row, prompt: Prompt) -> str:

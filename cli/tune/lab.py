@@ -7,26 +7,27 @@ import hashlib
 import json
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from chipsparse.cli.errors import UserError, reason
+from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.generation import denoise
+from chipsparse.cli.generation.against_dense import keep_frames, quality
 from chipsparse.cli.generation.denoise import Generation
+from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.patching import patched
 from chipsparse.cli.media.output_names import check_writable
 from chipsparse.cli.planning.settings import GenerationSettings
 from chipsparse.cli.progress import duration
+from chipsparse.cli.prompts import Prompt
 from chipsparse.cli.tune.names import dense_name, pair_name, pair_of, times_name
-from chipsparse.cli.work_progress import WorkProgress
-from chipsparse.common.finished_files import place
-from chipsparse.common.scratch import scratch_folder
 from chipsparse.config import SparsityConfig
-from chipsparse.measure.clip_comparison import PerceptualDistance, compare_clips
+from chipsparse.measure.clip_comparison import PerceptualDistance
 from chipsparse.pipelines.adapter import check_scheduler
+from chipsparse.report.generation import GenerationReport
 from chipsparse.tuning.calibration import SchedulerTap
 from chipsparse.tuning.forms import StepSeconds
 from chipsparse.tuning.jump_costs import Trajectory
@@ -43,61 +44,40 @@ MLP_TIMED_AT = DENSITIES[0]
 LIKELY_SHARE = 0.4
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt with its seed.
-
-    Attributes:
-        text: what to show.
-        seed: of the noise.
-    """
-
-    text: str
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """What measurements of it are called."""
-        return f"seed {self.seed}, {self.text}"
-
-
 class TuneLab:
     """Generates and measures; whatever is in the results file is not measured again.
 
     Args:
-        load: loads the pipeline; called when something must be generated.
+        generator: has the pipeline, not patched.
         settings: of the pipeline call.
         negative_prompt: what not to show, or None.
         config: what is to be tuned.
         prompts: those that calibrate first.
         calibrating: how many these are.
         results: where measurements are kept.
-        progress: told of each.
         budget: dense generations that a search may take, in all.
         lpips: measures LPIPS, where it is asked for.
     """
 
     def __init__(
         self,
-        load: Callable[[], Any],
+        generator: Generator,
         settings: GenerationSettings,
         negative_prompt: str | None,
         config: SparsityConfig,
         prompts: Sequence[Prompt],
         calibrating: int,
         results: ResultsFile,
-        progress: WorkProgress,
         budget: float,
         lpips: PerceptualDistance | None = None,
     ) -> None:
-        self._load = load
+        self._generator, self._progress = generator, generator.progress
         self._settings = settings
         self._negative_prompt = negative_prompt
         self._config = config
         self._prompts = prompts
         self._calibrating = calibrating
         self._results = results
-        self._progress = progress
         self._budget = budget
         self._used: dict[str, float] = {}  # of the budget, by measurement
         self._lpips = lpips
@@ -111,14 +91,12 @@ class TuneLab:
 
     @functools.cached_property
     def _pipe(self) -> Any:
-        pipe = self._load()
-        try:
+        pipe = self._generator.pipe
+        with user_errors(ValueError):
             check_scheduler(getattr(pipe, "scheduler", None))
-        except ValueError as error:
-            raise UserError(str(error)) from error
         arguments = self._arguments(self._prompts[0])
         with self._progress.stage("warming up"):
-            denoise.warm_up(pipe, arguments, seed=self._prompts[0].seed, report=lambda: None)
+            denoise.warm_up(pipe, arguments, seed=self._prompts[0].seed, report=None)
         return pipe
 
     # Dense generations.
@@ -152,16 +130,7 @@ class TuneLab:
                 f"{type(pipe).__name__} calls its scheduler {trajectory.steps} times for "
                 f"{len(made.steps)} steps; only schedulers of one call a step can be tuned for"
             )
-        file = self._frames_file(prompt)
-        try:
-            file.parent.mkdir(exist_ok=True)
-            with scratch_folder(file.parent) as scratch:
-                np.save(scratch / file.name, made.frames)
-                place({file: scratch / file.name}, scratch=scratch)
-        except OSError as error:
-            raise UserError(
-                f"the dense pictures in {file.parent} could not be written: {reason(error)}"
-            ) from error
+        keep_frames(self._frames_file(prompt), made.frames)
         return {
             "seconds": made.total_seconds,
             "step_seconds": statistics.median(step.seconds for step in made.steps),
@@ -233,7 +202,7 @@ class TuneLab:
             self._progress.denoising(title, count, plain_lines=1) as steps,
         ):
             timed, _ = denoise.time_steps(
-                self._pipe, arguments, seed=seed, display=steps, report=lambda: report
+                self._pipe, arguments, seed=seed, display=steps, report=report
             )
         medians = {
             kind: statistics.median(
@@ -270,11 +239,8 @@ class TuneLab:
         dense, prompt = self._dense_frames(number), self._prompts[number]
         with patched(self._pipe, config) as report:
             made = self._generate(prompt, f"candidate, prompt {prompt.seed}", report)
-        found = compare_clips(dense, made.frames, perceptual=self._lpips)
         return {
-            "psnr_db": None if found.identical else found.psnr_db,
-            "ssim": found.ssim,
-            "lpips": found.lpips,
+            **quality(dense, made.frames, self._lpips),
             "seconds": made.total_seconds,
             "actions": [step.action for step in made.steps],
             "work": made.work_share,
@@ -296,16 +262,9 @@ class TuneLab:
     def _arguments(self, prompt: Prompt) -> dict[str, Any]:
         return self._settings.pipeline_call(prompt.text, negative_prompt=self._negative_prompt)
 
-    def _generate(self, prompt: Prompt, title: str, report: Any) -> Generation:
-        count = self._settings.num_inference_steps
-        with self._progress.denoising(title, count, plain_lines=1) as steps:
-            return denoise.generate(
-                self._pipe,
-                self._arguments(prompt),
-                seed=prompt.seed,
-                display=steps,
-                report=lambda: report,
-            )
+    def _generate(self, prompt: Prompt, title: str, report: GenerationReport | None) -> Generation:
+        arguments = self._arguments(prompt)
+        return self._generator.make(arguments, seed=prompt.seed, title=title, report=report)
 
 
 def dense_folder(results: Path) -> Path:
