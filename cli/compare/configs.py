@@ -16,7 +16,7 @@ from chipsparse.cli.compare.files import Picture
 from chipsparse.cli.compare.paired_runs import (
     SIDES,
     PairedRunner,
-    PromptRuns,
+    PairedRuns,
     Side,
     WorstClips,
     run_prompts,
@@ -25,7 +25,6 @@ from chipsparse.cli.compare.statistics import statistics
 from chipsparse.cli.compare.subjects import Subject
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation.generator import Generator
-from chipsparse.cli.generation.lpips import Lpips
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.difference_picture import difference_rows
@@ -70,13 +69,9 @@ class ConfigsComparison:
         profiles: of A and B; None for the stock model.
         settings: of every generation.
         out_of_range: how they differ from what the profile of A or B was tuned for, a phrase each.
-        prompts: one entry for each that was generated.
-        asked: how many there should be.
-        lpips: the metric, or why there is none.
+        runs: what was generated.
         picture: of the worst prompt, if one was asked for.
-        pictured: which prompt that is, from 0.
         unwritten: why the picture could not be written.
-        exit_code: of the command: 0, or that of an interruption.
     """
 
     model: ModelDescription
@@ -86,26 +81,17 @@ class ConfigsComparison:
     profiles: dict[Side, Profile | None]
     settings: GenerationSettings
     out_of_range: dict[Side, list[str]]
-    prompts: list[PromptRuns]
-    asked: int
-    lpips: Lpips
+    runs: PairedRuns
     picture: Picture | None
-    pictured: int | None
     unwritten: str | None
-    exit_code: int
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the user broke off before the last prompt."""
-        return len(self.prompts) < self.asked
 
     def to_json(self) -> dict[str, Any]:
         """Every generation, and means and medians with their intervals."""
-        found = statistics(self.prompts)
+        found = statistics(self.runs.prompts)
         sides = zip(SIDES, self.subjects, self.profiles.values(), strict=True)
         shown = None
         if self.picture is not None:
-            shown = {**fields_json(self.picture), "prompt": self.pictured}
+            shown = {**fields_json(self.picture), "prompt": self.runs.worst.index}
         return {
             "chipsparse": chipsparse.__version__,
             "mode": "configs",
@@ -119,15 +105,15 @@ class ConfigsComparison:
                 for side, subject, profile in sides
             },
             "reference": "dense",
-            "interrupted": self.interrupted,
+            "interrupted": self.runs.interrupted,
             "interval": {"level": LEVEL, "resamples": RESAMPLES, "method": "bootstrap percentile"},
             "A": found.sides["A"],
             "B": found.sides["B"],
             "B - A": found.difference,
-            "lpips_missing": self.lpips.why_not,
+            "lpips_missing": self.runs.lpips.why_not,
             "picture": shown,
             "notes": list(notes(self)),
-            "prompts": self.prompts,
+            "prompts": self.runs.prompts,
         }
 
 
@@ -155,10 +141,10 @@ def compare_configs(options: CompareOptions) -> ConfigsComparison:
             display.tell(f"chipsparse: warning: {sentence}")
         generator = Generator(
             lambda: load_pipeline(model, device=device, dtype=dtype),
-            settings.num_inference_steps,
+            settings,
             WorkProgress(display),
         )
-        runs = run_prompts(PairedRunner(generator, profiles, settings), prompts)
+        runs = run_prompts(PairedRunner(generator, profiles), prompts)
         picture, unwritten = None, None
         if options.output is not None:
             try:
@@ -174,13 +160,9 @@ def compare_configs(options: CompareOptions) -> ConfigsComparison:
         profiles=profiles,
         settings=settings,
         out_of_range=out_of_range,
-        prompts=runs.prompts,
-        asked=runs.asked,
-        lpips=runs.lpips,
+        runs=runs,
         picture=picture,
-        pictured=None if picture is None else runs.worst.index,
         unwritten=unwritten,
-        exit_code=runs.exit_code,
     )
 
 
@@ -253,13 +235,14 @@ def _range_notes(
 
 def notes(comparison: ConfigsComparison) -> Iterator[str]:
     """What to know beside the numbers, one sentence each."""
-    count = len(comparison.prompts)
-    if comparison.interrupted:
-        yield f"interrupted: of {comparison.asked} prompts, the first {count} are told"
+    runs = comparison.runs
+    count = len(runs.prompts)
+    if runs.interrupted:
+        yield f"interrupted: of {runs.asked} prompts, the first {count} are told"
     if count < 10:
         yield f"intervals from {count} prompts are rough and tend to be too narrow; use more"
     for side, sentence in _range_notes(comparison.profiles, comparison.out_of_range):
         yield f"{side}: {sentence}"
     for side in SIDES:
-        told = [line for runs in comparison.prompts for line in runs.sides[side].fallbacks]
+        told = [line for each in runs.prompts for line in each.sides[side].fallbacks]
         yield from (f"{side}: {line}" for line in dict.fromkeys(told))

@@ -13,11 +13,9 @@ from chipsparse.cli.generation.denoise import Generation
 from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.lpips import Lpips, find_lpips
 from chipsparse.cli.generation.patching import patched
-from chipsparse.cli.planning.settings import GenerationSettings
 from chipsparse.cli.prompts import Prompt
 from chipsparse.cli.results import UNTOLD, fields_json
 from chipsparse.cli.signals import exit_code
-from chipsparse.config import SparsityConfig
 from chipsparse.measure.bootstrap import LEAST_VALUES
 from chipsparse.measure.clip_comparison import ClipComparison, compare_clips
 from chipsparse.profiles.profile import Profile
@@ -102,6 +100,11 @@ class PairedRuns:
     worst: WorstClips
     exit_code: int
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user broke off before the last prompt."""
+        return len(self.prompts) < self.asked
+
 
 def run_prompts(runner: PairedRunner, prompts: list[Prompt]) -> PairedRuns:
     """Generates every prompt and compares.
@@ -143,31 +146,28 @@ def _against(dense: Generation, made: Generation, lpips: Lpips) -> ConfigRun:
     )
 
 
+@dataclass(frozen=True)
 class PairedRunner:
     """Generates one prompt with the stock model and under both configs, on one pipeline.
 
-    Args:
+    Attributes:
         generator: has the pipeline, not patched.
         profiles: of A and B; None for the stock model.
-        settings: of every generation.
     """
 
-    def __init__(
-        self,
-        generator: Generator,
-        profiles: dict[Side, Profile | None],
-        settings: GenerationSettings,
-    ) -> None:
-        self._generator, self._settings = generator, settings
-        self._configs: dict[str, SparsityConfig | None] = {
-            "dense": None,
-            **{side: profile.sparsity for side, profile in profiles.items() if profile is not None},
-        }
+    generator: Generator
+    profiles: dict[Side, Profile | None]
+
+    @property
+    def profiles_by_name(self) -> dict[str, Profile | None]:
+        """What each prompt is generated with: "dense", and the sides that are not."""
+        found: dict[str, Profile | None] = {"dense": None}
+        return found | {side: profile for side, profile in self.profiles.items() if profile}
 
     def plan(self, count: int) -> None:
         """Tells the progress that so many prompts are to be generated."""
-        self._generator.progress.plan(
-            {_work(name, index): 1.0 for index in range(count) for name in self._configs}
+        self.generator.progress.plan(
+            {_work(name, index): 1.0 for index in range(count) for name in self.profiles_by_name}
         )
 
     def generate(self, prompt: Prompt, count: int) -> dict[str, Generation]:
@@ -176,15 +176,16 @@ class PairedRunner:
         Which of them goes first changes from prompt to prompt, so that a machine that slows down
         or warms up favours none.
         """
-        names = list(self._configs)
+        profiles = self.profiles_by_name
+        names = list(profiles)
         first = prompt.index % len(names)
         made = {}
         for name in names[first:] + names[:first]:
-            config = self._configs[name]
-            patch = nullcontext() if config is None else patched(self._generator.pipe, config)
+            profile = profiles[name]
+            patch = nullcontext() if profile is None else patched(self.generator.pipe, profile)
             with patch as report:
-                made[name] = self._generator.make(
-                    self._settings.pipeline_call(prompt.text),
+                made[name] = self.generator.make(
+                    prompt.text,
                     seed=prompt.seed,
                     title=f"prompt {prompt.index + 1} of {count}, {name}",
                     report=report,

@@ -50,7 +50,14 @@ def run(options: GenerateOptions, outcomes: list[Outcome]) -> None:
         job = prepare(options, device, dtype, display)
         for warning in job.warnings:
             display.tell(WARNING + warning)
-        generator = Generator(lambda: _load(job), job.steps, WorkProgress(display))
+        generator = Generator(
+            lambda: _load(job),
+            job.settings,
+            WorkProgress(display),
+            options.negative_prompt,
+            also=job.picture_arguments,
+            steps=job.steps,
+        )
         pipe = generator.pipe
         generator.progress.plan(_work(options))
         with _runner(job, generator) as runner:
@@ -113,14 +120,14 @@ def _make(
     job: Job, item: Item, runner: Runner, display: ProgressDisplay, warnings: list[str]
 ) -> Outcome:
     """Generates and writes one picture."""
-    arguments, mode = job.call_arguments(item), job.options.mode
+    mode = job.options.mode
     dense = sparse = None
     runner.report = None
     try:
         if mode != "sparse":
-            dense = runner.dense(arguments, seed=item.seed, label=item.label)
+            dense = runner.dense(item)
         if mode != "dense":
-            sparse = runner.sparse(arguments, seed=item.seed, label=item.label)
+            sparse = runner.sparse(item)
     except Exception as error:
         _report_failure(job, item, runner.report, error)
         raise
@@ -146,7 +153,7 @@ def _make(
     }
     request = job.as_json(item, warnings)
     with (
-        runner.progress.stage(f"writing {item.output}"),
+        runner.generator.progress.stage(f"writing {item.output}"),
         _report_file(item.report, {"request": request, **results}, runner.report),
     ):
         written = media.write_media(

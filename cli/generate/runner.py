@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any
+from dataclasses import dataclass, field
 
 from chipsparse.cli.errors import user_errors
+from chipsparse.cli.generate.series import Item
 from chipsparse.cli.generation.denoise import Generation
 from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.patching import REFUSED, patched
@@ -14,10 +15,11 @@ from chipsparse.profiles.profile import Profile
 from chipsparse.report.generation import GenerationReport
 
 
+@dataclass
 class Runner:
     """A context manager: the pipeline is as it was before, once it ends.
 
-    Args:
+    Attributes:
         generator: has the pipeline, not patched.
         profile: what is computed; None where nothing is to run sparse.
         step_costs: of the sparse steps, relative to each other; none: all the same.
@@ -25,27 +27,21 @@ class Runner:
         layer_times: likewise.
         paired: whether times are compared: then each side is warmed up first, and the pipeline is
             patched for each sparse generation anew, because dense ones run between them.
+        report: of the latest sparse generation, from when it begins.
     """
 
-    def __init__(
-        self,
-        generator: Generator,
-        profile: Profile | None,
-        *,
-        step_costs: Sequence[float],
-        strict: bool,
-        layer_times: bool,
-        paired: bool,
-    ) -> None:
-        self._generator, self._profile, self._costs = generator, profile, step_costs
-        self._strict, self._layer_times, self._paired = strict, layer_times, paired
-        self._stack = ExitStack()
-        self._held: GenerationReport | None = None
-        self.progress = generator.progress
-        self.report: GenerationReport | None = None
+    generator: Generator
+    profile: Profile | None
+    step_costs: Sequence[float]
+    strict: bool
+    layer_times: bool
+    paired: bool
+    report: GenerationReport | None = field(default=None, init=False)
+    _held: GenerationReport | None = field(default=None, init=False)
+    _stack: ExitStack = field(default_factory=ExitStack, init=False)
 
     def __enter__(self) -> Runner:
-        if self._profile is not None and not self._paired:
+        if self.profile is not None and not self.paired:
             # Held, so that a series takes and pins host memory once.
             self._held = self._stack.enter_context(self._patch())
         return self
@@ -53,16 +49,16 @@ class Runner:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def dense(self, arguments: dict[str, Any], *, seed: int, label: str) -> Generation:
+    def dense(self, item: Item) -> Generation:
         """A generation of the pipeline as it was."""
-        return self._make("dense", arguments, seed, label, None)
+        return self._make("dense", item, None)
 
-    def sparse(self, arguments: dict[str, Any], *, seed: int, label: str) -> Generation:
-        """A patched one; `report` is its report from when it begins."""
+    def sparse(self, item: Item) -> Generation:
+        """A patched one."""
         with self._report() as report, user_errors(*REFUSED):
             before, self.report = report.generation, None
             try:
-                return self._make("sparse", arguments, seed, label, report)
+                return self._make("sparse", item, report)
             finally:
                 # One that failed before its first step leaves the report of the one before.
                 begun = report.generation != before
@@ -72,30 +68,23 @@ class Runner:
         return self._patch() if self._held is None else nullcontext(self._held)
 
     def _patch(self) -> AbstractContextManager[GenerationReport]:
-        assert self._profile is not None
+        assert self.profile is not None
         return patched(
-            self._generator.pipe,
-            self._profile,
-            strict=self._strict,
-            layer_times=self._layer_times,
+            self.generator.pipe,
+            self.profile,
+            strict=self.strict,
+            layer_times=self.layer_times,
         )
 
-    def _make(
-        self,
-        name: str,
-        arguments: dict[str, Any],
-        seed: int,
-        label: str,
-        report: GenerationReport | None,
-    ) -> Generation:
-        return self._generator.make(
-            arguments,
-            seed=seed,
-            title=f"{label}: {name} run" if label else f"{name} run",
+    def _make(self, name: str, item: Item, report: GenerationReport | None) -> Generation:
+        return self.generator.make(
+            item.prompt,
+            seed=item.seed,
+            title=f"{item.label}: {name} run" if item.label else f"{name} run",
             report=report,
-            way=name if self._paired else None,
-            work=work_name(name, label),
-            step_costs=() if report is None else self._costs,
+            way=name if self.paired else None,
+            work=work_name(name, item.label),
+            step_costs=() if report is None else self.step_costs,
         )
 
 

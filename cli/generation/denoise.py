@@ -154,7 +154,7 @@ def time_steps(
 
 
 @dataclass(frozen=True)
-class _Run:
+class _Call:
     """What a call of the pipeline gave, and how long it took."""
 
     result: Any
@@ -171,7 +171,7 @@ def _run(
     report: GenerationReport | None,
     *,
     output_type: str,
-) -> _Run:
+) -> _Call:
     watch = _LoopWatch(pipe)
     ends: list[float] = []
 
@@ -197,7 +197,7 @@ def _run(
         raise RuntimeError(f"{type(pipe).__name__} made no denoising step")
     # Where no step was computed at all, the first one counts from the start of the call.
     loop_start = start if watch.loop_start is None else watch.loop_start
-    return _Run(
+    return _Call(
         result=result,
         steps=_step_results(report, loop_start, ends),
         total_seconds=total_seconds,

@@ -14,11 +14,6 @@ from chipsparse.common.finished_files import place, write_checked
 from chipsparse.common.scratch import scratch_folder
 
 
-def check_report(path: Path) -> None:
-    """Raises `UserError` where the file of ``--report`` could not be written; leaves nothing."""
-    check_file("--report", path, ".json")
-
-
 def check_file(option: str, path: Path, *suffixes: str) -> None:
     """Raises `UserError` where a file could not be written; leaves nothing.
 

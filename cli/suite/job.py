@@ -97,20 +97,12 @@ def _run(options: CompareOptions) -> Suite:
         progress = WorkProgress(display)
         generator = Generator(
             lambda: load_pipeline(model, device=device, dtype=dtype),
-            settings.num_inference_steps,
+            settings,
             progress,
+            options.negative_prompt,
             plain_lines=1,
         )
-        lab = SuiteLab(
-            generator,
-            settings,
-            options.negative_prompt,
-            rows,
-            prompts,
-            results,
-            suffix=suffix,
-            fps=options.rate,
-        )
+        lab = SuiteLab(generator, rows, prompts, results, suffix, options.rate)
         told = False
         for prompt in prompts:
             lab.plan()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.lpips import Lpips, find_lpips
 from chipsparse.cli.generation.patching import patched
 from chipsparse.cli.media import write as media
-from chipsparse.cli.planning.settings import GenerationSettings
 from chipsparse.cli.prompts import Prompt
 from chipsparse.cli.suite.rows import DENSE, FLOOR, MAG, Row
 from chipsparse.pipelines.diffusers_caches import CacheRun, cached, calibrated_ratios
@@ -48,15 +47,14 @@ class _On:
     remarks: Callable[[], Sequence[str]] = tuple
 
 
+@dataclass
 class SuiteLab:
     """Generates and compares; what is in the results file is not made again.
 
     What was refused is tried again: memory that was short, or a version, may be another now.
 
-    Args:
+    Attributes:
         generator: has the pipeline, not patched.
-        settings: of the pipeline call.
-        negative_prompt: what not to show, or None.
         rows: what to compare, the stock model first.
         prompts: with which.
         results: keeps a record of each clip. Frames of dense ones lie in ``dense`` beside it, all
@@ -65,55 +63,47 @@ class SuiteLab:
         fps: of clips.
     """
 
-    def __init__(
-        self,
-        generator: Generator,
-        settings: GenerationSettings,
-        negative_prompt: str | None,
-        rows: Sequence[Row],
-        prompts: Sequence[Prompt],
-        results: ResultsFile,
-        *,
-        suffix: str,
-        fps: int,
-    ) -> None:
-        self._generator, self._progress = generator, generator.progress
-        self._settings, self._negative_prompt = settings, negative_prompt
-        self._rows, self._prompts, self._results = rows, prompts, results
-        self._suffix, self._fps = suffix, fps
-        results.forget(lambda record: "refused" in record)
-        self._lpips: Lpips | None = None
+    generator: Generator
+    rows: Sequence[Row]
+    prompts: Sequence[Prompt]
+    results: ResultsFile
+    suffix: str
+    fps: int
+    _lpips: Lpips | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.results.forget(lambda record: "refused" in record)
 
     def refusal(self, row: Row) -> str | None:
         """Why a row cannot run here, as far as that is known."""
-        found = [self.record(row, prompt) for prompt in self._prompts]
+        found = [self.record(row, prompt) for prompt in self.prompts]
         if row.method == MAG:
-            found.append(self._results.get(CALIBRATION))
+            found.append(self.results.get(CALIBRATION))
         told = (record["refused"] for record in found if record and "refused" in record)
         return row.refused or next(told, None)
 
     def record(self, row: Row, prompt: Prompt) -> Any:
         """What was measured of a clip: a dict, or None."""
-        return self._results.get(_name(row, prompt))
+        return self.results.get(_name(row, prompt))
 
     def plan(self) -> int:
         """Tells the progress what is left to make; returns how many clips that are."""
         left = [
             (row, prompt)
-            for row in self._rows
+            for row in self.rows
             if self.refusal(row) is None
-            for prompt in self._prompts
+            for prompt in self.prompts
             if self.record(row, prompt) is None
         ]
         work = {_name(row, prompt): row.cost for row, prompt in left}
-        if CALIBRATION not in self._results and any(row.method == MAG for row, _ in left):
+        if CALIBRATION not in self.results and any(row.method == MAG for row, _ in left):
             work[CALIBRATION] = 1.0
-        self._progress.plan(work)
+        self.generator.progress.plan(work)
         return len(left)
 
     def dense(self, prompt: Prompt) -> None:
         """Makes the stock model's clip of a prompt, if it is not there."""
-        self._measured(self._rows[0], prompt, lambda row: self._make_dense(row, prompt))
+        self._measured(self.rows[0], prompt, lambda row: self._make_dense(row, prompt))
 
     def others(self, prompt: Prompt) -> None:
         """Makes the other clips of a prompt, as far as they are not there.
@@ -121,7 +111,7 @@ class SuiteLab:
         Which goes first changes from prompt to prompt, so that a machine that slows down or warms
         up favours none.
         """
-        others = list(self._rows[1:])
+        others = list(self.rows[1:])
         if any(row.method == MAG and self.record(row, prompt) is None for row in others):
             self._calibrate()
         first = prompt.index % len(others)
@@ -131,17 +121,17 @@ class SuiteLab:
 
     def clip_file(self, row: Row, prompt: Prompt) -> Path:
         """Where a clip is to look at."""
-        name = f"{prompt.seed}-{prompt.digest}-{row.name.replace(' ', '-')}{self._suffix}"
-        return self._results.path.parent / "clips" / name
+        name = f"{prompt.seed}-{prompt.digest}-{row.name.replace(' ', '-')}{self.suffix}"
+        return self.results.path.parent / "clips" / name
 
     def _measured(self, row: Row, prompt: Prompt, make: Callable[[Row], dict[str, Any]]) -> None:
         self._kept(_name(row, prompt), lambda: make(row))
 
     def _kept(self, name: str, make: Callable[[], dict[str, Any]]) -> None:
-        if name not in self._results:
-            _ = self._generator.pipe  # loaded before the clock of this work starts
-            with self._progress.working(name):
-                self._results.measured(name, make)
+        if name not in self.results:
+            _ = self.generator.pipe  # loaded before the clock of this work starts
+            with self.generator.progress.working(name):
+                self.results.measured(name, make)
 
     def _make_dense(self, row: Row, prompt: Prompt) -> dict[str, Any]:
         made = self._generate(row, prompt, _On())
@@ -150,12 +140,12 @@ class SuiteLab:
         return {"seconds": made.denoising_seconds}
 
     def _frames_file(self, prompt: Prompt) -> Path:
-        return self._results.path.parent / "dense" / f"{prompt.seed}-{prompt.digest}.npy"
+        return self.results.path.parent / "dense" / f"{prompt.seed}-{prompt.digest}.npy"
 
     def _dense_frames(self, prompt: Prompt) -> np.ndarray:
         file = self._frames_file(prompt)
         if not file.is_file():  # the folder may be deleted at any time
-            self._make_dense(self._rows[0], prompt)
+            self._make_dense(self.rows[0], prompt)
         frames: np.ndarray = np.load(file)
         return frames
 
@@ -163,7 +153,7 @@ class SuiteLab:
         file = self.clip_file(row, prompt)
         with user_errors(OSError, what=f"{file.parent} could not be made"):
             file.parent.mkdir(exist_ok=True)
-        media.write_media({file: frames}, fps=self._fps)
+        media.write_media({file: frames}, fps=self.fps)
 
     def _compared(self, row: Row, prompt: Prompt) -> dict[str, Any]:
         dense = self._dense_frames(prompt)
@@ -188,39 +178,39 @@ class SuiteLab:
     def _applied(self, row: Row) -> Iterator[_On]:
         """The pipeline as a row wants it, for the time being."""
         if row.config is not None:
-            with patched(self._generator.pipe, row.config) as report:
+            with patched(self.generator.pipe, row.config) as report:
                 yield _On(report, lambda: report.fallbacks)
         elif row.cache is not None:
-            measured = self._results.get(CALIBRATION) if row.method == MAG else None
+            measured = self.results.get(CALIBRATION) if row.method == MAG else None
             ratios = tuple(measured["ratios"]) if measured else ()
-            run = CacheRun(self._generator.pipe, self._settings.num_inference_steps, ratios)
+            run = CacheRun(self.generator.pipe, self.generator.settings.num_inference_steps, ratios)
             with cached(run, row.cache) as heard:
                 yield _On(remarks=lambda: heard)
         else:
             assert row.method == FLOOR
-            with other_attention(transformers_of(self._generator.pipe)) as told:
+            with other_attention(transformers_of(self.generator.pipe)) as told:
                 yield _On(remarks=lambda: _kernel(told()))
 
     def _calibrate(self) -> None:
         """Measures MagCache's ratios on this model, once."""
 
         def measure() -> dict[str, Any]:
-            steps = self._settings.num_inference_steps
-            prompt = Prompt(0, self._prompts[0].text, CALIBRATION_SEED)
+            steps = self.generator.settings.num_inference_steps
+            prompt = Prompt(0, self.prompts[0].text, CALIBRATION_SEED)
             row = Row(DENSE, "MagCache's calibration")
             make = functools.partial(self._generate, row, prompt, _On(), warm=False)
             try:
-                return {"ratios": calibrated_ratios(self._generator.pipe, steps, make)}
+                return {"ratios": calibrated_ratios(self.generator.pipe, steps, make)}
             except Exception as error:
                 return {"refused": described(error)}
 
         self._kept(CALIBRATION, measure)
 
     def _generate(self, row: Row, prompt: Prompt, on: _On, *, warm: bool = True) -> Generation:
-        return self._generator.make(
-            self._settings.pipeline_call(prompt.text, negative_prompt=self._negative_prompt),
+        return self.generator.make(
+            prompt.text,
             seed=prompt.seed,
-            title=f"prompt {prompt.index + 1} of {len(self._prompts)}, {row.name}",
+            title=f"prompt {prompt.index + 1} of {len(self.prompts)}, {row.name}",
             report=on.report,
             way=row.name if warm else None,
         )

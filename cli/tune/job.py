@@ -85,14 +85,13 @@ def _run(options: TuneOptions) -> Tuned:
         results = ResultsFile(options.results_file, about(tuned, model, profile, options))
         generator = Generator(
             lambda: load_pipeline(model, device=device, dtype=dtype),
-            steps,
+            settings,
             WorkProgress(display),
+            options.negative_prompt,
             plain_lines=1,
         )
         lab = TuneLab(
             generator,
-            settings,
-            options.negative_prompt,
             profile.sparsity,
             prompts,
             options.calibration_prompts,
