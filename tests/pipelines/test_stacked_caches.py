@@ -129,14 +129,12 @@ def test_a_cache_works_as_it_does_alone(model, config):
         caught_up = " runs in full at sparse steps where a layer had recorded nothing since"
         assert all(caught_up in line for line in handle.report.fallbacks)
         torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
-        assert torch.equal(generate(pipe, module), found)
     assert torch.equal(generate(pipe, module), expected)
 
     pipe.transformer.disable_cache()
     with chipsparse.enable(pipe, module.EXACT) as handle:
         pipe.transformer.enable_cache(config(pipe))
         assert torch.equal(generate(pipe, module), found)
-    assert torch.equal(generate(pipe, module), expected)
     pipe.transformer.disable_cache()
     assert torch.equal(generate(pipe, module), dense)
 
