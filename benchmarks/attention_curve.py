@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.attention_ops import Settings, sparse
+from benchmarks.attention_ops import sparse
 from benchmarks.case_tensors import CaseTensors
 from benchmarks.cases import CASES, Case
 from benchmarks.kernel_runs import COLUMNS as COLUMNS
 from benchmarks.kernel_runs import at_most, measure, settings_from
+from benchmarks.kernel_work import Settings
 from benchmarks.run import Run
 
 KEEP_FRACTIONS = (0.02, 0.05, 0.07, 0.10, 0.15, 0.20, 0.30, 0.50)

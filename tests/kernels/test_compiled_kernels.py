@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.compile_report import SHARED_BYTES, Instruction, hot_loops, instructions
+from benchmarks.compile_report import SHARED_BYTES
+from benchmarks.machine_code import Instruction, hot_loops, instructions
 
 ROOT = Path(__file__).parents[2]
 
