@@ -203,6 +203,41 @@ def test_a_branch_is_freed_after_its_last_step():
     assert session.report.cache_bytes == held[3]
 
 
+def packed_columns(session, branch):
+    with session._caches.lend(branch, 0, "attention", frozenset({"columns"}), frozenset()) as cache:
+        return cache.columns.clone()
+
+
+@pytest.mark.parametrize("offload", ["never", "always"])
+@pytest.mark.parametrize("rule", ["merge", "difference"])
+def test_branches_keep_the_columns_that_the_first_of_them_chose(offload, rule, monkeypatch):
+    config = CONFIG.override(
+        {"memory.offload": offload, "mlp.enabled": False, "attention.delta_rule": rule}
+    )
+    choices = []
+    choose = chipsparse.layers.attention.column_selection.run
+    monkeypatch.setattr(
+        chipsparse.layers.attention.column_selection,
+        "run",
+        lambda call: choices.append(session.state.branch) or choose(call),
+    )
+    session = Session(config, GenerationReport())
+    for step in range(4):
+        for number, branch in enumerate(("cond", "uncond")):
+            generator = torch.Generator().manual_seed(10 * step + number)
+            tensors = torch.randn(3, 1, 2, 60, 8, generator=generator)
+            session.begin(StepContext(1, step, branch, 6), LAYOUT, CPU)
+            output = attend(session, 0, *tensors)
+            session.end(tensors[0])
+            dense = torch.nn.functional.scaled_dot_product_attention(*tensors)
+            is_dense = torch.allclose(output, dense, atol=1e-5)
+            assert is_dense == (session.report.steps[-1].action.value != "sparse")
+        if step > 0:
+            assert torch.equal(*(packed_columns(session, name) for name in ("cond", "uncond")))
+    assert choices == ["cond", "cond"]
+    assert session.report.fallbacks == []
+
+
 @pytest.mark.parametrize("local_blocks", [None, 0])
 def test_branches_whose_prompts_differ_in_length(local_blocks):
     """Each has columns of its own, and neither makes the other start anew."""
