@@ -40,9 +40,10 @@ def assert_close(actual, expected, tolerance):
 
 def assert_rounded(actual, exact):
     """Equal to ``exact`` but for one rounding; Triton's interpreter truncates to bf16."""
-    exact = exact.to(actual.device, torch.float64)
+    exact, facts = exact.to(actual.device, torch.float64), torch.finfo(actual.dtype)
+    subnormal = facts.smallest_normal * facts.eps
     torch.testing.assert_close(
-        actual.double(), exact, rtol=torch.finfo(actual.dtype).eps, atol=0, equal_nan=True
+        actual.double(), exact, rtol=facts.eps, atol=subnormal, equal_nan=True
     )
 
 
