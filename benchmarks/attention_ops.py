@@ -26,7 +26,7 @@ from benchmarks.sampled_checks import (
     samples,
     worst,
 )
-from chipsparse.kernels.checks import group_count, ranges
+from chipsparse.kernels.checks import block_count, ranges
 from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import column_sparse_attention
 from chipsparse.kernels.dense_attention import dense_attention
@@ -42,14 +42,14 @@ class Settings:
     """What the command line sets for a work.
 
     Attributes:
-        group_rows: R, query rows per group.
-        keep_fraction: in place of the case's own; None keeps that.
+        block_size: R, query or token rows per block.
+        density: in place of the case's own; None keeps that.
         delta_rule: of `column_sparse_attention`, one of `DELTA_RULES`.
         transient_bytes: bound of the column sums held at a time; one head is the least.
     """
 
-    group_rows: int = 128
-    keep_fraction: float | None = None
+    block_size: int = 128
+    density: float | None = None
     delta_rule: str = "none"
     transient_bytes: int = 8 << 30
 
@@ -93,9 +93,9 @@ class Work:
 
 
 def kept_columns(tensors: CaseTensors, settings: Settings) -> int:
-    """How many columns a group keeps."""
+    """How many columns a block keeps."""
     case = tensors.case
-    keep = case.keep_fraction if settings.keep_fraction is None else settings.keep_fraction
+    keep = case.density if settings.density is None else settings.density
     return min(case.tokens, max(1, round(keep * case.tokens)))
 
 
@@ -121,7 +121,7 @@ def dense(tensors: CaseTensors, settings: Settings) -> Work:
                     *dense_attention(*_in_float32(tensors, sample), backend="reference"),
                     sample,
                 )
-                for sample in samples(case.batch, case.heads, case.tokens, settings.group_rows)
+                for sample in samples(case.batch, case.heads, case.tokens, settings.block_size)
             ]
         )
 
@@ -133,14 +133,14 @@ def dense(tensors: CaseTensors, settings: Settings) -> Work:
         inputs,
         parts,
         baseline="dense",
-        fields={"keep_fraction": 1.0},
+        fields={"density": 1.0},
         flops=attention_flops(tensors, case.tokens),
     )
 
 
 def column_sums(tensors: CaseTensors, settings: Settings) -> Work:
     """`dense_attention_column_sums`, with the softmax constants of a dense run."""
-    case, rows = tensors.case, settings.group_rows
+    case, rows = tensors.case, settings.block_size
     inputs = (tensors.query, tensors.key, tensors.value)
     op = dense_attention_column_sums
 
@@ -157,7 +157,7 @@ def column_sums(tensors: CaseTensors, settings: Settings) -> Work:
                 expected, expected_lse, expected_sums = op(
                     *_in_float32(tensors, sample_of_all),
                     tensors.lse[sample_of_all.rows_of],
-                    group_rows=rows,
+                    block_size_q=rows,
                     backend="reference",
                 )
                 error = check_attention(
@@ -167,12 +167,12 @@ def column_sums(tensors: CaseTensors, settings: Settings) -> Work:
                     expected_lse,
                     sample_of_all,
                 )
-                sums_error = relative_error(sums[sample.group_of], expected_sums)
+                sums_error = relative_error(sums[sample.block_of], expected_sums)
                 error["sums_error"] = require("sums error", sums_error, SUMS_LIMIT, sample_of_all)
                 errors.append(error)
             return worst(errors)
 
-        return TimedCall(lambda name: op(*arguments, group_rows=rows, backend=name), check)
+        return TimedCall(lambda name: op(*arguments, block_size_q=rows, backend=name), check)
 
     def parts() -> Iterator[TimedCall]:
         for first, last in _head_ranges(tensors, settings):
@@ -183,19 +183,19 @@ def column_sums(tensors: CaseTensors, settings: Settings) -> Work:
         (*inputs, rows),
         parts,
         baseline="dense",
-        fields={"keep_fraction": 1.0, "group_rows": rows},
+        fields={"density": 1.0, "block_size": rows},
         flops=attention_flops(tensors, case.tokens),
     )
 
 
 def sparse(tensors: CaseTensors, settings: Settings) -> Work:
     """`column_sparse_attention` over random lists of equal length."""
-    case, rows = tensors.case, settings.group_rows
-    groups, count = group_count(case.tokens, rows), kept_columns(tensors, settings)
+    case, rows = tensors.case, settings.block_size
+    blocks, count = block_count(case.tokens, rows), kept_columns(tensors, settings)
     inputs = (tensors.query, tensors.key, tensors.value)
     op = column_sparse_attention
     indices = random_inputs.index_lists(
-        case.batch, case.heads, groups, case.tokens, count, device=tensors.device
+        case.batch, case.heads, blocks, case.tokens, count, device=tensors.device
     )
     counts = torch.full(indices.shape[:3], count, dtype=torch.int32, device=tensors.device)
     rule, cache = _delta_cache(tensors, settings.delta_rule)
@@ -207,9 +207,9 @@ def sparse(tensors: CaseTensors, settings: Settings) -> Work:
         for sample in samples(case.batch, case.heads, case.tokens, rows):
             expected, expected_lse = op(
                 *_in_float32(tensors, sample),
-                indices[sample.group_of],
-                counts[sample.group_of],
-                group_rows=rows,
+                indices[sample.block_of],
+                counts[sample.block_of],
+                block_size_q=rows,
                 delta_rule=rule,
                 **{name: tensor[sample.rows_of] for name, tensor in cache.items()},
                 backend="reference",
@@ -222,7 +222,9 @@ def sparse(tensors: CaseTensors, settings: Settings) -> Work:
         return worst(errors)
 
     def call(name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        return op(*inputs, indices, counts, group_rows=rows, delta_rule=rule, **cache, backend=name)
+        return op(
+            *inputs, indices, counts, block_size_q=rows, delta_rule=rule, **cache, backend=name
+        )
 
     def parts() -> Iterator[TimedCall]:
         yield TimedCall(call, check)
@@ -233,9 +235,9 @@ def sparse(tensors: CaseTensors, settings: Settings) -> Work:
         parts,
         baseline="dense",
         fields={
-            "keep_fraction": count / case.tokens,
+            "density": count / case.tokens,
             "ideal": case.tokens / count,
-            "group_rows": rows,
+            "block_size": rows,
             "delta_rule": settings.delta_rule,
         },
         flops=attention_flops(tensors, count),
@@ -244,16 +246,16 @@ def sparse(tensors: CaseTensors, settings: Settings) -> Work:
 
 def selection(tensors: CaseTensors, settings: Settings) -> Work:
     """`column_selection` from heavy-tailed sums, against `torch.topk` head by head."""
-    case, rows = tensors.case, settings.group_rows
-    groups, count = group_count(case.tokens, rows), kept_columns(tensors, settings)
+    case, rows = tensors.case, settings.block_size
+    blocks, count = block_count(case.tokens, rows), kept_columns(tensors, settings)
 
     def sums_of(heads: int, seed: int) -> torch.Tensor:
         return random_inputs.column_sums(
             case.batch,
             heads,
-            groups,
+            blocks,
             case.tokens,
-            group_rows=rows,
+            block_size=rows,
             device=tensors.device,
             dtype=tensors.dtype,
             seed=seed,
@@ -265,9 +267,9 @@ def selection(tensors: CaseTensors, settings: Settings) -> Work:
         def check(packed: torch.Tensor) -> Errors:
             errors = []
             for sample in samples(case.batch, last - first, case.tokens, rows):
-                mask = unpack_mask(packed[sample.group_of], case.tokens, backend="reference")
+                mask = unpack_mask(packed[sample.block_of], case.tokens, backend="reference")
                 where = sample.in_heads_from(first)
-                errors.append(check_selection(mask, sums[sample.group_of], count, where))
+                errors.append(check_selection(mask, sums[sample.block_of], count, where))
             return worst(errors)
 
         def topk() -> None:
@@ -291,28 +293,28 @@ def selection(tensors: CaseTensors, settings: Settings) -> Work:
         (sums_of(1, seed=0),),
         parts,
         baseline="torch.topk",
-        fields={"keep_fraction": count / case.tokens, "group_rows": rows},
-        moved_bytes=case.batch * case.heads * groups * row_bytes,
+        fields={"density": count / case.tokens, "block_size": rows},
+        moved_bytes=case.batch * case.heads * blocks * row_bytes,
     )
 
 
 def indices(tensors: CaseTensors, settings: Settings) -> Work:
     """`packed_to_indices` with the capacity given; nothing in a library does the same."""
-    case, rows = tensors.case, settings.group_rows
-    groups = group_count(case.tokens, rows)
+    case, rows = tensors.case, settings.block_size
+    blocks = block_count(case.tokens, rows)
     keep = kept_columns(tensors, settings) / case.tokens
     packed, capacity = random_inputs.packed_masks(
-        case.batch, case.heads, groups, case.tokens, keep, device=tensors.device
+        case.batch, case.heads, blocks, case.tokens, keep, device=tensors.device
     )
 
     def call(packed: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         return packed_to_indices(packed, case.tokens, capacity=capacity, backend=name)
 
     def check_sample(found: torch.Tensor, found_counts: torch.Tensor, sample: Sample) -> Errors:
-        expected, expected_counts = call(packed[sample.group_of], "reference")
+        expected, expected_counts = call(packed[sample.block_of], "reference")
         count = int(expected_counts)
-        counts_off = abs(int(found_counts[sample.group_of]) - count)
-        list_, right = found[sample.group_of].flatten(), expected.flatten()
+        counts_off = abs(int(found_counts[sample.block_of]) - count)
+        list_, right = found[sample.block_of].flatten(), expected.flatten()
         # Entries past the count only have to be columns.
         wrong = (list_[:count] != right[:count]).sum() + (
             (list_[count:] < 0) | (list_[count:] >= case.tokens)
@@ -331,13 +333,13 @@ def indices(tensors: CaseTensors, settings: Settings) -> Work:
     def parts() -> Iterator[TimedCall]:
         yield TimedCall(lambda name: call(packed, name), check)
 
-    listed = case.batch * case.heads * groups * (capacity + 1)
+    listed = case.batch * case.heads * blocks * (capacity + 1)
     return Work(
         packed_to_indices,
         (packed,),
         parts,
         baseline=None,
-        fields={"keep_fraction": keep, "group_rows": rows, "capacity": capacity},
+        fields={"density": keep, "block_size": rows, "capacity": capacity},
         moved_bytes=packed.nbytes + 4 * listed,
     )
 
@@ -383,5 +385,5 @@ def _head_ranges(tensors: CaseTensors, settings: Settings) -> Iterator[tuple[int
     """
     case = tensors.case
     row_bytes = case.tokens * tensors.dtype.itemsize
-    head_bytes = case.batch * group_count(case.tokens, settings.group_rows) * row_bytes
+    head_bytes = case.batch * block_count(case.tokens, settings.block_size) * row_bytes
     return ranges(case.heads, head_bytes, settings.transient_bytes)

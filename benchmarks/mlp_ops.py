@@ -26,7 +26,7 @@ from benchmarks.sampled_checks import (
     samples,
     worst,
 )
-from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.dispatch import Operation
 from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
@@ -53,7 +53,7 @@ class Layer:
     activation: torch.Tensor
     output: torch.Tensor
     neurons: torch.Tensor
-    group_rows: int
+    block_size: int
 
 
 def rows_of(tensors: CaseTensors) -> int:
@@ -63,10 +63,10 @@ def rows_of(tensors: CaseTensors) -> int:
 
 
 def kept_neurons(tensors: CaseTensors, settings: Settings) -> int:
-    """How many neurons a token group recomputes."""
+    """How many neurons a token block recomputes."""
     case = tensors.case
-    keep = settings.keep_fraction
-    keep = case.mlp_keep_fraction if keep is None else keep
+    keep = settings.density
+    keep = case.mlp_density if keep is None else keep
     return min(case.mlp_width, max(1, round(keep * case.mlp_width)))
 
 
@@ -83,14 +83,14 @@ def make_layer(tensors: CaseTensors, settings: Settings, *, seed: int = 4) -> La
     hidden = normal(case.batch, rows, channels)
     up, up_bias = normal(width, channels, deviation=channels**-0.5), normal(width, deviation=0.1)
     down = normal(width, channels, deviation=width**-0.5).t()
-    groups = group_count(rows, settings.group_rows)
-    # A group moves as a whole, and each of its tokens on its own.
-    moved = normal(case.batch, groups, channels, deviation=DRIFT)
-    moved = moved.repeat_interleave(settings.group_rows, 1)[:, :rows]
+    blocks = block_count(rows, settings.block_size)
+    # A block moves as a whole, and each of its tokens on its own.
+    moved = normal(case.batch, blocks, channels, deviation=DRIFT)
+    moved = moved.repeat_interleave(settings.block_size, 1)[:, :rows]
     before = hidden + moved + normal(case.batch, rows, channels, deviation=DRIFT)
-    rows_of_group = {"group_rows": settings.group_rows}
-    mean = mean_preactivations(before, up, up_bias, **rows_of_group)
-    activation = dense_activation(before, up, up_bias, activation=ACTIVATION, **rows_of_group)
+    of_block = {"block_size": settings.block_size}
+    mean = mean_preactivations(before, up, up_bias, **of_block)
+    activation = dense_activation(before, up, up_bias, activation=ACTIVATION, **of_block)
     neurons = neuron_selection(
         hidden,
         up,
@@ -98,10 +98,10 @@ def make_layer(tensors: CaseTensors, settings: Settings, *, seed: int = 4) -> La
         mean.clone(),
         keep_count=kept_neurons(tensors, settings),
         backend="reference",
-        **rows_of_group,
+        **of_block,
     )
     output = F.linear(activation, down)
-    return Layer(hidden, up, up_bias, down, mean, activation, output, neurons, settings.group_rows)
+    return Layer(hidden, up, up_bias, down, mean, activation, output, neurons, settings.block_size)
 
 
 def select(layer: Layer, backend: str) -> torch.Tensor:
@@ -112,7 +112,7 @@ def select(layer: Layer, backend: str) -> torch.Tensor:
         layer.up_bias,
         layer.mean,
         keep_count=layer.neurons.shape[2],
-        group_rows=layer.group_rows,
+        block_size=layer.block_size,
         backend=backend,
     )
 
@@ -126,7 +126,7 @@ def up(layer: Layer, neurons: torch.Tensor, backend: str) -> torch.Tensor:
         neurons,
         layer.activation,
         activation=ACTIVATION,
-        group_rows=layer.group_rows,
+        block_size=layer.block_size,
         backend=backend,
     )
 
@@ -134,13 +134,13 @@ def up(layer: Layer, neurons: torch.Tensor, backend: str) -> torch.Tensor:
 def down(layer: Layer, delta: torch.Tensor, neurons: torch.Tensor, backend: str) -> torch.Tensor:
     """The layer's output with the change added, ``[B, N, C]``."""
     return sparse_mlp_down(
-        delta, layer.down, neurons, layer.output, group_rows=layer.group_rows, backend=backend
+        delta, layer.down, neurons, layer.output, block_size=layer.block_size, backend=backend
     )
 
 
 @dataclass(frozen=True)
 class Before:
-    """A sampled token group as it was before the operation, and what the reference makes of it."""
+    """A sampled token block as it was before the operation, and what the reference makes of it."""
 
     where: object
     rows: slice
@@ -152,11 +152,11 @@ class Before:
 
 
 def references(layer: Layer) -> list[Before]:
-    """The references of all three operations on sampled groups."""
+    """The references of all three operations on sampled blocks."""
     batch, rows, _ = layer.hidden.shape
     found = []
-    for sample in samples(batch, 1, rows, layer.group_rows):
-        b, r, g = sample.batch, sample.rows, sample.group
+    for sample in samples(batch, 1, rows, layer.block_size):
+        b, r, g = sample.batch, sample.rows, sample.block
         part = Layer(
             layer.hidden[b, r],
             layer.up,
@@ -166,7 +166,7 @@ def references(layer: Layer) -> list[Before]:
             layer.activation[b, r].clone(),
             layer.output[b, r].clone(),
             layer.neurons[b, g],
-            layer.group_rows,
+            layer.block_size,
         )
         delta = up(part, part.neurons, "reference")
         down(part, delta, part.neurons, "reference")
@@ -182,14 +182,14 @@ def close(actual: torch.Tensor, expected: torch.Tensor, where: object) -> Errors
 
 
 def selection_work(tensors: CaseTensors, settings: Settings) -> Work:
-    """`neuron_selection` against the same by PyTorch: group means, linear, difference and topk."""
+    """`neuron_selection` against the same by PyTorch: block means, linear, difference and topk."""
     case = tensors.case
 
     def parts() -> Iterator[TimedCall]:
         layer = make_layer(tensors, settings)
         expected = references(layer)
-        count, rows = layer.neurons.shape[2], layer.group_rows
-        whole = layer.hidden.shape[1] // rows * rows  # so that one mean makes all groups
+        count, rows = layer.neurons.shape[2], layer.block_size
+        whole = layer.hidden.shape[1] // rows * rows  # so that one mean makes all blocks
 
         def library() -> torch.Tensor:
             tokens = layer.hidden[:, :whole].unflatten(1, (-1, rows)).mean(2)
@@ -200,7 +200,7 @@ def selection_work(tensors: CaseTensors, settings: Settings) -> Work:
             return worst(
                 [
                     check_neurons(
-                        neurons[e.batch, e.rows.start // layer.group_rows, :].flatten(),
+                        neurons[e.batch, e.rows.start // layer.block_size, :].flatten(),
                         e.neurons.flatten(),
                         e.where,
                     )
@@ -359,9 +359,9 @@ def _work(
         case.batch, rows, case.channels, dtype=tensors.dtype, device=tensors.device
     )
     weight = hidden.new_empty(case.mlp_width, case.channels)
-    inputs: tuple = (hidden, weight, None, None, settings.group_rows)
+    inputs: tuple = (hidden, weight, None, None, settings.block_size)
     if operation is sparse_mlp_down:
-        inputs = (hidden, weight.t(), settings.group_rows)
+        inputs = (hidden, weight.t(), settings.block_size)
     elif operation is neuron_selection:
         inputs = (hidden, weight)
     fraction = kept / case.mlp_width
@@ -371,11 +371,11 @@ def _work(
         parts,
         baseline=baseline,
         fields={
-            "group_rows": settings.group_rows,
+            "block_size": settings.block_size,
             "mlp_tokens": case.batch * rows,
             "channels": case.channels,
             "mlp_width": case.mlp_width,
-            "keep_fraction": fraction,
+            "density": fraction,
             "ideal": 1 / fraction,
         },
         flops=2 * products * case.batch * rows * case.channels * kept or None,

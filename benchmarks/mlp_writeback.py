@@ -35,7 +35,7 @@ from chipsparse.measure.timing import time_call
 
 STORE = "    gl.store(cached, new, mask=stored)\n"
 MULTIPROCESSORS = (8, 16, 24, 32)  # for the write-back; the second product has the others
-GROUP_ROWS = 128
+BLOCK_SIZE = 128
 CACHE_LIMIT = 2e-2  # a second rounding of the change
 COLUMNS = {
     "op": "",
@@ -54,14 +54,14 @@ def write_back(layer: Layer, delta: torch.Tensor, programs: int) -> None:
     # Imported here so that other benchmarks run where there is no Triton.
     from benchmarks.write_back_kernel import ENTRIES, write_back_kernel
 
-    batch, groups, capacity = layer.neurons.shape
-    items = batch * groups * -(-capacity // ENTRIES)
+    batch, blocks, capacity = layer.neurons.shape
+    items = batch * blocks * -(-capacity // ENTRIES)
     write_back_kernel[(min(items, programs),)](
         layer.activation,
         delta,
         layer.neurons,
         items,
-        groups,
+        blocks,
         capacity,
         layer.hidden.shape[1],
         layer.activation.stride(0),
@@ -69,7 +69,7 @@ def write_back(layer: Layer, delta: torch.Tensor, programs: int) -> None:
         delta.stride(0),
         delta.stride(2),
         ENTRIES=ENTRIES,
-        ROWS=GROUP_ROWS,
+        ROWS=BLOCK_SIZE,
     )
 
 
@@ -121,7 +121,7 @@ def measure(tensors: CaseTensors, module: Any) -> list[Record]:
         WrongResultError: the cache beside the second product differs by more than a rounding.
     """
     device = tensors.device
-    layer = make_layer(tensors, Settings(group_rows=GROUP_ROWS))
+    layer = make_layer(tensors, Settings(block_size=BLOCK_SIZE))
     # Not a clone: that of rows with gaps between them has other strides.
     activation = empty_token_contiguous(layer.hidden, *layer.activation.shape)
     activation.copy_(layer.activation)
@@ -136,7 +136,7 @@ def measure(tensors: CaseTensors, module: Any) -> list[Record]:
             layer.neurons,
             layer.activation,
             activation=ACTIVATION,
-            group_rows=GROUP_ROWS,
+            block_size=BLOCK_SIZE,
         )
         delta: torch.Tensor = module.sparse_mlp_up(call)
         return delta

@@ -77,7 +77,7 @@ def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> N
                 raise ValueError(f"no transformer for the case {name!r}; there are {list(LAYERS)}")
             case = at_most(CASES[name], args.tokens, args.heads)
             layers = min(LAYERS[name], args.layers or LAYERS[name])
-            rows = int(args.group_rows.split(",")[0])
+            rows = int(args.block_size.split(",")[0])
             record = measure(case, layers, device, dtype, sparse_mlp=args.mlp, rows=rows)
             to.add(record)
             if args.timeline is not None:
@@ -101,9 +101,9 @@ def measure(
     model = Model(case, layers, device, dtype)
     config = SparsityConfig().override(
         {
-            "attention.density": case.keep_fraction,
+            "attention.density": case.density,
             "attention.block_size_q": rows,
-            "mlp.density": case.mlp_keep_fraction,
+            "mlp.density": case.mlp_density,
             "mlp.enabled": sparse_mlp,
             "schedule.actions": [*ACTIONS, *["sparse"] * SPARSE_STEPS],
         }
@@ -123,8 +123,8 @@ def measure(
         "tokens": layout.tokens,
         "layers": layers,
         "dtype": str(dtype).removeprefix("torch."),
-        "keep_fraction": case.keep_fraction,
-        "group_rows": rows,
+        "density": case.density,
+        "block_size": rows,
         "mlp": "sparse" if sparse_mlp else "dense",
         "backend": "host memory",
         "baseline": "all caches on the device",

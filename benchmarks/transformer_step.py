@@ -260,8 +260,8 @@ def measure_patched(
         .qualities["published"]
         .override(
             {
-                "attention.density": case.keep_fraction,
-                "mlp.density": case.mlp_keep_fraction,
+                "attention.density": case.density,
+                "mlp.density": case.mlp_density,
                 "schedule.actions": actions,
             }
         )

@@ -236,15 +236,15 @@ class SparsityPlan:
         ]
 
     def attention_keep_count(self, layer: int) -> int:
-        """Key columns that each query group of a layer keeps by score and by static rules."""
+        """Key columns that each query block of a layer keeps by score and by static rules."""
         return _count(self.density(layer, "attention"), self.layout.tokens)
 
     def attention_random_count(self) -> int:
-        """Further key columns that each query group keeps at random."""
+        """Further key columns that each query block keeps at random."""
         return _count(self.config.attention.random_fraction, self.layout.tokens)
 
     def mlp_keep_count(self, layer: int) -> int:
-        """Neurons of a layer that each token group recomputes on a sparse step."""
+        """Neurons of a layer that each token block recomputes on a sparse step."""
         return _count(self.density(layer, "mlp"), self.layout.kind(layer).intermediate_size)
 
     def describe(self) -> str:

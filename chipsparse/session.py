@@ -509,7 +509,7 @@ class Session:
                     read_kept_columns(
                         cache.columns,
                         layout,
-                        group_rows=self.config.attention.block_size_q,
+                        block_size_q=self.config.attention.block_size_q,
                         static=generation.budgets.static_mask(layout, cache.columns.device),
                         order=None if order is None else order[0],
                         tile=self.config.tile or REGION,

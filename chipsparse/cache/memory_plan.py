@@ -23,7 +23,7 @@ from chipsparse.cache.placement import PartNeed, Placement, place
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.machine import device_free_bytes, host_budget, host_free_bytes
 from chipsparse.config import ConfigError, MemoryConfig
-from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.merge_residual.reference import TRANSIENT_BYTES, TRANSIENT_TENSORS
 from chipsparse.layers.column_budget import CAPACITY_MULTIPLE, LISTS_BYTES
 from chipsparse.measure.cost_model import Rates, layer_time
@@ -268,18 +268,18 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, recorded: int = 0) 
     attention, kept_lists = ATTENTION_TENSORS * hidden, 0
     sparse = [layer for layer in range(layout.layers) if plan.is_sparse(layer, "attention")]
     if sparse:
-        groups = group_count(tokens, config.attention.block_size_q)
-        sums = heads * groups * tokens * min(dtype.itemsize, 4)
+        blocks = block_count(tokens, config.attention.block_size_q)
+        sums = heads * blocks * tokens * min(dtype.itemsize, 4)
         kept = max(plan.attention_keep_count(layer) for layer in sparse)
         kept += plan.attention_random_count()
         attention += min(sums, config.attention.column_sums_bytes)
-        lists = heads * groups * (kept + CAPACITY_MULTIPLE) * INDEX_BYTES
+        lists = heads * blocks * (kept + CAPACITY_MULTIPLE) * INDEX_BYTES
         attention += lists
         if config.attention.delta_rule == "merge":
             whole = TRANSIENT_TENSORS * 4 * layout.batch * tokens * layout.channels
             attention += min(whole, TRANSIENT_BYTES)
         attention += hidden if config.attention.forecast > 0 else 0
-        attention += groups * tokens if config.attention.local_blocks is not None else tokens
+        attention += blocks * tokens if config.attention.local_blocks is not None else tokens
         if lists <= LISTS_BYTES:
             kept_lists = BRANCHES * layout.layers * lists
     return (1 + recorded) * max(NORM_TENSORS * hidden, attention, mlp) + kept_lists

@@ -236,7 +236,7 @@ class CacheStore:
 
         Args:
             branch: guidance branch.
-            layer: number of the block.
+            layer: number of the transformer block.
             part: which cache of the layer.
             kinds: what the layer reads; of the others nothing need be brought to the device.
             ahead: what the next layer will read, by default the same kinds.

@@ -111,7 +111,7 @@ class AttentionCache(TensorCache):
         columns: packed bits of the kept columns, uint8 ``[B, H, G, ceil(N / 8)]``.
         capacity: entries of the lists of kept columns, known to the host since the refresh so that
             no sparse step need wait for it; None before the columns are chosen.
-        longest: the most columns that any query group keeps, where the capacity was not read from
+        longest: the most columns that any query block keeps, where the capacity was not read from
             the columns themselves, so that lists may have been cut off there; None once it is known
             that none was.
         kept_fraction: mean share of the columns that is kept, as a number or 0-d tensor.
@@ -169,7 +169,7 @@ class MLPCache(TensorCache):
     Attributes:
         activation: neurons after the activation function, ``[B, N, F]``.
         output: the layer's output, ``[B, N, C]``.
-        mean: mean pre-activation of every token group when its neuron was last computed,
+        mean: mean pre-activation of every token block when its neuron was last computed,
             float32 ``[B, G, F]``.
     """
 

@@ -23,14 +23,14 @@ CAPACITY_MULTIPLE = 16
 
 @dataclass(frozen=True)
 class AttentionBudget:
-    """How many columns a refresh keeps for each query group.
+    """How many columns a refresh keeps for each query block.
 
     Attributes:
         keep_count: columns kept by score, static ones included.
         random_count: further random columns.
         static_columns: bool ``[G or 1, N]`` of columns that are always kept, or None.
         seed: seed of the random columns, below 2**32.
-        static_count: the most static columns that a group may have.
+        static_count: the most static columns that a block may have.
         capacity: entries that the lists of columns get; None for as many as the longest needs, for
             which the host waits.
     """
@@ -74,7 +74,7 @@ def static_columns(
         device: of the result.
 
     Returns:
-        bool ``[G, N]``, or ``[1, N]`` where all groups have the same, or None where there are none.
+        bool ``[G, N]``, or ``[1, N]`` where all blocks have the same, or None where there are none.
     """
     if config.local_blocks is None and text_tokens == 0 and always is None:
         return None
@@ -90,7 +90,7 @@ def static_columns(
 
 
 def static_count(tokens: int, config: AttentionConfig, *, text_tokens: int, always: int = 0) -> int:
-    """Upper bound of the `static_columns` of a group, known without asking a device."""
+    """Upper bound of the `static_columns` of a block, known without asking a device."""
     window = 0 if config.local_blocks is None else 2 * config.local_blocks + 1
     return min(tokens, text_tokens + always + window * config.block_size_q)
 

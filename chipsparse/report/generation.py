@@ -59,7 +59,7 @@ class LayerRecord:
     """A layer's attention or feed-forward layer in one transformer call.
 
     Attributes:
-        layer: number of the block.
+        layer: number of the transformer block.
         part: which of both.
         action: what it did; never "skip", which leaves out whole calls.
         computed: share of the attention columns or neurons that was computed: a number, or a 0-d

@@ -15,7 +15,7 @@ from chipsparse.cli.tables import Facts, facts_table, number_table, print_table
 from chipsparse.cli.wording import PART_NAMES, counted, profile_text, seconds_text, short_place
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import ranges_text
-from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.checks import block_count
 from chipsparse.layout import LayerKind
 from chipsparse.measure.estimate import RunEstimate
 from chipsparse.plan import SparsityPlan
@@ -60,7 +60,7 @@ def _generation_facts(explained: Explanation) -> Facts:
     tokens = f"{layout.tokens:,}: grid of {grid}"
     if layout.text_tokens:
         tokens += f", and {layout.text_tokens:,} of text"
-    groups = group_count(layout.tokens, config.block_size_q)
+    blocks = block_count(layout.tokens, config.block_size_q)
     columns = range_kept(plan, "attention", range(layout.layers))
     again = "; two calls a step for guidance" if explained.branches > 1 else ""
     counts = ", ".join(
@@ -73,7 +73,7 @@ def _generation_facts(explained: Explanation) -> Facts:
         ("tokens", tokens),
         (
             "attention",
-            f"{counted(groups, 'group')} of {config.block_size_q} rows, each keeps "
+            f"{counted(blocks, 'block')} of {config.block_size_q} queries, each keeps "
             f"{_share_text(columns, layout.tokens, 'columns')}",
         ),
     ]
@@ -127,10 +127,10 @@ def _mlp_text(explained: Explanation, kind: LayerKind, first: int) -> str:
     plan = explained.plan
     config = plan.config.mlp
     neurons = range_kept(plan, "mlp", range(first, first + kind.layers))
-    groups = group_count(plan.layout.mlp_tokens(first), config.block_size)
+    blocks = block_count(plan.layout.mlp_tokens(first), config.block_size)
     name = f"{kind.name}: " if len(plan.layout.kinds) > 1 else ""
     return (
-        f"{name}{counted(groups, 'group')} of {config.block_size} rows, each recomputes "
+        f"{name}{counted(blocks, 'block')} of {config.block_size} tokens, each recomputes "
         f"{_share_text(neurons, kind.intermediate_size, f'of {kind.intermediate_size:,} neurons')}"
     )
 

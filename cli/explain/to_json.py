@@ -10,7 +10,7 @@ from chipsparse.cli.explain.outlook import Outlook
 from chipsparse.cli.planning.layer_budgets import layer_groups
 from chipsparse.cli.results import fields_json
 from chipsparse.config import Part
-from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.checks import block_count
 from chipsparse.measure.cost_model import kept_columns
 from chipsparse.measure.estimate import RunEstimate
 
@@ -47,8 +47,8 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
             "all": layout.tokens,
         },
         "attention": {
-            "groups": group_count(layout.tokens, attention.block_size_q),
-            "group_rows": attention.block_size_q,
+            "query_blocks": block_count(layout.tokens, attention.block_size_q),
+            "block_size_q": attention.block_size_q,
             "columns_by_score": _most(plan.attention_keep_count(layer) for layer in sparse),
             "columns_at_random": plan.attention_random_count(),
             "columns": _most(kept_columns(plan, layer) for layer in sparse),
@@ -90,8 +90,8 @@ def _layers(explained: Explanation) -> list[dict[str, Any]]:
                 "attention": _part(explained, "attention", kind.name, kind.layers),
                 "mlp": {
                     **_part(explained, "mlp", kind.name, kind.layers),
-                    "groups": group_count(layout.mlp_tokens(first), config.block_size),
-                    "group_rows": config.block_size,
+                    "token_blocks": block_count(layout.mlp_tokens(first), config.block_size),
+                    "block_size": config.block_size,
                     "neurons": kind.intermediate_size,
                     "neurons_kept": _most(
                         plan.mlp_keep_count(layer)

@@ -18,7 +18,7 @@ class LayerGroup:
     Attributes:
         kind: what the model calls them.
         layers: their numbers.
-        kept: columns and neurons that each group of rows computes at a sparse step; None: dense.
+        kept: columns and neurons that each block of rows computes at a sparse step; None: dense.
     """
 
     kind: str

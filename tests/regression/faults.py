@@ -110,7 +110,7 @@ def columns_never_chosen_anew(patch: pytest.MonkeyPatch) -> None:
 
 
 def groups_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    """Sparse steps give every query group the columns of the group before it."""
+    """Sparse steps give every query block the columns of the block before it."""
 
     def shifted(call: ColumnSparseAttention) -> ColumnSparseAttention:
         return replace(
@@ -121,7 +121,7 @@ def groups_off_by_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def rows_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    """Sparse steps let every group begin one row late: its first row goes with the one before."""
+    """Sparse steps let every query block begin one row late: its first row joins the one before."""
 
     def around(launch: Launch, call: ColumnSparseAttention) -> tuple[torch.Tensor, torch.Tensor]:
         if call.delta_rule is None:
@@ -219,7 +219,7 @@ def mlp_output_not_stored(patch: pytest.MonkeyPatch) -> None:
 
 
 def neurons_off_by_one_group(patch: pytest.MonkeyPatch) -> None:
-    """Every token group recomputes the neurons of the group before it."""
+    """Every token block recomputes the neurons of the block before it."""
     wrap_backends(patch, neuron_selection, lambda launch, call: launch(call).roll(1, dims=1))
 
 

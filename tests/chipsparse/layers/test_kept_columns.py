@@ -40,7 +40,7 @@ def test_shares_and_regions(text_first):
     found = read_kept_columns(
         pack_mask(mask),
         sizes,
-        group_rows=ROWS,
+        block_size_q=ROWS,
         static=always,
         order=order,
         tile=(1, 2, 3),
