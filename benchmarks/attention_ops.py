@@ -139,7 +139,7 @@ def dense(tensors: CaseTensors, settings: Settings) -> Work:
 
 
 def column_sums(tensors: CaseTensors, settings: Settings) -> Work:
-    """`dense_attention_column_sums`, with the softmax constants of a dense run."""
+    """`dense_attention_column_sums`, with the LSE of a dense run."""
     case, rows = tensors.case, settings.block_size
     inputs = (tensors.query, tensors.key, tensors.value)
     op = dense_attention_column_sums

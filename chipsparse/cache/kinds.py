@@ -18,7 +18,7 @@ from chipsparse.plan import Action, SparsityPlan
 
 PARTS: tuple[Part, ...] = ("attention", "mlp")
 
-SOFTMAX_BYTES = 4  # constants and means are float32 whatever the model computes in
+SOFTMAX_BYTES = 4  # LSE and means are float32 whatever the model computes in
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class AttentionCache(TensorCache):
     """What self-attention remembers of its last dense and refresh steps.
 
     Attributes:
-        lse: softmax constants of the last dense or refresh step, float32 ``[B, H, N]``.
+        lse: log-sum-exp of the last dense or refresh step, float32 ``[B, H, N]``.
         columns: packed bits of the kept columns, uint8 ``[B, H, G, ceil(N / 8)]``.
         capacity: entries of the lists of kept columns, known to the host since the refresh so that
             no sparse step need wait for it; None before the columns are chosen.
@@ -119,7 +119,7 @@ class AttentionCache(TensorCache):
         lists: the kept columns as lists, with their lengths (see `packed_to_indices`), where they
             are small; else they are made of ``columns`` at every step. Memory for them is reserved
             with the working memory, wherever the cache lives.
-        lse_dense: (merge) softmax constants of the refresh, float32 ``[B, H, N]``.
+        lse_dense: (merge) log-sum-exp of the refresh, float32 ``[B, H, N]``.
         kept_mass: (merge) softmax mass of the kept columns at the refresh, float32 ``[B, H, N]``.
         drift: what the last refresh found missing in the output that a sparse step would have
             given in its place, ``[B, H, N, D]``; None before the second refresh.

@@ -224,7 +224,7 @@ def dense_step(
     backend: str | None,
     kernels: FastestKernel | None = None,
 ) -> torch.Tensor:
-    """Full attention; records the softmax constants. All tensors are ``[B, H, N, D]``."""
+    """Full attention; records the log-sum-exp (LSE). All tensors are ``[B, H, N, D]``."""
     output, cache.lse = dense_attention(
         query, key, value, scale=scale, kernels=kernels, backend=backend
     )
@@ -245,7 +245,7 @@ def refresh_step(
 ) -> torch.Tensor:
     """Full attention; chooses the columns by their sums and fills the residual cache.
 
-    The column sums are weighed with the softmax constants of the previous dense step
+    The column sums are weighed with the LSE of the previous dense step
     (``cache.lse``), which must be there. Where the budget has no capacity, the host waits once for
     the length of the longest list (``cache.capacity``); where it has one, ``cache.longest`` tells
     later whether that was enough.
@@ -331,7 +331,7 @@ def _choose_columns(
     scale: float | None,
     backend: str | None,
 ) -> torch.Tensor:
-    """Full attention with column sums; records the softmax constants and the columns chosen.
+    """Full attention with column sums; records the LSE and the columns chosen.
 
     Goes over as many heads at a time as ``config.column_sums_bytes`` allows for their column sums.
     """

@@ -277,12 +277,12 @@ def _consume(
         lse = (gl.convert_layout(m, o_rows) + gl.log2(total)) * LN_2
         row = row0 + WG * 64 + local_rows
         inside = row < N
-        constants = (b * H + h).to(gl.int64) * N + row
+        per_row = (b * H + h).to(gl.int64) * N + row
         kept_share = gl.full([64], 1.0, gl.float32, o_rows)
         residual_share = gl.full([64], 1.0, gl.float32, o_rows)
         if RULE == MERGE:
-            shift = (lse - gl.load(lse_dense_ptr + constants, mask=inside, other=0.0)) * LOG2_E
-            dropped = 1.0 - gl.load(mass_ptr + constants, mask=inside, other=0.0)
+            shift = (lse - gl.load(lse_dense_ptr + per_row, mask=inside, other=0.0)) * LOG2_E
+            dropped = 1.0 - gl.load(mass_ptr + per_row, mask=inside, other=0.0)
             # Not gl.minimum, which hides NaN.
             kept_share = gl.exp2(gl.where(shift > 0.0, 0.0, shift))
             residual_share = gl.exp2(gl.where(shift < 0.0, 0.0, -shift))
@@ -303,7 +303,7 @@ def _consume(
                 other=0.0,
             ).to(gl.float32)
             o += cached * residual_share[:, None]
-        gl.store(lse_ptr + constants, lse, mask=inside)
+        gl.store(lse_ptr + per_row, lse, mask=inside)
         o_head = o_ptr + _offset(b, h, stride_ob, stride_oh)
         gl.store(
             o_head + (row.to(gl.int64) * stride_on)[:, None] + channels[None, :],
@@ -420,7 +420,7 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
     items = batch * heads * row_tiles
     output = torch.empty_like(query)
     lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=device)
-    # The kernel reads rows of the residual as they lie, and row constants in float32.
+    # The kernel reads rows of the residual as they lie, and what is kept per row in float32.
     if residual is None:
         residual = output
     elif residual.stride(-1) != 1:

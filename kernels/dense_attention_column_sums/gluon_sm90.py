@@ -131,11 +131,11 @@ def _attend(
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         b, h, row_tile = _locate(item, row_tiles, H)
         row0 = row_tile * 128 + WG * 64
-        constants = (b * H + h).to(gl.int64) * N + row0
+        per_row = (b * H + h).to(gl.int64) * N + row0
         s_row = row0 + gl.arange(0, 64, s_rows)
         # Rows past the end get factors of exp2(-inf) = 0.
         previous = gl.load(
-            previous_ptr + constants + gl.arange(0, 64, s_rows), mask=s_row < N, other=float("inf")
+            previous_ptr + per_row + gl.arange(0, 64, s_rows), mask=s_row < N, other=float("inf")
         )
         previous = previous * LOG2_E
         s = gl.full([64, TILE], 0.0, gl.float32, s_layout)
@@ -194,7 +194,7 @@ def _attend(
         used += 1
         turn += 1
         gl.store(
-            lse_ptr + constants + gl.arange(0, 64, s_rows),
+            lse_ptr + per_row + gl.arange(0, 64, s_rows),
             (m + gl.log2(total)) * LN_2,
             mask=s_row < N,
         )
@@ -212,7 +212,7 @@ def _attend(
 
 @gluon.jit
 def _factor(m, previous):
-    """What turns weights under the running maximum into weights under the previous constants.
+    """What turns weights under the running maximum into weights under the previous LSE.
 
     The limit keeps the sums finite; NaN stays NaN.
     """

@@ -47,7 +47,7 @@ def dense_attention_column_sums(
             output[b, h, chunk.rows] = torch.mm(weights, value_tile)
             lse[b, h, chunk.rows] = chunk_lse
             # exp(s - lse_previous) = weights * exp(lse - lse_previous): no second exponential. The
-            # clamp keeps 0 * inf, a NaN, out of the sums where the constants are stale.
+            # clamp keeps 0 * inf, a NaN, out of the sums where the LSE is stale.
             shift = chunk_lse - lse_previous[b, h, chunk.rows]
             factor = shift.clamp_(max=LARGEST_EXPONENT).exp_().unflatten(0, chunk.shape)
             sums = torch.bmm(factor.unsqueeze(1), weights.unflatten(0, chunk.shape))

@@ -44,7 +44,7 @@ def run(
 ):
     """A generation of five steps; returns all outputs.
 
-    Spoiled refreshes meet NaN constants. Turned queries lie in memory channel by channel.
+    Spoiled refreshes meet a NaN LSE. Turned queries lie in memory channel by channel.
     """
     outputs = []
     for step in range(5):

@@ -138,7 +138,7 @@ def test_each_call_tells_what_the_caches_hold_behind_it():
     records = session.report.steps
     held = [record.cache_bytes for record in records]
     hosted = [record.host_bytes for record in records]
-    assert 0 < held[0] < held[1] < held[3]  # constants of one branch, of both; a refresh adds
+    assert 0 < held[0] < held[1] < held[3]  # LSE of one branch, of both; a refresh adds
     assert max(held) == session.report.cache_bytes
     assert max(hosted) == session.report.host_bytes
     for record, before in zip(records[2:], records, strict=False):

@@ -88,7 +88,7 @@ def test_any_block_size_and_ragged_blocks(backend, block_size_q, rows, dtype, de
     )
     tolerance = SUMS_TOLERANCE[dtype]
     assert_close(sums, column_sums_of(*inputs[:2], lse.float(), block_size_q), tolerance)
-    # With the true constants every row gives away a mass of one.
+    # With the true LSE every row gives away a mass of one.
     sizes = torch.tensor([len(part) for part in torch.arange(rows).split(block_size_q)])
     assert_close(sums.double().sum(-1), sizes.expand(2, 1, -1), tolerance)
 
@@ -96,7 +96,7 @@ def test_any_block_size_and_ragged_blocks(backend, block_size_q, rows, dtype, de
 @backend_names(dense_attention_column_sums)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("previous", [0.0, -500.0, 500.0, torch.inf, -torch.inf, torch.nan])
-def test_output_never_depends_on_the_previous_constants(backend, previous, dtype, device):
+def test_output_never_depends_on_the_previous_lse(backend, previous, dtype, device):
     inputs = attention_inputs(1, 1, 150, 90, 64, dtype=dtype, device=device)
     skip_unless_it_runs(dense_attention_column_sums, backend, *inputs)
     true = full_attention(*inputs)[1].float()
@@ -135,7 +135,7 @@ def test_output_is_the_same_without_column_sums(backend, block_size_q, dtype, de
 @backend_names(dense_attention_column_sums)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("shift", [-60.0, 60.0])
-def test_sums_follow_the_constants(backend, shift, dtype, device):
+def test_sums_follow_the_lse(backend, shift, dtype, device):
     """As long as these lie less than 80 below the true ones."""
     inputs = attention_inputs(1, 1, 40, 90, 64, dtype=dtype, device=device)
     skip_unless_it_runs(dense_attention_column_sums, backend, *inputs)
@@ -148,8 +148,8 @@ def test_sums_follow_the_constants(backend, shift, dtype, device):
 
 @backend_names(dense_attention_column_sums)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_stale_constants_keep_sums_finite(backend, dtype, device):
-    """Very low constants would overflow; what underflows beside them must not become NaN."""
+def test_stale_lse_keeps_sums_finite(backend, dtype, device):
+    """A very low LSE would overflow; what underflows beside it must not become NaN."""
     query, key, value = attention_inputs(1, 1, 200, 200, 64, dtype=dtype, device=device)
     skip_unless_it_runs(dense_attention_column_sums, backend, query, key, value, 200)
     query = query * 100  # most weights of a row underflow to 0

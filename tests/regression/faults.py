@@ -67,8 +67,8 @@ def residual_of_an_earlier_refresh(patch: pytest.MonkeyPatch) -> None:
     _keep_at_later_refreshes(patch, *ROW_TENSORS)
 
 
-def softmax_constants_not_stored(patch: pytest.MonkeyPatch) -> None:
-    """A refresh keeps the softmax constants of the dense step before it."""
+def lse_not_stored(patch: pytest.MonkeyPatch) -> None:
+    """A refresh keeps the LSE of the dense step before it."""
 
     def forgetting(launch: Launch, call: DenseAttentionColumnSums) -> tuple[torch.Tensor, ...]:
         output, _, column_sums = launch(call)
@@ -227,7 +227,7 @@ FAULTS: tuple[Fault, ...] = (
     attention_delta_subtracted,
     residual_subtracted,
     residual_of_an_earlier_refresh,
-    softmax_constants_not_stored,
+    lse_not_stored,
     columns_of_an_earlier_refresh,
     columns_never_chosen_anew,
     groups_off_by_one,

@@ -53,7 +53,7 @@ def refreshed(rule, *, budget=BUDGET, seed=0, **config):
     return cache, settings, output
 
 
-def test_dense_records_the_softmax_constants():
+def test_dense_records_the_lse():
     cache = AttentionCache()
     output = dense_step(cache, *inputs(), scale=None, backend=None)
     expected, lse = softmax_parts(*inputs())
