@@ -29,7 +29,7 @@ from chipsparse.layers.static_columns import check_static_bits
 from chipsparse.layers.tile_order import grids_order, inverse_order
 from chipsparse.layout import ModelLayout
 from chipsparse.measure.slower_parts import remarks_on, slower_parts
-from chipsparse.plan import CACHED, NOT_RECORDED, Action, SparsityPlan
+from chipsparse.plan import CACHED, NOT_CAPTURED, Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
 from chipsparse.report.recorder import CallRecorder
 from chipsparse.schedule.held_outputs import HeldOutputs
@@ -98,7 +98,7 @@ class _Generation:
         held: outputs that skipped calls are made from.
         step_cache: skips steps by a threshold; None where the config does not.
         all_dense: remarks on why no layer can run sparse, until that is said; None where some can.
-        why_not_recorded: why the model's sparse steps are not captured, or None, or `UNKNOWN`.
+        not_captured_reason: why the model's sparse steps are not captured, or None, or `UNKNOWN`.
         held_bytes: of the caches when they were last counted: all, and those in host memory.
     """
 
@@ -111,7 +111,7 @@ class _Generation:
     held: HeldOutputs = field(default_factory=HeldOutputs)
     step_cache: StepCache | None = None
     all_dense: list[str] | None = None
-    why_not_recorded: str | None = UNKNOWN
+    not_captured_reason: str | None = UNKNOWN
     held_bytes: tuple[int, int] = (0, 0)
 
     def includes(self, context: StepContext, plan: SparsityPlan) -> bool:
@@ -136,7 +136,7 @@ class Session:
         pool: holds the caches that live in host memory, for this session alone; by default one
             with memory of its own.
         name: the pipeline's name for the transformer.
-        graphs: the recorded sparse steps of this session alone; by default those of a GPU.
+        graphs: the captured sparse steps of this session alone; by default those of a GPU.
         static_bits: columns that are always kept, see `static_mask`; None for none but the text's.
         observer: runs the layers, where something is to be measured.
 
@@ -341,7 +341,7 @@ class Session:
         forward: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        why_not_recorded: Callable[[], str | None] = lambda: None,
+        not_captured_reason: Callable[[], str | None] = lambda: None,
     ) -> Any:
         """The model's own forward in the open call; sparse ones as a CUDA graph where that pays.
 
@@ -349,11 +349,11 @@ class Session:
             forward: the model's own.
             args: its positional arguments.
             kwargs: its keyword arguments.
-            why_not_recorded: says why the model does not do the same at every sparse step, or None;
+            not_captured_reason: why the model may not do the same at every sparse step, or None;
                 asked once a generation, and again after `model_changed`.
         """
         state = self._open_call()
-        if not self._may_be_recorded(state, why_not_recorded):
+        if not self._may_be_captured(state, not_captured_reason):
             return forward(*args, **kwargs)
         with self._graphs.on(self._recorder.device):
             result = self._graphs.run(forward, args, kwargs, state.record, self.report.note)
@@ -365,20 +365,20 @@ class Session:
         return result
 
     def model_changed(self, what: str) -> None:
-        """Forgets the recorded calls, which do what the model did before.
+        """Forgets the captured calls, which do what the model did before.
 
         Args:
             what: name of what changed.
         """
-        self._generation.why_not_recorded = UNKNOWN
+        self._generation.not_captured_reason = UNKNOWN
         if self._graphs.drop_all():
-            self.report.note(f"a sparse step recorded as a CUDA graph was dropped: {what} changed")
+            self.report.note(f"a captured sparse step was dropped: {what} changed")
 
-    def _may_be_recorded(
-        self, state: StepState, why_not_recorded: Callable[[], str | None]
+    def _may_be_captured(
+        self, state: StepState, not_captured_reason: Callable[[], str | None]
     ) -> bool:
         """Whether the open call does just what other sparse calls of its branch do."""
-        if state.action is not Action.SPARSE or not state.plan.records_steps():
+        if state.action is not Action.SPARSE or not state.plan.captures_steps():
             return False
         device = self._recorder.device
         if device.type != self._graphs.device_type or self.report.layer_times:
@@ -390,11 +390,11 @@ class Session:
             self._graphs.drop(state.branch)  # those layers refresh
             return False
         generation = self._generation
-        if generation.why_not_recorded is UNKNOWN:
-            generation.why_not_recorded = why_not_recorded()
-            if generation.why_not_recorded is not None:
-                self.report.note(f"{NOT_RECORDED}: {generation.why_not_recorded}")
-        return generation.why_not_recorded is None
+        if generation.not_captured_reason is UNKNOWN:
+            generation.not_captured_reason = not_captured_reason()
+            if generation.not_captured_reason is not None:
+                self.report.note(f"{NOT_CAPTURED}: {generation.not_captured_reason}")
+        return generation.not_captured_reason is None
 
     def end(self, output: torch.Tensor, *, is_last_branch: bool = False) -> None:
         """Closes the call with the transformer's output tensor.

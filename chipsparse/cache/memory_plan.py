@@ -245,7 +245,7 @@ def worth_moving(
     return frozenset(min(choices, key=seconds))
 
 
-def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, recorded: int = 0) -> int:
+def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, captured: int = 0) -> int:
     """Device memory that a transformer call needs besides weights and caches: an estimate.
 
     The tensors of one block at its fullest, with what a refresh holds for a moment; and the lists
@@ -254,7 +254,7 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, recorded: int = 0) 
     Args:
         plan: has the sizes.
         dtype: that the blocks compute in.
-        recorded: guidance branches whose sparse calls are recorded as CUDA graphs; each graph has
+        captured: guidance branches whose sparse calls are captured as CUDA graphs; each graph has
             memory of its own.
     """
     config, layout = plan.config, plan.layout
@@ -282,7 +282,7 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, recorded: int = 0) 
         attention += blocks * tokens if config.attention.local_blocks is not None else tokens
         if lists <= LISTS_BYTES:
             kept_lists = BRANCHES * layout.layers * lists
-    return (1 + recorded) * max(NORM_TENSORS * hidden, attention, mlp) + kept_lists
+    return (1 + captured) * max(NORM_TENSORS * hidden, attention, mlp) + kept_lists
 
 
 def declared(config: MemoryConfig, *, working: int, pending: int) -> Capacity:

@@ -121,14 +121,14 @@ class CacheStore:
         self, plan: SparsityPlan, device: torch.device, demand: MemoryDemand, *, host: bool = True
     ) -> MemoryPlan:
         first = not self._branches
-        recorded = 0
-        if device.type == "cuda" and plan.records_steps():
-            recorded = max(demand.branches, len(self._branches) + 1)
+        captured = 0
+        if device.type == "cuda" and plan.captures_steps():
+            captured = max(demand.branches, len(self._branches) + 1)
         room = partial(
             available,
             plan.config.memory,
             device,
-            working=working_bytes(plan, dtype=demand.dtype, recorded=recorded),
+            working=working_bytes(plan, dtype=demand.dtype, captured=captured),
             pending=demand.pending_bytes,
             promised=sum(each.promised_bytes() for each in self._branches.values()),
             held=sum(each.device_bytes() for each in self._branches.values()),

@@ -1,4 +1,4 @@
 """Sparse steps as CUDA graphs: captured once, then replayed.
 
-`step_graph` decides when, `cuda_recorder` captures, and `model_state` sees when a graph is stale.
+`step_graph` decides when, `cuda_capture` captures, and `model_state` sees when a graph is stale.
 """

@@ -3,7 +3,7 @@
 Attention or the feed-forward layer of a layer whose sparse step takes longer than a dense one, by
 the cost model, is better left alone. The cost model counts operations; small layers take longer
 than those, so two floors and a fixed time are added. What the host takes to launch kernels is left
-out: recorded steps do without, and how long it takes depends on the host.
+out: captured steps do without, and how long it takes depends on the host.
 
 Fitted to benchmarks/results/attention_curve_h200.json and sparse_mlp_h200.json, all of whose cases
 it decides rightly; it leaves 256 to 1,024 features at 17,408 tokens dense, where a sparse step of

@@ -113,7 +113,7 @@ class StepRecord:
         layers: what each layer did, in the order in which they ran; none where nothing in the
             whole generation is sparse, nor of layers that a block cache passed over.
         finished: whether the call came to its end.
-        replayed: whether it was launched as a whole, as an earlier call of its kind was recorded.
+        replayed: whether a captured call of its kind was replayed as a CUDA graph.
         predicted_change: by what share of itself the output was predicted to have changed since it
             was last computed, where ``skip_threshold`` asked for that; see `StepCache`.
         forecast: whether it was skipped and its output continues the last two computed ones.

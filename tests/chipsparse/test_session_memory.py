@@ -409,9 +409,9 @@ def test_there_is_room_for_a_recorded_call_of_each_branch(monkeypatch):
     session = session_with()
     for branch in ("cond", "uncond", "third"):
         session._caches.admit(branch, plan, torch.device("cuda"), BOTH)
-    assert plan.records_steps()
+    assert plan.captures_steps()
     for found, branches in zip((asked[0], asked[-1]), (2, 3), strict=True):
-        assert found == working_bytes(plan, dtype=BOTH.dtype, recorded=branches)
+        assert found == working_bytes(plan, dtype=BOTH.dtype, captured=branches)
 
 
 @pytest.mark.parametrize("share", [0.4, 0.7, 1.0, 1.5])
