@@ -222,11 +222,11 @@ class ModelAdapter:
     def planned_layout(
         cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
     ) -> ModelLayout:
-        """The sizes of a call for one picture, known without the model.
+        """The sizes of a call for one image or video, known without the model.
 
         Args:
             config: the transformer's.
-            latents: frames, rows and columns of the picture behind the VAE.
+            latents: frames, rows and columns of the image or video behind the VAE.
             text_tokens: tokens of the prompt, padding included.
             batch: samples in one call.
         """

@@ -132,7 +132,7 @@ class MemoryPlan:
             raise BudgetError(
                 f"not one layer's caches fit: all of them need {format_bytes(self.wanted)}, and "
                 f"besides weights and working memory there are {self.capacity} for them; raise "
-                "the budgets, make a smaller picture, or run dense"
+                "the budgets, make a smaller image or video, or run dense"
             )
 
     def remarks(self, layers: int) -> list[str]:
@@ -220,7 +220,7 @@ def worth_moving(
 
     Of all combinations the one whose sparse step takes least: its computation, or its transfers
     where those take longer. Computed from the rates of one GPU, whichever this one is: where caches
-    live must not depend on a measurement, or the same call would give different pictures.
+    live must not depend on a measurement, or the same call would give different results.
     """
     rates = Rates()
 

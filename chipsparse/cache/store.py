@@ -75,7 +75,7 @@ class CacheStore:
         # Layers in host memory, for each branch and kind in order: what to fetch next.
         self._hosted: dict[tuple[str, str], list[int]] = {}
         # What was decided for the last generation: the same again where that is possible, so that
-        # a second one gets the same picture, and the host memory that is there already.
+        # a second one gives the same bits, and the host memory that is there already.
         self._last: tuple[SparsityPlan, MemoryDemand, MemoryPlan] | None = None
 
     def reset(self) -> None:

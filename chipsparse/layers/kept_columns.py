@@ -22,7 +22,7 @@ class KeptRegion:
     """A piece of the video or image whose columns are kept by many query blocks.
 
     Attributes:
-        grid: number of the picture in the sequence; 0 but where a model sees several.
+        grid: number of the image or video in the sequence; 0 but where a model sees several.
         frames: first and last, in tokens, as are rows and columns.
         rows: likewise.
         columns: likewise.

@@ -314,7 +314,7 @@ class GenerationReport:
         self._warn_of_nothing(sentence)
 
     def _warn_of_nothing(self, sentence: str) -> None:
-        """Warns once in the life of a report: a user makes one picture after the other."""
+        """Warns once in the life of a report: a user makes one image after the other."""
         self.nothing_sparse = sentence
         if not self._warned:
             self._warned = True

@@ -26,7 +26,7 @@ from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.plan import SparsityPlan
 from chipsparse.profiles.profile import Profile
 
-# In the names of pipelines that always see reference pictures.
+# In the names of pipelines that always see reference images.
 SEEING_PICTURES = ("Kontext", "ImageEdit", "ImageLayered")
 AT_MOST = (
     "counts and times are those of a generation in which skip_threshold skips no step: how many it "
