@@ -265,7 +265,7 @@ def generate(model: Model, config: SparsityConfig) -> dict[str, Any]:
 
 def stored_columns(session: Session) -> torch.Tensor:
     """The packed columns of the first layer, a copy."""
-    with session._caches.lend("cond", 0, "attention", frozenset({"columns"})) as cache:
+    with session._caches.acquire("cond", 0, "attention", frozenset({"columns"})) as cache:
         assert cache.columns is not None
         return cache.columns.clone()
 

@@ -504,7 +504,7 @@ class Session:
                 continue
             layout, order = generation.branches[branch].plan.layout, generation.order
             kinds, none = frozenset({"columns"}), frozenset[str]()
-            with self._caches.lend(branch, layer, "attention", kinds, none) as cache:
+            with self._caches.acquire(branch, layer, "attention", kinds, none) as cache:
                 found.append(
                     read_kept_columns(
                         cache.columns,

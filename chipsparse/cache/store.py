@@ -1,4 +1,4 @@
-"""The caches of one transformer: where they live, and lent to a layer for the time it computes.
+"""The caches of one transformer: where they live, and which one a layer has while it computes.
 
 What lives on the device is simply there. What lives in host memory is brought to the device for the
 layer that borrows it, and kept again when the layer is done; the layer sees no difference.
@@ -224,7 +224,7 @@ class CacheStore:
                 self._pool.prefetch((branch, layer, kind))
 
     @contextlib.contextmanager
-    def lend(
+    def acquire(
         self,
         branch: str,
         layer: int,

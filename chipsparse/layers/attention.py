@@ -95,7 +95,8 @@ class AttentionLayer:
             kinds, ahead = (
                 shared.caches.reads("attention", action) for action in (entry.action, state.action)
             )
-            with shared.caches.lend(state.branch, self.number, "attention", kinds, ahead) as cache:
+            caches = shared.caches
+            with caches.acquire(state.branch, self.number, "attention", kinds, ahead) as cache:
                 entry.backend = choices[MAIN_OPS[entry.action]].backend.name
                 if entry.action is Action.DENSE:
                     return dense_step(

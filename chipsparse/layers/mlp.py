@@ -127,7 +127,7 @@ class MLPLayer:
                 return self._uncached(hidden, weights, addend)
             entry.action = self._decide(state)
             kinds = shared.caches.reads("mlp", entry.action)
-            with shared.caches.lend(state.branch, self.number, "mlp", kinds) as cache:
+            with shared.caches.acquire(state.branch, self.number, "mlp", kinds) as cache:
                 if entry.action is not Action.SPARSE:
                     entry.backend = shared.backend or "library"
                     kinds = shared.caches.reads("mlp", Action.SPARSE)

@@ -445,7 +445,7 @@ def test_refused_host_memory_is_told_and_the_device_takes_over(monkeypatch):
     def refuse(*args, **kwargs):
         raise MemoryError("3.0 GiB of host memory: cannot allocate memory")
 
-    monkeypatch.setattr(memory, "lend", refuse)
+    monkeypatch.setattr(memory, "acquire", refuse)
     with_capacity(monkeypatch, wanted(), wanted())
     session = session_with(HOSTED, memory=memory)
     assert equal(generate(session), expected)

@@ -157,7 +157,7 @@ def other_random_columns(patch: pytest.MonkeyPatch) -> None:
 
 def branches_swapped(patch: pytest.MonkeyPatch) -> None:
     """Sparse steps of each guidance branch get the other one's caches."""
-    lend = CacheStore.lend
+    acquire = CacheStore.acquire
 
     def swapped(
         store: CacheStore, branch: str, layer: int, part: str, kinds: frozenset[str], *rest: Any
@@ -166,9 +166,9 @@ def branches_swapped(patch: pytest.MonkeyPatch) -> None:
         reads_results = bool(kinds & {"residual", "activation"})
         if reads_results and all(store.has(other, layer, kind) for kind in kinds):
             branch = other
-        return lend(store, branch, layer, part, kinds, *rest)
+        return acquire(store, branch, layer, part, kinds, *rest)
 
-    patch.setattr(CacheStore, "lend", swapped)
+    patch.setattr(CacheStore, "acquire", swapped)
 
 
 def skipped_output_of_the_other_branch(patch: pytest.MonkeyPatch) -> None:
