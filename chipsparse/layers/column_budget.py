@@ -9,6 +9,7 @@ import torch
 from bitarray import frozenbitarray
 
 from chipsparse.config import AttentionConfig, SparsityConfig
+from chipsparse.layers.kept_columns import KeptColumns, read_kept_columns
 from chipsparse.layers.static_columns import static_mask
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import SparsityPlan
@@ -19,6 +20,8 @@ from chipsparse.step import StepContext
 LISTS_BYTES = 4 << 20
 # Of the entries in a list whose length is not read back: rows of the table stay aligned.
 CAPACITY_MULTIPLE = 16
+# Frames, rows and columns of a region of kept columns where tokens have no tiles.
+REGION = (4, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -148,3 +151,17 @@ class ColumnBudgets:
         if self._static_bits is None:
             return None
         return static_mask(self._static_bits, layout, self._order, device)
+
+    def kept(
+        self, packed: torch.Tensor, layout: ModelLayout, where: tuple[str, str, int]
+    ) -> KeptColumns:
+        """What the bits of one layer say; see `read_kept_columns`."""
+        return read_kept_columns(
+            packed,
+            layout,
+            block_size_q=self._config.attention.block_size_q,
+            static=self.static_mask(layout, packed.device),
+            order=self._order,
+            tile=self._config.tile or REGION,
+            where=where,
+        )
