@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.options import option_name
+
+if TYPE_CHECKING:
+    import torch
+
+    from chipsparse.cli.planning.settings import GenerationSettings
 
 # What shows or hides something and changes no result.
 SHOWING = frozenset({"json", "debug", "verbose"})
@@ -44,3 +49,17 @@ def command_words(
     if prompt.startswith("-"):  # else it would be taken for an option
         return ["chipsparse", command, *words, "--", prompt]
     return ["chipsparse", command, prompt, *words]
+
+
+def settled_values(
+    settings: GenerationSettings, device: torch.device, dtype: torch.dtype
+) -> dict[str, Any]:
+    """What stands in place of options that were left to the profile and to the machine."""
+    return {
+        "height": settings.height,
+        "width": settings.width,
+        "frames": settings.num_frames,
+        "steps": settings.num_inference_steps,
+        "device": device,
+        "dtype": str(dtype).removeprefix("torch."),
+    }

@@ -23,7 +23,7 @@ MODULES = (
     "flow_matching",
     "flux_common",
     "flux_text",
-    "pipeline_folder",
+    "export",
     "scenes",
     "still_captions",
     "still_scenes",
@@ -258,7 +258,7 @@ def weights_file(tmp_path):
 def test_weights_are_stored_as_the_nearest_in_float16(scripts, weights_file):
     weight = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
     file = weights_file(weight=weight, ids=torch.tensor([70_000]))
-    scripts.pipeline_folder.store_in_half(file)
+    scripts.export.store_in_half(file)
     with safe_open(file, "pt") as stored:
         assert stored.metadata() == {"format": "pt"}  # as transformers wants it
         assert torch.equal(stored.get_tensor("weight"), weight.half())
@@ -269,7 +269,7 @@ def test_a_weight_beyond_float16_is_refused_and_the_file_kept(scripts, weights_f
     file = weights_file(scale=torch.tensor([1.0, -70_000.0]))
     before = file.read_bytes()
     with pytest.raises(ValueError, match=r"scale .* reaches 70000"):
-        scripts.pipeline_folder.store_in_half(file)
+        scripts.export.store_in_half(file)
     assert file.read_bytes() == before
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import os
+import textwrap
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -13,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from captions import describe
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanResample
+from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
 from scenes import FRAMES, PAIRS, sample_scene, stage
 from torch import Tensor
@@ -237,19 +240,32 @@ class Log:
         print(" ".join(f"{name} {value}" for name, value in pairs), flush=True)
 
 
-def contact_sheet(video: Tensor, captions: list[str], path: Path, *, every: int = 4) -> None:
-    """WebP, a row of frames (each `every`-th) per clip of `video` (B, 3, F, H, W) in [-1, 1]."""
-    frames = video[:, :, ::every].clamp(-1, 1).add(1).mul(127.5).byte().cpu()
-    clips, _, count, height, width = frames.shape
-    sheet = Image.new("RGB", (count * (width + 2), clips * (height + 14)))
+def to_images(pictures: Tensor) -> list[Image.Image]:
+    """Pillow's images of (B, 3, H, W) in [-1, 1]."""
+    pixels = pictures.clamp(-1, 1).add(1).mul(127.5).round().byte().permute(0, 2, 3, 1).cpu()
+    return [Image.fromarray(image.numpy()) for image in pixels]
+
+
+def still_sheet(images: list[Image.Image], captions: list[str], *, columns: int = 4) -> Image.Image:
+    """The images in rows, each over its caption."""
+    width, height = images[0].size
+    words = width // 6  # letters of a line
+    lines = [textwrap.wrap(caption, words)[:4] for caption in captions]
+    below = 4 + 12 * max(map(len, lines))
+    sheet = Image.new("RGB", (columns * (width + 4), -(-len(images) // columns) * (height + below)))
     pen = ImageDraw.Draw(sheet)
-    for row in range(clips):
-        top = row * (height + 14)
-        pen.text((2, top), captions[row], fill=(255, 255, 255))
-        for column in range(count):
-            image = Image.fromarray(frames[row, :, column].permute(1, 2, 0).numpy())
-            sheet.paste(image, (column * (width + 2), top + 13))
-    save_sheet(sheet, path)
+    for number, (image, text) in enumerate(zip(images, lines, strict=True)):
+        left, top = number % columns * (width + 4), number // columns * (height + below)
+        sheet.paste(image, (left, top))
+        place = (left + 2, top + height + 1)
+        pen.multiline_text(place, "\n".join(text), fill=(255, 255, 255), spacing=1)
+    return sheet
+
+
+def clip_sheet(video: Tensor, captions: list[str], *, every: int = 4) -> Image.Image:
+    """A row of frames (each `every`-th) per clip of `video` (B, 3, F, H, W) in [-1, 1]."""
+    rows = F.pad(video[:, :, ::every], (0, 2), value=-1.0)  # a gap beside each frame
+    return still_sheet(to_images(rows.transpose(2, 3).flatten(3)), captions, columns=1)
 
 
 def save_sheet(sheet: Image.Image, path: Path) -> None:
@@ -260,26 +276,13 @@ def save_sheet(sheet: Image.Image, path: Path) -> None:
 def loss_curve(log: Path, path: Path, *, field: str, title: str) -> None:
     """PNG of one column of a `Log` against its "step" column, on a logarithmic axis."""
     with log.open() as file:
-        rows = [(float(r["step"]), float(r[field])) for r in csv.DictReader(file)]
+        rows = [(float(row["step"]), float(row[field])) for row in csv.DictReader(file)]
     if not rows:
         return
+    figure = Figure((8, 4), layout="constrained")
+    axes = figure.add_subplot(title=f"{title}, against step", yscale="log")
     steps, values = np.array(rows).T
-    logs = np.log10(values)
-    low, high = logs.min(), np.quantile(logs, 0.99)
-    width, height, left, bottom, top = 800, 400, 60, 30, 30
-    image = Image.new("RGB", (width, height), (255, 255, 255))
-    pen = ImageDraw.Draw(image)
-    x = left + steps / steps.max() * (width - left - 15)
-    y = height - bottom - (logs - low) / max(high - low, 1e-9) * (height - bottom - top)
-    for tick in np.linspace(low, high, 5):
-        at = height - bottom - (tick - low) / max(high - low, 1e-9) * (height - bottom - top)
-        pen.line([(left, at), (width - 15, at)], fill=(225, 225, 225))
-        pen.text((5, at - 5), f"{10**tick:.3g}", fill=(0, 0, 0))
-    for tick in np.linspace(0, steps.max(), 5):
-        at = left + tick / steps.max() * (width - left - 15)
-        pen.text((at - 12, height - bottom + 8), f"{tick:.0f}", fill=(0, 0, 0))
-    pen.text((left, 8), f"{title}, against step", fill=(0, 0, 0))
-    points = [(float(a), float(np.clip(b, top, height))) for a, b in zip(x, y, strict=True)]
-    pen.line(points, fill=(30, 90, 200), width=2)
-    # with a palette it is half as large, and these few colours all fit in
-    image.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+    axes.plot(steps, values)
+    axes.set_ylim(values.min(), np.quantile(values, 0.99))  # the first losses are far above
+    axes.grid(which="both", alpha=0.3)
+    figure.savefig(path)

@@ -1,8 +1,7 @@
-"""What the scripts of the tiny Flux share: stills to train on, the pipeline, contact sheets."""
+"""What the scripts of the tiny Flux share: stills to train on, the pipeline, its images."""
 
 from __future__ import annotations
 
-import textwrap
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -16,10 +15,9 @@ from diffusers import (
 )
 from flow_matching import SHIFT
 from flux_text import TextEncoders
-from PIL import Image, ImageDraw
+from PIL import Image
 from still_captions import describe_still
 from still_scenes import sample_still, stage_still
-from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
@@ -85,23 +83,3 @@ def sample_images(
                 ],
             ).images
     return images
-
-
-def to_images(images: Tensor) -> list[Image.Image]:
-    """Pillow's images of (B, 3, H, W) in [-1, 1]."""
-    pixels = images.clamp(-1, 1).add(1).mul(127.5).round().byte().permute(0, 2, 3, 1).cpu()
-    return [Image.fromarray(image.numpy()) for image in pixels]
-
-
-def still_sheet(images: list[Image.Image], captions: list[str], *, columns: int = 4) -> Image.Image:
-    """The images in rows, each over its caption."""
-    width, height = images[0].size
-    rows = -(-len(images) // columns)
-    sheet = Image.new("RGB", (columns * (width + 4), rows * (height + 52)))
-    pen = ImageDraw.Draw(sheet)
-    for number, (image, caption) in enumerate(zip(images, captions, strict=True)):
-        left, top = number % columns * (width + 4), number // columns * (height + 52)
-        sheet.paste(image, (left, top))
-        text = "\n".join(textwrap.wrap(caption, width // 6)[:4])
-        pen.multiline_text((left + 2, top + height + 1), text, fill=(255, 255, 255), spacing=1)
-    return sheet

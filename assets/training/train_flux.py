@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from common import save_sheet, to_device
+from common import save_sheet, still_sheet, to_device
 from diffusers import AutoencoderKL, FluxPipeline, FluxTransformer2DModel
 from flow_matching import (
     Pool,
@@ -41,7 +41,6 @@ from flux_common import (
     load_stills,
     new_pipeline,
     sample_images,
-    still_sheet,
 )
 from flux_text import CAPTION_DIM, MAX_WORDS, WORD_DIM, TextEncoders
 from still_scenes import draw_still

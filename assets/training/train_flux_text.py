@@ -24,13 +24,13 @@ import random
 import numpy as np
 import torch
 import torch.nn.functional as F
-from common import Log, loss_curve
+from common import Log, Ranks, loss_curve
 from flux_text import CAPTION_DIM, MAX_WORDS, WORD_DIM, TextEncoders
 from scenes import BACKGROUND_COLOURS, BACKGROUNDS, FILLS, OBJECT_COLOURS, SHAPES
 from still_captions import describe_still_with_owners
 from still_scenes import LAYOUTS, MAX_THINGS, PLACES, RADII, Still, sample_still
 from torch import Tensor, nn
-from training import add_run_arguments, new_schedule
+from training import Training, add_run_arguments
 
 THING_PROPERTIES = {
     "shape": SHAPES,
@@ -127,43 +127,26 @@ def main() -> None:
     optimizer = torch.optim.AdamW(
         student.parameters(), lr=args.lr, betas=(0.9, 0.99), weight_decay=0.0
     )
-    step, spent = 0, 0.0
-    if args.resume:
-        state = torch.load(args.out / "state.pt")
-        student.load_state_dict(state["student"])
-        optimizer.load_state_dict(state["optimizer"])
-        step, spent = state["step"], state["spent"]
+    training = Training(
+        student, [optimizer], args, warmup=50, decay_from=0.3, ema=0.0, ranks=Ranks()
+    )
+    schedule = training.schedule
     log = Log(args.out / "log.csv", fields=("step", "seconds", "loss", "right"))
-    schedule = new_schedule(args, step=step, spent=spent)
     recent = []
     while schedule.running:
-        draw = random.Random(schedule.step)
-        words = draw.choices(LENGTHS, LENGTH_WEIGHTS)[0]
+        words = random.Random(training.step).choices(LENGTHS, LENGTH_WEIGHTS)[0]
         batch = max(8, args.batch * LENGTHS[0] // words)
-        rng = np.random.default_rng([0, schedule.step])
+        rng = np.random.default_rng([0, training.step])
         loss, right = student(rng, batch=batch, words=words)
-        optimizer.param_groups[0]["lr"] = args.lr * schedule.rate(warmup=50, decay_from=0.3)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
-        optimizer.step()
+        training.update(loss)
         recent.append(torch.stack([loss.detach(), right.mean()]))
-        schedule.advance()
-        if schedule.step % 50 == 0:
+        if training.step % 50 == 0:
             loss_, right_ = torch.stack(recent).mean(0).tolist()
-            log.add(step=schedule.step, seconds=schedule.spent, loss=loss_, right=right_)
+            log.add(step=training.step, seconds=schedule.spent, loss=loss_, right=right_)
             recent = []
 
-    print(f"{schedule.step} steps, {schedule.spent:.0f} s")
-    torch.save(
-        {
-            "student": student.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "step": schedule.step,
-            "spent": schedule.spent,
-        },
-        args.out / "state.pt",
-    )
+    print(f"{training.step} steps, {schedule.spent:.0f} s")
+    training.save(args.out)
     student.encoders.save(args.out)
     loss_curve(log.path, args.out / "loss.png", field="loss", title="Naming loss")
     for words, batch in ((MAX_WORDS, args.test_captions), (512, args.test_captions // 8)):

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 import vae_training
-from common import save_sheet, to_device
+from common import save_sheet, still_sheet, to_device, to_images
 from diffusers import AutoencoderKL
-from flux_common import load_stills, still_sheet, to_images
+from flux_common import load_stills
 from still_scenes import SIDE, draw_still
 from torch import Tensor
 

@@ -11,7 +11,7 @@ the same canvas at a step. Text encoder and VAE are those of --start and stay as
 clips of the first canvas come with text of all lengths and, one step in sixteen, as single frames.
 
 Writes to OUT what `train_transformer.py` writes, with a log and a curve for each canvas, but no
-samples: `sample_wan.py` draws those.
+samples: `sample.py` draws those.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 import vae_training
-from common import encode_moments, save_sheet, to_device
+from common import encode_moments, save_sheet, still_sheet, to_device, to_images
 from diffusers import AutoencoderKL
-from flux_common import load_stills, still_sheet, to_images
+from flux_common import load_stills
 from still_scenes import draw_still
 from torch import Tensor
 from train_flux_vae import new_vae

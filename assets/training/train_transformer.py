@@ -25,9 +25,10 @@ from pathlib import Path
 
 import torch
 from common import (
-    contact_sheet,
+    clip_sheet,
     encode_moments,
     load_clips,
+    save_sheet,
     to_device,
     use_one_pass,
 )
@@ -258,7 +259,8 @@ def main() -> None:
     prompts = SAMPLES[: args.samples]
     shape = tuple(pool.columns[0].shape[1:])
     latents = sample(training.average, tokenizer, prompts, shape=shape, steps=args.sample_steps)
-    contact_sheet(encoder.decode(latents), list(prompts), args.out / "samples.webp")
+    sheet = clip_sheet(encoder.decode(latents), list(prompts))
+    save_sheet(sheet, args.out / "samples.webp")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import vae_training
-from common import contact_sheet, load_clips, to_device, use_one_pass
+from common import clip_sheet, load_clips, save_sheet, to_device, use_one_pass
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanAttentionBlock, WanResidualBlock
 from drawing import draw
@@ -95,7 +95,7 @@ def finish(vae: AutoencoderKLWan, out: Path, device: torch.device, *, clips: int
         if number == 0:
             pairs = torch.stack([video, decoded], dim=1)[:4].flatten(0, 1)
             names = [name for caption in captions[:4] for name in (caption, "decoded")]
-            contact_sheet(pairs, names, out / "reconstructions.webp")
+            save_sheet(clip_sheet(pairs, names), out / "reconstructions.webp")
     latents = torch.cat(latents)
     fresh.register_to_config(
         latents_mean=[round(v, 5) for v in latents.mean((0, 2, 3, 4)).tolist()],

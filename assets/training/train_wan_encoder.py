@@ -18,9 +18,10 @@ import torch
 from common import Log, Ranks, encode_moments, load_clips, loss_curve, to_device, use_one_pass
 from diffusers import AutoencoderKLWan
 from drawing import draw
-from torch import Tensor, nn
+from torch import Tensor
 from train_vae import crop, init_weights
-from training import Training, add_run_arguments, muon_and_adamw
+from training import Training, add_run_arguments
+from vae_training import optimizers
 
 FRAMES = 17  # of a training example; the encoder looks back at fewer
 BASE_DIM = 8
@@ -40,14 +41,6 @@ def with_small_encoder(vae: AutoencoderKLWan, *, base_dim: int) -> AutoencoderKL
         getattr(small, part).load_state_dict(getattr(vae, part).state_dict())
         getattr(small, part).requires_grad_(False)
     return small
-
-
-def optimizers(encoder: nn.Module, *, lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the convolutions, AdamW at half its rate for both ends and all else."""
-    outer = {id(p) for end in (encoder.conv_in, encoder.conv_out) for p in end.parameters()}
-    params = [p for p in encoder.parameters() if p.requires_grad]
-    inner = [p for p in params if p.ndim >= 4 and min(p.shape[:2]) > 1 and id(p) not in outer]
-    return muon_and_adamw(inner, params, lr=lr, adamw_lr=0.5 * lr, momentum=0.9)
 
 
 def latents_std(vae: AutoencoderKLWan) -> Tensor:
@@ -102,7 +95,7 @@ def main() -> None:
     std = latents_std(old).to(ranks.device)
     training = Training(
         small,
-        optimizers(small.encoder, lr=args.lr),
+        optimizers(small.encoder, [small.encoder.conv_in, small.encoder.conv_out], lr=args.lr),
         args,
         warmup=30,
         decay_from=0.3,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from common import Batches, Log, Ranks, decode_latents, encode_moments, loss_curve
 from diffusers import AutoencoderKL, AutoencoderKLWan
-from torch import Tensor
+from torch import Tensor, nn
 from training import Training, add_run_arguments, muon_and_adamw
 
 VAE = AutoencoderKL | AutoencoderKLWan
@@ -40,11 +40,12 @@ def prepare(args: argparse.Namespace) -> Ranks:
     return Ranks()
 
 
-def optimizers(vae: VAE, *, lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the inner convolutions, AdamW at a lower rate for all else."""
-    ends = (vae.encoder.conv_in, vae.decoder.conv_out, vae.quant_conv, vae.post_quant_conv)
+def optimizers(
+    model: nn.Module, ends: list[nn.Module], *, lr: float
+) -> list[torch.optim.Optimizer]:
+    """Muon for the convolutions, AdamW at half its rate for those at the `ends` and all else."""
     outer = {id(p) for module in ends for p in module.parameters()}
-    params = [p for p in vae.parameters() if p.requires_grad]
+    params = [p for p in model.parameters() if p.requires_grad]
     inner = [p for p in params if p.ndim >= 4 and min(p.shape[:2]) > 1 and id(p) not in outer]
     return muon_and_adamw(inner, params, lr=lr, adamw_lr=0.5 * lr, momentum=0.9)
 
@@ -88,9 +89,10 @@ def train(
         losses: what is to become small
         weights: how much each of these counts, by name
     """
+    ends = [vae.encoder.conv_in, vae.decoder.conv_out, vae.quant_conv, vae.post_quant_conv]
     training = Training(
         vae,
-        optimizers(vae, lr=args.lr),
+        optimizers(vae, ends, lr=args.lr),
         args,
         warmup=50,
         decay_from=0.3,

@@ -10,7 +10,7 @@ import torch
 
 from chipsparse.cache.kinds import PARTS, Part
 from chipsparse.cli.bench.step_times import StepTimes, measure_steps
-from chipsparse.cli.command_line import command_words
+from chipsparse.cli.command_line import command_words, settled_values
 from chipsparse.cli.commands.bench import BenchOptions
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model.description import (
@@ -128,7 +128,9 @@ def run_benchmark(options: BenchOptions) -> Benchmark:
         layers=layers,
         dense=dense,
         steps=steps,
-        command=_command(options, planned, device, dtype),
+        command=shlex.join(
+            command_words("bench", options, settled_values(planned.settings, device, dtype))
+        ),
         pixels=planned.pixels,
         skips_by_threshold=planned.plan.schedule.skips_by_threshold(),
     )
@@ -178,19 +180,3 @@ def _pipeline(
             return load_pipeline(model, device=device, dtype=dtype)
         except UserError as error:
             raise UserError(f"{error}; --random-weights needs none, --kernels no model") from error
-
-
-def _command(
-    options: BenchOptions, planned: PlannedGeneration, device: torch.device, dtype: torch.dtype
-) -> str:
-    """The command with everything that the options left to the profile and the machine."""
-    settings = planned.settings
-    settled = {
-        "height": settings.height,
-        "width": settings.width,
-        "frames": settings.num_frames,
-        "steps": settings.num_inference_steps,
-        "device": device,
-        "dtype": str(dtype).removeprefix("torch."),
-    }
-    return shlex.join(command_words("bench", options, settled))

@@ -15,7 +15,6 @@ from chipsparse.cli.commands.compare import CompareOptions
 from chipsparse.cli.compare.files import Picture
 from chipsparse.cli.compare.paired_runs import (
     SIDES,
-    PairedRunner,
     PairedRuns,
     Side,
     WorstClips,
@@ -144,7 +143,7 @@ def compare_configs(options: CompareOptions) -> ConfigsComparison:
             settings,
             WorkProgress(display),
         )
-        runs = run_prompts(PairedRunner(generator, profiles), prompts)
+        runs = run_prompts(generator, profiles, prompts)
         picture, unwritten = None, None
         if options.output is not None:
             try:

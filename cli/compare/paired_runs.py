@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,7 +11,7 @@ import numpy as np
 
 from chipsparse.cli.compare.clip_json import clip_json
 from chipsparse.cli.generation.denoise import Generation
-from chipsparse.cli.generation.generator import Generator
+from chipsparse.cli.generation.generator import Generator, in_turn
 from chipsparse.cli.generation.lpips import Lpips, find_lpips
 from chipsparse.cli.generation.patching import patched
 from chipsparse.cli.prompts import Prompt
@@ -106,19 +107,28 @@ class PairedRuns:
         return len(self.prompts) < self.asked
 
 
-def run_prompts(runner: PairedRunner, prompts: list[Prompt]) -> PairedRuns:
-    """Generates every prompt and compares.
+def run_prompts(
+    generator: Generator, profiles: dict[Side, Profile | None], prompts: list[Prompt]
+) -> PairedRuns:
+    """Generates every prompt with the stock model and under both configs, and compares.
 
     Keeps what it has where the user interrupts after two prompts: that many give intervals.
+
+    Args:
+        generator: has the pipeline, not patched.
+        profiles: of A and B; None for the stock model.
+        prompts: two or more.
     """
+    ways: dict[str, Profile | None] = {"dense": None}
+    ways |= {side: profile for side, profile in profiles.items() if profile is not None}
     runs: list[PromptRuns] = []
     lpips: Lpips | None = None
     worst: WorstClips | None = None
     code = 0
-    runner.plan(len(prompts))
+    generator.progress.plan({_work(name, each): 1.0 for each in prompts for name in ways})
     for prompt in prompts:
         try:
-            made = runner.generate(prompt, len(prompts))
+            made = _generate(generator, ways, prompt, len(prompts))
         except KeyboardInterrupt as error:
             if len(runs) < LEAST_VALUES:
                 raise
@@ -137,6 +147,31 @@ def run_prompts(runner: PairedRunner, prompts: list[Prompt]) -> PairedRuns:
     return PairedRuns(runs, len(prompts), lpips, worst, code)
 
 
+def _generate(
+    generator: Generator, ways: Mapping[str, Profile | None], prompt: Prompt, count: int
+) -> dict[str, Generation]:
+    """The generations of one of so many prompts by the names "dense", "A" and "B"."""
+    made = {}
+    for name in in_turn(list(ways), prompt.index):
+        profile = ways[name]
+        patch = nullcontext() if profile is None else patched(generator.pipe, profile)
+        with patch as report:
+            made[name] = generator.make(
+                prompt.text,
+                seed=prompt.seed,
+                title=f"prompt {prompt.index + 1} of {count}, {name}",
+                report=report,
+                way=name,
+                work=_work(name, prompt),
+            )
+    return {name: made.get(name, made["dense"]) for name in ("dense", *SIDES)}
+
+
+def _work(name: str, prompt: Prompt) -> str:
+    """What the progress calls a generation."""
+    return f"{name}, prompt {prompt.index}"
+
+
 def _against(dense: Generation, made: Generation, lpips: Lpips) -> ConfigRun:
     return ConfigRun(
         seconds=made.denoising_seconds,
@@ -144,57 +179,3 @@ def _against(dense: Generation, made: Generation, lpips: Lpips) -> ConfigRun:
         clip=compare_clips(dense.frames, made.frames, perceptual=lpips.measure),
         fallbacks=made.fallbacks,
     )
-
-
-@dataclass(frozen=True)
-class PairedRunner:
-    """Generates one prompt with the stock model and under both configs, on one pipeline.
-
-    Attributes:
-        generator: has the pipeline, not patched.
-        profiles: of A and B; None for the stock model.
-    """
-
-    generator: Generator
-    profiles: dict[Side, Profile | None]
-
-    @property
-    def profiles_by_name(self) -> dict[str, Profile | None]:
-        """What each prompt is generated with: "dense", and the sides that are not."""
-        found: dict[str, Profile | None] = {"dense": None}
-        return found | {side: profile for side, profile in self.profiles.items() if profile}
-
-    def plan(self, count: int) -> None:
-        """Tells the progress that so many prompts are to be generated."""
-        self.generator.progress.plan(
-            {_work(name, index): 1.0 for index in range(count) for name in self.profiles_by_name}
-        )
-
-    def generate(self, prompt: Prompt, count: int) -> dict[str, Generation]:
-        """The generations of one of so many prompts by the names "dense", "A" and "B".
-
-        Which of them goes first changes from prompt to prompt, so that a machine that slows down
-        or warms up favours none.
-        """
-        profiles = self.profiles_by_name
-        names = list(profiles)
-        first = prompt.index % len(names)
-        made = {}
-        for name in names[first:] + names[:first]:
-            profile = profiles[name]
-            patch = nullcontext() if profile is None else patched(self.generator.pipe, profile)
-            with patch as report:
-                made[name] = self.generator.make(
-                    prompt.text,
-                    seed=prompt.seed,
-                    title=f"prompt {prompt.index + 1} of {count}, {name}",
-                    report=report,
-                    way=name,
-                    work=_work(name, prompt.index),
-                )
-        return {name: made.get(name, made["dense"]) for name in ("dense", *SIDES)}
-
-
-def _work(name: str, index: int) -> str:
-    """What the progress calls the generation of a prompt."""
-    return f"{name}, prompt {index}"

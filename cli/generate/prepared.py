@@ -11,7 +11,7 @@ import torch
 from PIL.Image import Image
 
 import chipsparse
-from chipsparse.cli.command_line import command_words
+from chipsparse.cli.command_line import command_words, settled_values
 from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate.series import Item
@@ -124,7 +124,6 @@ class Job:
 
     def command(self, item: Item) -> list[str]:
         """The words of the command that makes it again, whatever profile or device is here."""
-        settings = self.settings
         settled = {
             "prompt": item.prompt,
             "prompts": None,
@@ -132,14 +131,9 @@ class Job:
             "seed": item.seed,
             "output": item.output,
             "report": item.report,
-            "height": settings.height,
-            "width": settings.width,
-            "frames": settings.num_frames,
-            "steps": settings.num_inference_steps,
-            "device": self.device,
-            "dtype": str(self.dtype).removeprefix("torch."),
+            **settled_values(self.settings, self.device, self.dtype),
         }
-        if settings.num_frames is None:
+        if self.settings.num_frames is None:
             settled["fps"] = None
         return command_words("generate", self.options, settled)
 

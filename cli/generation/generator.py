@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from chipsparse.cli.generation import denoise
 from chipsparse.cli.planning.settings import GenerationSettings
 from chipsparse.cli.progress import PLAIN_LINES_PER_GENERATION
 from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.report.generation import GenerationReport
+
+Way = TypeVar("Way")
 
 
 @dataclass
@@ -83,3 +85,12 @@ class Generator:
         if way is not None and made.host_bytes == 0:  # else patching takes and pins memory anew
             self._warm.add(way)
         return made
+
+
+def in_turn(ways: Sequence[Way], index: int) -> list[Way]:
+    """The ways to generate a prompt, with another one first for each prompt.
+
+    So a machine that slows down or warms up favours none.
+    """
+    first = index % len(ways)
+    return [*ways[first:], *ways[:first]]

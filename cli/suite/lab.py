@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from chipsparse.cli.errors import UserError, described, user_errors
 from chipsparse.cli.generation.against_dense import keep_frames, quality
 from chipsparse.cli.generation.denoise import Generation
-from chipsparse.cli.generation.generator import Generator
+from chipsparse.cli.generation.generator import Generator, in_turn
 from chipsparse.cli.generation.lpips import Lpips, find_lpips
 from chipsparse.cli.generation.patching import patched
 from chipsparse.cli.media import write as media
@@ -103,29 +103,21 @@ class SuiteLab:
 
     def dense(self, prompt: Prompt) -> None:
         """Makes the stock model's clip of a prompt, if it is not there."""
-        self._measured(self.rows[0], prompt, lambda row: self._make_dense(row, prompt))
+        self._kept(_name(self.rows[0], prompt), partial(self._make_dense, prompt))
 
     def others(self, prompt: Prompt) -> None:
-        """Makes the other clips of a prompt, as far as they are not there.
-
-        Which goes first changes from prompt to prompt, so that a machine that slows down or warms
-        up favours none.
-        """
-        others = list(self.rows[1:])
+        """Makes the other clips of a prompt, as far as they are not there."""
+        others = self.rows[1:]
         if any(row.method == MAG and self.record(row, prompt) is None for row in others):
             self._calibrate()
-        first = prompt.index % len(others)
-        for row in others[first:] + others[:first]:
+        for row in in_turn(others, prompt.index):
             if self.refusal(row) is None:
-                self._measured(row, prompt, lambda row: self._compared(row, prompt))
+                self._kept(_name(row, prompt), partial(self._compared, row, prompt))
 
     def clip_file(self, row: Row, prompt: Prompt) -> Path:
         """Where a clip is to look at."""
         name = f"{prompt.seed}-{prompt.digest}-{row.name.replace(' ', '-')}{self.suffix}"
         return self.results.path.parent / "clips" / name
-
-    def _measured(self, row: Row, prompt: Prompt, make: Callable[[Row], dict[str, Any]]) -> None:
-        self._kept(_name(row, prompt), lambda: make(row))
 
     def _kept(self, name: str, make: Callable[[], dict[str, Any]]) -> None:
         if name not in self.results:
@@ -133,10 +125,10 @@ class SuiteLab:
             with self.generator.progress.working(name):
                 self.results.measured(name, make)
 
-    def _make_dense(self, row: Row, prompt: Prompt) -> dict[str, Any]:
-        made = self._generate(row, prompt, _On())
+    def _make_dense(self, prompt: Prompt) -> dict[str, Any]:
+        made = self._generate(self.rows[0], prompt, _On())
         keep_frames(self._frames_file(prompt), made.frames)
-        self._write_clip(row, prompt, made.frames)
+        self._write_clip(self.rows[0], prompt, made.frames)
         return {"seconds": made.denoising_seconds}
 
     def _frames_file(self, prompt: Prompt) -> Path:
@@ -145,7 +137,7 @@ class SuiteLab:
     def _dense_frames(self, prompt: Prompt) -> np.ndarray:
         file = self._frames_file(prompt)
         if not file.is_file():  # the folder may be deleted at any time
-            self._make_dense(self.rows[0], prompt)
+            self._make_dense(prompt)
         frames: np.ndarray = np.load(file)
         return frames
 
@@ -198,7 +190,7 @@ class SuiteLab:
             steps = self.generator.settings.num_inference_steps
             prompt = Prompt(0, self.prompts[0].text, CALIBRATION_SEED)
             row = Row(DENSE, "MagCache's calibration")
-            make = functools.partial(self._generate, row, prompt, _On(), warm=False)
+            make = partial(self._generate, row, prompt, _On(), warm=False)
             try:
                 return {"ratios": calibrated_ratios(self.generator.pipe, steps, make)}
             except Exception as error:

@@ -27,7 +27,7 @@ PROMPTS = [PROMPT, "a blue square moves up", "a white triangle grows and a black
 
 @pytest.fixture
 def compare(model_folder, workdir):
-    (workdir / "prompts.txt").write_text("\n".join(PROMPTS) + "\n\n")
+    (workdir / "prompts.txt").write_text("# shapes\n" + "\n".join(PROMPTS) + "\n\n")
     (workdir / "skips.yaml").write_text(PROFILE.replace("{warmup", "{skip_steps: [3], warmup"))
 
     def run(*arguments, model=model_folder, prompts="prompts.txt"):

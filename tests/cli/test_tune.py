@@ -45,7 +45,7 @@ def model_folder(tmp_path_factory):
 @pytest.fixture
 def tune(model_folder, workdir):
     """Runs `chipsparse tune` in this process, in a folder with four prompts."""
-    Path("prompts.txt").write_text("\n".join(["", *PROMPTS, PROMPTS[0]]) + "\n")
+    Path("prompts.txt").write_text("\n".join(["# shapes", "", *PROMPTS, PROMPTS[0]]) + "\n")
 
     def run(*arguments, model=model_folder, output="p.yaml"):
         given = ["tune", "--model", str(model), "--prompts", "prompts.txt", "-o", output]

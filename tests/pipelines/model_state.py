@@ -6,6 +6,19 @@ def actions(handle, branch="cond"):
     return [record.action.value for record in handle.report.steps if record.branch == branch]
 
 
+def calls_begun(handle):
+    """The context and the layout of every call of the transformer from now on, as they come."""
+    calls, session = [], handle._adapters[0].session
+    begin = session.begin
+
+    def look(context, layout, *args, **kwargs):
+        calls.append((context, layout))
+        return begin(context, layout, *args, **kwargs)
+
+    session.begin = look
+    return calls
+
+
 def state_of(model):
     """Classes, attributes and hooks of all modules, to compare before and after."""
     return {

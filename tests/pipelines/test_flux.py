@@ -13,7 +13,7 @@ import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.pipelines.flux import FluxAdapter, grids_of
-from tests.pipelines.model_state import actions, state_of
+from tests.pipelines.model_state import actions, calls_begun, state_of
 from tests.tiny_models import (
     FLUX_CONFIG,
     tiny_flux_pipeline,
@@ -255,14 +255,9 @@ def test_the_reference_picture_of_kontext_has_a_grid_of_its_own():
     components, arguments = VARIANTS["FluxKontextPipeline"]
     pipe = tiny_flux_pipeline(diffusers.FluxKontextPipeline, **components())
     with chipsparse.enable(pipe, SPARSE) as handle:
-        grids = []
-
-        def look(_pipe, _step, _t, tensors):
-            grids.append(handle._adapters[0].session.plan.layout.grids)
-            return tensors
-
-        generate(pipe, **arguments, callback_on_step_end=look)
-    assert set(grids) == {((1, 8, 12), (1, 6, 10))}
+        calls = calls_begun(handle)
+        generate(pipe, **arguments)
+    assert {layout.grids for _, layout in calls} == {((1, 8, 12), (1, 6, 10))}
 
 
 def test_control_residuals_follow_the_tile_order():

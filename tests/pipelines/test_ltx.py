@@ -19,7 +19,7 @@ from tests.pipelines.families.ltx import (
     random,
     tiny_ltx_pipeline,
 )
-from tests.pipelines.model_state import actions, state_of
+from tests.pipelines.model_state import actions, calls_begun, state_of
 
 STEPS = 5
 LAYERS = LTX_CONFIG["num_layers"]
@@ -149,15 +149,10 @@ def test_further_pictures_have_grids_of_their_own():
     arguments = {"image": PICTURE, "frame_index": 4, "strength": 0.9}
     expected = generate(pipe, **arguments)
     with chipsparse.enable(pipe, EXACT) as handle:
-        grids = []
-
-        def look(_pipe, _step, _t, tensors):
-            grids.append(handle._adapters[0].session.plan.layout.grids)
-            return tensors
-
-        found = generate(pipe, **arguments, callback_on_step_end=look)
+        calls = calls_begun(handle)
+        found = generate(pipe, **arguments)
         assert handle.report.fallbacks == []
-    assert set(grids) == {((1, 4, 8), GRID)}
+    assert {layout.grids for _, layout in calls} == {((1, 4, 8), GRID)}
     torch.testing.assert_close(found, expected, **CLOSE)
 
 

@@ -9,7 +9,7 @@ from chipsparse import SparsityConfig
 from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.pipelines.mochi import GAPS, prompt_lengths
 from tests.pipelines.families.mochi import TEXT, TRANSFORMER, VIDEO, prompts, tiny_pipeline
-from tests.pipelines.model_state import actions
+from tests.pipelines.model_state import actions, calls_begun
 from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, generate
 
 TOKENS = 3 * 4 * 3
@@ -17,35 +17,27 @@ GUIDED = {**VIDEO, **prompts(7, negative=[3]), "guidance_scale": 4.5}
 BATCH = {**VIDEO, **prompts(2, 9), **prompts(2, 9, negative=[9, 2]), "guidance_scale": 4.5}
 
 
-def layouts_of(handle):
-    """The batch and text tokens of each branch, filled while it generates."""
-    seen, session = {}, handle._adapters[0].session
-    begin = session.begin
-
-    def look(context, layout, *args, **kwargs):
-        seen[context.branch] = (layout.batch, layout.text_tokens)
-        return begin(context, layout, *args, **kwargs)
-
-    session.begin = look
-    return seen
-
-
 def test_each_length_is_a_branch_of_its_own():
     pipe = tiny_pipeline()
     with chipsparse.enable(pipe, SPARSE) as handle:
-        seen = layouts_of(handle)
-        generate(pipe, GUIDED)
-        assert seen == {"cond_uncond 0": (1, 3), "cond_uncond 1": (1, 7)}
-        for branch in seen:
+        calls = calls_begun(handle)
+
+        def sizes(call):
+            """The batch and text tokens of each branch."""
+            calls.clear()
+            generate(pipe, call)
+            return {each.branch: (layout.batch, layout.text_tokens) for each, layout in calls}
+
+        branches = {"cond_uncond 0": (1, 3), "cond_uncond 1": (1, 7)}
+        assert sizes(GUIDED) == branches
+        for branch in branches:
             taken = actions(handle, branch)
             assert taken == ["dense", "refresh", "sparse", "sparse", "refresh", "sparse"]
         assert handle.report.fallbacks == []
-        seen.clear()
-        generate(pipe, BATCH)  # 9 and 2 without the prompt, 2 and 9 with it
-        assert seen == {"cond_uncond 0,3": (2, 9), "cond_uncond 1,2": (2, 2)}
-        seen.clear()
-        generate(pipe, {**VIDEO, **prompts(5, negative=[5]), "guidance_scale": 4.5})
-        assert seen == {"cond_uncond": (2, 5)}
+        # 9 and 2 without the prompt, 2 and 9 with it.
+        assert sizes(BATCH) == {"cond_uncond 0,3": (2, 9), "cond_uncond 1,2": (2, 2)}
+        even = {**VIDEO, **prompts(5, negative=[5]), "guidance_scale": 4.5}
+        assert sizes(even) == {"cond_uncond": (2, 5)}
 
 
 @pytest.mark.parametrize("call", [GUIDED, BATCH], ids=["guided", "batch"])

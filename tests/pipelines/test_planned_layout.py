@@ -6,6 +6,7 @@ import torch
 import chipsparse
 from chipsparse.config import SparsityConfig
 from chipsparse.pipelines.registry import ADAPTERS
+from tests.pipelines.model_state import calls_begun
 from tests.tiny_models import (
     PROMPT,
     tiny_chroma_pipeline,
@@ -23,17 +24,9 @@ CASES = {
 
 
 def calls_of(pipe, **arguments):
-    """Layout and branch of every transformer call of a short generation."""
-    calls = []
+    """Context and layout of every transformer call of a short generation."""
     with chipsparse.enable(pipe, SparsityConfig()) as handle:
-        session = handle._adapters[0].session
-        begin = session.begin
-
-        def look(context, layout, *args, **kwargs):
-            calls.append((context.branch, layout))
-            return begin(context, layout, *args, **kwargs)
-
-        session.begin = look
+        calls = calls_begun(handle)
         pipe(
             PROMPT,
             num_inference_steps=3,
@@ -42,9 +35,7 @@ def calls_of(pipe, **arguments):
             generator=torch.Generator().manual_seed(0),
             **arguments,
         )
-        del session.begin
-        fallbacks = handle.report.fallbacks
-    return calls, fallbacks
+    return calls, handle.report.fallbacks
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
@@ -57,7 +48,7 @@ def test_sizes_and_branches_of_a_real_call(family, scale):
     calls, fallbacks = calls_of(pipe, **size, **guidance)
     planned = adapter.planned_layout(pipe.transformer.config, latents=latents, text_tokens=TEXT)
     assert {layout for _, layout in calls} == {planned}
-    assert len({branch for branch, _ in calls}) == (2 if scale > 1 else 1)
+    assert len({context.branch for context, _ in calls}) == (2 if scale > 1 else 1)
     assert fallbacks == [
         f"{part} runs dense: {reason}" for part, reason in adapter.masked_parts.items()
     ]

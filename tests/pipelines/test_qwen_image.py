@@ -21,7 +21,7 @@ from tests.pipelines.families.qwen_image import (
     tiny_qwen_pipeline,
     tiny_qwen_transformer,
 )
-from tests.pipelines.model_state import actions
+from tests.pipelines.model_state import actions, calls_begun
 
 STEPS = 5
 CHANNELS = QWEN_CONFIG["in_channels"]
@@ -57,19 +57,6 @@ def pipe():
     return tiny_qwen_pipeline()
 
 
-def text_tokens_of(handle):
-    """The text tokens of every call, as the session learns them."""
-    seen, session = [], handle._adapters[0].session
-    begin = session.begin
-
-    def look(context, layout, *args, **kwargs):
-        seen.append(layout.text_tokens)
-        return begin(context, layout, *args, **kwargs)
-
-    session.begin = look
-    return seen
-
-
 # Text.
 
 
@@ -95,9 +82,9 @@ def test_padding_is_cut_where_anything_is_sparse(pipe):
     padded = prompts(4)
     expected = generate(pipe, **padded)
     with chipsparse.enable(pipe, EXACT) as handle:
-        texts = text_tokens_of(handle)
+        calls = calls_begun(handle)
         found = generate(pipe, **padded)
-    assert set(texts) == {4}
+    assert {layout.text_tokens for _, layout in calls} == {4}
     assert handle.report.fallbacks == []
     assert handle.report.steps[-1].attention_kept == 1
     torch.testing.assert_close(found, expected, **CLOSE)
@@ -127,9 +114,9 @@ def test_branches_of_other_text_lengths_are_one_generation(pipe):
     arguments = {**GUIDED, "prompt_embeds": random(1, TEXT, TEXT_DIM, seed=7)}
     expected = generate(pipe, **arguments)
     with chipsparse.enable(pipe, EXACT) as handle:
-        texts = text_tokens_of(handle)
+        calls = calls_begun(handle)
         found = generate(pipe, **arguments)
-    assert set(texts) == {TEXT, TEXT - 2}
+    assert {layout.text_tokens for _, layout in calls} == {TEXT, TEXT - 2}
     assert actions(handle) == actions(handle, "uncond")
     assert actions(handle) == ["dense", "refresh", "sparse", "sparse", "sparse"]
     torch.testing.assert_close(found, expected, **CLOSE)
@@ -216,15 +203,10 @@ def test_editing_sees_each_picture_as_a_grid(monkeypatch, zero_cond_t):
     arguments = {**GUIDED, "image": [IMAGE["image"], IMAGE["image"].resize((64, 64))]}
     expected = generate(pipe, **arguments)
     with chipsparse.enable(pipe, EXACT) as handle:
-        grids = []
-
-        def look(_pipe, _step, _t, tensors):
-            grids.append(handle._adapters[0].session.plan.layout.grids)
-            return tensors
-
-        found = generate(pipe, **arguments, callback_on_step_end=look)
+        calls = calls_begun(handle)
+        found = generate(pipe, **arguments)
         assert handle.report.fallbacks == []
-    assert set(grids) == {((1, 8, 6), (1, 8, 8), (1, 8, 8))}
+    assert {layout.grids for _, layout in calls} == {((1, 8, 6), (1, 8, 8), (1, 8, 8))}
     torch.testing.assert_close(found, expected, **CLOSE)
     with chipsparse.enable(pipe, SPARSE):
         sparse = generate(pipe, **arguments)
