@@ -38,7 +38,7 @@ def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> N
             tensors = CaseTensors(at_most(case, args.tokens, args.heads), device, dtype)
             for keep in keeps:
                 with to.attempt(f"curve over {curve}, {case.name}, keep {keep}"):
-                    point(curve, tensors, replace(settings, keep_fraction=keep), args.backend, to)
+                    point(curve, tensors, replace(settings, density=keep), args.backend, to)
     if args.figure is not None:
         with to.attempt("figure"):  # matplotlib may be missing where only kernels are measured
             from benchmarks import curve_figure
@@ -55,7 +55,7 @@ def point(
     record = measure("attention_curve", work, tensors, chosen.backend.name)
     to.add(record | {"curve": curve})
     print(
-        f"{record['case']:28s} keep {settings.keep_fraction:.2f} {record['latency_ms']:9.3f} ms  "
+        f"{record['case']:28s} keep {settings.density:.2f} {record['latency_ms']:9.3f} ms  "
         f"{record['speedup']:.2f}x of {record['ideal']:.1f}x",
         flush=True,
     )

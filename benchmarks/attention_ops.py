@@ -20,7 +20,7 @@ from benchmarks.sampled_checks import (
     require,
     samples,
 )
-from chipsparse.kernels.checks import group_count, ranges
+from chipsparse.kernels.checks import block_count, ranges
 from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import column_sparse_attention
 from chipsparse.kernels.dense_attention import dense_attention
@@ -45,14 +45,14 @@ def dense(tensors: CaseTensors, settings: Settings) -> Work:
         inputs,
         _whole(tensors, settings, lambda name: dense_attention(*inputs, backend=name), compare),
         baseline="dense",
-        fields={"keep_fraction": 1.0},
+        fields={"density": 1.0},
         flops=_flops(tensors, tensors.case.tokens),
     )
 
 
 def column_sums(tensors: CaseTensors, settings: Settings) -> Work:
     """`dense_attention_column_sums`, with the log-sum-exp of a dense run."""
-    rows = settings.group_rows
+    rows = settings.block_size
     inputs = (tensors.query, tensors.key, tensors.value)
     op = dense_attention_column_sums
 
@@ -60,18 +60,18 @@ def column_sums(tensors: CaseTensors, settings: Settings) -> Work:
         query, key, value, lse = (each[:, first:last] for each in (*inputs, tensors.lse))
 
         def call(name: str) -> Tensors:
-            return op(query, key, value, lse, group_rows=rows, backend=name)
+            return op(query, key, value, lse, block_size_q=rows, backend=name)
 
         def compare(result: Tensors, sample: Sample) -> Errors:
             of_all = sample.in_heads_from(first)
             expected = op(
                 *_in_float32(tensors, of_all),
                 tensors.lse[of_all.rows_of],
-                group_rows=rows,
+                block_size_q=rows,
                 backend="reference",
             )
             error = check_attention([each[sample.rows_of] for each in result[:2]], expected, of_all)
-            sums_error = relative_error(result[2][sample.group_of], expected[2])
+            sums_error = relative_error(result[2][sample.block_of], expected[2])
             return error | {"sums_error": require("sums error", sums_error, SUMS_LIMIT, of_all)}
 
         return TimedCall(call, compare, _samples(tensors, rows, last - first))
@@ -81,18 +81,18 @@ def column_sums(tensors: CaseTensors, settings: Settings) -> Work:
         (*inputs, rows),
         _by_heads(tensors, settings, part),
         baseline="dense",
-        fields={"keep_fraction": 1.0, "group_rows": rows},
+        fields={"density": 1.0, "block_size": rows},
         flops=_flops(tensors, tensors.case.tokens),
     )
 
 
 def sparse(tensors: CaseTensors, settings: Settings) -> Work:
     """`column_sparse_attention` over random lists of equal length."""
-    case, rows = tensors.case, settings.group_rows
-    count = kept(settings, case.keep_fraction, case.tokens)
+    case, rows = tensors.case, settings.block_size
+    count = kept(settings, case.density, case.tokens)
     inputs = (tensors.query, tensors.key, tensors.value)
     indices = random_inputs.index_lists(
-        *(case.batch, case.heads, group_count(case.tokens, rows), case.tokens, count),
+        *(case.batch, case.heads, block_count(case.tokens, rows), case.tokens, count),
         device=tensors.device,
     )
     counts = torch.full(indices.shape[:3], count, dtype=torch.int32, device=tensors.device)
@@ -100,15 +100,15 @@ def sparse(tensors: CaseTensors, settings: Settings) -> Work:
 
     def call(name: str) -> Tensors:
         return column_sparse_attention(
-            *inputs, indices, counts, group_rows=rows, delta_rule=rule, **cache, backend=name
+            *inputs, indices, counts, block_size_q=rows, delta_rule=rule, **cache, backend=name
         )
 
     def compare(result: Tensors, sample: Sample) -> Errors:
         expected = column_sparse_attention(
             *_in_float32(tensors, sample),
-            indices[sample.group_of],
-            counts[sample.group_of],
-            group_rows=rows,
+            indices[sample.block_of],
+            counts[sample.block_of],
+            block_size_q=rows,
             delta_rule=rule,
             **{name: tensor[sample.rows_of] for name, tensor in cache.items()},
             backend="reference",
@@ -121,9 +121,9 @@ def sparse(tensors: CaseTensors, settings: Settings) -> Work:
         _whole(tensors, settings, call, compare),
         baseline="dense",
         fields={
-            "keep_fraction": count / case.tokens,
+            "density": count / case.tokens,
             "ideal": case.tokens / count,
-            "group_rows": rows,
+            "block_size": rows,
             "delta_rule": settings.delta_rule,
         },
         flops=_flops(tensors, count),
@@ -132,14 +132,14 @@ def sparse(tensors: CaseTensors, settings: Settings) -> Work:
 
 def selection(tensors: CaseTensors, settings: Settings) -> Work:
     """`column_selection` from heavy-tailed sums, against `torch.topk` head by head."""
-    case, rows = tensors.case, settings.group_rows
-    groups = group_count(case.tokens, rows)
-    count = kept(settings, case.keep_fraction, case.tokens)
+    case, rows = tensors.case, settings.block_size
+    blocks = block_count(case.tokens, rows)
+    count = kept(settings, case.density, case.tokens)
 
     def sums_of(heads: int, seed: int) -> torch.Tensor:
         return random_inputs.column_sums(
-            *(case.batch, heads, groups, case.tokens),
-            group_rows=rows,
+            *(case.batch, heads, blocks, case.tokens),
+            block_size=rows,
             device=tensors.device,
             dtype=tensors.dtype,
             seed=seed,
@@ -149,9 +149,9 @@ def selection(tensors: CaseTensors, settings: Settings) -> Work:
         sums = sums_of(last - first, seed=first)
 
         def compare(packed: torch.Tensor, sample: Sample) -> Errors:
-            mask = unpack_mask(packed[sample.group_of], case.tokens, backend="reference")
+            mask = unpack_mask(packed[sample.block_of], case.tokens, backend="reference")
             of_all = sample.in_heads_from(first)
-            return check_selection(mask, sums[sample.group_of], count, of_all)
+            return check_selection(mask, sums[sample.block_of], count, of_all)
 
         def topk() -> None:
             for head_sums in sums.flatten(0, 1):
@@ -170,40 +170,40 @@ def selection(tensors: CaseTensors, settings: Settings) -> Work:
         (sums_of(1, seed=0),),
         _by_heads(tensors, settings, part),
         baseline="torch.topk",
-        fields={"keep_fraction": count / case.tokens, "group_rows": rows},
-        moved_bytes=case.batch * case.heads * groups * row_bytes,
+        fields={"density": count / case.tokens, "block_size": rows},
+        moved_bytes=case.batch * case.heads * blocks * row_bytes,
     )
 
 
 def indices(tensors: CaseTensors, settings: Settings) -> Work:
     """`packed_to_indices` with the capacity given; nothing in a library does the same."""
-    case, rows = tensors.case, settings.group_rows
-    groups = group_count(case.tokens, rows)
-    keep = kept(settings, case.keep_fraction, case.tokens) / case.tokens
+    case, rows = tensors.case, settings.block_size
+    blocks = block_count(case.tokens, rows)
+    keep = kept(settings, case.density, case.tokens) / case.tokens
     packed, capacity = random_inputs.packed_masks(
-        case.batch, case.heads, groups, case.tokens, keep, device=tensors.device
+        case.batch, case.heads, blocks, case.tokens, keep, device=tensors.device
     )
 
     def call(packed: torch.Tensor, name: str) -> Tensors:
         return packed_to_indices(packed, case.tokens, capacity=capacity, backend=name)
 
     def compare(result: Tensors, sample: Sample) -> Errors:
-        expected, expected_counts = call(packed[sample.group_of], "reference")
+        expected, expected_counts = call(packed[sample.block_of], "reference")
         count = int(expected_counts)
-        found, found_counts = (each[sample.group_of].flatten() for each in result)
+        found, found_counts = (each[sample.block_of].flatten() for each in result)
         # Entries past the count only have to be columns.
         wrong = (found[:count] != expected.flatten()[:count]).sum()
         wrong += ((found[count:] < 0) | (found[count:] >= case.tokens)).sum()
         share = (abs(int(found_counts) - count) + wrong.item()) / max(1, count)
         return {"rel_error": require("share of wrong indices", share, 0, sample)}
 
-    listed = case.batch * case.heads * groups * (capacity + 1)
+    listed = case.batch * case.heads * blocks * (capacity + 1)
     return Work(
         packed_to_indices,
         (packed,),
         _whole(tensors, settings, lambda name: call(packed, name), compare),
         baseline=None,
-        fields={"keep_fraction": keep, "group_rows": rows, "capacity": capacity},
+        fields={"density": keep, "block_size": rows, "capacity": capacity},
         moved_bytes=packed.nbytes + 4 * listed,
     )
 
@@ -234,7 +234,7 @@ def _whole(
     compare: Callable[[Any, Sample], Errors],
 ) -> Callable[[], Iterator[TimedCall]]:
     """One part with all heads."""
-    places = _samples(tensors, settings.group_rows, tensors.case.heads)
+    places = _samples(tensors, settings.block_size, tensors.case.heads)
     return lambda: iter([TimedCall(call, compare, places)])
 
 
@@ -244,7 +244,7 @@ def _by_heads(
     """Parts of consecutive heads whose column sums, in the dtype of the inputs, stay in bounds."""
     case = tensors.case
     row_bytes = case.tokens * tensors.dtype.itemsize
-    head_bytes = case.batch * group_count(case.tokens, settings.group_rows) * row_bytes
+    head_bytes = case.batch * block_count(case.tokens, settings.block_size) * row_bytes
     bounds = list(ranges(case.heads, head_bytes, settings.transient_bytes))
     return lambda: (part(first, last) for first, last in bounds)
 

@@ -1,4 +1,4 @@
-"""How much softmax mass the heaviest columns of each query group capture, by layer and step."""
+"""How much softmax mass the heaviest columns of each query block capture, by layer and step."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class MassProbe:
     """Computes attention densely and measures the column sums at some steps.
 
     Args:
-        group_rows: query rows that share their columns.
+        block_size_q: query rows that share their columns.
         steps: at which it measures.
 
     Attributes:
         mass: by layer and step, of each call: the share of the mass in each of `FRACTIONS`.
     """
 
-    def __init__(self, group_rows: int, steps: frozenset[int]) -> None:
-        self._group_rows = group_rows
+    def __init__(self, block_size_q: int, steps: frozenset[int]) -> None:
+        self._block_size_q = block_size_q
         self._steps = steps
         self.mass: dict[tuple[int, int], list[list[float]]] = defaultdict(list)
 
@@ -58,7 +58,7 @@ class MassProbe:
             return unpatched(query, key, value, scale)
         output, lse = dense_attention(query, key, value, scale=scale)
         _, _, sums = dense_attention_column_sums(
-            query, key, value, lse, group_rows=self._group_rows, scale=scale
+            query, key, value, lse, block_size_q=self._block_size_q, scale=scale
         )
         ranked = sums.sort(-1, descending=True).values.cumsum(-1)
         share = ranked / ranked[..., -1:]

@@ -17,9 +17,9 @@ class Case:
         head_dim: D.
         channels: C, width of the hidden states.
         mlp_width: F, neurons of the MLP.
-        keep_fraction: share of the columns that a query group of sparse attention keeps.
+        density: share of the columns that a query block of sparse attention keeps.
         mlp_tokens: rows of the MLP per sample; None for all tokens.
-        mlp_keep_fraction: share of the neurons that a token group of the sparse MLP recomputes.
+        mlp_density: share of the neurons that a token block of the sparse MLP recomputes.
     """
 
     name: str
@@ -29,9 +29,9 @@ class Case:
     head_dim: int
     channels: int
     mlp_width: int
-    keep_fraction: float
+    density: float
     mlp_tokens: int | None = None
-    mlp_keep_fraction: float = 0.3
+    mlp_density: float = 0.3
 
     @property
     def mlp_rows(self) -> int:
@@ -62,7 +62,7 @@ CASES = {
         # FLUX.1-dev: 3,840 image tokens and 512 of text
         Case("flux_1280x768", 1, 24, 4352, 128, 3072, 12_288, 0.175, 4096, 0.29),
         # the image tokens alone, as in the double blocks
-        Case("flux_image", 1, 24, 3840, 128, 3072, 12_288, 0.175, mlp_keep_fraction=0.29),
+        Case("flux_image", 1, 24, 3840, 128, 3072, 12_288, 0.175, mlp_density=0.29),
         Case("d64_video", 2, 30, 17_776, 64, 1920, 7680, 0.10),
         # tails everywhere: no length is a multiple of a tile
         Case("odd", 2, 3, 1337, 128, 384, 1112, 0.25, mlp_tokens=333),

@@ -25,21 +25,22 @@ TRITON_TYPES = {
     "(mask|packed|static)_ptr": "*u8:16",
     "sums_ptr": "*{half}:16",
     "static_stride_[bhg]": "i32",
-    "heads|rows|groups|blocks|first_unit|columns|num_columns|row_bytes|keep_count|capacity": "i32",
-    "group_rows": "i32:16",
+    "heads|rows|row_tiles|blocks|first_unit|columns|num_columns": "i32",
+    "row_bytes|keep_count|capacity": "i32",
+    "block_size_q": "i32:16",
     "strata|seed_state|turns|loose": "i32",
     "scale|rounding": "fp32",
 }
 
-# As for all sizes of the MLPs in the named cases, whose groups have 128 rows.
+# As for all sizes of the MLPs in the named cases, whose blocks have 128 rows.
 MLP_TYPES = {
     "(hidden|weight|gate|bias|gate_bias|cache|delta|addend|result|parts|up)_ptr": "*{half}:16",
     "(means|scores)_ptr": "*fp32:16",
     "(cache|addend)_stride_c": "i32:1",
     "(hidden|weight|gate|cache|delta|addend)_stride_[bnfk]|stride_[bf]": "i32:16",
     "indices_stride_[bg]": "i32:16",
-    "rows|channels|neurons|capacity|group_rows": "i32:16",
-    "all_groups|keep": "i32",
+    "rows|channels|neurons|capacity|block_size": "i32:16",
+    "all_blocks|keep": "i32",
 } | TRITON_TYPES
 TOP_TYPES = {"cache_ptr": "*fp32:16", "cache_stride_g": "i32:16", "cache_stride_f": "i32:1"}
 
@@ -52,7 +53,7 @@ class CompiledCase:
         operation: folder of the kernel.
         backend: as it is named there.
         variant: what tells the cases of one backend apart.
-        default: launched by default: for a group of 128 rows, and the default delta rule.
+        default: launched by default: for a block of 128 rows, and the default delta rule.
         compile: to what Triton returns for a compiled kernel.
         capability: 90 for Hopper.
     """
@@ -257,8 +258,8 @@ def _neurons() -> Iterator[CompiledCase]:
     for capability in (HOPPER, AMPERE):
         with _pretended(module, capability):
             defaults = {
-                (module.default_product_config(_OnGpu, groups, gated=gated), gated)
-                for groups in (32, 64, 256)
+                (module.default_product_config(_OnGpu, blocks, gated=gated), gated)
+                for blocks in (32, 64, 256)
                 for gated in (False, True)
             }
         for name, config in module.PRODUCT_CONFIGS.items():

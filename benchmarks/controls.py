@@ -91,8 +91,8 @@ def cached_output_only() -> Iterator[None]:
 # Neurons of MLPs.
 
 
-def of_another_group(neurons: torch.Tensor, width: int) -> torch.Tensor:
-    """Lists ``[B, G, K]`` passed on to a group half the sequence away."""
+def of_another_block(neurons: torch.Tensor, width: int) -> torch.Tensor:
+    """Lists ``[B, G, K]`` passed on to a block half the sequence away."""
     del width
     return neurons.roll(neurons.shape[1] // 2, dims=1)
 
@@ -118,7 +118,7 @@ def neurons_chosen_by(control: Callable[[torch.Tensor, int], torch.Tensor]) -> I
             gate_weight=call.gate_weight,
             gate_bias=call.gate_bias,
             activation=call.activation,
-            group_rows=call.group_rows,
+            block_size=call.block_size,
             backend=backend.name,
         )
         places = neurons.long()

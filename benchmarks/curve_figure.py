@@ -39,7 +39,7 @@ def draw(records: Sequence[Record]) -> Figure:
     some = panels[0][1][0]
     note = (
         f"{some['device']}, torch {some['torch']}, {some['dtype']}, head size "
-        f"{some['head_dim']}, groups of {some['group_rows']} rows, backend {some['backend']}"
+        f"{some['head_dim']}, blocks of {some['block_size']} rows, backend {some['backend']}"
     )
     figure.supxlabel(note, color=NOTE, fontsize=9)
     return figure
@@ -51,8 +51,8 @@ def keep_panel(axes: Axes, records: Sequence[Record]) -> None:
     for record in records:
         of_case.setdefault(f"{record['tokens']:,} tokens", []).append(record)
     for (label, found), colour in zip(of_case.items(), COLOURS, strict=False):
-        _line(axes, found, "keep_fraction", "speedup", label, colour)
-    ideal = sorted({record["keep_fraction"]: record["ideal"] for record in records}.items())
+        _line(axes, found, "density", "speedup", label, colour)
+    ideal = sorted({record["density"]: record["ideal"] for record in records}.items())
     axes.plot(*zip(*ideal, strict=True), "--", color=IDEAL, label="possible, 1 / kept share")
     # Lists have whole lengths: shares of several cases that round alike are one tick.
     ticks = {f"{100 * keep:.0f}": keep for keep, _ in ideal}
@@ -64,7 +64,7 @@ def tokens_panel(axes: Axes, records: Sequence[Record]) -> None:
     """Milliseconds per head of both against the tokens, since long cases have fewer heads."""
     records = [_per_head(record) for record in records]
     baseline = ", ".join(sorted({record["baseline"] for record in records}))
-    keep = ", ".join(sorted({f"{record['keep_fraction']:.0%}" for record in records}))
+    keep = ", ".join(sorted({f"{record['density']:.0%}" for record in records}))
     _line(axes, records, "tokens", "baseline_ms", baseline, COLOURS[1])
     _line(axes, records, "tokens", "latency_ms", f"sparse, {keep} kept", COLOURS[0])
     tokens = sorted({record["tokens"] for record in records})

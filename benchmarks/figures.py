@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.records import Record
+from benchmarks.records import Record, read
 
 # Okabe and Ito's colours, which most colour-blind readers tell apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#dddddd")
@@ -58,4 +57,4 @@ def draw_from_records(
     parser.add_argument("records", type=Path)
     parser.add_argument("figure", type=Path)
     args = parser.parse_args()
-    draw(json.loads(args.records.read_text(encoding="utf-8"))).savefig(args.figure)
+    draw(read(args.records)).savefig(args.figure)

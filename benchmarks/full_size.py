@@ -211,8 +211,8 @@ class Measured:
                     "layers": self._blocks,
                     "measured_layers": layout.layers,
                     "dtype": str(self.dtype).removeprefix("torch."),
-                    "keep_fraction": config.attention.density,
-                    "mlp_keep_fraction": config.mlp.density if config.mlp.enabled else 1.0,
+                    "density": config.attention.density,
+                    "mlp_density": config.mlp.density if config.mlp.enabled else 1.0,
                     "backend": "chipsparse",
                     "baseline": f"stock transformer, {attention.lstrip('_')} attention, no mask, "
                     "compiled blocks",

@@ -24,8 +24,8 @@ COLUMNS = {
     "op": "",
     "case": "",
     "backend": "",
-    "group_rows": "d",
-    "keep_fraction": ".3f",
+    "block_size": "d",
+    "density": ".3f",
     "latency_ms": ".3f",
     "baseline": "",
     "baseline_ms": ".3f",
@@ -46,7 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     group.add_argument(
         "--backend", help="only these, comma-separated; by default all but the reference"
     )
-    group.add_argument("--group-rows", default="128", help="comma-separated")
+    group.add_argument("--block-size", default="128", help="comma-separated")
     group.add_argument("--keep", type=float, help="keep fraction in place of the cases' own")
     group.add_argument("--delta-rule", choices=DELTA_RULES, default="none")
     group.add_argument("--transient-gb", type=float, default=8.0, help="of column sums at a time")
@@ -55,10 +55,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def settings_from(args: Namespace) -> list[Settings]:
-    """One per number of group rows."""
+    """One per block size."""
     return [
         Settings(int(rows), args.keep, args.delta_rule, int(args.transient_gb * 2**30))
-        for rows in args.group_rows.split(",")
+        for rows in args.block_size.split(",")
     ]
 
 
@@ -70,7 +70,7 @@ def at_most(case: Case, tokens: int | None, heads: int | None) -> Case:
 
 
 def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
-    """Adds one record per case, operation, group rows and backend, case after case."""
+    """Adds one record per case, operation, block size and backend, case after case."""
     for name in args.case.split(",") if args.case else CASES:
         with to.attempt(name):
             if name not in CASES:
@@ -78,11 +78,11 @@ def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> N
             tensors = CaseTensors(at_most(CASES[name], args.tokens, args.heads), device, dtype)
             for op in filter(OPS.__contains__, args.ops):
                 for settings in settings_from(args):
-                    with to.attempt(f"{op}, {name}, group rows {settings.group_rows}"):
+                    with to.attempt(f"{op}, {name}, block size {settings.block_size}"):
                         work = OPS[op](tensors, settings)
                         measure_backends(op, work, tensors, args.backend, to)
                     if op == "dense_attention":
-                        break  # it knows no groups
+                        break  # it knows no blocks
         if device.type == "cuda":
             # what one shape leaves in the allocator may not fit the next one
             torch.cuda.empty_cache()
@@ -182,6 +182,6 @@ def _line(record: dict[str, Any]) -> str:
     if "baseline_tflops" in record:
         both = f"{record['tflops']:.3g} TFLOP/s, baseline {record['baseline_tflops']:.3g}"
         speedup += f" ({record['of_ideal']:.0%} of the ideal; {both})"
-    rows = f" R{record['group_rows']}" if "group_rows" in record else ""
+    rows = f" R{record['block_size']}" if "block_size" in record else ""
     label = f"{record['op']} {record['case']}{rows} {record['backend']}"
     return f"{label:70s} {record['latency_ms']:9.3f} ms{speedup}"

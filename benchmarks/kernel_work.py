@@ -15,14 +15,14 @@ class Settings:
     """What the command line sets for a work.
 
     Attributes:
-        group_rows: R, query rows per group.
-        keep_fraction: in place of the case's own; None keeps that.
+        block_size: R, query rows per block.
+        density: in place of the case's own; None keeps that.
         delta_rule: of `column_sparse_attention`: none, merge or difference.
         transient_bytes: bound of the column sums held at a time; one head is the least.
     """
 
-    group_rows: int = 128
-    keep_fraction: float | None = None
+    block_size: int = 128
+    density: float | None = None
     delta_rule: str = "none"
     transient_bytes: int = 8 << 30
 
@@ -77,5 +77,5 @@ def kept(settings: Settings, of_case: float, count: int) -> int:
         of_case: the share, where they do not.
         count: of all columns or neurons.
     """
-    share = of_case if settings.keep_fraction is None else settings.keep_fraction
+    share = of_case if settings.density is None else settings.density
     return min(count, max(1, round(share * count)))

@@ -29,7 +29,7 @@ from benchmarks.sampled_checks import (
     worst,
 )
 from chipsparse.kernels.calls import Activation
-from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.dispatch import Operation
 from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
@@ -56,13 +56,13 @@ class Layer:
     activation: torch.Tensor
     output: torch.Tensor
     neurons: torch.Tensor
-    group_rows: int
+    block_size: int
 
 
 def make_layer(tensors: CaseTensors, settings: Settings, *, seed: int = 4) -> Layer:
     """Normal tokens and weights; caches of tokens that have moved since."""
     case, device, dtype = tensors.case, tensors.device, tensors.dtype
-    generator, group_rows = generator_on(device, seed), settings.group_rows
+    generator, block_size = generator_on(device, seed), settings.block_size
 
     def normal(*shape: int, deviation: float = 1.0) -> torch.Tensor:
         values = torch.randn(shape, generator=generator, device=device, dtype=dtype)
@@ -72,24 +72,24 @@ def make_layer(tensors: CaseTensors, settings: Settings, *, seed: int = 4) -> La
     hidden = normal(case.batch, rows, channels)
     up, up_bias = normal(width, channels, deviation=channels**-0.5), normal(width, deviation=0.1)
     down = normal(width, channels, deviation=width**-0.5).t()
-    groups = group_count(rows, group_rows)
-    # A group moves as a whole, and each of its tokens on its own.
-    moved = normal(case.batch, groups, channels, deviation=DRIFT)
-    moved = moved.repeat_interleave(group_rows, 1)[:, :rows]
+    blocks = block_count(rows, block_size)
+    # A block moves as a whole, and each of its tokens on its own.
+    moved = normal(case.batch, blocks, channels, deviation=DRIFT)
+    moved = moved.repeat_interleave(block_size, 1)[:, :rows]
     before = hidden + moved + normal(case.batch, rows, channels, deviation=DRIFT)
-    mean = mean_preactivations(before, up, up_bias, group_rows=group_rows)
-    activation = dense_activation(before, up, up_bias, activation=ACTIVATION, group_rows=group_rows)
+    mean = mean_preactivations(before, up, up_bias, block_size=block_size)
+    activation = dense_activation(before, up, up_bias, activation=ACTIVATION, block_size=block_size)
     neurons = neuron_selection(
         hidden,
         up,
         up_bias,
         mean.clone(),
-        keep_count=kept(settings, case.mlp_keep_fraction, width),
-        group_rows=group_rows,
+        keep_count=kept(settings, case.mlp_density, width),
+        block_size=block_size,
         backend="reference",
     )
     output = F.linear(activation, down)
-    return Layer(hidden, up, up_bias, down, mean, activation, output, neurons, group_rows)
+    return Layer(hidden, up, up_bias, down, mean, activation, output, neurons, block_size)
 
 
 def select(layer: Layer, backend: str) -> torch.Tensor:
@@ -100,7 +100,7 @@ def select(layer: Layer, backend: str) -> torch.Tensor:
         layer.up_bias,
         layer.mean,
         keep_count=layer.neurons.shape[2],
-        group_rows=layer.group_rows,
+        block_size=layer.block_size,
         backend=backend,
     )
 
@@ -114,7 +114,7 @@ def up(layer: Layer, neurons: torch.Tensor, backend: str) -> torch.Tensor:
         neurons,
         layer.activation,
         activation=ACTIVATION,
-        group_rows=layer.group_rows,
+        block_size=layer.block_size,
         backend=backend,
     )
 
@@ -122,19 +122,19 @@ def up(layer: Layer, neurons: torch.Tensor, backend: str) -> torch.Tensor:
 def down(layer: Layer, delta: torch.Tensor, neurons: torch.Tensor, backend: str) -> torch.Tensor:
     """The layer's output with the change added, ``[B, N, C]``."""
     return sparse_mlp_down(
-        delta, layer.down, neurons, layer.output, group_rows=layer.group_rows, backend=backend
+        delta, layer.down, neurons, layer.output, block_size=layer.block_size, backend=backend
     )
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the references of all three operations make of a sampled token group.
+    """What the references of all three operations make of a sampled token block.
 
     Attributes:
-        sample: where the group is.
+        sample: where the block is.
         neurons: that they choose.
         delta: the change of the neurons that the layer lists.
-        layer: the group alone, with its caches afterwards.
+        layer: the block alone, with its caches afterwards.
     """
 
     sample: Sample
@@ -143,7 +143,7 @@ class Expected:
     layer: Layer
 
     def error_of(self, actual: torch.Tensor, expected: torch.Tensor) -> Errors:
-        """The relative error of the group's rows of a tensor.
+        """The relative error of the block's rows of a tensor.
 
         Raises:
             WrongResultError: it is too large.
@@ -154,11 +154,11 @@ class Expected:
 
 
 def references(layer: Layer) -> list[Expected]:
-    """The references of all three operations on sampled groups."""
+    """The references of all three operations on sampled blocks."""
     batch, rows, _ = layer.hidden.shape
     found = []
-    for sample in samples(batch, 1, rows, layer.group_rows):
-        b, r, g = sample.batch, sample.rows, sample.group
+    for sample in samples(batch, 1, rows, layer.block_size):
+        b, r, g = sample.batch, sample.rows, sample.block
         part = replace(
             layer,
             hidden=layer.hidden[b, r],
@@ -182,9 +182,9 @@ def selecting(layer: Layer) -> Callable[[str], torch.Tensor]:
 
 
 def selecting_by_torch(layer: Layer) -> Callable[[], torch.Tensor]:
-    """The same by PyTorch: group means, linear, difference and topk."""
-    count, rows = layer.neurons.shape[2], layer.group_rows
-    whole = layer.hidden.shape[1] // rows * rows  # so that one mean makes all groups
+    """The same by PyTorch: block means, linear, difference and topk."""
+    count, rows = layer.neurons.shape[2], layer.block_size
+    whole = layer.hidden.shape[1] // rows * rows  # so that one mean makes all blocks
 
     def call() -> torch.Tensor:
         tokens = layer.hidden[:, :whole].unflatten(1, (-1, rows)).mean(2)
@@ -196,7 +196,7 @@ def selecting_by_torch(layer: Layer) -> Callable[[], torch.Tensor]:
 
 def compare_neurons(_: Layer, neurons: torch.Tensor, expected: Expected) -> Errors:
     sample = expected.sample
-    found = neurons[sample.batch, sample.group].flatten()
+    found = neurons[sample.batch, sample.block].flatten()
     return check_neurons(found, expected.neurons.flatten(), sample)
 
 
@@ -266,7 +266,7 @@ def mlp_work(
 
     Args:
         operation: has the backends.
-        inputs: what these accept or not, of the tokens, the weight and the rows of a group.
+        inputs: what these accept or not, of the tokens, the weight and the rows of a block.
         call_on: the call, for a layer.
         compare: its errors at a sample.
         baseline: what it replaces, by name.
@@ -277,7 +277,7 @@ def mlp_work(
     """
     case = tensors.case
     rows, width = case.batch * case.mlp_rows, case.mlp_width
-    count = kept(settings, case.mlp_keep_fraction, width)
+    count = kept(settings, case.mlp_density, width)
 
     def parts() -> Iterator[TimedCall]:
         layer = make_layer(tensors, settings)
@@ -291,15 +291,15 @@ def mlp_work(
     weight = hidden.new_empty(width, case.channels)
     return Work(
         operation,
-        inputs(hidden, weight, settings.group_rows),
+        inputs(hidden, weight, settings.block_size),
         parts,
         baseline=baseline,
         fields={
-            "group_rows": settings.group_rows,
+            "block_size": settings.block_size,
             "mlp_tokens": rows,
             "channels": case.channels,
             "mlp_width": width,
-            "keep_fraction": count / width,
+            "density": count / width,
             "ideal": width / count,
         },
         flops=2 * products * rows * case.channels * count or None,

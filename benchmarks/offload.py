@@ -78,7 +78,7 @@ def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> N
                 raise ValueError(f"no transformer for the case {name!r}; there are {list(LAYERS)}")
             case = at_most(CASES[name], args.tokens, args.heads)
             layers = min(LAYERS[name], args.layers or LAYERS[name])
-            rows = int(args.group_rows.split(",")[0])
+            rows = int(args.block_size.split(",")[0])
             record = measure(case, layers, device, dtype, sparse_mlp=args.mlp, rows=rows)
             to.add(record)
             if args.timeline is not None:
@@ -102,9 +102,9 @@ def measure(
     model = Model(case, layers, device, dtype)
     config = SparsityConfig().override(
         {
-            "attention.density": case.keep_fraction,
+            "attention.density": case.density,
             "attention.block_size_q": rows,
-            "mlp.density": case.mlp_keep_fraction,
+            "mlp.density": case.mlp_density,
             "mlp.enabled": sparse_mlp,
             "schedule.actions": [*ACTIONS, *["sparse"] * SPARSE_STEPS],
         }
@@ -124,8 +124,8 @@ def measure(
         "tokens": layout.tokens,
         "layers": layers,
         "dtype": str(dtype).removeprefix("torch."),
-        "keep_fraction": case.keep_fraction,
-        "group_rows": rows,
+        "density": case.density,
+        "block_size": rows,
         "mlp": "sparse" if sparse_mlp else "dense",
         "backend": "host memory",
         "baseline": "all caches on the device",
@@ -266,7 +266,7 @@ def generate(model: Model, config: SparsityConfig) -> dict[str, Any]:
 
 def stored_columns(session: Session) -> torch.Tensor:
     """The packed columns of the first layer, a copy."""
-    with session._caches.lend("cond", 0, "attention", frozenset({"columns"})) as cache:
+    with session._caches.acquire("cond", 0, "attention", frozenset({"columns"})) as cache:
         assert cache.columns is not None
         return cache.columns.clone()
 

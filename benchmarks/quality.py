@@ -19,7 +19,7 @@ from benchmarks.controls import (
     in_permuted_order,
     kept_columns_only,
     neurons_chosen_by,
-    of_another_group,
+    of_another_block,
     random_columns,
 )
 from benchmarks.records import Record, environment
@@ -84,9 +84,9 @@ def video_rows(base: SparsityConfig) -> dict[str, Row]:
         )
     tenth = attention("merge", 0.1, **alone)
     rows["control: raster order, merge, keep 10%, attention"] = row({**tenth, "tile": None})
-    for group_rows in (64, 192, 256):
-        rows[f"merge, keep 10%, attention, groups of {group_rows} rows"] = row(
-            {**tenth, "attention.block_size_q": group_rows}
+    for queries in (64, 192, 256):
+        rows[f"merge, keep 10%, attention, groups of {queries} rows"] = row(
+            {**tenth, "attention.block_size_q": queries}
         )
     rows["control: MLP only"] = row({"attention.enabled": False})
     rows["control: token order alone, all layers dense"] = row(
@@ -139,7 +139,7 @@ def image_rows(base: SparsityConfig) -> dict[str, Row]:
         rows[f"control: cached output only, {part}"] = row({**reused, **change}, cached_output_only)
     for keep in (0.1, 0.3):
         rows[f"control: neurons of another group, keep {keep:.0%}, MLP"] = row(
-            {**kept(keep), **neurons}, partial(neurons_chosen_by, of_another_group)
+            {**kept(keep), **neurons}, partial(neurons_chosen_by, of_another_block)
         )
         rows[f"control: permuted neuron order, keep {keep:.0%}, MLP"] = row(
             {**kept(keep), **neurons}, partial(neurons_chosen_by, in_permuted_order)

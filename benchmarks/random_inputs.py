@@ -17,7 +17,7 @@ from chipsparse.kernels.mask_packing import pack_mask
 # Random scores held at a time, with what a sort of them needs.
 CHUNK_BYTES = 512 << 20
 # Column sums of the bundled model: the top 5, 10 and 20 % of the columns hold 33, 48 and 66 % of a
-# group's mass, as in a lognormal of deviation 1.22 = hypot(1, 0.7).
+# block's mass, as in a lognormal of deviation 1.22 = hypot(1, 0.7).
 SHARED_DEVIATION, OWN_DEVIATION = 1.0, 0.7
 # Groups of neighbouring rows look at similar columns.
 NEIGHBOURS = 8
@@ -44,7 +44,7 @@ def query_key_value(
 def index_lists(
     batch: int,
     heads: int,
-    groups: int,
+    blocks: int,
     columns: int,
     count: int,
     *,
@@ -53,65 +53,65 @@ def index_lists(
 ) -> torch.Tensor:
     """Uniformly drawn distinct columns, ascending: int32 ``[B, H, G, count]``."""
     generator = generator_on(device, seed)
-    lists = torch.empty(batch * heads * groups, count, dtype=torch.int32, device=device)
+    lists = torch.empty(batch * heads * blocks, count, dtype=torch.int32, device=device)
     # scores, and values and int64 indices of the top-k
     row_bytes = columns * 16
     for first, last in ranges(len(lists), row_bytes, CHUNK_BYTES):
         scores = torch.rand(last - first, columns, generator=generator, device=device)
         drawn = scores.topk(count, dim=-1, sorted=False).indices.int()
         lists[first:last] = drawn.sort(-1).values
-    return lists.view(batch, heads, groups, count)
+    return lists.view(batch, heads, blocks, count)
 
 
 def column_sums(
     batch: int,
     heads: int,
-    groups: int,
+    blocks: int,
     columns: int,
     *,
-    group_rows: int,
+    block_size: int,
     device: torch.device,
     dtype: torch.dtype,
     seed: int = 2,
 ) -> torch.Tensor:
-    """Heavy-tailed sums ``[B, H, G, M]``: lognormal, with a part that neighbouring groups share.
+    """Heavy-tailed sums ``[B, H, G, M]``: lognormal, with a part that neighbouring blocks share.
 
-    A group's sums add up to about its rows, as attention weights do.
+    A block's sums add up to about its rows, as attention weights do.
     """
     generator = generator_on(device, seed)
-    sums = torch.empty(batch * heads, groups, columns, dtype=dtype, device=device)
+    sums = torch.empty(batch * heads, blocks, columns, dtype=dtype, device=device)
     variance = SHARED_DEVIATION**2 + OWN_DEVIATION**2
-    log_mean = math.log(group_rows / columns) - variance / 2
+    log_mean = math.log(block_size / columns) - variance / 2
     row_bytes = columns * 16
     for head_sums in sums:
-        for first, last in ranges(-(-groups // NEIGHBOURS), NEIGHBOURS * row_bytes, CHUNK_BYTES):
+        for first, last in ranges(-(-blocks // NEIGHBOURS), NEIGHBOURS * row_bytes, CHUNK_BYTES):
             part = head_sums[first * NEIGHBOURS : last * NEIGHBOURS]
             shared = torch.randn(last - first, columns, generator=generator, device=device)
             own = torch.randn(part.shape, generator=generator, device=device)
             own.mul_(OWN_DEVIATION).add_(log_mean)
             own += (shared * SHARED_DEVIATION).repeat_interleave(NEIGHBOURS, 0)[: len(part)]
             part.copy_(own.exp_())
-    return sums.view(batch, heads, groups, columns)
+    return sums.view(batch, heads, blocks, columns)
 
 
 def packed_masks(
     batch: int,
     heads: int,
-    groups: int,
+    blocks: int,
     columns: int,
-    keep_fraction: float,
+    density: float,
     *,
     device: torch.device,
     seed: int = 3,
 ) -> tuple[torch.Tensor, int]:
     """Packed bits uint8 ``[B, H, G, ceil(M / 8)]`` of random columns, and the largest count."""
     generator = generator_on(device, seed)
-    rows = batch * heads * groups
+    rows = batch * heads * blocks
     packed = torch.empty(rows, -(-columns // 8), dtype=torch.uint8, device=device)
     largest = 0
     for first, last in ranges(rows, columns * 16, CHUNK_BYTES):
         scores = torch.rand(last - first, columns, generator=generator, device=device)
-        mask = scores < keep_fraction
+        mask = scores < density
         largest = max(largest, int(mask.sum(-1).max()))
         packed[first:last] = pack_mask(mask, backend="reference")
-    return packed.view(batch, heads, groups, -1), largest
+    return packed.view(batch, heads, blocks, -1), largest

@@ -16,6 +16,13 @@ from chipsparse.common.machine import device_name, package_version
 
 Record = dict[str, Any]
 
+# Fields that records made before have under another name.
+RENAMED = {
+    "group_rows": "block_size",
+    "keep_fraction": "density",
+    "mlp_keep_fraction": "mlp_density",
+}
+
 
 def environment(device: torch.device) -> Record:
     """The fields that every record carries; the version of what is not installed is None."""
@@ -40,6 +47,12 @@ def write(records: Sequence[Record], path: Path) -> None:
         json.dump(finite, file, indent=1, allow_nan=False)
         file.write("\n")
     os.replace(file.name, path)
+
+
+def read(path: Path) -> list[Record]:
+    """The records of a file, by the names that their fields have now."""
+    records: list[Record] = json.loads(path.read_text(encoding="utf-8"))
+    return [{RENAMED.get(name, name): each[name] for name in each} for each in records]
 
 
 def table(records: Sequence[Record], columns: dict[str, str]) -> str:

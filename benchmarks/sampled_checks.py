@@ -1,6 +1,6 @@
-"""Compares a kernel's result with the fp32 references on sampled query groups of the same case.
+"""Compares a kernel's result with the fp32 references on sampled query blocks of the same case.
 
-A whole reference would take minutes at the large cases. Five groups, spread over the heads, with
+A whole reference would take minutes at the large cases. Five blocks, spread over the heads, with
 the first and the last (ragged) one among them, find a wrong tile, stride or tail.
 """
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.checks import block_count
 
-# Largest ||actual - expected|| / ||expected|| of a group's output, per dtype of the inputs.
+# Largest ||actual - expected|| / ||expected|| of a block's output, per dtype of the inputs.
 OUTPUT_LIMIT = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-4}
 # Largest difference of a log-sum-exp.
 LSE_LIMIT = 2e-3
@@ -32,11 +32,11 @@ class WrongResultError(Exception):
 
 @dataclass(frozen=True)
 class Sample:
-    """One query group of one head, as slices that keep every dimension."""
+    """One query block of one head, as slices that keep every dimension."""
 
     batch: slice
     head: slice
-    group: slice
+    block: slice
     rows: slice
 
     @property
@@ -46,38 +46,38 @@ class Sample:
 
     @property
     def rows_of(self) -> tuple[slice, slice, slice]:
-        """Index of the group's rows in ``[B, H, N, ...]``."""
+        """Index of the block's rows in ``[B, H, N, ...]``."""
         return self.batch, self.head, self.rows
 
     @property
-    def group_of(self) -> tuple[slice, slice, slice]:
-        """Index of the group in ``[B, H, G, ...]``."""
-        return self.batch, self.head, self.group
+    def block_of(self) -> tuple[slice, slice, slice]:
+        """Index of the block in ``[B, H, G, ...]``."""
+        return self.batch, self.head, self.block
 
     def in_heads_from(self, first: int) -> Sample:
-        """The same group, counted from the first of all heads where this one was from another."""
+        """The same block, counted from the first of all heads where this one was from another."""
         head = slice(self.head.start + first, self.head.stop + first)
         return replace(self, head=head)
 
     def __str__(self) -> str:
-        return f"batch {self.batch.start}, head {self.head.start}, group {self.group.start}"
+        return f"batch {self.batch.start}, head {self.head.start}, block {self.block.start}"
 
 
 def samples(
-    batch: int, heads: int, tokens: int, group_rows: int, *, seed: int = 0
+    batch: int, heads: int, tokens: int, block_size: int, *, seed: int = 0
 ) -> Iterator[Sample]:
-    """The first group of the first head, the last one of the last, three between."""
-    groups = group_count(tokens, group_rows)
-    drawn = random.Random(seed).choices(range(groups), k=3)
-    picked = [0, *drawn, groups - 1]
-    for i, group in enumerate(picked):
+    """The first block of the first head, the last one of the last, three between."""
+    blocks = block_count(tokens, block_size)
+    drawn = random.Random(seed).choices(range(blocks), k=3)
+    picked = [0, *drawn, blocks - 1]
+    for i, block in enumerate(picked):
         b = i * (batch - 1) // (len(picked) - 1)
         h = i * (heads - 1) // (len(picked) - 1)
         yield Sample(
             slice(b, b + 1),
             slice(h, h + 1),
-            slice(group, group + 1),
-            slice(group * group_rows, min(tokens, (group + 1) * group_rows)),
+            slice(block, block + 1),
+            slice(block * block_size, min(tokens, (block + 1) * block_size)),
         )
 
 
@@ -103,7 +103,7 @@ def check_finite(output: torch.Tensor) -> None:
 def check_attention(
     found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], where: object
 ) -> Errors:
-    """Checks a group's output and log-sum-exp, the first two of what attention gives.
+    """Checks a block's output and log-sum-exp, the first two of what attention gives.
 
     Raises:
         WrongResultError: one of them is beyond its limit.
@@ -141,7 +141,7 @@ def check_selection(
 
 
 def check_neurons(neurons: torch.Tensor, expected: torch.Tensor, where: object) -> Errors:
-    """Checks a group's list of neurons; ``rel_error`` is the share of the exact list it misses.
+    """Checks a block's list of neurons; ``rel_error`` is the share of the exact list it misses.
 
     Raises:
         WrongResultError: it misses too many, or does not ascend.

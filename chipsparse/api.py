@@ -159,7 +159,7 @@ def enable(
         strict: raise `FallbackError` in the first call in which anything would run dense, or denser
             than the config asks, although the config wants it sparse.
         layer_times: measure the time of every layer for the report, by events of the device.
-        static_columns: columns of attention that every query group keeps whatever their score, one
+        static_columns: columns of attention that every query block keeps whatever their score, one
             bool for each video or image token in raster order (frames, rows, columns), as a
             bitarray, a bool array or tensor ``[N]``, or a list. They count among those of
             ``density``, and all are kept where they are more. Text columns always are.

@@ -24,7 +24,7 @@ DeltaRule = Literal["merge", "difference"]
 ActionName = Literal["dense", "refresh", "sparse", "skip"]
 BackendName = Literal["auto", "reference"]
 OffloadMode = Literal["auto", "always", "never"]
-RecordMode = Literal["auto", "always", "never"]
+CaptureMode = Literal["auto", "always", "never"]
 WhereSlower = Literal["dense", "sparse"]
 Dense = Literal["dense"]
 
@@ -397,10 +397,10 @@ class SparsityConfig(Validated):
     )
     memory: MemoryConfig = option(MemoryConfig(), "memory of the caches")
     seed: int = option(0, "seed of the random columns", minimum=0)
-    cuda_graphs: RecordMode = option(
+    cuda_graphs: CaptureMode = option(
         "auto",
-        "auto: sparse steps of at most 16,384 tokens are recorded once and then launched as a "
-        "whole, where their caches are on the GPU; always: longer ones too",
+        "auto: sparse steps of at most 16,384 tokens are captured once and then replayed, "
+        "where their caches are on the GPU; always: longer ones too",
     )
     where_slower: WhereSlower = option(
         "dense",

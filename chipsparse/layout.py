@@ -45,7 +45,7 @@ class ModelLayout:
         head_dim: channels per head.
         batch: samples in one call.
         grids: the video or image tokens as (frames, rows, columns) after patchification; a model
-            that sees several pictures in one sequence has one grid for each, in this order.
+            that sees several images in one sequence has one grid for each, in this order.
         text_tokens: text tokens in the same sequence as the others (joint attention).
         text_first: whether the text tokens stand before the others, or behind them.
     """

@@ -13,9 +13,9 @@ from chipsparse.schedule.schedule import MANY_STEPS, Schedule
 from chipsparse.schedule.schedule import Action as Action
 from chipsparse.schedule.text import forecast_text, list_text, threshold_text
 
-NOT_RECORDED = "sparse steps are not launched as a CUDA graph"
+NOT_CAPTURED = "sparse steps are not captured as a CUDA graph"
 # A transformer of longer sequences computes long enough for the host to keep ahead of it.
-RECORDED_TOKENS = 16_384
+CAPTURED_TOKENS = 16_384
 # Actions that read what others recorded.
 CACHED = (Action.SPARSE, Action.SKIP)
 
@@ -137,10 +137,10 @@ class SparsityPlan:
             self.step_action(step) is Action.SPARSE for step in self.schedule.known_steps
         )
 
-    def records_steps(self) -> bool:
-        """Whether sparse steps are to be recorded as CUDA graphs, where the device has them."""
+    def captures_steps(self) -> bool:
+        """Whether sparse steps are to be captured as CUDA graphs, where the device has them."""
         mode = self.config.cuda_graphs
-        short = self.layout.batch * self.layout.tokens <= RECORDED_TOKENS
+        short = self.layout.batch * self.layout.tokens <= CAPTURED_TOKENS
         wanted = mode == "always" or (mode == "auto" and short)
         return wanted and not self.is_dense() and self._why_steps_differ() is None
 
@@ -215,14 +215,14 @@ class SparsityPlan:
         return [
             *self.schedule.remarks(),
             *self._unrefreshed_steps(),
-            *self._unrecorded_steps(),
+            *self._uncaptured_steps(),
         ]
 
-    def _unrecorded_steps(self) -> list[str]:
+    def _uncaptured_steps(self) -> list[str]:
         reason = self._why_steps_differ()
         if self.config.cuda_graphs != "always" or reason is None:
             return []
-        return [f"{NOT_RECORDED}: {reason}"]
+        return [f"{NOT_CAPTURED}: {reason}"]
 
     def _unrefreshed_steps(self) -> list[str]:
         """Which steps a list of full ones does not name, and are."""
@@ -236,15 +236,15 @@ class SparsityPlan:
         ]
 
     def attention_keep_count(self, layer: int) -> int:
-        """Key columns that each query group of a layer keeps by score and by static rules."""
+        """Key columns that each query block of a layer keeps by score and by static rules."""
         return _count(self.density(layer, "attention"), self.layout.tokens)
 
     def attention_random_count(self) -> int:
-        """Further key columns that each query group keeps at random."""
+        """Further key columns that each query block keeps at random."""
         return _count(self.config.attention.random_fraction, self.layout.tokens)
 
     def mlp_keep_count(self, layer: int) -> int:
-        """Neurons of a layer that each token group recomputes on a sparse step."""
+        """Neurons of a layer that each token block recomputes on a sparse step."""
         return _count(self.density(layer, "mlp"), self.layout.kind(layer).intermediate_size)
 
     def describe(self) -> str:

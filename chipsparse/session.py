@@ -18,27 +18,24 @@ from chipsparse.cache.offload import OffloadPool
 from chipsparse.cache.store import CacheStore
 from chipsparse.common.machine import device_allocated_bytes
 from chipsparse.config import Part, SparsityConfig
+from chipsparse.graphs.sparse_calls import SparseCalls
 from chipsparse.graphs.step_graph import StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers.attention import AttentionLayer
 from chipsparse.layers.column_budget import ColumnBudgets
-from chipsparse.layers.kept_columns import KeptColumns, read_kept_columns
+from chipsparse.layers.kept_columns import KeptColumns
 from chipsparse.layers.mlp import MLPLayer
 from chipsparse.layers.state import Shared, StepState
 from chipsparse.layers.static_columns import check_static_bits
 from chipsparse.layers.tile_order import grids_order, inverse_order
 from chipsparse.layout import ModelLayout
 from chipsparse.measure.slower_parts import remarks_on, slower_parts
-from chipsparse.plan import CACHED, NOT_RECORDED, Action, SparsityPlan
+from chipsparse.plan import CACHED, Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
 from chipsparse.report.recorder import CallRecorder
 from chipsparse.schedule.held_outputs import HeldOutputs
 from chipsparse.schedule.step_cache import StepCache
 from chipsparse.step import StepContext
-
-UNKNOWN = "not asked yet"
-# Frames, rows and columns of a region of kept columns where tokens have no tiles.
-REGION = (4, 4, 8)
 
 
 class LayerObserver(Protocol):
@@ -98,7 +95,6 @@ class _Generation:
         held: outputs that skipped calls are made from.
         step_cache: skips steps by a threshold; None where the config does not.
         all_dense: remarks on why no layer can run sparse, until that is said; None where some can.
-        why_not_recorded: why the model's sparse steps are not captured, or None, or `UNKNOWN`.
         held_bytes: of the caches when they were last counted: all, and those in host memory.
     """
 
@@ -111,7 +107,6 @@ class _Generation:
     held: HeldOutputs = field(default_factory=HeldOutputs)
     step_cache: StepCache | None = None
     all_dense: list[str] | None = None
-    why_not_recorded: str | None = UNKNOWN
     held_bytes: tuple[int, int] = (0, 0)
 
     def includes(self, context: StepContext, plan: SparsityPlan) -> bool:
@@ -136,7 +131,7 @@ class Session:
         pool: holds the caches that live in host memory, for this session alone; by default one
             with memory of its own.
         name: the pipeline's name for the transformer.
-        graphs: the recorded sparse steps of this session alone; by default those of a GPU.
+        graphs: the captured sparse steps of this session alone; by default those of a GPU.
         static_bits: columns that are always kept, see `static_mask`; None for none but the text's.
         observer: runs the layers, where something is to be measured.
 
@@ -163,6 +158,7 @@ class Session:
         self._caches = CacheStore(config, self._pool, report.note, report.fall_back)
         self._recorder = CallRecorder(report)
         self._graphs = StepGraphs() if graphs is None else graphs
+        self._sparse_calls = SparseCalls(self._graphs, self._caches, report)
         self._static_bits = static_bits
         shared = Shared(
             config,
@@ -189,7 +185,7 @@ class Session:
         """Forgets everything and frees the caches: the next call starts a generation."""
         self._recorder.end(self._pool.take_traffic(), finished=False)  # a call that broke off
         self._recorder.reset()
-        self._graphs.reset()
+        self._sparse_calls.reset()
         self._caches.reset()
         self.attention.clear()
         self.mlp.clear()
@@ -341,7 +337,7 @@ class Session:
         forward: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        why_not_recorded: Callable[[], str | None] = lambda: None,
+        not_captured_reason: Callable[[], str | None] = lambda: None,
     ) -> Any:
         """The model's own forward in the open call; sparse ones as a CUDA graph where that pays.
 
@@ -349,52 +345,19 @@ class Session:
             forward: the model's own.
             args: its positional arguments.
             kwargs: its keyword arguments.
-            why_not_recorded: says why the model does not do the same at every sparse step, or None;
+            not_captured_reason: why the model may not do the same at every sparse step, or None;
                 asked once a generation, and again after `model_changed`.
         """
-        state = self._open_call()
-        if not self._may_be_recorded(state, why_not_recorded):
-            return forward(*args, **kwargs)
-        with self._graphs.on(self._recorder.device):
-            result = self._graphs.run(forward, args, kwargs, state.record, self.report.note)
-        if state.record.replayed:
-            for entry in state.record.layers:
-                if entry.part == "attention" and entry.action is Action.SPARSE:
-                    cache = self._caches[state.branch, entry.layer].attention
-                    entry.computed = cache.kept_fraction
-        return result
+        state, device = self._open_call(), self._recorder.device
+        return self._sparse_calls.run(forward, args, kwargs, state, device, not_captured_reason)
 
     def model_changed(self, what: str) -> None:
-        """Forgets the recorded calls, which do what the model did before.
+        """Forgets the captured calls, which do what the model did before.
 
         Args:
             what: name of what changed.
         """
-        self._generation.why_not_recorded = UNKNOWN
-        if self._graphs.drop_all():
-            self.report.note(f"a sparse step recorded as a CUDA graph was dropped: {what} changed")
-
-    def _may_be_recorded(
-        self, state: StepState, why_not_recorded: Callable[[], str | None]
-    ) -> bool:
-        """Whether the open call does just what other sparse calls of its branch do."""
-        if state.action is not Action.SPARSE or not state.plan.records_steps():
-            return False
-        device = self._recorder.device
-        if device.type != self._graphs.device_type or self.report.layer_times:
-            return False
-        if not self._caches.stay_on_device(state.branch):
-            return False
-        layers = range(state.plan.layout.layers)
-        if any(self._caches[state.branch, each].attention.lists_were_cut() for each in layers):
-            self._graphs.drop(state.branch)  # those layers refresh
-            return False
-        generation = self._generation
-        if generation.why_not_recorded is UNKNOWN:
-            generation.why_not_recorded = why_not_recorded()
-            if generation.why_not_recorded is not None:
-                self.report.note(f"{NOT_RECORDED}: {generation.why_not_recorded}")
-        return generation.why_not_recorded is None
+        self._sparse_calls.model_changed(what)
 
     def end(self, output: torch.Tensor, *, is_last_branch: bool = False) -> None:
         """Closes the call with the transformer's output tensor.
@@ -497,23 +460,11 @@ class Session:
 
         Empty before the first refresh and after the last step, which frees the caches.
         """
-        found, generation = [], self._generation
-        for branch, layer in list(self._caches):
-            asked = layers is None or layer in layers
-            if not asked or not self._caches.has(branch, layer, "columns"):
-                continue
-            layout, order = generation.branches[branch].plan.layout, generation.order
-            kinds, none = frozenset({"columns"}), frozenset[str]()
-            with self._caches.lend(branch, layer, "attention", kinds, none) as cache:
-                found.append(
-                    read_kept_columns(
-                        cache.columns,
-                        layout,
-                        group_rows=self.config.attention.block_size_q,
-                        static=generation.budgets.static_mask(layout, cache.columns.device),
-                        order=None if order is None else order[0],
-                        tile=self.config.tile or REGION,
-                        where=(self.name, branch, layer),
-                    )
-                )
+        found, caches, generation = [], self._caches, self._generation
+        read, ahead = frozenset({"columns"}), frozenset[str]()
+        for branch, layer in list(caches):
+            if (layers is None or layer in layers) and caches.has(branch, layer, "columns"):
+                layout, place = generation.branches[branch].plan.layout, (self.name, branch, layer)
+                with caches.acquire(branch, layer, "attention", read, ahead) as cache:
+                    found.append(generation.budgets.kept(cache.columns, layout, place))
         return found

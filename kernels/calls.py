@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import torch
 
-from chipsparse.kernels.checks import check_dtype, check_floating, check_group_rows, check_shape
+from chipsparse.kernels.checks import check_block_size, check_dtype, check_floating, check_shape
 from chipsparse.kernels.dispatch import Call, R_co
 
 Activation = Literal["gelu-tanh", "gelu", "silu"]
@@ -61,12 +61,12 @@ class FirstLayerCall(Call[R_co]):
     activation: Activation | None = None
     gate_weight: torch.Tensor | None = None
     gate_bias: torch.Tensor | None = None
-    group_rows: int = 128
+    block_size: int = 128
 
     def check_first_layer(self, op: str, *, activated: bool) -> None:
         """Raises ``ValueError`` unless all fit; ``activated`` where the activation is needed."""
         hidden, weight, bias = self.hidden, self.weight, self.bias
-        check_group_rows(op, self.group_rows)
+        check_block_size(op, block_size=self.block_size)
         check_floating(op, hidden=hidden)
         if hidden.dim() != 3:
             raise ValueError(f"{op}: hidden must be [B, N, C], got {list(hidden.shape)}")

@@ -20,9 +20,9 @@ def compute_dtype(tensor: torch.Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
-def group_count(rows: int, group_rows: int) -> int:
-    """Number of groups of ``group_rows`` consecutive rows, the last of which may be ragged."""
-    return -(-rows // group_rows)
+def block_count(rows: int, block_size: int) -> int:
+    """Number of blocks of ``block_size`` consecutive rows, the last of which may be ragged."""
+    return -(-rows // block_size)
 
 
 def tile_bytes(device: torch.device) -> int:
@@ -39,37 +39,38 @@ def ranges(count: int, bytes_each: int, limit_bytes: int) -> Iterator[tuple[int,
 
 
 @dataclass(frozen=True)
-class GroupChunk:
-    """Consecutive groups of equally many rows.
+class BlockChunk:
+    """Consecutive blocks of equally many rows.
 
     Attributes:
-        groups: which groups.
+        blocks: which blocks.
         rows: their rows.
-        shape: ``(number of groups, rows of each)``, to unflatten a row dimension.
+        shape: ``(number of blocks, rows of each)``, to unflatten a row dimension.
     """
 
-    groups: slice
+    blocks: slice
     rows: slice
     shape: tuple[int, int]
 
 
-def group_chunks(
-    rows: int, group_rows: int, bytes_per_group: int, limit_bytes: int
-) -> Iterator[GroupChunk]:
-    """Cuts rows into chunks of whole groups within the limit; a ragged last group stands alone."""
-    full = rows // group_rows
-    for first, last in ranges(full, bytes_per_group, limit_bytes):
-        chunk_rows = slice(first * group_rows, last * group_rows)
-        yield GroupChunk(slice(first, last), chunk_rows, (last - first, group_rows))
-    if rows % group_rows:
-        ragged = slice(full * group_rows, rows)
-        yield GroupChunk(slice(full, full + 1), ragged, (1, rows % group_rows))
+def block_chunks(
+    rows: int, block_size: int, bytes_per_block: int, limit_bytes: int
+) -> Iterator[BlockChunk]:
+    """Cuts rows into chunks of whole blocks within the limit; a ragged last block stands alone."""
+    full = rows // block_size
+    for first, last in ranges(full, bytes_per_block, limit_bytes):
+        chunk_rows = slice(first * block_size, last * block_size)
+        yield BlockChunk(slice(first, last), chunk_rows, (last - first, block_size))
+    if rows % block_size:
+        ragged = slice(full * block_size, rows)
+        yield BlockChunk(slice(full, full + 1), ragged, (1, rows % block_size))
 
 
-def check_group_rows(op: str, group_rows: int) -> None:
-    """Raises ``ValueError`` unless ``group_rows`` is at least 1."""
-    if group_rows < 1:
-        raise ValueError(f"{op}: group_rows must be at least 1, got {group_rows}")
+def check_block_size(op: str, **sizes: int) -> None:
+    """Raises ``ValueError`` where a block has no row."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{op}: {name} must be at least 1, got {size}")
 
 
 def check_floating(op: str, **tensors: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What the Gluon kernels of the sparse MLP share: how a block is built, the order of its work."""
+"""What the Gluon kernels of the sparse MLP share: what a thread block is made of, its work."""
 
 # Gluon reads the annotations of a kernel in its own way.
 # mypy: allow-untyped-defs
@@ -16,7 +16,7 @@ MOST_LISTS = 32
 
 @dataclass(frozen=True)
 class Config:
-    """How a block is built. The layouts are written for tiles of 256.
+    """How a thread block is built. The layouts are written for tiles of 256.
 
     Attributes:
         tile: neurons (up) or output channels (down) per work item.
@@ -52,10 +52,10 @@ def lists_at_once(list_bytes: int) -> int:
 
 @gluon.jit
 def locate(item, tiles, sizes, counts_ptr, HAS_COUNTS: gl.constexpr):
-    """Batch, group and tile of a work item, and the length of its list."""
-    list_count, at_once, groups, capacity = sizes
+    """Batch, block and tile of a work item, and the length of its list."""
+    list_count, at_once, blocks, capacity = sizes
     # All tiles of a few lists before the next lists. Of those, one tile over all lists before the
-    # next tile: neighbouring groups list much the same neurons, and share their weight rows.
+    # next tile: neighbouring blocks list much the same neurons, and share their weight rows.
     chunk = item // (at_once * tiles)
     in_chunk = gl.minimum(list_count - chunk * at_once, at_once)
     item -= chunk * at_once * tiles
@@ -63,7 +63,7 @@ def locate(item, tiles, sizes, counts_ptr, HAS_COUNTS: gl.constexpr):
     count = capacity
     if HAS_COUNTS:
         count = gl.load(counts_ptr + number)
-    return number // groups, number % groups, item // in_chunk, count
+    return number // blocks, number % blocks, item // in_chunk, count
 
 
 @gluon.jit

@@ -60,7 +60,7 @@ ARGUMENT_TYPES = {
     "(indices|counts)_ptr": "*i32:16",
     "sums_ptr": "*bf16:16",
     "stride_[qkvor][bhn]|stride_g|M": "i32:16",
-    "items|blocks|H|N|capacity|groups": "i32",
+    "items|row_tiles|H|N|capacity|blocks": "i32",
     "scale_log2|rounding": "fp32",
 }
 
@@ -96,16 +96,16 @@ def _unsupported_reason(version: str) -> str | None:
 
 
 def compile_column_sparse_attention(
-    head_dim: int, block_rows: int, delta_rule: str | None = None, half: str = "bf16"
+    head_dim: int, tile_rows: int, delta_rule: str | None = None, half: str = "bf16"
 ) -> Any:
-    """Compiles ``column_sparse_attention.gluon_sm90`` as it is launched for blocks of a group."""
+    """Compiles ``column_sparse_attention.gluon_sm90`` for query tiles of so many rows."""
     module = importlib.import_module("chipsparse.kernels.column_sparse_attention.gluon_sm90")
-    config = module.CONFIGS[head_dim, block_rows]
+    config = module.CONFIGS[head_dim, tile_rows]
     constants = {name.upper(): value for name, value in asdict(config).items()}
     constants |= {
         "D": head_dim,
-        "BLOCKS_PER_GROUP": 1,
-        "GROUP_ROWS": block_rows,
+        "TILES_PER_BLOCK": 1,
+        "BLOCK_SIZE_Q": tile_rows,
         "RULE": module.RULES[delta_rule],
         "WIDE_ROWS": False,
         "num_warps": 4,
@@ -129,7 +129,7 @@ def compile_dense_attention_column_sums(
         "TILE": module.TILE,
         "STAGES": module.STAGES[head_dim],
         "D": head_dim,
-        "GROUP_ROWS": part_rows,
+        "PART_ROWS": part_rows,
         "SUMS": with_column_sums,
         "CONSUMER_REGISTERS": module.CONSUMER_REGISTERS,
         "HELPER_REGISTERS": module.HELPER_REGISTERS,

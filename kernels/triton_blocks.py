@@ -1,4 +1,4 @@
-"""What the Triton kernels share: row blocks of a group, their order, a product of two tiles."""
+"""What the Triton kernels share: rows of a program, order of programs, product of two tiles."""
 
 # Triton reads the annotations of a kernel in its own way.
 # mypy: allow-untyped-defs
@@ -9,15 +9,15 @@ import triton.language as tl
 
 from chipsparse.kernels.triton_support import cdiv
 
-# What a block costs whatever its rows, in rows: gathering its keys and values. On an H200 a block
-# of 64 rows takes 0.8 of the time of one of 128.
+# What a program costs whatever its rows, in rows: gathering its keys and values. On an H200 one
+# with 64 rows takes 0.8 of the time of one with 128.
 FIXED_COST_ROWS = 240
 
 
-def row_block(group_rows: int, largest: int) -> int:
-    """Rows of a program: the power of two with which a group takes least time."""
+def rows_per_program(block_size: int, largest: int) -> int:
+    """Rows of a program: the power of two with which a block takes least time."""
     sizes = [size for size in (16, 32, 64, 128) if size <= largest]
-    return min(sizes, key=lambda size: cdiv(group_rows, size) * (size + FIXED_COST_ROWS))
+    return min(sizes, key=lambda size: cdiv(block_size, size) * (size + FIXED_COST_ROWS))
 
 
 @triton.jit

@@ -52,15 +52,15 @@ def attention_unsupported_reason(
 
 
 def gluon_attention_unsupported_reason(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, group_rows: int = 128
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, block_size_q: int = 128
 ) -> str | None:
     """Why the Gluon kernels of attention cannot run on these tensors, or None."""
     if query.device.type == "cpu":
         return NOT_ON_CPU
     if (reason := attention_unsupported_reason(query, key, value)) is not None:
         return reason
-    if group_rows % 64:
-        return f"needs groups of a multiple of 64 rows, got {group_rows}"
+    if block_size_q % 64:
+        return f"needs blocks of a multiple of 64 rows, got {block_size_q}"
     return hopper_unsupported_reason(query)
 
 

@@ -222,11 +222,11 @@ class ModelAdapter:
     def planned_layout(
         cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
     ) -> ModelLayout:
-        """The sizes of a call for one picture, known without the model.
+        """The sizes of a call for one image or video, known without the model.
 
         Args:
             config: the transformer's.
-            latents: frames, rows and columns of the picture behind the VAE.
+            latents: frames, rows and columns of the image or video behind the VAE.
             text_tokens: tokens of the prompt, padding included.
             batch: samples in one call.
         """
@@ -332,7 +332,7 @@ class ModelAdapter:
                 return self.wrap_output(output, arguments)
             with self._dense_attention(arguments):
                 self.session.say_if_all_dense()
-                result = self.session.run(forward, args, kwargs, self._why_not_recorded)
+                result = self.session.run(forward, args, kwargs, self._not_captured_reason)
             self.session.end(result[0], is_last_branch=self._guidance_ended(context.generation))
             return result
         except BaseException as error:
@@ -391,7 +391,7 @@ class ModelAdapter:
                 surroundings=lambda: surroundings(self.execution.device.type),
             )
 
-    def _why_not_recorded(self) -> str | None:
+    def _not_captured_reason(self) -> str | None:
         """Why the transformer may not do the same at every sparse step of a generation, or None."""
         if self.execution.autocast:
             return "torch.autocast is on, and the copies of weights that it keeps come and go"

@@ -31,7 +31,7 @@ MLP_RATIO = 4  # fixed in the code of models whose config has none
 PACKED = 2  # rows and columns of latents that pipelines join to one token
 MASKED = "the pipeline passes an attention mask"
 TIMESTEP_SCALE = 1000  # pipelines divide the scheduler's timesteps by it
-MOST_GRIDS = 8  # more than that are no pictures, but positions of another kind
+MOST_GRIDS = 8  # more than that are no images, but positions of another kind
 
 
 class FluxAdapter(ModelAdapter):
@@ -73,7 +73,7 @@ class FluxAdapter(ModelAdapter):
     def planned_layout(
         cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
     ) -> ModelLayout:
-        """Sizes for one image without reference pictures."""
+        """Sizes for one image without reference images."""
         _, rows, columns = latents
         grids = ((1, rows // PACKED, columns // PACKED),)
         return cls._sizes(config, grids=grids, text_tokens=text_tokens, batch=batch)
@@ -201,7 +201,7 @@ def grids_of(ids: torch.Tensor) -> tuple[Grid, ...] | None:
     """The full grids of image tokens, one behind the other, that position ids name.
 
     Args:
-        ids: ``[N, D]``, or ``[B, N, D]`` with the same for all samples: picture, row and column of
+        ids: ``[N, D]``, or ``[B, N, D]`` with the same for all samples: image, row and column of
             each token in any dtype, and what else there is. Waits for the device.
 
     Returns:

@@ -20,13 +20,13 @@ SINGLE_ATTENTION_ARGUMENTS = ("hidden_states", "attention_mask", "image_rotary_e
 class Flux2Adapter(FluxAdapter):
     """As FLUX.1, with gated feed-forward layers; those of the single blocks are one with the rest.
 
-    Reference pictures stand behind the image and have grids of their own. Where the pipeline keeps
+    Reference images stand behind the image and have grids of their own. Where the pipeline keeps
     their keys and values after the first step, the attention is left to its processors; the
     feed-forward layers run sparse from the third step on, when the caches are filled anew.
     """
 
     transformer_class = "Flux2Transformer2DModel"
-    families = "FLUX.2 dev and Klein: text to image, reference pictures"
+    families = "FLUX.2 dev and Klein: text to image, reference images"
     sparse_attention = "joint attention of double and single blocks"
     sparse_mlp = (
         "feed-forward (gated) of the image tokens in double blocks, of all tokens in single ones"
@@ -54,17 +54,17 @@ class Flux2Adapter(FluxAdapter):
         )
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
-        """Some Klein pipelines compute keys and values of their reference pictures only once."""
+        """Some Klein pipelines compute keys and values of their reference images only once."""
         if not self.needs_mask(arguments):
             return None
-        return "the pipeline keeps the keys and values of its reference pictures"
+        return "the pipeline keeps the keys and values of its reference images"
 
     def needs_mask(self, arguments: dict[str, Any]) -> bool:
         """Such a call is no plain attention, though its processors mask nothing."""
         return arguments.get("kv_cache_mode") is not None
 
     def restore_order(self, module: Any, args: tuple[torch.Tensor, ...]) -> Any:
-        """As in `ModelAdapter`; the model may have dropped reference pictures that stood before."""
+        """As in `ModelAdapter`; the model may have dropped reference images that stood before."""
         if self.session.tile_order is None:
             return None
         hidden, *rest = args

@@ -123,7 +123,7 @@ class GenericAdapter(ModelAdapter):
         return tagged(module, args, kwargs, getattr(module, NAMES))
 
     def layout(self, arguments: dict[str, Any]) -> ModelLayout:
-        """The sizes that were observed; all tokens count as one row of a picture."""
+        """The sizes that were observed; all tokens count as one row of an image."""
         assert self._sites is not None
         return layout_of(self._sites)
 
@@ -398,7 +398,7 @@ def attention_shape(
 
 
 def layout_of(sites: Sites) -> ModelLayout:
-    """Sizes of a call; where text or rows of a picture are is not known."""
+    """Sizes of a call; where text or rows of an image are is not known."""
     batch, tokens, heads, head_dim = sites.shape
     kind = LayerKind("attention", len(sites.modules), MLP_RATIO * heads * head_dim)
     return ModelLayout((kind,), heads, head_dim, batch, grids=((1, 1, tokens),))

@@ -22,7 +22,7 @@ class HunyuanVideoAdapter(PaddedTextAdapter):
     Text columns are always kept, and the text's feed-forward layers in the double blocks stay
     dense. The text is cut before the token refiner: its attention and its pooled mean leave padding
     out as well, and the model counts what is valid and takes that many tokens from the first on.
-    Where a picture replaces the tokens of the first frame ("token replace"), the blocks modulate
+    Where an image replaces the tokens of the first frame ("token replace"), the blocks modulate
     the first tokens otherwise, so those of the first frame stay in front of the others.
     """
 

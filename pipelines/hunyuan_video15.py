@@ -80,8 +80,8 @@ class HunyuanVideo15Adapter(PaddedTextAdapter):
     """Joint attention and video feed-forward layers of all blocks.
 
     The text is that of a multimodal language model, a glyph encoder's, and the embedding of a
-    picture; the model puts what is valid of each in front of all padding. Each is cut before it
-    enters the model, the picture's embedding to nothing where there is no picture (all zeros).
+    image; the model puts what is valid of each in front of all padding. Each is cut before it
+    enters the model, the image's embedding to nothing where there is no image (all zeros).
     Text columns are always kept, and the text's feed-forward layers stay dense.
     """
 
@@ -98,7 +98,7 @@ class HunyuanVideo15Adapter(PaddedTextAdapter):
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._holds_picture = TensorFacts(holds_picture)
+        self._holds_image = TensorFacts(holds_image)
         super().__init__(*args, **kwargs)
 
     def self_attentions(self) -> list[Any]:
@@ -119,7 +119,7 @@ class HunyuanVideo15Adapter(PaddedTextAdapter):
     def planned_layout(
         cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
     ) -> ModelLayout:
-        """Sizes for latents of this size; prompts without padding, a picture's tokens included."""
+        """Sizes for latents of this size; prompts without padding, an image's tokens included."""
         heads, head_dim = config["num_attention_heads"], config["attention_head_dim"]
         width = int(heads * head_dim * config["mlp_ratio"])
         return ModelLayout(
@@ -132,9 +132,9 @@ class HunyuanVideo15Adapter(PaddedTextAdapter):
         )
 
     def kept_text(self, arguments: dict[str, Any]) -> dict[str, int]:
-        """As `PaddedTextAdapter`, with the picture's tokens."""
-        picture = arguments["image_embeds"]
-        tokens = picture.shape[1] if self._holds_picture(picture) else 0
+        """As `PaddedTextAdapter`, with the image's tokens."""
+        image = arguments["image_embeds"]
+        tokens = image.shape[1] if self._holds_image(image) else 0
         return {**super().kept_text(arguments), "image_embeds": tokens}
 
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
@@ -148,7 +148,7 @@ class HunyuanVideo15Adapter(PaddedTextAdapter):
         return float(called)
 
 
-def holds_picture(embeds: torch.Tensor) -> bool:
+def holds_image(embeds: torch.Tensor) -> bool:
     """Whether an image embedding is not all zeros, as a text-to-video pipeline passes it.
 
     Args:

@@ -48,7 +48,7 @@ class LTXAdapter(ProcessorTaggingAdapter):
     def planned_layout(
         cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
     ) -> ModelLayout:
-        """Sizes of one video without further pictures; text tokens are in cross-attention only."""
+        """Sizes of one video without further images; text tokens are in cross-attention only."""
         patch = (config["patch_size_t"], config["patch_size"], config["patch_size"])
         frames, rows, columns = (size // side for size, side in zip(latents, patch, strict=True))
         return cls._sizes(config, grids=((frames, rows, columns),), batch=batch)

@@ -1,7 +1,7 @@
 """Stock attention by another kernel of PyTorch's: what differs then means nothing.
 
 Kernels round differently, and over many steps a generation goes another, equally right way. How far
-is the floor under every comparison of pictures.
+is the floor under every comparison of outputs.
 """
 
 from __future__ import annotations

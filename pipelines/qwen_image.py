@@ -1,4 +1,4 @@
-"""Qwen-Image (``QwenImageTransformer2DModel``): from text, from pictures, and in layers."""
+"""Qwen-Image (``QwenImageTransformer2DModel``): from text, from images, and in layers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
     def planned_layout(
         cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
     ) -> ModelLayout:
-        """Sizes for one image without reference pictures."""
+        """Sizes for one image without reference images."""
         _, rows, columns = latents
         grids = ((1, rows // PACKED, columns // PACKED),)
         return cls._sizes(config, grids=grids, text_tokens=text_tokens, batch=batch)
@@ -73,9 +73,9 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         )
 
     def layout(self, arguments: dict[str, Any]) -> ModelLayout:
-        """Sizes for packed latents ``[B, N, C]`` of the pictures that ``img_shapes`` names."""
+        """Sizes for packed latents ``[B, N, C]`` of the images that ``img_shapes`` names."""
         batch, tokens, _ = arguments["hidden_states"].shape
-        grids = pictures(arguments["img_shapes"])
+        grids = image_grids(arguments["img_shapes"])
         if sum(math.prod(grid) for grid in grids) != tokens:
             grids = ((1, 1, tokens),)  # the model says itself what does not fit
         length = self._valid_length(arguments)
@@ -141,12 +141,12 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         return self.ordered(image, 0), text
 
 
-def pictures(shapes: Any) -> tuple[Grid, ...]:
+def image_grids(shapes: Any) -> tuple[Grid, ...]:
     """The grids of one sample, from what pipelines pass as ``img_shapes``.
 
     Args:
-        shapes: for each sample its pictures, or its one picture, as (frames, rows, columns); or
-            one picture for all.
+        shapes: for each sample its images, or its one image, as (frames, rows, columns); or
+            one image for all.
     """
     first = shapes[0] if isinstance(shapes, list) else shapes
     return tuple(tuple(shape) for shape in (first if isinstance(first, list) else [first]))

@@ -49,7 +49,7 @@ WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class TapeRecorder:
-    """Implements `chipsparse.graphs.step_graph.Recorder` for the CPU.
+    """Implements `chipsparse.graphs.step_graph.Capturer` for the CPU.
 
     Attributes:
         recorded: calls recorded so far.
@@ -65,12 +65,12 @@ class TapeRecorder:
         self.recorded = self.launched = self.dangling = self.held = 0
 
     def on(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
-        """See `Recorder`."""
+        """See `Capturer`."""
         assert device.type == "cpu", device
         return contextlib.nullcontext()
 
-    def record(self, call: Callable[[], Any]) -> tuple[Any, TapeRecording]:
-        """See `Recorder`; whatever the call wrote to memory not its own is taken back.
+    def capture(self, call: Callable[[], Any]) -> tuple[Any, TapeRecording]:
+        """See `Capturer`; whatever the call wrote to memory not its own is taken back.
 
         Raises:
             RuntimeError: where the call makes the host wait for the device.
@@ -84,7 +84,7 @@ class TapeRecorder:
 
 
 class TapeRecording:
-    """Implements `chipsparse.graphs.step_graph.Recording`.
+    """Implements `chipsparse.graphs.step_graph.Capture`.
 
     Args:
         recorder: counts what is done.
@@ -95,15 +95,15 @@ class TapeRecording:
         self._recorder = recorder
         self._tape: Tape | None = tape
 
-    def launch(self) -> None:
-        """See `Recording`."""
+    def replay(self) -> None:
+        """See `Capture`."""
         assert self._tape is not None, "launched after it was released"
         self._recorder.launched += 1
         self._recorder.dangling += self._tape.dangles()
         self._tape.play()
 
     def release(self) -> None:
-        """See `Recording`."""
+        """See `Capture`."""
         assert self._tape is not None, "released twice"
         self._tape = None
         self._recorder.held -= 1

@@ -30,7 +30,7 @@ from benchmarks.controls import (
     in_permuted_order,
     kept_columns_only,
     neurons_chosen_by,
-    of_another_group,
+    of_another_block,
     random_columns,
 )
 from benchmarks.figures import COLOURS
@@ -92,7 +92,7 @@ def test_the_named_cases_fit_together():
     for name, case in CASES.items():
         assert name == case.name
         assert case.channels == case.heads * case.head_dim
-        assert 0 < case.keep_fraction < 1
+        assert 0 < case.density < 1
 
 
 def test_a_scaled_case_cannot_be_mistaken_for_the_named_one():
@@ -118,9 +118,9 @@ def test_index_lists_are_distinct_ascending_columns(columns, count, chunk_bytes,
         assert len(lists.flatten(0, 2).unique(dim=0)) > 30  # of 42 lists
 
 
-def test_column_sums_are_heavy_tailed_and_alike_in_neighbouring_groups():
+def test_column_sums_are_heavy_tailed_and_alike_in_neighbouring_blocks():
     sums = random_inputs.column_sums(
-        1, 2, 21, 4000, group_rows=128, device=CPU, dtype=torch.float32
+        1, 2, 21, 4000, block_size=128, device=CPU, dtype=torch.float32
     )
     assert sums.shape == (1, 2, 21, 4000)
     assert sums.min() > 0
@@ -139,10 +139,10 @@ def test_packed_masks_know_their_largest_count():
     assert counts.min() > 60
 
 
-def test_samples_cover_the_first_and_the_ragged_group_and_several_heads():
+def test_samples_cover_the_first_and_the_ragged_block_and_several_heads():
     found = list(samples(2, 24, 1337, 128))
-    assert [found[0].batch.start, found[0].head.start, found[0].group.start] == [0, 0, 0]
-    assert [found[-1].batch.start, found[-1].head.start, found[-1].group.start] == [1, 23, 10]
+    assert [found[0].batch.start, found[0].head.start, found[0].block.start] == [0, 0, 0]
+    assert [found[-1].batch.start, found[-1].head.start, found[-1].block.start] == [1, 23, 10]
     assert found[-1].rows == slice(1280, 1337)
     assert len({sample.head.start for sample in found}) == 5
     assert all(sample.rows.stop <= 1337 for sample in found)
@@ -159,7 +159,7 @@ def dry_run(tmp_path, *arguments):
 
 @pytest.mark.parametrize("op", OPS)
 def test_each_kernel_op_is_measured(op, tmp_path, capsys):
-    code, found = dry_run(tmp_path, "--op", op, "--case", "odd,d64_video", "--group-rows", "64,128")
+    code, found = dry_run(tmp_path, "--op", op, "--case", "odd,d64_video", "--block-size", "64,128")
     assert code == 0
     grouped = op != "dense_attention"
     assert len(found) == (4 if grouped else 2)
@@ -167,7 +167,7 @@ def test_each_kernel_op_is_measured(op, tmp_path, capsys):
     for record in found:
         name = record["case"].split()[0]
         case = CASES[name].scaled(tokens=300, heads=2)
-        kept = round(300 * case.keep_fraction)
+        kept = round(300 * case.density)
         assert record["op"] == op
         assert record["case"] == case.name
         assert record["backend"] == ("reference" if grouped else "library")
@@ -190,13 +190,13 @@ def test_each_kernel_op_is_measured(op, tmp_path, capsys):
             assert record["tflops"] == pytest.approx(flops / record["latency_ms"] / 1e9)
             assert record["lse_error"] < 2e-3
         if op == "column_sparse_attention":
-            assert record["keep_fraction"] == kept / 300
+            assert record["density"] == kept / 300
             assert record["ideal"] == 300 / kept
             assert record["of_ideal"] == pytest.approx(record["speedup"] * kept / 300)
             dense = 4 * case.batch * 2 * case.head_dim * 300 * 300
             assert record["baseline_tflops"] == pytest.approx(dense / record["baseline_ms"] / 1e9)
     if grouped:
-        assert [record["group_rows"] for record in found] == [64, 128, 64, 128]
+        assert [record["block_size"] for record in found] == [64, 128, 64, 128]
 
 
 @pytest.mark.parametrize("rule", ["merge", "difference"])
@@ -207,7 +207,7 @@ def test_delta_rules_are_measured(rule, tmp_path):
         *("--delta-rule", rule, "--keep", "0.1", "--backend", "reference"),
     )
     assert code == 0
-    assert [(record["delta_rule"], record["keep_fraction"]) for record in found] == [(rule, 0.1)]
+    assert [(record["delta_rule"], record["density"]) for record in found] == [(rule, 0.1)]
 
 
 @pytest.mark.parametrize("op", ["dense_attention_column_sums", "column_selection"])
@@ -219,7 +219,7 @@ def test_sums_that_do_not_fit_are_measured_head_by_head(op, tmp_path):
 
 @pytest.fixture
 def forgets_the_last_row(monkeypatch):
-    """A first backend of sparse attention that is wrong in one row of the ragged group."""
+    """A first backend of sparse attention that is wrong in one row of the ragged block."""
     right = column_sparse_attention.backends
 
     def launch(call):
@@ -235,7 +235,7 @@ def forgets_the_last_row(monkeypatch):
 def test_a_wrong_kernel_is_not_timed_and_the_others_are(tmp_path, capsys):
     ops = "column_sparse_attention,mask_packing"
     code, found = dry_run(
-        tmp_path, "--op", ops, "--case", "odd,nowhere,odd_d64", "--group-rows", "128"
+        tmp_path, "--op", ops, "--case", "odd,nowhere,odd_d64", "--block-size", "128"
     )
     assert code == 1
     assert [record["op"] for record in found] == ["mask_packing"] * 2
@@ -354,18 +354,18 @@ def test_the_curve_has_few_heads_where_there_are_many_tokens():
 def curve_records():
     """What a GPU might give: nearly ideal over the keep fraction, quadratic over the tokens."""
     common = {
-        **{"op": "attention_curve", "batch": 1, "heads": 2, "head_dim": 128, "group_rows": 128},
+        **{"op": "attention_curve", "batch": 1, "heads": 2, "head_dim": 128, "block_size": 128},
         **{"device": "a GPU", "torch": "2.11", "dtype": "bfloat16", "backend": "triton"},
         "baseline": "dense cuDNN",
     }
     over_keep = [
-        {"curve": "keep", "tokens": tokens, "keep_fraction": keep, "ideal": 1 / keep}
+        {"curve": "keep", "tokens": tokens, "density": keep, "ideal": 1 / keep}
         | {"speedup": share / keep}
         for tokens, share in ((32_256, 0.8), (119_056, 0.9))
         for keep in attention_curve.KEEP_FRACTIONS
     ]
     over_tokens = [
-        {"curve": "tokens", "tokens": tokens, "keep_fraction": 0.07}
+        {"curve": "tokens", "tokens": tokens, "density": 0.07}
         | {"baseline_ms": tokens**2 / 1e8, "latency_ms": tokens**2 / 1e9}
         for tokens in attention_curve.TOKENS
     ]
@@ -435,7 +435,7 @@ def test_the_image_table_has_every_row_and_control():
 
 def test_neurons_of_controls_are_as_many_and_others():
     lists = torch.tensor([[[0, 2], [1, 3], [4, 5]]], dtype=torch.int32)
-    assert of_another_group(lists, 6).tolist() == [[[4, 5], [0, 2], [1, 3]]]
+    assert of_another_block(lists, 6).tolist() == [[[4, 5], [0, 2], [1, 3]]]
     permuted = in_permuted_order(lists, 6)
     assert permuted.dtype == torch.int32
     assert (permuted.diff() > 0).all()
@@ -447,15 +447,15 @@ def test_a_control_recomputes_its_own_neurons_and_is_taken_back():
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(1, 8, 4, generator=generator)
     weight = torch.randn(6, 4, generator=generator)
-    before = mean_preactivations(hidden + 1, weight, None, group_rows=4)
-    now = mean_preactivations(hidden, weight, None, group_rows=4)
+    before = mean_preactivations(hidden + 1, weight, None, block_size=4)
+    now = mean_preactivations(hidden, weight, None, block_size=4)
     backends = neuron_selection.backends
-    right = neuron_selection(hidden, weight, None, before.clone(), keep_count=2, group_rows=4)
+    right = neuron_selection(hidden, weight, None, before.clone(), keep_count=2, block_size=4)
     mean = before.clone()
-    with neurons_chosen_by(of_another_group):
-        found = neuron_selection(hidden, weight, None, mean, keep_count=2, group_rows=4)
+    with neurons_chosen_by(of_another_block):
+        found = neuron_selection(hidden, weight, None, mean, keep_count=2, block_size=4)
         with pytest.raises(ValueError, match="negative"):
-            neuron_selection(hidden, weight, None, mean, keep_count=-1, group_rows=4)
+            neuron_selection(hidden, weight, None, mean, keep_count=-1, block_size=4)
     assert neuron_selection.backends is backends
     assert torch.equal(found, right.roll(1, dims=1))
     assert torch.equal(mean, before.scatter(-1, found.long(), now.gather(-1, found.long())))
@@ -589,7 +589,7 @@ def test_other_pipeline_benchmarks_run_on_images(image_model):
 
 @pytest.mark.parametrize("mlp", [(), ("--mlp",)])
 def test_offloaded_steps_are_measured(tmp_path, mlp):
-    shape = ("--heads", "2", "--layers", "3", "--dtype", "float32", "--group-rows", "64")
+    shape = ("--heads", "2", "--layers", "3", "--dtype", "float32", "--block-size", "64")
     code, found = dry_run(tmp_path, "--op", "offload", "--case", "wan1b_480p", *shape, *mlp)
     (record,) = found
     assert code == 0
@@ -597,8 +597,8 @@ def test_offloaded_steps_are_measured(tmp_path, mlp):
     assert record["fallbacks"] == []
     assert (record["layers"], record["mlp"]) == (3, "sparse" if mlp else "dense")
     assert record["slowdown"] == pytest.approx(record["latency_ms"] / record["baseline_ms"])
-    tokens, groups = record["tokens"], -(-record["tokens"] // 64)
-    assert record["mask_slots_bytes"] == 2 * 2 * groups * -(-tokens // 8)
+    tokens, blocks = record["tokens"], -(-record["tokens"] // 64)
+    assert record["mask_slots_bytes"] == 2 * 2 * blocks * -(-tokens // 8)
     assert record["residual_slots_bytes"] == 2 * 2 * tokens * 128 * 4
     assert 1 <= record["pinned_share"] < 1.02
     assert (record["to_host_bytes"] > 0) == bool(mlp)

@@ -61,7 +61,7 @@ def test_records_of_a_small_model(case, uncompiled):
     for name in ("refresh_ms", "sparse_ms", "step_speedup", "breakdown_ms", "attention_kept"):
         assert faithful[name] is None
     assert (faithful["cache_bytes"], faithful["host_bytes"], faithful["pinned_bytes"]) == (0, 0, 0)
-    assert by_name["fast"]["keep_fraction"] < balanced["keep_fraction"]
+    assert by_name["fast"]["density"] < balanced["density"]
     layers = sum(MODELS[case].layers)
     for record in records:
         assert sum(record["actions"].values()) == STEPS

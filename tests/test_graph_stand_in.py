@@ -39,14 +39,14 @@ def inputs(seed=0):
 
 def test_a_launch_computes_the_call_for_the_values_of_now(recorder):
     hidden, weight, cache = inputs()
-    result, recording = recorder.record(lambda: model(hidden, weight, cache))
+    result, recording = recorder.capture(lambda: model(hidden, weight, cache))
     places = [tensor.data_ptr() for tensor in result.values()]
     for seed in (1, 2):
         others = inputs(seed)
         for tensor, other in zip((hidden, weight, cache), others, strict=True):
             tensor.copy_(other)
         expected = model(*others)
-        recording.launch()
+        recording.replay()
         assert torch.equal(result["rows"], expected["rows"])
         assert torch.equal(result["cache"], expected["cache"])
         assert torch.equal(cache, others[2])
@@ -65,20 +65,20 @@ def test_recording_leaves_outside_memory_as_it_was(fails, recorder):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) if fails else recorder.on(hidden.device):
-        recorder.record(call)
+        recorder.capture(call)
     assert all(map(torch.equal, (hidden, weight, cache), inputs()))
     assert vars(Backend)["launch"] is LAUNCH
 
 
 def test_a_weight_put_elsewhere_is_read_where_it_was(recorder):
     linear, hidden = torch.nn.Linear(3, 3).requires_grad_(False), torch.randn(2, 3)
-    result, recording = recorder.record(lambda: linear(hidden))
+    result, recording = recorder.capture(lambda: linear(hidden))
     linear.weight.mul_(2)  # in place
-    recording.launch()
+    recording.replay()
     assert torch.equal(result, linear(hidden))
     assert recorder.dangling == 0
     stale, linear.weight.data = linear(hidden), torch.zeros(3, 3)
-    recording.launch()
+    recording.replay()
     assert torch.equal(result, stale)
     assert recorder.dangling == 1
 
@@ -86,9 +86,9 @@ def test_a_weight_put_elsewhere_is_read_where_it_was(recorder):
 def test_a_launch_runs_no_python_of_the_call(recorder):
     linear, hidden, calls = torch.nn.Linear(3, 3), torch.randn(2, 3), []
     with torch.no_grad():
-        _, recording = recorder.record(lambda: linear(hidden))
+        _, recording = recorder.capture(lambda: linear(hidden))
         linear.register_forward_hook(lambda *_: calls.append(1))
-        recording.launch()
+        recording.replay()
     assert calls == []
 
 
@@ -96,7 +96,7 @@ def test_a_launch_runs_no_python_of_the_call(recorder):
 def test_to_read_a_value_on_the_host_cannot_be_recorded(read, recorder):
     value = torch.ones(1)
     with pytest.raises(RuntimeError, match="waits for the device"):
-        recorder.record(lambda: read(value + 1))
+        recorder.capture(lambda: read(value + 1))
 
 
 def test_autocast_is_that_of_the_recording(recorder):
@@ -107,12 +107,12 @@ def test_autocast_is_that_of_the_recording(recorder):
 
     with torch.autocast("cpu", torch.bfloat16):
         expected = call()
-        result, recording = recorder.record(call)
+        result, recording = recorder.capture(call)
         result.zero_()
-        recording.launch()
+        recording.replay()
         assert torch.equal(result, expected)
     result.zero_()
-    recording.launch()
+    recording.replay()
     assert torch.equal(result, expected)
 
 
@@ -121,7 +121,7 @@ def test_one_call_is_recorded_at_a_time(recorder):
 
     def other():
         started.set()
-        recorder.record(lambda: order.append("other"))
+        recorder.capture(lambda: order.append("other"))
 
     thread = threading.Thread(target=other)
 
@@ -130,17 +130,17 @@ def test_one_call_is_recorded_at_a_time(recorder):
         started.wait()
         order.append("first")
 
-    recorder.record(call)
+    recorder.capture(call)
     thread.join()
     assert order == ["first", "other"]
 
 
 def test_a_recording_is_released_once_and_launched_no_more(recorder):
-    _, recording = recorder.record(lambda: torch.ones(1) + 1)
+    _, recording = recorder.capture(lambda: torch.ones(1) + 1)
     assert recorder.held == 1
     recording.release()
     assert recorder.held == 0
-    for again in (recording.launch, recording.release):
+    for again in (recording.replay, recording.release):
         with pytest.raises(AssertionError, match="released"):
             again()
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.computed_work import WorkCounter
-from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.checks import block_count
 from chipsparse.measure.cost_model import kept_columns
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport, LayerRecord
@@ -141,6 +141,6 @@ def _mlp(layer: LayerRecord, plan: SparsityPlan) -> float:
     layout, kind = plan.layout, plan.layout.kind(layer.layer)
     tokens, width = layout.mlp_tokens(layer.layer), layout.channels * kind.intermediate_size
     dense = float(layout.batch * tokens * width * kind.mlp_linears)
-    groups = layout.batch * group_count(tokens, plan.config.mlp.block_size)
-    means = float(groups * width * (kind.mlp_linears - 1))  # neurons are chosen by group means
+    blocks = layout.batch * block_count(tokens, plan.config.mlp.block_size)
+    means = float(blocks * width * (kind.mlp_linears - 1))  # neurons are chosen by block means
     return means + dense * (layer.kept - 1 if layer.action is Action.SPARSE else 0)

@@ -20,7 +20,7 @@ from benchmarks.soak.subjects import PROMPTS, WITHOUT_CALLBACKS, Place
 from benchmarks.soak.surroundings import WITH_HOOKS, offload_models, prepare
 from chipsparse.api import Handle, attach
 from chipsparse.config import SparsityConfig
-from chipsparse.graphs.step_graph import Recorder, StepGraphs
+from chipsparse.graphs.step_graph import Capturer, StepGraphs
 from chipsparse.session import Session
 
 AUTOCAST = torch.bfloat16
@@ -58,7 +58,7 @@ class Player:
         pipe: the pipeline.
         plain: whether this is the reference: each call with a fresh `enable`, nothing recorded,
             caches on the device, no fault and nothing else that a result must not depend on.
-        recorder: records calls in place of CUDA, where given.
+        recorder: captures calls in place of CUDA, where given.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Player:
         pipe: Any,
         *,
         plain: bool = False,
-        recorder: Recorder | None = None,
+        recorder: Capturer | None = None,
     ) -> None:
         self._script, self._place, self._pipe = script, place, pipe
         self._plain, self._recorder = plain, recorder

@@ -38,7 +38,7 @@ class Soak:
 
     Args:
         place: where they are.
-        recorder: records calls in place of CUDA, where given.
+        recorder: captures calls in place of CUDA, where given.
     """
 
     def __init__(self, place: Place, recorder: TapeRecorder | None = None) -> None:

@@ -46,7 +46,7 @@ class HostBlock:
 
 
 class HostMemory:
-    """Blocks of host memory, lent and taken back; shared by the experts of one pipeline.
+    """Blocks of host memory, acquired and released; shared by the experts of one pipeline.
 
     A block that comes back is kept for the next request that it serves without much waste, so that
     a second generation allocates nothing. A request that none serves frees what is spare first.
@@ -63,18 +63,18 @@ class HostMemory:
     ) -> None:
         self._register = register or _register
         self._unregister = unregister or _unregister
-        self._lent: list[HostBlock] = []
+        self._in_use: list[HostBlock] = []
         self._spare: list[HostBlock] = []
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all blocks, lent and spare."""
-        return sum(block.memory.numel() for block in (*self._lent, *self._spare))
+        """Bytes of all blocks, in use and spare."""
+        return sum(block.memory.numel() for block in (*self._in_use, *self._spare))
 
     @property
     def pinned_bytes(self) -> int:
         """The same of the pinned ones."""
-        return sum(block.memory.numel() for block in (*self._lent, *self._spare) if block.pinned)
+        return sum(block.memory.numel() for block in (*self._in_use, *self._spare) if block.pinned)
 
     @property
     def spare_bytes(self) -> int:
@@ -84,14 +84,14 @@ class HostMemory:
     @property
     def lent_bytes(self) -> int:
         """Bytes of blocks in use."""
-        return sum(block.memory.numel() for block in self._lent)
+        return sum(block.memory.numel() for block in self._in_use)
 
     @property
     def untouched_bytes(self) -> int:
         """At most so many bytes in use are mapped, but do not count as used in the system yet."""
-        return sum(block.memory.numel() for block in self._lent if not block.pinned)
+        return sum(block.memory.numel() for block in self._in_use if not block.pinned)
 
-    def lend(self, nbytes: int, *, pin: bool, notify: Callable[[str], None]) -> HostBlock:
+    def acquire(self, nbytes: int, *, pin: bool, notify: Callable[[str], None]) -> HostBlock:
         """A block of so many bytes, or of up to `WASTE` times as many.
 
         Args:
@@ -109,14 +109,14 @@ class HostMemory:
             block = HostBlock(_map(nbytes))
         else:
             self._spare.remove(block)
-        self._lent.append(block)
+        self._in_use.append(block)
         if pin and not block.pinned:
             self._pin(block, notify)
         return block
 
-    def take_back(self, block: HostBlock) -> None:
+    def release(self, block: HostBlock) -> None:
         """Keeps a block for the next request. No copy from or to it may be under way."""
-        self._lent.remove(block)
+        self._in_use.remove(block)
         self._spare.append(block)
 
     def free_spare(self) -> None:

@@ -11,14 +11,14 @@ import torch
 
 from chipsparse.cache.tensors import AttentionCache, MLPCache, TensorCache
 from chipsparse.config import Part, SparsityConfig
-from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.token_layout import ALIGNMENT
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import Action, SparsityPlan
 
 PARTS: tuple[Part, ...] = ("attention", "mlp")
 
-SOFTMAX_BYTES = 4  # constants and means are float32 whatever the model computes in
+SOFTMAX_BYTES = 4  # LSE and means are float32 whatever the model computes in
 
 
 @dataclass(frozen=True)
@@ -81,21 +81,21 @@ def kind_bytes(
 
     Args:
         kind: one of `KINDS`.
-        layer: number of the block.
+        layer: number of the transformer block.
         layout: sizes of the model and of one call; has the batch.
-        config: has the group sizes and shares.
+        config: has the block sizes and shares.
         dtype: of the hidden states.
     """
     tokens, rows = layout.tokens, layout.mlp_tokens(layer)
     neurons = layout.kind(layer).intermediate_size
-    mlp_groups = group_count(rows, config.mlp.block_size)
-    groups = group_count(tokens, config.attention.block_size_q)
+    mlp_groups = block_count(rows, config.mlp.block_size)
+    blocks = block_count(tokens, config.attention.block_size_q)
     padded_rows = -(-rows // ALIGNMENT) * ALIGNMENT
     per_sample = {
         "lse": layout.heads * tokens * SOFTMAX_BYTES,
         "lse_dense": layout.heads * tokens * SOFTMAX_BYTES,
         "kept_mass": layout.heads * tokens * SOFTMAX_BYTES,
-        "columns": layout.heads * groups * -(-tokens // 8),
+        "columns": layout.heads * blocks * -(-tokens // 8),
         "residual": layout.channels * tokens * dtype.itemsize,
         "drift": layout.channels * tokens * dtype.itemsize,
         "activation": neurons * padded_rows * dtype.itemsize,

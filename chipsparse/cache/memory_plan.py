@@ -23,7 +23,7 @@ from chipsparse.cache.placement import PartNeed, Placement, place
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.machine import device_free_bytes, host_budget, host_free_bytes
 from chipsparse.config import ConfigError, MemoryConfig
-from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.merge_residual.reference import TRANSIENT_BYTES, TRANSIENT_TENSORS
 from chipsparse.layers.column_budget import CAPACITY_MULTIPLE, LISTS_BYTES
 from chipsparse.measure.cost_model import Rates, layer_time
@@ -132,7 +132,7 @@ class MemoryPlan:
             raise BudgetError(
                 f"not one layer's caches fit: all of them need {format_bytes(self.wanted)}, and "
                 f"besides weights and working memory there are {self.capacity} for them; raise "
-                "the budgets, make a smaller picture, or run dense"
+                "the budgets, make a smaller image or video, or run dense"
             )
 
     def remarks(self, layers: int) -> list[str]:
@@ -220,7 +220,7 @@ def worth_moving(
 
     Of all combinations the one whose sparse step takes least: its computation, or its transfers
     where those take longer. Computed from the rates of one GPU, whichever this one is: where caches
-    live must not depend on a measurement, or the same call would give different pictures.
+    live must not depend on a measurement, or the same call would give different results.
     """
     rates = Rates()
 
@@ -245,7 +245,7 @@ def worth_moving(
     return frozenset(min(choices, key=seconds))
 
 
-def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, recorded: int = 0) -> int:
+def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, captured: int = 0) -> int:
     """Device memory that a transformer call needs besides weights and caches: an estimate.
 
     The tensors of one block at its fullest, with what a refresh holds for a moment; and the lists
@@ -254,7 +254,7 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, recorded: int = 0) 
     Args:
         plan: has the sizes.
         dtype: that the blocks compute in.
-        recorded: guidance branches whose sparse calls are recorded as CUDA graphs; each graph has
+        captured: guidance branches whose sparse calls are captured as CUDA graphs; each graph has
             memory of its own.
     """
     config, layout = plan.config, plan.layout
@@ -268,21 +268,21 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, recorded: int = 0) 
     attention, kept_lists = ATTENTION_TENSORS * hidden, 0
     sparse = [layer for layer in range(layout.layers) if plan.is_sparse(layer, "attention")]
     if sparse:
-        groups = group_count(tokens, config.attention.block_size_q)
-        sums = heads * groups * tokens * min(dtype.itemsize, 4)
+        blocks = block_count(tokens, config.attention.block_size_q)
+        sums = heads * blocks * tokens * min(dtype.itemsize, 4)
         kept = max(plan.attention_keep_count(layer) for layer in sparse)
         kept += plan.attention_random_count()
         attention += min(sums, config.attention.column_sums_bytes)
-        lists = heads * groups * (kept + CAPACITY_MULTIPLE) * INDEX_BYTES
+        lists = heads * blocks * (kept + CAPACITY_MULTIPLE) * INDEX_BYTES
         attention += lists
         if config.attention.delta_rule == "merge":
             whole = TRANSIENT_TENSORS * 4 * layout.batch * tokens * layout.channels
             attention += min(whole, TRANSIENT_BYTES)
         attention += hidden if config.attention.forecast > 0 else 0
-        attention += groups * tokens if config.attention.local_blocks is not None else tokens
+        attention += blocks * tokens if config.attention.local_blocks is not None else tokens
         if lists <= LISTS_BYTES:
             kept_lists = BRANCHES * layout.layers * lists
-    return (1 + recorded) * max(NORM_TENSORS * hidden, attention, mlp) + kept_lists
+    return (1 + captured) * max(NORM_TENSORS * hidden, attention, mlp) + kept_lists
 
 
 def declared(config: MemoryConfig, *, working: int, pending: int) -> Capacity:

@@ -128,7 +128,7 @@ class OffloadPool:
         if not self._opened.blocks:
             self._copies = self._copies_for(device)
         total = sum(_aligned(size) for size in sizes.values())
-        block = self.host.lend(total, pin=device.type == "cuda", notify=self._notify)
+        block = self.host.acquire(total, pin=device.type == "cuda", notify=self._notify)
         self._opened.blocks.append(block)
         first = 0
         for key, size in sizes.items():
@@ -164,7 +164,7 @@ class OffloadPool:
                 self._settle()
         finally:
             for block in opened.blocks:
-                self.host.take_back(block)
+                self.host.release(block)
             self._copies = HostCopies()
             self._traffic = {}
 

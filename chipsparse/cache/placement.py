@@ -22,7 +22,7 @@ class PartNeed:
     """What one layer part wants to keep.
 
     Attributes:
-        layer: number of the block.
+        layer: number of the transformer block.
         part: attention or feed-forward layer.
         sizes: bytes of each kind of tensor.
         saved: work that a sparse step of it saves, in any unit that all parts share.

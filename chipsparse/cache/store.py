@@ -1,4 +1,4 @@
-"""The caches of one transformer: where they live, and lent to a layer for the time it computes.
+"""The caches of one transformer: where they live, and which one a layer has while it computes.
 
 What lives on the device is simply there. What lives in host memory is brought to the device for the
 layer that borrows it, and kept again when the layer is done; the layer sees no difference.
@@ -75,7 +75,7 @@ class CacheStore:
         # Layers in host memory, for each branch and kind in order: what to fetch next.
         self._hosted: dict[tuple[str, str], list[int]] = {}
         # What was decided for the last generation: the same again where that is possible, so that
-        # a second one gets the same picture, and the host memory that is there already.
+        # a second one gives the same bits, and the host memory that is there already.
         self._last: tuple[SparsityPlan, MemoryDemand, MemoryPlan] | None = None
 
     def reset(self) -> None:
@@ -121,14 +121,14 @@ class CacheStore:
         self, plan: SparsityPlan, device: torch.device, demand: MemoryDemand, *, host: bool = True
     ) -> MemoryPlan:
         first = not self._branches
-        recorded = 0
-        if device.type == "cuda" and plan.records_steps():
-            recorded = max(demand.branches, len(self._branches) + 1)
+        captured = 0
+        if device.type == "cuda" and plan.captures_steps():
+            captured = max(demand.branches, len(self._branches) + 1)
         room = partial(
             available,
             plan.config.memory,
             device,
-            working=working_bytes(plan, dtype=demand.dtype, recorded=recorded),
+            working=working_bytes(plan, dtype=demand.dtype, captured=captured),
             pending=demand.pending_bytes,
             promised=sum(each.promised_bytes() for each in self._branches.values()),
             held=sum(each.device_bytes() for each in self._branches.values()),
@@ -224,7 +224,7 @@ class CacheStore:
                 self._pool.prefetch((branch, layer, kind))
 
     @contextlib.contextmanager
-    def lend(
+    def acquire(
         self,
         branch: str,
         layer: int,
@@ -236,7 +236,7 @@ class CacheStore:
 
         Args:
             branch: guidance branch.
-            layer: number of the block.
+            layer: number of the transformer block.
             part: which cache of the layer.
             kinds: what the layer reads; of the others nothing need be brought to the device.
             ahead: what the next layer will read, by default the same kinds.

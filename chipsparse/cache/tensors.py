@@ -107,11 +107,11 @@ class AttentionCache(TensorCache):
     """What self-attention remembers of its last dense and refresh steps.
 
     Attributes:
-        lse: softmax constants of the last dense or refresh step, float32 ``[B, H, N]``.
+        lse: log-sum-exp of the last dense or refresh step, float32 ``[B, H, N]``.
         columns: packed bits of the kept columns, uint8 ``[B, H, G, ceil(N / 8)]``.
         capacity: entries of the lists of kept columns, known to the host since the refresh so that
             no sparse step need wait for it; None before the columns are chosen.
-        longest: the most columns that any query group keeps, where the capacity was not read from
+        longest: the most columns that any query block keeps, where the capacity was not read from
             the columns themselves, so that lists may have been cut off there; None once it is known
             that none was.
         kept_fraction: mean share of the columns that is kept, as a number or 0-d tensor.
@@ -119,7 +119,7 @@ class AttentionCache(TensorCache):
         lists: the kept columns as lists, with their lengths (see `packed_to_indices`), where they
             are small; else they are made of ``columns`` at every step. Memory for them is reserved
             with the working memory, wherever the cache lives.
-        lse_dense: (merge) softmax constants of the refresh, float32 ``[B, H, N]``.
+        lse_dense: (merge) log-sum-exp of the refresh, float32 ``[B, H, N]``.
         kept_mass: (merge) softmax mass of the kept columns at the refresh, float32 ``[B, H, N]``.
         drift: what the last refresh found missing in the output that a sparse step would have
             given in its place, ``[B, H, N, D]``; None before the second refresh.
@@ -169,7 +169,7 @@ class MLPCache(TensorCache):
     Attributes:
         activation: neurons after the activation function, ``[B, N, F]``.
         output: the layer's output, ``[B, N, C]``.
-        mean: mean pre-activation of every token group when its neuron was last computed,
+        mean: mean pre-activation of every token block when its neuron was last computed,
             float32 ``[B, G, F]``.
     """
 

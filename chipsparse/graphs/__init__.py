@@ -1,4 +1,5 @@
 """Sparse steps as CUDA graphs: captured once, then replayed.
 
-`step_graph` decides when, `cuda_recorder` captures, and `model_state` sees when a graph is stale.
+`sparse_calls` decides which calls, `step_graph` holds what was captured, `cuda_capture` captures,
+and `model_state` sees when a graph is stale.
 """

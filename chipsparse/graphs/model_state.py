@@ -1,6 +1,6 @@
 """What a model computes with besides its arguments, written down so that a change is seen later.
 
-A recorded step reads weights at the addresses that they had, and runs none of the model's Python.
+A captured step reads weights at the addresses that they had, and runs none of the model's Python.
 What it depends on is all that the modules hold: parameters and buffers, other tensors, submodules,
 hooks, adapters with their scales, processors with theirs, and settings that are plain values.
 """

@@ -1,12 +1,12 @@
-"""Sparse transformer calls, recorded once as a CUDA graph and then launched as a whole.
+"""Sparse transformer calls, captured once as a CUDA graph and then replayed.
 
 The sparse step of an image launches a thousand kernels of a few microseconds each, and a host takes
 longer for that than a fast GPU takes to run them. All sparse calls of a generation launch the same
 ones, on the same memory as long as the caches stay where they are (see `keep_in_place`). So the
-first runs as usual, which compiles what there is to compile, the second one is recorded, and it and
-all later ones are launched at once.
+first runs as usual, which compiles what there is to compile, the second one is captured, and it and
+all later ones are replayed.
 
-A launch runs none of the model's Python and reads its weights where they were. Whoever runs calls
+A replay runs none of the model's Python and reads its weights where they were. Whoever runs calls
 here says so with `StepGraphs.drop_all` when the model has changed; see `ModelState`.
 """
 
@@ -23,42 +23,42 @@ from typing import Any, Protocol
 import torch
 from torch.utils import _pytree as pytree
 
-from chipsparse.graphs.cuda_recorder import CudaRecorder
-from chipsparse.plan import NOT_RECORDED, Action
+from chipsparse.graphs.cuda_capture import CudaCapturer
+from chipsparse.plan import NOT_CAPTURED, Action
 from chipsparse.report.generation import LayerRecord, StepRecord
 
 Forward = Callable[..., Any]
 
-# A pipeline whose arguments change all the time is left alone after so many recordings, and a model
-# that cannot be recorded after so many attempts: a first call may still compile and tune.
-MOST_RECORDINGS = 4
+# A pipeline whose arguments change all the time is left alone after so many captures, and a model
+# that cannot be captured after so many attempts: a first call may still compile and tune.
+MOST_CAPTURES = 4
 MOST_ATTEMPTS = 2
 PLAIN = (bool, int, float, str, type(None))
 
 
-class Recording(Protocol):
-    """A recorded call."""
+class Capture(Protocol):
+    """A captured call."""
 
-    def launch(self) -> None:
+    def replay(self) -> None:
         """Computes it, on the current stream."""
 
     def release(self) -> None:
-        """Frees its memory, once the device has done with it; it is not launched again."""
+        """Frees its memory, once the device has done with it; it is not replayed again."""
 
 
-class Recorder(Protocol):
-    """How calls are recorded on devices of one type."""
+class Capturer(Protocol):
+    """How calls are captured on devices of one type."""
 
     device_type: str
 
     def on(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Makes it the current device, on which calls are recorded and launched."""
+        """Makes it the current device, on which calls are captured and replayed."""
 
-    def record(self, call: Callable[[], Any]) -> tuple[Any, Recording]:
+    def capture(self, call: Callable[[], Any]) -> tuple[Any, Capture]:
         """Makes a call that computes nothing: its result, and what computes it.
 
         Raises:
-            RuntimeError: where the call cannot be recorded, such as one that waits for the device.
+            RuntimeError: where the call cannot be captured, such as one that waits for the device.
             torch.OutOfMemoryError: where there is no memory for it now.
         """
 
@@ -69,8 +69,8 @@ class Arguments:
     Args:
         args: positional arguments.
         kwargs: keyword arguments.
-        device_type: where calls are recorded. The values of tensors elsewhere become part of what
-            is recorded, as numbers do.
+        device_type: where calls are captured. The values of tensors elsewhere become part of what
+            is captured, as numbers do.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], device_type: str) -> None:
@@ -126,7 +126,7 @@ def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class StepGraph:
-    """A recorded call.
+    """A captured call.
 
     Attributes:
         inputs: the arguments that it reads.
@@ -135,14 +135,14 @@ class StepGraph:
             what is known of them by their identity, such as the length of a prompt, stays known.
         result: what it writes, as the model returned it.
         layers: what its layers do.
-        recording: runs it.
+        capture: runs it.
     """
 
     inputs: Arguments
     copied: frozenset[int]
     result: Any
     layers: tuple[LayerRecord, ...]
-    recording: Recording
+    capture: Capture
 
     def fits(self, arguments: Arguments) -> bool:
         """Whether it computes the call with these arguments."""
@@ -152,33 +152,33 @@ class StepGraph:
         """The result for these arguments, in memory of its own."""
         for place in self.copied:
             self.inputs.leaves[place].copy_(arguments.leaves[place])
-        self.recording.launch()
+        self.capture.replay()
         return pytree.tree_map_only(torch.Tensor, torch.clone, self.result)
 
 
 class StepGraphs:
-    """The recorded sparse calls of one transformer, one for each guidance branch.
+    """The captured sparse calls of one transformer, one for each guidance branch.
 
     Args:
-        recorder: records them.
+        capturer: captures them.
     """
 
-    def __init__(self, recorder: Recorder | None = None) -> None:
-        self._recorder = CudaRecorder() if recorder is None else recorder
-        self.device_type, self.on = self._recorder.device_type, self._recorder.on
+    def __init__(self, capturer: Capturer | None = None) -> None:
+        self._capturer = CudaCapturer() if capturer is None else capturer
+        self.device_type, self.on = self._capturer.device_type, self._capturer.on
         self._graphs: dict[str, StepGraph] = {}
-        # What cannot be recorded in one generation cannot in the next.
+        # What cannot be captured in one generation cannot in the next.
         self._attempts = 0
-        self._why_not = ""
+        self._not_captured_reason = ""
         self.reset()
 
     def reset(self) -> None:
         """Forgets all calls and frees their memory."""
         self.drop_all()
-        self._recordings: dict[str, int] = {}
+        self._captures: dict[str, int] = {}
 
     def __contains__(self, branch: str) -> bool:
-        """Whether a call of a branch is recorded, so that its caches must stay where they are."""
+        """Whether a call of a branch is captured, so that its caches must stay where they are."""
         return branch in self._graphs
 
     @contextlib.contextmanager
@@ -199,11 +199,11 @@ class StepGraphs:
             self.drop(branch)
 
     def drop(self, branch: str) -> None:
-        """Forgets the call of a branch; another one may be recorded."""
+        """Forgets the call of a branch; another one may be captured."""
         self._last.pop(branch, None)
         graph = self._graphs.pop(branch, None)
         if graph is not None:
-            graph.recording.release()
+            graph.capture.release()
 
     def drop_all(self) -> bool:
         """Forgets the calls of all branches; returns whether there were any."""
@@ -221,21 +221,21 @@ class StepGraphs:
         record: StepRecord,
         note: Callable[[str], None],
     ) -> Any:
-        """A sparse call: as usual the first time, later ones as they were recorded.
+        """A sparse call: as usual the first time, later ones replayed.
 
         Args:
             forward: the model's own.
             args: its positional arguments.
             kwargs: its keyword arguments.
             record: of the call; gets the layers, which do nothing that could record them when
-                they are launched as a whole.
-            note: told in one sentence why nothing is recorded any more.
+                they are replayed.
+            note: told in one sentence why nothing is captured any more.
 
         Returns:
             What the forward returns.
         """
         if self._attempts >= MOST_ATTEMPTS:
-            note(f"{NOT_RECORDED}: {self._why_not}")
+            note(f"{NOT_CAPTURED}: {self._not_captured_reason}")
             return forward(*args, **kwargs)
         branch, arguments = record.branch, Arguments(args, kwargs, self.device_type)
         graph = self._graphs.get(branch)
@@ -250,7 +250,7 @@ class StepGraphs:
             record.layers = [dataclasses.replace(layer) for layer in graph.layers]
             return graph.run(arguments)
         result = forward(*args, **kwargs)
-        if _was_plain(record) and self._recordings.get(branch, 0) < MOST_RECORDINGS:
+        if _was_plain(record) and self._captures.get(branch, 0) < MOST_CAPTURES:
             self._last[branch] = arguments
         return result
 
@@ -262,22 +262,22 @@ class StepGraphs:
         record: StepRecord,
         note: Callable[[str], None],
     ) -> StepGraph | None:
-        """The call as a graph; None where it cannot be recorded."""
+        """The call as a graph; None where it cannot be captured."""
         branch, copied = record.branch, arguments.others(before)
-        self._recordings[branch] = self._recordings.get(branch, 0) + 1
+        self._captures[branch] = self._captures.get(branch, 0) + 1
         try:
             inputs = arguments.with_copies(copied)
-            result, recording = self._recorder.record(lambda: inputs.call(forward))
+            result, capture = self._capturer.capture(lambda: inputs.call(forward))
         except torch.OutOfMemoryError as error:  # there may be enough for another generation
-            self._recordings[branch] = MOST_RECORDINGS
-            note(f"{NOT_RECORDED}: {_first_line(error)}")
+            self._captures[branch] = MOST_CAPTURES
+            note(f"{NOT_CAPTURED}: {_first_line(error)}")
         except RuntimeError as error:
             self._attempts += 1
-            self._why_not = _first_line(error)
+            self._not_captured_reason = _first_line(error)
             if self._attempts >= MOST_ATTEMPTS:
-                note(f"{NOT_RECORDED}: {self._why_not}")
+                note(f"{NOT_CAPTURED}: {self._not_captured_reason}")
         else:
-            graph = StepGraph(inputs, copied, result, tuple(record.layers), recording)
+            graph = StepGraph(inputs, copied, result, tuple(record.layers), capture)
             self._graphs[branch] = graph
             return graph
         record.layers.clear()
@@ -294,7 +294,7 @@ def _was_plain(record: StepRecord) -> bool:
 
 
 class TensorsInPlace:
-    """Where a layer's cache holds what a recorded call reads and writes.
+    """Where a layer's cache holds what a captured call reads and writes.
 
     Args:
         cache: of the layer.
@@ -314,7 +314,7 @@ class TensorsInPlace:
 
         Returns:
             False where it stays where it is: it has another form, or longer lists of columns than
-            the recorded call makes room for.
+            the captured call makes room for.
         """
         if self._capacity is not None and (cache.capacity or 0) > self._capacity:
             return False

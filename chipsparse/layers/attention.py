@@ -14,7 +14,7 @@ import torch
 from chipsparse.cache.tensors import AttentionCache
 from chipsparse.common.device_number import DeviceNumber
 from chipsparse.config import AttentionConfig
-from chipsparse.kernels.checks import group_count, ranges
+from chipsparse.kernels.checks import block_count, ranges
 from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import (
     ColumnSparseAttention,
@@ -60,7 +60,7 @@ class AttentionLayer:
     chose: guidance multiplies what the branches differ in, and so what each misses alone.
 
     Args:
-        number: of the block, from 0.
+        number: of the transformer block, from 0.
         shared: what it has in common with the other layers of its session.
     """
 
@@ -102,14 +102,15 @@ class AttentionLayer:
             choices = shared.recorder.choices(
                 ("attention", *kind_of(query, key, value)),
                 lambda: backend_choices(
-                    query, key, value, group_rows=config.block_size_q, backend=shared.backend
+                    query, key, value, block_size_q=config.block_size_q, backend=shared.backend
                 ),
             )
             entry.action = self._decide(state)
             kinds, ahead = (
                 shared.caches.reads("attention", action) for action in (entry.action, state.action)
             )
-            with shared.caches.lend(state.branch, self.number, "attention", kinds, ahead) as cache:
+            caches = shared.caches
+            with caches.acquire(state.branch, self.number, "attention", kinds, ahead) as cache:
                 entry.backend = choices[MAIN_OPS[entry.action]].backend.name
                 if entry.action is Action.DENSE:
                     return dense_step(
@@ -170,7 +171,7 @@ class AttentionLayer:
         if chosen.branch == state.branch or not caches.has(chosen.branch, self.number, "columns"):
             return None
         kinds, none = frozenset({"columns"}), frozenset[str]()
-        with caches.lend(chosen.branch, self.number, "attention", kinds, none) as cache:
+        with caches.acquire(chosen.branch, self.number, "attention", kinds, none) as cache:
             columns: torch.Tensor = (
                 cache.columns.clone()
             )  # each branch's are stored and freed apart
@@ -221,7 +222,7 @@ class AttentionLayer:
         self._overfull = True
         self._shared.report.fall_back(
             f"attention of layer {self.number} keeps up to {longest} columns from step {step} on "
-            f"instead of {most_columns} at most: column sums were NaN, and their query groups keep "
+            f"instead of {most_columns} at most: column sums were NaN, and their query blocks keep "
             "every column"
         )
 
@@ -231,22 +232,22 @@ def backend_choices(
     key: torch.Tensor,
     value: torch.Tensor,
     *,
-    group_rows: int,
+    block_size_q: int,
     backend: str | None,
 ) -> dict[str, Choice]:
     """The backend that each operation on these tensors runs on, and why not on others."""
     # What decides about column sums and packed bits is their dtype and device alone.
     sums = query.new_empty(0, dtype=column_sums_dtype(query))
     packed = query.new_empty(0, dtype=torch.uint8)
-    in_groups = (query, key, value, group_rows)
+    in_blocks = (query, key, value, block_size_q)
     return {
         "dense_attention": dense_attention.choose(query, key, value, backend=backend),
         "dense_attention_column_sums": dense_attention_column_sums.choose(
-            *in_groups, backend=backend
+            *in_blocks, backend=backend
         ),
         "column_selection": column_selection.choose(sums, backend=backend),
         "packed_to_indices": packed_to_indices.choose(packed, backend=backend),
-        "column_sparse_attention": column_sparse_attention.choose(*in_groups, backend=backend),
+        "column_sparse_attention": column_sparse_attention.choose(*in_blocks, backend=backend),
     }
 
 
@@ -260,7 +261,7 @@ def dense_step(
     backend: str | None,
     kernels: FastestKernel | None = None,
 ) -> torch.Tensor:
-    """Full attention; records the softmax constants. All tensors are ``[B, H, N, D]``."""
+    """Full attention; records the log-sum-exp (LSE). All tensors are ``[B, H, N, D]``."""
     output, cache.lse = dense_attention(
         query, key, value, scale=scale, kernels=kernels, backend=backend
     )
@@ -286,7 +287,7 @@ def refresh_step(
     Columns that were chosen before, packed as in ``cache.columns``, are kept as they are; that
     takes no sums, and ``kernels`` may choose how to compute the attention.
 
-    The column sums are weighed with the softmax constants of the previous dense step
+    The column sums are weighed with the LSE of the previous dense step
     (``cache.lse``), which must be there. Where the budget has no capacity, the host waits once for
     the length of the longest list (``cache.capacity``); where it has one, ``cache.longest`` tells
     later whether that was enough.
@@ -335,7 +336,7 @@ def record_residual(
     """Fills the residual cache of the delta rule from an exact output and the columns chosen.
 
     ``cache.lse`` and ``cache.columns`` must be those of the output ``[B, H, N, D]``. Returns how
-    many columns each query group has in its list, int32 ``[B, H, G]``.
+    many columns each query block has in its list, int32 ``[B, H, G]``.
     """
     assert cache.columns is not None
     assert cache.lse is not None
@@ -351,7 +352,7 @@ def record_residual(
         value,
         indices,
         counts,
-        group_rows=config.block_size_q,
+        block_size_q=config.block_size_q,
         scale=scale,
         backend=backend,
     )
@@ -376,14 +377,14 @@ def _choose_columns(
     scale: float | None,
     backend: str | None,
 ) -> torch.Tensor:
-    """Full attention with column sums; records the softmax constants and the columns chosen.
+    """Full attention with column sums; records the LSE and the columns chosen.
 
     Goes over as many heads at a time as ``config.column_sums_bytes`` allows for their column sums.
     """
     assert cache.lse is not None
     batch, heads, tokens, _ = query.shape
-    groups, columns = group_count(tokens, config.block_size_q), key.shape[2]
-    head_bytes = batch * groups * columns * column_sums_dtype(query).itemsize
+    blocks, columns = block_count(tokens, config.block_size_q), key.shape[2]
+    head_bytes = batch * blocks * columns * column_sums_dtype(query).itemsize
     chunks = list(ranges(heads, head_bytes, config.column_sums_bytes))
 
     def attend(first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -393,7 +394,7 @@ def _choose_columns(
             key[:, first:last],
             value[:, first:last],
             cache.lse[:, first:last],
-            group_rows=config.block_size_q,
+            block_size_q=config.block_size_q,
             scale=scale,
             backend=backend,
         )
@@ -412,7 +413,7 @@ def _choose_columns(
         output, cache.lse, cache.columns = attend(0, heads)
         return output
     output, lse = torch.empty_like(query), torch.empty_like(cache.lse)
-    packed = query.new_empty((batch, heads, groups, -(-columns // 8)), dtype=torch.uint8)
+    packed = query.new_empty((batch, heads, blocks, -(-columns // 8)), dtype=torch.uint8)
     for first, last in chunks:
         part = slice(first, last)
         output[:, part], lse[:, part], packed[:, part] = attend(first, last)
@@ -454,7 +455,7 @@ def sparse_step(
         value,
         indices,
         counts,
-        group_rows=config.block_size_q,
+        block_size_q=config.block_size_q,
         scale=scale,
         delta_rule=config.delta_rule,
         residual=cache.residual,

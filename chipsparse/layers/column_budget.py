@@ -9,6 +9,7 @@ import torch
 from bitarray import frozenbitarray
 
 from chipsparse.config import AttentionConfig, SparsityConfig
+from chipsparse.layers.kept_columns import KeptColumns, read_kept_columns
 from chipsparse.layers.static_columns import static_mask
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import SparsityPlan
@@ -19,18 +20,20 @@ from chipsparse.step import StepContext
 LISTS_BYTES = 4 << 20
 # Of the entries in a list whose length is not read back: rows of the table stay aligned.
 CAPACITY_MULTIPLE = 16
+# Frames, rows and columns of a region of kept columns where tokens have no tiles.
+REGION = (4, 4, 8)
 
 
 @dataclass(frozen=True)
 class AttentionBudget:
-    """How many columns a refresh keeps for each query group.
+    """How many columns a refresh keeps for each query block.
 
     Attributes:
         keep_count: columns kept by score, static ones included.
         random_count: further random columns.
         static_columns: bool ``[G or 1, N]`` of columns that are always kept, or None.
         seed: seed of the random columns, below 2**32.
-        static_count: the most static columns that a group may have.
+        static_count: the most static columns that a block may have.
         capacity: entries that the lists of columns get; None for as many as the longest needs, for
             which the host waits.
     """
@@ -74,7 +77,7 @@ def static_columns(
         device: of the result.
 
     Returns:
-        bool ``[G, N]``, or ``[1, N]`` where all groups have the same, or None where there are none.
+        bool ``[G, N]``, or ``[1, N]`` where all blocks have the same, or None where there are none.
     """
     if config.local_blocks is None and text_tokens == 0 and always is None:
         return None
@@ -90,7 +93,7 @@ def static_columns(
 
 
 def static_count(tokens: int, config: AttentionConfig, *, text_tokens: int, always: int = 0) -> int:
-    """Upper bound of the `static_columns` of a group, known without asking a device."""
+    """Upper bound of the `static_columns` of a block, known without asking a device."""
     window = 0 if config.local_blocks is None else 2 * config.local_blocks + 1
     return min(tokens, text_tokens + always + window * config.block_size_q)
 
@@ -148,3 +151,17 @@ class ColumnBudgets:
         if self._static_bits is None:
             return None
         return static_mask(self._static_bits, layout, self._order, device)
+
+    def kept(
+        self, packed: torch.Tensor, layout: ModelLayout, where: tuple[str, str, int]
+    ) -> KeptColumns:
+        """What the bits of one layer say; see `read_kept_columns`."""
+        return read_kept_columns(
+            packed,
+            layout,
+            block_size_q=self._config.attention.block_size_q,
+            static=self.static_mask(layout, packed.device),
+            order=self._order,
+            tile=self._config.tile or REGION,
+            where=where,
+        )

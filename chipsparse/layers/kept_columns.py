@@ -19,14 +19,14 @@ REGIONS = 3  # that are named
 
 @dataclass(frozen=True)
 class KeptRegion:
-    """A piece of the video or image whose columns are kept by many query groups.
+    """A piece of the video or image whose columns are kept by many query blocks.
 
     Attributes:
-        grid: number of the picture in the sequence; 0 but where a model sees several.
+        grid: number of the image or video in the sequence; 0 but where a model sees several.
         frames: first and last, in tokens, as are rows and columns.
         rows: likewise.
         columns: likewise.
-        kept: share of the query groups of all heads that keep one of its columns, on average.
+        kept: share of the query blocks of all heads that keep one of its columns, on average.
     """
 
     grid: int
@@ -43,13 +43,13 @@ class KeptColumns:
     Attributes:
         transformer: the pipeline's name for it.
         branch: guidance branch.
-        layer: number of the block.
+        layer: number of the transformer block.
         columns: how many there are.
-        lists: how many choose for themselves: query groups of all heads and samples.
+        lists: how many choose for themselves: query blocks of all heads and samples.
         kept: mean share of the columns in a list.
         text: share of what all lists keep that are text columns.
         static: the same of the columns that ``static_columns`` names.
-        local: the same of a query group's own columns.
+        local: the same of a query block's own columns.
         everywhere: share of the columns that every list has.
         nowhere: share of them that none has.
         regions: those that are kept most, the first one most.
@@ -73,7 +73,7 @@ def read_kept_columns(
     packed: torch.Tensor,
     layout: ModelLayout,
     *,
-    group_rows: int,
+    block_size_q: int,
     static: torch.Tensor | None,
     order: torch.Tensor | None,
     tile: tuple[int, ...],
@@ -84,13 +84,13 @@ def read_kept_columns(
     Args:
         packed: uint8 ``[B, H, G, ceil(N / 8)]``, as `pack_mask` makes them.
         layout: of the call.
-        group_rows: query rows that share one list.
+        block_size_q: query rows that share one list.
         static: bool ``[N]``, the columns that the user always keeps, or None.
         order: of the video or image tokens, int64; None for raster order.
         tile: frames, rows and columns of a region, in tokens.
         where: transformer, branch and layer, for the result.
     """
-    tokens, groups = layout.tokens, packed.shape[2]
+    tokens, blocks = layout.tokens, packed.shape[2]
     rows = packed.flatten(0, 2).cpu().numpy()
     text = _text_bits(layout)
     always = zeros(tokens, endian="little") if static is None else mask_bits(static)
@@ -100,9 +100,9 @@ def read_kept_columns(
         bits = bitarray(endian="little")
         bits.frombytes(row.tobytes())
         del bits[tokens:]
-        first = number % groups * group_rows
+        first = number % blocks * block_size_q
         kept += bits.count()
-        local += bits.count(1, first, min(tokens, first + group_rows))
+        local += bits.count(1, first, min(tokens, first + block_size_q))
         in_text += count_and(bits, text)
         in_static += count_and(bits, always)
         common &= bits

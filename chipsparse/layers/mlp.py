@@ -92,7 +92,7 @@ class MLPLayer:
     """The feed-forward layer of one transformer block: what it does at a step, from which cache.
 
     Args:
-        number: of the block, from 0.
+        number: of the transformer block, from 0.
         shared: what it has in common with the other layers of its session.
     """
 
@@ -127,7 +127,7 @@ class MLPLayer:
                 return self._uncached(hidden, weights, addend)
             entry.action = self._decide(state)
             kinds = shared.caches.reads("mlp", entry.action)
-            with shared.caches.lend(state.branch, self.number, "mlp", kinds) as cache:
+            with shared.caches.acquire(state.branch, self.number, "mlp", kinds) as cache:
                 if entry.action is not Action.SPARSE:
                     entry.backend = shared.backend or "library"
                     kinds = shared.caches.reads("mlp", Action.SPARSE)
@@ -225,7 +225,7 @@ def dense_step(
     backend: str | None,
     addend: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The whole layer for hidden ``[B, N, C]``; records activations, output and group means.
+    """The whole layer for hidden ``[B, N, C]``; records activations, output and block means.
 
     Without a cache it records nothing and computes in the model's own layout, as fast as PyTorch
     can. An ``addend`` ``[B, N, C]``, which may be overwritten, is added to the result, but not to
@@ -238,7 +238,7 @@ def dense_step(
         activation=weights.activation,
         gate_weight=weights.gate,
         gate_bias=weights.gate_bias,
-        group_rows=config.block_size,
+        block_size=config.block_size,
         backend="library" if cache is None else backend,
     )
     if cache is None and addend is not None:
@@ -252,7 +252,7 @@ def dense_step(
             gate_weight=weights.gate,
             gate_bias=weights.gate_bias,
             activation=None if weights.gate is None else weights.activation,
-            group_rows=config.block_size,
+            block_size=config.block_size,
             backend=backend,
         )
         cache.activation = activation
@@ -318,7 +318,7 @@ def sparse_step(
         gate_weight=weights.gate,
         gate_bias=weights.gate_bias,
         activation=None if weights.gate is None else weights.activation,
-        group_rows=config.block_size,
+        block_size=config.block_size,
         backend=backend,
     )
     launch = choices["neuron_selection"].backend.launch if choices else neuron_selection.run
@@ -332,7 +332,7 @@ def sparse_step(
         activation=weights.activation,
         gate_weight=weights.gate,
         gate_bias=weights.gate_bias,
-        group_rows=config.block_size,
+        block_size=config.block_size,
         backend=backend,
     )
     launch = choices["sparse_mlp_up"].backend.launch if choices else sparse_mlp_up.run
@@ -343,7 +343,7 @@ def sparse_step(
         neurons,
         cache.output,
         addend=addend,
-        group_rows=config.block_size,
+        block_size=config.block_size,
         backend=backend,
     )
     launch = choices["sparse_mlp_down"].backend.launch if choices else sparse_mlp_down.run

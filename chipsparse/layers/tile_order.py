@@ -1,6 +1,6 @@
 """Tile order: video or image tokens regrouped into 3D tiles, which makes query blocks compact.
 
-A group of consecutive rows in raster order is a thin line of the picture; its tokens attend to
+A block of consecutive rows in raster order is a thin line of the image; its tokens attend to
 different places. A tile (a few frames, rows and columns) attends to much the same columns, so one
 column list serves all its rows.
 """

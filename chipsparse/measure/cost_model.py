@@ -102,7 +102,7 @@ class Load:
 
 
 def kept_columns(plan: SparsityPlan, layer: int) -> int:
-    """The most columns that a query group of a layer computes at a sparse step."""
+    """The most columns that a query block of a layer computes at a sparse step."""
     config, layout = plan.config.attention, plan.layout
     budget = AttentionBudget(
         keep_count=plan.attention_keep_count(layer),
@@ -126,7 +126,7 @@ def layer_time(
     """The time of one layer for one guidance branch.
 
     Args:
-        layer: number of the block.
+        layer: number of the transformer block.
         action: what the step does; nothing takes time in a skipped one.
         plan: has sizes and shares.
         rates: of the device.

@@ -126,9 +126,9 @@ def estimate_run(
     def moved(layer: int, part: Part, action: Action) -> tuple[int, int]:
         return moved_bytes(layer, part, action, config=plan.config, placement=placement)
 
-    # A recorded sparse step is launched as a whole.
-    recorded = plan.records_steps() and not placement.host
-    launched = {Action.REFRESH} if recorded else {Action.REFRESH, Action.SPARSE}
+    # A captured sparse step is replayed.
+    captured = plan.captures_steps() and not placement.host
+    launched = {Action.REFRESH} if captured else {Action.REFRESH, Action.SPARSE}
 
     def pieces(layer: int, action: Action) -> list[Load]:
         time = time_of(layer, action)

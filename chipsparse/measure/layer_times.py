@@ -42,7 +42,7 @@ class PartTimes:
 
     Attributes:
         part: which.
-        layer: number of the block.
+        layer: number of the transformer block.
         kind: what the model calls blocks like it.
         kept: columns or neurons that a sparse step computes.
         total: of how many.
@@ -79,7 +79,7 @@ def attention_times(
 
     Args:
         plan: sizes and shares.
-        layer: number of the block.
+        layer: number of the transformer block.
         device: where it runs.
         dtype: of query, key and value.
 
@@ -130,7 +130,7 @@ def attention_times(
         )
 
     choices = attention.backend_choices(
-        query, key, value, group_rows=config.block_size_q, backend=None
+        query, key, value, block_size_q=config.block_size_q, backend=None
     )
     refreshed = copy(before)
     refresh(refreshed)

@@ -3,7 +3,7 @@
 Attention or the feed-forward layer of a layer whose sparse step takes longer than a dense one, by
 the cost model, is better left alone. The cost model counts operations; small layers take longer
 than those, so two floors and a fixed time are added. What the host takes to launch kernels is left
-out: recorded steps do without, and how long it takes depends on the host.
+out: captured steps do without, and how long it takes depends on the host.
 
 Fitted to benchmarks/results/attention_curve_h200.json and sparse_mlp_h200.json, all of whose cases
 it decides rightly; it leaves 256 to 1,024 features at 17,408 tokens dense, where a sparse step of
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from chipsparse.cache.kinds import PARTS, Part
-from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.checks import block_count
 from chipsparse.measure.cost_model import Rates, kept_columns, layer_time
 from chipsparse.plan import Action, SparsityPlan
 
@@ -50,7 +50,7 @@ def step_seconds_of(
 
     Args:
         plan: has sizes and shares.
-        layer: number of the block.
+        layer: number of the transformer block.
         part: attention or feed-forward layer.
         dtype: of the hidden states.
         rates: of the device; by default those of an H200.
@@ -70,9 +70,9 @@ def _attention_bytes(plan: SparsityPlan, layer: int, itemsize: int) -> tuple[int
     """Bytes that a sparse step gathers, that it reads and writes, and that a dense one does."""
     layout = plan.layout
     hidden = layout.batch * layout.tokens * layout.channels * itemsize
-    groups = group_count(layout.tokens, plan.config.attention.block_size_q)
+    blocks = block_count(layout.tokens, plan.config.attention.block_size_q)
     kept = kept_columns(plan, layer)
-    gathered = 2 * layout.batch * groups * kept * layout.channels * itemsize
+    gathered = 2 * layout.batch * blocks * kept * layout.channels * itemsize
     return gathered, 3 * hidden, 4 * hidden
 
 
@@ -80,8 +80,8 @@ def _mlp_bytes(plan: SparsityPlan, layer: int, itemsize: int) -> tuple[int, int,
     """As `_attention_bytes`; weights are gathered, of every neuron once for each of its linears."""
     layout, kind = plan.layout, plan.layout.kind(layer)
     tokens, kept = layout.batch * layout.mlp_tokens(layer), plan.mlp_keep_count(layer)
-    groups = layout.batch * group_count(layout.mlp_tokens(layer), plan.config.mlp.block_size)
-    gathered = groups * kept * kind.mlp_linears * layout.channels * itemsize
+    blocks = layout.batch * block_count(layout.mlp_tokens(layer), plan.config.mlp.block_size)
+    gathered = blocks * kept * kind.mlp_linears * layout.channels * itemsize
     read = tokens * (NEURON_PASSES * kept + (1 + OUTPUT_PASSES) * layout.channels) * itemsize
     return gathered, read, tokens * 2 * (kind.intermediate_size + layout.channels) * itemsize
 

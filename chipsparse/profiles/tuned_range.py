@@ -36,9 +36,9 @@ class TunedMeasurement(Validated):
     """What was measured on held-out prompts, each sparse against dense with the same seed."""
 
     prompts: int = option(0, "how many", minimum=0)
-    psnr_db_worst: float | None = option(None, "smallest; null: the same pictures")
-    psnr_db_median: float | None = option(None, "median; null: the same pictures")
-    ssim_worst: float | None = option(None, "smallest; null: pictures too small for it")
+    psnr_db_worst: float | None = option(None, "smallest; null: equal outputs")
+    psnr_db_median: float | None = option(None, "median; null: equal outputs")
+    ssim_worst: float | None = option(None, "smallest; null: frames too small for it")
     lpips_worst: float | None = option(None, "largest; null: not measured")
     seconds: float = option(0.0, "median generation, text and decoding included", minimum=0.0)
     dense_seconds: float = option(0.0, "the same, dense", minimum=0.0)

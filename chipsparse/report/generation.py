@@ -59,7 +59,7 @@ class LayerRecord:
     """A layer's attention or feed-forward layer in one transformer call.
 
     Attributes:
-        layer: number of the block.
+        layer: number of the transformer block.
         part: which of both.
         action: what it did; never "skip", which leaves out whole calls.
         computed: share of the attention columns or neurons that was computed: a number, or a 0-d
@@ -113,7 +113,7 @@ class StepRecord:
         layers: what each layer did, in the order in which they ran; none where nothing in the
             whole generation is sparse, nor of layers that a block cache passed over.
         finished: whether the call came to its end.
-        replayed: whether it was launched as a whole, as an earlier call of its kind was recorded.
+        replayed: whether a captured call of its kind was replayed as a CUDA graph.
         predicted_change: by what share of itself the output was predicted to have changed since it
             was last computed, where ``skip_threshold`` asked for that; see `StepCache`.
         forecast: whether it was skipped and its output continues the last two computed ones.
@@ -314,7 +314,7 @@ class GenerationReport:
         self._warn_of_nothing(sentence)
 
     def _warn_of_nothing(self, sentence: str) -> None:
-        """Warns once in the life of a report: a user makes one picture after the other."""
+        """Warns once in the life of a report: a user makes one image after the other."""
         self.nothing_sparse = sentence
         if not self._warned:
             self._warned = True

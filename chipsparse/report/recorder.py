@@ -64,7 +64,7 @@ class CallRecorder:
         """A record of a layer, with its time where that is measured.
 
         Args:
-            layer: number of the block.
+            layer: number of the transformer block.
             part: which part of it.
             reason: why it is dense whatever the step is, or None.
         """

@@ -29,7 +29,7 @@ NO_MIDDLE = (
 class Action(str, enum.Enum):
     """What one layer computes at one step.
 
-    DENSE records the softmax constants, REFRESH also chooses columns and fills the caches, SPARSE
+    DENSE records the LSE, REFRESH also chooses columns and fills the caches, SPARSE
     computes only the kept columns and neurons, SKIP makes its output of those before.
     """
 

@@ -8,7 +8,7 @@ Between = Literal["none", "middle", "every_other", "all"]
 
 # Where the last full step of a list stands: what is computed closer to the end gains nothing.
 END = 0.9
-# Steps of a gap whose middle is worth a sparse one: shorter ones are early, where pictures change
+# Steps of a gap whose middle is worth a sparse one: shorter ones are early, where outputs change
 # too much for it.
 LEAST_GAP = 3
 

@@ -2,7 +2,7 @@
 
 A sparse step may stand anywhere between two full ones, or nowhere, as it pays: it costs less time
 than a full one and leaves an error behind. That error is a share of what has changed since the
-refresh before it, all of it while the picture takes shape and little later on.
+refresh before it, all of it while the layout takes shape and little later on.
 """
 
 from __future__ import annotations

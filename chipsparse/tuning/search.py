@@ -2,7 +2,7 @@
 
 Whatever is asked for, forms are compared at one time of a generation: the one that is asked for, or
 the one at which the first form meets the quality that is asked for. Each gets as many full steps as
-fit into that time, by what its steps take on this machine, and the best picture wins.
+fit into that time, by what its steps take on this machine, and the best quality wins.
 
 All that is decided follows from what the lab measured, so that a search that goes on from measured
 things takes the same way again.
@@ -176,7 +176,7 @@ class Search:
     # Which form.
 
     def _best_form(self, form: Form, limit: float) -> Form:
-        """The form with the best pictures of those that take so long, choice by choice."""
+        """The form with the best quality of those that take so long, choice by choice."""
         choices: Sequence[Callable[[Form, int], Iterator[Form]]] = (
             self._rivals.of_forecast,
             self._rivals.of_lists,
@@ -260,7 +260,7 @@ class Search:
         most = self._steps - 1
         if wants_quality(self._target):
             found = smallest(LEAST_FULL_STEPS, most, count, passes, self._may_verify)
-        else:  # the more, the better the picture, but the slower
+        else:  # the more, the better the quality, but the slower
             turned = smallest(
                 -most, -LEAST_FULL_STEPS, -count, lambda less: passes(-less), self._may_verify
             )

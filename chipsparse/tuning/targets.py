@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from chipsparse.profiles.tuned_range import TunedMeasurement, TunedTarget
 
-# What stands for the PSNR of pictures that are the same.
+# What stands for the PSNR of outputs that are the same.
 SAME_DB = 100.0
 
 
@@ -19,7 +19,7 @@ class Pair:
 
     Attributes:
         psnr_db: at most `SAME_DB`.
-        ssim: None where the pictures are too small for it.
+        ssim: None where the frames are too small for it.
         lpips: None where it was not measured.
         seconds: of the sparse generation, text and decoding included.
         dense_seconds: the same, dense.
@@ -42,7 +42,7 @@ def wants_quality(target: TunedTarget) -> bool:
 def quality(target: TunedTarget, pair: Pair) -> float:
     """How far a pair is above the bounds of quality, in dB; its PSNR where there are none.
 
-    SSIM and LPIPS are taken in dB of their distance from the same picture, which falls about as a
+    SSIM and LPIPS are taken in dB of their distance from the same output, which falls about as a
     PSNR does, so that the bound that is missed by most decides.
     """
     margins = []

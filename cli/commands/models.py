@@ -58,7 +58,7 @@ def _text_columns(adapter: type[ModelAdapter]) -> str:
     layout = adapter.planned_layout(config, latents=LATENTS, text_tokens=TEXT_TOKENS)
     if layout.text_tokens == 0:
         return "none in self-attention"
-    place = f"{'before' if layout.text_first else 'behind'} the picture's"
+    place = f"{'before' if layout.text_first else 'behind'} the image's"
     kept = "" if "attention" in adapter.masked_parts else ", always kept"
     return place + kept
 

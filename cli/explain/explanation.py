@@ -30,13 +30,13 @@ from chipsparse.cli.planning.sparse_steps import too_few_steps
 from chipsparse.cli.results import fields_json
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import MemoryConfig
-from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.checks import block_count
 from chipsparse.measure.estimate import RunEstimate
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.plan import SparsityPlan
 from chipsparse.profiles.profile import Profile
 
-# In the names of pipelines that always see reference pictures.
+# In the names of pipelines that always see reference images.
 SEEING_PICTURES = ("Kontext", "ImageEdit", "ImageLayered")
 AT_MOST = (
     "counts and times are those of a generation in which skip_threshold skips no step: how many it "
@@ -123,8 +123,8 @@ class Explanation:
                 "all": layout.tokens,
             },
             "attention": {
-                "groups": group_count(layout.tokens, attention.block_size_q),
-                "group_rows": attention.block_size_q,
+                "query_blocks": block_count(layout.tokens, attention.block_size_q),
+                "block_size_q": attention.block_size_q,
                 "columns_by_score": most(map(plan.attention_keep_count, sparse)),
                 "columns_at_random": plan.attention_random_count(),
                 "columns": most(group.columns for group in self.groups),

@@ -125,8 +125,8 @@ def look_ahead(
     """
     planned = plan_generation(options, model, profile)
     plan = planned.plan
-    records = target.device.type == "cuda" and plan.records_steps()
-    working = working_bytes(plan, dtype=target.dtype, recorded=planned.branches if records else 0)
+    captures = target.device.type == "cuda" and plan.captures_steps()
+    working = working_bytes(plan, dtype=target.dtype, captured=planned.branches if captures else 0)
     slower = slower_parts(plan, target.device, target.dtype)
     never = {(layer, part) for part in planned.never for layer in range(plan.layout.layers)}
     memory = plan_memory(

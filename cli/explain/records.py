@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from chipsparse.cache.kinds import PARTS
 from chipsparse.cli.explain.outlook import Outlook
 from chipsparse.cli.planning.layer_budgets import LayerGroup, layer_groups
-from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.checks import block_count
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class MLPLayers(PartLayers):
     """Their feed-forward layers.
 
     Attributes:
-        groups: of rows that choose together.
-        group_rows: how many each has.
+        token_blocks: of tokens that choose together.
+        block_size: how many tokens each has.
         neurons: of a layer.
         neurons_kept: by the layer that keeps most; None where all are dense.
     """
 
-    groups: int
-    group_rows: int
+    token_blocks: int
+    block_size: int
     neurons: int
     neurons_kept: int | None
 
@@ -100,8 +100,8 @@ def kinds_of_layers(outlook: Outlook) -> list[KindLayers]:
         mlp = MLPLayers(
             mlp.sparse,
             mlp.dense,
-            groups=group_count(plan.layout.mlp_tokens(first), rows),
-            group_rows=rows,
+            token_blocks=block_count(plan.layout.mlp_tokens(first), rows),
+            block_size=rows,
             neurons=kind.intermediate_size,
             neurons_kept=most(group.neurons for group in keep),
         )

@@ -15,7 +15,7 @@ from chipsparse.cli.tables import Facts, facts_table, number_table, print_table
 from chipsparse.cli.wording import PART_NAMES, counted, profile_text, seconds_text, short_place
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import ranges_text
-from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.checks import block_count
 from chipsparse.measure.estimate import RunEstimate
 from chipsparse.plan import SparsityPlan
 
@@ -59,7 +59,7 @@ def _generation_facts(explained: Explanation) -> Facts:
     tokens = f"{layout.tokens:,}: grid of {grid}"
     if layout.text_tokens:
         tokens += f", and {layout.text_tokens:,} of text"
-    groups = group_count(layout.tokens, config.block_size_q)
+    blocks = block_count(layout.tokens, config.block_size_q)
     columns = [group.columns for group in explained.groups]
     again = "; two calls a step for guidance" if explained.branches > 1 else ""
     counts = ", ".join(
@@ -72,7 +72,7 @@ def _generation_facts(explained: Explanation) -> Facts:
         ("tokens", tokens),
         (
             "attention",
-            f"{counted(groups, 'group')} of {config.block_size_q} rows, each keeps "
+            f"{counted(blocks, 'block')} of {config.block_size_q} queries, each keeps "
             f"{_share_text(columns, layout.tokens, 'columns')}",
         ),
     ]
@@ -124,7 +124,8 @@ def _mlp_text(kind: KindLayers) -> str:
     neurons = _share_text(
         (group.neurons for group in kind.keep), mlp.neurons, f"of {mlp.neurons:,} neurons"
     )
-    return f"{counted(mlp.groups, 'group')} of {mlp.group_rows} rows, each recomputes {neurons}"
+    blocks = counted(mlp.token_blocks, "block")
+    return f"{blocks} of {mlp.block_size} tokens, each recomputes {neurons}"
 
 
 def _layer_table(explained: Explanation) -> Table:

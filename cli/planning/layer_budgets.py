@@ -18,7 +18,7 @@ class LayerGroup:
     Attributes:
         kind: what the model calls them.
         layers: their numbers.
-        columns: that each group of rows computes at a sparse step; None where that is dense.
+        columns: that each block of rows computes at a sparse step; None where that is dense.
         neurons: likewise.
     """
 

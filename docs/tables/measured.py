@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 from benchmarks.equal_work.curves import TARGETS, Axis
 from benchmarks.equal_work.records import read as of_equal_work
 from benchmarks.equal_work.tables import quality_rows
+from benchmarks.records import Record
+from benchmarks.records import read as read_records
 from chipsparse.plan import Action
 from docs.tables.markdown import table
 
@@ -27,8 +28,6 @@ CASES = {
 RULES = ("merge", "difference")
 
 CELLS = "In brackets behind a speed-up: its share of the ideal, and its TFLOP/s."
-
-Record = dict[str, Any]
 
 
 def of_ideal(record: Record, *, digits: int) -> str:
@@ -59,7 +58,7 @@ def attention_kernels() -> str:
             op="column_sparse_attention",
             case=case,
             backend=backend,
-            group_rows=rows,
+            block_size=rows,
             delta_rule="none",
         )
         return of_ideal(found[0], digits=1) if found else "-"
@@ -68,13 +67,13 @@ def attention_kernels() -> str:
     for case in unique(records, "case"):
         sparse = find(records, op="column_sparse_attention", case=case)[0]
         refresh = find(
-            records, op="dense_attention_column_sums", case=case, backend="gluon", group_rows=128
+            records, op="dense_attention_column_sums", case=case, backend="gluon", block_size=128
         )[0]
         rows.append(
             (
                 name_of(case),
                 f"{sparse['tokens']:,}",
-                f"{sparse['keep_fraction']:.1%}",
+                f"{sparse['density']:.1%}",
                 dense_of(sparse),
                 f"{sparse['ideal']:.1f}x",
                 speedup(case, "gluon", 128),
@@ -101,10 +100,10 @@ def attention_by_share() -> str:
     """The speed-up over dense attention, by the share of columns kept."""
     file = "attention_curve_h200.json"
     records = find(read(file), curve="keep")
-    shares = sorted({round(record["keep_fraction"], 2) for record in records})
+    shares = sorted({round(record["density"], 2) for record in records})
     rows = []
     for case in unique(records, "case"):
-        found = {round(each["keep_fraction"], 2): each for each in find(records, case=case)}
+        found = {round(each["density"], 2): each for each in find(records, case=case)}
         first = found[shares[0]]
         name = f"{first['tokens']:,} tokens, {first['heads']} heads"
         name = f"{name}, cuDNN at {dense_tflops(first):.0f}"
@@ -128,7 +127,7 @@ def sparse_mlp() -> str:
                 name_of(case),
                 f"{gluon['mlp_tokens']:,}",
                 f"{gluon['channels']:,} to {gluon['mlp_width']:,}",
-                f"{gluon['keep_fraction']:.0%}",
+                f"{gluon['density']:.0%}",
                 dense_of(gluon),
                 f"{gluon['ideal']:.2f}x",
                 of_ideal(gluon, digits=2),
@@ -160,7 +159,7 @@ def full_size() -> str:
                 name_of(record["case"]),
                 record["schedule"],
                 steps(record),
-                f"{record['keep_fraction']:.3g}, {record['mlp_keep_fraction']:.2g}",
+                f"{record['density']:.3g}, {record['mlp_density']:.2g}",
                 f"{record['baseline_step_ms']:,.0f}",
                 *("-" if record[name] is None else f"{record[name]:,.0f}" for name in times),
                 f"{record['speedup']:.2f}x",
@@ -259,9 +258,9 @@ def tiny_wan_quality() -> str:
     (first, *_) = find(records, case="merge, keep 10%, attention")
     others = {
         f"the profile, attention + MLP ({steps(profile)})": "profile",
-        "64 rows a group, `merge`": "merge, keep 10%, attention, groups of 64 rows",
-        "192 rows a group, `merge`": "merge, keep 10%, attention, groups of 192 rows",
-        "256 rows a group, `merge`": "merge, keep 10%, attention, groups of 256 rows",
+        "64 queries a block, `merge`": "merge, keep 10%, attention, groups of 64 rows",
+        "192 queries a block, `merge`": "merge, keep 10%, attention, groups of 192 rows",
+        "256 queries a block, `merge`": "merge, keep 10%, attention, groups of 256 rows",
         "raster order, `merge`": "control: raster order, merge, keep 10%, attention",
         "random columns, `merge`": "control: random columns, merge, keep 10%, attention",
         "random columns, `difference`": "control: random columns, difference, keep 10%, attention",
@@ -279,7 +278,7 @@ def tiny_wan_quality() -> str:
 
 
 def captured_mass() -> str:
-    """The softmax mass of a group's best columns, by layer of tiny-wan, mean over steps."""
+    """The softmax mass of a query block's best columns, by layer of tiny-wan, mean over steps."""
     file = "captured_mass_h200.json"
     records = [record for record in read(file) if record.get("layer") is not None]
     shares = ("5%", "10%", "20%")
@@ -347,8 +346,7 @@ def equal_work(workload: str) -> str:
 
 def read(file: str) -> list[Record]:
     """The records of a file of results."""
-    records: list[Record] = json.loads((RESULTS / file).read_text(encoding="utf-8"))
-    return records
+    return read_records(RESULTS / file)
 
 
 def find(records: Iterable[Record], **values: Any) -> list[Record]:

@@ -1,4 +1,4 @@
-"""The columns that each query group keeps: the highest sums, static columns and random ones."""
+"""The columns that each query block keeps: the highest sums, static columns and random ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OP = "column_selection"
 
 @dataclass(slots=True, eq=False)
 class ColumnSelection(Call[torch.Tensor]):
-    """Chooses the key columns of each query group, as packed bits.
+    """Chooses the key columns of each query block, as packed bits.
 
     Static columns are always kept and count within ``keep_count``; the highest column sums fill
     what they leave. Then one column that is not kept yet is drawn from each of ``random_count``

@@ -22,13 +22,13 @@ Integers = TypeVar("Integers", int, torch.Tensor)
 def column_selection(call: ColumnSelection) -> torch.Tensor:
     """See `ColumnSelection`; the call is checked."""
     column_sums, static_columns = call.column_sums, call.every_static_column()
-    batch, heads, groups, columns = column_sums.shape
+    batch, heads, blocks, columns = column_sums.shape
     packed = torch.empty(
-        batch, heads, groups, -(-columns // 8), dtype=torch.uint8, device=column_sums.device
+        batch, heads, blocks, -(-columns // 8), dtype=torch.uint8, device=column_sums.device
     )
-    bytes_per_group = columns * TRANSIENT_BYTES_PER_COLUMN
+    bytes_per_block = columns * TRANSIENT_BYTES_PER_COLUMN
     for b, h in product(range(batch), range(heads)):
-        for first, last in ranges(groups, bytes_per_group, TRANSIENT_BYTES):
+        for first, last in ranges(blocks, bytes_per_block, TRANSIENT_BYTES):
             sums = column_sums[b, h, first:last].float()
             keys = _ordered_keys(sums)
             static = None if static_columns is None else static_columns[b, h, first:last]
@@ -38,8 +38,8 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
             if static is not None:
                 mask |= static
             if call.random_count > 0 and columns > 0:
-                groups_drawn = range(first, last)
-                mask |= drawn_columns(mask, call.random_count, call.seed, b, h, groups_drawn)
+                blocks_drawn = range(first, last)
+                mask |= drawn_columns(mask, call.random_count, call.seed, b, h, blocks_drawn)
             mask |= sums.isnan().any(-1, keepdim=True)
             packed[b, h, first:last] = packed_bits(mask)
     return packed
@@ -65,7 +65,7 @@ def largest(keys: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def drawn_columns(
-    kept: torch.Tensor, random_count: int, seed: int, batch: int, head: int, groups: range
+    kept: torch.Tensor, random_count: int, seed: int, batch: int, head: int, blocks: range
 ) -> torch.Tensor:
     """Draws a column that is not kept in each of ``random_count`` strata of about equal width.
 
@@ -74,21 +74,21 @@ def drawn_columns(
     within the stratum, that is not kept is drawn.
 
     Args:
-        kept: bool ``[groups, M]``, with at least one column.
+        kept: bool ``[blocks, M]``, with at least one column.
         random_count: at most M takes effect.
         seed: any integer.
         batch: position of the rows.
         head: position of the rows.
-        groups: positions of the rows.
+        blocks: positions of the rows.
 
     Returns:
-        bool ``[groups, M]``, without those kept.
+        bool ``[blocks, M]``, without those kept.
     """
     columns, device = kept.shape[-1], kept.device
     strata = min(random_count, columns)
     edges = torch.arange(strata + 1, dtype=torch.int64, device=device) * columns // strata
     widths = edges.diff()
-    hashes = random_hashes(seed, batch, head, groups, strata, device)
+    hashes = random_hashes(seed, batch, head, blocks, strata, device)
     stratum = torch.arange(strata, device=device).repeat_interleave(widths, output_size=columns)
     first = (edges[:-1] + hashes % widths)[:, stratum]
     column = torch.arange(columns, dtype=torch.int64, device=device)
@@ -100,10 +100,10 @@ def drawn_columns(
 
 
 def random_hashes(
-    seed: int, batch: int, head: int, groups: range, strata: int, device: torch.device
+    seed: int, batch: int, head: int, blocks: range, strata: int, device: torch.device
 ) -> torch.Tensor:
-    """Pseudo-random integers below 2**32 from the position alone: int64 ``[groups, strata]``."""
-    row = torch.arange(groups.start, groups.stop, dtype=torch.int64, device=device)[:, None]
+    """Pseudo-random integers below 2**32 from the position alone: int64 ``[blocks, strata]``."""
+    row = torch.arange(blocks.start, blocks.stop, dtype=torch.int64, device=device)[:, None]
     stratum = torch.arange(strata, dtype=torch.int64, device=device)
     state = torch.full((), position_state(seed, batch, head), dtype=torch.int64, device=device)
     for part in (row, stratum):

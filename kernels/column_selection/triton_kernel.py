@@ -219,7 +219,7 @@ def _sample_count(x0, x1, x2, x3, static, key, PACKED: tl.constexpr, Number: tl.
     do_not_specialize=[
         "rows",
         "heads",
-        "groups",
+        "blocks",
         "columns",
         "row_bytes",
         "keep_count",
@@ -236,7 +236,7 @@ def _select_kernel(
     packed_ptr,
     rows,
     heads,
-    groups,
+    blocks,
     columns,
     row_bytes,
     keep_count,
@@ -254,7 +254,7 @@ def _select_kernel(
     """Packed bits of the static columns and the highest sums; each program takes several rows."""
     Number: tl.constexpr = sums_ptr.dtype.element_ty
     NEAR: tl.constexpr = 128 if Number == tl.float16 else 16  # keys: about an eighth of a number
-    block = tl.arange(0, BYTES)
+    in_chunk = tl.arange(0, BYTES)
     program_rows = tl.cdiv(rows, tl.num_programs(0))
     first_row = tl.program_id(0) * program_rows
     middle = 0
@@ -270,9 +270,9 @@ def _select_kernel(
         candidates = columns + 0
         if STATIC:
             static_row = (
-                (row // (heads * groups)) * static_stride_b
-                + (row // groups % heads) * static_stride_h
-                + (row % groups) * static_stride_g
+                (row // (heads * blocks)) * static_stride_b
+                + (row // blocks % heads) * static_stride_h
+                + (row % blocks) * static_stride_g
             )
             static_row_ptr = static_ptr + static_row.to(tl.int64) * row_bytes
             static_count = tl.load(static_counts_ptr + static_row)
@@ -368,12 +368,12 @@ def _select_kernel(
                     p3 = tl.zeros([BYTES], tl.int32)
                     for first in range(part, tl.minimum(part + BYTES * 64, row_bytes), BYTES):
                         x0, x1, x2, x3 = _load_pairs(
-                            row_ptr, first + block, row_bytes, -1, "evict_last"
+                            row_ptr, first + in_chunk, row_bytes, -1, "evict_last"
                         )
                         if STATIC:
                             static = tl.load(
-                                static_row_ptr + first + block,
-                                mask=first + block < row_bytes,
+                                static_row_ptr + first + in_chunk,
+                                mask=first + in_chunk < row_bytes,
                                 other=0,
                             ).to(tl.int32)
                             p0, p1, p2, p3 = tl.inline_asm_elementwise(
@@ -427,7 +427,7 @@ def _select_kernel(
             else:
                 for first in range(0, row_bytes, BYTES):
                     keys, _ = _load_keys(
-                        row_ptr, static_row_ptr, first + block, row_bytes, columns, STATIC
+                        row_ptr, static_row_ptr, first + in_chunk, row_bytes, columns, STATIC
                     )
                     c0 += _bytes_at_least(keys, key0)
                     c1 += _bytes_at_least(keys, key1)
@@ -479,7 +479,7 @@ def _select_kernel(
             number0 = tl.zeros([BYTES], tl.int32) + _number_pair(high)
             number1 = tl.zeros([BYTES], tl.int32) + _number_pair(low)
         for first in range(0, row_bytes, BYTES):
-            byte = first + block
+            byte = first + in_chunk
             static = tl.zeros([BYTES], tl.int32)
             if STATIC:
                 static = tl.load(static_row_ptr + byte, mask=byte < row_bytes, other=0)
@@ -525,7 +525,7 @@ def _select_kernel(
         if tl.max(largest, axis=0) > 0:  # NaN: the sums of this row say nothing
             tl.debug_barrier()
             for first in range(0, row_bytes, BYTES):
-                byte = first + block
+                byte = first + in_chunk
                 kept = tl.full([BYTES], 0xFF, tl.int32)
                 if not EVEN:
                     kept = tl.where(byte == columns // 8, (1 << columns % 8) - 1, kept)
@@ -542,12 +542,12 @@ def _mix(state, part):
 
 
 @triton.jit(
-    do_not_specialize=["heads", "groups", "columns", "row_bytes", "strata", "seed_state", "turns"]
+    do_not_specialize=["heads", "blocks", "columns", "row_bytes", "strata", "seed_state", "turns"]
 )
 def _draw_kernel(
     packed_ptr,
     heads,
-    groups,
+    blocks,
     columns,
     row_bytes,
     strata,
@@ -563,9 +563,9 @@ def _draw_kernel(
     row = tl.program_id(0)
     bits_ptr = packed_ptr + row.to(tl.int64) * row_bytes
     state = tl.zeros([1], tl.uint32) + seed_state.to(tl.uint32)
-    state = _mix(state, row // (heads * groups))
-    state = _mix(state, row // groups % heads)
-    state = _mix(state, row % groups)
+    state = _mix(state, row // (heads * blocks))
+    state = _mix(state, row // blocks % heads)
+    state = _mix(state, row % blocks)
     for turn in range(0, turns):
         for first in range(0, tl.cdiv(strata - turn, turns), STRATA):
             stratum = turn + (first + tl.arange(0, STRATA)) * turns
@@ -622,9 +622,9 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
     """See `ColumnSelection`; the call is checked, fp32 sums count by 16 bits."""
     column_sums, static_columns = call.column_sums, call.every_static_column()
     infinity = 0x7C00 if column_sums.dtype == torch.float16 else 0x7F80
-    batch, heads, groups, columns = column_sums.shape
-    rows, row_bytes, device = batch * heads * groups, -(-columns // 8), column_sums.device
-    packed = torch.empty(batch, heads, groups, row_bytes, dtype=torch.uint8, device=device)
+    batch, heads, blocks, columns = column_sums.shape
+    rows, row_bytes, device = batch * heads * blocks, -(-columns // 8), column_sums.device
+    packed = torch.empty(batch, heads, blocks, row_bytes, dtype=torch.uint8, device=device)
     if packed.numel() == 0:
         return packed
     if static_columns is None:
@@ -650,7 +650,7 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
             packed,
             rows,
             heads,
-            groups,
+            blocks,
             columns,
             row_bytes,
             min(call.keep_count, columns),
@@ -671,7 +671,7 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
             _draw_kernel[(rows,)](
                 packed,
                 heads,
-                groups,
+                blocks,
                 columns,
                 row_bytes,
                 strata,
@@ -691,10 +691,10 @@ def _packed_static(static: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tu
         if static.stride(dim) == 0:
             distinct = distinct.narrow(dim, 0, 1)
     packed = packed_bits(distinct)
-    batch, heads, groups, _ = packed.shape
+    batch, heads, blocks, _ = packed.shape
     strides = (
-        heads * groups if batch > 1 else 0,
-        groups if heads > 1 else 0,
-        1 if groups > 1 else 0,
+        heads * blocks if batch > 1 else 0,
+        blocks if heads > 1 else 0,
+        1 if blocks > 1 else 0,
     )
     return packed, packed_counts(packed, static.shape[-1]), strides

@@ -1,4 +1,4 @@
-"""Attention of each query group over its own list of key columns, joined with a residual cache."""
+"""Attention of each query block over its own list of key columns, joined with a residual cache."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 from chipsparse.kernels.calls import AttentionCall
 from chipsparse.kernels.checks import (
+    block_count,
+    check_block_size,
     check_dtype,
     check_floating,
-    check_group_rows,
     check_shape,
-    group_count,
 )
 from chipsparse.kernels.dispatch import Backend, Operation, imported
 from chipsparse.kernels.triton_support import (
@@ -30,7 +30,7 @@ CACHED = {None: (), "difference": ("residual",), "merge": ("residual", "lse_dens
 class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
     """Softmax attention over the kept columns, with tile packing, and the delta rule after it.
 
-    Every group of query rows packs the key and value rows that it keeps into dense tiles (Chipmunk,
+    Every block of query rows packs the key and value rows that it keeps into dense tiles (Chipmunk,
     "Deep Dive on GPU Kernel Optimizations and Systems", part III). Any lists of columns work, so a
     static pattern is only another set of indices.
 
@@ -52,11 +52,11 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
         key: ``[B, H, M, D]``, dtype and device of query.
         value: ``[B, H, M, D]``, likewise.
         indices: int32 ``[B, H, G, K]``, columns below M; a list must not repeat a column. Entries
-            past a group's count must be valid columns too (0 will do); they are ignored. No values
+            past a block's count must be valid columns too (0 will do); they are ignored. No values
             are looked at, which would make the host wait for the device: `check_lists` does.
-        counts: int32 ``[B, H, G]``, how many entries of each list count, at most K. A group with
+        counts: int32 ``[B, H, G]``, how many entries of each list count, at most K. A block with
             none has A = 0 and lse = -inf.
-        group_rows: R, query rows per group; the last of the G = ceil(N / R) groups may be ragged.
+        block_size_q: R, query rows per block; the last of the G = ceil(N / R) blocks may be ragged.
         scale: factor of the scores; None for ``D ** -0.5``.
         delta_rule: how A joins the residual, None for not at all.
         residual: ``[B, H, N, D]`` floating point, for either rule.
@@ -77,22 +77,22 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
     indices: torch.Tensor
     counts: torch.Tensor
     _: KW_ONLY
-    group_rows: int = 128
+    block_size_q: int = 128
     delta_rule: Literal["merge", "difference"] | None = None
     residual: torch.Tensor | None = None
     lse_dense: torch.Tensor | None = None
     kept_mass: torch.Tensor | None = None
 
     def facts(self) -> tuple[Any, ...]:
-        """Query, key, value and the rows of a group."""
-        return self.query, self.key, self.value, self.group_rows
+        """Query, key, value and the rows of a block."""
+        return self.query, self.key, self.value, self.block_size_q
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes, devices or the rule do not fit."""
         self.check_attention(OP)
-        check_group_rows(OP, self.group_rows)
+        check_block_size(OP, block_size_q=self.block_size_q)
         indices = self.indices
-        lists = (*self.query.shape[:2], group_count(self.query.shape[2], self.group_rows))
+        lists = (*self.query.shape[:2], block_count(self.query.shape[2], self.block_size_q))
         check_dtype(OP, "indices", indices, torch.int32)
         check_dtype(OP, "counts", self.counts, torch.int32)
         if indices.dim() != 4:

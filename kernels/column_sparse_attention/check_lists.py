@@ -27,27 +27,27 @@ def check_lists(indices: torch.Tensor, counts: torch.Tensor, columns: int) -> No
         lists, list_counts = indices[b, h], counts[b, h]
         where = _first(((list_counts < 0) | (list_counts > capacity)).unsqueeze(-1))
         if where is not None:
-            group, _ = where
+            block, _ = where
             raise ValueError(
-                f"{OP}: counts[{b}, {h}, {group}] is {int(list_counts[group])}, "
+                f"{OP}: counts[{b}, {h}, {block}] is {int(list_counts[block])}, "
                 f"not within [0, {capacity}]"
             )
         counting = place < list_counts.unsqueeze(-1)
         where = _first(counting & ((lists < 0) | (lists >= columns)))
         if where is not None:
-            group, entry = where
+            block, entry = where
             raise ValueError(
-                f"{OP}: indices[{b}, {h}, {group}, {entry}] is {int(lists[group, entry])}, "
+                f"{OP}: indices[{b}, {h}, {block}, {entry}] is {int(lists[block, entry])}, "
                 f"not within [0, {columns})"
             )
         in_order = lists.masked_fill(~counting, -1).sort(-1).values
         repeats = (in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] >= 0)
         where = _first(repeats)
         if where is not None:
-            group, entry = where
+            block, entry = where
             raise ValueError(
-                f"{OP}: the list indices[{b}, {h}, {group}] repeats column "
-                f"{int(in_order[group, entry])}"
+                f"{OP}: the list indices[{b}, {h}, {block}] repeats column "
+                f"{int(in_order[block, entry])}"
             )
 
 

@@ -1,6 +1,6 @@
 """`column_sparse_attention` for Hopper: gathered tiles, warp-specialized, persistent.
 
-One block per multiprocessor walks over work items of 64, 128 or 192 query rows of one group. A
+One thread block per multiprocessor walks over work items: 64, 128 or 192 query rows of a block. A
 producer warpgroup gathers the kept key and value rows with 16-byte `cp.async` into swizzled tiles
 in shared memory and runs ahead into the next item; each consumer warpgroup owns 64 query rows and
 computes the softmax of one tile under the value product of the tile before. That split, explicit
@@ -39,7 +39,7 @@ MERGE = gl.constexpr(RULES["merge"])
 
 @dataclass(frozen=True)
 class Config:
-    """How a block is built.
+    """How a thread block is built.
 
     Attributes:
         consumers: warpgroups of 64 query rows.
@@ -48,7 +48,7 @@ class Config:
         consumer_registers: per thread.
         producer_registers: per thread.
         producer_warps: warps that gather.
-        blocks_per_sm: resident blocks that shared memory and registers allow.
+        blocks_per_sm: resident thread blocks that shared memory and registers allow.
     """
 
     consumers: int
@@ -60,7 +60,7 @@ class Config:
     blocks_per_sm: int
 
 
-# By head size and query rows per block; benchmarks/notes/column_sparse_attention.md has the log.
+# By head size and query rows per item; benchmarks/notes/column_sparse_attention.md has the log.
 CONFIGS = {
     (128, 64): Config(1, 64, 2, 168, 80, 4, 2),
     (128, 128): Config(2, 128, 2, 208, 88, 4, 1),
@@ -73,13 +73,18 @@ CONFIGS = {
 
 @gluon.jit
 def _locate(
-    item, blocks, H, BLOCKS_PER_GROUP: gl.constexpr, ROWS: gl.constexpr, GROUP_ROWS: gl.constexpr
+    item,
+    row_tiles,
+    H,
+    TILES_PER_BLOCK: gl.constexpr,
+    ROWS: gl.constexpr,
+    BLOCK_SIZE_Q: gl.constexpr,
 ):
     """Batch, head and first query row of a work item."""
-    bh = item // blocks
-    block = item % blocks
-    group = block // BLOCKS_PER_GROUP
-    row0 = group * GROUP_ROWS + (block % BLOCKS_PER_GROUP) * ROWS
+    bh = item // row_tiles
+    row_tile = item % row_tiles
+    block = row_tile // TILES_PER_BLOCK
+    row0 = block * BLOCK_SIZE_Q + (row_tile % TILES_PER_BLOCK) * ROWS
     return bh // H, bh % H, row0
 
 
@@ -90,9 +95,10 @@ def _offset(b, h, stride_b, stride_h):
 
 
 @gluon.jit
-def _list(item, items, blocks, counts_ptr, BLOCKS_PER_GROUP: gl.constexpr):
+def _list(item, items, row_tiles, counts_ptr, TILES_PER_BLOCK: gl.constexpr):
     """Number and length of an item's list, asked for before it is needed; none past the last."""
-    number = (item // blocks) * (blocks // BLOCKS_PER_GROUP) + (item % blocks) // BLOCKS_PER_GROUP
+    block = (item % row_tiles) // TILES_PER_BLOCK
+    number = (item // row_tiles) * (row_tiles // TILES_PER_BLOCK) + block
     return number, gl.load(counts_ptr + number, mask=item < items, other=0)
 
 
@@ -116,7 +122,7 @@ def _columns(list_ptr, rows, wanted):
 def _produce(
     pointers, smem, strides, sizes, capacity,
     CONSUMERS: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr,
-    BLOCKS_PER_GROUP: gl.constexpr, GROUP_ROWS: gl.constexpr, WIDE_ROWS: gl.constexpr,
+    TILES_PER_BLOCK: gl.constexpr, BLOCK_SIZE_Q: gl.constexpr, WIDE_ROWS: gl.constexpr,
     WARPS: gl.constexpr,
 ):  # fmt: skip
     """Gathers the query rows, then the key and value tiles of every item."""
@@ -124,7 +130,7 @@ def _produce(
     q_smem, k_smem, v_smem, full_q, empty_q, full_k, empty_k, full_v, empty_v = smem
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn = strides[:6]
     stride_vb, stride_vh, stride_vn = strides[6:]
-    items, blocks, H, N = sizes
+    items, row_tiles, H, N = sizes
     # A row is read by D / 8 neighbouring threads, 16 bytes each.
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [WARPS, 1], [1, 0])
     rows = gl.arange(0, TILE, gl.SliceLayout(1, layout))
@@ -133,19 +139,19 @@ def _produce(
     filled = 0
     turn = 0
     pid, step = gl.program_id(0), gl.num_programs(0)
-    number, count = _list(pid, items, blocks, counts_ptr, BLOCKS_PER_GROUP)
-    next_number, next_count = _list(pid + step, items, blocks, counts_ptr, BLOCKS_PER_GROUP)
+    number, count = _list(pid, items, row_tiles, counts_ptr, TILES_PER_BLOCK)
+    next_number, next_count = _list(pid + step, items, row_tiles, counts_ptr, TILES_PER_BLOCK)
     _, first = _tiles(count, TILE)
     columns = _columns(indices_ptr + number.to(gl.int64) * capacity, rows, first)
     # One item past the last, with an empty list: what the consumers multiply ahead of need.
     for item in range(pid, items + step, step):
         b, h, row0 = _locate(
-            gl.minimum(item, items - 1), blocks, H, BLOCKS_PER_GROUP, 64 * CONSUMERS, GROUP_ROWS
+            gl.minimum(item, items - 1), row_tiles, H, TILES_PER_BLOCK, 64 * CONSUMERS, BLOCK_SIZE_Q
         )
         tiles, first = _tiles(count, TILE)
         _, next_first = _tiles(next_count, TILE)
         after_number, after_count = _list(
-            item + 2 * step, items, blocks, counts_ptr, BLOCKS_PER_GROUP
+            item + 2 * step, items, row_tiles, counts_ptr, TILES_PER_BLOCK
         )
 
         mbarrier.wait(empty_q.index(turn & 1), ((turn >> 1) & 1) ^ 1)
@@ -192,13 +198,13 @@ def _produce(
 def _consume(
     pointers, smem, strides, sizes, scale_log2, rounding,
     CONSUMERS: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr,
-    BLOCKS_PER_GROUP: gl.constexpr, GROUP_ROWS: gl.constexpr, RULE: gl.constexpr, WG: gl.constexpr,
+    TILES_PER_BLOCK: gl.constexpr, BLOCK_SIZE_Q: gl.constexpr, RULE: gl.constexpr, WG: gl.constexpr,
 ):  # fmt: skip
     """Attention of 64 query rows over the tiles, and the delta rule."""
     o_ptr, lse_ptr, residual_ptr, lse_dense_ptr, mass_ptr, counts_ptr = pointers
     q_smem, k_smem, v_smem, full_q, empty_q, full_k, empty_k, full_v, empty_v = smem
     stride_ob, stride_oh, stride_on, stride_rb, stride_rh, stride_rn = strides
-    items, blocks, H, N = sizes
+    items, row_tiles, H, N = sizes
     dtype: gl.constexpr = q_smem.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -209,7 +215,7 @@ def _consume(
     channels = gl.arange(0, D, gl.SliceLayout(0, o_layout))
     used = 0
     turn = 0
-    _, next_count = _list(gl.program_id(0), items, blocks, counts_ptr, BLOCKS_PER_GROUP)
+    _, next_count = _list(gl.program_id(0), items, row_tiles, counts_ptr, TILES_PER_BLOCK)
     s = gl.full([64, TILE], 0.0, gl.float32, s_layout)
     mbarrier.wait(full_q.index(0), 0)
     mbarrier.wait(full_k.index(0), 0)
@@ -218,11 +224,11 @@ def _consume(
     s = warpgroup_mma_wait(0, deps=[s_token])
     mbarrier.arrive(empty_k.index(0), count=1)
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        b, h, row0 = _locate(item, blocks, H, BLOCKS_PER_GROUP, 64 * CONSUMERS, GROUP_ROWS)
+        b, h, row0 = _locate(item, row_tiles, H, TILES_PER_BLOCK, 64 * CONSUMERS, BLOCK_SIZE_Q)
         tiles, first = _tiles(next_count, TILE)
         empty = next_count == 0
         _, next_count = _list(
-            item + gl.num_programs(0), items, blocks, counts_ptr, BLOCKS_PER_GROUP
+            item + gl.num_programs(0), items, row_tiles, counts_ptr, TILES_PER_BLOCK
         )
         q = q_smem.index((turn & 1) * CONSUMERS + WG)
 
@@ -271,12 +277,12 @@ def _consume(
         lse = (gl.convert_layout(m, o_rows) + gl.log2(total)) * LN_2
         row = row0 + WG * 64 + local_rows
         inside = row < N
-        constants = (b * H + h).to(gl.int64) * N + row
+        per_row = (b * H + h).to(gl.int64) * N + row
         kept_share = gl.full([64], 1.0, gl.float32, o_rows)
         residual_share = gl.full([64], 1.0, gl.float32, o_rows)
         if RULE == MERGE:
-            shift = (lse - gl.load(lse_dense_ptr + constants, mask=inside, other=0.0)) * LOG2_E
-            dropped = 1.0 - gl.load(mass_ptr + constants, mask=inside, other=0.0)
+            shift = (lse - gl.load(lse_dense_ptr + per_row, mask=inside, other=0.0)) * LOG2_E
+            dropped = 1.0 - gl.load(mass_ptr + per_row, mask=inside, other=0.0)
             # Not gl.minimum, which hides NaN.
             kept_share = gl.exp2(gl.where(shift > 0.0, 0.0, shift))
             residual_share = gl.exp2(gl.where(shift < 0.0, 0.0, -shift))
@@ -297,7 +303,7 @@ def _consume(
                 other=0.0,
             ).to(gl.float32)
             o += cached * residual_share[:, None]
-        gl.store(lse_ptr + constants, lse, mask=inside)
+        gl.store(lse_ptr + per_row, lse, mask=inside)
         o_head = o_ptr + _offset(b, h, stride_ob, stride_oh)
         gl.store(
             o_head + (row.to(gl.int64) * stride_on)[:, None] + channels[None, :],
@@ -315,11 +321,11 @@ def _column_sparse_attention_kernel(
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
     stride_rb, stride_rh, stride_rn,
-    items, blocks, H, N, capacity, scale_log2, rounding,
+    items, row_tiles, H, N, capacity, scale_log2, rounding,
     CONSUMERS: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
     PRODUCER_WARPS: gl.constexpr, D: gl.constexpr,
-    BLOCKS_PER_GROUP: gl.constexpr, GROUP_ROWS: gl.constexpr, RULE: gl.constexpr,
+    TILES_PER_BLOCK: gl.constexpr, BLOCK_SIZE_Q: gl.constexpr, RULE: gl.constexpr,
     WIDE_ROWS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_ptr.dtype.element_ty
@@ -354,16 +360,16 @@ def _column_sparse_attention_kernel(
         stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
         stride_vb, stride_vh, stride_vn,
     )  # fmt: skip
-    sizes = (items, blocks, H, N)
+    sizes = (items, row_tiles, H, N)
     # Constants survive only inside these literals, so each partition spells them out.
     # fmt: off
     if CONSUMERS == 1:
         gl.warp_specialize(
             [
                 (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
-                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS, RULE, 0)),
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, 0)),
                 (_produce, (inputs, smem, input_strides, sizes, capacity,
-                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS, WIDE_ROWS,
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, WIDE_ROWS,
                             PRODUCER_WARPS)),
             ],
             [PRODUCER_WARPS], [PRODUCER_REGISTERS],
@@ -372,11 +378,11 @@ def _column_sparse_attention_kernel(
         gl.warp_specialize(
             [
                 (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
-                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS, RULE, 0)),
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, 0)),
                 (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
-                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS, RULE, 1)),
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, 1)),
                 (_produce, (inputs, smem, input_strides, sizes, capacity,
-                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS, WIDE_ROWS,
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, WIDE_ROWS,
                             PRODUCER_WARPS)),
             ],
             [4, PRODUCER_WARPS], [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
@@ -385,13 +391,13 @@ def _column_sparse_attention_kernel(
         gl.warp_specialize(
             [
                 (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
-                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS, RULE, 0)),
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, 0)),
                 (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
-                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS, RULE, 1)),
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, 1)),
                 (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
-                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS, RULE, 2)),
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, 2)),
                 (_produce, (inputs, smem, input_strides, sizes, capacity,
-                            CONSUMERS, TILE, STAGES, D, BLOCKS_PER_GROUP, GROUP_ROWS, WIDE_ROWS,
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, WIDE_ROWS,
                             PRODUCER_WARPS)),
             ],
             [4, 4, PRODUCER_WARPS], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
@@ -403,18 +409,18 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
     """See `ColumnSparseAttention`; the call is checked."""
     query, scale = triton_support.with_positive_scale(call.query, call.softmax_scale)
     key, value, indices, counts = call.key, call.value, call.indices, call.counts
-    group_rows, residual = call.group_rows, call.residual
+    block_size_q, residual = call.block_size_q, call.residual
     batch, heads, rows, head_dim = query.shape
     device = query.device
-    block_rows = next(r for r in (192, 128, 64) if group_rows % r == 0)
-    config = CONFIGS[head_dim, block_rows]
-    blocks_per_group = group_rows // block_rows
-    groups = counts.shape[2]
-    blocks = groups * blocks_per_group
-    items = batch * heads * blocks
+    tile_rows = next(r for r in (192, 128, 64) if block_size_q % r == 0)
+    config = CONFIGS[head_dim, tile_rows]
+    tiles_per_block = block_size_q // tile_rows
+    blocks = counts.shape[2]
+    row_tiles = blocks * tiles_per_block
+    items = batch * heads * row_tiles
     output = torch.empty_like(query)
     lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=device)
-    # The kernel reads rows of the residual as they lie, and row constants in float32.
+    # The kernel reads rows of the residual as they lie, and what is kept per row in float32.
     if residual is None:
         residual = output
     elif residual.stride(-1) != 1:
@@ -441,7 +447,7 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
             *output.stride()[:3],
             *residual.stride()[:3],
             items,
-            blocks,
+            row_tiles,
             heads,
             rows,
             indices.shape[3],
@@ -454,8 +460,8 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
             PRODUCER_REGISTERS=config.producer_registers,
             PRODUCER_WARPS=config.producer_warps,
             D=head_dim,
-            BLOCKS_PER_GROUP=blocks_per_group,
-            GROUP_ROWS=group_rows,
+            TILES_PER_BLOCK=tiles_per_block,
+            BLOCK_SIZE_Q=block_size_q,
             RULE=RULES[call.delta_rule],
             WIDE_ROWS=furthest_row >= 2**31,
             num_warps=4,

@@ -19,11 +19,11 @@ LSE_ROUNDING = 64
 def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, torch.Tensor]:
     """See `ColumnSparseAttention`; the call is checked.
 
-    Holds fp32 keys, values, scores and weights of so many bytes at a time; one group of one head is
+    Holds fp32 keys, values, scores and weights of so many bytes at a time; one block of one head is
     the least.
     """
     query, key, value, indices, counts = call.query, call.key, call.value, call.indices, call.counts
-    group_rows = call.group_rows
+    block_size_q = call.block_size_q
     batch, heads, rows, head_dim = query.shape
     columns, capacity = key.shape[2], indices.shape[3]
     dtype, device = compute_dtype(query), query.device
@@ -32,27 +32,27 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
     packed_rows = indices + first_row
     # Looking at the counts would make the host wait for a GPU; there the tail is always masked.
     masked = device.type != "cpu" or not bool((counts == capacity).all())
-    group_bytes = 2 * (group_rows + head_dim) * capacity * dtype.itemsize
+    block_bytes = 2 * (block_size_q + head_dim) * capacity * dtype.itemsize
     limit = tile_bytes(device)
-    full = rows // group_rows
+    full = rows // block_size_q
     output = torch.empty(batch, heads, rows, head_dim, dtype=dtype, device=device)
     lse = torch.empty(batch, heads, rows, dtype=dtype, device=device)
-    # First all whole groups of all heads as one list of tiles, then the ragged last ones.
-    for groups, row_slice, size in (
-        (slice(0, full), slice(0, full * group_rows), group_rows),
-        (slice(full, full + 1), slice(full * group_rows, rows), rows % group_rows),
+    # First all whole blocks of all heads as one list of tiles, then the ragged last ones.
+    for blocks, row_slice, size in (
+        (slice(0, full), slice(0, full * block_size_q), block_size_q),
+        (slice(full, full + 1), slice(full * block_size_q, rows), rows % block_size_q),
     ):
-        if size == 0 or groups.stop == 0:
+        if size == 0 or blocks.stop == 0:
             continue
         tiles = query[:, :, row_slice].unflatten(2, (-1, size)).flatten(0, 2)
-        lists = packed_rows[:, :, groups].flatten(0, 2)
-        list_counts = counts[:, :, groups].flatten()
+        lists = packed_rows[:, :, blocks].flatten(0, 2)
+        list_counts = counts[:, :, blocks].flatten()
         if masked:  # no row is read that a list does not name: what is NaN there would show
             counted = torch.arange(capacity, device=device) < list_counts[:, None]
             lists = torch.where(counted, lists, lists[:, :1])
         kept = torch.empty(tiles.shape, dtype=dtype, device=device)
         kept_lse = torch.empty(tiles.shape[:2], dtype=dtype, device=device)
-        for first, last in ranges(len(tiles), group_bytes, limit):
+        for first, last in ranges(len(tiles), block_bytes, limit):
             kept[first:last], kept_lse[first:last] = _attend(
                 tiles[first:last].to(dtype) * call.softmax_scale,
                 _pack_rows(flat_key, lists[first:last]).to(dtype),
@@ -136,7 +136,7 @@ def _attend(
     value: torch.Tensor,
     counts: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention within each group; a group whose count is 0 gets 0 and a log-sum-exp of -inf.
+    """Attention within each block; a block whose count is 0 gets 0 and a log-sum-exp of -inf.
 
     Args:
         query: ``[G, R, D]``, scaled.

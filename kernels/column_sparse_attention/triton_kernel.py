@@ -1,8 +1,8 @@
 """`column_sparse_attention` in plain Triton: every GPU from Ampere on, and Triton's interpreter.
 
-One program attends from a block of rows of one group to the group's list of columns. Key and value
-rows are gathered straight into tiles; nothing is packed in global memory. The scores of a tile live
-only in registers, so no memory is needed besides the results.
+One program attends from a tile of rows of a query block to the block's list of columns. Key and
+value rows are gathered straight into tiles; nothing is packed in global memory. The scores of a
+tile live only in registers, so no memory is needed besides the results.
 """
 
 # Triton reads the annotations of a kernel in its own way.
@@ -15,17 +15,17 @@ import torch
 import triton
 import triton.language as tl
 
-from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
 from chipsparse.kernels.column_sparse_attention.reference import merge_rounding
 from chipsparse.kernels.launch import launch
-from chipsparse.kernels.triton_blocks import dot, row_block
+from chipsparse.kernels.triton_blocks import dot, rows_per_program
 from chipsparse.kernels.triton_support import cdiv, with_positive_scale
 
 LOG2_E = math.log2(math.e)
 LN_2 = tl.constexpr(math.log(2.0))
 
-# BLOCK_M is the largest block of rows; smaller groups take smaller blocks. Others were measured and
+# BLOCK_M is the largest tile of rows; smaller blocks take smaller tiles. Others were measured and
 # left out: benchmarks/notes/triton_attention.md.
 CONFIGS: dict[str, dict[str, int]] = {
     name: {"BLOCK_M": m, "BLOCK_N": n, "num_warps": warps, "STAGES": stages}
@@ -42,12 +42,12 @@ def column_sparse_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `ColumnSparseAttention`; the call is checked, ``config`` names one of `CONFIGS`."""
     query, scale = with_positive_scale(call.query, call.softmax_scale)
-    key, value, indices, group_rows = call.key, call.value, call.indices, call.group_rows
+    key, value, indices, block_size_q = call.key, call.value, call.indices, call.block_size_q
     batch, heads, rows, head_dim = query.shape
     options = dict(CONFIGS[config or default_config(query)])
-    block_rows = row_block(group_rows, options.pop("BLOCK_M"))
-    groups = group_count(rows, group_rows)
-    blocks = cdiv(group_rows, block_rows)
+    tile_rows = rows_per_program(block_size_q, options.pop("BLOCK_M"))
+    blocks = block_count(rows, block_size_q)
+    row_tiles = cdiv(block_size_q, tile_rows)
     # Laid out like the query, so that a view of [B, N, H, D] gives one: no copy follows.
     output = torch.empty_like(query)
     lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=query.device)
@@ -55,11 +55,11 @@ def column_sparse_attention(
     residual = query if call.residual is None else call.residual
     lse_dense = lse if call.lse_dense is None else call.lse_dense.contiguous()
     kept_mass = lse if call.kept_mass is None else call.kept_mass.contiguous()
-    # Consecutive programs share a head, and blocks of a group are neighbours: both reuse the cache.
+    # Consecutive programs share a head, and tiles of a block are neighbours: both reuse the cache.
     with torch.cuda.device_of(query):
         launch(
             _column_sparse_attention_kernel,
-            (groups * blocks, batch * heads),
+            (blocks * row_tiles, batch * heads),
             query,
             key,
             value,
@@ -78,16 +78,16 @@ def column_sparse_attention(
             *residual.stride(),
             heads,
             rows,
-            groups,
-            group_rows,
             blocks,
+            block_size_q,
+            row_tiles,
             scale * LOG2_E,
             merge_rounding(residual.dtype, torch.float32),
             HEAD_DIM=head_dim,
             RULE=call.delta_rule or "none",
             WIDE_OFFSETS=max(largest_offset(key), largest_offset(value)) >= 2**31,
             WIDE_PRODUCTS=query.device.type == "cpu",
-            BLOCK_M=block_rows,
+            BLOCK_M=tile_rows,
             **options,
         )
     return output, lse
@@ -148,9 +148,9 @@ def _column_sparse_attention_kernel(
     residual_stride_d,
     heads,
     rows,
-    groups,
-    group_rows,
-    blocks,  # of rows, per group
+    blocks,
+    block_size_q,
+    row_tiles,  # per block
     scale,  # of the scores in units of ln 2
     rounding,  # up to here, a dropped mass is none
     HEAD_DIM: tl.constexpr,
@@ -161,8 +161,8 @@ def _column_sparse_attention_kernel(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    group = tl.program_id(0) // blocks
-    block = tl.program_id(0) % blocks
+    block = tl.program_id(0) // row_tiles
+    row_tile = tl.program_id(0) % row_tiles
     head = tl.program_id(1)
     b = (head // heads).to(tl.int64)
     h = (head % heads).to(tl.int64)
@@ -170,12 +170,12 @@ def _column_sparse_attention_kernel(
     key_ptr += b * key_stride_b + h * key_stride_h
     value_ptr += b * value_stride_b + h * value_stride_h
     indices_ptr += b * indices_stride_b + h * indices_stride_h
-    indices_ptr += group.to(tl.int64) * indices_stride_g
-    count = tl.load(counts_ptr + head.to(tl.int64) * groups + group)
+    indices_ptr += block.to(tl.int64) * indices_stride_g
+    count = tl.load(counts_ptr + head.to(tl.int64) * blocks + block)
 
-    in_group = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    row = group * group_rows + in_group
-    row_exists = (in_group < group_rows) & (row < rows)
+    in_block = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = block * block_size_q + in_block
+    row_exists = (in_block < block_size_q) & (row < rows)
     dims = tl.arange(0, HEAD_DIM)
     entries = tl.arange(0, BLOCK_N)
     query = tl.load(

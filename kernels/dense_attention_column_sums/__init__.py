@@ -1,4 +1,4 @@
-"""Full attention that also sums the attention weight of every key column over each query group."""
+"""Full attention that also sums the attention weight of every key column over each query block."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from chipsparse.kernels.calls import AttentionCall
-from chipsparse.kernels.checks import check_group_rows, check_shape
+from chipsparse.kernels.checks import check_block_size, check_shape
 from chipsparse.kernels.dispatch import Backend, Operation, imported
 from chipsparse.kernels.triton_support import (
     attention_unsupported_reason,
@@ -21,11 +21,11 @@ OP = "dense_attention_column_sums"
 
 @dataclass(slots=True, eq=False)
 class DenseAttentionColumnSums(AttentionCall[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]):
-    """Softmax attention and, in the same pass, the attention weight that each group gives a column.
+    """Softmax attention and, in the same pass, the attention weight that each block gives a column.
 
     The weights are normalized with the log-sum-exp of the previous dense step, so that one pass is
     enough (Chipmunk, "Deep Dive on GPU Kernel Optimizations and Systems", part III):
-    ``column_sums[b, h, g, j] = Σ_{i in group g} exp(s_ij - lse_previous_i)``.
+    ``column_sums[b, h, g, j] = Σ_{i in block g} exp(s_ij - lse_previous_i)``.
     The output and its log-sum-exp never depend on ``lse_previous``.
 
     Args:
@@ -35,8 +35,8 @@ class DenseAttentionColumnSums(AttentionCall[tuple[torch.Tensor, torch.Tensor, t
         lse_previous: ``[B, H, N]`` natural log-sum-exp per row. Where it lies more than 80 below
             the row's log-sum-exp now, weights are limited, and only finite sums are promised: a
             kernel limits them by the largest score that it has seen, tile by tile. NaN gives NaN
-            sums in its group alone.
-        group_rows: R, query rows per group; the last of the G = ceil(N / R) groups may be ragged.
+            sums in its block alone.
+        block_size_q: R, query rows per block; the last of the G = ceil(N / R) blocks may be ragged.
         scale: factor of the scores; None for ``D ** -0.5``.
         backend: forces one (``gluon``, ``triton``, ``reference``); None takes the first that can
             run.
@@ -52,16 +52,16 @@ class DenseAttentionColumnSums(AttentionCall[tuple[torch.Tensor, torch.Tensor, t
 
     lse_previous: torch.Tensor
     _: KW_ONLY
-    group_rows: int = 128
+    block_size_q: int = 128
 
     def facts(self) -> tuple[Any, ...]:
-        """Query, key, value and the rows of a group."""
-        return self.query, self.key, self.value, self.group_rows
+        """Query, key, value and the rows of a block."""
+        return self.query, self.key, self.value, self.block_size_q
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or devices do not fit."""
         self.check_attention(OP)
-        check_group_rows(OP, self.group_rows)
+        check_block_size(OP, block_size_q=self.block_size_q)
         check_shape(OP, "lse_previous", self.lse_previous, tuple(self.query.shape[:3]))
 
 

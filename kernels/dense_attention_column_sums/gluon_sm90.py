@@ -1,9 +1,9 @@
 """`dense_attention_column_sums` for Hopper: TMA tiles, warp-specialized, persistent.
 
-Of each block, two consumer warpgroups own 64 query rows each and compute the softmax of one tile
-under the value product of the tile before; one warp loads the tiles and one finishes the column
-sums. A weight for the sums is p · exp2(m - lse_previous), with the p that is there for the output
-and its running row maximum m: one packed multiply per pair of scores, no second exponential.
+In a thread block, two consumer warpgroups own 64 query rows each and compute the softmax of one
+tile under the value product of the tile before; one warp loads the tiles and one finishes the
+column sums. A weight for the sums is p · exp2(m - lse_previous), with the p that is there for the
+output and its running row maximum m: one packed multiply per pair of scores, no second exponential.
 Within a warp the rows are summed by turning lanes into registers once (four wide stores and loads
 that need no barrier), across the eight warps by the warp that writes the result. Every sum has a
 fixed order, so results repeat bit for bit, and nothing of it feeds back into the output.
@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from chipsparse.kernels import triton_support
-from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.dense_attention_column_sums import DenseAttentionColumnSums
 from chipsparse.kernels.dense_attention_column_sums.reference import LARGEST_EXPONENT
 from chipsparse.kernels.gluon_compat import descriptor, partition_barrier, tma_load
@@ -41,10 +41,10 @@ CONSUMER_REGISTERS, HELPER_REGISTERS = 224, 24
 
 
 @gluon.jit
-def _locate(item, blocks, H):
-    """Batch, head and row block of a work item."""
-    bh = item // blocks
-    return bh // H, bh % H, item % blocks
+def _locate(item, row_tiles, H):
+    """Batch, head and row tile of a work item."""
+    bh = item // row_tiles
+    return bh // H, bh % H, item % row_tiles
 
 
 @gluon.jit
@@ -58,19 +58,19 @@ def _load(descriptors, smem, sizes, TILE: gl.constexpr, STAGES: gl.constexpr):
     """Loads the query rows, then every tile of keys and values."""
     q_desc, k_desc, v_desc = descriptors
     q_smem, k_smem, v_smem, _, full_q, empty_q, full_k, empty_k, full_v, empty_v, _, _ = smem
-    items, blocks, H, _, M = sizes
+    items, row_tiles, H, _, M = sizes
     tiles = (M + TILE - 1) // TILE
     filled = 0
     turn = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        b, h, block = _locate(item, blocks, H)
+        b, h, row_tile = _locate(item, row_tiles, H)
         side = turn & 1
         mbarrier.wait(empty_q.index(side), ((turn >> 1) & 1) ^ 1)
         mbarrier.expect(full_q.index(side), 2 * q_desc.block_type.nbytes)
         for w in gl.static_range(2):
             tma_load(
                 q_desc,
-                [b, h, block * 128 + w * 64, 0],
+                [b, h, row_tile * 128 + w * 64, 0],
                 full_q.index(side),
                 q_smem.index(2 * side + w),
             )
@@ -115,7 +115,7 @@ def _attend(
     stride_ob, stride_oh, stride_on = strides
     q_smem, k_smem, v_smem, sums_smem = smem[:4]
     full_q, empty_q, full_k, empty_k, full_v, empty_v, full_s, empty_s = smem[4:]
-    items, blocks, H, N, M = sizes
+    items, row_tiles, H, N, M = sizes
     dtype: gl.constexpr = q_smem.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -129,13 +129,13 @@ def _attend(
     summed = 0
     turn = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        b, h, block = _locate(item, blocks, H)
-        row0 = block * 128 + WG * 64
-        constants = (b * H + h).to(gl.int64) * N + row0
+        b, h, row_tile = _locate(item, row_tiles, H)
+        row0 = row_tile * 128 + WG * 64
+        per_row = (b * H + h).to(gl.int64) * N + row0
         s_row = row0 + gl.arange(0, 64, s_rows)
         # Rows past the end get factors of exp2(-inf) = 0.
         previous = gl.load(
-            previous_ptr + constants + gl.arange(0, 64, s_rows), mask=s_row < N, other=float("inf")
+            previous_ptr + per_row + gl.arange(0, 64, s_rows), mask=s_row < N, other=float("inf")
         )
         previous = previous * LOG2_E
         s = gl.full([64, TILE], 0.0, gl.float32, s_layout)
@@ -194,7 +194,7 @@ def _attend(
         used += 1
         turn += 1
         gl.store(
-            lse_ptr + constants + gl.arange(0, 64, s_rows),
+            lse_ptr + per_row + gl.arange(0, 64, s_rows),
             (m + gl.log2(total)) * LN_2,
             mask=s_row < N,
         )
@@ -212,7 +212,7 @@ def _attend(
 
 @gluon.jit
 def _factor(m, previous):
-    """What turns weights under the running maximum into weights under the previous constants.
+    """What turns weights under the running maximum into weights under the previous LSE.
 
     The limit keeps the sums finite; NaN stays NaN.
     """
@@ -222,46 +222,46 @@ def _factor(m, previous):
 
 @gluon.jit
 def _write_sums(
-    sums_ptr, smem, sizes, groups, stride_g, TILE: gl.constexpr, GROUP_ROWS: gl.constexpr
+    sums_ptr, smem, sizes, parts, stride_g, TILE: gl.constexpr, PART_ROWS: gl.constexpr
 ):
-    """Adds the sums of the warps of a group and writes one row per group and tile."""
+    """Adds the sums of the warps of a part and writes one row per part and tile."""
     sums_smem, full_s, empty_s = smem
-    items, blocks, H, _, M = sizes
+    items, row_tiles, H, _, M = sizes
     layout: gl.constexpr = gl.BlockedLayout([8, TILE // 32], [1, 32], [1, 1], [1, 0])
     in_tile = gl.arange(0, TILE, gl.SliceLayout(0, layout))
     tiles = (M + TILE - 1) // TILE
     taken = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        b, h, block = _locate(item, blocks, H)
-        first_group = block * (128 // GROUP_ROWS)
-        head = sums_ptr + (b * H + h).to(gl.int64) * groups * stride_g
+        b, h, row_tile = _locate(item, row_tiles, H)
+        first_part = row_tile * (128 // PART_ROWS)
+        head = sums_ptr + (b * H + h).to(gl.int64) * parts * stride_g
         for t in range(tiles):
             mbarrier.wait(full_s.index(taken % 2), (taken // 2) & 1)
             sums = sums_smem.index(taken % 2).load(layout)
             mbarrier.arrive(empty_s.index(taken % 2), count=1)
             taken += 1
             column = _column(t, tiles, TILE) + in_tile
-            if GROUP_ROWS == 64:
+            if PART_ROWS == 64:
                 halves = sums.reshape([2, 4, TILE])
                 halves = gl.sum(halves, 1)
-                group = first_group + gl.arange(0, 2, gl.SliceLayout(1, halves.type.layout))
+                part = first_part + gl.arange(0, 2, gl.SliceLayout(1, halves.type.layout))
                 column = _column(t, tiles, TILE) + gl.arange(
                     0, TILE, gl.SliceLayout(0, halves.type.layout)
                 )
-                rows = group.to(gl.int64) * stride_g
-                mask = (group < groups)[:, None] & (column < M)[None, :]
+                rows = part.to(gl.int64) * stride_g
+                mask = (part < parts)[:, None] & (column < M)[None, :]
                 gl.store(head + rows[:, None] + column[None, :], halves.to(gl.bfloat16), mask=mask)
             else:
                 total = gl.sum(sums, 0)
-                row = first_group.to(gl.int64) * stride_g
+                row = first_part.to(gl.int64) * stride_g
                 gl.store(head + row + column, total.to(gl.bfloat16), mask=column < M)
 
 
 @gluon.jit
 def _dense_attention_column_sums_kernel(
     q_desc, k_desc, v_desc, o_ptr, lse_ptr, previous_ptr, sums_ptr,
-    stride_ob, stride_oh, stride_on, items, blocks, H, N, M, groups, stride_g, scale_log2,
-    TILE: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr, GROUP_ROWS: gl.constexpr,
+    stride_ob, stride_oh, stride_on, items, row_tiles, H, N, M, parts, stride_g, scale_log2,
+    TILE: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr, PART_ROWS: gl.constexpr,
     SUMS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, HELPER_REGISTERS: gl.constexpr,
     num_warps: gl.constexpr,
 ):  # fmt: skip
@@ -294,7 +294,7 @@ def _dense_attention_column_sums_kernel(
     descriptors = (q_desc, k_desc, v_desc)
     results = (o_ptr, lse_ptr, previous_ptr)
     strides = (stride_ob, stride_oh, stride_on)
-    sizes = (items, blocks, H, N, M)
+    sizes = (items, row_tiles, H, N, M)
     smem = (
         q_smem, k_smem, v_smem, sums_smem,
         full_q, empty_q, full_k, empty_k, full_v, empty_v, full_s, empty_s,
@@ -310,11 +310,11 @@ def _dense_attention_column_sums_kernel(
                 (
                     sums_ptr,
                     (sums_smem, full_s, empty_s),
-                    (items if SUMS else 0, blocks, H, N, M),
-                    groups,
+                    (items if SUMS else 0, row_tiles, H, N, M),
+                    parts,
                     stride_g,
                     TILE,
-                    GROUP_ROWS,
+                    PART_ROWS,
                 ),
             ),
         ],
@@ -328,26 +328,26 @@ def dense_attention_column_sums(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """See `DenseAttentionColumnSums`; the call is checked.
 
-    Groups of more than 128 rows are summed in parts of 64 or 128 rows, which are added afterwards.
+    Blocks of more than 128 rows are summed in parts of 64 or 128 rows, which are added afterwards.
     Without column sums the third result is None and the others are the same bit for bit.
     """
     query, scale = triton_support.with_positive_scale(call.query, call.softmax_scale)
-    key, value, group_rows = call.key, call.value, call.group_rows
+    key, value, block_size_q = call.key, call.value, call.block_size_q
     batch, heads, rows, head_dim = query.shape
     columns = key.shape[2]
     device = query.device
-    part_rows = BLOCK_ROWS if group_rows % BLOCK_ROWS == 0 else 64
-    parts_per_group = group_rows // part_rows
-    groups = group_count(rows, group_rows)
-    parts = groups * parts_per_group
+    part_rows = BLOCK_ROWS if block_size_q % BLOCK_ROWS == 0 else 64
+    parts_per_block = block_size_q // part_rows
+    blocks = block_count(rows, block_size_q)
+    parts = blocks * parts_per_block
     output = torch.empty_like(query)
     lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=device)
     sums = None
     if with_column_sums:
         shape = (batch, heads, parts, columns)
         sums = torch.empty(shape, dtype=torch.bfloat16, device=device)
-    blocks = group_count(parts * part_rows if with_column_sums else rows, BLOCK_ROWS)
-    items = batch * heads * blocks
+    row_tiles = block_count(parts * part_rows if with_column_sums else rows, BLOCK_ROWS)
+    items = batch * heads * row_tiles
     grid = (min(items, triton_support.multiprocessors(device)),)
     with torch.cuda.device(device):
         _dense_attention_column_sums_kernel[grid](
@@ -360,7 +360,7 @@ def dense_attention_column_sums(
             sums if sums is not None else lse,
             *output.stride()[:3],
             items,
-            blocks,
+            row_tiles,
             heads,
             rows,
             columns,
@@ -370,12 +370,12 @@ def dense_attention_column_sums(
             TILE=TILE,
             STAGES=STAGES[head_dim],
             D=head_dim,
-            GROUP_ROWS=part_rows,
+            PART_ROWS=part_rows,
             SUMS=with_column_sums,
             CONSUMER_REGISTERS=CONSUMER_REGISTERS,
             HELPER_REGISTERS=HELPER_REGISTERS,
             num_warps=4,
         )
-    if sums is not None and parts_per_group > 1:
-        sums = sums.unflatten(2, (groups, parts_per_group)).sum(3)
+    if sums is not None and parts_per_block > 1:
+        sums = sums.unflatten(2, (blocks, parts_per_block)).sum(3)
     return output, lse, sums

@@ -1,7 +1,7 @@
 """`dense_attention_column_sums` in plain Triton: every GPU from Ampere on, and its interpreter.
 
-One program owns a block of rows of one group and passes once over all keys, so the column sums of
-a tile are final as soon as its weights are known: they are stored once, without atomics.
+One program owns a tile of rows of a query block and passes once over all keys, so the column sums
+of a tile are final as soon as its weights are known: they are stored once, without atomics.
 
 A weight of online softmax is ``p = exp(s - m)`` with the largest score m so far, and a column sums
 ``exp(s - lse_previous) = p exp(m - lse_previous)``: one multiplication per score, and a second
@@ -19,17 +19,17 @@ import torch
 import triton
 import triton.language as tl
 
-from chipsparse.kernels.checks import TRANSIENT_BYTES, group_count, ranges
+from chipsparse.kernels.checks import TRANSIENT_BYTES, block_count, ranges
 from chipsparse.kernels.dense_attention_column_sums import DenseAttentionColumnSums
 from chipsparse.kernels.dense_attention_column_sums.reference import LARGEST_EXPONENT
-from chipsparse.kernels.triton_blocks import dot, row_block
+from chipsparse.kernels.triton_blocks import dot, rows_per_program
 from chipsparse.kernels.triton_support import cdiv, compute_capability, with_positive_scale
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 LN_2 = tl.constexpr(math.log(2.0))
 LARGEST_SHIFT = tl.constexpr(LARGEST_EXPONENT * math.log2(math.e))
 
-# BLOCK_M is the largest block of rows; smaller groups take smaller blocks.
+# BLOCK_M is the largest tile of rows; smaller blocks take smaller tiles.
 CONFIGS: dict[str, dict[str, Any]] = {
     name: {"BLOCK_M": m, "BLOCK_N": n, "num_warps": warps, "STAGES": stages}
     for name, m, n, warps, stages in (
@@ -45,29 +45,29 @@ def dense_attention_column_sums(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """See `DenseAttentionColumnSums`; the call is checked, ``config`` names one of `CONFIGS`.
 
-    A group of more rows than a block gets sums per block in float32, added in a fixed order; as
-    many groups are done at a time as `TRANSIENT_BYTES` has room for. Without
+    A block of more rows than a tile gets sums per tile in float32, added in a fixed order; as
+    many blocks are done at a time as `TRANSIENT_BYTES` has room for. Without
     ``with_column_sums`` the kernel is plain attention, to show that the rest stays the same.
     """
     query, scale = with_positive_scale(call.query, call.softmax_scale)
-    key, value, group_rows = call.key, call.value, call.group_rows
+    key, value, block_size_q = call.key, call.value, call.block_size_q
     batch, heads, rows, head_dim = query.shape
     columns, device = key.shape[2], query.device
     options = dict(CONFIGS[config or default_config(query)])
-    block_rows = row_block(group_rows, options.pop("BLOCK_M"))
-    groups, blocks = group_count(rows, group_rows), cdiv(group_rows, block_rows)
-    units = batch * heads * groups
+    tile_rows = rows_per_program(block_size_q, options.pop("BLOCK_M"))
+    blocks, row_tiles = block_count(rows, block_size_q), cdiv(block_size_q, tile_rows)
+    units = batch * heads * blocks
     # Laid out like the query, so that a view of [B, N, H, D] gives one: no copy follows.
     output = torch.empty_like(query)
     lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=device)
-    sums_shape = (batch, heads, groups, columns if with_column_sums else 0)
+    sums_shape = (batch, heads, blocks, columns if with_column_sums else 0)
     column_sums = torch.empty(sums_shape, dtype=torch.bfloat16, device=device)
     lse_previous = call.lse_previous.float().contiguous()
 
     def launch(first_unit: int, last_unit: int, sums: torch.Tensor) -> None:
         # Consecutive programs share a head, so that they find its keys in the cache.
         with torch.cuda.device_of(query):
-            _dense_attention_column_sums_kernel[((last_unit - first_unit) * blocks,)](
+            _dense_attention_column_sums_kernel[((last_unit - first_unit) * row_tiles,)](
                 query,
                 key,
                 value,
@@ -82,28 +82,28 @@ def dense_attention_column_sums(
                 heads,
                 rows,
                 columns,
-                groups,
-                group_rows,
                 blocks,
+                block_size_q,
+                row_tiles,
                 first_unit,
                 scale * LOG2_E.value,
                 HEAD_DIM=head_dim,
                 WITH_COLUMN_SUMS=with_column_sums,
                 WIDE_PRODUCTS=device.type == "cpu",
-                BLOCK_M=block_rows,
+                BLOCK_M=tile_rows,
                 **options,
             )
 
     if not with_column_sums:
         launch(0, units, column_sums)
         return output, lse, None
-    if blocks == 1:
+    if row_tiles == 1:
         launch(0, units, column_sums)
         return output, lse, column_sums
     unit_sums = column_sums.view(units, columns)
     # One more row for their sum, which is float32 before it is rounded.
-    for first, last in ranges(units, 4 * (blocks + 1) * columns, TRANSIENT_BYTES):
-        sums = torch.empty(last - first, blocks, columns, dtype=torch.float32, device=device)
+    for first, last in ranges(units, 4 * (row_tiles + 1) * columns, TRANSIENT_BYTES):
+        sums = torch.empty(last - first, row_tiles, columns, dtype=torch.float32, device=device)
         launch(first, last, sums)
         unit_sums[first:last] = sums.sum(1)
     return output, lse, column_sums
@@ -133,7 +133,7 @@ def _dense_attention_column_sums_kernel(
     lse_previous_ptr,  # [B, H, N], contiguous, as lse
     output_ptr,  # [B, H, N, D]
     lse_ptr,
-    column_sums_ptr,  # [units, blocks, M], contiguous, from first_unit on
+    column_sums_ptr,  # [units, row_tiles, M], contiguous, from first_unit on
     query_stride_b,
     query_stride_h,
     query_stride_n,
@@ -149,10 +149,10 @@ def _dense_attention_column_sums_kernel(
     heads,
     rows,
     num_columns,
-    groups,
-    group_rows,
-    blocks,  # of rows, per group
-    first_unit,  # a unit is one group of one head
+    blocks,
+    block_size_q,
+    row_tiles,  # per block
+    first_unit,  # a unit is one block of one head
     scale,  # of the scores in units of ln 2
     HEAD_DIM: tl.constexpr,
     WITH_COLUMN_SUMS: tl.constexpr,
@@ -161,10 +161,10 @@ def _dense_attention_column_sums_kernel(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    unit = first_unit + tl.program_id(0) // blocks
-    block = tl.program_id(0) % blocks
-    group = unit % groups
-    head = unit // groups
+    unit = first_unit + tl.program_id(0) // row_tiles
+    row_tile = tl.program_id(0) % row_tiles
+    block = unit % blocks
+    head = unit // blocks
     b = (head // heads).to(tl.int64)
     h = (head % heads).to(tl.int64)
     query_ptr += b * query_stride_b + h * query_stride_h
@@ -172,9 +172,9 @@ def _dense_attention_column_sums_kernel(
     value_ptr += b * value_stride_b + h * value_stride_h
     column_sums_ptr += tl.program_id(0).to(tl.int64) * num_columns
 
-    in_group = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    row = group * group_rows + in_group
-    row_exists = (in_group < group_rows) & (row < rows)
+    in_block = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = block * block_size_q + in_block
+    row_exists = (in_block < block_size_q) & (row < rows)
     dims = tl.arange(0, HEAD_DIM)
     per_row = head.to(tl.int64) * rows + row
     query = tl.load(

@@ -41,10 +41,10 @@ def _residual_kernel(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     inside = row < rows
-    constants = unit.to(tl.int64) * rows + row
-    kept_lse = tl.load(kept_lse_ptr + constants, mask=inside, other=0.0)
-    mass = tl.exp(kept_lse - tl.load(lse_ptr + constants, mask=inside, other=0.0))
-    tl.store(kept_mass_ptr + constants, mass, mask=inside)
+    per_row = unit.to(tl.int64) * rows + row
+    kept_lse = tl.load(kept_lse_ptr + per_row, mask=inside, other=0.0)
+    mass = tl.exp(kept_lse - tl.load(lse_ptr + per_row, mask=inside, other=0.0))
+    tl.store(kept_mass_ptr + per_row, mass, mask=inside)
     wide = row.to(tl.int64)[:, None]
     place = (
         batch * output_stride_b + head * output_stride_h + wide * output_stride_n + column[None, :]

@@ -1,4 +1,4 @@
-"""The neurons of each token group whose mean pre-activation changed most."""
+"""The neurons of each token block whose mean pre-activation changed most."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 import torch
 
 from chipsparse.kernels.calls import FirstLayerCall
-from chipsparse.kernels.checks import check_shape, group_count
+from chipsparse.kernels.checks import block_count, check_shape
 from chipsparse.kernels.dispatch import Backend, Operation, imported
 from chipsparse.kernels.triton_support import mlp_unsupported_reason, not_auto_reason
 
-# One program has all scores of a group in its registers.
+# One program has all scores of a block in its registers.
 MOST_NEURONS = 1 << 16
 
 
 @dataclass(slots=True, eq=False)
 class NeuronSelection(FirstLayerCall[torch.Tensor]):
-    """Chooses the neurons to recompute, by how far the group's mean pre-activation has moved.
+    """Chooses the neurons to recompute, by how far the block's mean pre-activation has moved.
 
-    The score of a neuron is ``|m' - m|``: m' is its mean pre-activation over the group now, m the
+    The score of a neuron is ``|m' - m|``: m' is its mean pre-activation over the block now, m the
     one when it was last computed (Chipmunk's sparse MLP delta). Of a gated MLP, m is the product
     that `mean_preactivations` says. ``mean_cache`` is MUTATED: m' is written for the chosen
     neurons, and all other entries stay bit for bit.
@@ -30,12 +30,12 @@ class NeuronSelection(FirstLayerCall[torch.Tensor]):
         weight: ``[F, C]`` of the first layer, dtype of hidden; read in place and never kept.
         bias: ``[F]`` or None.
         mean_cache: m, ``[B, G, F]`` float32 (or float64), first from `mean_preactivations`.
-        keep_count: K, neurons per group; more than F means F. Equal scores go to the lower neuron,
+        keep_count: K, neurons per block; more than F means F. Equal scores go to the lower neuron,
             NaN is the highest score.
         gate_weight: ``[F, C]``, dtype of hidden, or None for an MLP without a gate.
         gate_bias: ``[F]`` or None.
         activation: activation function of the gate; not used without one.
-        group_rows: token rows per group; the last of the G = ceil(N / group_rows) may be ragged.
+        block_size: token rows per block; the last of the G = ceil(N / block_size) may be ragged.
         backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
@@ -63,15 +63,15 @@ class NeuronSelection(FirstLayerCall[torch.Tensor]):
         if means.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"{op}: mean_cache must be float32 or float64, got {means.dtype}")
         batch, rows, _ = self.hidden.shape
-        groups = group_count(rows, self.group_rows)
-        check_shape(op, "mean_cache", means, (batch, groups, self.weight.shape[0]))
+        blocks = block_count(rows, self.block_size)
+        check_shape(op, "mean_cache", means, (batch, blocks, self.weight.shape[0]))
 
 
 @dataclass(slots=True, eq=False)
 class MeanPreactivations(FirstLayerCall[torch.Tensor]):
-    """The mean pre-activation of every neuron over each token group, as a dense step records it.
+    """The mean pre-activation of every neuron over each token block, as a dense step records it.
 
-    The layer is linear, so this is the layer on the mean token of the group. With a gate it is
+    The layer is linear, so this is the layer on the mean token of the block. With a gate it is
     ``activation(mean_gate) * mean_up``: the activation of the mean token, which stands for the mean
     activation.
 
@@ -82,7 +82,7 @@ class MeanPreactivations(FirstLayerCall[torch.Tensor]):
         gate_weight: ``[F, C]``, dtype of hidden, or None for an MLP without a gate.
         gate_bias: ``[F]`` or None.
         activation: activation function of the gate; not used without one.
-        group_rows: token rows per group; the last may be ragged.
+        block_size: token rows per block; the last may be ragged.
         backend: forces one (``triton``, ``reference``); None takes the first that can run. The
             last bits are those of `neuron_selection` with the same backend.
 

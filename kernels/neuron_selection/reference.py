@@ -1,4 +1,4 @@
-"""Definition of `neuron_selection`: group means, a small matrix product, an exact top-k."""
+"""Definition of `neuron_selection`: block means, a small matrix product, an exact top-k."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def neuron_selection(call: NeuronSelection) -> torch.Tensor:
 
 def mean_preactivations(call: MeanPreactivations | NeuronSelection) -> torch.Tensor:
     """See `MeanPreactivations`; the call is checked."""
-    means = group_means(call.hidden, group_rows=call.group_rows)
+    means = block_means(call.hidden, block_size=call.block_size)
     up = _linear(means, call.weight, call.bias)
     if call.gate_weight is None:
         return up
@@ -36,14 +36,14 @@ def _linear(means: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     return F.linear(means, weight.to(dtype), None if bias is None else bias.to(dtype))
 
 
-def group_means(hidden: torch.Tensor, *, group_rows: int) -> torch.Tensor:
-    """Means of hidden ``[B, N, C]`` over groups of rows, the last of which may be ragged.
+def block_means(hidden: torch.Tensor, *, block_size: int) -> torch.Tensor:
+    """Means of hidden ``[B, N, C]`` over blocks of rows, the last of which may be ragged.
 
     Returns ``[B, G, C]`` float32 (float64 for float64 inputs).
     """
     dtype = compute_dtype(hidden)
-    full = hidden.shape[1] // group_rows * group_rows
-    means = hidden[:, :full].unflatten(1, (-1, group_rows)).mean(2, dtype=dtype)
+    full = hidden.shape[1] // block_size * block_size
+    means = hidden[:, :full].unflatten(1, (-1, block_size)).mean(2, dtype=dtype)
     if full == hidden.shape[1]:
         return means
     return torch.cat([means, hidden[:, full:].mean(1, keepdim=True, dtype=dtype)], dim=1)

@@ -1,10 +1,10 @@
-"""`neuron_selection` in Triton, by three launches: group means, a thin product, an exact top-k.
+"""`neuron_selection` in Triton, by three launches: block means, a thin product, an exact top-k.
 
 The means are split into two numbers of hidden's dtype, whose sum has twice its bits, so that matrix
 units compute the mean pre-activations; both meet the same tile of weights, which is read once. The
-top-k has all scores of a group in the registers of a program and counts them at thresholds until
+top-k has all scores of a block in the registers of a program and counts them at thresholds until
 one parts the highest from the others; scores compare as their bits do, since none is negative. With
-few groups several programs search the same threshold, and each lists its own part of the neurons.
+few blocks several programs search the same threshold, and each lists its own part of the neurons.
 """
 
 # Triton reads the annotations of a kernel in its own way.
@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from chipsparse.kernels.calls import FirstLayerCall
-from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.launch import launch
 from chipsparse.kernels.neuron_selection import MeanPreactivations, NeuronSelection
 from chipsparse.kernels.sparse_mlp_up.triton_kernel import activate
@@ -36,7 +36,7 @@ MEAN_CONFIGS: dict[str, dict[str, int]] = {
     "c512r16w4": {"CHANNELS": 512, "ROWS": 16, "num_warps": 4},
 }
 
-# Tiles of the thin product: BLOCK_F neurons, up to BLOCK_M groups, BLOCK_K channels. The last two
+# Tiles of the thin product: BLOCK_F neurons, up to BLOCK_M blocks, BLOCK_K channels. The last two
 # need the shared memory of a data-center GPU.
 PRODUCT_CONFIGS: dict[str, dict[str, int]] = {
     f"f{f}m{m}k{k}w{warps}s{stages}": {
@@ -49,7 +49,7 @@ PRODUCT_CONFIGS: dict[str, dict[str, int]] = {
 
 # Scores of one program, and its warps, smallest first.
 TOP_WARPS = ((2048, 4), (16384, 8), (65536, 32))
-# Neurons that a program lists where one program per group would leave multiprocessors idle.
+# Neurons that a program lists where one program per block would leave multiprocessors idle.
 TOP_PART = 4096
 
 NAN = tl.constexpr(0x7FC00000)  # the bits of every score that is not a number: the highest
@@ -60,62 +60,62 @@ def default_mean_config(channels: int) -> str:
     return "c64r64w4" if channels < 512 else "c512r16w4"
 
 
-def default_product_config(device: torch.device, groups: int, *, gated: bool) -> str:
-    """The entry of `PRODUCT_CONFIGS` for so many groups of all batches."""
-    if groups <= 32:
+def default_product_config(device: torch.device, blocks: int, *, gated: bool) -> str:
+    """The entry of `PRODUCT_CONFIGS` for so many blocks of all batches."""
+    if blocks <= 32:
         return "f64m32k64w4s4"
     if gated or not has_large_shared_memory(device):
         return "f64m64k64w4s3"
-    return "f128m64k64w4s4" if groups <= 64 else "f128m128k64w8s4"
+    return "f128m64k64w4s4" if blocks <= 64 else "f128m128k64w8s4"
 
 
 def mean_preactivations(call: MeanPreactivations) -> torch.Tensor:
     """See `MeanPreactivations`; the call is checked."""
-    means, _ = thin_product(mean_tokens(call.hidden, call.group_rows), call, None)
+    means, _ = thin_product(mean_tokens(call.hidden, call.block_size), call, None)
     return means
 
 
 def neuron_selection(call: NeuronSelection) -> torch.Tensor:
     """See `NeuronSelection`; the call is checked."""
     mean_cache = call.mean_cache
-    batch, groups, neurons = mean_cache.shape
+    batch, blocks, neurons = mean_cache.shape
     keep = min(call.keep_count, neurons)
-    if batch * groups * keep == 0:
-        return torch.empty(batch, groups, keep, dtype=torch.int32, device=call.hidden.device)
-    tokens = mean_tokens(call.hidden, call.group_rows)
+    if batch * blocks * keep == 0:
+        return torch.empty(batch, blocks, keep, dtype=torch.int32, device=call.hidden.device)
+    tokens = mean_tokens(call.hidden, call.block_size)
     means, scores = thin_product(tokens, call, mean_cache)
     assert scores is not None
     return highest_changes(scores, means, mean_cache, keep)
 
 
-def mean_tokens(hidden: torch.Tensor, group_rows: int) -> torch.Tensor:
-    """Mean token of each group, as two numbers whose sum it is.
+def mean_tokens(hidden: torch.Tensor, block_size: int) -> torch.Tensor:
+    """Mean token of each block, as two numbers whose sum it is.
 
     Args:
         hidden: ``[B, N, C]``.
-        group_rows: tokens of a group.
+        block_size: tokens of a block.
 
     Returns:
         ``[2, B, G, C]`` in hidden's dtype, contiguous.
     """
     batch, rows, channels = hidden.shape
-    groups = group_count(rows, group_rows)
-    parts = torch.empty(2, batch, groups, channels, dtype=hidden.dtype, device=hidden.device)
+    blocks = block_count(rows, block_size)
+    parts = torch.empty(2, batch, blocks, channels, dtype=hidden.dtype, device=hidden.device)
     if parts.numel() == 0:
         return parts
     options = dict(MEAN_CONFIGS[default_mean_config(channels)])
-    options["ROWS"] = min(options["ROWS"], next_power_of_2(group_rows))
+    options["ROWS"] = min(options["ROWS"], next_power_of_2(block_size))
     with torch.cuda.device_of(hidden):
         launch(
             _means_kernel,
-            (cdiv(channels, options["CHANNELS"]), groups, batch),
+            (cdiv(channels, options["CHANNELS"]), blocks, batch),
             hidden,
             parts,
             *hidden.stride()[:2],
             rows,
             channels,
-            batch * groups,
-            group_rows,
+            batch * blocks,
+            block_size,
             **options,
         )
     return parts
@@ -134,21 +134,21 @@ def thin_product(
     Returns:
         Means and, given a mean_cache, their absolute differences from it; float32 ``[B, G, F]``.
     """
-    _, batch, groups, channels = parts.shape
+    _, batch, blocks, channels = parts.shape
     weight, gate_weight, gate_bias = layer.weight, layer.gate_weight, layer.gate_bias
-    all_groups, neurons = batch * groups, weight.shape[0]
-    means = torch.empty(batch, groups, neurons, dtype=torch.float32, device=parts.device)
+    all_blocks, neurons = batch * blocks, weight.shape[0]
+    means = torch.empty(batch, blocks, neurons, dtype=torch.float32, device=parts.device)
     scores = None if mean_cache is None else torch.empty_like(means)
     if means.numel() == 0:
         return means, scores
     cache = means if mean_cache is None else mean_cache
     gated = gate_weight is not None
-    config = default_product_config(parts.device, all_groups, gated=gated)
+    config = default_product_config(parts.device, all_blocks, gated=gated)
     options = dict(PRODUCT_CONFIGS[config])
-    options["BLOCK_M"] = min(options["BLOCK_M"], max(16, next_power_of_2(all_groups)))
+    options["BLOCK_M"] = min(options["BLOCK_M"], max(16, next_power_of_2(all_blocks)))
     gate_weight = weight if gate_weight is None else gate_weight  # never read where there is none
     grid = (
-        cdiv(all_groups, options["BLOCK_M"]),
+        cdiv(all_blocks, options["BLOCK_M"]),
         cdiv(neurons, options["BLOCK_F"]),
     )
     with torch.cuda.device_of(parts):
@@ -166,8 +166,8 @@ def thin_product(
             weight.stride(0),
             gate_weight.stride(0),
             *cache.stride(),
-            groups,
-            all_groups,
+            blocks,
+            all_blocks,
             neurons,
             channels,
             ACTIVATION=layer.activation or "none",
@@ -199,35 +199,35 @@ def highest_changes(
     Returns:
         int32 ``[B, G, keep]``, ascending.
     """
-    batch, groups, neurons = scores.shape
-    indices = torch.empty(batch, groups, keep, dtype=torch.int32, device=scores.device)
-    block = max(16, next_power_of_2(neurons))
+    batch, blocks, neurons = scores.shape
+    indices = torch.empty(batch, blocks, keep, dtype=torch.int32, device=scores.device)
+    padded = max(16, next_power_of_2(neurons))
     # A program lists as few neurons as the device has multiprocessors for, `TOP_PART` or more.
-    part = min(block, TOP_PART)
-    programs = batch * groups * cdiv(neurons, part)
+    part = min(padded, TOP_PART)
+    programs = batch * blocks * cdiv(neurons, part)
     if scores.is_cuda and programs > multiprocessors(scores.device):
-        part = block
-    warps = next(warps for most, warps in TOP_WARPS if block <= most)
+        part = padded
+    warps = next(warps for most, warps in TOP_WARPS if padded <= most)
     with torch.cuda.device_of(scores):
         launch(
             _top_kernel,
-            (cdiv(neurons, part), groups, batch),
+            (cdiv(neurons, part), blocks, batch),
             scores,
             means,
             mean_cache,
             indices,
             *mean_cache.stride(),
-            groups,
+            blocks,
             neurons,
             keep,
-            BLOCK=block,
+            BLOCK=padded,
             PART=part,
             num_warps=warps,
         )
     return indices
 
 
-@triton.jit(do_not_specialize=["rows", "channels", "all_groups", "group_rows"])
+@triton.jit(do_not_specialize=["rows", "channels", "all_blocks", "block_size"])
 def _means_kernel(
     hidden_ptr,  # [B, N, C]
     parts_ptr,  # [2, B * G, C], contiguous
@@ -235,19 +235,19 @@ def _means_kernel(
     hidden_stride_n,
     rows,
     channels,
-    all_groups,
-    group_rows,
+    all_blocks,
+    block_size,
     CHANNELS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Means of a group in fp32, as the sum of two numbers of hidden's dtype."""
-    group = tl.program_id(1)
+    """Means of a block in fp32, as the sum of two numbers of hidden's dtype."""
+    block = tl.program_id(1)
     b = tl.program_id(2).to(tl.int64)
     channels = channels // 8 * 8  # tells Triton what is checked: rows have whole 16 bytes
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     row = tl.arange(0, ROWS)
-    count = tl.minimum(group_rows, rows - group * group_rows)
-    hidden_ptr += b * hidden_stride_b + (group * group_rows).to(tl.int64) * hidden_stride_n
+    count = tl.minimum(block_size, rows - block * block_size)
+    hidden_ptr += b * hidden_stride_b + (block * block_size).to(tl.int64) * hidden_stride_n
     total = tl.zeros([ROWS, CHANNELS], tl.float32)
     for first in range(0, count, ROWS):
         offsets = (first + row)[:, None].to(tl.int64) * hidden_stride_n + channel[None, :]
@@ -258,13 +258,13 @@ def _means_kernel(
     rest = mean - high.to(tl.float32)
     # Infinity has no rest, and infinity less itself is none.
     rest = tl.where(tl.abs(mean) < float("inf"), rest, 0.0)
-    place = ((b * tl.num_programs(1) + group) * channels) + channel
+    place = ((b * tl.num_programs(1) + block) * channels) + channel
     tl.store(parts_ptr + place, high, mask=channel < channels)
-    parts_ptr += all_groups.to(tl.int64) * channels
+    parts_ptr += all_blocks.to(tl.int64) * channels
     tl.store(parts_ptr + place, rest.to(parts_ptr.dtype.element_ty), mask=channel < channels)
 
 
-@triton.jit(do_not_specialize=["groups", "all_groups", "channels"])
+@triton.jit(do_not_specialize=["blocks", "all_blocks", "channels"])
 def _product_kernel(
     parts_ptr,  # [2, B * G, C], contiguous
     weight_ptr,  # [F, C], as the gate's
@@ -279,8 +279,8 @@ def _product_kernel(
     cache_stride_b,
     cache_stride_g,
     cache_stride_f,
-    groups,
-    all_groups,
+    blocks,
+    all_blocks,
     neurons,
     channels,
     ACTIVATION: tl.constexpr,
@@ -295,18 +295,18 @@ def _product_kernel(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """The layer on the mean tokens of some groups, for a tile of neurons.
+    """The layer on the mean tokens of some blocks, for a tile of neurons.
 
     Programs of the same neurons are neighbours, so that their weights come from memory once.
     """
     channels = channels // 8 * 8
-    group = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    block = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     neuron = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
     k = tl.arange(0, BLOCK_K)
-    # Neurons past the end read the last one, groups past the end nothing: neither is stored.
-    real = (group < all_groups)[:, None]
-    high_ptrs = parts_ptr + group.to(tl.int64)[:, None] * channels + k[None, :]
-    rest_ptrs = high_ptrs + all_groups.to(tl.int64) * channels
+    # Neurons past the end read the last one, blocks past the end nothing: neither is stored.
+    real = (block < all_blocks)[:, None]
+    high_ptrs = parts_ptr + block.to(tl.int64)[:, None] * channels + k[None, :]
+    rest_ptrs = high_ptrs + all_blocks.to(tl.int64) * channels
     row = tl.minimum(neuron, neurons - 1).to(tl.int64)[:, None]
     weight_ptrs = weight_ptr + row * weight_stride_f + k[None, :]
     gate_ptrs = gate_ptr + row * gate_stride_f + k[None, :]
@@ -343,12 +343,12 @@ def _product_kernel(
         if GATE_BIAS:
             gate += tl.load(gate_bias_ptr + neuron, mask=exists, other=0.0).to(tl.float32)[:, None]
         up = activate(gate, ACTIVATION) * up
-    place = group[None, :].to(tl.int64) * neurons + neuron[:, None]
-    mask = exists[:, None] & (group < all_groups)[None, :]
+    place = block[None, :].to(tl.int64) * neurons + neuron[:, None]
+    mask = exists[:, None] & (block < all_blocks)[None, :]
     tl.store(means_ptr + place, up, mask=mask)
     if SCORES:
-        cached = (group // groups).to(tl.int64) * cache_stride_b
-        cached += (group % groups).to(tl.int64) * cache_stride_g
+        cached = (block // blocks).to(tl.int64) * cache_stride_b
+        cached += (block % blocks).to(tl.int64) * cache_stride_g
         cache_ptrs = cache_ptr + cached[None, :] + neuron[:, None] * cache_stride_f
         before = tl.load(cache_ptrs, mask=mask, other=0.0)
         tl.store(scores_ptr + place, tl.abs(up - before), mask=mask)
@@ -374,7 +374,7 @@ def _comparable(scores_ptr, neuron, neurons):
     return score, tl.where(neuron < neurons, bits, -1)
 
 
-@triton.jit(do_not_specialize=["groups", "keep"])
+@triton.jit(do_not_specialize=["blocks", "keep"])
 def _top_kernel(
     scores_ptr,  # [B, G, F], contiguous
     means_ptr,  # [B, G, F], contiguous
@@ -383,7 +383,7 @@ def _top_kernel(
     cache_stride_b,
     cache_stride_g,
     cache_stride_f,
-    groups,
+    blocks,
     neurons,
     keep,
     BLOCK: tl.constexpr,
@@ -391,9 +391,9 @@ def _top_kernel(
 ):
     """Neurons of the highest scores, ascending; of equal ones the lower neurons."""
     first = tl.program_id(0) * PART
-    group = tl.program_id(1)
+    block = tl.program_id(1)
     b = tl.program_id(2).to(tl.int64)
-    row = b * groups + group
+    row = b * blocks + block
     scores_ptr += row * neurons
     neuron = tl.arange(0, BLOCK)
     score, bits = _comparable(scores_ptr, neuron, neurons)
@@ -465,5 +465,5 @@ def _top_kernel(
     place += listed + tl.minimum(equals_so_far, left_over) - 1
     tl.store(indices_ptr + row * keep + place, neuron, mask=kept)
     mean = tl.load(means_ptr + row * neurons + neuron, mask=kept, other=0.0)
-    cache_ptr += b * cache_stride_b + group.to(tl.int64) * cache_stride_g
+    cache_ptr += b * cache_stride_b + block.to(tl.int64) * cache_stride_g
     tl.store(cache_ptr + neuron * cache_stride_f, mean, mask=kept)

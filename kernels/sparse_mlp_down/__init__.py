@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from chipsparse.kernels.checks import (
+    block_count,
+    check_block_size,
     check_dtype,
     check_floating,
-    check_group_rows,
     check_shape,
-    group_count,
 )
 from chipsparse.kernels.dispatch import Backend, Call, Operation, imported
 from chipsparse.kernels.triton_support import (
@@ -28,7 +28,7 @@ OP = "sparse_mlp_down"
 
 @dataclass(slots=True, eq=False)
 class SparseMLPDown(Call[torch.Tensor]):
-    """Adds ``delta @ weight[:, S].T`` to the cached output, where S is the group's neuron list.
+    """Adds ``delta @ weight[:, S].T`` to the cached output, where S is the block's neuron list.
 
     The bias of the layer is in the cached output already (Chipmunk's sparse MLP delta).
     ``output_cache`` is MUTATED. Sums are fp32 and rounded once, to the cache's dtype.
@@ -44,7 +44,7 @@ class SparseMLPDown(Call[torch.Tensor]):
             a fused projection, computed densely.
         counts: int32 ``[B, G]``, how many entries of each list count; None for all. Entries of
             delta past the count are ignored.
-        group_rows: token rows per group; the last of the G = ceil(N / group_rows) may be ragged.
+        block_size: token rows per block; the last of the G = ceil(N / block_size) may be ragged.
         backend: forces one (``gluon``, ``triton``, ``reference``); None takes the first that runs.
 
     Returns:
@@ -62,40 +62,40 @@ class SparseMLPDown(Call[torch.Tensor]):
     _: KW_ONLY
     addend: torch.Tensor | None = None
     counts: torch.Tensor | None = None
-    group_rows: int = 128
+    block_size: int = 128
 
     def facts(self) -> tuple[Any, ...]:
-        """Delta (of which dtype and device decide), the weight and the rows of a group."""
-        return self.delta, self.weight, self.group_rows
+        """Delta (of which dtype and device decide), the weight and the rows of a block."""
+        return self.delta, self.weight, self.block_size
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes or dtypes do not fit."""
         delta, weight, counts = self.delta, self.weight, self.counts
         check_floating(OP, delta=delta, output_cache=self.output_cache)
-        check_group_rows(OP, self.group_rows)
+        check_block_size(OP, block_size=self.block_size)
         if delta.dim() != 3:
             raise ValueError(f"{OP}: delta must be [B, N, K], got {list(delta.shape)}")
         batch, rows, capacity = delta.shape
-        groups = group_count(rows, self.group_rows)
+        blocks = block_count(rows, self.block_size)
         if weight.dim() != 2:
             raise ValueError(f"{OP}: weight must be [C, F], got {list(weight.shape)}")
         output_shape = (batch, rows, weight.shape[0])
         check_dtype(OP, "weight", weight, delta.dtype)
         check_dtype(OP, "neuron_indices", self.neuron_indices, torch.int32)
-        check_shape(OP, "neuron_indices", self.neuron_indices, (batch, groups, capacity))
+        check_shape(OP, "neuron_indices", self.neuron_indices, (batch, blocks, capacity))
         check_shape(OP, "output_cache", self.output_cache, output_shape)
         if self.addend is not None:
             check_floating(OP, addend=self.addend)
             check_shape(OP, "addend", self.addend, output_shape)
         if counts is not None:
             check_dtype(OP, "counts", counts, torch.int32)
-            check_shape(OP, "counts", counts, (batch, groups))
+            check_shape(OP, "counts", counts, (batch, blocks))
 
 
 def _triton_unsupported_reason(
-    delta: torch.Tensor, weight: torch.Tensor, group_rows: int = 128
+    delta: torch.Tensor, weight: torch.Tensor, block_size: int = 128
 ) -> str | None:
-    del group_rows  # any
+    del block_size  # any
     if (reason := triton_unsupported_reason(delta)) is not None:
         return reason
     if delta.dtype not in HALF_PRECISION:
@@ -111,14 +111,14 @@ def _triton_unsupported_reason(
 
 
 def _gluon_unsupported_reason(
-    delta: torch.Tensor, weight: torch.Tensor, group_rows: int = 128
+    delta: torch.Tensor, weight: torch.Tensor, block_size: int = 128
 ) -> str | None:
     if delta.device.type == "cpu":
         return NOT_ON_CPU
     if (reason := _triton_unsupported_reason(delta, weight)) is not None:
         return reason
-    if group_rows != 128:
-        return f"needs groups of 128 rows, got {group_rows}"
+    if block_size != 128:
+        return f"needs blocks of 128 rows, got {block_size}"
     if weight.data_ptr() % 16:
         return "weight does not start at a multiple of 16 bytes"
     return hopper_unsupported_reason(delta)

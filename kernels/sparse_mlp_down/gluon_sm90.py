@@ -1,6 +1,6 @@
 """`sparse_mlp_down` for Hopper: gathered weight rows, warp-specialized, persistent.
 
-A work item is one token group and a tile of 256 output channels; it sums over the group's list of
+A work item is one token block and a tile of 256 output channels; it sums over the block's list of
 neurons. The producer warps gather the neurons' rows of the transposed weight with 16-byte
 `cp.async`, beside TMA loads of the changes, and run ahead into the next item; two consumer
 warpgroups own 64 tokens each and add the sums to the cached output, 64 channels at a time.
@@ -44,15 +44,15 @@ def _produce(
     w_ptr, indices_ptr, counts_ptr = pointers
     d_smem, w_smem, full, empty = smem
     items, tiles, list_sizes, channels8, stride_w8 = sizes
-    _, _, groups, capacity = list_sizes
+    _, _, blocks, capacity = list_sizes
     # A row is read by the 32 threads of a warp, 16 bytes each.
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [WARPS, 1], [1, 0])
     entry = gl.arange(0, DEPTH, gl.SliceLayout(1, layout))
     channel = gl.arange(0, TILE, gl.SliceLayout(0, layout))
     filled = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        batch, group, tile, count = locate(item, tiles, list_sizes, counts_ptr, HAS_COUNTS)
-        list_ptr = indices_ptr + (batch * groups + group).to(gl.int64) * capacity
+        batch, block, tile, count = locate(item, tiles, list_sizes, counts_ptr, HAS_COUNTS)
+        list_ptr = indices_ptr + (batch * blocks + block).to(gl.int64) * capacity
         weights = w_ptr + tile * TILE
         inside = (tile * TILE + channel < channels8 * 8)[None, :]
         # The stage that the count leaves partly filled comes first: it alone needs a mask. Its
@@ -75,7 +75,7 @@ def _produce(
             for half in gl.static_range(2):
                 tma_load(
                     delta_desc,
-                    [batch, position, group * 128 + 64 * half],
+                    [batch, position, block * 128 + 64 * half],
                     full.index(stage),
                     d_smem.index(2 * stage + half),
                 )
@@ -126,7 +126,7 @@ def _consume(
     TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, HAS_COUNTS: gl.constexpr,
     HAS_ADDEND: gl.constexpr, WG: gl.constexpr,
 ):  # fmt: skip
-    """Sums of 64 tokens and a tile of channels over the group's neurons."""
+    """Sums of 64 tokens and a tile of channels over the block's neurons."""
     cache_ptr, addend_ptr, out_ptr = pointers
     d_smem, w_smem, full, empty = smem
     items, tiles, list_sizes, rows, channels8, stride_cb, stride_cn8, stride_ab, stride_an8 = sizes
@@ -136,12 +136,12 @@ def _consume(
     lines: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     used = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        batch, group, tile, count = locate(item, tiles, list_sizes, counts_ptr, HAS_COUNTS)
+        batch, block, tile, count = locate(item, tiles, list_sizes, counts_ptr, HAS_COUNTS)
         first = tile * TILE
         cache = cache_ptr + batch.to(gl.int64) * stride_cb
         addend = addend_ptr + batch.to(gl.int64) * stride_ab
         out = out_ptr + batch.to(gl.int64) * rows * (channels8 * 8)
-        row = group * 128 + WG * 64 + gl.arange(0, 64, gl.SliceLayout(1, lines))
+        row = block * 128 + WG * 64 + gl.arange(0, 64, gl.SliceLayout(1, lines))
         sums = gl.full([64, TILE], 0.0, gl.float32, layout)
         if count > 0:
             stage = used % STAGES
@@ -185,7 +185,7 @@ def _consume(
 @gluon.jit
 def _sparse_mlp_down_kernel(
     delta_desc, w_ptr, indices_ptr, counts_ptr, cache_ptr, addend_ptr, out_ptr,
-    items, tiles, list_count, at_once, groups, rows, channels8, capacity, stride_w8,
+    items, tiles, list_count, at_once, blocks, rows, channels8, capacity, stride_w8,
     stride_cb, stride_cn8, stride_ab, stride_an8,
     TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, PRODUCER_WARPS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
@@ -208,7 +208,7 @@ def _sparse_mlp_down_kernel(
     partition_barrier()
     smem = (d_smem, w_smem, full, empty)
     results = (cache_ptr, addend_ptr, out_ptr)
-    list_sizes = (list_count, at_once, groups, capacity)
+    list_sizes = (list_count, at_once, blocks, capacity)
     sizes = (
         items, tiles, list_sizes, rows, channels8, stride_cb, stride_cn8, stride_ab, stride_an8,
     )  # fmt: skip
@@ -236,7 +236,7 @@ def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
     output_cache, addend, counts = call.output_cache, call.addend, call.counts
     batch, rows, capacity = delta.shape
     channels = weight.shape[0]
-    groups = neuron_indices.shape[1]
+    blocks = neuron_indices.shape[1]
     output = torch.empty(batch, rows, channels, dtype=delta.dtype, device=delta.device)
     if output.numel() == 0:
         return output
@@ -245,7 +245,7 @@ def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
         return output.copy_(total)
     if counts is not None:  # the products with what lies past a count are 0, unless that is NaN
         past = torch.arange(capacity, device=delta.device) >= counts[:, :, None]
-        past = past.repeat_interleave(call.group_rows, 1)[:, :rows]
+        past = past.repeat_interleave(call.block_size, 1)[:, :rows]
         delta = empty_token_contiguous(delta, batch, rows, capacity).copy_(
             delta.masked_fill(past, 0.0)
         )
@@ -260,7 +260,7 @@ def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
     strides = (delta.stride(0), delta.stride(2), 1)
     changes = delta.as_strided(shape, strides)
     tiles = -(-channels // CONFIG.tile)
-    items = batch * groups * tiles
+    items = batch * blocks * tiles
     sms = triton_support.multiprocessors(delta.device)
     with torch.cuda.device(delta.device):
         launch(
@@ -275,9 +275,9 @@ def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
             output,
             items,
             tiles,
-            batch * groups,
+            batch * blocks,
             lists_at_once(128 * capacity * delta.itemsize),
-            groups,
+            blocks,
             rows,
             channels // 8,
             capacity,

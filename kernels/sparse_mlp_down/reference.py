@@ -1,12 +1,12 @@
-"""Definition of `sparse_mlp_down`: a few token groups at a time."""
+"""Definition of `sparse_mlp_down`: a few token blocks at a time."""
 
 from __future__ import annotations
 
 import torch
 
 from chipsparse.kernels.checks import (
+    block_chunks,
     compute_dtype,
-    group_chunks,
     tile_bytes,
 )
 from chipsparse.kernels.sparse_mlp_down import SparseMLPDown
@@ -16,23 +16,23 @@ def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
     """See `SparseMLPDown`; the call is checked."""
     delta, weight, neuron_indices = call.delta, call.weight, call.neuron_indices
     output_cache, addend, counts = call.output_cache, call.addend, call.counts
-    group_rows = call.group_rows
+    block_size = call.block_size
     batch, rows, capacity = delta.shape
     channels = weight.shape[0]
     dtype = compute_dtype(delta)
     # Whole rows are packed much faster than columns, which is worth a transposed copy per call
     # where the weight is not stored that way.
     neuron_rows = weight.t().contiguous()
-    group_bytes = (capacity + 2 * group_rows) * channels * dtype.itemsize
+    block_bytes = (capacity + 2 * block_size) * channels * dtype.itemsize
     limit = tile_bytes(delta.device)
     for b in range(batch):
-        for chunk in group_chunks(rows, group_rows, group_bytes, limit):
+        for chunk in block_chunks(rows, block_size, block_bytes, limit):
             change = delta[b, chunk.rows].to(dtype).unflatten(0, chunk.shape)
             if counts is not None:
                 entry = torch.arange(capacity, device=delta.device)
-                ignored = entry >= counts[b, chunk.groups, None]
+                ignored = entry >= counts[b, chunk.blocks, None]
                 change = change.masked_fill(ignored[:, None], 0)
-            neurons = neuron_indices[b, chunk.groups]
+            neurons = neuron_indices[b, chunk.blocks]
             weight_tile = neuron_rows.index_select(0, neurons.flatten()).to(dtype)
             cached = output_cache[b, chunk.rows].unflatten(0, chunk.shape)
             weight_tile = weight_tile.unflatten(0, neurons.shape)

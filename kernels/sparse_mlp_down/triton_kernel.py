@@ -1,6 +1,6 @@
 """`sparse_mlp_down` in plain Triton: every GPU from Ampere on, and Triton's interpreter.
 
-One program computes a block of rows of one group for a tile of channels. Changes are read neuron by
+One program computes a tile of rows of one block for a tile of channels. Changes are read neuron by
 neuron, and the weights of the listed neurons gathered, as rows of contiguous channels. What the
 cache holds is read once, after the products.
 """
@@ -13,15 +13,15 @@ import torch
 import triton
 import triton.language as tl
 
-from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.launch import launch
 from chipsparse.kernels.sparse_mlp_down import SparseMLPDown
 from chipsparse.kernels.token_layout import empty_token_contiguous, is_token_contiguous
-from chipsparse.kernels.triton_blocks import dot, order, row_block
+from chipsparse.kernels.triton_blocks import dot, order, rows_per_program
 from chipsparse.kernels.triton_support import cdiv, has_large_shared_memory
 
-# BLOCK_M is the largest block of token rows (smaller groups take smaller ones), BLOCK_N of
-# channels, BLOCK_K of neurons. TOGETHER is how many row blocks run one tile of channels before the
+# BLOCK_M is the largest tile of token rows (smaller blocks take smaller ones), BLOCK_N of
+# channels, BLOCK_K of neurons. TOGETHER is how many row tiles run one tile of channels before the
 # next tile: their lists are sorted, so they gather nearly the same weights at about the same time.
 CONFIGS: dict[str, dict[str, int]] = {
     name: {
@@ -54,7 +54,7 @@ def sparse_mlp_down(call: SparseMLPDown, *, config: str | None = None) -> torch.
     """See `SparseMLPDown`; the call is checked, ``config`` names one of `CONFIGS`."""
     delta, weight, neuron_indices = call.delta, call.weight, call.neuron_indices
     output_cache, addend, counts = call.output_cache, call.addend, call.counts
-    group_rows = call.group_rows
+    block_size = call.block_size
     batch, rows, capacity = delta.shape
     channels = weight.shape[0]
     result = torch.empty(batch, rows, channels, dtype=delta.dtype, device=delta.device)
@@ -63,15 +63,15 @@ def sparse_mlp_down(call: SparseMLPDown, *, config: str | None = None) -> torch.
     if not is_token_contiguous(delta):
         delta = empty_token_contiguous(delta, batch, rows, capacity).copy_(delta)
     options = dict(CONFIGS[config or default_config(delta)])
-    block_rows = row_block(group_rows, options.pop("BLOCK_M"))
-    groups, blocks = group_count(rows, group_rows), cdiv(group_rows, block_rows)
+    tile_rows = rows_per_program(block_size, options.pop("BLOCK_M"))
+    blocks, row_tiles = block_count(rows, block_size), cdiv(block_size, tile_rows)
     tiles = cdiv(channels, options["BLOCK_N"])
     # The kernel never reads the tensors that are not there.
     added = result if addend is None else addend
     with torch.cuda.device_of(delta):
         launch(
             _sparse_mlp_down_kernel,
-            (groups * blocks * tiles, batch),
+            (blocks * row_tiles * tiles, batch),
             delta,
             weight,
             neuron_indices,
@@ -88,9 +88,9 @@ def sparse_mlp_down(call: SparseMLPDown, *, config: str | None = None) -> torch.
             rows,
             channels,
             capacity,
-            groups,
-            group_rows,
             blocks,
+            block_size,
+            row_tiles,
             ADDEND=addend is not None,
             COUNTS=counts is not None,
             EVEN_ROWS=rows % 8 == 0,
@@ -98,14 +98,14 @@ def sparse_mlp_down(call: SparseMLPDown, *, config: str | None = None) -> torch.
             EVEN_NEURONS=counts is None and capacity > 0 and capacity % options["BLOCK_K"] == 0,
             WIDE_OFFSETS=weight.shape[1] * weight.stride(1) >= 2**31,
             WIDE_PRODUCTS=delta.device.type == "cpu",
-            BLOCK_M=block_rows,
+            BLOCK_M=tile_rows,
             **options,
         )
     return result
 
 
 # What does not decide about alignment stays unspecialized: one compiled kernel serves many shapes.
-@triton.jit(do_not_specialize=["rows", "channels", "capacity", "groups", "blocks"])
+@triton.jit(do_not_specialize=["rows", "channels", "capacity", "blocks", "row_tiles"])
 def _sparse_mlp_down_kernel(
     delta_ptr,  # [B, N, K], tokens contiguous
     weight_ptr,  # [C, F], channels contiguous
@@ -129,9 +129,9 @@ def _sparse_mlp_down_kernel(
     rows,
     channels,
     capacity,
-    groups,
-    group_rows,
-    blocks,  # of rows, per group
+    blocks,
+    block_size,
+    row_tiles,  # per block
     ADDEND: tl.constexpr,
     COUNTS: tl.constexpr,
     EVEN_ROWS: tl.constexpr,
@@ -145,11 +145,11 @@ def _sparse_mlp_down_kernel(
     STAGES: tl.constexpr,
     TOGETHER: tl.constexpr,
 ):
-    # Channel tile by channel tile, and in each of them row block by row block.
+    # Channel tile by channel tile, and in each of them row tile by row tile.
     tiles = tl.cdiv(channels, BLOCK_N)
-    unit, tile = order(tl.program_id(0), groups * blocks, tiles, TOGETHER)
-    group = unit // blocks
-    block = unit % blocks
+    unit, tile = order(tl.program_id(0), blocks * row_tiles, tiles, TOGETHER)
+    block = unit // row_tiles
+    row_tile = unit % row_tiles
     b = tl.program_id(1).to(tl.int64)
     # Tells Triton what is checked: rows of channels and of tokens start at whole 16 bytes.
     channels = channels // 8 * 8
@@ -159,11 +159,11 @@ def _sparse_mlp_down_kernel(
 
     count = capacity
     if COUNTS:
-        count = tl.load(counts_ptr + b * groups + group)
-    indices_ptr += b * indices_stride_b + group.to(tl.int64) * indices_stride_g
-    in_group = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    row = group * group_rows + in_group
-    row_exists = (in_group < group_rows) & (row < rows)
+        count = tl.load(counts_ptr + b * blocks + block)
+    indices_ptr += b * indices_stride_b + block.to(tl.int64) * indices_stride_g
+    in_block = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = block * block_size + in_block
+    row_exists = (in_block < block_size) & (row < rows)
     channel = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     entry = tl.arange(0, BLOCK_K)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from chipsparse.kernels.calls import FirstLayerCall
-from chipsparse.kernels.checks import check_dtype, check_floating, check_shape, group_count
+from chipsparse.kernels.checks import block_count, check_dtype, check_floating, check_shape
 from chipsparse.kernels.dispatch import Backend, Operation, imported
 from chipsparse.kernels.token_layout import is_token_contiguous, rows_are_evenly_spaced
 from chipsparse.kernels.triton_support import (
@@ -23,7 +23,7 @@ from chipsparse.kernels.triton_support import (
 class SparseMLPUp(FirstLayerCall[torch.Tensor]):
     """Computes the activations of the listed neurons and returns their change.
 
-    With S the neuron list of a token group (Chipmunk's sparse MLP delta), the activation is
+    With S the neuron list of a token block (Chipmunk's sparse MLP delta), the activation is
     ``activation(hidden @ weight[S].T + bias[S])``. In a gated MLP (SwiGLU and the like, with
     ``gate_weight``) it is ``activation(hidden @ gate_weight[S].T + gate_bias[S])`` times
     ``hidden @ weight[S].T + bias[S]``, and this product is what the cache holds.
@@ -37,14 +37,14 @@ class SparseMLPUp(FirstLayerCall[torch.Tensor]):
         weight: ``[F, C]``, dtype of hidden; read in place and never kept.
         bias: ``[F]`` or None.
         neuron_indices: int32 ``[B, G, K]``, below F; a list must not repeat a neuron. Entries past
-            a group's count must be valid neurons too (0 will do); they are ignored.
+            a block's count must be valid neurons too (0 will do); they are ignored.
         activation_cache: ``[B, N, F]`` floating point, last written activations, of any strides.
             The kernels want the tokens of a neuron contiguous, as `dense_activation` makes it.
         counts: int32 ``[B, G]``, how many entries of each list count; None for all.
         activation: activation function, as diffusers names it.
         gate_weight: ``[F, C]``, dtype of hidden, or None for an MLP without a gate.
         gate_bias: ``[F]`` or None.
-        group_rows: token rows per group; the last of the G = ceil(N / group_rows) may be ragged.
+        block_size: token rows per block; the last of the G = ceil(N / block_size) may be ragged.
         backend: forces one (``gluon``, ``triton``, ``reference``); None takes the first that runs.
 
     Returns:
@@ -62,8 +62,8 @@ class SparseMLPUp(FirstLayerCall[torch.Tensor]):
     counts: torch.Tensor | None = None
 
     def facts(self) -> tuple[Any, ...]:
-        """Hidden, the weight, the cached activations, the gate and the rows of a group."""
-        return self.hidden, self.weight, self.activation_cache, self.gate_weight, self.group_rows
+        """Hidden, the weight, the cached activations, the gate and the rows of a block."""
+        return self.hidden, self.weight, self.activation_cache, self.gate_weight, self.block_size
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or the activation do not fit."""
@@ -71,7 +71,7 @@ class SparseMLPUp(FirstLayerCall[torch.Tensor]):
         self.check_first_layer(op, activated=True)
         check_floating(op, activation_cache=cache)
         batch, rows, _ = self.hidden.shape
-        lists = (batch, group_count(rows, self.group_rows))
+        lists = (batch, block_count(rows, self.block_size))
         check_dtype(op, "neuron_indices", indices, torch.int32)
         check_shape(op, "neuron_indices", indices, (*lists, *indices.shape[-1:]))
         check_shape(op, "activation_cache", cache, (batch, rows, self.weight.shape[0]))
@@ -91,7 +91,7 @@ class DenseActivation(FirstLayerCall[torch.Tensor]):
         activation: activation function, as diffusers names it.
         gate_weight: ``[F, C]``, dtype of hidden, or None for an MLP without a gate.
         gate_bias: ``[F]`` or None.
-        group_rows: token rows per group of the sparse steps that follow.
+        block_size: token rows per block of the sparse steps that follow.
         backend: the backend of those steps (``gluon``, ``triton``, ``reference``); None for the one
             that `sparse_mlp_up` would take; ``library`` where none follow, for what PyTorch does
             fastest.
@@ -107,7 +107,7 @@ class DenseActivation(FirstLayerCall[torch.Tensor]):
 
     def facts(self) -> tuple[Any, ...]:
         """As for `SparseMLPUp`, on a cache that is still to be made."""
-        return self.hidden, self.weight, None, self.gate_weight, self.group_rows
+        return self.hidden, self.weight, None, self.gate_weight, self.block_size
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or the activation do not fit."""
@@ -119,9 +119,9 @@ def _triton_unsupported_reason(
     weight: torch.Tensor,
     activation_cache: torch.Tensor | None = None,
     gate_weight: torch.Tensor | None = None,
-    group_rows: int = 128,
+    block_size: int = 128,
 ) -> str | None:
-    del group_rows  # any
+    del block_size  # any
     if (reason := mlp_unsupported_reason(hidden, weight, gate_weight)) is not None:
         return reason
     if activation_cache is None:
@@ -141,7 +141,7 @@ def _gluon_unsupported_reason(
     weight: torch.Tensor,
     activation_cache: torch.Tensor | None = None,
     gate_weight: torch.Tensor | None = None,
-    group_rows: int = 128,
+    block_size: int = 128,
 ) -> str | None:
     if hidden.device.type == "cpu":
         return NOT_ON_CPU
@@ -151,8 +151,8 @@ def _gluon_unsupported_reason(
         return reason
     if gate_weight is not None:
         return "written for MLPs without a gate"
-    if group_rows != 128:
-        return f"needs groups of 128 rows, got {group_rows}"
+    if block_size != 128:
+        return f"needs blocks of 128 rows, got {block_size}"
     if hidden.data_ptr() % 16 or (hidden.shape[0] > 1 and not rows_are_evenly_spaced(hidden)):
         return "needs hidden at a multiple of 16 bytes and its rows at one distance over the batch"
     return hopper_unsupported_reason(hidden)

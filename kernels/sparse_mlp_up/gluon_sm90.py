@@ -1,6 +1,6 @@
 """`sparse_mlp_up` for Hopper: gathered weight rows, warp-specialized, persistent.
 
-A work item is one token group and a tile of 256 neurons of its list. The producer warps gather the
+A work item is one token block and a tile of 256 neurons of its list. The producer warps gather the
 neurons' weight rows with 16-byte `cp.async` into swizzled tiles, beside TMA loads of the tokens,
 and run ahead into the next item; two consumer warpgroups own 64 tokens each. Their epilogue turns
 the activations to the caches' layout, tokens contiguous, 64 neurons at a time, so that old values,
@@ -66,13 +66,13 @@ def _activate(x, ACTIVATION: gl.constexpr):
 
 @gluon.jit
 def _item(item, tiles, whole, sizes, counts_ptr, TILE: gl.constexpr, HAS_COUNTS: gl.constexpr):
-    """Of a work item: batch, group, first entry of the list, whether it is half a tile, count."""
+    """Of a work item: batch, block, first entry of the list, whether it is half a tile, count."""
     # The last round of items goes out in halves, so that all multiprocessors share it.
     half = item >= whole
     side = gl.where(half, (item - whole) & 1, 0)
     item = gl.where(half, whole + ((item - whole) >> 1), item)
-    batch, group, tile, count = locate(item, tiles, sizes, counts_ptr, HAS_COUNTS)
-    return batch, group, tile * TILE + side * (TILE // 2), half, count
+    batch, block, tile, count = locate(item, tiles, sizes, counts_ptr, HAS_COUNTS)
+    return batch, block, tile * TILE + side * (TILE // 2), half, count
 
 
 @gluon.jit
@@ -120,15 +120,15 @@ def _produce(
     """Loads the tokens and gathers the weight rows of every item."""
     w_ptr, indices_ptr, counts_ptr = pointers
     items, tiles, whole, list_sizes, rows, channels8, stride_w8 = sizes
-    _, _, groups, capacity = list_sizes
+    _, _, blocks, capacity = list_sizes
     filled = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        batch, group, first, half, count = _item(
+        batch, block, first, half, count = _item(
             item, tiles, whole, list_sizes, counts_ptr, TILE, HAS_COUNTS
         )
         if first < count:
-            list_ptr = indices_ptr + (batch * groups + group).to(gl.int64) * capacity
-            row = batch * rows + group * 128
+            list_ptr = indices_ptr + (batch * blocks + block).to(gl.int64) * capacity
+            row = batch * rows + block * 128
             if half:
                 filled = _gather(
                     x_desc, w_ptr, list_ptr, first, count, row, channels8 * 8, stride_w8, smem,
@@ -268,7 +268,7 @@ def _consume(
     """Activations of 64 tokens of every item, and all that is stored of them."""
     bias_ptr, indices_ptr, cache_ptr, delta_ptr = pointers
     items, tiles, whole, list_sizes, channels8, rows, padded8, stride_cb, stride_cf8 = sizes
-    _, _, groups, capacity = list_sizes
+    _, _, blocks, capacity = list_sizes
     if EVEN_ROWS:  # tells Triton that eight tokens are there or not together
         rows = padded8 * 8
     ends = (capacity, padded8, rows, stride_cf8)
@@ -276,14 +276,14 @@ def _consume(
     turned: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
     used = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        batch, group, first, half, count = _item(
+        batch, block, first, half, count = _item(
             item, tiles, whole, list_sizes, counts_ptr, TILE, HAS_COUNTS
         )
         if first < count:
-            list_ptr = indices_ptr + (batch * groups + group).to(gl.int64) * capacity
+            list_ptr = indices_ptr + (batch * blocks + block).to(gl.int64) * capacity
             cache = cache_ptr + batch.to(gl.int64) * stride_cb
             delta = delta_ptr + batch.to(gl.int64) * capacity * (padded8 * 8)
-            row = group * 128 + WG * 64 + gl.arange(0, 64, gl.SliceLayout(1, turned))
+            row = block * 128 + WG * 64 + gl.arange(0, 64, gl.SliceLayout(1, turned))
             if half:
                 used = _compute(
                     smem, used, first, count, list_ptr, bias_ptr, cache, delta, row, ends,
@@ -300,7 +300,7 @@ def _consume(
 @gluon.jit
 def _sparse_mlp_up_kernel(
     x_desc, w_ptr, bias_ptr, indices_ptr, counts_ptr, cache_ptr, delta_ptr,
-    items, whole, tiles, list_count, at_once, groups, rows, channels8, capacity, padded8,
+    items, whole, tiles, list_count, at_once, blocks, rows, channels8, capacity, padded8,
     stride_w8, stride_cb, stride_cf8,
     TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, PRODUCER_WARPS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
@@ -324,7 +324,7 @@ def _sparse_mlp_up_kernel(
     partition_barrier()
     smem = (x_smem, w_smem, full, empty)
     results = (bias_ptr, indices_ptr, cache_ptr, delta_ptr)
-    list_sizes = (list_count, at_once, groups, capacity)
+    list_sizes = (list_count, at_once, blocks, capacity)
     sizes = (
         items, tiles, whole, list_sizes, channels8, rows, padded8, stride_cb, stride_cf8,
     )  # fmt: skip
@@ -351,7 +351,7 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
     hidden, weight, bias, counts = call.hidden, call.weight, call.bias, call.counts
     neuron_indices, activation_cache = call.neuron_indices, call.activation_cache
     batch, rows, channels = hidden.shape
-    groups, capacity = neuron_indices.shape[1:]
+    blocks, capacity = neuron_indices.shape[1:]
     delta = empty_token_contiguous(hidden, batch, rows, capacity)
     if counts is not None:
         delta.zero_()  # tiles of neurons past a count are passed over
@@ -361,7 +361,7 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
     tokens = hidden.as_strided((batch * rows, channels), (hidden.stride(1), 1))
     tiles = -(-capacity // CONFIG.tile)
     sms = triton_support.multiprocessors(hidden.device)
-    total = batch * groups * tiles
+    total = batch * blocks * tiles
     whole = total // sms * sms
     if 2 * (total - whole) > sms:  # halves would take two rounds more
         whole = total
@@ -380,9 +380,9 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
             items,
             whole,
             tiles,
-            batch * groups,
+            batch * blocks,
             lists_at_once(128 * channels * hidden.itemsize),
-            groups,
+            blocks,
             rows,
             channels // 8,
             capacity,

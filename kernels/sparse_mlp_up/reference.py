@@ -1,4 +1,4 @@
-"""Definition of `sparse_mlp_up` and `dense_activation`: a few token groups at a time."""
+"""Definition of `sparse_mlp_up` and `dense_activation`: a few token blocks at a time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch.nn.functional as F
 
 from chipsparse.kernels.calls import Activation
 from chipsparse.kernels.checks import (
+    block_chunks,
     compute_dtype,
-    group_chunks,
     tile_bytes,
 )
 from chipsparse.kernels.sparse_mlp_up import DenseActivation, SparseMLPUp
@@ -18,22 +18,22 @@ from chipsparse.kernels.token_layout import empty_laid_out_as
 def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
     """See `SparseMLPUp`; the call is checked."""
     hidden, activation_cache, counts = call.hidden, call.activation_cache, call.counts
-    neuron_indices, group_rows = call.neuron_indices, call.group_rows
+    neuron_indices, block_size = call.neuron_indices, call.block_size
     batch, rows, channels = hidden.shape
     capacity = neuron_indices.shape[2]
     dtype = compute_dtype(hidden)
     delta = empty_laid_out_as(activation_cache, capacity, dtype=hidden.dtype)
     if capacity == 0:
         return delta
-    group_bytes = (channels + 3 * group_rows) * capacity * dtype.itemsize
+    block_bytes = (channels + 3 * block_size) * capacity * dtype.itemsize
     limit = tile_bytes(hidden.device)
     for b in range(batch):
-        for chunk in group_chunks(rows, group_rows, group_bytes, limit):
-            neurons = neuron_indices[b, chunk.groups].long()
+        for chunk in block_chunks(rows, block_size, block_bytes, limit):
+            neurons = neuron_indices[b, chunk.blocks].long()
             valid = None
             if counts is not None:
                 entry = torch.arange(capacity, device=hidden.device)
-                valid = entry < counts[b, chunk.groups, None]
+                valid = entry < counts[b, chunk.blocks, None]
                 neurons = torch.where(valid, neurons, neurons[:, :1])
                 valid = valid[:, None]
             tokens = hidden[b, chunk.rows].to(dtype).unflatten(0, chunk.shape)
@@ -63,7 +63,7 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
 def _linear(
     tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, neurons: torch.Tensor
 ) -> torch.Tensor:
-    """Tokens ``[G, R, C]`` on the neurons ``[G, K]`` of each group: ``[G, R, K]``."""
+    """Tokens ``[G, R, C]`` on the neurons ``[G, K]`` of each block: ``[G, R, K]``."""
     result = tokens @ _pack_rows(weight, neurons).to(tokens.dtype).mT
     if bias is not None:
         result += _pack_rows(bias, neurons)[:, None]

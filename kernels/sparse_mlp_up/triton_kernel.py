@@ -1,6 +1,6 @@
 """`sparse_mlp_up` in plain Triton: every GPU from Ampere on, and Triton's interpreter.
 
-One program computes a tile of listed neurons for a block of rows of one group. The weight rows of
+One program computes a tile of listed neurons for a tile of rows of one block. The weight rows of
 the tile are gathered straight from the layer's weight. In the cache the tokens of a neuron are
 contiguous, so the tile meets it with neurons as its rows: the product is taken that way, or turned.
 """
@@ -13,15 +13,15 @@ import torch
 import triton
 import triton.language as tl
 
-from chipsparse.kernels.checks import group_count
+from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.launch import launch
 from chipsparse.kernels.sparse_mlp_up import DenseActivation, SparseMLPUp
 from chipsparse.kernels.token_layout import empty_token_contiguous
-from chipsparse.kernels.triton_blocks import dot, order, row_block
+from chipsparse.kernels.triton_blocks import dot, order, rows_per_program
 from chipsparse.kernels.triton_support import cdiv, has_large_shared_memory
 
-# BLOCK_M is the largest block of token rows (smaller groups take smaller ones), BLOCK_N of neurons,
-# BLOCK_K of channels. TOGETHER is how many row blocks run one tile of neurons before the next tile:
+# BLOCK_M is the largest tile of token rows (smaller blocks take smaller ones), BLOCK_N of neurons,
+# BLOCK_K of channels. TOGETHER is how many row tiles run one tile of neurons before the next tile:
 # their lists are sorted, so they gather nearly the same weight rows, from the level 2 cache. TURNED
 # products have tokens as their rows.
 CONFIGS: dict[str, dict[str, int]] = {
@@ -64,7 +64,7 @@ def sparse_mlp_up(call: SparseMLPUp, *, config: str | None = None) -> torch.Tens
     """See `SparseMLPUp`; the call is checked, ``config`` names one of `CONFIGS`."""
     hidden, weight, bias, counts = call.hidden, call.weight, call.bias, call.counts
     neuron_indices, activation_cache = call.neuron_indices, call.activation_cache
-    gate_weight, gate_bias, group_rows = call.gate_weight, call.gate_bias, call.group_rows
+    gate_weight, gate_bias, block_size = call.gate_weight, call.gate_bias, call.block_size
     batch, rows, channels = hidden.shape
     capacity = neuron_indices.shape[2]
     delta = empty_token_contiguous(hidden, batch, rows, capacity)
@@ -72,15 +72,15 @@ def sparse_mlp_up(call: SparseMLPUp, *, config: str | None = None) -> torch.Tens
         return delta
     gated = gate_weight is not None
     options = dict(CONFIGS[config or default_config(hidden, gated=gated)])
-    block_rows = row_block(group_rows, options.pop("BLOCK_M"))
-    groups, blocks = group_count(rows, group_rows), cdiv(group_rows, block_rows)
+    tile_rows = rows_per_program(block_size, options.pop("BLOCK_M"))
+    blocks, row_tiles = block_count(rows, block_size), cdiv(block_size, tile_rows)
     tiles = cdiv(capacity, options["BLOCK_N"])
     # The kernel never reads the tensors that are not there.
     gate_weight = weight if gate_weight is None else gate_weight
     with torch.cuda.device_of(hidden):
         launch(
             _sparse_mlp_up_kernel,
-            (groups * blocks * tiles, batch),
+            (blocks * row_tiles * tiles, batch),
             hidden,
             weight,
             gate_weight,
@@ -101,9 +101,9 @@ def sparse_mlp_up(call: SparseMLPUp, *, config: str | None = None) -> torch.Tens
             rows,
             channels,
             capacity,
-            groups,
-            group_rows,
             blocks,
+            block_size,
+            row_tiles,
             ACTIVATION=call.activation,
             GATED=gated,
             BIAS=bias is not None,
@@ -112,7 +112,7 @@ def sparse_mlp_up(call: SparseMLPUp, *, config: str | None = None) -> torch.Tens
             EVEN_ROWS=rows % 8 == 0,
             EVEN_CHANNELS=channels % options["BLOCK_K"] == 0,
             WIDE_PRODUCTS=hidden.device.type == "cpu",
-            BLOCK_M=block_rows,
+            BLOCK_M=tile_rows,
             **options,
         )
     return delta
@@ -141,7 +141,7 @@ def _product(weight, hidden, sums, TURNED: tl.constexpr, WIDE_PRODUCTS: tl.const
 
 
 # What does not decide about alignment stays unspecialized: one compiled kernel serves many shapes.
-@triton.jit(do_not_specialize=["rows", "channels", "capacity", "groups", "blocks"])
+@triton.jit(do_not_specialize=["rows", "channels", "capacity", "blocks", "row_tiles"])
 def _sparse_mlp_up_kernel(
     hidden_ptr,  # [B, N, C]
     weight_ptr,  # [F, C], as the gate's
@@ -166,9 +166,9 @@ def _sparse_mlp_up_kernel(
     rows,
     channels,
     capacity,
-    groups,
-    group_rows,
-    blocks,  # of rows, per group
+    blocks,
+    block_size,
+    row_tiles,  # per block
     ACTIVATION: tl.constexpr,
     GATED: tl.constexpr,
     BIAS: tl.constexpr,
@@ -184,11 +184,11 @@ def _sparse_mlp_up_kernel(
     TOGETHER: tl.constexpr,
     TURNED: tl.constexpr,
 ):
-    # Neuron tile by neuron tile, and in each of them row block by row block.
+    # Neuron tile by neuron tile, and in each of them row tile by row tile.
     tiles = tl.cdiv(capacity, BLOCK_N)
-    unit, tile = order(tl.program_id(0), groups * blocks, tiles, TOGETHER)
-    group = unit // blocks
-    block = unit % blocks
+    unit, tile = order(tl.program_id(0), blocks * row_tiles, tiles, TOGETHER)
+    block = unit // row_tiles
+    row_tile = unit % row_tiles
     b = tl.program_id(1).to(tl.int64)
     # Tells Triton what is checked: rows of channels and of tokens start at whole 16 bytes.
     channels = channels // 8 * 8
@@ -199,10 +199,10 @@ def _sparse_mlp_up_kernel(
 
     count = capacity
     if COUNTS:
-        count = tl.load(counts_ptr + b * groups + group)
-    in_group = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    row = group * group_rows + in_group
-    row_exists = (in_group < group_rows) & (row < rows)
+        count = tl.load(counts_ptr + b * blocks + block)
+    in_block = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = block * block_size + in_block
+    row_exists = (in_block < block_size) & (row < rows)
     entry = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     delta_ptrs = delta_ptr + b * delta_stride_b + entry[:, None].to(tl.int64) * delta_stride_k
     delta_ptrs += row[None, :]
@@ -213,7 +213,7 @@ def _sparse_mlp_up_kernel(
             tl.store(delta_ptrs, nothing.to(delta_ptr.dtype.element_ty), mask=in_delta)
             return
 
-    indices_ptr += b * indices_stride_b + group.to(tl.int64) * indices_stride_g
+    indices_ptr += b * indices_stride_b + block.to(tl.int64) * indices_stride_g
     listed = entry < count
     neuron = tl.load(indices_ptr + entry * indices_stride_k, mask=listed, other=0).to(tl.int64)
 

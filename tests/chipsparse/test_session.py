@@ -44,7 +44,7 @@ def run(
 ):
     """A generation of five steps; returns all outputs.
 
-    Spoiled refreshes meet NaN constants. Turned queries lie in memory channel by channel.
+    Spoiled refreshes meet a NaN LSE. Turned queries lie in memory channel by channel.
     """
     outputs = []
     for step in range(5):
@@ -106,7 +106,7 @@ def test_column_sums_of_nan_are_reported_once_per_layer():
     outputs = run(Session(CONFIG, report), spoil=lambda step, layer: step in (1, 3) and layer == 1)
     assert report.fallbacks == [
         "attention of layer 1 keeps up to 60 columns from step 1 on instead of 12 at most: "
-        "column sums were NaN, and their query groups keep every column"
+        "column sums were NaN, and their query blocks keep every column"
     ]
     assert all(output.isfinite().all() for output in outputs)
 

@@ -138,7 +138,7 @@ def test_each_call_tells_what_the_caches_hold_behind_it():
     records = session.report.steps
     held = [record.cache_bytes for record in records]
     hosted = [record.host_bytes for record in records]
-    assert 0 < held[0] < held[1] < held[3]  # constants of one branch, of both; a refresh adds
+    assert 0 < held[0] < held[1] < held[3]  # LSE of one branch, of both; a refresh adds
     assert max(held) == session.report.cache_bytes
     assert max(hosted) == session.report.host_bytes
     for record, before in zip(records[2:], records, strict=False):
@@ -409,9 +409,9 @@ def test_there_is_room_for_a_recorded_call_of_each_branch(monkeypatch):
     session = session_with()
     for branch in ("cond", "uncond", "third"):
         session._caches.admit(branch, plan, torch.device("cuda"), BOTH)
-    assert plan.records_steps()
+    assert plan.captures_steps()
     for found, branches in zip((asked[0], asked[-1]), (2, 3), strict=True):
-        assert found == working_bytes(plan, dtype=BOTH.dtype, recorded=branches)
+        assert found == working_bytes(plan, dtype=BOTH.dtype, captured=branches)
 
 
 @pytest.mark.parametrize("share", [0.4, 0.7, 1.0, 1.5])
@@ -445,7 +445,7 @@ def test_refused_host_memory_is_told_and_the_device_takes_over(monkeypatch):
     def refuse(*args, **kwargs):
         raise MemoryError("3.0 GiB of host memory: cannot allocate memory")
 
-    monkeypatch.setattr(memory, "lend", refuse)
+    monkeypatch.setattr(memory, "acquire", refuse)
     with_capacity(monkeypatch, wanted(), wanted())
     session = session_with(HOSTED, memory=memory)
     assert equal(generate(session), expected)

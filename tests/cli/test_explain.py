@@ -232,15 +232,15 @@ def test_a_large_model_without_weights(explained, folder):
     assert (found["device"], found["device_here"], found["dtype"]) == ("cuda", False, "bfloat16")
     assert found["tokens"] == {"grids": [[21, 45, 80]], "grid": 75600, "text": 0, "all": 75600}
     assert found["attention"] == {
-        "groups": 591,
-        "group_rows": 128,
+        "query_blocks": 591,
+        "block_size_q": 128,
         "columns_by_score": 7560,
         "columns_at_random": 756,
         "columns": 8316,
     }
     (layers,) = found["layers"]
     assert layers["layers"] == layers["attention"]["sparse"] == layers["mlp"]["sparse"] == 40
-    assert (layers["mlp"]["groups"], layers["mlp"]["neurons_kept"]) == (591, 4147)
+    assert (layers["mlp"]["token_blocks"], layers["mlp"]["neurons_kept"]) == (591, 4147)
     assert found["branches"] == 2
     assert found["schedule"]["counts"] == {"dense": 7, "refresh": 5, "sparse": 38}
     assert found["schedule"]["actions"].startswith("5 dense, 1 refresh, 9 sparse, ")
@@ -366,7 +366,7 @@ def test_an_image_model(explained, folder):
         ("double", 19),
         ("single", 38),
     ]
-    assert [layers["mlp"]["groups"] for layers in found["layers"]] == [32, 36]
+    assert [layers["mlp"]["token_blocks"] for layers in found["layers"]] == [32, 36]
     assert found["caches"]["activation"]["layer"] == {
         "double": 4096 * 12288 * 2,
         "single": 4608 * 12288 * 2,
@@ -630,7 +630,7 @@ def test_what_the_page_says(explain, folder):
     text = " ".join(ran.stdout.split())
     for part in (
         "75,600: grid of 21x45x80",
-        "591 groups of 128 rows, each keeps 8,316 columns (11.0%)",
+        "591 blocks of 128 queries, each keeps 8,316 columns (11.0%)",
         "each recomputes 4,147 of 13,824 neurons (30.0%)",
         "7 dense, 5 refresh, 38 sparse",
         "MLP of 40 layers: its caches do not fit into the memory budgets",
@@ -736,7 +736,7 @@ def test_budgets_of_layers(explained, explain, folder, workdir):
     text = " ".join(ran.stdout.split())
     for part in (
         "each keeps 512 to 2,304 columns (11.1% to 50.0%)",
-        "single: 36 groups of 128 rows, each recomputes 3,686 to 7,373 of 12,288 neurons",
+        "single: 36 blocks of 128 tokens, each recomputes 3,686 to 7,373 of 12,288 neurons",
         "double 0-1: attention dense, MLP dense",
         "double 2-18: attention 2,304 columns (50.0%), MLP 3,686 neurons (30.0%)",
         "single 19: attention 512 columns (11.1%), MLP 7,373 neurons (60.0%)",

@@ -74,8 +74,8 @@ def test_no_line_is_longer_than_the_terminal(models):
     ("name", "column", "text"),
     [
         ("WanTransformer3DModel", "text_columns", "none in self-attention"),
-        ("FluxTransformer2DModel", "text_columns", "before the picture's, always kept"),
-        ("ChromaTransformer2DModel", "text_columns", "before the picture's"),
+        ("FluxTransformer2DModel", "text_columns", "before the image's, always kept"),
+        ("ChromaTransformer2DModel", "text_columns", "before the image's"),
         ("ChromaTransformer2DModel", "attention", "dense: the pipeline passes an attention mask"),
         ("WanTransformer3DModel", "guidance", "guidance_scale: a second call per step"),
         (

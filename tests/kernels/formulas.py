@@ -40,9 +40,10 @@ def assert_close(actual, expected, tolerance):
 
 def assert_rounded(actual, exact):
     """Equal to ``exact`` but for one rounding; Triton's interpreter truncates to bf16."""
-    exact = exact.to(actual.device, torch.float64)
+    exact, facts = exact.to(actual.device, torch.float64), torch.finfo(actual.dtype)
+    subnormal = facts.smallest_normal * facts.eps
     torch.testing.assert_close(
-        actual.double(), exact, rtol=torch.finfo(actual.dtype).eps, atol=0, equal_nan=True
+        actual.double(), exact, rtol=facts.eps, atol=subnormal, equal_nan=True
     )
 
 
@@ -82,16 +83,16 @@ def attention_inputs(
     return tensor(rows), tensor(columns), tensor(columns)
 
 
-def groups_of(rows, group_rows):
-    return (rows + group_rows - 1) // group_rows
+def blocks_of(rows, block_size):
+    return (rows + block_size - 1) // block_size
 
 
-def random_mask(batch, heads, rows, columns, group_rows, *, device, seed=0):
-    """bool ``[B, H, G, M]`` of any counts; the first group keeps nothing, the last one all."""
+def random_mask(batch, heads, rows, columns, block_size, *, device, seed=0):
+    """bool ``[B, H, G, M]`` of any counts; the first block keeps nothing, the last one all."""
     generator = torch.Generator().manual_seed(seed)
-    groups = groups_of(rows, group_rows)
-    share = torch.rand(batch, heads, groups, 1, generator=generator)
-    mask = torch.rand(batch, heads, groups, columns, generator=generator) < share
+    blocks = blocks_of(rows, block_size)
+    share = torch.rand(batch, heads, blocks, 1, generator=generator)
+    mask = torch.rand(batch, heads, blocks, columns, generator=generator) < share
     mask[:, :, 0] = False
     mask[:, :, -1] = True
     return mask.to(device)
@@ -118,19 +119,19 @@ def full_attention(query, key, value, scale=None):
     return torch.exp(scores - lse[..., None]) @ value.double(), lse
 
 
-def masked_attention(query, key, value, mask, group_rows, scale=None):
-    """Attention of each row over the columns its group keeps; 0 and -inf where there are none."""
+def masked_attention(query, key, value, mask, block_size, scale=None):
+    """Attention of each row over the columns its block keeps; 0 and -inf where there are none."""
     scores = scores_of(query, key, scale)
-    keep = mask.repeat_interleave(group_rows, dim=2)[:, :, : query.shape[2]]
+    keep = mask.repeat_interleave(block_size, dim=2)[:, :, : query.shape[2]]
     scores = scores.masked_fill(~keep, -torch.inf)
     lse = torch.logsumexp(scores, dim=-1)
     weights = torch.where(keep, torch.exp(scores - lse[..., None]), 0.0)
     return weights @ value.double(), lse
 
 
-def column_sums_of(query, key, lse_previous, group_rows):
+def column_sums_of(query, key, lse_previous, block_size):
     weights = torch.exp(scores_of(query, key) - lse_previous.double()[..., None])
-    return torch.stack([part.sum(2) for part in weights.split(group_rows, dim=2)], dim=2)
+    return torch.stack([part.sum(2) for part in weights.split(block_size, dim=2)], dim=2)
 
 
 def activation_of(x, name):
@@ -183,8 +184,8 @@ def token_contiguous(tensor):
     return copy
 
 
-def random_neurons(batch, groups, capacity, neurons, *, device, seed=0):
+def random_neurons(batch, blocks, capacity, neurons, *, device, seed=0):
     """int32 ``[B, G, K]``, each list ascending and without repeats."""
     generator = torch.Generator().manual_seed(seed)
-    scores = torch.rand(batch, groups, neurons, generator=generator)
+    scores = torch.rand(batch, blocks, neurons, generator=generator)
     return scores.argsort(-1)[..., :capacity].sort(-1).values.int().to(device)

@@ -5,7 +5,7 @@ from chipsparse.kernels.column_sparse_attention.check_lists import check_lists
 
 
 def good_lists():
-    """Two heads with two groups each, of up to three of nine columns."""
+    """Two heads with two blocks each, of up to three of nine columns."""
     indices = torch.tensor([[[[0, 4, 8], [7, 0, 0]], [[2, 1, 0], [3, 3, 3]]]], dtype=torch.int32)
     return indices, torch.tensor([[[3, 1], [3, 0]]], dtype=torch.int32)
 

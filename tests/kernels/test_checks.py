@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from chipsparse.kernels.checks import group_chunks, ranges, tile_bytes
+from chipsparse.kernels.checks import block_chunks, ranges, tile_bytes
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 100])
@@ -14,14 +14,14 @@ def test_ranges_cover_everything_once_within_the_limit(count, limit):
 
 @pytest.mark.parametrize("rows", [1, 4, 7, 8, 41])
 @pytest.mark.parametrize("limit", [1, 25, 1000])
-def test_group_chunks_cover_all_rows_in_whole_groups(rows, limit):
-    chunks = list(group_chunks(rows, 4, 10, limit))
+def test_block_chunks_cover_all_rows_in_whole_blocks(rows, limit):
+    chunks = list(block_chunks(rows, 4, 10, limit))
     assert [row for c in chunks for row in range(c.rows.start, c.rows.stop)] == list(range(rows))
-    numbers = [group for c in chunks for group in range(c.groups.start, c.groups.stop)]
+    numbers = [block for c in chunks for block in range(c.blocks.start, c.blocks.stop)]
     assert numbers == list(range((rows + 3) // 4))
     for chunk in chunks:
-        assert chunk.rows.start == chunk.groups.start * 4
-        assert chunk.shape[0] == chunk.groups.stop - chunk.groups.start
+        assert chunk.rows.start == chunk.blocks.start * 4
+        assert chunk.shape[0] == chunk.blocks.stop - chunk.blocks.start
         assert chunk.shape[0] * chunk.shape[1] == chunk.rows.stop - chunk.rows.start
         assert chunk.shape[0] <= max(1, limit // 10)
 

@@ -122,7 +122,7 @@ def test_static_columns_beyond_the_budget_are_all_kept_and_nothing_else(backend,
 
 
 @backend_names(column_selection)
-def test_static_columns_broadcast_over_batch_heads_and_groups(backend, device):
+def test_static_columns_broadcast_over_batch_heads_and_blocks(backend, device):
     sums = torch.rand(2, 3, 4, 9, device=device)
     skip_unless_it_runs(column_selection, backend, sums)
     generator = torch.Generator().manual_seed(0)
@@ -147,9 +147,9 @@ def murmur(x):
     return x ^ x >> 16
 
 
-def drawn_in_plain_python(seed, batch, head, group, columns, count, kept=()):
+def drawn_in_plain_python(seed, batch, head, block, columns, count, kept=()):
     state = 0
-    for part in (seed % 2**32, (seed >> 32) % 2**32, batch, head, group):
+    for part in (seed % 2**32, (seed >> 32) % 2**32, batch, head, block):
         state = murmur((state + 0x9E3779B9) % 2**32 ^ part)
     drawn = []
     for i in range(count):
@@ -335,9 +335,9 @@ def test_large_sums_on_a_gpu_equal_the_reference():
     scored = column_selection(sums, static_columns=static, keep_count=16_667, backend="triton")
     mask = unpack_mask(scored, 119_056 * 2)
     assert (mask.sum(-1) == 16_667).all()
-    for group in (0, 700, 1199):
-        others = ~static[group]
-        assert share_of_lower_sums(sums[0, -1, group, others], mask[0, -1, group, others]) <= 0.02
+    for block in (0, 700, 1199):
+        others = ~static[block]
+        assert share_of_lower_sums(sums[0, -1, block, others], mask[0, -1, block, others]) <= 0.02
     drawn = unpack_mask(chosen ^ scored, 119_056 * 2)
     assert (drawn.sum(-1) == 2381).all()
 

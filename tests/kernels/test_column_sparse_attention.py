@@ -15,8 +15,8 @@ from tests.kernels.formulas import (
     assert_close,
     attention_inputs,
     backend_names,
+    blocks_of,
     full_attention,
-    groups_of,
     index_lists,
     kernel_names,
     masked_attention,
@@ -28,14 +28,16 @@ HALF = [torch.bfloat16, torch.float16]
 SHAPES = [(1, 1, 1, 1, 64), (2, 3, 7, 9, 64), (1, 2, 131, 333, 128), (2, 2, 1337, 131, 64)]
 
 
-def attend(inputs, mask, group_rows=128, **options):
-    return column_sparse_attention(*inputs, *index_lists(mask), group_rows=group_rows, **options)
+def attend(inputs, mask, block_size_q=128, **options):
+    return column_sparse_attention(
+        *inputs, *index_lists(mask), block_size_q=block_size_q, **options
+    )
 
 
-def refreshed(inputs, mask, group_rows, dtype):
+def refreshed(inputs, mask, block_size_q, dtype):
     """What a refresh records, from the formulas: output, residuals of both rules, lse, mass."""
     output, lse = full_attention(*inputs)
-    kept, kept_lse = masked_attention(*inputs, mask, group_rows)
+    kept, kept_lse = masked_attention(*inputs, mask, block_size_q)
     mass = torch.exp(kept_lse - lse)
     return {
         "output": output.to(dtype),
@@ -67,14 +69,14 @@ def test_matches_masked_attention(backend, shape, dtype, strided, device):
 @backend_names(column_sparse_attention)
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("group_rows", [128, 192])
-def test_odd_case(backend, group_rows, head_dim, dtype):
+@pytest.mark.parametrize("block_size_q", [128, 192])
+def test_odd_case(backend, block_size_q, head_dim, dtype):
     shape = (2, 3, 1337, 1337, head_dim)
     inputs = attention_inputs(*shape, dtype=dtype, device="cuda", strided=True)
-    skip_unless_it_runs(column_sparse_attention, backend, *inputs, group_rows)
-    mask = random_mask(*shape[:4], group_rows, device="cuda")
-    output, lse = attend(inputs, mask, group_rows, backend=backend)
-    expected, expected_lse = masked_attention(*inputs, mask, group_rows)
+    skip_unless_it_runs(column_sparse_attention, backend, *inputs, block_size_q)
+    mask = random_mask(*shape[:4], block_size_q, device="cuda")
+    output, lse = attend(inputs, mask, block_size_q, backend=backend)
+    expected, expected_lse = masked_attention(*inputs, mask, block_size_q)
     assert_close(output, expected, TOLERANCE[dtype])
     assert_close(lse, expected_lse, LSE_TOLERANCE[dtype])
 
@@ -82,16 +84,16 @@ def test_odd_case(backend, group_rows, head_dim, dtype):
 @backend_names(column_sparse_attention)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("group_rows", "rows"),
+    ("block_size_q", "rows"),
     [(1, 5), (13, 40), (33, 70), (64, 131), (128, 300), (192, 300), (256, 300), (500, 333)],
 )
-def test_any_group_size_and_equal_counts(backend, group_rows, rows, dtype, device):
+def test_any_block_size_and_equal_counts(backend, block_size_q, rows, dtype, device):
     inputs = attention_inputs(2, 1, rows, 131, 64, dtype=dtype, device=device)
-    skip_unless_it_runs(column_sparse_attention, backend, *inputs, group_rows)
-    scores = torch.rand(2, 1, groups_of(rows, group_rows), 131, device=device)
+    skip_unless_it_runs(column_sparse_attention, backend, *inputs, block_size_q)
+    scores = torch.rand(2, 1, blocks_of(rows, block_size_q), 131, device=device)
     mask = scores >= scores.topk(67).values[..., -1:]
-    output, lse = attend(inputs, mask, group_rows, backend=backend)
-    expected, expected_lse = masked_attention(*inputs, mask, group_rows)
+    output, lse = attend(inputs, mask, block_size_q, backend=backend)
+    expected, expected_lse = masked_attention(*inputs, mask, block_size_q)
     assert_close(output, expected, TOLERANCE[dtype])
     assert_close(lse, expected_lse, LSE_TOLERANCE[dtype])
 
@@ -111,7 +113,7 @@ def test_any_count_in_shuffled_lists(backend, count, dtype, device):
     counts = torch.full((1, 1, 2), count, dtype=torch.int32, device=device)
     wide = wide.int().to(device)
     output, lse = column_sparse_attention(
-        *inputs, wide[..., : count + 1], counts, group_rows=16, backend=backend
+        *inputs, wide[..., : count + 1], counts, block_size_q=16, backend=backend
     )
     expected, expected_lse = masked_attention(*inputs, mask.to(device), 16)
     assert_close(output, expected, TOLERANCE[dtype])
@@ -140,30 +142,30 @@ def test_only_listed_rows_are_used(backend, dtype, device):
 
 @backend_names(column_sparse_attention)
 @pytest.mark.parametrize(
-    ("rule", "group_rows"), [(None, 128), ("difference", 64), ("merge", 128), ("merge", 192)]
+    ("rule", "block_size_q"), [(None, 128), ("difference", 64), ("merge", 128), ("merge", 192)]
 )
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf], ids=str)
-def test_nan_and_infinity_come_out_where_they_went_in(backend, poison, rule, group_rows, device):
+def test_nan_and_infinity_come_out_where_they_went_in(backend, poison, rule, block_size_q, device):
     """In the rows that they enter, and nowhere else; nothing listed is still the cache alone."""
-    shape = (1, 2, 3 * group_rows - 5, 200, 64)
+    shape = (1, 2, 3 * block_size_q - 5, 200, 64)
     inputs = attention_inputs(*shape, dtype=torch.bfloat16, device=device)
-    skip_unless_it_runs(column_sparse_attention, backend, *inputs, group_rows)
+    skip_unless_it_runs(column_sparse_attention, backend, *inputs, block_size_q)
     mask = torch.zeros(1, 2, 3, 200, dtype=torch.bool, device=device)
     mask[:, 0, 1, 7:20] = True
     mask[:, 0, 2, 40:170] = True  # two tiles and a part
     mask[:, 1, :2, 1] = True
-    cache = refreshed(inputs, mask, group_rows, torch.float32)
-    options = {"group_rows": group_rows, "backend": backend, "delta_rule": rule}
+    cache = refreshed(inputs, mask, block_size_q, torch.float32)
+    options = {"block_size_q": block_size_q, "backend": backend, "delta_rule": rule}
     if rule is not None:
         options["residual"] = cache[rule].bfloat16()
     if rule == "merge":
         options |= {name: cache[name] for name in ("lse_dense", "kept_mass")}
     clean, _ = attend(inputs, mask, **options)
     assert clean.isfinite().all()
-    lists = mask.repeat_interleave(group_rows, 2)[:, :, : shape[2]]
+    lists = mask.repeat_interleave(block_size_q, 2)[:, :, : shape[2]]
     places = {
-        # Rows: of a group that lists nothing, of one with a part of a tile, of one with several.
-        0: [(0, 0, 5), (0, 0, group_rows + 5), (0, 0, 2 * group_rows + 5)],
+        # Rows: of a block that lists nothing, of one with a part of a tile, of one with several.
+        0: [(0, 0, 5), (0, 0, block_size_q + 5), (0, 0, 2 * block_size_q + 5)],
         # Columns: of no list, of a part of a tile, of several tiles, alone in its lists.
         1: [(0, 0, 0), (0, 0, 12), (0, 0, 169), (0, 1, 1)],
         2: [(0, 0, 0), (0, 0, 12), (0, 0, 45), (0, 1, 1)],
@@ -197,7 +199,7 @@ def test_all_configs_of_triton(head_dim, device):
     call = ColumnSparseAttention(
         *inputs,
         *index_lists(mask),
-        group_rows=256,
+        block_size_q=256,
         delta_rule="merge",
         residual=cache["merge"].mT.contiguous().mT,  # any strides
         lse_dense=cache["lse_dense"],
@@ -248,14 +250,14 @@ def test_rows_beyond_32_bit_offsets(backend):
 @kernel_names(column_sparse_attention)
 def test_lists_beyond_32_bit_offsets(backend):
     """2,060 lists of 2^20 entries are 8.6 GB."""
-    groups = 2060
-    inputs = attention_inputs(1, 1, groups, 200, 64, dtype=torch.bfloat16, device="cuda")
+    blocks = 2060
+    inputs = attention_inputs(1, 1, blocks, 200, 64, dtype=torch.bfloat16, device="cuda")
     skip_unless_it_runs(column_sparse_attention, backend, *inputs, 1)
-    mask = torch.rand(1, 1, groups, 200, device="cuda") < 0.5
+    mask = torch.rand(1, 1, blocks, 200, device="cuda") < 0.5
     few, counts = index_lists(mask)
-    indices = torch.zeros(1, 1, groups, 2**20, dtype=torch.int32, device="cuda")
+    indices = torch.zeros(1, 1, blocks, 2**20, dtype=torch.int32, device="cuda")
     indices[..., : few.shape[-1]] = few
-    output, _ = column_sparse_attention(*inputs, indices, counts, group_rows=1, backend=backend)
+    output, _ = column_sparse_attention(*inputs, indices, counts, block_size_q=1, backend=backend)
     expected, _ = masked_attention(*inputs, mask, 1)
     assert_close(output, expected, TOLERANCE[torch.bfloat16])
 
@@ -340,7 +342,7 @@ def test_rules_give_the_cached_output_back_when_nothing_changed(
     )
     assert output.dtype == dtype
     assert_close(output, cache["output"], TOLERANCE[dtype])
-    # Nothing is kept in the first group: the cached output itself.
+    # Nothing is kept in the first block: the cached output itself.
     assert torch.equal(output[:, :, :32], cache["output"][:, :, :32])
 
 
@@ -507,18 +509,18 @@ class LargestResult(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("groups_at_once", [1, 3])
-def test_transient_memory_stays_within_the_limit(groups_at_once, monkeypatch):
+@pytest.mark.parametrize("blocks_at_once", [1, 3])
+def test_transient_memory_stays_within_the_limit(blocks_at_once, monkeypatch):
     inputs = attention_inputs(1, 1, 640, 2000, 16, dtype=torch.float32, device="cpu")
     mask = torch.rand(1, 1, 10, 2000) < 0.5
     indices, counts = index_lists(mask)
-    limit = groups_at_once * 2 * (64 + 16) * indices.shape[-1] * 4
-    options = {"group_rows": 64, "backend": "reference"}
+    limit = blocks_at_once * 2 * (64 + 16) * indices.shape[-1] * 4
+    options = {"block_size_q": 64, "backend": "reference"}
     large = column_sparse_attention(*inputs, indices, counts, **options)
     monkeypatch.setattr(reference, "tile_bytes", lambda _: limit)
     with LargestResult() as largest:
         small = column_sparse_attention(*inputs, indices, counts, **options)
-    assert 0 < largest.nbytes <= groups_at_once * 64 * indices.shape[-1] * 4  # the scores
+    assert 0 < largest.nbytes <= blocks_at_once * 64 * indices.shape[-1] * 4  # the scores
     for a, b in zip(small, large, strict=True):
         assert_close(a, b, 1e-5)
 
@@ -546,7 +548,7 @@ def mistaken(**changes):
         ({"indices": torch.zeros(2, 5, dtype=torch.int32)}, r"\[B, H, G, K\], got \[2, 5\]"),
         ({"counts": torch.zeros(1, 2, 2)}, "counts must be torch.int32"),
         ({"counts": torch.zeros(1, 2, dtype=torch.int32)}, r"counts must be \[1, 2, 2\]"),
-        ({"group_rows": 100, "delta_rule": "mean"}, "got 'mean'"),
+        ({"block_size_q": 100, "delta_rule": "mean"}, "got 'mean'"),
         ({"delta_rule": "difference"}, "'difference' needs residual; residual is None"),
         (
             {"delta_rule": "merge", "residual": torch.zeros(1, 2, 200, 64)},
@@ -556,7 +558,7 @@ def mistaken(**changes):
             {"delta_rule": "difference", "residual": torch.zeros(1, 2, 200)},
             r"residual must be \[1, 2, 200, 64\], got \[1, 2, 200\]",
         ),
-        ({"group_rows": 0}, "group_rows must be at least 1, got 0"),
+        ({"block_size_q": 0}, "block_size_q must be at least 1, got 0"),
         ({"backend": "fast"}, "unknown backend 'fast'; it has"),
     ],
 )

@@ -18,9 +18,9 @@ from tests.kernels.formulas import (
     attention_inputs,
     backend_names,
     backend_of,
+    blocks_of,
     column_sums_of,
     full_attention,
-    groups_of,
     kernel_names,
     skip_unless_it_runs,
 )
@@ -46,7 +46,7 @@ def test_matches_the_formula(backend, shape, dtype, strided, device):
     previous = previous_of(expected_lse)
     output, lse, sums = dense_attention_column_sums(*inputs, previous, backend=backend)
     assert (output.dtype, lse.shape) == (dtype, shape[:3])
-    assert sums.shape == (*shape[:2], groups_of(shape[2], 128), shape[3])
+    assert sums.shape == (*shape[:2], blocks_of(shape[2], 128), shape[3])
     assert sums.dtype == (torch.bfloat16 if dtype in HALF else dtype)
     assert_close(output, expected, TOLERANCE[dtype])
     assert_close(lse, expected_lse, LSE_TOLERANCE[dtype])
@@ -58,45 +58,45 @@ def test_matches_the_formula(backend, shape, dtype, strided, device):
 @backend_names(dense_attention_column_sums)
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("group_rows", [128, 192])
-def test_odd_case(backend, group_rows, head_dim, dtype):
+@pytest.mark.parametrize("block_size_q", [128, 192])
+def test_odd_case(backend, block_size_q, head_dim, dtype):
     shape = (2, 3, 1337, 1337, head_dim)
     inputs = attention_inputs(*shape, dtype=dtype, device="cuda", strided=True)
     skip_unless_it_runs(dense_attention_column_sums, backend, *inputs)
     expected, expected_lse = full_attention(*inputs)
     previous = previous_of(expected_lse)
     output, lse, sums = dense_attention_column_sums(
-        *inputs, previous, group_rows=group_rows, backend=backend
+        *inputs, previous, block_size_q=block_size_q, backend=backend
     )
     assert_close(output, expected, TOLERANCE[dtype])
     assert_close(lse, expected_lse, LSE_TOLERANCE[dtype])
-    assert_close(sums, column_sums_of(*inputs[:2], previous, group_rows), SUMS_TOLERANCE[dtype])
+    assert_close(sums, column_sums_of(*inputs[:2], previous, block_size_q), SUMS_TOLERANCE[dtype])
 
 
 @backend_names(dense_attention_column_sums)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("group_rows", "rows"),
+    ("block_size_q", "rows"),
     [(1, 5), (13, 40), (33, 70), (64, 131), (128, 300), (192, 300), (256, 300), (500, 131)],
 )
-def test_any_group_size_and_ragged_groups(backend, group_rows, rows, dtype, device):
+def test_any_block_size_and_ragged_blocks(backend, block_size_q, rows, dtype, device):
     inputs = attention_inputs(2, 1, rows, 77, 64, dtype=dtype, device=device)
-    skip_unless_it_runs(dense_attention_column_sums, backend, *inputs, group_rows)
+    skip_unless_it_runs(dense_attention_column_sums, backend, *inputs, block_size_q)
     _, lse = full_attention(*inputs)
     _, _, sums = dense_attention_column_sums(
-        *inputs, lse.float(), group_rows=group_rows, backend=backend
+        *inputs, lse.float(), block_size_q=block_size_q, backend=backend
     )
     tolerance = SUMS_TOLERANCE[dtype]
-    assert_close(sums, column_sums_of(*inputs[:2], lse.float(), group_rows), tolerance)
-    # With the true constants every row gives away a mass of one.
-    sizes = torch.tensor([len(part) for part in torch.arange(rows).split(group_rows)])
+    assert_close(sums, column_sums_of(*inputs[:2], lse.float(), block_size_q), tolerance)
+    # With the true LSE every row gives away a mass of one.
+    sizes = torch.tensor([len(part) for part in torch.arange(rows).split(block_size_q)])
     assert_close(sums.double().sum(-1), sizes.expand(2, 1, -1), tolerance)
 
 
 @backend_names(dense_attention_column_sums)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("previous", [0.0, -500.0, 500.0, torch.inf, -torch.inf, torch.nan])
-def test_output_never_depends_on_the_previous_constants(backend, previous, dtype, device):
+def test_output_never_depends_on_the_previous_lse(backend, previous, dtype, device):
     inputs = attention_inputs(1, 1, 150, 90, 64, dtype=dtype, device=device)
     skip_unless_it_runs(dense_attention_column_sums, backend, *inputs)
     true = full_attention(*inputs)[1].float()
@@ -112,16 +112,16 @@ def test_output_never_depends_on_the_previous_constants(backend, previous, dtype
 
 @kernel_names(dense_attention_column_sums)
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("group_rows", [128, 192])
-def test_output_is_the_same_without_column_sums(backend, group_rows, dtype, device, monkeypatch):
+@pytest.mark.parametrize("block_size_q", [128, 192])
+def test_output_is_the_same_without_column_sums(backend, block_size_q, dtype, device, monkeypatch):
     inputs = attention_inputs(1, 2, 300, 200, 128, dtype=dtype, device=device)
     skip_unless_it_runs(dense_attention_column_sums, backend, *inputs)
     launch = backend_of(dense_attention_column_sums, backend).launch
     previous = full_attention(*inputs)[1].float()
     previous[:, :, 7] = torch.nan
-    if backend == "triton":  # group by group
+    if backend == "triton":  # block by block
         monkeypatch.setattr(import_module(launch.__module__), "TRANSIENT_BYTES", 1)
-    call = DenseAttentionColumnSums(*inputs, previous, group_rows=group_rows, scale=0.1)
+    call = DenseAttentionColumnSums(*inputs, previous, block_size_q=block_size_q, scale=0.1)
     output, lse, _ = launch(call)
     plain, plain_lse, nothing = launch(call, with_column_sums=False)
     assert nothing is None
@@ -135,7 +135,7 @@ def test_output_is_the_same_without_column_sums(backend, group_rows, dtype, devi
 @backend_names(dense_attention_column_sums)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("shift", [-60.0, 60.0])
-def test_sums_follow_the_constants(backend, shift, dtype, device):
+def test_sums_follow_the_lse(backend, shift, dtype, device):
     """As long as these lie less than 80 below the true ones."""
     inputs = attention_inputs(1, 1, 40, 90, 64, dtype=dtype, device=device)
     skip_unless_it_runs(dense_attention_column_sums, backend, *inputs)
@@ -148,14 +148,14 @@ def test_sums_follow_the_constants(backend, shift, dtype, device):
 
 @backend_names(dense_attention_column_sums)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_stale_constants_keep_sums_finite(backend, dtype, device):
-    """Very low constants would overflow; what underflows beside them must not become NaN."""
+def test_stale_lse_keeps_sums_finite(backend, dtype, device):
+    """A very low LSE would overflow; what underflows beside it must not become NaN."""
     query, key, value = attention_inputs(1, 1, 200, 200, 64, dtype=dtype, device=device)
     skip_unless_it_runs(dense_attention_column_sums, backend, query, key, value, 200)
     query = query * 100  # most weights of a row underflow to 0
     previous = torch.full((1, 1, 200), -1e4, device=device)
     _, _, sums = dense_attention_column_sums(
-        query, key, value, previous, group_rows=200, backend=backend
+        query, key, value, previous, block_size_q=200, backend=backend
     )
     assert sums.isfinite().all()
     assert (sums.amax(-1) > 0).all()
@@ -194,7 +194,7 @@ def test_any_scale_and_the_layout_of_the_output(backend, scale, device):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @kernel_names(dense_attention_column_sums)
 def test_sums_beyond_32_bit_offsets(backend):
-    """4,096 groups of one row by 2^19 + 100 columns are 4.3 GB."""
+    """4,096 blocks of one row by 2^19 + 100 columns are 4.3 GB."""
     rows, columns = 4096, 2**19 + 100
     query, key, value = attention_inputs(
         1, 1, rows, columns, 64, dtype=torch.bfloat16, device="cuda"
@@ -202,7 +202,7 @@ def test_sums_beyond_32_bit_offsets(backend):
     skip_unless_it_runs(dense_attention_column_sums, backend, query, key, value, 1)
     previous = torch.full((1, 1, rows), 4.0, device="cuda")
     _, _, sums = dense_attention_column_sums(
-        query, key, value, previous, group_rows=1, backend=backend
+        query, key, value, previous, block_size_q=1, backend=backend
     )
     for row in (0, rows // 2, rows - 1):
         one = slice(row, row + 1)
@@ -227,19 +227,19 @@ def test_rows_beyond_32_bit_offsets(backend):
 
 
 @backend_names(dense_attention_column_sums)
-def test_a_nan_row_poisons_only_its_group(backend, device):
+def test_a_nan_row_poisons_only_its_block(backend, device):
     inputs = attention_inputs(1, 1, 40, 30, 64, dtype=torch.float32, device=device)
     skip_unless_it_runs(dense_attention_column_sums, backend, *inputs, 16)
     previous = full_attention(*inputs)[1].float()
     previous[0, 0, 17] = torch.nan
-    _, _, sums = dense_attention_column_sums(*inputs, previous, group_rows=16, backend=backend)
+    _, _, sums = dense_attention_column_sums(*inputs, previous, block_size_q=16, backend=backend)
     assert sums.isnan().all(-1).flatten().tolist() == [False, True, False]
     assert sums[0, 0, [0, 2]].isfinite().all()
 
 
 @backend_names(dense_attention_column_sums)
 def test_nan_comes_out_where_it_went_in(backend, device):
-    """A query in its row, with the sums of its group; a key and a value in the rows of its head."""
+    """A query in its row, with the sums of its block; a key and a value in the rows of its head."""
     inputs = attention_inputs(1, 4, 140, 150, 64, dtype=torch.bfloat16, device=device)
     skip_unless_it_runs(dense_attention_column_sums, backend, *inputs)
     previous = full_attention(*inputs)[1].float()
@@ -278,12 +278,12 @@ class LargestResult(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("groups_at_once", [1, 3])
-def test_transient_memory_stays_within_the_limit(groups_at_once, monkeypatch):
+@pytest.mark.parametrize("blocks_at_once", [1, 3])
+def test_transient_memory_stays_within_the_limit(blocks_at_once, monkeypatch):
     inputs = attention_inputs(1, 1, 640, 2000, 16, dtype=torch.float32, device="cpu")
     previous = full_attention(*inputs)[1].float()
-    limit = groups_at_once * 2 * 64 * 2000 * 4  # scores and weights
-    options = {"group_rows": 64, "backend": "reference"}
+    limit = blocks_at_once * 2 * 64 * 2000 * 4  # scores and weights
+    options = {"block_size_q": 64, "backend": "reference"}
     large = dense_attention_column_sums(*inputs, previous, **options)
     monkeypatch.setattr(reference, "tile_bytes", lambda _: limit)
     with LargestResult() as largest:
@@ -297,7 +297,7 @@ def test_mistakes_are_named():
     inputs = attention_inputs(1, 2, 7, 9, 64, dtype=torch.float32, device="cpu")
     with pytest.raises(ValueError, match=r"lse_previous must be \[1, 2, 7\], got \[1, 2, 9\]"):
         dense_attention_column_sums(*inputs, torch.zeros(1, 2, 9))
-    with pytest.raises(ValueError, match="group_rows must be at least 1, got 0"):
-        dense_attention_column_sums(*inputs, torch.zeros(1, 2, 7), group_rows=0)
+    with pytest.raises(ValueError, match="block_size_q must be at least 1, got 0"):
+        dense_attention_column_sums(*inputs, torch.zeros(1, 2, 7), block_size_q=0)
     with pytest.raises(ValueError, match="unknown backend 'fast'; it has"):
         dense_attention_column_sums(*inputs, torch.zeros(1, 2, 7), backend="fast")

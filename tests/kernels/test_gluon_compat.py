@@ -163,7 +163,7 @@ def test_sparse_kernel_is_compiled_as_it_is_launched(monkeypatch, head_dim, rows
             query,
             torch.empty(1, 2, 2, 32, dtype=torch.int32, device="meta"),
             torch.empty(1, 2, 2, dtype=torch.int32, device="meta"),
-            group_rows=rows,
+            block_size_q=rows,
             delta_rule=rule,
             residual=None if rule is None else query,
             lse_dense=per_row,
@@ -187,7 +187,7 @@ def test_dense_kernel_is_compiled_as_it_is_launched(monkeypatch, head_dim, rows,
     def launch(operation):
         query = torch.empty(1, 2, 256, head_dim, dtype=torch.bfloat16, device="meta")
         lse = torch.empty(1, 2, 256, device="meta")
-        call = DenseAttentionColumnSums(query, query, query, lse, group_rows=rows)
+        call = DenseAttentionColumnSums(query, query, query, lse, block_size_q=rows)
         operation(call, with_column_sums=sums)
 
     expected = launched(monkeypatch, "dense_attention_column_sums", launch)

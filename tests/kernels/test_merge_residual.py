@@ -22,7 +22,7 @@ def some_inputs(size, dtype, device, *, strided=False):
         output, kept = (tensor(*size).to(dtype) for _ in range(2))
     lse = tensor(*size[:3]) * 3
     kept_lse = lse - tensor(*size[:3]).abs()
-    kept_lse[0, 0, 0] = -torch.inf  # a group that keeps nothing
+    kept_lse[0, 0, 0] = -torch.inf  # a block that keeps nothing
     kept[0, 0, 0] = 0
     return output, kept, kept_lse, lse
 

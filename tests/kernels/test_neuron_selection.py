@@ -11,8 +11,8 @@ from tests.kernels.formulas import (
     activation_of,
     assert_close,
     backend_names,
+    blocks_of,
     gate_inputs,
-    groups_of,
     mlp_inputs,
     skip_unless_it_runs,
 )
@@ -25,14 +25,14 @@ def tolerance_of(dtype, backend):
     return 1e-12 if dtype == torch.float64 else 1e-5
 
 
-def means_of(hidden, weight, bias, group_rows, gate=None, activation=None):
+def means_of(hidden, weight, bias, block_size, gate=None, activation=None):
     """Means of the pre-activations themselves, in float64; of a gated MLP, their product."""
 
     def linear(weight, bias):
         before = hidden.double() @ weight.double().T
         if bias is not None:
             before = before + bias.double()
-        return torch.stack([part.mean(1) for part in before.split(group_rows, dim=1)], dim=1)
+        return torch.stack([part.mean(1) for part in before.split(block_size, dim=1)], dim=1)
 
     if gate is None:
         return linear(weight, bias)
@@ -68,33 +68,33 @@ def test_gated_means(backend, activation, dtype, device):
 
 @backend_names(neuron_selection)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("group_rows", "channels", "neurons"), [(3, 200, 300), (13, 72, 8)])
-def test_means_of_many_groups(backend, group_rows, channels, neurons, dtype, device):
-    """More groups, channels and neurons than a tile; views of larger tensors."""
+@pytest.mark.parametrize(("block_size", "channels", "neurons"), [(3, 200, 300), (13, 72, 8)])
+def test_means_of_many_blocks(backend, block_size, channels, neurons, dtype, device):
+    """More blocks, channels and neurons than a tile; views of larger tensors."""
     hidden, weight, bias, _ = mlp_inputs(
         2, 220, channels + 8, neurons + 1, dtype=dtype, device=device
     )
     hidden, weight, bias = hidden[..., 8:], weight[1:, 8:], bias[1:]
     skip_unless_it_runs(neuron_selection, backend, hidden, weight)
-    means = mean_preactivations(hidden, weight, bias, group_rows=group_rows, backend=backend)
-    expected = means_of(hidden, weight, bias, group_rows)
+    means = mean_preactivations(hidden, weight, bias, block_size=block_size, backend=backend)
+    expected = means_of(hidden, weight, bias, block_size)
     assert_close(means, expected, tolerance_of(dtype, backend))
 
 
-@pytest.mark.parametrize("group_rows", [1, 13, 64, 500])
-def test_group_means(group_rows, device):
+@pytest.mark.parametrize("block_size", [1, 13, 64, 500])
+def test_block_means(block_size, device):
     hidden = torch.randn(2, 70, 24, device=device)
-    means = reference.group_means(hidden, group_rows=group_rows)
-    expected = [part.double().mean(1) for part in hidden.split(group_rows, dim=1)]
+    means = reference.block_means(hidden, block_size=block_size)
+    expected = [part.double().mean(1) for part in hidden.split(block_size, dim=1)]
     assert_close(means, torch.stack(expected, dim=1), 1e-6)
 
 
-def test_group_means_of_half_precision_do_not_overflow():
+def test_block_means_of_half_precision_do_not_overflow():
     hidden = torch.full((1, 300, 2), 6e4, dtype=torch.float16)
-    assert reference.group_means(hidden, group_rows=128).tolist() == [[[60000.0] * 2] * 3]
+    assert reference.block_means(hidden, block_size=128).tolist() == [[[60000.0] * 2] * 3]
 
 
-def check_selection(backend, hidden, weight, bias, old, keep_count, group_rows, **gate):
+def check_selection(backend, hidden, weight, bias, old, keep_count, block_size, **gate):
     """The highest scores are chosen, ascending, and their means alone are stored."""
     cache, neurons = old.clone(), weight.shape[0]
     found = neuron_selection(
@@ -103,12 +103,12 @@ def check_selection(backend, hidden, weight, bias, old, keep_count, group_rows, 
         bias,
         cache,
         keep_count=keep_count,
-        group_rows=group_rows,
+        block_size=block_size,
         backend=backend,
         **gate,
     )
     gate_pair = (gate["gate_weight"], gate["gate_bias"]) if gate else None
-    means = means_of(hidden, weight, bias, group_rows, gate_pair, gate.get("activation"))
+    means = means_of(hidden, weight, bias, block_size, gate_pair, gate.get("activation"))
     scores = (means - old.double()).abs()
     assert found.dtype == torch.int32
     assert found.shape == (*old.shape[:2], min(keep_count, neurons))
@@ -125,13 +125,13 @@ def check_selection(backend, hidden, weight, bias, old, keep_count, group_rows, 
 
 @backend_names(neuron_selection)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("group_rows", [64, 128])
+@pytest.mark.parametrize("block_size", [64, 128])
 @pytest.mark.parametrize("keep_count", [1, 17, 50, 99])
-def test_keeps_the_neurons_that_moved_most(backend, keep_count, group_rows, dtype, device):
+def test_keeps_the_neurons_that_moved_most(backend, keep_count, block_size, dtype, device):
     hidden, weight, bias, _ = mlp_inputs(2, 333, 24, 50, dtype=dtype, device=device)
     skip_unless_it_runs(neuron_selection, backend, hidden, weight)
-    old = torch.randn(2, groups_of(333, group_rows), 50, device=device)
-    check_selection(backend, hidden, weight, bias, old, keep_count, group_rows)
+    old = torch.randn(2, blocks_of(333, block_size), 50, device=device)
+    check_selection(backend, hidden, weight, bias, old, keep_count, block_size)
 
 
 @backend_names(neuron_selection)
@@ -165,7 +165,7 @@ def test_scores_of_any_size(backend, neurons, keep_count, scale, dtype, device):
         old = torch.randint(-spread, spread, (1, 3, neurons), device=device) * scale / spread
         expected = old.abs().argsort(dim=-1, descending=True, stable=True)[..., :keep_count]
         cache = old.clone()
-        options = {"keep_count": keep_count, "group_rows": 3, "backend": backend}
+        options = {"keep_count": keep_count, "block_size": 3, "backend": backend}
         found = neuron_selection(hidden, weight, None, cache, **options)
         assert torch.equal(found.long(), expected.sort(-1).values)
         assert torch.equal(cache, old.scatter(-1, expected, 0.0))
@@ -231,7 +231,7 @@ def test_mistakes_are_named():
         ({"bias": bias[:3]}, r"bias must be \[50\], got \[3\]"),
         ({"mean_cache": torch.zeros(1, 3, 50)}, r"mean_cache must be \[1, 2, 50\]"),
         ({"mean_cache": torch.zeros(1, 2, 50).half()}, "got torch.float16"),
-        ({"group_rows": 0}, "group_rows must be at least 1, got 0"),
+        ({"block_size": 0}, "block_size must be at least 1, got 0"),
         ({"gate_weight": weight[:3]}, r"gate_weight must be \[50, 24\], got \[3, 24\]"),
         ({"gate_weight": weight}, "activation must be gelu-tanh, gelu or silu, got None"),
         ({"gate_bias": bias}, "gate_bias needs gate_weight, which is None"),

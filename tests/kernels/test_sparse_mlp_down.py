@@ -9,8 +9,8 @@ from tests.kernels.formulas import (
     assert_close,
     assert_rounded,
     backend_names,
+    blocks_of,
     gate_inputs,
-    groups_of,
     mlp_inputs,
     random_neurons,
     skip_unless_it_runs,
@@ -18,12 +18,12 @@ from tests.kernels.formulas import (
 )
 
 
-def added(delta, weight, neurons, counts, group_rows):
+def added(delta, weight, neurons, counts, block_size):
     """``delta @ weight[:, S].T``, neuron by neuron, in float64."""
     result = torch.zeros(*delta.shape[:2], weight.shape[0], dtype=torch.float64)
     for b in range(delta.shape[0]):
         for g in range(neurons.shape[1]):
-            rows = slice(g * group_rows, (g + 1) * group_rows)
+            rows = slice(g * block_size, (g + 1) * block_size)
             count = neurons.shape[2] if counts is None else int(counts[b, g])
             for place, neuron in enumerate(neurons[b, g, :count].tolist()):
                 change = delta[b, rows, place].double().cpu()
@@ -46,7 +46,7 @@ def down_inputs(batch, rows, capacity, channels, neurons, *, dtype, device, seed
 def test_matches_the_layer_neuron_by_neuron(backend, rows, dtype, device):
     delta, weight, old = down_inputs(2, rows, 17, 24, 50, dtype=dtype, device=device)
     skip_unless_it_runs(sparse_mlp_down, backend, delta, weight)
-    neurons = random_neurons(2, groups_of(rows, 128), 17, 50, device=device)
+    neurons = random_neurons(2, blocks_of(rows, 128), 17, 50, device=device)
     cache = old.clone()
     result = sparse_mlp_down(delta, weight, neurons, cache, backend=backend)
     expected = old.double().cpu() + added(delta, weight, neurons, None, 128)
@@ -59,22 +59,22 @@ def test_matches_the_layer_neuron_by_neuron(backend, rows, dtype, device):
 
 @backend_names(sparse_mlp_down)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("group_rows", [1, 13, 64, 128, 500])
-def test_counts_and_group_sizes(backend, group_rows, dtype, device):
+@pytest.mark.parametrize("block_size", [1, 13, 64, 128, 500])
+def test_counts_and_block_sizes(backend, block_size, dtype, device):
     delta, weight, old = down_inputs(2, 70, 9, 24, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(sparse_mlp_down, backend, delta, weight, group_rows)
-    groups = groups_of(70, group_rows)
-    neurons = random_neurons(2, groups, 9, 50, device=device)
-    counts = torch.arange(2 * groups, device=device).view(2, groups).int() % 10
+    skip_unless_it_runs(sparse_mlp_down, backend, delta, weight, block_size)
+    blocks = blocks_of(70, block_size)
+    neurons = random_neurons(2, blocks, 9, 50, device=device)
+    counts = torch.arange(2 * blocks, device=device).view(2, blocks).int() % 10
     cache, before = old.clone(), delta.clone()
     result = sparse_mlp_down(
-        delta, weight, neurons, cache, counts=counts, group_rows=group_rows, backend=backend
+        delta, weight, neurons, cache, counts=counts, block_size=block_size, backend=backend
     )
-    expected = old.double().cpu() + added(delta, weight, neurons, counts, group_rows)
+    expected = old.double().cpu() + added(delta, weight, neurons, counts, block_size)
     assert_close(cache, expected, TOLERANCE[dtype])
     assert torch.equal(result, cache)
     assert torch.equal(delta, before)
-    empty_rows = slice(0, min(group_rows, 70))  # the first group's count is 0
+    empty_rows = slice(0, min(block_size, 70))  # the first block's count is 0
     assert torch.equal(cache[0, empty_rows], old[0, empty_rows])
 
 
@@ -110,7 +110,7 @@ def test_what_is_past_the_count_is_ignored(backend, dtype, device):
 
 @backend_names(sparse_mlp_down)
 def test_nan_comes_out_of_both_layers_where_it_went_in(backend, device):
-    """A token in its row, a neuron in the rows of the groups that keep it."""
+    """A token in its row, a neuron in the rows of the blocks that keep it."""
     hidden, up, _, down = mlp_inputs(1, 200, 64, 128, dtype=torch.bfloat16, device=device)
     down = down.T.contiguous().T
     delta = token_contiguous(hidden)
@@ -130,7 +130,7 @@ def test_nan_comes_out_of_both_layers_where_it_went_in(backend, device):
         if place == 0:
             tensors[0][0, 7, 3] = torch.nan
         elif place == 1:
-            tensors[1][100, 3] = torch.nan  # kept by the second group
+            tensors[1][100, 3] = torch.nan  # kept by the second block
         else:
             tensors[2][:, 20] = torch.nan  # kept by the first
         found = layer(*tensors)
@@ -253,7 +253,7 @@ def test_mistakes_are_named():
         ({"addend": torch.zeros(200, 24)}, r"addend must be \[1, 200, 24\], got \[200, 24\]"),
         ({"addend": torch.zeros(1, 200, 24).int()}, "addend must be a floating point tensor"),
         ({"counts": torch.zeros(1, 3, dtype=torch.int32)}, r"counts must be \[1, 2\]"),
-        ({"group_rows": -1}, "group_rows must be at least 1, got -1"),
+        ({"block_size": -1}, "block_size must be at least 1, got -1"),
         ({"backend": "fast"}, "unknown backend 'fast'"),
     ]:
         with pytest.raises(ValueError, match=message):

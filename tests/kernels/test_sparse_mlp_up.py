@@ -10,8 +10,8 @@ from tests.kernels.formulas import (
     assert_close,
     assert_rounded,
     backend_names,
+    blocks_of,
     gate_inputs,
-    groups_of,
     mlp_inputs,
     neuron_activation,
     random_neurons,
@@ -29,13 +29,13 @@ def random_cache(batch, rows, neurons, *, dtype, device, seed=2):
     return token_contiguous(cache.to(device, dtype))
 
 
-def check(hidden, weight, bias, neurons, counts, old, cache, delta, activation, group_rows, gate):
+def check(hidden, weight, bias, neurons, counts, old, cache, delta, activation, block_size, gate):
     """Every listed entry has its new value and change, every other is bit for bit the old one."""
     tolerance = TOLERANCE[hidden.dtype]
     untouched = torch.ones_like(cache, dtype=torch.bool)
     for b in range(hidden.shape[0]):
         for g in range(neurons.shape[1]):
-            rows = slice(g * group_rows, min((g + 1) * group_rows, hidden.shape[1]))
+            rows = slice(g * block_size, min((g + 1) * block_size, hidden.shape[1]))
             count = neurons.shape[2] if counts is None else int(counts[b, g])
             listed = neurons[b, g, :count].tolist()
             new = [
@@ -61,7 +61,7 @@ def run_and_check(
     *,
     counts=None,
     activation="gelu-tanh",
-    group_rows=128,
+    block_size=128,
     gate=None,
 ):
     old = cache.clone()
@@ -76,13 +76,13 @@ def run_and_check(
         activation=activation,
         gate_weight=gate_weight,
         gate_bias=gate_bias,
-        group_rows=group_rows,
+        block_size=block_size,
         backend=backend,
     )
     assert delta.dtype == hidden.dtype
     assert delta.shape == (*hidden.shape[:2], neurons.shape[2])
     assert is_token_contiguous(delta) == is_token_contiguous(cache)
-    check(hidden, weight, bias, neurons, counts, old, cache, delta, activation, group_rows, gate)
+    check(hidden, weight, bias, neurons, counts, old, cache, delta, activation, block_size, gate)
     return delta
 
 
@@ -94,7 +94,7 @@ def test_matches_the_layer_neuron_by_neuron(backend, rows, dtype, activation, de
     hidden, weight, bias, _ = mlp_inputs(2, rows, 24, 50, dtype=dtype, device=device)
     cache = random_cache(2, rows, 50, dtype=dtype, device=device)
     skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, cache)
-    neurons = random_neurons(2, groups_of(rows, 128), 17, 50, device=device)
+    neurons = random_neurons(2, blocks_of(rows, 128), 17, 50, device=device)
     run_and_check(backend, hidden, weight, bias, neurons, cache, activation=activation)
 
 
@@ -115,17 +115,17 @@ def test_gated(backend, with_bias, activation, dtype, device):
 
 @backend_names(sparse_mlp_up)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("group_rows", [1, 13, 64, 128, 500])
+@pytest.mark.parametrize("block_size", [1, 13, 64, 128, 500])
 @pytest.mark.parametrize("gated", [False, True])
-def test_counts_and_group_sizes(backend, gated, group_rows, dtype, device):
+def test_counts_and_block_sizes(backend, gated, block_size, dtype, device):
     hidden, weight, bias, _ = mlp_inputs(2, 70, 24, 50, dtype=dtype, device=device)
     cache = random_cache(2, 70, 50, dtype=dtype, device=device)
     gate = gate_inputs(24, 50, dtype=dtype, device=device) if gated else None
     gate_weight = gate[0] if gated else None
-    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, cache, gate_weight, group_rows)
-    groups = groups_of(70, group_rows)
-    neurons = random_neurons(2, groups, 9, 50, device=device)
-    counts = torch.arange(2 * groups, device=device).view(2, groups).int() % 10
+    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, cache, gate_weight, block_size)
+    blocks = blocks_of(70, block_size)
+    neurons = random_neurons(2, blocks, 9, 50, device=device)
+    counts = torch.arange(2 * blocks, device=device).view(2, blocks).int() % 10
     # The usual filler past the count is neuron 0, whether or not the list has it.
     past = torch.arange(9, device=device) >= counts[..., None]
     neurons = neurons.masked_fill(past, 0)
@@ -139,7 +139,7 @@ def test_counts_and_group_sizes(backend, gated, group_rows, dtype, device):
         cache,
         counts=counts,
         activation="gelu",
-        group_rows=group_rows,
+        block_size=block_size,
         gate=gate,
     )
 
@@ -280,7 +280,7 @@ def test_a_sparse_step_takes_up_where_the_dense_one_left(backend, rows, dtype, d
     options = {"activation": "gelu-tanh", "backend": backend}
     cache = dense_activation(hidden, weight, bias, **options)
     everything = torch.arange(50, dtype=torch.int32, device=device)
-    everything = everything.expand(1, groups_of(rows, 128), 50)
+    everything = everything.expand(1, blocks_of(rows, 128), 50)
     before = cache.clone()
     sparse_mlp_up(hidden, weight, bias, everything, cache, **options)
     assert_close(cache, before, TOLERANCE[dtype])
@@ -342,7 +342,7 @@ def mistakes():
         ({"weight": weight.half()}, "weight must be torch.float32, got torch.float16"),
         ({"bias": bias[:3]}, r"bias must be \[50\], got \[3\]"),
         ({"neuron_indices": neurons.long()}, "neuron_indices must be torch.int32, got torch.int64"),
-        ({"group_rows": 64}, r"neuron_indices must be \[1, 4, 20\], got \[1, 2, 20\]"),
+        ({"block_size": 64}, r"neuron_indices must be \[1, 4, 20\], got \[1, 2, 20\]"),
         ({"activation_cache": torch.zeros(1, 200, 51)}, r"activation_cache must be \[1, 200, 50\]"),
         ({"counts": torch.zeros(1, 3, dtype=torch.int32)}, r"counts must be \[1, 2\]"),
         ({"gate_weight": weight[:3]}, r"gate_weight must be \[50, 24\], got \[3, 24\]"),

@@ -1,4 +1,4 @@
-"""The FLUX.2 adapter: feed-forward layers in the attention, reference pictures, kept keys."""
+"""The FLUX.2 adapter: feed-forward layers in the attention, reference images, kept keys."""
 
 import diffusers
 import pytest
@@ -323,7 +323,7 @@ def test_inpainting_keeps_its_result():
 
 
 def kept_keys():
-    """A pipeline that computes keys and values of its reference pictures in the first step only."""
+    """A pipeline that computes keys and values of its reference images in the first step only."""
     return klein(diffusers.Flux2KleinKVPipeline)
 
 
@@ -351,7 +351,7 @@ def test_kept_keys_and_values_leave_the_attention_dense(ids, monkeypatch):
         found = generate_with_kept_keys(pipe)
         lines = handle.report.fallbacks
         assert lines[-1] == (
-            "attention runs dense: the pipeline keeps the keys and values of its reference pictures"
+            "attention runs dense: the pipeline keeps the keys and values of its reference images"
         )
         assert len(lines) == 1
         assert len(handle.report.notes) == (0 if ids == "grids" else 1)

@@ -8,7 +8,7 @@ from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 
 import chipsparse
 from chipsparse import SparsityConfig
-from chipsparse.pipelines.qwen_image import pictures, valid_length
+from chipsparse.pipelines.qwen_image import image_grids, valid_length
 from tests.pipelines.families.qwen_image import (
     GUIDED,
     IMAGE,
@@ -188,7 +188,7 @@ def test_a_mask_stays_where_only_the_mlp_is_sparse(pipe):
     ],
 )
 def test_pictures_are_read_from_the_shapes(shapes, expected):
-    assert pictures(shapes) == expected
+    assert image_grids(shapes) == expected
 
 
 @pytest.mark.parametrize("zero_cond_t", [False, True])

@@ -17,10 +17,10 @@ from peft import LoraConfig
 import chipsparse
 from chipsparse.cache.memory_plan import working_bytes
 from chipsparse.cache.tensors import AttentionCache
-from chipsparse.graphs.cuda_recorder import CudaRecorder
+from chipsparse.graphs.cuda_capture import CudaCapturer
 from chipsparse.graphs.step_graph import (
     MOST_ATTEMPTS,
-    MOST_RECORDINGS,
+    MOST_CAPTURES,
     Arguments,
     StepGraphs,
     TensorsInPlace,
@@ -55,14 +55,14 @@ class StandIn(TapeRecorder):
 
     def record(self, call):
         held = facts(self._model)
-        result, recording = super().record(call)
-        launch = recording.launch
+        result, recording = super().capture(call)
+        launch = recording.replay
 
         def checked():
             assert facts(self._model) == held
             launch()
 
-        recording.launch = checked
+        recording.replay = checked
         return result, recording
 
 
@@ -221,7 +221,7 @@ def test_arguments_that_always_change_end_the_recording(pipe):
     tensors = {"between": change, "callback_on_step_end_tensor_inputs": ["prompt_embeds"]}
     config = SPARSE.override({"schedule.refresh_every": 100})
     found, report = generate(pipe, config, num_inference_steps=24, **tensors)
-    assert len(replayed(report)) == MOST_RECORDINGS
+    assert len(replayed(report)) == MOST_CAPTURES
     never = config.override({"cuda_graphs": "never"})
     assert same(found, generate(pipe, never, num_inference_steps=24, **tensors)[0])
 
@@ -236,12 +236,12 @@ def test_hooks_of_others_run_at_every_step(place, pipe):
     assert (len(calls), replayed(report)) == (7, [])
     (note,) = [note for note in report.notes if "CUDA graph" in note]
     assert note == (
-        "sparse steps are not launched as a CUDA graph: hooks run with "
+        "sparse steps are not captured as a CUDA graph: hooks run with "
         f"{place or 'the transformer'}"
     )
 
 
-CHANGED = "a sparse step recorded as a CUDA graph was dropped: "
+CHANGED = "a captured sparse step was dropped: "
 LONG = SPARSE.override({"schedule.refresh_every": 100})  # only steps 2 to 6 are sparse, 3 recorded
 
 
@@ -414,8 +414,8 @@ def test_out_of_memory_while_recording(operation, pipe, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
         return launch(call)
 
-    recorder = type(pipe.stand_in) if pipe.device.type == "cpu" else CudaRecorder
-    record = recorder.record
+    recorder = type(pipe.stand_in) if pipe.device.type == "cpu" else CudaCapturer
+    record = recorder.capture
 
     def watched(self, call):
         recording.append(1)
@@ -425,12 +425,12 @@ def test_out_of_memory_while_recording(operation, pipe, monkeypatch):
             recording.pop()
 
     wrap_backends(monkeypatch, operation, failing)
-    monkeypatch.setattr(recorder, "record", watched)
+    monkeypatch.setattr(recorder, "capture", watched)
     found, report = generate(pipe)
     assert same(found, expected)
     assert replayed(report) == []
     assert [note for note in report.notes if "CUDA graph" in note] == [
-        "sparse steps are not launched as a CUDA graph: CUDA out of memory. Tried to allocate 2 MiB"
+        "sparse steps are not captured as a CUDA graph: CUDA out of memory. Tried to allocate 2 MiB"
     ]
 
 
@@ -471,7 +471,7 @@ def test_a_call_that_cannot_be_recorded_runs_as_usual(pipe, monkeypatch):
             assert replayed(handle.report) == []
             (note,) = [note for note in handle.report.notes if "CUDA graph" in note]
             if pipe.device.type == "cpu":  # a GPU says what it does not permit
-                assert note == "sparse steps are not launched as a CUDA graph: no memory"
+                assert note == "sparse steps are not captured as a CUDA graph: no memory"
     torch.randn(3, device=pipe.device)  # nothing is left behind of what was broken off
     if pipe.device.type == "cuda":
         assert torch.cuda.current_stream() == torch.cuda.default_stream()
@@ -493,7 +493,7 @@ def test_a_model_that_waits_for_the_device_is_not_recorded(pipe, monkeypatch):
             assert replayed(handle.report) == []
             assert len(calls) == 7 + attempts
             (note,) = [note for note in handle.report.notes if "CUDA graph" in note]
-            assert note.startswith("sparse steps are not launched as a CUDA graph: ")
+            assert note.startswith("sparse steps are not captured as a CUDA graph: ")
             assert "permitted" in note
 
 
@@ -586,7 +586,7 @@ def _waiting(result):
 def test_other_threads_use_the_device_while_a_call_is_recorded():
     """They launch, allocate, copy, wait for their own work and draw random numbers."""
     numbers = torch.arange(1024.0, device="cuda")
-    recorder, done, stop = CudaRecorder(), [], threading.Event()
+    recorder, done, stop = CudaCapturer(), [], threading.Event()
 
     def other():
         while not stop.is_set():
@@ -606,11 +606,11 @@ def test_other_threads_use_the_device_while_a_call_is_recorded():
 
     state = torch.cuda.get_rng_state()
     try:
-        result, recording = recorder.record(call)
+        result, recording = recorder.capture(call)
     finally:
         stop.set()
         thread.join()
-    recording.launch()
+    recording.replay()
     assert torch.equal(result, numbers * 2)
     recording.release()
     drawn = torch.randn(8, device="cuda")
@@ -629,7 +629,7 @@ def test_a_plan_says_whether_steps_are_recorded():
     longer = dataclasses.replace(layout, text_tokens=1)
 
     def records(settings=None, layout=layout):
-        return SparsityPlan(SPARSE.override(settings or {}), layout, 7).records_steps()
+        return SparsityPlan(SPARSE.override(settings or {}), layout, 7).captures_steps()
 
     assert records()
     assert not records(layout=longer)
@@ -637,11 +637,11 @@ def test_a_plan_says_whether_steps_are_recorded():
     assert not records({"attention.enabled": False, "mlp.enabled": False})
     always = SPARSE.override({"cuda_graphs": "always", "attention.forecast": 0.5})
     assert SparsityPlan(always, layout, 7).remarks() == [
-        "sparse steps are not launched as a CUDA graph: attention.forecast grows with every step"
+        "sparse steps are not captured as a CUDA graph: attention.forecast grows with every step"
     ]
     plan = SparsityPlan(SPARSE, layout, 7)
     once, twice = (
-        working_bytes(plan, dtype=torch.bfloat16, recorded=recorded) for recorded in (False, True)
+        working_bytes(plan, dtype=torch.bfloat16, captured=captured) for captured in (False, True)
     )
     assert 1.5 * once < twice <= 2 * once
 

@@ -67,8 +67,8 @@ def residual_of_an_earlier_refresh(patch: pytest.MonkeyPatch) -> None:
     _keep_at_later_refreshes(patch, *ROW_TENSORS)
 
 
-def softmax_constants_not_stored(patch: pytest.MonkeyPatch) -> None:
-    """A refresh keeps the softmax constants of the dense step before it."""
+def lse_not_stored(patch: pytest.MonkeyPatch) -> None:
+    """A refresh keeps the LSE of the dense step before it."""
 
     def forgetting(launch: Launch, call: DenseAttentionColumnSums) -> tuple[torch.Tensor, ...]:
         output, _, column_sums = launch(call)
@@ -110,7 +110,7 @@ def columns_never_chosen_anew(patch: pytest.MonkeyPatch) -> None:
 
 
 def groups_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    """Sparse steps give every query group the columns of the group before it."""
+    """Sparse steps give every query block the columns of the block before it."""
 
     def shifted(call: ColumnSparseAttention) -> ColumnSparseAttention:
         return replace(
@@ -121,7 +121,7 @@ def groups_off_by_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def rows_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    """Sparse steps let every group begin one row late: its first row goes with the one before."""
+    """Sparse steps let every query block begin one row late: its first row joins the one before."""
 
     def around(launch: Launch, call: ColumnSparseAttention) -> tuple[torch.Tensor, torch.Tensor]:
         if call.delta_rule is None:
@@ -157,7 +157,7 @@ def other_random_columns(patch: pytest.MonkeyPatch) -> None:
 
 def branches_swapped(patch: pytest.MonkeyPatch) -> None:
     """Sparse steps of each guidance branch get the other one's caches."""
-    lend = CacheStore.lend
+    acquire = CacheStore.acquire
 
     def swapped(
         store: CacheStore, branch: str, layer: int, part: str, kinds: frozenset[str], *rest: Any
@@ -166,9 +166,9 @@ def branches_swapped(patch: pytest.MonkeyPatch) -> None:
         reads_results = bool(kinds & {"residual", "activation"})
         if reads_results and all(store.has(other, layer, kind) for kind in kinds):
             branch = other
-        return lend(store, branch, layer, part, kinds, *rest)
+        return acquire(store, branch, layer, part, kinds, *rest)
 
-    patch.setattr(CacheStore, "lend", swapped)
+    patch.setattr(CacheStore, "acquire", swapped)
 
 
 def skipped_output_of_the_other_branch(patch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def mlp_output_not_stored(patch: pytest.MonkeyPatch) -> None:
 
 
 def neurons_off_by_one_group(patch: pytest.MonkeyPatch) -> None:
-    """Every token group recomputes the neurons of the group before it."""
+    """Every token block recomputes the neurons of the block before it."""
     wrap_backends(patch, neuron_selection, lambda launch, call: launch(call).roll(1, dims=1))
 
 
@@ -227,7 +227,7 @@ FAULTS: tuple[Fault, ...] = (
     attention_delta_subtracted,
     residual_subtracted,
     residual_of_an_earlier_refresh,
-    softmax_constants_not_stored,
+    lse_not_stored,
     columns_of_an_earlier_refresh,
     columns_never_chosen_anew,
     groups_off_by_one,

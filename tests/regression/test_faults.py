@@ -15,7 +15,7 @@ GROSS = {
     faults.attention_delta_subtracted,
     faults.residual_subtracted,
     faults.residual_of_an_earlier_refresh,
-    faults.softmax_constants_not_stored,
+    faults.lse_not_stored,
     faults.columns_of_an_earlier_refresh,
     faults.groups_off_by_one,
     faults.branches_swapped,

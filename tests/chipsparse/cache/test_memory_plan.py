@@ -304,7 +304,7 @@ def test_a_memory_of_one_kind_is_named_once():
 
 def test_each_guidance_branch_has_a_recorded_call_of_its_own():
     none, one, two = (
-        working_bytes(plan_of(), dtype=torch.bfloat16, recorded=count) for count in range(3)
+        working_bytes(plan_of(), dtype=torch.bfloat16, captured=count) for count in range(3)
     )
     assert one > none
     assert two - one == one - none

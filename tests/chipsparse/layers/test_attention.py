@@ -53,7 +53,7 @@ def refreshed(rule, *, budget=BUDGET, seed=0, **config):
     return cache, settings, output
 
 
-def test_dense_records_the_softmax_constants():
+def test_dense_records_the_lse():
     cache = AttentionCache()
     output = dense_step(cache, *inputs(), scale=None, backend=None)
     expected, lse = softmax_parts(*inputs())
@@ -254,7 +254,7 @@ def test_lists_exceed_their_budget_only_for_nan(keep, local_blocks):
 
 def test_backends_are_chosen_for_the_group_size():
     query = torch.zeros(1, 1, 8, 64)
-    choices = backend_choices(query, query, query, group_rows=100, backend=None)
+    choices = backend_choices(query, query, query, block_size_q=100, backend=None)
     assert {op: choice.backend.name for op, choice in choices.items()} == {
         "dense_attention": "library",
         "dense_attention_column_sums": "reference",
@@ -263,7 +263,7 @@ def test_backends_are_chosen_for_the_group_size():
         "column_sparse_attention": "reference",
     }
     assert [name for name, _ in choices["column_sparse_attention"].rejected] == ["gluon", "triton"]
-    forced = backend_choices(query, query, query, group_rows=100, backend="reference")
+    forced = backend_choices(query, query, query, block_size_q=100, backend="reference")
     assert {choice.backend.name for choice in forced.values()} == {"reference"}
 
 

@@ -40,7 +40,7 @@ def test_shares_and_regions(text_first):
     found = read_kept_columns(
         pack_mask(mask),
         sizes,
-        group_rows=ROWS,
+        block_size_q=ROWS,
         static=always,
         order=order,
         tile=(1, 2, 3),
@@ -92,7 +92,7 @@ def test_columns_of_the_user_are_kept_at_every_refresh_and_told(tile, offload):
     order = kept._generation.order and kept._generation.order[0].numpy()
     expected = raster.ravel() if order is None else raster.ravel()[order]
     for branch, layer in kept._caches:
-        with kept._caches.lend(branch, layer, "attention", frozenset({"columns"})) as cache:
+        with kept._caches.acquire(branch, layer, "attention", frozenset({"columns"})) as cache:
             assert unpack_mask(cache.columns, 60)[..., expected].all()
     assert [each.layer for each in kept.kept_columns(frozenset({1}))] == [1, 1]
 

@@ -1,12 +1,12 @@
 """Which parts of layers are left dense: recorded cases decided rightly, and what follows."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.records import read
 from chipsparse import SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.measure.slower_parts import remarks_on, slower_parts, step_seconds_of
@@ -18,8 +18,7 @@ BF16 = torch.bfloat16
 
 
 def recorded(file, *operations):
-    cases = json.loads((RESULTS / file).read_text(encoding="utf-8"))
-    return [case for case in cases if case["op"] in operations]
+    return [case for case in read(RESULTS / file) if case["op"] in operations]
 
 
 ATTENTION = [
@@ -30,7 +29,7 @@ MLPS = recorded("sparse_mlp_h200.json", "sparse_mlp")
 
 
 def name_of(case):
-    rows, kept = case["group_rows"], case["keep_fraction"]
+    rows, kept = case["block_size"], case["density"]
     return f"{case['case']}-{case['backend']}-{rows}-{kept:.2f}"
 
 
@@ -52,8 +51,8 @@ def test_recorded_attention_stays_sparse(case):
         case["head_dim"],
         1024,
         batch=case["batch"],
-        attention__density=case["keep_fraction"],
-        attention__block_size_q=case["group_rows"],
+        attention__density=case["density"],
+        attention__block_size_q=case["block_size"],
     )
     times = step_seconds_of(plan, 0, "attention", dtype=BF16)
     assert case["latency_ms"] < case["baseline_ms"]
@@ -71,7 +70,7 @@ def test_recorded_mlps_stay_sparse(case):
         128,
         case["mlp_width"],
         channels=case["channels"],
-        mlp__density=case["keep_fraction"],
+        mlp__density=case["density"],
     )
     times = step_seconds_of(plan, 0, "mlp", dtype=BF16)
     assert case["latency_ms"] < case["baseline_ms"]

@@ -361,7 +361,7 @@ def test_refused_host_memory_ends_a_strict_run_where_layers_run_dense(monkeypatc
     def refuse(self, nbytes, **_):
         raise MemoryError("no more")
 
-    monkeypatch.setattr(HostMemory, "lend", refuse)
+    monkeypatch.setattr(HostMemory, "acquire", refuse)
     capacity = Capacity(device=30_000, host=1 << 30)
     monkeypatch.setattr("chipsparse.cache.store.available", lambda *_, **__: capacity)
     monkeypatch.setattr(memory_plan, "worth_moving", lambda layer, sizes, **_: frozenset(sizes))

@@ -1,4 +1,4 @@
-"""FLUX.2: dev and Klein, with and without reference pictures."""
+"""FLUX.2: dev and Klein, with and without reference images."""
 
 import torch
 from diffusers import (

@@ -1,4 +1,4 @@
-"""Records what a call launches on a GPU as a CUDA graph."""
+"""Captures what a call launches on a GPU as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -9,65 +9,65 @@ from typing import Any
 
 import torch
 
-# PyTorch records one call at a time: its random generators and memory pools know of one.
-_RECORDING = threading.Lock()
+# PyTorch captures one call at a time: its random generators and memory pools know of one.
+_CAPTURING = threading.Lock()
 
 
-class CudaRecording:
-    """See `step_graph.Recording`.
+class CudaCapture:
+    """See `step_graph.Capture`.
 
     Args:
-        graph: what was recorded, on the current device.
+        graph: what was captured, on the current device.
     """
 
     def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
         self._graph = graph
-        self._launched = torch.cuda.Event()
+        self._replayed = torch.cuda.Event()
 
-    def launch(self) -> None:
-        """Launches the graph on the current stream."""
+    def replay(self) -> None:
+        """Replays the graph on the current stream."""
         self._graph.replay()
-        self._launched.record()
+        self._replayed.record()
 
     def release(self) -> None:
-        """Frees the graph's memory behind its last launch.
+        """Frees the graph's memory behind its last replay.
 
-        PyTorch may give that memory back to the system at once, so the launch must be over.
+        PyTorch may give that memory back to the system at once, so the replay must be over.
         """
-        self._launched.synchronize()
+        self._replayed.synchronize()
         self._graph.reset()
 
 
-class CudaRecorder:
-    """See `step_graph.Recorder`; on the current device."""
+class CudaCapturer:
+    """See `step_graph.Capturer`; on the current device."""
 
     device_type = "cuda"
 
     def on(self, device: torch.device) -> torch.cuda.device:
-        """See `step_graph.Recorder`: the model may be on another than the first."""
+        """See `step_graph.Capturer`: the model may be on another than the first."""
         return torch.cuda.device(device)
 
-    def record(self, call: Callable[[], Any]) -> tuple[Any, CudaRecording]:
+    def capture(self, call: Callable[[], Any]) -> tuple[Any, CudaCapture]:
         """A call that computes nothing, and what computes it; other threads may use the device.
 
         They may not wait for the whole device (``torch.cuda.synchronize``) meanwhile: CUDA refuses
-        that, and breaks the recording off.
+        that, and breaks the capture off.
 
         Raises:
-            RuntimeError: where CUDA cannot record the call: it does not where the host waits for
+            RuntimeError: where CUDA cannot capture the call: it does not where the host waits for
                 the device, or random numbers are drawn.
             torch.OutOfMemoryError: where there is no memory for it.
         """
-        with _RECORDING, _own_workspaces():
+        with _CAPTURING, _own_workspaces():
             graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-            # A stream of its own: PyTorch shares one among all recordings, on the first device.
+            # A stream of its own: PyTorch shares one among all captures, on the first device.
             stream, before = torch.cuda.Stream(), torch.cuda.current_stream()
-            recording = torch.cuda.graph(
+            capturing = torch.cuda.graph(
                 graph, pool=pool, stream=stream, capture_error_mode="thread_local"
             )
             cause: BaseException | None = None
             try:
-                with recording:
+                with capturing:
                     _release_random_numbers(before)
                     try:
                         result = call()
@@ -78,9 +78,9 @@ class CudaRecorder:
                 torch.cuda.set_stream(before)
                 _end_allocation(torch.cuda.current_device(), pool)
                 if cause is not None and cause is not error:
-                    raise cause from None  # PyTorch tells how the recording ended, not why
+                    raise cause from None  # PyTorch tells how the capture ended, not why
                 raise
-            return result, CudaRecording(graph)
+            return result, CudaCapture(graph)
 
 
 # What PyTorch does not offer in public. Each does nothing where a release has no such function.
@@ -88,9 +88,9 @@ class CudaRecorder:
 
 @contextlib.contextmanager
 def _own_workspaces() -> Iterator[None]:
-    """Lets products that are recorded make their workspaces in the memory of the recording.
+    """Lets products that are captured make their workspaces in the memory of the capture.
 
-    PyTorch keeps one for each stream, for good. A recording must not use one from elsewhere, which
+    PyTorch keeps one for each stream, for good. A capture must not use one from elsewhere, which
     may be freed before it, nor leave one behind.
     """
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
@@ -102,12 +102,12 @@ def _own_workspaces() -> Iterator[None]:
 
 
 def _release_random_numbers(stream: torch.cuda.Stream) -> None:
-    """Lets other threads draw from the device's default generator while a recording goes on.
+    """Lets other threads draw from the device's default generator while a capture goes on.
 
-    PyTorch gives the generator's state to the recording; the generator goes on with a copy.
+    PyTorch gives the generator's state to the capture; the generator goes on with a copy.
 
     Args:
-        stream: one that is not recorded: on the other, PyTorch refuses to copy.
+        stream: one that is not captured: on the other, PyTorch refuses to copy.
     """
     generator = torch.cuda.default_generators[stream.device_index]
     with contextlib.suppress(AttributeError), torch.cuda.stream(stream):
@@ -115,7 +115,7 @@ def _release_random_numbers(stream: torch.cuda.Stream) -> None:
 
 
 def _end_allocation(device: int, pool: Any) -> None:
-    """Takes the allocator out of the memory pool of a recording that broke off.
+    """Takes the allocator out of the memory pool of a capture that broke off.
 
     Where PyTorch has done so itself, it refuses.
     """

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from chipsparse.graphs import cuda_recorder
-from chipsparse.graphs.cuda_recorder import CudaRecorder
+from chipsparse.graphs import cuda_capture
+from chipsparse.graphs.cuda_capture import CudaCapturer
 
 
 @pytest.fixture
@@ -59,19 +59,19 @@ def cuda(monkeypatch):
     generator = SimpleNamespace(clone_state=lambda: "copy", graphsafe_set_state=put)
     monkeypatch.setattr(torch.cuda, "default_generators", [None, generator])
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", named("workspaces"), raising=False)
-    monkeypatch.setattr(cuda_recorder, "_end_allocation", lambda *args: cuda.mended.append(args))
+    monkeypatch.setattr(cuda_capture, "_end_allocation", lambda *args: cuda.mended.append(args))
     return cuda
 
 
 def test_a_call_is_recorded_on_a_stream_of_its_own(cuda):
-    result, _ = CudaRecorder().record(lambda: cuda.streams[-1].name)
+    result, _ = CudaCapturer().capture(lambda: cuda.streams[-1].name)
     assert result == "own"
     assert (cuda.streams[-1].name, cuda.mended) == ("user", [])
 
 
 def test_memory_is_freed_behind_the_last_launch(cuda):
-    _, recording = CudaRecorder().record(lambda: None)
-    recording.launch()
+    _, recording = CudaCapturer().capture(lambda: None)
+    recording.replay()
     recording.release()
     recorded = ["workspaces", "generator: copy on user", "workspaces"]
     assert cuda.done == [*recorded, "launched", "marked", "waited", "freed"]
@@ -86,7 +86,7 @@ def test_what_breaks_a_recording_off_is_told(error, breaks, cuda):
         raise error
 
     with pytest.raises(type(error)) as raised:
-        CudaRecorder().record(call)
+        CudaCapturer().capture(call)
     assert raised.value is error
     assert (cuda.streams[-1].name, cuda.mended) == ("user", [(1, "pool")])
     assert cuda.done == ["workspaces", "generator: copy on user", "workspaces"]
@@ -95,7 +95,7 @@ def test_what_breaks_a_recording_off_is_told(error, breaks, cuda):
 def test_a_recording_that_cannot_be_ended(cuda):
     cuda.breaks = True
     with pytest.raises(RuntimeError, match="was invalidated"):
-        CudaRecorder().record(lambda: None)
+        CudaCapturer().capture(lambda: None)
     assert (cuda.streams[-1].name, cuda.mended) == ("user", [(1, "pool")])
 
 
@@ -104,7 +104,7 @@ def test_one_call_of_the_process_is_recorded_at_a_time(cuda):
 
     def other():
         begun.set()
-        CudaRecorder().record(lambda: order.append("other"))
+        CudaCapturer().capture(lambda: order.append("other"))
 
     thread = threading.Thread(target=other)
 
@@ -113,6 +113,6 @@ def test_one_call_of_the_process_is_recorded_at_a_time(cuda):
         begun.wait()
         order.append("first")
 
-    CudaRecorder().record(call)
+    CudaCapturer().capture(call)
     thread.join()
     assert order == ["first", "other"]
