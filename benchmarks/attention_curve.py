@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.attention_ops import Settings, sparse
+from benchmarks.attention_ops import sparse
 from benchmarks.case_tensors import CaseTensors
 from benchmarks.cases import CASES, Case
+from benchmarks.kernel_runs import COLUMNS as COLUMNS
 from benchmarks.kernel_runs import at_most, measure, settings_from
+from benchmarks.kernel_work import Settings
 from benchmarks.run import Run
 
 KEEP_FRACTIONS = (0.02, 0.05, 0.07, 0.10, 0.15, 0.20, 0.30, 0.50)
@@ -37,6 +39,11 @@ def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> N
             for keep in keeps:
                 with to.attempt(f"curve over {curve}, {case.name}, keep {keep}"):
                     point(curve, tensors, replace(settings, keep_fraction=keep), args.backend, to)
+    if args.figure is not None:
+        with to.attempt("figure"):  # matplotlib may be missing where only kernels are measured
+            from benchmarks import curve_figure
+
+            curve_figure.draw(to.records).savefig(args.figure)
 
 
 def point(

@@ -1,236 +1,124 @@
-"""The attention operations as the benchmark runs them: calls, checks, baselines, useful work.
-
-Each function here describes one operation on one case as `Work`. Sums of all heads may not fit in
-memory, so a work consists of parts, consecutive heads each, whose times add up.
-"""
+"""The attention operations as the benchmark runs them: calls, checks, baselines, useful work."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from benchmarks import random_inputs
 from benchmarks.case_tensors import CaseTensors
+from benchmarks.kernel_work import Settings, TimedCall, Work, kept
 from benchmarks.sampled_checks import (
     SUMS_LIMIT,
     Errors,
     Sample,
     check_attention,
-    check_finite,
     check_selection,
     relative_error,
     require,
     samples,
-    worst,
 )
 from chipsparse.kernels.checks import group_count, ranges
 from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import column_sparse_attention
 from chipsparse.kernels.dense_attention import dense_attention
 from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
-from chipsparse.kernels.dispatch import Operation
 from chipsparse.kernels.mask_packing import packed_to_indices, unpack_mask
 
 DELTA_RULES = ("none", "merge", "difference")
 
-
-@dataclass(frozen=True)
-class Settings:
-    """What the command line sets for a work.
-
-    Attributes:
-        group_rows: R, query rows per group.
-        keep_fraction: in place of the case's own; None keeps that.
-        delta_rule: of `column_sparse_attention`, one of `DELTA_RULES`.
-        transient_bytes: bound of the column sums held at a time; one head is the least.
-    """
-
-    group_rows: int = 128
-    keep_fraction: float | None = None
-    delta_rule: str = "none"
-    transient_bytes: int = 8 << 30
-
-
-@dataclass(frozen=True)
-class TimedCall:
-    """One call of a work.
-
-    Attributes:
-        call: runs the operation with the named backend.
-        check: errors of its result; raises `WrongResultError` where they are too large.
-        baseline: what the call replaces, where that is not dense attention.
-    """
-
-    call: Callable[[str], Any]
-    check: Callable[[Any], Errors]
-    baseline: Callable[[], Any] | None = None
-
-
-@dataclass(frozen=True)
-class Work:
-    """One operation on one case.
-
-    Attributes:
-        operation: has the backends.
-        inputs: what they accept or not, as `Operation.choose` takes it.
-        parts: makes the parts, one at a time.
-        baseline: ``dense`` for dense attention, the name of what the parts bring, or None.
-        fields: what its records say of it besides the measurement.
-        flops: useful ones, or None.
-        moved_bytes: inputs read and results written once, where that bounds the time, or None.
-    """
-
-    operation: Operation[..., Any]
-    inputs: tuple[Any, ...]
-    parts: Callable[[], Iterator[TimedCall]]
-    baseline: str | None
-    fields: dict[str, Any]
-    flops: int | None = None
-    moved_bytes: int | None = None
-
-
-def kept_columns(tensors: CaseTensors, settings: Settings) -> int:
-    """How many columns a group keeps."""
-    case = tensors.case
-    keep = case.keep_fraction if settings.keep_fraction is None else settings.keep_fraction
-    return min(case.tokens, max(1, round(keep * case.tokens)))
-
-
-def attention_flops(tensors: CaseTensors, columns_per_row: int) -> int:
-    """Two products of two operations each, per head, row, kept column and channel."""
-    case = tensors.case
-    return 4 * case.batch * case.heads * case.head_dim * case.tokens * columns_per_row
+Tensors = tuple[torch.Tensor, ...]
 
 
 def dense(tensors: CaseTensors, settings: Settings) -> Work:
     """`dense_attention`."""
-    case = tensors.case
     inputs = (tensors.query, tensors.key, tensors.value)
 
-    def check(result: tuple[torch.Tensor, torch.Tensor]) -> Errors:
-        output, lse = result
-        check_finite(output)
-        return worst(
-            [
-                check_attention(
-                    output[sample.rows_of],
-                    lse[sample.rows_of],
-                    *dense_attention(*_in_float32(tensors, sample), backend="reference"),
-                    sample,
-                )
-                for sample in samples(case.batch, case.heads, case.tokens, settings.group_rows)
-            ]
-        )
-
-    def parts() -> Iterator[TimedCall]:
-        yield TimedCall(lambda name: dense_attention(*inputs, backend=name), check)
+    def compare(result: Tensors, sample: Sample) -> Errors:
+        expected = dense_attention(*_in_float32(tensors, sample), backend="reference")
+        return check_attention([each[sample.rows_of] for each in result], expected, sample)
 
     return Work(
         dense_attention,
         inputs,
-        parts,
+        _whole(tensors, settings, lambda name: dense_attention(*inputs, backend=name), compare),
         baseline="dense",
         fields={"keep_fraction": 1.0},
-        flops=attention_flops(tensors, case.tokens),
+        flops=_flops(tensors, tensors.case.tokens),
     )
 
 
 def column_sums(tensors: CaseTensors, settings: Settings) -> Work:
-    """`dense_attention_column_sums`, with the softmax constants of a dense run."""
-    case, rows = tensors.case, settings.group_rows
+    """`dense_attention_column_sums`, with the log-sum-exp of a dense run."""
+    rows = settings.group_rows
     inputs = (tensors.query, tensors.key, tensors.value)
     op = dense_attention_column_sums
 
     def part(first: int, last: int) -> TimedCall:
-        heads = slice(first, last)
-        arguments = [tensor[:, heads] for tensor in (*inputs, tensors.lse)]
+        query, key, value, lse = (each[:, first:last] for each in (*inputs, tensors.lse))
 
-        def check(result: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> Errors:
-            output, lse, sums = result
-            check_finite(output)
-            errors = []
-            for sample in samples(case.batch, last - first, case.tokens, rows):
-                sample_of_all = sample.in_heads_from(first)
-                expected, expected_lse, expected_sums = op(
-                    *_in_float32(tensors, sample_of_all),
-                    tensors.lse[sample_of_all.rows_of],
-                    group_rows=rows,
-                    backend="reference",
-                )
-                error = check_attention(
-                    output[sample.rows_of],
-                    lse[sample.rows_of],
-                    expected,
-                    expected_lse,
-                    sample_of_all,
-                )
-                sums_error = relative_error(sums[sample.group_of], expected_sums)
-                error["sums_error"] = require("sums error", sums_error, SUMS_LIMIT, sample_of_all)
-                errors.append(error)
-            return worst(errors)
+        def call(name: str) -> Tensors:
+            return op(query, key, value, lse, group_rows=rows, backend=name)
 
-        return TimedCall(lambda name: op(*arguments, group_rows=rows, backend=name), check)
+        def compare(result: Tensors, sample: Sample) -> Errors:
+            of_all = sample.in_heads_from(first)
+            expected = op(
+                *_in_float32(tensors, of_all),
+                tensors.lse[of_all.rows_of],
+                group_rows=rows,
+                backend="reference",
+            )
+            error = check_attention([each[sample.rows_of] for each in result[:2]], expected, of_all)
+            sums_error = relative_error(result[2][sample.group_of], expected[2])
+            return error | {"sums_error": require("sums error", sums_error, SUMS_LIMIT, of_all)}
 
-    def parts() -> Iterator[TimedCall]:
-        for first, last in _head_ranges(tensors, settings):
-            yield part(first, last)
+        return TimedCall(call, compare, _samples(tensors, rows, last - first))
 
     return Work(
-        dense_attention_column_sums,
+        op,
         (*inputs, rows),
-        parts,
+        _by_heads(tensors, settings, part),
         baseline="dense",
         fields={"keep_fraction": 1.0, "group_rows": rows},
-        flops=attention_flops(tensors, case.tokens),
+        flops=_flops(tensors, tensors.case.tokens),
     )
 
 
 def sparse(tensors: CaseTensors, settings: Settings) -> Work:
     """`column_sparse_attention` over random lists of equal length."""
     case, rows = tensors.case, settings.group_rows
-    groups, count = group_count(case.tokens, rows), kept_columns(tensors, settings)
+    count = kept(settings, case.keep_fraction, case.tokens)
     inputs = (tensors.query, tensors.key, tensors.value)
-    op = column_sparse_attention
     indices = random_inputs.index_lists(
-        case.batch, case.heads, groups, case.tokens, count, device=tensors.device
+        *(case.batch, case.heads, group_count(case.tokens, rows), case.tokens, count),
+        device=tensors.device,
     )
     counts = torch.full(indices.shape[:3], count, dtype=torch.int32, device=tensors.device)
     rule, cache = _delta_cache(tensors, settings.delta_rule)
 
-    def check(result: tuple[torch.Tensor, torch.Tensor]) -> Errors:
-        output, lse = result
-        check_finite(output)
-        errors = []
-        for sample in samples(case.batch, case.heads, case.tokens, rows):
-            expected, expected_lse = op(
-                *_in_float32(tensors, sample),
-                indices[sample.group_of],
-                counts[sample.group_of],
-                group_rows=rows,
-                delta_rule=rule,
-                **{name: tensor[sample.rows_of] for name, tensor in cache.items()},
-                backend="reference",
-            )
-            errors.append(
-                check_attention(
-                    output[sample.rows_of], lse[sample.rows_of], expected, expected_lse, sample
-                )
-            )
-        return worst(errors)
+    def call(name: str) -> Tensors:
+        return column_sparse_attention(
+            *inputs, indices, counts, group_rows=rows, delta_rule=rule, **cache, backend=name
+        )
 
-    def call(name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        return op(*inputs, indices, counts, group_rows=rows, delta_rule=rule, **cache, backend=name)
-
-    def parts() -> Iterator[TimedCall]:
-        yield TimedCall(call, check)
+    def compare(result: Tensors, sample: Sample) -> Errors:
+        expected = column_sparse_attention(
+            *_in_float32(tensors, sample),
+            indices[sample.group_of],
+            counts[sample.group_of],
+            group_rows=rows,
+            delta_rule=rule,
+            **{name: tensor[sample.rows_of] for name, tensor in cache.items()},
+            backend="reference",
+        )
+        return check_attention([each[sample.rows_of] for each in result], expected, sample)
 
     return Work(
         column_sparse_attention,
         (*inputs, rows),
-        parts,
+        _whole(tensors, settings, call, compare),
         baseline="dense",
         fields={
             "keep_fraction": count / case.tokens,
@@ -238,21 +126,19 @@ def sparse(tensors: CaseTensors, settings: Settings) -> Work:
             "group_rows": rows,
             "delta_rule": settings.delta_rule,
         },
-        flops=attention_flops(tensors, count),
+        flops=_flops(tensors, count),
     )
 
 
 def selection(tensors: CaseTensors, settings: Settings) -> Work:
     """`column_selection` from heavy-tailed sums, against `torch.topk` head by head."""
     case, rows = tensors.case, settings.group_rows
-    groups, count = group_count(case.tokens, rows), kept_columns(tensors, settings)
+    groups = group_count(case.tokens, rows)
+    count = kept(settings, case.keep_fraction, case.tokens)
 
     def sums_of(heads: int, seed: int) -> torch.Tensor:
         return random_inputs.column_sums(
-            case.batch,
-            heads,
-            groups,
-            case.tokens,
+            *(case.batch, heads, groups, case.tokens),
             group_rows=rows,
             device=tensors.device,
             dtype=tensors.dtype,
@@ -262,13 +148,10 @@ def selection(tensors: CaseTensors, settings: Settings) -> Work:
     def part(first: int, last: int) -> TimedCall:
         sums = sums_of(last - first, seed=first)
 
-        def check(packed: torch.Tensor) -> Errors:
-            errors = []
-            for sample in samples(case.batch, last - first, case.tokens, rows):
-                mask = unpack_mask(packed[sample.group_of], case.tokens, backend="reference")
-                where = sample.in_heads_from(first)
-                errors.append(check_selection(mask, sums[sample.group_of], count, where))
-            return worst(errors)
+        def compare(packed: torch.Tensor, sample: Sample) -> Errors:
+            mask = unpack_mask(packed[sample.group_of], case.tokens, backend="reference")
+            of_all = sample.in_heads_from(first)
+            return check_selection(mask, sums[sample.group_of], count, of_all)
 
         def topk() -> None:
             for head_sums in sums.flatten(0, 1):
@@ -276,20 +159,16 @@ def selection(tensors: CaseTensors, settings: Settings) -> Work:
 
         return TimedCall(
             lambda name: column_selection(sums, keep_count=count, backend=name),
-            check,
+            compare,
+            _samples(tensors, rows, last - first),
             topk,
         )
 
-    def parts() -> Iterator[TimedCall]:
-        for first, last in _head_ranges(tensors, settings):
-            yield part(first, last)
-
-    packed_bytes = -(-case.tokens // 8)
-    row_bytes = case.tokens * tensors.dtype.itemsize + packed_bytes
+    row_bytes = case.tokens * tensors.dtype.itemsize + -(-case.tokens // 8)
     return Work(
         column_selection,
         (sums_of(1, seed=0),),
-        parts,
+        _by_heads(tensors, settings, part),
         baseline="torch.topk",
         fields={"keep_fraction": count / case.tokens, "group_rows": rows},
         moved_bytes=case.batch * case.heads * groups * row_bytes,
@@ -300,42 +179,29 @@ def indices(tensors: CaseTensors, settings: Settings) -> Work:
     """`packed_to_indices` with the capacity given; nothing in a library does the same."""
     case, rows = tensors.case, settings.group_rows
     groups = group_count(case.tokens, rows)
-    keep = kept_columns(tensors, settings) / case.tokens
+    keep = kept(settings, case.keep_fraction, case.tokens) / case.tokens
     packed, capacity = random_inputs.packed_masks(
         case.batch, case.heads, groups, case.tokens, keep, device=tensors.device
     )
 
-    def call(packed: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def call(packed: torch.Tensor, name: str) -> Tensors:
         return packed_to_indices(packed, case.tokens, capacity=capacity, backend=name)
 
-    def check_sample(found: torch.Tensor, found_counts: torch.Tensor, sample: Sample) -> Errors:
+    def compare(result: Tensors, sample: Sample) -> Errors:
         expected, expected_counts = call(packed[sample.group_of], "reference")
         count = int(expected_counts)
-        counts_off = abs(int(found_counts[sample.group_of]) - count)
-        list_, right = found[sample.group_of].flatten(), expected.flatten()
+        found, found_counts = (each[sample.group_of].flatten() for each in result)
         # Entries past the count only have to be columns.
-        wrong = (list_[:count] != right[:count]).sum() + (
-            (list_[count:] < 0) | (list_[count:] >= case.tokens)
-        ).sum()
-        share = (counts_off + wrong.item()) / max(1, count)
+        wrong = (found[:count] != expected.flatten()[:count]).sum()
+        wrong += ((found[count:] < 0) | (found[count:] >= case.tokens)).sum()
+        share = (abs(int(found_counts) - count) + wrong.item()) / max(1, count)
         return {"rel_error": require("share of wrong indices", share, 0, sample)}
-
-    def check(result: tuple[torch.Tensor, torch.Tensor]) -> Errors:
-        return worst(
-            [
-                check_sample(*result, sample)
-                for sample in samples(case.batch, case.heads, case.tokens, rows)
-            ]
-        )
-
-    def parts() -> Iterator[TimedCall]:
-        yield TimedCall(lambda name: call(packed, name), check)
 
     listed = case.batch * case.heads * groups * (capacity + 1)
     return Work(
         packed_to_indices,
         (packed,),
-        parts,
+        _whole(tensors, settings, lambda name: call(packed, name), compare),
         baseline=None,
         fields={"keep_fraction": keep, "group_rows": rows, "capacity": capacity},
         moved_bytes=packed.nbytes + 4 * listed,
@@ -349,6 +215,38 @@ OPS: dict[str, Callable[[CaseTensors, Settings], Work]] = {
     "mask_packing": indices,
     "column_sparse_attention": sparse,
 }
+
+
+def _flops(tensors: CaseTensors, columns_per_row: int) -> int:
+    """Two products of two operations each, per head, row, kept column and channel."""
+    case = tensors.case
+    return 4 * case.batch * case.heads * case.head_dim * case.tokens * columns_per_row
+
+
+def _samples(tensors: CaseTensors, rows: int, heads: int) -> list[Sample]:
+    return list(samples(tensors.case.batch, heads, tensors.case.tokens, rows))
+
+
+def _whole(
+    tensors: CaseTensors,
+    settings: Settings,
+    call: Callable[[str], Any],
+    compare: Callable[[Any, Sample], Errors],
+) -> Callable[[], Iterator[TimedCall]]:
+    """One part with all heads."""
+    places = _samples(tensors, settings.group_rows, tensors.case.heads)
+    return lambda: iter([TimedCall(call, compare, places)])
+
+
+def _by_heads(
+    tensors: CaseTensors, settings: Settings, part: Callable[[int, int], TimedCall]
+) -> Callable[[], Iterator[TimedCall]]:
+    """Parts of consecutive heads whose column sums, in the dtype of the inputs, stay in bounds."""
+    case = tensors.case
+    row_bytes = case.tokens * tensors.dtype.itemsize
+    head_bytes = case.batch * group_count(case.tokens, settings.group_rows) * row_bytes
+    bounds = list(ranges(case.heads, head_bytes, settings.transient_bytes))
+    return lambda: (part(first, last) for first, last in bounds)
 
 
 def _in_float32(
@@ -365,23 +263,8 @@ def _delta_cache(tensors: CaseTensors, delta_rule: str) -> tuple[Any, dict[str, 
     if delta_rule == "none":
         return None, {}
     generator = random_inputs.generator_on(tensors.device, seed=4)
-    residual = torch.empty_like(tensors.query).normal_(generator=generator)
-    if delta_rule == "difference":
-        return delta_rule, {"residual": residual}
-    mass = torch.rand(tensors.lse.shape, generator=generator, device=tensors.device)
-    return delta_rule, {
-        "residual": residual,
-        "lse_dense": tensors.lse,
-        "kept_mass": mass * 0.6 + 0.3,
-    }
-
-
-def _head_ranges(tensors: CaseTensors, settings: Settings) -> Iterator[tuple[int, int]]:
-    """Consecutive heads whose column sums stay within the limit.
-
-    Sums are in the dtype of the inputs.
-    """
-    case = tensors.case
-    row_bytes = case.tokens * tensors.dtype.itemsize
-    head_bytes = case.batch * group_count(case.tokens, settings.group_rows) * row_bytes
-    return ranges(case.heads, head_bytes, settings.transient_bytes)
+    cache = {"residual": torch.empty_like(tensors.query).normal_(generator=generator)}
+    if delta_rule == "merge":
+        mass = torch.rand(tensors.lse.shape, generator=generator, device=tensors.device)
+        cache |= {"lse_dense": tensors.lse, "kept_mass": mass * 0.6 + 0.3}
+    return delta_rule, cache

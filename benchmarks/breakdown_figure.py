@@ -41,8 +41,13 @@ def draw(records: Sequence[Record]) -> Figure:
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     title = "One sparse step of a transformer (one guidance branch), by part"
-    place = {"loc": "outside upper center", "ncols": len(PARTS), "frameon": False}
-    figure.legend(title=title, title_fontsize=12, **place)
+    figure.legend(
+        title=title,
+        title_fontsize=12,
+        loc="outside upper center",
+        ncols=len(PARTS),
+        frameon=False,
+    )
     if records:
         some = records[0]
         note = f"{some['device']}, torch {some['torch']}, {some['dtype']}, compiled blocks"

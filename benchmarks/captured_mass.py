@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections import defaultdict
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from benchmarks.clips import Workload
 from benchmarks.records import Record, environment
+from benchmarks.run import Run
 from chipsparse.kernels.dense_attention import dense_attention
 from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
 from chipsparse.layers.attention import AttentionLayer, Unpatched
@@ -19,6 +21,7 @@ from chipsparse.session import Session
 from chipsparse.step import PositionTracker
 
 FRACTIONS = (0.05, 0.1, 0.2)
+EVERY = 12  # so many steps one is probed
 COLUMNS = {"case": "", **{f"top_{fraction:.0%}": ".3f" for fraction in FRACTIONS}}
 
 
@@ -68,12 +71,19 @@ class MassProbe:
         return layer(*args, **options)
 
 
-def run(workload: Workload, *, steps: int, every: int) -> list[Record]:
-    """One dense generation, probed every few steps; one record per layer and probed step."""
+def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
+    """Adds one record per layer and probed step of a dense generation."""
+    with to.attempt("captured_mass"):
+        to.add(*measure(Workload.of(args, device, dtype)))
+
+
+def measure(workload: Workload) -> list[Record]:
+    """The records of a model; every few steps are probed, and the last one."""
     from chipsparse.pipelines.registry import ADAPTERS  # needs diffusers
 
     pipe: Any = workload.pipe
-    probed = frozenset(range(0, steps, every)) | {steps - 1}
+    steps = workload.settings().get("num_inference_steps", 50)
+    probed = frozenset(range(0, steps, EVERY)) | {steps - 1}
     config = workload.profile.sparsity.override(
         {"mlp.enabled": False, "schedule.actions": ["dense", "refresh", "sparse"]}
     )

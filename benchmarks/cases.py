@@ -33,6 +33,11 @@ class Case:
     mlp_tokens: int | None = None
     mlp_keep_fraction: float = 0.3
 
+    @property
+    def mlp_rows(self) -> int:
+        """Rows of the MLP in one sample."""
+        return self.tokens if self.mlp_tokens is None else self.mlp_tokens
+
     def scaled(self, *, tokens: int | None = None, heads: int | None = None) -> Case:
         """The case with fewer or more tokens and heads; its name tells where they changed."""
         tokens = self.tokens if tokens is None else tokens

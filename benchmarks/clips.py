@@ -6,6 +6,7 @@ An image is a clip of one frame.
 from __future__ import annotations
 
 import time
+from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,12 @@ class Workload:
         self.device = device
         self.prompts = prompts
         self.profile: Profile = find_profile(model, type(self.pipe.transformer).__name__)
+
+    @classmethod
+    def of(cls, args: Namespace, device: torch.device, dtype: torch.dtype) -> Workload:
+        """The model and the first prompts that the command asks for."""
+        prompts = args.prompts.read_text(encoding="utf-8").splitlines()
+        return cls(args.model, prompts[: args.first + args.count], device, dtype)
 
     @property
     def makes_images(self) -> bool:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from argparse import Namespace
+
+import torch
 
 from benchmarks.clips import Workload
 from benchmarks.records import Record, environment
+from benchmarks.run import Run
 from chipsparse.measure.quality import psnr, ssim
 
 COLUMNS = {
@@ -18,7 +22,13 @@ COLUMNS = {
 }
 
 
-def run(workload: Workload) -> list[Record]:
+def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
+    """Adds one record per prompt and one with the medians."""
+    with to.attempt("end_to_end"):
+        to.add(*measure(Workload.of(args, device, dtype)))
+
+
+def measure(workload: Workload) -> list[Record]:
     """One record per prompt and one with the medians; which of the two goes first alternates."""
     workload.generate(None, prompts=workload.prompts[:1], num_inference_steps=2)  # warm up
     configs = {"dense": None, "sparse": workload.profile.sparsity}

@@ -9,15 +9,20 @@ from typing import Any
 
 import torch
 
-from benchmarks.cases import CASES
 from benchmarks.random_inputs import generator_on
-from benchmarks.transformer_step import DRIFT, Shape
-from benchmarks.transformer_step import Inputs as FluxInputs
-from benchmarks.transformer_step import make_transformer as make_flux
 
-Call = dict[str, Any]
 STEPS = 50
+# Fields of the configs that say how many blocks there are in the first and the second list.
+COUNTS = ("num_layers", "num_single_layers")
 LEAST_BLOCKS = 2  # of a kind: see `last_blocks_only`
+# How far the latents move per step, in their own deviation.
+DRIFT = 0.05
+# Deviation of the biases that scale, shift and gate: the blocks then have a say in the output, as
+# in a trained model, and the hidden states stay of order one.
+MODULATION = 0.2
+
+Step = Callable[[int], dict[str, Any]]  # the arguments of a step's call
+Inputs = Callable[[float, Any, int, torch.device, torch.dtype], Step]
 
 
 @dataclass(frozen=True)
@@ -26,50 +31,65 @@ class FullModel:
 
     Attributes:
         case: the named case with its sizes.
-        transformer_class: name of the class.
-        branches: guidance branches that a step calls one after the other.
+        transformer_class: name of the class in diffusers.
         blocks: names of the model's lists of blocks.
         layers: blocks in each of these lists.
-        make: the model for (blocks in each list, whether tiny, device, dtype).
+        config: what else differs from the class's defaults.
+        tiny: what differs in a dry run.
         inputs: arguments of its calls for (scale, config, steps, device, dtype); a scale below 1
             is for dry runs.
+        branches: guidance branches that a step calls one after the other.
+        modulation: how the names of the biases end that get a deviation of `MODULATION`.
     """
 
     case: str
     transformer_class: str
-    branches: tuple[str, ...]
     blocks: tuple[str, ...]
     layers: tuple[int, ...]
-    make: Callable[[tuple[int, ...], bool, torch.device, torch.dtype], Any]
-    inputs: Callable[[float, Any, int, torch.device, torch.dtype], Callable[[int], Call]]
+    config: Mapping[str, Any]
+    tiny: Mapping[str, Any]
+    inputs: Inputs
+    branches: tuple[str, ...] = ("cond",)
+    modulation: tuple[str, ...] = ()
 
     def layers_of(self, depth: float) -> tuple[int, ...]:
         """Blocks in each list of a model with this share of them, `LEAST_BLOCKS` at least."""
         return tuple(max(LEAST_BLOCKS, round(depth * count)) for count in self.layers)
 
+    def make(
+        self, layers: tuple[int, ...], small: bool, device: torch.device, dtype: torch.dtype
+    ) -> Any:
+        """A model with random weights, made where it runs; the same at every call.
 
-def made(kind: Callable[[], Any], device: torch.device, dtype: torch.dtype) -> Any:
-    """A model with random weights, made where it runs; the same at every call."""
-    before = torch.get_default_dtype()
-    devices = [device] if device.type == "cuda" else []
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device), torch.random.fork_rng(devices), torch.no_grad():
-            torch.manual_seed(0)
-            return kind().eval().requires_grad_(False)
-    finally:
-        torch.set_default_dtype(before)
+        Args:
+            layers: blocks in each list.
+            small: tiny, for a dry run.
+            device: where it runs.
+            dtype: of its weights.
+        """
+        import diffusers
+
+        counts = dict(zip(COUNTS, layers, strict=False))
+        config = {**self.config, **(self.tiny if small else {}), **counts}
+        before = torch.get_default_dtype()
+        devices = [device] if device.type == "cuda" else []
+        torch.set_default_dtype(dtype)
+        try:
+            with torch.device(device), torch.random.fork_rng(devices), torch.no_grad():
+                torch.manual_seed(0)
+                model = getattr(diffusers, self.transformer_class)(**config).eval()
+                for name, parameter in model.named_parameters():
+                    if name.endswith(self.modulation):
+                        parameter.normal_(0, MODULATION)
+        finally:
+            torch.set_default_dtype(before)
+        return model.requires_grad_(False)
 
 
-def latents(
-    sizes: tuple[int, ...], steps: int, device: torch.device, dtype: torch.dtype
-) -> Callable[[int], torch.Tensor]:
-    """Normal latents that move a little at every step."""
-    generator = generator_on(device, 1)
-    start, move = (
-        torch.randn(sizes, generator=generator, device=device, dtype=dtype) for _ in range(2)
-    )
-    return lambda step: start + step * DRIFT * move
+def normals(seed: int, device: torch.device, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    """Gives normal tensors of a size, one after the other."""
+    generator = generator_on(device, seed)
+    return lambda *sizes: torch.randn(sizes, generator=generator, device=device, dtype=dtype)
 
 
 def scaled(size: int, scale: float) -> int:
@@ -77,88 +97,52 @@ def scaled(size: int, scale: float) -> int:
     return size if scale >= 1 else max(2, int(size * scale) // 2 * 2)
 
 
-def hunyuan_video(
-    layers: tuple[int, ...], small: bool, device: torch.device, dtype: torch.dtype
-) -> Any:
-    """HunyuanVideo: 20 double and 40 single blocks, 13 billion parameters."""
-    from diffusers import HunyuanVideoTransformer3DModel
-
-    widths = {"num_attention_heads": 1, "text_embed_dim": 64, "pooled_projection_dim": 32}
-    return made(
-        lambda: HunyuanVideoTransformer3DModel(
-            num_layers=layers[0],
-            num_single_layers=layers[1],
-            **(widths if small else {}),
-        ),
-        device,
-        dtype,
-    )
+def video_latents(
+    frames: int,
+    rows: int,
+    columns: int,
+    scale: float,
+    config: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Callable[[int], torch.Tensor]:
+    """Normal latents that move a little at every step."""
+    normal = normals(1, device, dtype)
+    height, width = scaled(rows, scale), scaled(columns, scale)
+    sizes = (1, config.in_channels, frames if scale >= 1 else 3, height, width)
+    start, move = normal(*sizes), normal(*sizes)
+    return lambda step: start + step * DRIFT * move
 
 
 def hunyuan_inputs(
     scale: float, config: Any, steps: int, device: torch.device, dtype: torch.dtype
-) -> Callable[[int], Call]:
+) -> Step:
     """720x1280, 129 frames, 256 text tokens that all count."""
-    frames = 33 if scale >= 1 else 3
-    sizes = (1, config.in_channels, frames, scaled(90, scale), scaled(160, scale))
-    sample = latents(sizes, steps, device, dtype)
-    generator = generator_on(device, 2)
+    latents = video_latents(33, 90, 160, scale, config, device, dtype)
+    normal = normals(2, device, dtype)
     text = 256 if scale >= 1 else 16
     constant = {
-        "encoder_hidden_states": torch.randn(
-            1, text, config.text_embed_dim, generator=generator, device=device, dtype=dtype
-        ),
+        "encoder_hidden_states": normal(1, text, config.text_embed_dim),
         "encoder_attention_mask": torch.ones(1, text, device=device, dtype=dtype),
-        "pooled_projections": torch.randn(
-            1, config.pooled_projection_dim, generator=generator, device=device, dtype=dtype
-        ),
+        "pooled_projections": normal(1, config.pooled_projection_dim),
         "guidance": torch.full((1,), 6000.0, device=device, dtype=dtype),
         "return_dict": False,
     }
     times = torch.linspace(1000, 1, steps, device=device, dtype=dtype)
-    return lambda step: constant | {"hidden_states": sample(step), "timestep": times[step, None]}
+    return lambda step: constant | {"hidden_states": latents(step), "timestep": times[step, None]}
 
 
-def wan(
-    heads: int, width: int
-) -> Callable[[tuple[int, ...], bool, torch.device, torch.dtype], Any]:
-    """Wan 2.1 text to video of one of its sizes."""
-
-    def make(layers: tuple[int, ...], small: bool, device: torch.device, dtype: torch.dtype) -> Any:
-        from diffusers import WanTransformer3DModel
-
-        return made(
-            lambda: WanTransformer3DModel(
-                num_layers=layers[0],
-                num_attention_heads=1 if small else heads,
-                attention_head_dim=128,
-                ffn_dim=256 if small else width,
-                text_dim=64 if small else 4096,
-            ),
-            device,
-            dtype,
-        )
-
-    return make
-
-
-def wan_inputs(
-    rows: int, columns: int
-) -> Callable[[float, Any, int, torch.device, torch.dtype], Callable[[int], Call]]:
+def wan_inputs(rows: int, columns: int) -> Inputs:
     """Latents of so many rows and columns, 81 frames, 512 text tokens."""
 
     def inputs(
         scale: float, config: Any, steps: int, device: torch.device, dtype: torch.dtype
-    ) -> Callable[[int], Call]:
-        frames = 21 if scale >= 1 else 3
-        sizes = (1, config.in_channels, frames, scaled(rows, scale), scaled(columns, scale))
-        sample = latents(sizes, steps, device, dtype)
-        text = torch.randn(
-            1, 512, config.text_dim, generator=generator_on(device, 2), device=device, dtype=dtype
-        )
+    ) -> Step:
+        latents = video_latents(21, rows, columns, scale, config, device, dtype)
+        text = normals(2, device, dtype)(1, 512, config.text_dim)
         times = torch.linspace(1000, 1, steps, device=device).long()
         return lambda step: {
-            "hidden_states": sample(step),
+            "hidden_states": latents(step),
             "timestep": times[step, None],
             "encoder_hidden_states": text,
             "return_dict": False,
@@ -167,23 +151,47 @@ def wan_inputs(
     return inputs
 
 
-def flux(layers: tuple[int, ...], small: bool, device: torch.device, dtype: torch.dtype) -> Any:
-    """FLUX.1-dev: 19 double and 38 single blocks."""
-    case = CASES["flux_1280x768"]
-    made = make_flux(case.scaled(heads=1) if small else case, max(layers), device, dtype)
-    made.transformer_blocks = made.transformer_blocks[: layers[0]]
-    made.register_to_config(num_layers=layers[0])
-    return made
-
-
 def flux_inputs(
     scale: float, config: Any, steps: int, device: torch.device, dtype: torch.dtype
-) -> Callable[[int], Call]:
+) -> Step:
     """1280x768, 512 text tokens."""
-    case = CASES["flux_1280x768"]
-    shape = Shape.of(case if scale >= 1 else case.scaled(tokens=int(case.tokens * scale**2)))
-    inputs = FluxInputs(shape, config, steps, device, dtype)
-    return lambda step: inputs[step]
+    normal = normals(1, device, dtype)
+    rows, columns = scaled(48, scale), scaled(80, scale)
+    text = 512 if scale >= 1 else 4
+    moves = DRIFT * normal(steps, rows * columns, config.in_channels)
+    latents = normal(rows * columns, config.in_channels) + moves.cumsum(0)
+    times = torch.linspace(1, 0, steps + 1, device=device, dtype=dtype)
+    row = torch.arange(rows * columns, device=device)
+    constant = {
+        "encoder_hidden_states": normal(1, text, config.joint_attention_dim),
+        "pooled_projections": normal(1, config.pooled_projection_dim),
+        "guidance": torch.full((1,), 3.5, device=device),
+        "img_ids": torch.stack([row * 0, row // columns, row % columns], dim=1).to(dtype),
+        "txt_ids": torch.zeros(text, 3, device=device, dtype=dtype),
+        "return_dict": False,
+    }
+    return lambda step: (
+        constant
+        | {
+            "hidden_states": latents[step, None],
+            "timestep": times[step, None],
+            "joint_attention_kwargs": {},  # the model takes entries out of it
+        }
+    )
+
+
+def wan(case: str, layers: int, heads: int, width: int, rows: int, columns: int) -> FullModel:
+    """Wan 2.1 text to video of one of its sizes."""
+    return FullModel(
+        case,
+        transformer_class="WanTransformer3DModel",
+        blocks=("blocks",),
+        layers=(layers,),
+        config={"num_attention_heads": heads, "attention_head_dim": 128, "ffn_dim": width},
+        tiny={"num_attention_heads": 1, "ffn_dim": 256, "text_dim": 64},
+        inputs=wan_inputs(rows, columns),
+        branches=("cond", "uncond"),
+    )
 
 
 MODELS: Mapping[str, FullModel] = {
@@ -192,38 +200,23 @@ MODELS: Mapping[str, FullModel] = {
         FullModel(
             "hunyuan_720p",
             transformer_class="HunyuanVideoTransformer3DModel",
-            branches=("cond",),
             blocks=("transformer_blocks", "single_transformer_blocks"),
             layers=(20, 40),
-            make=hunyuan_video,
+            config={},
+            tiny={"num_attention_heads": 1, "text_embed_dim": 64, "pooled_projection_dim": 32},
             inputs=hunyuan_inputs,
         ),
-        FullModel(
-            "wan14b_720p",
-            transformer_class="WanTransformer3DModel",
-            branches=("cond", "uncond"),
-            blocks=("blocks",),
-            layers=(40,),
-            make=wan(40, 13_824),
-            inputs=wan_inputs(90, 160),
-        ),
-        FullModel(
-            "wan1b_480p",
-            transformer_class="WanTransformer3DModel",
-            branches=("cond", "uncond"),
-            blocks=("blocks",),
-            layers=(30,),
-            make=wan(12, 8960),
-            inputs=wan_inputs(60, 104),
-        ),
+        wan("wan14b_720p", 40, 40, 13_824, 90, 160),
+        wan("wan1b_480p", 30, 12, 8960, 60, 104),
         FullModel(
             "flux_1280x768",
             transformer_class="FluxTransformer2DModel",
-            branches=("cond",),
             blocks=("transformer_blocks", "single_transformer_blocks"),
             layers=(19, 38),
-            make=flux,
+            config={"guidance_embeds": True},
+            tiny={"num_attention_heads": 1},
             inputs=flux_inputs,
+            modulation=("norm.linear.bias", "norm1.linear.bias", "context.linear.bias"),
         ),
     )
 }

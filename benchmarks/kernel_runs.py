@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from benchmarks import attention_ops, mlp_ops
-from benchmarks.attention_ops import DELTA_RULES, Settings, Work
+from benchmarks.attention_ops import DELTA_RULES
 from benchmarks.case_tensors import CaseTensors
 from benchmarks.cases import CASES, Case
+from benchmarks.kernel_work import Settings, Work
 from benchmarks.records import Record, environment
 from benchmarks.run import Run
-from benchmarks.sampled_checks import worst
+from benchmarks.sampled_checks import check_finite, worst
 from chipsparse.measure.timing import time_call
 
 OPS = {**attention_ops.OPS, **mlp_ops.OPS}
@@ -68,14 +69,14 @@ def at_most(case: Case, tokens: int | None, heads: int | None) -> Case:
     )
 
 
-def run(ops: list[str], args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
+def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
     """Adds one record per case, operation, group rows and backend, case after case."""
     for name in args.case.split(",") if args.case else CASES:
         with to.attempt(name):
             if name not in CASES:
                 raise ValueError(f"unknown case {name!r}; there are {', '.join(CASES)}")
             tensors = CaseTensors(at_most(CASES[name], args.tokens, args.heads), device, dtype)
-            for op in ops:
+            for op in filter(OPS.__contains__, args.ops):
                 for settings in settings_from(args):
                     with to.attempt(f"{op}, {name}, group rows {settings.group_rows}"):
                         work = OPS[op](tensors, settings)
@@ -117,8 +118,13 @@ def measure(op: str, work: Work, tensors: CaseTensors, backend: str) -> Record:
     """
     latency_ms = baseline_ms = 0.0
     errors, methods = [], set()
+    parts = 0
     for part in work.parts():
-        errors.append(part.check(part.call(backend)))
+        result = part.call(backend)
+        check_finite(result[0] if isinstance(result, tuple) else result)
+        errors += [part.compare(result, sample) for sample in part.samples]
+        del result
+        parts += 1
         timing = time_call(partial(part.call, backend), tensors.device)
         latency_ms += timing.latency_ms
         methods.add(timing.method)
@@ -142,7 +148,7 @@ def measure(op: str, work: Work, tensors: CaseTensors, backend: str) -> Record:
         **work.fields,
         "latency_ms": latency_ms,
         "timed_by": ", ".join(sorted(methods)),
-        "parts": len(errors),
+        "parts": parts,
         "baseline": baseline,
         "baseline_ms": None if baseline is None else baseline_ms,
         "speedup": None if baseline is None else baseline_ms / latency_ms,

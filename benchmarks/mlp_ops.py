@@ -8,31 +8,34 @@ them cost the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from benchmarks.attention_ops import Settings, TimedCall, Work
 from benchmarks.case_tensors import CaseTensors
+from benchmarks.kernel_work import Settings, TimedCall, Work, kept
 from benchmarks.random_inputs import generator_on
 from benchmarks.sampled_checks import (
     OUTPUT_LIMIT,
     Errors,
-    check_finite,
+    Sample,
     check_neurons,
     relative_error,
     require,
     samples,
     worst,
 )
+from chipsparse.kernels.calls import Activation
 from chipsparse.kernels.checks import group_count
 from chipsparse.kernels.dispatch import Operation
 from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
 
-ACTIVATION = "gelu-tanh"
+ACTIVATION: Activation = "gelu-tanh"
 # How far the tokens have moved since the caches were written, in their own deviation.
 DRIFT = 0.3
 
@@ -56,52 +59,37 @@ class Layer:
     group_rows: int
 
 
-def rows_of(tensors: CaseTensors) -> int:
-    """Rows of the MLP in one sample."""
-    case = tensors.case
-    return case.tokens if case.mlp_tokens is None else case.mlp_tokens
-
-
-def kept_neurons(tensors: CaseTensors, settings: Settings) -> int:
-    """How many neurons a token group recomputes."""
-    case = tensors.case
-    keep = settings.keep_fraction
-    keep = case.mlp_keep_fraction if keep is None else keep
-    return min(case.mlp_width, max(1, round(keep * case.mlp_width)))
-
-
 def make_layer(tensors: CaseTensors, settings: Settings, *, seed: int = 4) -> Layer:
     """Normal tokens and weights; caches of tokens that have moved since."""
     case, device, dtype = tensors.case, tensors.device, tensors.dtype
-    generator = generator_on(device, seed)
+    generator, group_rows = generator_on(device, seed), settings.group_rows
 
     def normal(*shape: int, deviation: float = 1.0) -> torch.Tensor:
         values = torch.randn(shape, generator=generator, device=device, dtype=dtype)
         return values.mul_(deviation)
 
-    rows, width, channels = rows_of(tensors), case.mlp_width, case.channels
+    rows, width, channels = case.mlp_rows, case.mlp_width, case.channels
     hidden = normal(case.batch, rows, channels)
     up, up_bias = normal(width, channels, deviation=channels**-0.5), normal(width, deviation=0.1)
     down = normal(width, channels, deviation=width**-0.5).t()
-    groups = group_count(rows, settings.group_rows)
+    groups = group_count(rows, group_rows)
     # A group moves as a whole, and each of its tokens on its own.
     moved = normal(case.batch, groups, channels, deviation=DRIFT)
-    moved = moved.repeat_interleave(settings.group_rows, 1)[:, :rows]
+    moved = moved.repeat_interleave(group_rows, 1)[:, :rows]
     before = hidden + moved + normal(case.batch, rows, channels, deviation=DRIFT)
-    rows_of_group = {"group_rows": settings.group_rows}
-    mean = mean_preactivations(before, up, up_bias, **rows_of_group)
-    activation = dense_activation(before, up, up_bias, activation=ACTIVATION, **rows_of_group)
+    mean = mean_preactivations(before, up, up_bias, group_rows=group_rows)
+    activation = dense_activation(before, up, up_bias, activation=ACTIVATION, group_rows=group_rows)
     neurons = neuron_selection(
         hidden,
         up,
         up_bias,
         mean.clone(),
-        keep_count=kept_neurons(tensors, settings),
+        keep_count=kept(settings, case.mlp_keep_fraction, width),
+        group_rows=group_rows,
         backend="reference",
-        **rows_of_group,
     )
     output = F.linear(activation, down)
-    return Layer(hidden, up, up_bias, down, mean, activation, output, neurons, settings.group_rows)
+    return Layer(hidden, up, up_bias, down, mean, activation, output, neurons, group_rows)
 
 
 def select(layer: Layer, backend: str) -> torch.Tensor:
@@ -139,254 +127,225 @@ def down(layer: Layer, delta: torch.Tensor, neurons: torch.Tensor, backend: str)
 
 
 @dataclass(frozen=True)
-class Before:
-    """A sampled token group as it was before the operation, and what the reference makes of it."""
+class Expected:
+    """What the references of all three operations make of a sampled token group.
 
-    where: object
-    rows: slice
-    batch: slice
+    Attributes:
+        sample: where the group is.
+        neurons: that they choose.
+        delta: the change of the neurons that the layer lists.
+        layer: the group alone, with its caches afterwards.
+    """
+
+    sample: Sample
     neurons: torch.Tensor
     delta: torch.Tensor
-    activation: torch.Tensor
-    output: torch.Tensor
+    layer: Layer
+
+    def error_of(self, actual: torch.Tensor, expected: torch.Tensor) -> Errors:
+        """The relative error of the group's rows of a tensor.
+
+        Raises:
+            WrongResultError: it is too large.
+        """
+        found = actual[self.sample.batch, self.sample.rows]
+        error, limit = relative_error(found, expected), OUTPUT_LIMIT[found.dtype]
+        return {"rel_error": require("relative error", error, limit, self.sample)}
 
 
-def references(layer: Layer) -> list[Before]:
+def references(layer: Layer) -> list[Expected]:
     """The references of all three operations on sampled groups."""
     batch, rows, _ = layer.hidden.shape
     found = []
     for sample in samples(batch, 1, rows, layer.group_rows):
         b, r, g = sample.batch, sample.rows, sample.group
-        part = Layer(
-            layer.hidden[b, r],
-            layer.up,
-            layer.up_bias,
-            layer.down,
-            layer.mean[b, g].clone(),
-            layer.activation[b, r].clone(),
-            layer.output[b, r].clone(),
-            layer.neurons[b, g],
-            layer.group_rows,
+        part = replace(
+            layer,
+            hidden=layer.hidden[b, r],
+            mean=layer.mean[b, g].clone(),
+            activation=layer.activation[b, r].clone(),
+            output=layer.output[b, r].clone(),
+            neurons=layer.neurons[b, g],
         )
         delta = up(part, part.neurons, "reference")
         down(part, delta, part.neurons, "reference")
-        chosen = select(part, "reference")
-        found.append(Before(sample, r, b, chosen, delta, part.activation, part.output))
+        found.append(Expected(sample, select(part, "reference"), delta, part))
     return found
 
 
-def close(actual: torch.Tensor, expected: torch.Tensor, where: object) -> Errors:
-    """The relative error; raises `WrongResultError` where it is too large."""
-    error = relative_error(actual, expected)
-    return {"rel_error": require("relative error", error, OUTPUT_LIMIT[actual.dtype], where)}
+# Of each operation: its call by the backend's name, what it replaces, and its errors.
 
 
-def selection_work(tensors: CaseTensors, settings: Settings) -> Work:
-    """`neuron_selection` against the same by PyTorch: group means, linear, difference and topk."""
-    case = tensors.case
-
-    def parts() -> Iterator[TimedCall]:
-        layer = make_layer(tensors, settings)
-        expected = references(layer)
-        count, rows = layer.neurons.shape[2], layer.group_rows
-        whole = layer.hidden.shape[1] // rows * rows  # so that one mean makes all groups
-
-        def library() -> torch.Tensor:
-            tokens = layer.hidden[:, :whole].unflatten(1, (-1, rows)).mean(2)
-            means = F.linear(tokens, layer.up, layer.up_bias)
-            return (means - layer.mean[:, : means.shape[1]]).abs().topk(count, dim=-1).indices
-
-        def check(neurons: torch.Tensor) -> Errors:
-            return worst(
-                [
-                    check_neurons(
-                        neurons[e.batch, e.rows.start // layer.group_rows, :].flatten(),
-                        e.neurons.flatten(),
-                        e.where,
-                    )
-                    for e in expected
-                ]
-            )
-
-        yield TimedCall(lambda name: select(layer, name), check, library)
-
-    rows = case.batch * rows_of(tensors)
-    element = torch.finfo(tensors.dtype).bits // 8
-    return _work(
-        tensors,
-        settings,
-        neuron_selection,
-        parts,
-        baseline="mean, linear, topk",
-        moved_bytes=(rows + case.mlp_width) * case.channels * element,
-    )
+def selecting(layer: Layer) -> Callable[[str], torch.Tensor]:
+    """`neuron_selection` alone."""
+    return partial(select, layer)
 
 
-def top_work(tensors: CaseTensors, settings: Settings) -> Work:
-    """The last launch of `neuron_selection` against `torch.topk`, both on ready scores."""
+def selecting_by_torch(layer: Layer) -> Callable[[], torch.Tensor]:
+    """The same by PyTorch: group means, linear, difference and topk."""
+    count, rows = layer.neurons.shape[2], layer.group_rows
+    whole = layer.hidden.shape[1] // rows * rows  # so that one mean makes all groups
 
-    def parts() -> Iterator[TimedCall]:
-        layer = make_layer(tensors, settings)
-        means, count = layer.mean, layer.neurons.shape[2]
-        scores = (means - means.roll(1, 1)).abs()
-        cache = means.clone()
+    def call() -> torch.Tensor:
+        tokens = layer.hidden[:, :whole].unflatten(1, (-1, rows)).mean(2)
+        means = F.linear(tokens, layer.up, layer.up_bias)
+        return (means - layer.mean[:, : means.shape[1]]).abs().topk(count, dim=-1).indices
 
-        def run(name: str) -> torch.Tensor:
-            if name == "reference":
-                return scores.topk(count, dim=-1).indices.sort(dim=-1).values
-            from chipsparse.kernels.neuron_selection.triton_kernel import highest_changes
-
-            return highest_changes(scores, means, cache, count)
-
-        def check(neurons: torch.Tensor) -> Errors:
-            expected = scores.argsort(dim=-1, descending=True, stable=True)[..., :count]
-            pairs = zip(neurons.flatten(0, 1), expected.flatten(0, 1), strict=True)
-            return worst([check_neurons(*pair, f"list {i}") for i, pair in enumerate(pairs)])
-
-        yield TimedCall(run, check, lambda: scores.topk(count, dim=-1))
-
-    return _work(tensors, settings, neuron_selection, parts, baseline="torch.topk on ready scores")
+    return call
 
 
-def up_work(tensors: CaseTensors, settings: Settings) -> Work:
-    """`sparse_mlp_up` against the first linear and the activation."""
-
-    def parts() -> Iterator[TimedCall]:
-        layer = make_layer(tensors, settings)
-        expected = references(layer)
-
-        def check(delta: torch.Tensor) -> Errors:
-            check_finite(delta)
-            return worst(
-                [
-                    each
-                    for e in expected
-                    for each in (
-                        close(delta[e.batch, e.rows], e.delta, e.where),
-                        close(layer.activation[e.batch, e.rows], e.activation, e.where),
-                    )
-                ]
-            )
-
-        def dense() -> torch.Tensor:
-            return F.gelu(F.linear(layer.hidden, layer.up, layer.up_bias), approximate="tanh")
-
-        yield TimedCall(lambda name: up(layer, layer.neurons, name), check, dense)
-
-    return _work(tensors, settings, sparse_mlp_up, parts, baseline="linear and GELU", products=1)
+def compare_neurons(_: Layer, neurons: torch.Tensor, expected: Expected) -> Errors:
+    sample = expected.sample
+    found = neurons[sample.batch, sample.group].flatten()
+    return check_neurons(found, expected.neurons.flatten(), sample)
 
 
-def down_work(tensors: CaseTensors, settings: Settings) -> Work:
-    """`sparse_mlp_down` against the second linear."""
-
-    def parts() -> Iterator[TimedCall]:
-        layer = make_layer(tensors, settings)
-        expected = references(layer)
-        stock = layer.down.contiguous()
-        full = layer.activation.contiguous()
-        deltas: dict[str, torch.Tensor] = {}
-
-        def run(name: str) -> torch.Tensor:
-            if name not in deltas:
-                deltas[name] = up(layer, layer.neurons, name)
-            return down(layer, deltas[name], layer.neurons, name)
-
-        def check(output: torch.Tensor) -> Errors:
-            check_finite(output)
-            return worst(
-                [
-                    each
-                    for e in expected
-                    for each in (
-                        close(output[e.batch, e.rows], e.output, e.where),
-                        close(layer.output[e.batch, e.rows], e.output, e.where),
-                    )
-                ]
-            )
-
-        yield TimedCall(run, check, lambda: F.linear(full, stock))
-
-    return _work(tensors, settings, sparse_mlp_down, parts, baseline="linear", products=1)
+def first_product(layer: Layer) -> Callable[[str], torch.Tensor]:
+    """`sparse_mlp_up` alone."""
+    return partial(up, layer, layer.neurons)
 
 
-def mlp_work(tensors: CaseTensors, settings: Settings) -> Work:
-    """Selection, up and down together against two linears and the activation."""
+def first_linear(layer: Layer) -> Callable[[], torch.Tensor]:
+    """The first linear and the activation."""
+    return lambda: F.gelu(F.linear(layer.hidden, layer.up, layer.up_bias), approximate="tanh")
+
+
+def compare_change(layer: Layer, delta: torch.Tensor, expected: Expected) -> Errors:
+    """Both the change and the cache that it was added to."""
+    cached = expected.error_of(layer.activation, expected.layer.activation)
+    return worst([expected.error_of(delta, expected.delta), cached])
+
+
+def second_product(layer: Layer) -> Callable[[str], torch.Tensor]:
+    """`sparse_mlp_down` alone, on the change that the same backend computed once."""
+    delta_by = cache(partial(up, layer, layer.neurons))
+    return lambda name: down(layer, delta_by(name), layer.neurons, name)
+
+
+def second_linear(layer: Layer) -> Callable[[], torch.Tensor]:
+    """The second linear, on the whole activation."""
+    stock, full = layer.down.contiguous(), layer.activation.contiguous()
+    return lambda: F.linear(full, stock)
+
+
+def compare_output(layer: Layer, output: torch.Tensor, expected: Expected) -> Errors:
+    """Both the output and the cache that it is the sum of."""
+    cached = expected.error_of(layer.output, expected.layer.output)
+    return worst([expected.error_of(output, expected.layer.output), cached])
+
+
+def all_three(layer: Layer) -> Callable[[str], torch.Tensor]:
+    """Selection, up and down; a backend that has no selection takes Triton's."""
     selections = {backend.name for backend in neuron_selection.backends}
 
-    def parts() -> Iterator[TimedCall]:
-        layer = make_layer(tensors, settings)
-        expected = references(layer)
-        stock = layer.down.contiguous()
+    def call(name: str) -> torch.Tensor:
+        neurons = select(layer, name if name in selections else "triton")
+        return down(layer, up(layer, neurons, name), neurons, name)
 
-        def run(name: str) -> torch.Tensor:
-            neurons = select(layer, name if name in selections else "triton")
-            return down(layer, up(layer, neurons, name), neurons, name)
-
-        def check(output: torch.Tensor) -> Errors:
-            check_finite(output)
-            return worst([close(output[e.batch, e.rows], e.output, e.where) for e in expected])
-
-        def dense() -> torch.Tensor:
-            hidden = F.linear(layer.hidden, layer.up, layer.up_bias)
-            return F.linear(F.gelu(hidden, approximate="tanh"), stock)
-
-        yield TimedCall(run, check, dense)
-
-    return _work(
-        tensors,
-        settings,
-        sparse_mlp_up,
-        parts,
-        baseline="two linears and GELU",
-        products=2,
-    )
+    return call
 
 
-def _work(
+def whole_layer(layer: Layer) -> Callable[[], torch.Tensor]:
+    """Two linears and the activation."""
+    activation, stock = first_linear(layer), layer.down.contiguous()
+    return lambda: F.linear(activation(), stock)
+
+
+def mlp_work(
+    operation: Operation[..., torch.Tensor],
+    inputs: Callable[[torch.Tensor, torch.Tensor, int], tuple[Any, ...]],
+    call_on: Callable[[Layer], Callable[[str], torch.Tensor]],
+    compare: Callable[[Layer, torch.Tensor, Expected], Errors],
+    baseline: str,
+    baseline_on: Callable[[Layer], Callable[[], torch.Tensor]],
+    products: int,
     tensors: CaseTensors,
     settings: Settings,
-    operation: Operation[..., torch.Tensor],
-    parts: Callable[[], Iterator[TimedCall]],
-    *,
-    baseline: str,
-    products: int = 0,
-    moved_bytes: int | None = None,
 ) -> Work:
-    """What the works have in common; each product takes two operations per weight and token."""
+    """An operation of the sparse MLP on a case.
+
+    Args:
+        operation: has the backends.
+        inputs: what these accept or not, of the tokens, the weight and the rows of a group.
+        call_on: the call, for a layer.
+        compare: its errors at a sample.
+        baseline: what it replaces, by name.
+        baseline_on: what it replaces, for a layer.
+        products: sparse ones, of two operations per weight and token each; none reads everything.
+        tensors: of the case.
+        settings: of the command line.
+    """
     case = tensors.case
-    rows, kept = rows_of(tensors), kept_neurons(tensors, settings)
+    rows, width = case.batch * case.mlp_rows, case.mlp_width
+    count = kept(settings, case.mlp_keep_fraction, width)
+
+    def parts() -> Iterator[TimedCall]:
+        layer = make_layer(tensors, settings)
+        yield TimedCall(
+            call_on(layer), partial(compare, layer), references(layer), baseline_on(layer)
+        )
+
     hidden = torch.empty(
-        case.batch, rows, case.channels, dtype=tensors.dtype, device=tensors.device
+        case.batch, case.mlp_rows, case.channels, dtype=tensors.dtype, device=tensors.device
     )
-    weight = hidden.new_empty(case.mlp_width, case.channels)
-    inputs: tuple = (hidden, weight, None, None, settings.group_rows)
-    if operation is sparse_mlp_down:
-        inputs = (hidden, weight.t(), settings.group_rows)
-    elif operation is neuron_selection:
-        inputs = (hidden, weight)
-    fraction = kept / case.mlp_width
+    weight = hidden.new_empty(width, case.channels)
     return Work(
         operation,
-        inputs,
+        inputs(hidden, weight, settings.group_rows),
         parts,
         baseline=baseline,
         fields={
             "group_rows": settings.group_rows,
-            "mlp_tokens": case.batch * rows,
+            "mlp_tokens": rows,
             "channels": case.channels,
-            "mlp_width": case.mlp_width,
-            "keep_fraction": fraction,
-            "ideal": 1 / fraction,
+            "mlp_width": width,
+            "keep_fraction": count / width,
+            "ideal": width / count,
         },
-        flops=2 * products * case.batch * rows * case.channels * kept or None,
-        moved_bytes=moved_bytes,
+        flops=2 * products * rows * case.channels * count or None,
+        moved_bytes=None if products else (rows + width) * case.channels * hidden.itemsize,
     )
 
 
 OPS: dict[str, Callable[[CaseTensors, Settings], Work]] = {
-    "neuron_selection": selection_work,
-    "neuron_top_k": top_work,
-    "sparse_mlp_up": up_work,
-    "sparse_mlp_down": down_work,
-    "sparse_mlp": mlp_work,
+    "neuron_selection": partial(
+        mlp_work,
+        neuron_selection,
+        lambda hidden, weight, _: (hidden, weight),
+        selecting,
+        compare_neurons,
+        "mean, linear, topk",
+        selecting_by_torch,
+        0,
+    ),
+    "sparse_mlp_up": partial(
+        mlp_work,
+        sparse_mlp_up,
+        lambda hidden, weight, rows: (hidden, weight, None, None, rows),
+        first_product,
+        compare_change,
+        "linear and GELU",
+        first_linear,
+        1,
+    ),
+    "sparse_mlp_down": partial(
+        mlp_work,
+        sparse_mlp_down,
+        lambda hidden, weight, rows: (hidden, weight.t(), rows),
+        second_product,
+        compare_output,
+        "linear",
+        second_linear,
+        1,
+    ),
+    "sparse_mlp": partial(
+        mlp_work,
+        sparse_mlp_up,
+        lambda hidden, weight, rows: (hidden, weight, None, None, rows),
+        all_three,
+        lambda _, output, expected: expected.error_of(output, expected.layer.output),
+        "two linears and GELU",
+        whole_layer,
+        2,
+    ),
 }

@@ -63,8 +63,9 @@ Lane = list[tuple[int, float, float]]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Options of this benchmark alone; ``--tokens``, ``--heads`` and ``--layers`` are shared."""
+    """Options of this benchmark alone; ``--tokens`` and ``--heads`` are those of the kernels."""
     group = parser.add_argument_group("offload")
+    group.add_argument("--layers", type=int, help="at most so many, for a dry run")
     group.add_argument("--mlp", action="store_true", help="with sparse feed-forward layers")
     group.add_argument("--timeline", type=Path, help="write a PNG of copies beside computation")
 

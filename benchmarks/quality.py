@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import statistics
+from argparse import Namespace
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+
 from benchmarks.clips import Clips, Workload
+from benchmarks.contact_sheet import contact_sheet
 from benchmarks.controls import (
     cached_output_only,
     in_permuted_order,
@@ -19,6 +23,7 @@ from benchmarks.controls import (
     random_columns,
 )
 from benchmarks.records import Record, environment
+from benchmarks.run import Run
 from chipsparse.config import SparsityConfig
 from chipsparse.measure.quality import psnr, ssim
 
@@ -192,26 +197,22 @@ def measure(workload: Workload, dense: Clips, name: str, row: Row) -> Record:
     }
 
 
-def run(
-    workload: Workload, *, only: str | None = None, save: Callable[[list[Record]], None]
-) -> tuple[list[Record], Clips]:
-    """All cases whose name contains ``only``; returns the records and the profile's dense clips.
-
-    ``save`` gets all records so far after each case: a run cut short keeps what it measured.
-    """
-    dense: dict[int | None, Clips] = {None: workload.generate(None)}
-    records: list[Record] = []
-    for name, row in rows_for(workload).items():
-        if only is None or only in name:
+def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
+    """Adds a record for each case whose name contains ``args.case``, and draws the dense clips."""
+    with to.attempt("quality"):
+        workload = Workload.of(args, device, dtype)
+        dense: dict[int | None, Clips] = {None: workload.generate(None)}
+        for name, row in rows_for(workload).items():
+            if args.case is not None and args.case not in name:
+                continue
             if row.steps not in dense:
                 dense[row.steps] = workload.generate(None, **_changes(row))
-            records.append(measure(workload, dense[row.steps], name, row))
-            save(records)
-            last = records[-1]
-            print(
-                f"{name:60s} {last['psnr_median']:6.2f} dB  {last['ssim_median']:.4f}", flush=True
-            )
-    return records, dense[None]
+            record = measure(workload, dense[row.steps], name, row)
+            to.add(record)
+            told = f"{record['psnr_median']:6.2f} dB  {record['ssim_median']:.4f}"
+            print(f"{name:60s} {told}", flush=True)
+        if args.sheet is not None:
+            contact_sheet(dense[None].frames).save(args.sheet)
 
 
 def _changes(row: Row) -> dict[str, Any]:

@@ -66,6 +66,25 @@ def written_output() -> Iterator[None]:
             sys.exit(end.exit_code)
 
 
+@contextmanager
+def user_errors(*kinds: type[Exception], what: str | None = None) -> Iterator[None]:
+    """Makes a `UserError` of what is the user's to put right; one that is raised stays as it is.
+
+    Args:
+        kinds: of errors.
+        what: failed, which stands in front of why it did; None where the error says all of it.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except kinds as error:
+        if what is None:
+            raise UserError(str(error)) from error
+        why = reason(error) if isinstance(error, OSError) else first_line(error)
+        raise UserError(f"{what}: {why}") from error
+
+
 def first_line(error: BaseException) -> str:
     """The first line of what an exception says, without its final stop."""
     lines = str(error).strip().splitlines()

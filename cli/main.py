@@ -12,18 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from chipsparse import OldNameWarning, __version__
-from chipsparse.cli.commands.bench import EXAMPLE as BENCH_EXAMPLE
-from chipsparse.cli.commands.bench import bench
-from chipsparse.cli.commands.compare import EXAMPLE as COMPARE_EXAMPLE
-from chipsparse.cli.commands.compare import compare
-from chipsparse.cli.commands.explain import EXAMPLE as EXPLAIN_EXAMPLE
-from chipsparse.cli.commands.explain import explain
-from chipsparse.cli.commands.generate import EXAMPLE, generate
-from chipsparse.cli.commands.models import models
-from chipsparse.cli.commands.report import EXAMPLE as REPORT_EXAMPLE
-from chipsparse.cli.commands.report import report
-from chipsparse.cli.commands.tune import EXAMPLE as TUNE_EXAMPLE
-from chipsparse.cli.commands.tune import tune
+from chipsparse.cli.commands import bench, compare, explain, generate, models, report, tune
 from chipsparse.cli.errors import EXIT_USER_ERROR, written_output
 from chipsparse.cli.options import as_command
 
@@ -34,20 +23,20 @@ app = typer.Typer(
     help="Faster diffusion transformers, without training.\n\n"
     "Diffusion models compute much the same at every denoising step. chipsparse computes a few "
     "steps in full, and between them only what changes.",
-    epilog=EXAMPLE,
+    epilog=generate.EXAMPLE,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command, example in (
-    (generate, EXAMPLE),
-    (explain, EXPLAIN_EXAMPLE),
-    (tune, TUNE_EXAMPLE),
-    (compare, COMPARE_EXAMPLE),
-    (bench, BENCH_EXAMPLE),
-    (report, REPORT_EXAMPLE),
-    (models, None),
+    (generate.generate, generate.EXAMPLE),
+    (explain.explain, explain.EXAMPLE),
+    (tune.tune, tune.EXAMPLE),
+    (compare.compare, compare.EXAMPLE),
+    (bench.bench, bench.EXAMPLE),
+    (report.report, report.EXAMPLE),
+    (models.models, None),
 ):
     app.command(epilog=example)(as_command(command))
 

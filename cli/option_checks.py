@@ -10,7 +10,7 @@ import os
 import re
 from pathlib import Path
 
-from chipsparse.cli.errors import UserError
+from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.common.byte_sizes import parse_bytes
 from chipsparse.profiles.profile import load_profile
 from chipsparse.profiles.qualities import check_quality
@@ -77,10 +77,8 @@ def check_dtype(option: str, name: str) -> None:
 
 def check_memory(option: str, text: str) -> None:
     """An amount of memory."""
-    try:
+    with user_errors(ValueError, what=option):
         parse_bytes(text)
-    except ValueError as error:
-        raise UserError(f"{option}: {error}") from error
 
 
 def check_model(option: str, location: str) -> None:
@@ -103,18 +101,14 @@ def check_readable(option: str, path: Path) -> None:
 
 def check_profile(_: str, path: Path) -> None:
     """A profile, in itself."""
-    try:
+    with user_errors(ValueError):
         load_profile(path)
-    except ValueError as error:
-        raise UserError(str(error)) from error
 
 
 def check_quality_name(option: str, name: str) -> None:
     """The name of a quality, not whether the profile has it."""
-    try:
+    with user_errors(ValueError, what=option):
         check_quality(name)
-    except ValueError as error:
-        raise UserError(f"{option}: {error}") from error
 
 
 def is_here(location: str) -> bool:

@@ -2,10 +2,69 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from chipsparse.cli.errors import UserError, reason
+from chipsparse.cli.wording import counted
+from chipsparse.profiles.profile import ASSETS
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt with its seed.
+
+    Attributes:
+        index: from 0, among all that are generated with.
+        text: what to show.
+        seed: of the noise.
+    """
+
+    index: int
+    text: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """What measurements of it are called."""
+        return f"seed {self.seed}, {self.text}"
+
+    @property
+    def digest(self) -> str:
+        """What files and measurements call its text where they are not to tell it."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:12]
+
+
+def shapes(*, video: bool) -> str:
+    """The bundled prompts about what the bundled models were trained on."""
+    return "shapes.txt" if video else "images.txt"
+
+
+def first_prompts(
+    path: Path | None, *, bundled: str, usual: int, count: int | None, seed: int
+) -> list[Prompt]:
+    """The first prompts of a file; the seed of each is one more than that of the one before.
+
+    Args:
+        path: of ``--prompts``; None for bundled ones.
+        bundled: which of these.
+        usual: how many of these.
+        count: how many of either; None for all of the file's, or the usual number.
+        seed: of the first.
+
+    Raises:
+        UserError: the file cannot be read, or has too few.
+    """
+    file = path or ASSETS / "prompts" / bundled
+    texts = read_prompts(file)
+    wanted = count or (usual if path is None else len(texts))
+    if wanted > len(texts):
+        raise UserError(
+            f"{file} has {counted(len(texts), 'prompt')}; --count {count} asks for more"
+        )
+    return [Prompt(i, text, seed + i) for i, text in enumerate(texts[:wanted])]
 
 
 def read_prompts(path: Path) -> list[str]:

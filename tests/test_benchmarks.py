@@ -1,11 +1,9 @@
 """The benchmark runner: its cases, inputs, checks, records, table and figure, on tiny shapes."""
 
-import inspect
 import json
 import subprocess
 import sys
 from contextlib import nullcontext
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -17,13 +15,11 @@ from PIL import Image
 from benchmarks import (
     attention_curve,
     curve_figure,
-    mlp_writeback,
     offload,
     quality,
     random_inputs,
     records,
     timeline_figure,
-    transformer_step,
 )
 from benchmarks.__main__ import main
 from benchmarks.attention_ops import OPS
@@ -39,12 +35,10 @@ from benchmarks.controls import (
     random_columns,
 )
 from benchmarks.figures import COLOURS
-from benchmarks.kernel_profile import kernel_table
 from benchmarks.quality import image_rows, video_rows
 from benchmarks.records import table, write
 from benchmarks.run import Run
 from benchmarks.sampled_checks import WrongResultError, check_selection, samples
-from benchmarks.transformer_step import Shape, make_transformer
 from chipsparse import SparsityConfig
 from chipsparse.cache.tensors import AttentionCache
 from chipsparse.common import machine
@@ -55,7 +49,6 @@ from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
 from chipsparse.layers.attention import AttentionBudget, dense_step, refresh_step, sparse_step
 from chipsparse.measure.timing import LONG_REPEATS, REPEATS, time_call
-from chipsparse.pipelines.flux import FluxAdapter
 from chipsparse.profiles.profile import bundled_model, load_profile
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
@@ -404,109 +397,6 @@ def test_the_figure_can_be_of_one_curve():
         assert len(figure.axes) == 1
 
 
-# A whole transformer.
-
-
-def test_the_transformers_tokens_are_those_of_the_case():
-    for name in transformer_step.SHAPES:
-        case = CASES[name]
-        shape = Shape.of(case)
-        assert shape.text + shape.image == case.tokens
-        assert (shape.rows * 16, shape.columns * 16) == (768, 1280)
-        cut = Shape.of(case.scaled(tokens=300))
-        assert 280 < cut.text + cut.image <= 300
-        assert 1 < cut.rows < cut.columns
-
-
-@pytest.fixture
-def few_calls(monkeypatch):
-    """Two calls of every action, and graphs that no compiler has to run for."""
-    monkeypatch.setattr(transformer_step, "FULL_CALLS", 2)
-    monkeypatch.setattr(transformer_step, "SPARSE_CALLS", 2)
-    monkeypatch.setattr(transformer_step, "COMPILE_OPTIONS", {"backend": "eager"})
-
-
-def dry_step(tmp_path, *arguments):
-    """Exit code and records of a transformer of two double and two single blocks."""
-    shape = ("--heads", "1", "--layers", "2", "--dtype", "float32")
-    return dry_run(tmp_path, "--op", "transformer_step", *shape, *arguments)
-
-
-@pytest.mark.usefixtures("few_calls")
-def test_a_whole_transformer_is_measured(tmp_path, capsys):
-    table = tmp_path / "kernels.md"
-    code, (record,) = dry_step(tmp_path, "--profile", str(table))
-    assert code == 0
-    assert record["case"] == "flux_1280x768 N300 H1"
-    assert record["layers"] == [2, 2]
-    assert record["speedup"] == pytest.approx(record["baseline_ms"] / record["latency_ms"])
-    for field in ("dense_ms", "refresh_ms", "host_ms", "cache_bytes"):
-        assert record[field] > 0
-    case = CASES["flux_1280x768"]
-    assert record["mlp_kept"] == pytest.approx(case.mlp_keep_fraction, abs=1 / 512)
-    assert case.keep_fraction <= record["attention_kept"] < case.keep_fraction + 0.03
-    assert record["backends"]["sparse_mlp_up"] == "reference"
-    assert record["fallbacks"] == []
-    assert record["graphs"] == record["baseline_graphs"] <= 3
-    assert record["graph_breaks"] == record["baseline_graph_breaks"] == 0
-    assert record["rel_error"] < 1e-5
-    assert 1e-4 < record["sparse_error"] < record["reused_error"]
-    assert "| transformer_step | flux_1280x768 N300 H1 |" in capsys.readouterr().out
-    assert "| chipsparse::parallel_feed_forward |" in table.read_text()
-
-
-def break_order(monkeypatch):
-    monkeypatch.setattr(FluxAdapter, "restore_order", lambda *_: None)
-
-
-def hook_a_linear(monkeypatch):
-    def make(*arguments):
-        transformer = make_transformer(*arguments)
-        transformer.transformer_blocks[1].ff.net[2].register_forward_hook(lambda *_: None)
-        return transformer
-
-    monkeypatch.setattr(transformer_step, "make_transformer", make)
-
-
-@pytest.mark.usefixtures("few_calls")
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [(break_order, "relative error"), (hook_a_linear, "MLP runs dense in 1 of 4 layers")],
-)
-def test_a_transformer_step_that_is_wrong_or_dense_fails(
-    change, reason, tmp_path, monkeypatch, capsys
-):
-    change(monkeypatch)
-    monkeypatch.setattr(transformer_step, "COMPILE_OPTIONS", {"disable": True})
-    code, found = dry_step(tmp_path)
-    assert code == 1
-    assert len(found) == 1  # its times may tell what went wrong
-    assert reason in capsys.readouterr().out
-
-
-def test_a_case_without_a_transformer_fails(tmp_path, capsys):
-    assert dry_step(tmp_path, "--case", "odd") == (1, [])
-    assert "no transformer for the case 'odd'" in capsys.readouterr().out
-
-
-def test_the_kernel_table_adds_up():
-    x = torch.rand(50, 50)
-
-    def call():
-        for _ in range(3):
-            torch.relu(x @ x)
-
-    lines = kernel_table(call, CPU, shown=2).splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-    assert [row[3] for row in cells[2:]] == [cells[2][3], "all"]
-    assert cells[2][3].endswith(" others")
-    assert "aten::mm" in {row[3] for row in cells[:2]}
-    total = float(cells[-1][0])
-    assert total > 0
-    assert sum(float(row[0]) for row in cells[:-1]) == pytest.approx(total, abs=0.003)
-    assert sum(int(row[2]) for row in cells[:-1]) == int(cells[-1][2])
-
-
 # The table of an image model.
 
 
@@ -717,29 +607,6 @@ def test_offloaded_steps_are_measured(tmp_path, mlp):
     assert 1 <= record["pinned_share"] < 1.02
     assert (record["to_host_bytes"] > 0) == bool(mlp)
     assert record["unpack_ms"] > 0
-
-
-def test_the_first_product_without_write_back_lacks_one_store(tmp_path):
-    pytest.importorskip("triton.experimental.gluon")
-    module = mlp_writeback.without_write_back(tmp_path)
-    stock = import_module("chipsparse.kernels.sparse_mlp_up.gluon_sm90")
-    source = Path(module.__file__).read_text()
-    assert source != inspect.getsource(stock)
-    assert source.count("gl.store(") == inspect.getsource(stock).count("gl.store(") - 1
-    assert module._sparse_mlp_up_kernel is not stock._sparse_mlp_up_kernel
-
-
-@pytest.mark.gpu
-def test_both_ways_to_write_back_are_measured(tmp_path):
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    path = tmp_path / "records.json"
-    code = main(["--op", "mlp_writeback", "--case", "odd", "--json", str(path)])
-    found = json.loads(path.read_text())
-    assert code == 0
-    assert len(found) == 4 + 3 * len(mlp_writeback.MULTIPROCESSORS)
-    assert all(record["latency_ms"] > 0 for record in found)
-    assert found[0]["rel_error"] < mlp_writeback.CACHE_LIMIT
 
 
 def test_checksums_see_every_bit_and_its_place():

@@ -15,8 +15,8 @@ from benchmarks.equal_work import run as bench
 from benchmarks.equal_work.beneath_hooks import with_cache
 from benchmarks.equal_work.curves import OURS, SKIPS, at_share, chosen, lead, qualities
 from benchmarks.equal_work.methods import entries
-from benchmarks.equal_work.records import joined
-from benchmarks.equal_work.tables import quality_rows, step_rows
+from benchmarks.equal_work.records import joined, read, write_compact
+from benchmarks.equal_work.tables import LEADS, WORST, quality_rows, step_rows
 from benchmarks.equal_work.work import DenseWork, attention_of, blocks_of
 from chipsparse.api import attach
 from chipsparse.pipelines.diffusers_caches import CacheRun, cached
@@ -218,12 +218,14 @@ def test_methods_are_compared_in_their_best_variant_on_all_prompts():
     found = qualities(some_clips(), "work", 0.4)
     assert set(found) == {OURS, "A", "B"}
     assert (found["A"].variant, found["A"].psnrs) == ("", {"x": 38.0, "y": 46.0})
-    ahead = lead(found)
+    ahead = lead(found, [OURS])
     assert (ahead.best.method, ahead.best_worst.method) == ("A", "B")
     assert ahead.mean == pytest.approx(3)
     assert ahead.interval == pytest.approx((2, 4))
     assert ahead.worst == pytest.approx(1)
-    assert lead({OURS: found[OURS]}) is None
+    assert lead({OURS: found[OURS]}, [OURS]) is None
+    assert lead(found, [OURS, "A", "B"]) is None
+    assert lead(found, ["B", "A"]).mean == pytest.approx(-3)
 
 
 def test_equal_time_is_another_comparison_than_equal_work():
@@ -238,9 +240,22 @@ def test_a_tables_last_rows_say_how_far_ours_is_ahead():
     assert rows[OURS]["40%"] == "45.0 (40.0)"
     assert rows["C"]["40%"] == "-"
     assert rows[OURS]["25%"] == "-"
-    assert rows["ours ahead"]["40%"] == "+3.0 (A)"
-    assert rows["worst prompt ahead"]["40%"] == "+1.0 (B)"
+    for name in LEADS:  # there is no list of skips
+        assert rows[name]["40%"] == "+3.0 (A)"
+        assert rows[f"{name}: {WORST}"]["40%"] == "+1.0 (B)"
     assert rows["B"]["time / work"] == "1.25"
+
+
+def test_a_file_for_the_repository_reads_back_as_the_records_were(tmp_path):
+    found = [
+        clip(OURS, "low", psnr=1 / 3, call_ms={"dense": 2 / 3}),
+        clip("A", "x", psnr=float("inf")),
+    ]
+    write_compact(found, tmp_path / "all.json")
+    ours, other = read(tmp_path / "all.json")
+    assert ours == found[0] | {"psnr": 0.333333, "call_ms": {"dense": 0.666667}}
+    assert other == found[1] | {"psnr": None}
+    assert (tmp_path / "all.json").read_text().count("NVIDIA") == 1
 
 
 def test_where_time_goes_is_told_by_action():

@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 
 from benchmarks.equal_work.curves import compared
-from benchmarks.equal_work.records import joined, read
+from benchmarks.equal_work.records import joined, read, write_compact
 from benchmarks.equal_work.tables import text_of
-from benchmarks.records import write
 
 
 def main() -> None:
@@ -19,7 +18,7 @@ def main() -> None:
     args = parser.parse_args()
     records = joined(read(*args.files))
     if args.output is not None:
-        write(records, args.output)
+        write_compact(records, args.output)
     print(text_of(compared(records)))
 
 

@@ -155,7 +155,7 @@ def profile(workload: Workload, settings: dict[str, Any], steps: Steps, reuse: R
         "generation": workload.settings(**settings),
         "sparsity": sparsity(steps, reuse) | tile_of(workload),
     }
-    text: str = yaml.safe_dump(content, sort_keys=False)
+    text: str = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=99)
     return text
 
 

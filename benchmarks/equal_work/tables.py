@@ -21,13 +21,15 @@ from benchmarks.equal_work.curves import (
 from benchmarks.records import Record, table
 
 Row = dict[str, str]
-AHEAD, BETWEEN, WORST = "ours ahead", "95 % of the means", "worst prompt ahead"
+# Leads: of sparse steps over everything else, and of the better of ours over other methods.
+LEADS = {"sparse steps ahead of all": (OURS,), "ours ahead of other methods": (OURS, SKIPS)}
+BETWEEN, WORST = "95 % of the means", "worst prompt"
 
 
 def quality_rows(clips: Sequence[Record], axis: Axis) -> list[Row]:
     """Mean and worst PSNR of every method at each share, in its best variant there.
 
-    Behind them, how far ours is ahead of the best of the others.
+    Behind them, how far ours is ahead of the best of the others: see `LEADS`.
 
     Args:
         clips: compared ones, of one model, size and number of steps.
@@ -42,12 +44,15 @@ def quality_rows(clips: Sequence[Record], axis: Axis) -> list[Row]:
             row[f"{share:.0%}"] = f"{quality.mean:.1f} ({quality.worst:.1f})" if quality else "-"
         ratio = _time_over_work(clips, method)
         rows.append({**row, "time / work": "-" if ratio is None else f"{ratio:.2f}"})
-    leads = {f"{share:.0%}": lead(by_method) for share, by_method in found.items()}
-    return rows if not any(leads.values()) else [*rows, *_lead_rows(leads)]
+    for name, ours in LEADS.items():
+        leads = {f"{share:.0%}": lead(by_method, ours) for share, by_method in found.items()}
+        if any(leads.values()):
+            rows += _lead_rows(name, leads)
+    return rows
 
 
-def _lead_rows(leads: dict[str, Lead | None]) -> list[Row]:
-    rows: list[Row] = [{"method": name} for name in (AHEAD, BETWEEN, WORST)]
+def _lead_rows(name: str, leads: dict[str, Lead | None]) -> list[Row]:
+    rows: list[Row] = [{"method": row} for row in (name, f"{name}: {BETWEEN}", f"{name}: {WORST}")]
     for share, found in leads.items():
         texts = ("-", "-", "-")
         if found is not None:

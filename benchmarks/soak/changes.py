@@ -158,9 +158,7 @@ class Stage:
                 model.disable_cache()
             else:
                 model.enable_cache(FirstBlockCacheConfig(threshold=CACHE_THRESHOLD))
-                self.undo.callback(
-                    lambda each=model: each.is_cache_enabled and each.disable_cache()
-                )
+                self.undo.callback(_take_off_cache, model)
 
     def preview(self, _draw: random.Random, _given: dict[str, Any]) -> None:
         """A small picture decoded between two steps."""
@@ -189,6 +187,11 @@ CHANGES: dict[str, Callable[[Stage, random.Random, dict[str, Any]], dict[str, An
     "preview": Stage.preview,
     "report read": Stage.report_read,
 }
+
+
+def _take_off_cache(model: Any) -> None:
+    if model.is_cache_enabled:
+        model.disable_cache()
 
 
 def _devices(device: torch.device) -> list[Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from benchmarks.records import Record, environment
+from benchmarks.records import Record, environment, table
 from benchmarks.run import Run
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from benchmarks.soak.subjects import Place
     from tests.graph_stand_in import TapeRecorder
 
-COLUMNS = {
+TABLE = {
     "change": "s",
     "runs": "d",
     "generations": "d",
@@ -99,6 +99,7 @@ def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, outp
             print(f"LEAK {steady}", flush=True)
             count.leaks["all"] += 1
     output.add(made := record())
+    print(table(rows(made), TABLE))
     if made["differences"] or made["leaks"]:
         output.failed.append(f"soak: {made['differences']} differences, {made['leaks']} leaks")
 

@@ -7,6 +7,7 @@ on GPU Kernel Optimizations and Systems", part III, 2025); the ``merge`` rule is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -28,7 +29,7 @@ from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.kernels.merge_residual import merge_residual
 from chipsparse.layers.column_budget import LISTS_BYTES, AttentionBudget
 from chipsparse.layers.state import Shared, StepState
-from chipsparse.plan import Action
+from chipsparse.plan import Action, SparsityPlan
 
 # Where the host need not wait for what it reads.
 READY_DEVICES = ("cpu",)
@@ -43,8 +44,20 @@ MAIN_OPS = {
 }
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """When columns were chosen, and for which call."""
+
+    step: int
+    branch: str
+    plan: SparsityPlan
+
+
 class AttentionLayer:
     """Self-attention of one transformer block: what it does at a step, and from which cache.
+
+    The guidance branches that refresh at a step keep the same columns, those that the first of them
+    chose: guidance multiplies what the branches differ in, and so what each misses alone.
 
     Args:
         number: of the block, from 0.
@@ -55,6 +68,7 @@ class AttentionLayer:
         self.number = number
         self._shared = shared
         self._refreshed_at: dict[str, int] = {}  # step of the last refresh, by branch
+        self._chosen: _Choice | None = None
         self._waits_for_lists = False
         self._overfull = False
 
@@ -108,7 +122,10 @@ class AttentionLayer:
                         kernels=shared.kernels,
                     )
                 if entry.action is not Action.SPARSE:
-                    return self._refresh(state, cache, query, key, value, scale)
+                    columns = self._columns_of_another_branch(state)
+                    if columns is not None:
+                        entry.backend = choices["dense_attention"].backend.name
+                    return self._refresh(state, cache, query, key, value, scale, columns)
                 entry.computed = cache.kept_fraction
                 return sparse_step(
                     cache,
@@ -145,6 +162,20 @@ class AttentionLayer:
             return Action.REFRESH
         return Action.SPARSE
 
+    def _columns_of_another_branch(self, state: StepState) -> torch.Tensor | None:
+        """What another guidance branch of the same sizes chose at this step, packed."""
+        chosen, caches = self._chosen, self._shared.caches
+        if chosen is None or (chosen.step, chosen.plan) != (state.context.step, state.plan):
+            return None
+        if chosen.branch == state.branch or not caches.has(chosen.branch, self.number, "columns"):
+            return None
+        kinds, none = frozenset({"columns"}), frozenset[str]()
+        with caches.lend(chosen.branch, self.number, "attention", kinds, none) as cache:
+            columns: torch.Tensor = (
+                cache.columns.clone()
+            )  # each branch's are stored and freed apart
+        return columns
+
     def _refresh(
         self,
         state: StepState,
@@ -153,6 +184,7 @@ class AttentionLayer:
         key: torch.Tensor,
         value: torch.Tensor,
         scale: float | None,
+        columns: torch.Tensor | None,
     ) -> torch.Tensor:
         shared, step = self._shared, state.context.step
         budget = state.budgets.of(self.number, state.plan, state.context, key)
@@ -172,7 +204,11 @@ class AttentionLayer:
                 scale=scale,
                 backend=shared.backend,
                 step=step,
+                columns=columns,
+                kernels=shared.kernels,
             )
+        if columns is None:
+            self._chosen = _Choice(step, state.branch, state.plan)
         if budget.capacity is None:
             self._report_overfull_lists(cache.capacity, budget.most_columns, step)
         self._refreshed_at[state.branch] = step
@@ -242,8 +278,13 @@ def refresh_step(
     scale: float | None,
     backend: str | None,
     step: int = 0,
+    columns: torch.Tensor | None = None,
+    kernels: FastestKernel | None = None,
 ) -> torch.Tensor:
     """Full attention; chooses the columns by their sums and fills the residual cache.
+
+    Columns that were chosen before, packed as in ``cache.columns``, are kept as they are; that
+    takes no sums, and ``kernels`` may choose how to compute the attention.
 
     The column sums are weighed with the softmax constants of the previous dense step
     (``cache.lse``), which must be there. Where the budget has no capacity, the host waits once for
@@ -259,9 +300,13 @@ def refresh_step(
         expected = sparse_step(
             cache, query, key, value, config=config, scale=scale, backend=backend
         )
-    output = _choose_columns(
-        cache, query, key, value, config=config, budget=budget, scale=scale, backend=backend
-    )
+    if columns is None:
+        output = _choose_columns(
+            cache, query, key, value, config=config, budget=budget, scale=scale, backend=backend
+        )
+    else:
+        output = dense_step(cache, query, key, value, scale=scale, backend=backend, kernels=kernels)
+        cache.columns = columns
     cache.capacity = budget.capacity
     counts = record_residual(
         cache, output, query, key, value, config=config, scale=scale, backend=backend

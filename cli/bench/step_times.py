@@ -92,11 +92,9 @@ def measure_steps(pipe: Any, planned: PlannedGeneration, display: ProgressDispla
     def run(name: str, steps: int, report: Any) -> tuple[list[StepResult], int | None]:
         arguments = {**call, "num_inference_steps": steps}
         with display.stage(f"{name} steps: warming up"):
-            denoise.warm_up(pipe, arguments, seed=SEED, report=lambda: report)
+            denoise.warm_up(pipe, arguments, seed=SEED, report=report)
         with display.denoising(f"{name} steps", steps) as shown:
-            return denoise.time_steps(
-                pipe, arguments, seed=SEED, display=shown, report=lambda: report
-            )
+            return denoise.time_steps(pipe, arguments, seed=SEED, display=shown, report=report)
 
     before, stock_peak = run("stock", STOCK_STEPS, None)
     with patched(pipe, config) as report:

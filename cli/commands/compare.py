@@ -215,5 +215,5 @@ def _compare_configs(options: CompareOptions) -> None:
     tell(configs, print_configs, as_json=options.json)
     if configs.unwritten:
         raise UserError(configs.unwritten)
-    if configs.exit_code:
-        raise typer.Exit(configs.exit_code)
+    if configs.runs.exit_code:
+        raise typer.Exit(configs.runs.exit_code)

@@ -170,7 +170,7 @@ class GenerateOptions(GenerationOptions):
         """Raises `UserError` for what is wrong with any model and on any device."""
         # Imported here so that --help does not wait for numpy and PIL.
         from chipsparse.cli.media.output_names import check_inputs_stay
-        from chipsparse.cli.media.report_file import check_report
+        from chipsparse.cli.media.report_file import check_file
         from chipsparse.cli.media.write import check_output
 
         super().check()
@@ -196,7 +196,7 @@ class GenerateOptions(GenerationOptions):
             check_output(item.output, fps=self.fps, crf=self.crf, also=also)
             check_inputs_stay("--output", item.output, inputs)
             if item.report is not None:
-                check_report(item.report)
+                check_file("--report", item.report, ".json")
                 check_inputs_stay("--report", item.report, inputs)
         _ = self.picture  # which raises where it cannot be read
 

@@ -40,10 +40,9 @@ def report(options: ReportOptions) -> None:
     The page needs no other file, no network and no scripts.
     """
     # Imported here so that --help does not wait for torch.
-    from chipsparse.cli.pages.job import ReportOptions as PageOptions
     from chipsparse.cli.pages.job import write_report
     from chipsparse.common.byte_sizes import format_bytes
 
     with results_alone():
-        written = write_report(PageOptions(options.sources, options.output, options.media or []))
+        written = write_report(options)
     print(f"{options.output} ({format_bytes(written)})")

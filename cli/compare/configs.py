@@ -16,15 +16,15 @@ from chipsparse.cli.compare.files import Picture
 from chipsparse.cli.compare.paired_runs import (
     SIDES,
     PairedRunner,
-    PromptRuns,
+    PairedRuns,
     Side,
     WorstClips,
     run_prompts,
 )
 from chipsparse.cli.compare.statistics import statistics
 from chipsparse.cli.compare.subjects import Subject
-from chipsparse.cli.errors import UserError, first_line
-from chipsparse.cli.generation.lpips import Lpips
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.difference_picture import difference_rows
@@ -47,10 +47,12 @@ from chipsparse.cli.planning.settings import (
     resolve_settings,
 )
 from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.prompts import Prompt, first_prompts, shapes
 from chipsparse.cli.results import fields_json
+from chipsparse.cli.wording import counted
 from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.measure.bootstrap import LEAST_VALUES, LEVEL, RESAMPLES
-from chipsparse.profiles.profile import ASSETS, Profile
+from chipsparse.profiles.profile import Profile
 
 BUNDLED_COUNT = 8  # prompts, where no file of them is given
 
@@ -67,13 +69,9 @@ class ConfigsComparison:
         profiles: of A and B; None for the stock model.
         settings: of every generation.
         out_of_range: how they differ from what the profile of A or B was tuned for, a phrase each.
-        prompts: one entry for each that was generated.
-        asked: how many there should be.
-        lpips: the metric, or why there is none.
+        runs: what was generated.
         picture: of the worst prompt, if one was asked for.
-        pictured: which prompt that is, from 0.
         unwritten: why the picture could not be written.
-        exit_code: of the command: 0, or that of an interruption.
     """
 
     model: ModelDescription
@@ -83,26 +81,17 @@ class ConfigsComparison:
     profiles: dict[Side, Profile | None]
     settings: GenerationSettings
     out_of_range: dict[Side, list[str]]
-    prompts: list[PromptRuns]
-    asked: int
-    lpips: Lpips
+    runs: PairedRuns
     picture: Picture | None
-    pictured: int | None
     unwritten: str | None
-    exit_code: int
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the user broke off before the last prompt."""
-        return len(self.prompts) < self.asked
 
     def to_json(self) -> dict[str, Any]:
         """Every generation, and means and medians with their intervals."""
-        found = statistics(self.prompts)
+        found = statistics(self.runs.prompts)
         sides = zip(SIDES, self.subjects, self.profiles.values(), strict=True)
         shown = None
         if self.picture is not None:
-            shown = {**fields_json(self.picture), "prompt": self.pictured}
+            shown = {**fields_json(self.picture), "prompt": self.runs.worst.index}
         return {
             "chipsparse": chipsparse.__version__,
             "mode": "configs",
@@ -116,15 +105,15 @@ class ConfigsComparison:
                 for side, subject, profile in sides
             },
             "reference": "dense",
-            "interrupted": self.interrupted,
+            "interrupted": self.runs.interrupted,
             "interval": {"level": LEVEL, "resamples": RESAMPLES, "method": "bootstrap percentile"},
             "A": found.sides["A"],
             "B": found.sides["B"],
             "B - A": found.difference,
-            "lpips_missing": self.lpips.why_not,
+            "lpips_missing": self.runs.lpips.why_not,
             "picture": shown,
             "notes": list(notes(self)),
-            "prompts": self.prompts,
+            "prompts": self.runs.prompts,
         }
 
 
@@ -139,9 +128,10 @@ def compare_configs(options: CompareOptions) -> ConfigsComparison:
             for side, subject in zip(SIDES, options.subjects, strict=True)
         }
         settings = _common_settings(options, model, profiles)
-        prompts = read_prompts(options, video=model.accepts("num_frames"))
+        video = model.accepts("num_frames")
+        prompts = _prompts(options, video=video)
         if options.output is not None:
-            media.check_kind(options.output, video=model.accepts("num_frames"))
+            media.check_kind(options.output, video=video)
         out_of_range = {
             side: profile_range.out_of_range(profile, model, settings, device, dtype)
             for side, profile in profiles.items()
@@ -149,11 +139,12 @@ def compare_configs(options: CompareOptions) -> ConfigsComparison:
         }
         for _, sentence in _range_notes(profiles, out_of_range):
             display.tell(f"chipsparse: warning: {sentence}")
-        progress = WorkProgress(display)
-        with progress.stage("loading the model"):
-            pipe = load_pipeline(model, device=device, dtype=dtype)
-        runner = PairedRunner(pipe, profiles, settings, progress)
-        runs = run_prompts(runner, prompts, seed=options.seed)
+        generator = Generator(
+            lambda: load_pipeline(model, device=device, dtype=dtype),
+            settings,
+            WorkProgress(display),
+        )
+        runs = run_prompts(PairedRunner(generator, profiles), prompts)
         picture, unwritten = None, None
         if options.output is not None:
             try:
@@ -169,32 +160,26 @@ def compare_configs(options: CompareOptions) -> ConfigsComparison:
         profiles=profiles,
         settings=settings,
         out_of_range=out_of_range,
-        prompts=runs.prompts,
-        asked=runs.asked,
-        lpips=runs.lpips,
+        runs=runs,
         picture=picture,
-        pictured=None if picture is None else runs.worst.index,
         unwritten=unwritten,
-        exit_code=runs.exit_code,
     )
 
 
-def read_prompts(options: CompareOptions, *, video: bool) -> list[str]:
-    """The first ``--count`` lines of ``--prompts`` that are not empty, or of the bundled ones."""
-    path = options.prompts or ASSETS / "prompts" / ("shapes.txt" if video else "images.txt")
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--prompts {path} could not be read: {first_line(error)}") from error
-    found = [line.strip() for line in lines if line.strip()]
-    wanted = options.count or (BUNDLED_COUNT if options.prompts is None else len(found))
-    if len(found) < max(wanted, LEAST_VALUES):
-        asked = f"--count {options.count} asks for more" if options.count else ""
+def _prompts(options: CompareOptions, *, video: bool) -> list[Prompt]:
+    found = first_prompts(
+        options.prompts,
+        bundled=shapes(video=video),
+        usual=BUNDLED_COUNT,
+        count=options.count,
+        seed=options.seed,
+    )
+    if len(found) < LEAST_VALUES:
         raise UserError(
-            f"{path} has {len(found)} prompt{'s' * (len(found) != 1)}; "
-            + (asked or f"intervals need at least {LEAST_VALUES}, one a line")
+            f"{options.prompts} has {counted(len(found), 'prompt')}; intervals need at least "
+            f"{LEAST_VALUES}, one a line"
         )
-    return found[:wanted]
+    return found
 
 
 def _profile(
@@ -250,13 +235,14 @@ def _range_notes(
 
 def notes(comparison: ConfigsComparison) -> Iterator[str]:
     """What to know beside the numbers, one sentence each."""
-    count = len(comparison.prompts)
-    if comparison.interrupted:
-        yield f"interrupted: of {comparison.asked} prompts, the first {count} are told"
+    runs = comparison.runs
+    count = len(runs.prompts)
+    if runs.interrupted:
+        yield f"interrupted: of {runs.asked} prompts, the first {count} are told"
     if count < 10:
         yield f"intervals from {count} prompts are rough and tend to be too narrow; use more"
     for side, sentence in _range_notes(comparison.profiles, comparison.out_of_range):
         yield f"{side}: {sentence}"
     for side in SIDES:
-        told = [line for runs in comparison.prompts for line in runs.sides[side].fallbacks]
+        told = [line for each in runs.prompts for line in each.sides[side].fallbacks]
         yield from (f"{side}: {line}" for line in dict.fromkeys(told))

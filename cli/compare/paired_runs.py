@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from chipsparse.cli.compare.clip_json import clip_json
-from chipsparse.cli.generation import denoise
+from chipsparse.cli.generation.denoise import Generation
+from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.lpips import Lpips, find_lpips
 from chipsparse.cli.generation.patching import patched
-from chipsparse.cli.planning.settings import GenerationSettings
+from chipsparse.cli.prompts import Prompt
 from chipsparse.cli.results import UNTOLD, fields_json
 from chipsparse.cli.signals import exit_code
-from chipsparse.cli.work_progress import WorkProgress
-from chipsparse.config import SparsityConfig
 from chipsparse.measure.bootstrap import LEAST_VALUES
 from chipsparse.measure.clip_comparison import ClipComparison, compare_clips
 from chipsparse.profiles.profile import Profile
@@ -33,7 +32,7 @@ class ConfigRun:
         seconds: of the denoising loop.
         speedup: the stock model's seconds over these.
         clip: how far its frames are from the stock model's.
-        fallbacks: see `denoise.Generation`.
+        fallbacks: see `Generation`.
     """
 
     seconds: float
@@ -101,9 +100,14 @@ class PairedRuns:
     worst: WorstClips
     exit_code: int
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user broke off before the last prompt."""
+        return len(self.prompts) < self.asked
 
-def run_prompts(runner: PairedRunner, prompts: list[str], *, seed: int) -> PairedRuns:
-    """Generates every prompt, with one seed more for each, and compares.
+
+def run_prompts(runner: PairedRunner, prompts: list[Prompt]) -> PairedRuns:
+    """Generates every prompt and compares.
 
     Keeps what it has where the user interrupts after two prompts: that many give intervals.
     """
@@ -112,9 +116,9 @@ def run_prompts(runner: PairedRunner, prompts: list[str], *, seed: int) -> Paire
     worst: WorstClips | None = None
     code = 0
     runner.plan(len(prompts))
-    for index, prompt in enumerate(prompts):
+    for prompt in prompts:
         try:
-            made = runner.generate(prompt, seed + index, index, len(prompts))
+            made = runner.generate(prompt, len(prompts))
         except KeyboardInterrupt as error:
             if len(runs) < LEAST_VALUES:
                 raise
@@ -123,16 +127,17 @@ def run_prompts(runner: PairedRunner, prompts: list[str], *, seed: int) -> Paire
         dense = made["dense"]
         lpips = lpips or find_lpips(*dense.frames.shape[1:3])
         sides = {side: _against(dense, made[side], lpips) for side in SIDES}
-        runs.append(PromptRuns(prompt, seed + index, dense.denoising_seconds, sides))
+        runs.append(PromptRuns(prompt.text, prompt.seed, dense.denoising_seconds, sides))
         lowest = min(run.clip.psnr_db for run in sides.values())
         if worst is None or lowest < worst.psnr_db:
-            worst = WorstClips(index, lowest, {name: each.frames for name, each in made.items()})
+            frames = {name: each.frames for name, each in made.items()}
+            worst = WorstClips(prompt.index, lowest, frames)
     assert lpips is not None
     assert worst is not None
     return PairedRuns(runs, len(prompts), lpips, worst, code)
 
 
-def _against(dense: denoise.Generation, made: denoise.Generation, lpips: Lpips) -> ConfigRun:
+def _against(dense: Generation, made: Generation, lpips: Lpips) -> ConfigRun:
     return ConfigRun(
         seconds=made.denoising_seconds,
         speedup=dense.denoising_seconds / made.denoising_seconds,
@@ -141,72 +146,53 @@ def _against(dense: denoise.Generation, made: denoise.Generation, lpips: Lpips) 
     )
 
 
+@dataclass(frozen=True)
 class PairedRunner:
     """Generates one prompt with the stock model and under both configs, on one pipeline.
 
-    Args:
-        pipe: loaded, not patched.
+    Attributes:
+        generator: has the pipeline, not patched.
         profiles: of A and B; None for the stock model.
-        settings: of every generation.
-        progress: told what goes on.
     """
 
-    def __init__(
-        self,
-        pipe: Any,
-        profiles: dict[Side, Profile | None],
-        settings: GenerationSettings,
-        progress: WorkProgress,
-    ) -> None:
-        self._pipe, self._settings, self._progress = pipe, settings, progress
-        self._configs: dict[str, SparsityConfig] = {
-            side: profile.sparsity for side, profile in profiles.items() if profile is not None
-        }
-        self._warm: set[str] = set()
+    generator: Generator
+    profiles: dict[Side, Profile | None]
 
     @property
-    def names(self) -> list[str]:
-        """Of what each prompt is generated with: "dense", and the sides that are not."""
-        return ["dense", *self._configs]
+    def profiles_by_name(self) -> dict[str, Profile | None]:
+        """What each prompt is generated with: "dense", and the sides that are not."""
+        found: dict[str, Profile | None] = {"dense": None}
+        return found | {side: profile for side, profile in self.profiles.items() if profile}
 
     def plan(self, count: int) -> None:
         """Tells the progress that so many prompts are to be generated."""
-        self._progress.plan(
-            {_work(name, index): 1.0 for index in range(count) for name in self.names}
+        self.generator.progress.plan(
+            {_work(name, index): 1.0 for index in range(count) for name in self.profiles_by_name}
         )
 
-    def generate(
-        self, prompt: str, seed: int, index: int, count: int
-    ) -> dict[str, denoise.Generation]:
-        """The generations of one prompt by the names "dense", "A" and "B".
+    def generate(self, prompt: Prompt, count: int) -> dict[str, Generation]:
+        """The generations of one of so many prompts by the names "dense", "A" and "B".
 
         Which of them goes first changes from prompt to prompt, so that a machine that slows down
         or warms up favours none.
         """
-        names = self.names
-        first = index % len(names)
+        profiles = self.profiles_by_name
+        names = list(profiles)
+        first = prompt.index % len(names)
         made = {}
         for name in names[first:] + names[:first]:
-            text = f"prompt {index + 1} of {count}, {name}"
-            made[name] = self._one(name, prompt, seed, text, _work(name, index))
-        return {name: made.get(name, made["dense"]) for name in ("dense", *SIDES)}
-
-    def _one(self, name: str, prompt: str, seed: int, text: str, work: str) -> denoise.Generation:
-        arguments = self._settings.pipeline_call(prompt)
-        with ExitStack() as stack:
-            config = self._configs.get(name)
-            report = None if config is None else stack.enter_context(patched(self._pipe, config))
-            if name not in self._warm:
-                with self._progress.stage(f"{text}: warming up"):
-                    denoise.warm_up(self._pipe, arguments, seed=seed, report=lambda: report)
-            stack.enter_context(self._progress.working(work))
-            with self._progress.denoising(text, self._settings.num_inference_steps) as steps:
-                made = denoise.generate(
-                    self._pipe, arguments, seed=seed, display=steps, report=lambda: report
+            profile = profiles[name]
+            patch = nullcontext() if profile is None else patched(self.generator.pipe, profile)
+            with patch as report:
+                made[name] = self.generator.make(
+                    prompt.text,
+                    seed=prompt.seed,
+                    title=f"prompt {prompt.index + 1} of {count}, {name}",
+                    report=report,
+                    way=name,
+                    work=_work(name, prompt.index),
                 )
-        if made.host_bytes == 0:  # else each patching takes and pins host memory anew
-            self._warm.add(name)
-        return made
+        return {name: made.get(name, made["dense"]) for name in ("dense", *SIDES)}
 
 
 def _work(name: str, index: int) -> str:

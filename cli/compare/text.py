@@ -55,23 +55,24 @@ def print_files(comparison: FilesComparison, console: Console) -> None:
 
 def print_configs(comparison: ConfigsComparison, console: Console) -> None:
     """The page about two configs."""
-    found = statistics(comparison.prompts)
+    runs = comparison.runs
+    found = statistics(runs.prompts)
     for side, subject in zip(SIDES, comparison.subjects, strict=True):
         if subject.kind != "dense":
             print_table(console, _summary_table(f"{side}: {subject.text}", found.sides[side]))
     print_table(console, _summary_table("B - A", found.difference, sign=True))
-    count = len(comparison.prompts)
-    seeds = [runs.seed for runs in comparison.prompts]
+    count = len(runs.prompts)
+    seeds = [each.seed for each in runs.prompts]
     facts: Facts = [
         ("compared", f"with dense, {count} prompts, seeds {seeds[0]} to {seeds[-1]}"),
         ("intervals", "bootstrap over prompts, A and B resampled together"),
         *_zero_facts(found.difference),
-        *_lpips_facts(comparison.lpips.why_not),
+        *_lpips_facts(runs.lpips.why_not),
         *(("note", note) for note in notes(comparison)),
         *_picture_facts(comparison.picture),
     ]
-    if comparison.pictured is not None:
-        worst = comparison.prompts[comparison.pictured]
+    if comparison.picture is not None:
+        worst = runs.prompts[runs.worst.index]
         facts.append(("", f"of the lowest PSNR: seed {worst.seed}, {worst.prompt}"))
     print_table(console, facts_table(facts))
 

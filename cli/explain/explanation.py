@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+import chipsparse
 from chipsparse.cache.memory_plan import BudgetError, MemoryPlan
 from chipsparse.cache.table import KindBytes, bytes_by_kind
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.explain.outlook import Outlook, Target, look_ahead
-from chipsparse.cli.explain.to_json import explanation_json
+from chipsparse.cli.explain.records import (
+    KindLayers,
+    MemoryNeeds,
+    kinds_of_layers,
+    memory_needs,
+    most,
+)
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model.dense_layers import QUANTIZED
 from chipsparse.cli.model.description import ModelDescription, choose_device, choose_dtype
 from chipsparse.cli.model.weights import ComponentWeights, count_weights
 from chipsparse.cli.planning import profile_range
+from chipsparse.cli.planning.layer_budgets import LayerGroup
 from chipsparse.cli.planning.settings import GenerationSettings
 from chipsparse.cli.planning.sparse_steps import too_few_steps
+from chipsparse.cli.results import fields_json
 from chipsparse.common.byte_sizes import format_bytes
-from chipsparse.config import MemoryConfig, Part
+from chipsparse.config import MemoryConfig
+from chipsparse.kernels.checks import group_count
+from chipsparse.measure.estimate import RunEstimate
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.plan import SparsityPlan
 from chipsparse.profiles.profile import Profile
@@ -47,7 +57,9 @@ class Explanation:
         target: where it would run.
         outlook: plan, caches and times of the quality that is taken, or of the profile's config.
         qualities: outlooks of all that the profile has, by name.
+        layers: what of them is sparse.
         weights: of every component.
+        memory: what all of it takes.
         caches: bytes of each kind of tensor that is kept.
         out_of_range: how it differs from what the profile was tuned for, a phrase each.
         notes: what to know beside the numbers, one sentence each.
@@ -60,7 +72,9 @@ class Explanation:
     target: Target
     outlook: Outlook
     qualities: dict[str, Outlook]
+    layers: list[KindLayers]
     weights: list[ComponentWeights]
+    memory: MemoryNeeds
     caches: dict[str, KindBytes]
     out_of_range: list[str]
     notes: list[str]
@@ -76,33 +90,67 @@ class Explanation:
         return self.outlook.planned.branches
 
     @property
-    def memory(self) -> MemoryPlan:
-        """Where the caches live."""
-        return self.outlook.memory
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights that are known."""
-        return sum(component.nbytes or 0 for component in self.weights)
-
-    @property
-    def device_bytes(self) -> int:
-        """Bytes of weights, work, caches and slots; on a CPU, where all memory is one, of all."""
-        on_host = self.memory.host_bytes if self.target.device.type == "cpu" else 0
-        return self.weight_bytes + self.outlook.working + self.memory.device_bytes + on_host
+    def groups(self) -> list[LayerGroup]:
+        """All layers, by what they keep."""
+        return [group for kind in self.layers for group in kind.keep]
 
     def to_json(self) -> dict[str, Any]:
-        """What is computed, where it lives and how long it takes."""
-        return explanation_json(self)
+        """One JSON object; sizes in bytes, times in seconds.
 
-    def reasons(self, part: Part, kind: str) -> Counter[str]:
-        """Why layers of one kind run a part dense, and how many each time."""
-        layout = self.plan.layout
-        return Counter(
-            reason
-            for layer, reason in self.outlook.dense[part].items()
-            if layout.kind(layer).name == kind
-        )
+        Columns and neurons are those of the layer that keeps most; ``keep`` has those of each.
+        """
+        plan, layout, estimate = self.plan, self.plan.layout, self.outlook.estimate
+        attention = plan.config.attention
+        sparse = [layer for layer in range(layout.layers) if plan.is_sparse(layer, "attention")]
+        return {
+            "chipsparse": chipsparse.__version__,
+            "model": self.model.location,
+            "pipeline_class": self.model.pipeline_class.__name__,
+            "transformer_class": self.model.transformer_class,
+            "profile": self.profile.source,
+            "quality": self.profile.quality,
+            "out_of_range": self.out_of_range,
+            "device": self.target.device,
+            "device_here": self.target.here,
+            "dtype": self.target.dtype,
+            "settings": self.settings,
+            "pixels": self.pixels,
+            "branches": self.branches,
+            "tokens": {
+                "grids": layout.grids,
+                "grid": layout.grid_tokens,
+                "text": layout.text_tokens,
+                "all": layout.tokens,
+            },
+            "attention": {
+                "groups": group_count(layout.tokens, attention.block_size_q),
+                "group_rows": attention.block_size_q,
+                "columns_by_score": most(map(plan.attention_keep_count, sparse)),
+                "columns_at_random": plan.attention_random_count(),
+                "columns": most(group.columns for group in self.groups),
+            },
+            "layers": self.layers,
+            "schedule": {
+                "actions": plan.describe(),
+                "counts": self.outlook.action_counts,
+                "full_steps": plan.schedule.full_steps,
+            },
+            "weights": {component.name: component.nbytes for component in self.weights},
+            "memory": self.memory,
+            "caches": self.caches,
+            "estimate": None if estimate is None else _estimate_json(estimate),
+            "qualities": self.qualities,
+            "notes": self.notes,
+        }
+
+
+def _estimate_json(estimate: RunEstimate) -> dict[str, Any]:
+    return {
+        **fields_json(estimate),
+        "transfers_hidden": estimate.hidden,
+        "speedup_sparse_step": estimate.speedup_sparse_step,
+        "speedup_run": estimate.speedup_run,
+    }
 
 
 def explain(options: GenerationOptions, model: ModelDescription, profile: Profile) -> Explanation:
@@ -141,7 +189,9 @@ def explain(options: GenerationOptions, model: ModelDescription, profile: Profil
             name: outlook if name == profile.quality else outlook_of(profile.of_quality(name))
             for name in profile.qualities
         },
+        layers=kinds_of_layers(outlook),
         weights=weights,
+        memory=memory_needs(outlook, weights=weight_bytes, on_gpu=target.device.type != "cpu"),
         caches=bytes_by_kind(memory, plan.layout),
         out_of_range=out_of_range,
         notes=[note for note in told if note is not None],

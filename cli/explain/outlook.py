@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -94,6 +95,15 @@ class Outlook:
     def cache_bytes(self) -> int:
         """Bytes of the caches, wherever they live."""
         return self.memory.device_bytes + self.memory.host_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """What tells qualities apart."""
+        return {
+            "counts": self.action_counts,
+            "work": self.work,
+            "cache_bytes": self.cache_bytes,
+            "speedup_run": None if self.estimate is None else self.estimate.speedup_run,
+        }
 
 
 def look_ahead(

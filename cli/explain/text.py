@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from rich.console import Console
 from rich.table import Table
 
-from chipsparse.cache.kinds import PARTS, Part
+from chipsparse.cache.kinds import PARTS
 from chipsparse.cli.explain.explanation import Explanation
 from chipsparse.cli.explain.outlook import Outlook
-from chipsparse.cli.planning.layer_budgets import layer_groups, range_kept
+from chipsparse.cli.explain.records import KindLayers, PartLayers
 from chipsparse.cli.tables import Facts, facts_table, number_table, print_table
 from chipsparse.cli.wording import PART_NAMES, counted, profile_text, seconds_text, short_place
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import ranges_text
 from chipsparse.kernels.checks import group_count
-from chipsparse.layout import LayerKind
 from chipsparse.measure.estimate import RunEstimate
 from chipsparse.plan import SparsityPlan
 
@@ -27,7 +26,7 @@ def print_explanation(explained: Explanation, console: Console) -> None:
     """The page: the generation, its layers, its memory, its times, and notes."""
     print_table(console, facts_table(_generation_facts(explained)))
     print_table(console, _layer_table(explained))
-    if budgets := _budget_facts(explained.plan):
+    if budgets := _budget_facts(explained):
         print_table(console, facts_table(budgets))
     if reasons := _reason_facts(explained):
         print_table(console, facts_table(reasons))
@@ -61,7 +60,7 @@ def _generation_facts(explained: Explanation) -> Facts:
     if layout.text_tokens:
         tokens += f", and {layout.text_tokens:,} of text"
     groups = group_count(layout.tokens, config.block_size_q)
-    columns = range_kept(plan, "attention", range(layout.layers))
+    columns = [group.columns for group in explained.groups]
     again = "; two calls a step for guidance" if explained.branches > 1 else ""
     counts = ", ".join(
         f"{count} {action}" for action, count in explained.outlook.action_counts.items()
@@ -77,10 +76,9 @@ def _generation_facts(explained: Explanation) -> Facts:
             f"{_share_text(columns, layout.tokens, 'columns')}",
         ),
     ]
-    first = 0
-    for kind in layout.kinds:
-        facts.append(("MLP" if first == 0 else "", _mlp_text(explained, kind, first)))
-        first += kind.layers
+    for number, kind in enumerate(explained.layers):
+        name = f"{kind.name}: " if len(explained.layers) > 1 else ""
+        facts.append(("MLP" if number == 0 else "", name + _mlp_text(kind)))
     return [*facts, ("schedule", counts), *(("", text) for text in _order_texts(plan))]
 
 
@@ -92,62 +90,56 @@ def _order_texts(plan: SparsityPlan) -> list[str]:
     return [plan.describe(), f"in full: {ranges_text(full).replace(',', ', ')}"]
 
 
-def _share_text(counts: tuple[int, int] | None, total: int, of: str) -> str:
+def _share_text(counts: Iterable[int | None], total: int, of: str) -> str:
     """How many of all, and which share; from the least to the most where layers differ."""
-    if counts is None:
+    known = sorted(count for count in counts if count is not None)
+    if not known:
         return "all of them (dense)"
-    least, most = counts
+    least, most = known[0], known[-1]
     if least == most:
         return f"{most:,} {of} ({most / total:.1%})"
     return f"{least:,} to {most:,} {of} ({least / total:.1%} to {most / total:.1%})"
 
 
-def _kept_text(part: Part, count: int | None, total: int, of: str) -> str:
-    share = "dense" if count is None else _share_text((count, count), total, of)
-    return f"{PART_NAMES[part]} {share}"
-
-
-def _budget_facts(plan: SparsityPlan) -> Facts:
+def _budget_facts(explained: Explanation) -> Facts:
     """What each layer keeps, where the profile tells layers apart."""
-    if not plan.config.layers:
-        return []
+    plan = explained.plan
     facts: Facts = []
-    for group in layer_groups(plan):
-        totals = {
-            "attention": (plan.layout.tokens, "columns"),
-            "mlp": (plan.layout.kind(group.layers[0]).intermediate_size, "neurons"),
-        }
-        shares = [_kept_text(part, group.kept[part], *totals[part]) for part in PARTS]
-        name = "" if facts else "keep"
-        facts.append((name, f"{group.kind} {group.ranges}: {', '.join(shares)}"))
+    for kind in explained.layers if plan.config.layers else ():
+        for group in kind.keep:
+            shares = [
+                f"{name} {'dense' if count is None else _share_text([count], total, of)}"
+                for name, count, total, of in (
+                    ("attention", group.columns, plan.layout.tokens, "columns"),
+                    ("MLP", group.neurons, kind.mlp.neurons, "neurons"),
+                )
+            ]
+            name = "" if facts else "keep"
+            facts.append((name, f"{group.kind} {group.ranges}: {', '.join(shares)}"))
     return facts
 
 
-def _mlp_text(explained: Explanation, kind: LayerKind, first: int) -> str:
-    plan = explained.plan
-    config = plan.config.mlp
-    neurons = range_kept(plan, "mlp", range(first, first + kind.layers))
-    groups = group_count(plan.layout.mlp_tokens(first), config.block_size)
-    name = f"{kind.name}: " if len(plan.layout.kinds) > 1 else ""
-    return (
-        f"{name}{counted(groups, 'group')} of {config.block_size} rows, each recomputes "
-        f"{_share_text(neurons, kind.intermediate_size, f'of {kind.intermediate_size:,} neurons')}"
+def _mlp_text(kind: KindLayers) -> str:
+    mlp = kind.mlp
+    neurons = _share_text(
+        (group.neurons for group in kind.keep), mlp.neurons, f"of {mlp.neurons:,} neurons"
     )
+    return f"{counted(mlp.groups, 'group')} of {mlp.group_rows} rows, each recomputes {neurons}"
 
 
 def _layer_table(explained: Explanation) -> Table:
     table = number_table("layers", "count", "attention", "MLP")
-    for kind in explained.plan.layout.kinds:
-        cells = [_sparse_text(explained, part, kind) for part in PARTS]
+    for kind in explained.layers:
+        cells = [_sparse_text(part) for part in (kind.attention, kind.mlp)]
         table.add_row(kind.name, str(kind.layers), *cells)
     return table
 
 
-def _sparse_text(explained: Explanation, part: Part, kind: LayerKind) -> str:
-    dense = explained.reasons(part, kind.name).total()
-    if dense in (0, kind.layers):
-        return "dense" if dense else "sparse"
-    return f"{kind.layers - dense} sparse, {dense} dense"
+def _sparse_text(part: PartLayers) -> str:
+    dense = part.dense.total()
+    if dense and part.sparse:
+        return f"{part.sparse} sparse, {dense} dense"
+    return "dense" if dense else "sparse"
 
 
 def _reason_facts(explained: Explanation) -> Facts:
@@ -180,8 +172,7 @@ def _cache_table(explained: Explanation) -> Table:
     ]
     if on_gpu:
         memory = explained.memory
-        on_device = memory.branches * memory.placement.device_bytes
-        sums += [on_device, memory.host_bytes, memory.placement.slot_bytes]
+        sums += [memory.caches_on_device, memory.caches_on_host, memory.slots]
     table.add_row("all", *(_size(size) for size in sums), style="dim")
     return table
 
@@ -194,20 +185,19 @@ def _memory_facts(explained: Explanation) -> Facts:
         if component.nbytes is not None
     ]
     on_gpu = explained.target.device.type == "cuda"
-    needed = explained.device_bytes
     name = "GPU" if on_gpu else "memory"
-    budget = explained.plan.config.memory.vram
-    of_budget = "" if budget is None else f" of {format_bytes(budget)}"
+    of_budget = "" if memory.vram is None else f" of {format_bytes(memory.vram)}"
     facts = [
-        ("weights", f"{format_bytes(explained.weight_bytes)}: {', '.join(parts)}"),
-        ("working", f"about {format_bytes(explained.outlook.working)} at most during a step"),
-        (name, f"{format_bytes(needed)}{of_budget} for weights, work, caches and slots"),
+        ("weights", f"{format_bytes(memory.weights)}: {', '.join(parts)}"),
+        ("working", f"about {format_bytes(memory.working)} at most during a step"),
+        (name, f"{format_bytes(memory.device)}{of_budget} for weights, work, caches and slots"),
     ]
-    if on_gpu and memory.host_bytes:
-        facts.append(("host", f"{format_bytes(memory.host_bytes)} of pinned memory for caches"))
+    if on_gpu and memory.caches_on_host:
+        facts.append(("host", f"{format_bytes(memory.caches_on_host)} of pinned memory for caches"))
     kept = sum(sizes.total for sizes in explained.caches.values())
-    if kept < memory.wanted:
-        facts.append(("left out", f"caches of {format_bytes(memory.wanted - kept)} do not fit"))
+    left = memory.caches_wanted - kept
+    if left > 0:
+        facts.append(("left out", f"caches of {format_bytes(left)} do not fit"))
     return facts
 
 

@@ -17,6 +17,7 @@ from chipsparse.cli.generate.runner import Runner, work_name
 from chipsparse.cli.generate.series import Item
 from chipsparse.cli.generate.summary import Outcome
 from chipsparse.cli.generation import denoise
+from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.prompt_length import cut_text
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.metadata import generation_metadata
@@ -49,11 +50,17 @@ def run(options: GenerateOptions, outcomes: list[Outcome]) -> None:
         job = prepare(options, device, dtype, display)
         for warning in job.warnings:
             display.tell(WARNING + warning)
-        progress = WorkProgress(display)
-        with progress.stage("loading the model"):
-            pipe = _load(job)
-        progress.plan(_work(options))
-        with _runner(job, pipe, progress) as runner:
+        generator = Generator(
+            lambda: _load(job),
+            job.settings,
+            WorkProgress(display),
+            options.negative_prompt,
+            also=job.picture_arguments,
+            steps=job.steps,
+        )
+        pipe = generator.pipe
+        generator.progress.plan(_work(options))
+        with _runner(job, generator) as runner:
             for item in options.items:
                 outcomes.append(_outcome(job, item, pipe, runner, display))
 
@@ -74,13 +81,11 @@ def _work(options: GenerateOptions) -> dict[str, float]:
     }
 
 
-def _runner(job: Job, pipe: Any, progress: WorkProgress) -> Runner:
+def _runner(job: Job, generator: Generator) -> Runner:
     sparse = job.profile is not None and job.options.mode != "dense"
     return Runner(
-        pipe,
+        generator,
         job.profile if sparse else None,
-        progress,
-        steps=job.steps,
         step_costs=job.step_costs,
         strict=job.options.strict,
         layer_times=job.options.report is not None,
@@ -115,14 +120,14 @@ def _make(
     job: Job, item: Item, runner: Runner, display: ProgressDisplay, warnings: list[str]
 ) -> Outcome:
     """Generates and writes one picture."""
-    arguments, mode = job.call_arguments(item), job.options.mode
+    mode = job.options.mode
     dense = sparse = None
     runner.report = None
     try:
         if mode != "sparse":
-            dense = runner.dense(arguments, seed=item.seed, label=item.label)
+            dense = runner.dense(item)
         if mode != "dense":
-            sparse = runner.sparse(arguments, seed=item.seed, label=item.label)
+            sparse = runner.sparse(item)
     except Exception as error:
         _report_failure(job, item, runner.report, error)
         raise
@@ -148,7 +153,7 @@ def _make(
     }
     request = job.as_json(item, warnings)
     with (
-        runner.progress.stage(f"writing {item.output}"),
+        runner.generator.progress.stage(f"writing {item.output}"),
         _report_file(item.report, {"request": request, **results}, runner.report),
     ):
         written = media.write_media(

@@ -84,16 +84,11 @@ class Job:
             found.append(profile_range.sentence(self.profile, self.out_of_range))
         return found
 
-    def call_arguments(self, item: Item) -> dict[str, Any]:
-        """What the pipeline is called with, for sparse and dense alike."""
-        arguments = self.settings.pipeline_call(
-            item.prompt, negative_prompt=self.options.negative_prompt
-        )
-        if self.image is not None:
-            arguments["image"] = self.image
-        if self.options.strength is not None:
-            arguments["strength"] = self.options.strength
-        return arguments
+    @property
+    def picture_arguments(self) -> dict[str, Any]:
+        """What the pipeline's call gets about the picture that it starts from."""
+        found = {"image": self.image, "strength": self.options.strength}
+        return {name: value for name, value in found.items() if value is not None}
 
     def as_json(self, item: Item, warnings: list[str] | None = None) -> dict[str, Any]:
         """The request part of `--json` and of the report.

@@ -2,56 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any
+from dataclasses import dataclass, field
 
-from chipsparse.cli.generation import denoise
-from chipsparse.cli.generation.patching import patched, user_errors
-from chipsparse.cli.work_progress import WorkProgress
+from chipsparse.cli.errors import user_errors
+from chipsparse.cli.generate.series import Item
+from chipsparse.cli.generation.denoise import Generation
+from chipsparse.cli.generation.generator import Generator
+from chipsparse.cli.generation.patching import REFUSED, patched
 from chipsparse.profiles.profile import Profile
 from chipsparse.report.generation import GenerationReport
 
-ReportSource = Callable[[], GenerationReport | None]
 
-
+@dataclass
 class Runner:
     """A context manager: the pipeline is as it was before, once it ends.
 
-    Args:
-        pipe: loaded, not patched.
+    Attributes:
+        generator: has the pipeline, not patched.
         profile: what is computed; None where nothing is to run sparse.
-        progress: told what goes on.
-        steps: of the denoising loop.
-        step_costs: of the sparse ones, relative to each other; none: all the same.
+        step_costs: of the sparse steps, relative to each other; none: all the same.
         strict: see `chipsparse.enable`.
         layer_times: likewise.
         paired: whether times are compared: then each side is warmed up first, and the pipeline is
             patched for each sparse generation anew, because dense ones run between them.
+        report: of the latest sparse generation, from when it begins.
     """
 
-    def __init__(
-        self,
-        pipe: Any,
-        profile: Profile | None,
-        progress: WorkProgress,
-        *,
-        steps: int,
-        step_costs: Sequence[float],
-        strict: bool,
-        layer_times: bool,
-        paired: bool,
-    ) -> None:
-        self._pipe, self._profile, self.progress = pipe, profile, progress
-        self._steps, self._costs = steps, step_costs
-        self._strict, self._layer_times, self._paired = strict, layer_times, paired
-        self._warm: set[str] = set()
-        self._stack = ExitStack()
-        self._held: GenerationReport | None = None
-        self.report: GenerationReport | None = None
+    generator: Generator
+    profile: Profile | None
+    step_costs: Sequence[float]
+    strict: bool
+    layer_times: bool
+    paired: bool
+    report: GenerationReport | None = field(default=None, init=False)
+    _held: GenerationReport | None = field(default=None, init=False)
+    _stack: ExitStack = field(default_factory=ExitStack, init=False)
 
     def __enter__(self) -> Runner:
-        if self._profile is not None and not self._paired:
+        if self.profile is not None and not self.paired:
             # Held, so that a series takes and pins host memory once.
             self._held = self._stack.enter_context(self._patch())
         return self
@@ -59,16 +49,16 @@ class Runner:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def dense(self, arguments: dict[str, Any], *, seed: int, label: str) -> denoise.Generation:
+    def dense(self, item: Item) -> Generation:
         """A generation of the pipeline as it was."""
-        return self._make("dense", arguments, seed, label, lambda: None)
+        return self._make("dense", item, None)
 
-    def sparse(self, arguments: dict[str, Any], *, seed: int, label: str) -> denoise.Generation:
-        """A patched one; `report` is its report from when it begins."""
-        with self._report() as report, user_errors():
+    def sparse(self, item: Item) -> Generation:
+        """A patched one."""
+        with self._report() as report, user_errors(*REFUSED):
             before, self.report = report.generation, None
             try:
-                return self._make("sparse", arguments, seed, label, lambda: report)
+                return self._make("sparse", item, report)
             finally:
                 # One that failed before its first step leaves the report of the one before.
                 begun = report.generation != before
@@ -78,28 +68,24 @@ class Runner:
         return self._patch() if self._held is None else nullcontext(self._held)
 
     def _patch(self) -> AbstractContextManager[GenerationReport]:
-        assert self._profile is not None
+        assert self.profile is not None
         return patched(
-            self._pipe, self._profile, strict=self._strict, layer_times=self._layer_times
+            self.generator.pipe,
+            self.profile,
+            strict=self.strict,
+            layer_times=self.layer_times,
         )
 
-    def _make(
-        self, name: str, arguments: dict[str, Any], seed: int, label: str, report: ReportSource
-    ) -> denoise.Generation:
-        text = f"{label}: {name} run" if label else f"{name} run"
-        if self._paired and name not in self._warm:
-            with self.progress.stage(f"{text}: warming up"):
-                denoise.warm_up(self._pipe, arguments, seed=seed, report=report)
-        with (
-            self.progress.working(
-                work_name(name, label), step_costs=self._costs if name == "sparse" else ()
-            ),
-            self.progress.denoising(text, self._steps) as steps,
-        ):
-            made = denoise.generate(self._pipe, arguments, seed=seed, display=steps, report=report)
-        if made.host_bytes == 0:  # else each patching takes and pins host memory anew
-            self._warm.add(name)
-        return made
+    def _make(self, name: str, item: Item, report: GenerationReport | None) -> Generation:
+        return self.generator.make(
+            item.prompt,
+            seed=item.seed,
+            title=f"{item.label}: {name} run" if item.label else f"{name} run",
+            report=report,
+            way=name if self.paired else None,
+            work=work_name(name, item.label),
+            step_costs=() if report is None else self.step_costs,
+        )
 
 
 def work_name(name: str, label: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -106,7 +106,7 @@ def generate(
     *,
     seed: int,
     display: StepDisplay,
-    report: Callable[[], GenerationReport | None],
+    report: GenerationReport | None,
 ) -> Generation:
     """Runs the pipeline once.
 
@@ -115,25 +115,24 @@ def generate(
         arguments: what to call it with, without generator, callback and output type.
         seed: of the noise, drawn on the CPU so that it is the same on every device.
         display: told of each finished step.
-        report: gives the report of the patched pipeline, None where it is not patched.
+        report: of the patched pipeline; None where it is not patched.
     """
     run = _run(pipe, arguments, seed, display, report, output_type="np")
-    made, dtype = report(), _dtype(pipe)
+    dtype = _dtype(pipe)
     return Generation(
         frames=_as_frames(run.result, dtype),
         steps=run.steps,
         denoising_seconds=sum(step.seconds for step in run.steps),
         total_seconds=run.total_seconds,
         peak_gpu_bytes=run.peak_gpu_bytes,
-        cache_bytes=made.cache_bytes if made else 0,
-        host_bytes=made.host_bytes if made else 0,
-        backends=dict(made.backends) if made else {},
-        backend_reasons=made.backend_reasons() if made else [],
-        fallbacks=list(made.fallbacks) if made else [],
-        notes=list(made.notes) if made else [],
-        # The report of older versions of the library has no such field.
-        nothing_sparse=getattr(made, "nothing_sparse", None),
-        work_share=work_share(made) if made else None,
+        cache_bytes=report.cache_bytes if report else 0,
+        host_bytes=report.host_bytes if report else 0,
+        backends=dict(report.backends) if report else {},
+        backend_reasons=report.backend_reasons() if report else [],
+        fallbacks=list(report.fallbacks) if report else [],
+        notes=list(report.notes) if report else [],
+        nothing_sparse=report.nothing_sparse if report else None,
+        work_share=work_share(report) if report else None,
     )
 
 
@@ -143,7 +142,7 @@ def time_steps(
     *,
     seed: int,
     display: StepDisplay,
-    report: Callable[[], GenerationReport | None],
+    report: GenerationReport | None,
 ) -> tuple[list[StepResult], int | None]:
     """As `generate`, but decodes nothing.
 
@@ -155,7 +154,7 @@ def time_steps(
 
 
 @dataclass(frozen=True)
-class _Run:
+class _Call:
     """What a call of the pipeline gave, and how long it took."""
 
     result: Any
@@ -169,17 +168,17 @@ def _run(
     arguments: dict[str, Any],
     seed: int,
     display: StepDisplay,
-    report: Callable[[], GenerationReport | None],
+    report: GenerationReport | None,
     *,
     output_type: str,
-) -> _Run:
+) -> _Call:
     watch = _LoopWatch(pipe)
     ends: list[float] = []
 
     def on_step_end(_: Any, step: int, __: Any, tensors: dict[str, Any]) -> dict[str, Any]:
         watch.wait()
         ends.append(time.perf_counter())
-        display.done(step, _action_of(report(), step))
+        display.done(step, _action_of(report, step))
         return tensors
 
     if watch.on_cuda:
@@ -198,9 +197,9 @@ def _run(
         raise RuntimeError(f"{type(pipe).__name__} made no denoising step")
     # Where no step was computed at all, the first one counts from the start of the call.
     loop_start = start if watch.loop_start is None else watch.loop_start
-    return _Run(
+    return _Call(
         result=result,
-        steps=_step_results(report(), loop_start, ends),
+        steps=_step_results(report, loop_start, ends),
         total_seconds=total_seconds,
         peak_gpu_bytes=torch.cuda.max_memory_allocated(watch.device) if watch.on_cuda else None,
     )
@@ -211,7 +210,7 @@ def warm_up(
     arguments: dict[str, Any],
     *,
     seed: int,
-    report: Callable[[], GenerationReport | None],
+    report: GenerationReport | None,
 ) -> None:
     """Runs the first steps only, so that a timed run pays for no compilation and no allocation.
 
@@ -219,8 +218,7 @@ def warm_up(
     """
 
     def on_step_end(pipe: Any, step: int, _: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-        made = report()
-        done = step + 1 >= WARM_UP_DENSE_STEPS if made is None else "sparse" in made.actions()
+        done = step + 1 >= WARM_UP_DENSE_STEPS if report is None else "sparse" in report.actions()
         if done:
             pipe._interrupt = True  # diffusers' own switch: the loop passes over what is left
         return tensors

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.errors import user_errors
 from chipsparse.cli.option_checks import check_readable
 
 Size = tuple[int, int]  # height and width in pixels
@@ -22,18 +22,17 @@ def read_image(path: Path) -> Image.Image:
         UserError: the file is no picture that can be read.
     """
     check_readable("--image", path)
-    try:
-        with Image.open(path) as opened:
-            upright = ImageOps.exif_transpose(opened)
-            if upright.has_transparency_data:
-                coloured = upright.convert("RGBA")
-                white = Image.new("RGBA", coloured.size, "white")
-                return Image.alpha_composite(white, coloured).convert("RGB")
-            return upright.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(
-            f"--image {path} is no picture that can be read: {first_line(error)}"
-        ) from error
+    wrong = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+    with (
+        user_errors(*wrong, what=f"--image {path} is no picture that can be read"),
+        Image.open(path) as opened,
+    ):
+        upright = ImageOps.exif_transpose(opened)
+        if upright.has_transparency_data:
+            coloured = upright.convert("RGBA")
+            white = Image.new("RGBA", coloured.size, "white")
+            return Image.alpha_composite(white, coloured).convert("RGB")
+        return upright.convert("RGB")
 
 
 def size_like(

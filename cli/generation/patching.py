@@ -7,11 +7,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import chipsparse
-from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.errors import user_errors
 from chipsparse.config import ConfigError, SparsityConfig
 from chipsparse.pipelines.generic import UnservedModelError
 from chipsparse.profiles.profile import Profile
 from chipsparse.report.generation import GenerationReport
+
+# What the first call of a patched pipeline raises where it cannot run so.
+REFUSED = (ConfigError, UnservedModelError)
 
 
 @contextmanager
@@ -19,18 +22,7 @@ def patched(
     pipe: Any, config: SparsityConfig | Profile, *, strict: bool = False, layer_times: bool = False
 ) -> Iterator[GenerationReport]:
     """Patches the pipeline and gives its report; restores it at the end."""
-    try:
+    with user_errors(ValueError):
         handle = chipsparse.enable(pipe, config, strict=strict, layer_times=layer_times)
-    except ValueError as error:
-        raise UserError(first_line(error)) from error
-    with handle, user_errors():
+    with handle, user_errors(*REFUSED):
         yield handle.report
-
-
-@contextmanager
-def user_errors() -> Iterator[None]:
-    """What the first call of a patched pipeline refuses is the user's to put right."""
-    try:
-        yield
-    except (ConfigError, UnservedModelError) as error:
-        raise UserError(str(error)) from error

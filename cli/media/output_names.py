@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from chipsparse.cli.errors import UserError, reason
+from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.common.scratch import scratch_folder
 
 
@@ -32,12 +32,12 @@ def check_writable(
         raise UserError(f"the folder {folder} of {option} {path} does not exist; create it first")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"the folder {folder} of {option} {path} cannot be written to")
-    try:
-        with scratch_folder(folder) as scratch:
-            for each in (path, *also, *longest):
-                (scratch / each.name).write_bytes(b"0")
-    except OSError as error:
-        raise UserError(f"{option} {path} cannot be written: {reason(error)}") from error
+    with (
+        user_errors(OSError, what=f"{option} {path} cannot be written"),
+        scratch_folder(folder) as scratch,
+    ):
+        for each in (path, *also, *longest):
+            (scratch / each.name).write_bytes(b"0")
 
 
 def _check_ancestors(option: str, path: Path) -> None:

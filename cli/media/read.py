@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.media.ffmpeg import check_ffmpeg, decode
 from chipsparse.cli.media.pictures import frame_of, numbered
 from chipsparse.cli.media.write import DEFAULT_FPS
@@ -47,7 +47,8 @@ def read_clip(path: Path) -> Clip:
         UserError: there is no such file, or it cannot be read.
     """
     reader = READERS.get(path.suffix.lower())
-    try:
+    # A damaged file makes decoders raise anything.
+    with user_errors(Exception, what=f"{path} could not be read"):
         if path.is_dir():
             return _read_pngs(path, list(path.glob("*.[pP][nN][gG]")))
         if reader is None:
@@ -60,10 +61,6 @@ def read_clip(path: Path) -> Clip:
         if not path.is_file():  # a pipe may never end, and cannot be read twice
             raise UserError(f"{path} is no regular file")
         return reader(path)
-    except UserError:
-        raise
-    except Exception as error:  # a damaged file makes decoders raise anything
-        raise UserError(f"{path} could not be read: {first_line(error)}") from error
 
 
 def _read_video(path: Path) -> Clip:

@@ -8,15 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from chipsparse.cli.errors import UserError, reason
+from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.media.output_names import check_writable
 from chipsparse.common.finished_files import place, write_checked
 from chipsparse.common.scratch import scratch_folder
-
-
-def check_report(path: Path) -> None:
-    """Raises `UserError` where the file of ``--report`` could not be written; leaves nothing."""
-    check_file("--report", path, ".json")
 
 
 def check_file(option: str, path: Path, *suffixes: str) -> None:
@@ -47,11 +42,11 @@ def staged_file(option: str, path: Path, text: str) -> Iterator[Path]:
     Gives the file before it is moved. A failure, here or there, leaves neither a new file nor a
     changed one; `UserError` names the option.
     """
-    try:
-        with scratch_folder(path.parent) as scratch:
-            file = scratch / path.name
-            write_checked(file, text)
-            yield file
-            place({path: file}, scratch=scratch)
-    except OSError as error:
-        raise UserError(f"{option} {path} could not be written: {reason(error)}") from error
+    with (
+        user_errors(OSError, what=f"{option} {path} could not be written"),
+        scratch_folder(path.parent) as scratch,
+    ):
+        file = scratch / path.name
+        write_checked(file, text)
+        yield file
+        place({path: file}, scratch=scratch)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.errors import UserError, first_line, user_errors
 from chipsparse.cli.option_checks import check_device, check_dtype, could_be_hub_name, is_here
 
 if TYPE_CHECKING:
@@ -140,24 +140,13 @@ def load_pipeline(model: ModelDescription, *, device: torch.device, dtype: torch
     from chipsparse.cli.model.weight_files import check_weight_files  # which needs this module
 
     pipeline_class: Any = model.pipeline_class
-    try:
-        folder = model.location if is_here(model.location) else _download(model)
+    with user_errors(Exception, what=f"the model {model.location} could not be loaded"):
+        here = is_here(model.location)
+        folder = model.location if here else pipeline_class.download(model.location)
         check_weight_files(model, Path(folder))
         pipe = pipeline_class.from_pretrained(model.location, dtype=dtype)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(
-            f"the model {model.location} could not be loaded: {first_line(error)}"
-        ) from error
     pipe.set_progress_bar_config(disable=True)
     return pipe.to(device)
-
-
-def _download(model: ModelDescription) -> str:
-    """Fetches what of a hub model is not in the cache; returns the folder there."""
-    pipeline_class: Any = model.pipeline_class
-    return str(pipeline_class.download(model.location))
 
 
 def choose_device(name: str) -> torch.device:
@@ -220,10 +209,8 @@ def read_json(location: str, name: str) -> dict[str, Any]:
             raise UserError(f"{location} is not a diffusers model folder: it has no {name}")
     else:
         file = _fetch(location, name)
-    try:
+    with user_errors(OSError, ValueError, what=f"{file} is not valid JSON"):
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} is not valid JSON: {first_line(error)}") from error
     if not isinstance(content, dict):
         raise UserError(f"{file} must hold a JSON object, not a {type(content).__name__}")
     return content

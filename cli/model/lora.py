@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.errors import UserError, user_errors
 
 SUFFIX = ".safetensors"
 
@@ -58,14 +58,11 @@ def load_loras(pipe: Any, loras: list[Lora]) -> None:
         raise UserError(f"{type(pipe).__name__} takes no LoRA; leave --lora out")
     names = [f"lora_{number}" for number in range(len(loras))]
     for name, lora in zip(names, loras, strict=True):
-        try:
+        what = f"--lora {lora.file} could not be loaded into this model"
+        with user_errors(Exception, what=what):
             pipe.load_lora_weights(
                 str(lora.file.parent), weight_name=lora.file.name, adapter_name=name
             )
-        except Exception as error:
-            raise UserError(
-                f"--lora {lora.file} could not be loaded into this model: {first_line(error)}"
-            ) from error
         # Weights whose names the model does not know are passed over with a warning alone.
         if not any(name in found for found in pipe.get_list_adapters().values()):
             raise UserError(f"--lora {lora.file} is of another model: none of its weights fit")
@@ -89,10 +86,10 @@ def _file(path: Path) -> Path:
 def _check_keys(file: Path) -> None:
     from safetensors import SafetensorError, safe_open
 
-    try:
-        with safe_open(file, framework="numpy") as opened:
-            names = list(opened.keys())
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"--lora {file} cannot be read: {first_line(error)}") from error
+    with (
+        user_errors(OSError, SafetensorError, what=f"--lora {file} cannot be read"),
+        safe_open(file, framework="numpy") as opened,
+    ):
+        names = list(opened.keys())
     if not any("lora" in name.lower() for name in names):
         raise UserError(f"--lora {file} holds no LoRA: none of its tensors is named so")

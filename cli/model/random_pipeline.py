@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.errors import user_errors
 from chipsparse.cli.model.description import ModelDescription, read_json
 from chipsparse.cli.model.weights import component_class, made_from, stays_float32
 
@@ -45,18 +45,12 @@ def _component(
 ) -> Any:
     library, class_name = model.components[name]
     found = component_class(library, class_name)
-    try:
+    with user_errors(Exception, what=f"the {name} of {model.location} could not be made"):
         if found is None:
             loaded = getattr(importlib.import_module(library), class_name)
             return loaded.from_pretrained(model.location, subfolder=name)
         config = read_json(model.location, f"{name}/config.json")
         return _made(found, config, device=device, dtype=dtype)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(
-            f"the {name} of {model.location} could not be made: {first_line(error)}"
-        ) from error
 
 
 def _made(

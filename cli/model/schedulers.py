@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.errors import UserError, first_line, user_errors
 from chipsparse.cli.model.description import ModelDescription, read_json
 from chipsparse.pipelines.adapter import check_scheduler
 
@@ -31,7 +31,8 @@ def choose_scheduler(model: ModelDescription, name: str | None, *, sparse: bool)
     own = _own(model)
     if name is None:
         if sparse and own is not None:
-            _check_calls(own)
+            with user_errors(ValueError):
+                check_scheduler(own)
         return None
     if own is None:
         raise UserError(f"{model.pipeline_class.__name__} has no scheduler; leave --scheduler out")
@@ -59,19 +60,9 @@ def _own(model: ModelDescription) -> Any | None:
     found = getattr(diffusers, class_name, None) if library == "diffusers" else None
     if found is None:
         return None
-    try:
+    what = f"the scheduler of the model {model.location} cannot be made"
+    with user_errors(TypeError, ValueError, what=what):
         return found.from_config(read_json(model.location, f"{FOLDER}/scheduler_config.json"))
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"the scheduler of the model {model.location} cannot be made: {first_line(error)}"
-        ) from error
-
-
-def _check_calls(scheduler: Any) -> None:
-    try:
-        check_scheduler(scheduler)
-    except ValueError as error:
-        raise UserError(str(error)) from error
 
 
 def _problem(scheduler_class: Any, config: Any, sparse: bool) -> str | None:

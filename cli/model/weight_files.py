@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.model.dense_layers import QUANTIZED
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weights import component_class, made_from
@@ -62,24 +62,23 @@ def _weight_files(folder: Path, whose: str) -> list[Path]:
 
 
 def _indexed(index: Path) -> set[str]:
-    try:
+    wrong = (OSError, ValueError, KeyError, AttributeError)
+    with user_errors(*wrong, what=f"{index} is damaged ({INCOMPLETE})"):
         return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise UserError(f"{index} is damaged ({INCOMPLETE}): {first_line(error)}") from error
 
 
 def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor in a file."""
     from safetensors import SafetensorError, safe_open
 
-    try:
-        with safe_open(file, framework="numpy") as opened:
-            return {
-                name: tuple(opened.get_slice(name).get_shape())
-                for name in opened.keys()  # noqa: SIM118 (it is no mapping)
-            }
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{file} is damaged ({INCOMPLETE}): {first_line(error)}") from error
+    with (
+        user_errors(OSError, SafetensorError, what=f"{file} is damaged ({INCOMPLETE})"),
+        safe_open(file, framework="numpy") as opened,
+    ):
+        return {
+            name: tuple(opened.get_slice(name).get_shape())
+            for name in opened.keys()  # noqa: SIM118 (it is no mapping)
+        }
 
 
 def _check_config(found: Any, folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
@@ -87,13 +86,9 @@ def _check_config(found: Any, folder: Path, shapes: dict[str, tuple[int, ...]]) 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if QUANTIZED in config:
         return  # its tensors have other names and shapes
-    try:
-        with torch.device("meta"):
-            made = made_from(found, config)
-    except Exception as error:
-        raise UserError(
-            f"{folder / 'config.json'} makes no {found.__name__}: {first_line(error)}"
-        ) from error
+    what = f"{folder / 'config.json'} makes no {found.__name__}"
+    with user_errors(Exception, what=what), torch.device("meta"):
+        made = made_from(found, config)
     wanted = {name: tuple(tensor.shape) for name, tensor in made.state_dict().items()}
     ignored = getattr(found, "_keys_to_ignore_on_load_unexpected", None) or ()
     unexpected = [name for name in shapes if name not in wanted and not _matches(name, ignored)]

@@ -9,8 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from chipsparse.cli.pages.names import command_text
-from chipsparse.cli.pages.quality_points import QualityPoint
-from chipsparse.cli.pages.records import Count, Number, Record, Settings
+from chipsparse.cli.pages.records import Count, FileRecord, Number, Record, Settings
 from chipsparse.cli.wording import seconds_text
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import Part
@@ -74,7 +73,7 @@ class StepTimes(Record):
         return told
 
 
-class Benchmark(Record):
+class Benchmark(FileRecord):
     """Times of single layers and of whole steps."""
 
     model: str
@@ -105,11 +104,3 @@ class Benchmark(Record):
     def title(self) -> str:
         """The headline."""
         return f"Times on {self.device_name}"
-
-    @property
-    def clips(self) -> None:
-        """None: it makes no picture."""
-
-    def points(self, name: str) -> list[QualityPoint]:
-        """None: it measures no quality."""
-        return []

@@ -23,7 +23,7 @@ Cells = Mapping[tuple[int, int], Cell]
 
 
 @dataclass(frozen=True)
-class Run:
+class Stretch:
     """Neighbouring steps of a layer that are alike.
 
     Attributes:
@@ -68,15 +68,15 @@ def budget_map(cells: Cells, *, layers: int, steps: int, caption: str) -> Chart:
     return Chart(caption, draw, caption, height)
 
 
-def merged(cells: Cells, layers: int, steps: int) -> list[tuple[Run, int, int]]:
+def merged(cells: Cells, layers: int, steps: int) -> list[tuple[Stretch, int, int]]:
     """Boxes over all neighbours that are alike, so that a large model makes no huge page.
 
     Returns:
         Steps, first and last layer of each.
     """
     bounds = _bounds(cells)
-    boxes: list[tuple[Run, int, int]] = []
-    growing: dict[Run, int] = {}  # runs with the first of the layers that have them
+    boxes: list[tuple[Stretch, int, int]] = []
+    growing: dict[Stretch, int] = {}  # runs with the first of the layers that have them
     for layer in range(layers + 1):
         runs = _runs(cells, layer, steps, bounds)  # none behind the last layer
         for run in [each for each in growing if each not in runs]:
@@ -85,7 +85,7 @@ def merged(cells: Cells, layers: int, steps: int) -> list[tuple[Run, int, int]]:
     return boxes
 
 
-def _runs(cells: Cells, layer: int, steps: int, bounds: tuple[float, float]) -> list[Run]:
+def _runs(cells: Cells, layer: int, steps: int, bounds: tuple[float, float]) -> list[Stretch]:
     def look(step: int) -> tuple[str, str] | None:
         cell = cells.get((layer, step))
         return None if cell is None else (paint(cell, *bounds), _text(cell))
@@ -94,7 +94,7 @@ def _runs(cells: Cells, layer: int, steps: int, bounds: tuple[float, float]) -> 
     for seen, group in groupby(range(steps), look):
         if seen is not None:
             places = [*group]
-            runs.append(Run(places[0], places[-1], *seen))
+            runs.append(Stretch(places[0], places[-1], *seen))
     return runs
 
 

@@ -13,7 +13,7 @@ from chipsparse.cli.compare.statistics import METRICS
 from chipsparse.cli.pages.clips import Clips
 from chipsparse.cli.pages.names import name_of
 from chipsparse.cli.pages.quality_points import QualityPoint
-from chipsparse.cli.pages.records import Count, Number, Record, Settings, within
+from chipsparse.cli.pages.records import Count, FileRecord, Number, Record, Settings, within
 
 Which = Literal["median", "mean"]
 Column = Literal["A", "B", "B - A"]
@@ -53,7 +53,7 @@ class Summary(Record):
     median: Estimate
 
 
-class ConfigsComparison(Record):
+class ConfigsComparison(FileRecord):
     """Two configs over several prompts."""
 
     chipsparse: str

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from chipsparse.cli.pages.clips import Clips
 from chipsparse.cli.pages.names import name_of
-from chipsparse.cli.pages.quality_points import QualityPoint
-from chipsparse.cli.pages.records import Index, Number, Record
+from chipsparse.cli.pages.records import FileRecord, Index, Number
 
 
-class FilesComparison(Record):
+class FilesComparison(FileRecord):
     """Two files; a PSNR of None where both are the same."""
 
     chipsparse: str
@@ -38,7 +37,3 @@ class FilesComparison(Record):
     def clips(self) -> Clips:
         """Both files."""
         return Clips({"A": self.a, "B": self.b}, reference="A")
-
-    def points(self, name: str) -> list[QualityPoint]:
-        """None: nothing says how long it took to make them."""
-        return []

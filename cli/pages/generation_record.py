@@ -14,7 +14,7 @@ from pydantic import BeforeValidator
 
 from chipsparse.cli.pages.clips import Clips
 from chipsparse.cli.pages.quality_points import QualityPoint
-from chipsparse.cli.pages.records import Count, Index, Number, Record, Settings, within
+from chipsparse.cli.pages.records import Count, FileRecord, Index, Number, Record, Settings, within
 from chipsparse.cli.pages.units import shortened
 from chipsparse.config import Part
 from chipsparse.report.nothing_sparse import NOTHING
@@ -189,7 +189,7 @@ def _clip_name(files: object) -> object:
     return str(first) if files else ""
 
 
-class Generation(Record):
+class Generation(FileRecord):
     """A generation; `steps` are its transformer calls."""
 
     location: str = within("pipeline", "location", "")

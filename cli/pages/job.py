@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
+from chipsparse.cli.commands.report import ReportOptions
 from chipsparse.cli.media.output_names import check_inputs_stay
 from chipsparse.cli.media.report_file import check_file, staged_file
 from chipsparse.cli.pages.names import name_of
@@ -18,21 +16,6 @@ from chipsparse.cli.pages.samples import Samples, read_sample
 SUFFIXES = (".html", ".htm")
 
 
-@dataclass(frozen=True)
-class ReportOptions:
-    """What the user typed.
-
-    Attributes:
-        sources: files of JSON, at least one.
-        output: the page.
-        media: files to show frames of.
-    """
-
-    sources: Sequence[Path]
-    output: Path
-    media: Sequence[Path]
-
-
 def write_report(options: ReportOptions) -> int:
     """Reads the files and writes the page, all of it or nothing; returns its bytes.
 
@@ -40,12 +23,13 @@ def write_report(options: ReportOptions) -> int:
         UserError: a file is none of those that commands of chipsparse write, is damaged or cannot
             be read, or the page cannot be made or written.
     """
+    sources, media = options.sources, options.media or []
     check_library()
     check_file("--output", options.output, *SUFFIXES)
-    check_inputs_stay("--output", options.output, [*options.sources, *options.media])
-    parts = [part_of(source, read_json(source)) for source in options.sources]
-    if options.media:
-        shown = [read_sample(path, name_of(str(path))) for path in options.media]
+    check_inputs_stay("--output", options.output, [*sources, *media])
+    parts = [part_of(source, read_json(source)) for source in sources]
+    if media:
+        shown = [read_sample(path, name_of(str(path))) for path in media]
         parts[0] = dataclasses.replace(parts[0], samples=Samples(shown))
     text = page(parts)
     with staged_file("--output", options.output, text):

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.pages.benchmark_record import Benchmark
-from chipsparse.cli.pages.clips import Clips
 from chipsparse.cli.pages.comparison_record import ConfigsComparison
 from chipsparse.cli.pages.files_record import FilesComparison
 from chipsparse.cli.pages.generation_record import Generation
 from chipsparse.cli.pages.quality_points import QualityPoint
-from chipsparse.cli.pages.records import Record, read_record
+from chipsparse.cli.pages.records import FileRecord, read_record
 from chipsparse.cli.pages.samples import Samples, named_samples
 from chipsparse.cli.pages.suite_record import Suite
 from chipsparse.cli.pages.tuning_record import Tuning
@@ -24,21 +23,6 @@ KNOWN = (
     "generate --report, a results file of tune, compare --json, the suite.json of compare --suite "
     "and bench --json are what it reads"
 )
-
-
-class Content(Protocol):
-    """What every kind of record has."""
-
-    @property
-    def title(self) -> str:
-        """The headline."""
-
-    @property
-    def clips(self) -> Clips | None:
-        """The videos and images that it names; None for a kind that has none."""
-
-    def points(self, name: str) -> list[QualityPoint]:
-        """For the chart that joins several files, by the file's name."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +38,7 @@ class Part:
 
     kind: str
     file: Path
-    record: Content
+    record: FileRecord
     samples: Samples | str | None
 
     @property
@@ -72,7 +56,7 @@ class Kind:
         names: of values which only this kind has all of.
     """
 
-    record: type[Record]
+    record: type[FileRecord]
     names: frozenset[str]
 
 
@@ -93,7 +77,7 @@ def part_of(file: Path, content: dict[str, Any]) -> Part:
         UserError: it is of no kind that is known, of another version, or damaged.
     """
     kind = kind_of(file, content)
-    record: Any = read_record(KINDS[kind].record, file, content)
+    record = read_record(KINDS[kind].record, file, content)
     clips = record.clips
     return Part(kind, file, record, None if clips is None else named_samples(file, clips))
 

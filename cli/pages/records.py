@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from abc import abstractmethod
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.pages.clips import Clips
+from chipsparse.cli.pages.quality_points import QualityPoint
 from chipsparse.cli.pages.units import TIMES
 
 # Neither XML nor HTML has a way to write these.
@@ -28,6 +31,24 @@ class Record(BaseModel):
     """A JSON object; what is not declared is not read."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+
+class FileRecord(Record):
+    """A whole file."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """The headline."""
+
+    @property
+    def clips(self) -> Clips | None:
+        """The videos and images that it names; None for a kind that has none."""
+        return None
+
+    def points(self, name: str) -> list[QualityPoint]:
+        """For the chart that joins several files, by the file's name; none without a quality."""
+        return []
 
 
 def within(*path_and_default: Any) -> Any:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from chipsparse.cli.pages.clips import Clips
 from chipsparse.cli.pages.quality_points import QualityPoint
-from chipsparse.cli.pages.records import Count, Index, Number, Record, Settings, within
+from chipsparse.cli.pages.records import Count, FileRecord, Index, Number, Record, Settings, within
 
 # As `suite_rows` calls them.
 FLOOR, OURS = "floor", "chipsparse"
@@ -92,7 +92,7 @@ class Thresholds(Record):
     lpips: Number
 
 
-class Suite(Record):
+class Suite(FileRecord):
     """Several ways to generate, over the same prompts."""
 
     model: str

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from chipsparse.cli.pages.generation_record import Action, Cell
 from chipsparse.cli.pages.quality_points import QualityPoint
-from chipsparse.cli.pages.records import Number, Record, Settings
+from chipsparse.cli.pages.records import FileRecord, Number, Record, Settings
 from chipsparse.cli.tune.names import dense_name, pair_of
 from chipsparse.profiles.tuned_range import target_text
 
@@ -142,7 +142,7 @@ class TriedConfig:
         return None if dense is None or not self.seconds else dense / self.seconds
 
 
-class Tuning(Record):
+class Tuning(FileRecord):
     """A results file; the last search is the newest."""
 
     about: About
@@ -206,10 +206,6 @@ class Tuning(Record):
     def title(self) -> str:
         """The headline."""
         return f"Tuning of {self.about.model}"
-
-    @property
-    def clips(self) -> None:
-        """None: a tuning keeps no picture."""
 
     def points(self, name: str) -> list[QualityPoint]:
         """For the chart that joins several files: every config at its worst prompt."""

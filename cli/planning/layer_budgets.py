@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from chipsparse.cache.kinds import PARTS, Part
+from chipsparse.cli.results import UNTOLD
 from chipsparse.config import ranges_text
 from chipsparse.measure.cost_model import kept_columns
 from chipsparse.plan import SparsityPlan
@@ -18,12 +18,14 @@ class LayerGroup:
     Attributes:
         kind: what the model calls them.
         layers: their numbers.
-        kept: columns and neurons that each group of rows computes at a sparse step; None: dense.
+        columns: that each group of rows computes at a sparse step; None where that is dense.
+        neurons: likewise.
     """
 
-    kind: str
+    kind: str = field(metadata=UNTOLD)
     layers: tuple[int, ...]
-    kept: dict[Part, int | None]
+    columns: int | None
+    neurons: int | None
 
     @property
     def ranges(self) -> str:
@@ -35,11 +37,11 @@ def layer_groups(plan: SparsityPlan) -> list[LayerGroup]:
     """All layers, by what the profile says that they keep."""
     groups: dict[tuple[str, int | None, int | None], list[int]] = {}
     for layer in range(plan.layout.layers):
-        attention, mlp = (kept(plan, layer, part) for part in PARTS)
-        groups.setdefault((plan.layout.kind(layer).name, attention, mlp), []).append(layer)
+        columns, neurons = (kept(plan, layer, part) for part in PARTS)
+        groups.setdefault((plan.layout.kind(layer).name, columns, neurons), []).append(layer)
     return [
-        LayerGroup(kind, tuple(layers), {"attention": attention, "mlp": mlp})
-        for (kind, attention, mlp), layers in groups.items()
+        LayerGroup(kind, tuple(layers), columns, neurons)
+        for (kind, columns, neurons), layers in groups.items()
     ]
 
 
@@ -48,9 +50,3 @@ def kept(plan: SparsityPlan, layer: int, part: Part) -> int | None:
     if not plan.is_sparse(layer, part):
         return None
     return kept_columns(plan, layer) if part == "attention" else plan.mlp_keep_count(layer)
-
-
-def range_kept(plan: SparsityPlan, part: Part, layers: Iterable[int]) -> tuple[int, int] | None:
-    """The least and the most that these layers compute; None where all of them are dense."""
-    counts = [count for layer in layers if (count := kept(plan, layer, part)) is not None]
-    return (min(counts), max(counts)) if counts else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chipsparse.cli.errors import UserError
+from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model.dense_layers import never_sparse
 from chipsparse.cli.model.description import ModelDescription
@@ -61,10 +61,8 @@ def plan_generation(
         text_tokens=settings.max_sequence_length or 0,
         batch=2 if guided and adapter.guides_in_batch else 1,
     )
-    try:
+    with user_errors(ConfigError, what=profile.source):
         plan = SparsityPlan(profile.sparsity, layout, settings.num_inference_steps)
-    except ConfigError as error:
-        raise UserError(f"{profile.source}: {error}") from error
     space, _ = vae_factors(model.vae_config)
     return PlannedGeneration(
         settings=settings,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from chipsparse.cli.errors import UserError
+from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model.description import (
     ModelDescription,
@@ -71,12 +71,10 @@ def choose_profile(
         model: what the profile must be for.
         optional: None, not `UserError`, where there is no profile.
     """
-    try:
+    with user_errors(ValueError):
         profile = _found(options, model)
         if profile is not None and options.quality is not None:
             profile = profile.of_quality(options.quality)
-    except ValueError as error:
-        raise UserError(str(error)) from error
     if profile is None:
         if optional:
             return None

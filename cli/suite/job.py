@@ -11,7 +11,8 @@ from typing import Any
 
 from chipsparse.cli.command_line import command_words
 from chipsparse.cli.commands.compare import CompareOptions
-from chipsparse.cli.errors import UserError, reason
+from chipsparse.cli.errors import UserError, user_errors
+from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.media import write as media
 from chipsparse.cli.model.description import ModelDescription, load_pipeline, quiet_libraries
 from chipsparse.cli.model.weight_files import WEIGHTS
@@ -25,14 +26,14 @@ from chipsparse.cli.planning.request import (
 )
 from chipsparse.cli.planning.settings import resolve_settings
 from chipsparse.cli.progress import ProgressDisplay, duration
-from chipsparse.cli.prompts import read_prompts
-from chipsparse.cli.suite.lab import Prompt, SuiteLab
+from chipsparse.cli.prompts import Prompt, first_prompts, shapes
+from chipsparse.cli.suite.lab import SuiteLab
 from chipsparse.cli.suite.record import environment, suite_json
 from chipsparse.cli.suite.rows import suite_rows
 from chipsparse.cli.wording import bundled_name, counted
 from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.common.finished_files import write_whole
-from chipsparse.profiles.profile import ASSETS, GenerationDefaults
+from chipsparse.profiles.profile import GenerationDefaults
 from chipsparse.tuning.results_file import ResultsError, ResultsFile, ResultsWriteError
 
 MEASURED, TO_SEND, PAGE = "measured.json", "suite.json", "suite.html"
@@ -70,12 +71,11 @@ def command(options: CompareOptions) -> str:
 def run_suite(options: CompareOptions) -> Suite:
     """Checks all that is cheap to check, then makes the clips that are missing."""
     try:
-        return _run(options)
+        with user_errors(ResultsWriteError):
+            return _run(options)
     except ResultsError as error:
         text = str(error).replace("another results file", "another folder with --output")
         raise UserError(text) from error
-    except ResultsWriteError as error:
-        raise UserError(str(error)) from error
 
 
 def _run(options: CompareOptions) -> Suite:
@@ -95,22 +95,14 @@ def _run(options: CompareOptions) -> Suite:
         common = environment(model, settings, device, dtype)
         results = ResultsFile(folder / MEASURED, _about(common, model))
         progress = WorkProgress(display)
-
-        def load() -> Any:
-            with progress.stage("loading the model"):
-                return load_pipeline(model, device=device, dtype=dtype)
-
-        lab = SuiteLab(
-            load,
+        generator = Generator(
+            lambda: load_pipeline(model, device=device, dtype=dtype),
             settings,
+            progress,
             options.negative_prompt,
-            rows,
-            prompts,
-            results,
-            suffix=suffix,
-            fps=options.rate,
-            progress=progress,
+            plain_lines=1,
         )
+        lab = SuiteLab(generator, rows, prompts, results, suffix, options.rate)
         told = False
         for prompt in prompts:
             lab.plan()
@@ -126,20 +118,18 @@ def _run(options: CompareOptions) -> Suite:
 
 
 def suite_prompts(options: CompareOptions, model: ModelDescription) -> list[Prompt]:
-    """The first ``--count`` of the file's, or of the bundled ones; the seed of each is one more.
+    """Of ``--prompts``, or bundled ones.
 
     What the bundled models were trained on are scenes of their own.
     """
-    own = "shapes.txt" if model.accepts("num_frames") else "images.txt"
-    bundled = "suite.txt" if bundled_name(model.location) is None else own
-    path = options.prompts or ASSETS / "prompts" / bundled
-    texts = read_prompts(path)
-    count = options.count or (BUNDLED_COUNT if options.prompts is None else len(texts))
-    if count > len(texts):
-        raise UserError(
-            f"{path} has {counted(len(texts), 'prompt')}, and --count {count} asks for more"
-        )
-    return [Prompt(i, text, options.seed + i) for i, text in enumerate(texts[:count])]
+    own = shapes(video=model.accepts("num_frames"))
+    return first_prompts(
+        options.prompts,
+        bundled="suite.txt" if bundled_name(model.location) is None else own,
+        usual=BUNDLED_COUNT,
+        count=options.count,
+        seed=options.seed,
+    )
 
 
 def _check_folder(options: CompareOptions, suffix: str) -> None:
@@ -189,7 +179,5 @@ def to_send(content: dict[str, Any]) -> str:
 
 
 def _write(file: Path, text: str) -> None:
-    try:
+    with user_errors(OSError, what=f"{file} cannot be written"):
         write_whole(file, text)
-    except OSError as error:
-        raise UserError(f"{file} cannot be written: {reason(error)}") from error

@@ -12,15 +12,17 @@ import torch
 
 import chipsparse
 from chipsparse.cli.commands.tune import TuneOptions
-from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.errors import UserError, user_errors
+from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.lpips import find_lpips
 from chipsparse.cli.model.description import ModelDescription, load_pipeline, quiet_libraries
 from chipsparse.cli.planning.profile_range import range_of
 from chipsparse.cli.planning.request import device_and_dtype, look_up, required_profile
 from chipsparse.cli.planning.settings import GenerationSettings, resolve_settings
 from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.prompts import Prompt, read_prompts, shapes
 from chipsparse.cli.results import UNTOLD, fields_json
-from chipsparse.cli.tune.lab import Prompt, TuneLab, config_digest
+from chipsparse.cli.tune.lab import TuneLab, config_digest
 from chipsparse.cli.tune.profile import write_profile
 from chipsparse.cli.tune.unreachable import unreachable_text
 from chipsparse.cli.work_progress import WorkProgress
@@ -64,10 +66,8 @@ class Tuned:
 
 def run(options: TuneOptions) -> Tuned:
     """Checks all that is cheap to check, then measures, searches and writes."""
-    try:
+    with user_errors(ResultsError, ResultsWriteError):
         return _run(options)
-    except (ResultsError, ResultsWriteError) as error:
-        raise UserError(str(error)) from error
 
 
 def _run(options: TuneOptions) -> Tuned:
@@ -83,21 +83,19 @@ def _run(options: TuneOptions) -> Tuned:
         lpips = _lpips(options, settings)
         tuned = _tuned_for(options, model, settings, device, dtype)
         results = ResultsFile(options.results_file, about(tuned, model, profile, options))
-        progress = WorkProgress(display)
-
-        def load() -> Any:
-            with progress.stage("loading the model"):
-                return load_pipeline(model, device=device, dtype=dtype)
-
-        lab = TuneLab(
-            load,
+        generator = Generator(
+            lambda: load_pipeline(model, device=device, dtype=dtype),
             settings,
+            WorkProgress(display),
             options.negative_prompt,
+            plain_lines=1,
+        )
+        lab = TuneLab(
+            generator,
             profile.sparsity,
             prompts,
             options.calibration_prompts,
             results,
-            progress,
             options.budget,
             lpips,
         )
@@ -128,12 +126,8 @@ def _run(options: TuneOptions) -> Tuned:
 
 def choose_prompts(options: TuneOptions, *, video: bool) -> list[Prompt]:
     """Different prompts, those to calibrate with first; the seed of each is its number."""
-    file = options.prompts or ASSETS / "prompts" / ("shapes.txt" if video else "images.txt")
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--prompts {file} cannot be read: {first_line(error)}") from error
-    texts = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
+    file = options.prompts or ASSETS / "prompts" / shapes(video=video)
+    texts = list(dict.fromkeys(read_prompts(file)))
     first, others = options.calibration_prompts, options.held_out_prompts
     if len(texts) < first + others:
         raise UserError(
@@ -141,7 +135,7 @@ def choose_prompts(options: TuneOptions, *, video: bool) -> list[Prompt]:
             f"to calibrate with and {others} others to verify on (--calibration-prompts, "
             "--held-out-prompts)"
         )
-    return [Prompt(text, seed) for seed, text in enumerate(texts[: first + others])]
+    return [Prompt(seed, text, seed) for seed, text in enumerate(texts[: first + others])]
 
 
 def _keep(

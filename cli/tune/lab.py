@@ -7,26 +7,26 @@ import hashlib
 import json
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from chipsparse.cli.errors import UserError, reason
+from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.generation import denoise
+from chipsparse.cli.generation.against_dense import keep_frames, quality
 from chipsparse.cli.generation.denoise import Generation
+from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.patching import patched
 from chipsparse.cli.media.output_names import check_writable
-from chipsparse.cli.planning.settings import GenerationSettings
 from chipsparse.cli.progress import duration
+from chipsparse.cli.prompts import Prompt
 from chipsparse.cli.tune.names import dense_name, pair_name, pair_of, times_name
-from chipsparse.cli.work_progress import WorkProgress
-from chipsparse.common.finished_files import place
-from chipsparse.common.scratch import scratch_folder
 from chipsparse.config import SparsityConfig
-from chipsparse.measure.clip_comparison import PerceptualDistance, compare_clips
+from chipsparse.measure.clip_comparison import PerceptualDistance
 from chipsparse.pipelines.adapter import check_scheduler
+from chipsparse.report.generation import GenerationReport
 from chipsparse.tuning.calibration import SchedulerTap
 from chipsparse.tuning.forms import StepSeconds
 from chipsparse.tuning.jump_costs import Trajectory
@@ -43,65 +43,29 @@ MLP_TIMED_AT = DENSITIES[0]
 LIKELY_SHARE = 0.4
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt with its seed.
-
-    Attributes:
-        text: what to show.
-        seed: of the noise.
-    """
-
-    text: str
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """What measurements of it are called."""
-        return f"seed {self.seed}, {self.text}"
-
-
+@dataclass
 class TuneLab:
     """Generates and measures; whatever is in the results file is not measured again.
 
-    Args:
-        load: loads the pipeline; called when something must be generated.
-        settings: of the pipeline call.
-        negative_prompt: what not to show, or None.
+    Attributes:
+        generator: has the pipeline, not patched.
         config: what is to be tuned.
         prompts: those that calibrate first.
         calibrating: how many these are.
         results: where measurements are kept.
-        progress: told of each.
         budget: dense generations that a search may take, in all.
         lpips: measures LPIPS, where it is asked for.
     """
 
-    def __init__(
-        self,
-        load: Callable[[], Any],
-        settings: GenerationSettings,
-        negative_prompt: str | None,
-        config: SparsityConfig,
-        prompts: Sequence[Prompt],
-        calibrating: int,
-        results: ResultsFile,
-        progress: WorkProgress,
-        budget: float,
-        lpips: PerceptualDistance | None = None,
-    ) -> None:
-        self._load = load
-        self._settings = settings
-        self._negative_prompt = negative_prompt
-        self._config = config
-        self._prompts = prompts
-        self._calibrating = calibrating
-        self._results = results
-        self._progress = progress
-        self._budget = budget
-        self._used: dict[str, float] = {}  # of the budget, by measurement
-        self._lpips = lpips
-        self._told = False
+    generator: Generator
+    config: SparsityConfig
+    prompts: Sequence[Prompt]
+    calibrating: int
+    results: ResultsFile
+    budget: float
+    lpips: PerceptualDistance | None = None
+    _used: dict[str, float] = field(default_factory=dict, init=False)  # of the budget
+    _told: bool = field(default=False, init=False)
 
     @property
     def candidates(self) -> int:
@@ -111,14 +75,12 @@ class TuneLab:
 
     @functools.cached_property
     def _pipe(self) -> Any:
-        pipe = self._load()
-        try:
+        pipe = self.generator.pipe
+        with user_errors(ValueError):
             check_scheduler(getattr(pipe, "scheduler", None))
-        except ValueError as error:
-            raise UserError(str(error)) from error
-        arguments = self._arguments(self._prompts[0])
-        with self._progress.stage("warming up"):
-            denoise.warm_up(pipe, arguments, seed=self._prompts[0].seed, report=lambda: None)
+        arguments = self.generator.arguments(self.prompts[0].text)
+        with self.generator.progress.stage("warming up"):
+            denoise.warm_up(pipe, arguments, seed=self.prompts[0].seed, report=None)
         return pipe
 
     # Dense generations.
@@ -129,7 +91,7 @@ class TuneLab:
         return Trajectory(**{name: np.array(values) for name, values in kept.items()})
 
     def _dense(self, prompt: int) -> dict[str, Any]:
-        name = dense_name(self._prompts[prompt].name)
+        name = dense_name(self.prompts[prompt].name)
         made: dict[str, Any] = self._measured(name, 1.0, lambda: self._make_dense(prompt))
         if len(self._used) == 1 and not self._told:
             self._told = True
@@ -137,13 +99,13 @@ class TuneLab:
         return made
 
     def _tell_the_time(self, seconds: float) -> None:
-        self._progress.tell(
+        self.generator.progress.tell(
             f"a dense generation takes {duration(seconds)} here: the search ends within "
-            f"{self._budget:g} times that, {duration(self._budget * seconds)}"
+            f"{self.budget:g} times that, {duration(self.budget * seconds)}"
         )
 
     def _make_dense(self, number: int) -> dict[str, Any]:
-        prompt, pipe = self._prompts[number], self._pipe
+        prompt, pipe = self.prompts[number], self._pipe
         with SchedulerTap(pipe.scheduler) as tap:
             made = self._generate(prompt, f"dense, prompt {prompt.seed}", None)
         trajectory = tap.trajectory()
@@ -152,16 +114,7 @@ class TuneLab:
                 f"{type(pipe).__name__} calls its scheduler {trajectory.steps} times for "
                 f"{len(made.steps)} steps; only schedulers of one call a step can be tuned for"
             )
-        file = self._frames_file(prompt)
-        try:
-            file.parent.mkdir(exist_ok=True)
-            with scratch_folder(file.parent) as scratch:
-                np.save(scratch / file.name, made.frames)
-                place({file: scratch / file.name}, scratch=scratch)
-        except OSError as error:
-            raise UserError(
-                f"the dense pictures in {file.parent} could not be written: {reason(error)}"
-            ) from error
+        keep_frames(self._frames_file(prompt), made.frames)
         return {
             "seconds": made.total_seconds,
             "step_seconds": statistics.median(step.seconds for step in made.steps),
@@ -170,7 +123,7 @@ class TuneLab:
         }
 
     def _dense_frames(self, number: int) -> np.ndarray:
-        file = self._frames_file(self._prompts[number])
+        file = self._frames_file(self.prompts[number])
         if not file.is_file():  # the folder may be deleted at any time
             self._make_dense(number)
         frames: np.ndarray = np.load(file)
@@ -178,21 +131,21 @@ class TuneLab:
 
     def _frames_file(self, prompt: Prompt) -> Path:
         digest = hashlib.sha256(prompt.name.encode()).hexdigest()[:16]
-        return dense_folder(self._results.path) / f"{digest}.npy"
+        return dense_folder(self.results.path) / f"{digest}.npy"
 
     # Times.
 
     def step_seconds(self) -> StepSeconds:
         """What the steps of each kind take, in a short generation for each kind of sparse step."""
         kinds = [(keep, False) for keep in DENSITIES]
-        if self._config.mlp.enabled:
+        if self.config.mlp.enabled:
             kinds.append((MLP_TIMED_AT, True))
         timed = {kind: self._timed(*kind) for kind in kinds}
         sparse = {kind: each["sparse"] for kind, each in timed.items()}
-        if self._config.mlp.enabled:
+        if self.config.mlp.enabled:
             extra = sparse[MLP_TIMED_AT, True] - sparse[MLP_TIMED_AT, False]
             sparse |= {(keep, True): sparse[keep, False] + extra for keep in DENSITIES}
-        dense = [self._dense(prompt) for prompt in range(self._calibrating)]
+        dense = [self._dense(prompt) for prompt in range(self.calibrating)]
         return StepSeconds(
             dense=statistics.median(each["step_seconds"] for each in dense),
             refresh=statistics.median(each["refresh"] for each in timed.values()),
@@ -203,7 +156,7 @@ class TuneLab:
         )
 
     def _timed(self, keep: float, sparse_mlp: bool) -> dict[str, float]:
-        share = len(TIMED_ACTIONS) / self._settings.num_inference_steps
+        share = len(TIMED_ACTIONS) / self.generator.settings.num_inference_steps
         name = times_name(keep, sparse_mlp=sparse_mlp)
         timed: dict[str, float] = self._measured(
             name, share, lambda: self._time_steps(keep, sparse_mlp)
@@ -212,28 +165,28 @@ class TuneLab:
         return timed
 
     def _time_steps(self, keep: float, sparse_mlp: bool) -> dict[str, float]:
-        config = self._config.override(
+        config = self.config.override(
             {
                 "schedule": {
                     "actions": list(TIMED_ACTIONS),
-                    "first_dense_layers": self._config.schedule.first_dense_layers,
+                    "first_dense_layers": self.config.schedule.first_dense_layers,
                 },
                 "attention.density": keep,
                 "mlp.enabled": sparse_mlp,
             }
         )
         arguments = {
-            **self._arguments(self._prompts[0]),
+            **self.generator.arguments(self.prompts[0].text),
             "num_inference_steps": len(TIMED_ACTIONS),
         }
-        count, seed = len(TIMED_ACTIONS), self._prompts[0].seed
+        count, seed = len(TIMED_ACTIONS), self.prompts[0].seed
         title = f"steps with {keep:.0%} of the columns{' and sparse MLPs' * sparse_mlp}"
         with (
             patched(self._pipe, config) as report,
-            self._progress.denoising(title, count, plain_lines=1) as steps,
+            self.generator.progress.denoising(title, count, plain_lines=1) as steps,
         ):
             timed, _ = denoise.time_steps(
-                self._pipe, arguments, seed=seed, display=steps, report=lambda: report
+                self._pipe, arguments, seed=seed, display=steps, report=report
             )
         medians = {
             kind: statistics.median(
@@ -251,7 +204,7 @@ class TuneLab:
         """A generation against the dense one, paired by seed."""
         dense = self._dense(prompt)
         name = pair_name(
-            config_digest(config), self._prompts[prompt].name, lpips=self._lpips is not None
+            config_digest(config), self.prompts[prompt].name, lpips=self.lpips is not None
         )
         made = self._measured(
             name, LIKELY_SHARE, lambda: {"form": form, **self._make_pair(config, prompt)}
@@ -267,14 +220,11 @@ class TuneLab:
         )
 
     def _make_pair(self, config: SparsityConfig, number: int) -> dict[str, Any]:
-        dense, prompt = self._dense_frames(number), self._prompts[number]
+        dense, prompt = self._dense_frames(number), self.prompts[number]
         with patched(self._pipe, config) as report:
             made = self._generate(prompt, f"candidate, prompt {prompt.seed}", report)
-        found = compare_clips(dense, made.frames, perceptual=self._lpips)
         return {
-            "psnr_db": None if found.identical else found.psnr_db,
-            "ssim": found.ssim,
-            "lpips": found.lpips,
+            **quality(dense, made.frames, self.lpips),
             "seconds": made.total_seconds,
             "actions": [step.action for step in made.steps],
             "work": made.work_share,
@@ -285,27 +235,16 @@ class TuneLab:
 
     def _measured(self, name: str, cost: float, measure: Callable[[], Any]) -> Any:
         """As of the results file; ``cost`` is what it is likely to take, in dense generations."""
-        left = max(0.0, self._budget - sum(self._used.values()) - cost)
-        if name not in self._results:
-            self._progress.plan({name: cost, "all that may follow": left})
-        with self._progress.working(name):
-            made = self._results.measured(name, measure)
+        left = max(0.0, self.budget - sum(self._used.values()) - cost)
+        if name not in self.results:
+            self.generator.progress.plan({name: cost, "all that may follow": left})
+        with self.generator.progress.working(name):
+            made = self.results.measured(name, measure)
         self._used[name] = cost
         return made
 
-    def _arguments(self, prompt: Prompt) -> dict[str, Any]:
-        return self._settings.pipeline_call(prompt.text, negative_prompt=self._negative_prompt)
-
-    def _generate(self, prompt: Prompt, title: str, report: Any) -> Generation:
-        count = self._settings.num_inference_steps
-        with self._progress.denoising(title, count, plain_lines=1) as steps:
-            return denoise.generate(
-                self._pipe,
-                self._arguments(prompt),
-                seed=prompt.seed,
-                display=steps,
-                report=lambda: report,
-            )
+    def _generate(self, prompt: Prompt, title: str, report: GenerationReport | None) -> Generation:
+        return self.generator.make(prompt.text, seed=prompt.seed, title=title, report=report)
 
 
 def dense_folder(results: Path) -> Path:

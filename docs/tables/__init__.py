@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from docs.tables import config, measured, models
@@ -33,7 +34,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "tiny-wan quality": measured.tiny_wan_quality,
     "captured mass": measured.captured_mass,
     "tiny-flux quality": measured.tiny_flux_quality,
-    "peers": measured.peers,
+    "equal work, 17,408 tokens": partial(measured.equal_work, "17408"),
+    "equal work, 57,600 tokens": partial(measured.equal_work, "57600"),
+    "equal work, 2,304 tokens": partial(measured.equal_work, "2304"),
+    "equal work, tiny-flux": partial(measured.equal_work, "flux"),
 }
 START, END = "<!-- table: {} -->", "<!-- end of table -->"
 PLACE = re.compile(r"<!-- table: (?P<name>.*?) -->\n(?P<content>.*?)<!-- end of table -->", re.S)

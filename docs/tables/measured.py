@@ -8,7 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import peers_table
+from benchmarks.equal_work.curves import TARGETS, Axis
+from benchmarks.equal_work.records import read as of_equal_work
+from benchmarks.equal_work.tables import quality_rows
 from chipsparse.plan import Action
 from docs.tables.markdown import table
 
@@ -320,53 +322,27 @@ def tiny_flux_quality() -> str:
     return f"{by_share}\n\n{controls}\n\n{made} {source(file, records)}"
 
 
-def peers() -> str:
-    """Quality over speed beside diffusers' own caches and a static window, alone and stacked."""
-    file = "peers_cpu.json"
-    records = read(file)
-    found = peers_table.summaries(records)
-    models = sorted({each["model"] for each in found})
-    most = {model: max(e["prompts"] for e in find(found, model=model)) for model in models}
-    by_point = {(each["model"], each["method"], each["setting"]): each for each in found}
-    in_order = sorted(found, key=peers_table.place)
-    rows = [
-        (*point, *(cell for m in models for cell in peer_cells(by_point.get((m, *point)), most[m])))
-        for point in dict.fromkeys((each["method"], each["setting"]) for each in in_order)
-    ]
-    columns = ("speed-up", "work", "PSNR, dB")
-    named = (f"{model}: {column}" for model in models for column in columns)
-    runs = [f"{m}: {sizes(find(found, model=m))}, {most[m]} prompts" for m in models]
-    fewer = {e["prompts"] for e in found if e["prompts"] < most[e["model"]]}
-    star = f"; with \\* {'/'.join(map(str, sorted(fewer)))} prompts" if fewer else ""
-    made = table(("method", "setting", *named), rows, texts=2)
-    return f"{made}\n\n{'; '.join(runs)}{star}. {source(file, records)}"
-
-
-def peer_cells(summary: Record | None, prompts: int) -> tuple[str, str, str]:
-    """Speed-up, work, and median and worst PSNR of one method at one setting.
+def equal_work(workload: str) -> str:
+    """Quality at equal work and at equal time of one model and size, and how far ours is ahead.
 
     Args:
-        summary: of its clips, None where it was not measured.
-        prompts: how many others have; one that has fewer gets a star.
+        workload: as in the name of the file of records.
     """
-    if summary is None:
-        return "-", "-", "-"
-    if summary["refused"] is not None:
-        return "refused", "-", "-"
-    psnrs = "equal bits" if summary["inert"] else "{psnr_median:.1f} ({psnr_min:.1f})"
-    star = " \\*" if summary["prompts"] < prompts else ""
-    return (
-        f"{summary['speedup']:.2f}x",
-        f"{summary['work']:.0%}",
-        psnrs.format(**summary) + star,
-    )
+    file = f"equal_work_{workload}_h200.json"
+    clips = of_equal_work(RESULTS / file)
+    shares = [f"{share:.0%}" for share in TARGETS]
 
+    def rows(axis: Axis) -> list[tuple[str, ...]]:
+        found = quality_rows(clips, axis)
+        known = [row for row in found if any(row[share] != "-" for share in shares)]
+        return [(row["method"], *(row[share] for share in shares)) for row in known]
 
-def sizes(found: Sequence[Record]) -> str:
-    """Steps and frames, which all rows of a model have in common."""
-    steps, frames = unique(found, "steps"), unique(found, "frames")
-    texts = [f"{each} steps" for each in steps] + [f"{each} frames" for each in frames]
-    return ", ".join(texts)
+    by_work = table(("at equal work", *shares), rows("work"), texts=1)
+    by_time = table(("at equal time", *shares), rows("time"), texts=1)
+    prompts = len({clip["prompt"] for clip in clips})
+    size = "x".join(map(str, clips[0]["size"]))
+    made = f"{size}, {clips[0]['steps']} steps; {prompts} prompts, PSNR in dB: mean (worst)."
+    return f"{by_work}\n\n{by_time}\n\n{made} {source(file, clips)}"
 
 
 def read(file: str) -> list[Record]:

@@ -283,7 +283,7 @@ PROFILES = [QUALITIES_FILE, *sorted(ASSETS.glob("*/*.yaml"))]
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_refresh_of_a_quality_is_read_by_a_sparse_step(path):
     for config in load_profile(path).qualities.values():
-        for steps in range(1, 61):
+        for steps in (*range(1, 16), 20, 28, 40, 50, 60):
             for first in {0, steps // 3}:
                 found = SparsityPlan(config, LAYOUT, steps).actions(first)
                 letters = "".join(LETTERS[action] for action in found)

@@ -495,8 +495,9 @@ def abort(session, step, error):
         call(session, context, layout)
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, torch.OutOfMemoryError])
-@pytest.mark.parametrize("step", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("error", "step"), [(RuntimeError, 0), (KeyboardInterrupt, 1), (torch.OutOfMemoryError, 3)]
+)
 def test_after_an_error_the_next_generation_is_right(error, step):
     expected = generate(session_with())
     memory = HostMemory()

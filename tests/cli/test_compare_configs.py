@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from chipsparse.cli.compare import paired_runs
 from chipsparse.cli.compare import text as compare_text
 from chipsparse.cli.compare.statistics import METRICS, Summary
 from chipsparse.cli.generation import denoise
@@ -235,12 +234,11 @@ def test_which_goes_first_changes_and_each_is_warmed_up_once(compare, monkeypatc
         original = getattr(denoise, name)
 
         def call(pipe, arguments, *, report, **rest):
-            made = report()
-            rules = None if made is None else made.config.schedule.skip_steps
+            rules = None if report is None else report.config.schedule.skip_steps
             seen.append({None: "dense", (): "A"}.get(rules, "B"))
             return original(pipe, arguments, report=report, **rest)
 
-        monkeypatch.setattr(paired_runs.denoise, name, call)
+        monkeypatch.setattr(denoise, name, call)
 
     watch("generate", order)
     watch("warm_up", warmed)
@@ -261,13 +259,13 @@ def test_caches_in_host_memory_are_warmed_up_each_time(compare, monkeypatch):
 
     def with_host_memory(pipe, arguments, *, report, **rest):
         made = generate(pipe, arguments, report=report, **rest)
-        return dataclasses.replace(made, host_bytes=0 if report() is None else 1)
+        return dataclasses.replace(made, host_bytes=0 if report is None else 1)
 
-    monkeypatch.setattr(paired_runs.denoise, "generate", with_host_memory)
+    monkeypatch.setattr(denoise, "generate", with_host_memory)
     monkeypatch.setattr(
-        paired_runs.denoise,
+        denoise,
         "warm_up",
-        lambda *_, report, **__: warmed.append(report() is not None),
+        lambda *_, report, **__: warmed.append(report is not None),
     )
     as_json(compare("profile", "skips.yaml", "--json"))
     assert sorted(warmed) == [False] + [True] * 6
@@ -283,7 +281,7 @@ def test_an_interrupt_keeps_what_gives_intervals(compare, workdir, monkeypatch, 
             raise KeyboardInterrupt
         return generate(*arguments, **rest)
 
-    monkeypatch.setattr(paired_runs.denoise, "generate", interrupted)
+    monkeypatch.setattr(denoise, "generate", interrupted)
     ran = compare("dense", "profile", "--json", "-o", "worst.png")
     assert ran.exit_code == 130
     if complete == 1:

@@ -261,8 +261,6 @@ def test_the_terminal_is_gone(monkeypatch):
 
 
 def test_an_interrupted_comparison_tells_what_it_has(workdir, model_folder, monkeypatch):
-    from chipsparse.cli.compare import paired_runs
-
     (workdir / "prompts.txt").write_text("a red circle\na blue square\na third\n")
     generate, calls = denoise.generate, []
 
@@ -272,7 +270,7 @@ def test_an_interrupted_comparison_tells_what_it_has(workdir, model_folder, monk
             signal.raise_signal(signal.SIGTERM)
         return generate(*arguments, **options)
 
-    monkeypatch.setattr(paired_runs.denoise, "generate", stopped)
+    monkeypatch.setattr(denoise, "generate", stopped)
     given = ["compare", "dense", "profile", "--model", str(model_folder)]
     ran = CliRunner().invoke(app, [*given, "--prompts", "prompts.txt"])
     assert ran.exit_code == 143, ran.stderr

@@ -12,6 +12,7 @@ import pytest
 from markupsafe import Markup
 from typer.testing import CliRunner
 
+from chipsparse.cli.generation import denoise
 from chipsparse.cli.main import app
 from chipsparse.cli.pages.charts import Drawn, Renderer
 from chipsparse.cli.suite import lab as suite_lab
@@ -84,7 +85,7 @@ def again(finished, model, workdir, quick):
 @pytest.fixture
 def counted(monkeypatch, quick):
     """Counts generations; the one of the number that is put into ``stop`` is broken off."""
-    generate, made = suite_lab.denoise.generate, {"count": 0, "stop": None}
+    generate, made = denoise.generate, {"count": 0, "stop": None}
 
     def counting(*arguments, **options):
         if made["count"] == made["stop"]:
@@ -92,7 +93,7 @@ def counted(monkeypatch, quick):
         made["count"] += 1
         return generate(*arguments, **options)
 
-    monkeypatch.setattr(suite_lab.denoise, "generate", counting)
+    monkeypatch.setattr(denoise, "generate", counting)
     return made
 
 
@@ -429,8 +430,8 @@ def test_bundled_prompts_are_twelve_different_ones():
     ("arguments", "told"),
     [
         (("--suite", "{}/nowhere"), "the model folder .*nowhere does not exist"),
-        (("--suite", "{}", "--prompts", "three.txt", "--num", 4), "three.txt has 3 prompts, and "),
-        (("--suite", "{}", "--num", 13), "suite.txt has 12 prompts, and --count 13 asks for more"),
+        (("--suite", "{}", "--prompts", "three.txt", "--num", 4), "three.txt has 3 prompts; "),
+        (("--suite", "{}", "--num", 13), "suite.txt has 12 prompts; --count 13 asks for more"),
         (("--suite", "{}", "--num", 0), "--count 0 is too small"),
         (("--suite", "{}", "--prompts", "none.txt"), "none.txt could not be read"),
         (("--suite", "{}", "-o", "three.txt"), "three.txt is a file; a suite fills a folder"),

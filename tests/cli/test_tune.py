@@ -415,7 +415,7 @@ def test_dense_pictures_that_cannot_be_kept_end_the_search(again, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tune_lab.np, "save", full)
+    monkeypatch.setattr("numpy.save", full)
     result = again("--min-psnr", "40")
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1] == (
@@ -460,7 +460,7 @@ def test_lost_dense_pictures_are_made_again(again):
         ),
         (("--min-psnr", "30", "--steps", "3"), "at least 4 denoising steps, got 3"),
         (("--min-psnr", "30", "--results", "r.txt"), "--results r.txt must end in .json"),
-        (("--min-psnr", "30", "--prompts", "none.txt"), "--prompts none.txt cannot be read"),
+        (("--min-psnr", "30", "--prompts", "none.txt"), "--prompts none.txt could not be read"),
         (
             ("--min-psnr", "30", "--held-out-prompts", "5"),
             "prompts.txt has 4 different prompts, but 6 are needed: 1 to calibrate with and 5",

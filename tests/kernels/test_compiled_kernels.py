@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.compile_report import SHARED_BYTES, Instruction, hot_loops, instructions
+from benchmarks.compile_report import SHARED_BYTES
+from benchmarks.machine_code import Instruction, hot_loops, instructions
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,6 +51,7 @@ def spills_in_hot_loops(reports):
     return {name: spills for name, spills in found.items() if any(spills)}
 
 
+@pytest.mark.slow
 def test_no_default_kernel_spills_in_a_hot_loop(defaults):
     assert spills_in_hot_loops(defaults) == {}
 
@@ -71,6 +73,7 @@ def check_what_they_use(reports):
             assert each["hot_loops"] >= 2, name  # one that copies and one that multiplies
 
 
+@pytest.mark.slow
 def test_default_kernels_use_what_the_gpu_has(defaults):
     check_what_they_use(defaults)
     backends = {(each["operation"], each["backend"]) for each in defaults.values()}

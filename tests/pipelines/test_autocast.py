@@ -115,6 +115,7 @@ def test_caches_start_anew_where_autocast_comes_and_goes():
     assert error(found, expected) < CLOSE
 
 
+@pytest.mark.slow
 def test_blocks_that_are_compiled():
     pipe = tiny_flux_pipeline()
     torch._dynamo.reset()

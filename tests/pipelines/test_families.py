@@ -5,6 +5,8 @@ A module in ``families/`` adds the families that it lists in ``FAMILIES``.
 
 import functools
 import importlib
+import inspect
+import itertools
 from pathlib import Path
 
 import pytest
@@ -31,8 +33,24 @@ def collected():
 
 FAMILIES = collected()
 BASE = ""  # the call as the family gives it
-VARIANTS = [(name, variant) for name, family in FAMILIES.items() for variant in family.variants]
-CALLS = [*((name, BASE) for name in FAMILIES), *VARIANTS]
+CALLS = [(name, variant) for name in FAMILIES for variant in (BASE, *FAMILIES[name].variants)]
+# One for every transformer. What does not depend on the pipeline around it is tested with these,
+# and with the others in slow tests.
+MODELS = {
+    "chroma",
+    "cogvideox 2b",
+    "flux",
+    "flux2",
+    "hunyuan video",
+    "hunyuan video 1.5",
+    "ltx",
+    "mochi",
+    "qwen-image",
+    "sd3",
+    "wan 2.1",
+    "wan 2.2 two experts",
+}
+assert FAMILIES.keys() >= MODELS
 STEPS = 6
 SPARSE = SparsityConfig().override(
     {
@@ -56,8 +74,15 @@ EXACT = SPARSE.override(
     }
 )
 
+
+def slow_unless(quick):
+    """Parameters for a test of all families, in slow tests but for these."""
+    names = [pytest.param(n, marks=[] if n in quick else pytest.mark.slow) for n in FAMILIES]
+    return pytest.mark.parametrize("name", names)
+
+
 each_family = pytest.mark.parametrize("name", FAMILIES)
-each_call = pytest.mark.parametrize(("name", "variant"), CALLS)
+each_model = slow_unless(MODELS)
 
 
 def arguments_of(name, variant):
@@ -76,14 +101,25 @@ def generate(pipe, name, variant=BASE, *, steps=STEPS):
     )[0]
 
 
+def calls_of(name):
+    """The family's call and its variants."""
+    return (BASE, *FAMILIES[name].variants)
+
+
 def transformers_of(pipe):
     models = (pipe.transformer, getattr(pipe, "transformer_2", None))
     return [model for model in models if model is not None]
 
 
 @functools.cache
+def unpatched(name):
+    """A pipeline that is never patched."""
+    return FAMILIES[name].make()
+
+
+@functools.cache
 def dense(name, variant=BASE, steps=STEPS):
-    return generate(FAMILIES[name].make(), name, variant, steps=steps)
+    return generate(unpatched(name), name, variant, steps=steps)
 
 
 @functools.cache
@@ -111,32 +147,30 @@ def assert_expected(report, family):
 # What is computed.
 
 
-@each_family
-@pytest.mark.parametrize(
-    "config",
-    [SparsityConfig.dense(), SPARSE.override({"schedule.actions": ["dense"]})],
-    ids=["off", "all dense"],
-)
-def test_an_all_dense_plan_is_bit_equal_to_the_unpatched_pipeline(name, config):
+@each_model
+def test_an_all_dense_plan_is_bit_equal_to_the_unpatched_pipeline(name):
     pipe = FAMILIES[name].make()
-    with chipsparse.enable(pipe, config) as handle:
-        assert torch.equal(generate(pipe, name), dense(name))
-    assert set(handle.report.actions()) == {"dense"}
-    assert handle.report.cache_bytes == 0
-    assert handle.report.fallbacks == []
-
-
-@each_call
-def test_keeping_everything_is_the_dense_result(name, variant):
-    pipe = FAMILIES[name].make()
-    with chipsparse.enable(pipe, EXACT) as handle:
-        found = generate(pipe, name, variant)
-    assert handle.report.actions()["sparse"] > 0
-    assert_expected(handle.report, FAMILIES[name])
-    assert_close(found, dense(name, variant))
+    for config in (SparsityConfig.dense(), SPARSE.override({"schedule.actions": ["dense"]})):
+        with chipsparse.enable(pipe, config) as handle:
+            assert torch.equal(generate(pipe, name), dense(name))
+        assert set(handle.report.actions()) == {"dense"}
+        assert handle.report.cache_bytes == 0
+        assert handle.report.fallbacks == []
 
 
 @each_family
+def test_keeping_everything_is_the_dense_result_of_every_call(name):
+    pipe = FAMILIES[name].make()
+    rules = itertools.cycle(["merge", "difference"])
+    for variant, rule in zip(calls_of(name), rules, strict=False):
+        with chipsparse.enable(pipe, EXACT.override({"attention.delta_rule": rule})) as handle:
+            found = generate(pipe, name, variant)
+            assert handle.report.actions()["sparse"] > 0, variant
+            assert_expected(handle.report, FAMILIES[name])
+            assert_close(found, dense(name, variant))
+
+
+@each_model
 @pytest.mark.parametrize("final_dense_steps", [0, 1])
 def test_the_four_steps_of_a_distilled_model(name, final_dense_steps):
     pipe = FAMILIES[name].make()
@@ -155,23 +189,25 @@ def test_the_four_steps_of_a_distilled_model(name, final_dense_steps):
     assert_close(found, dense(name, steps=4))
 
 
-@each_call
-def test_every_call_runs_sparse(name, variant):
+@each_family
+def test_every_call_runs_sparse_and_leaves_no_trace(name):
     family, pipe = FAMILIES[name], FAMILIES[name].make()
     with chipsparse.enable(pipe, SPARSE) as handle:
-        found = generate(pipe, name, variant)
-    assert found.isfinite().all()
-    assert not torch.equal(found, dense(name, variant))
-    assert_expected(handle.report, family)
-    assert set(handle.report.actions()) >= {"refresh", "sparse"}
-    for record in handle.report.steps:
-        kept = {"attention": record.attention_kept, "mlp": record.mlp_kept}
-        for part in PARTS:
-            runs_sparse = record.action == "sparse" and part not in family.dense_parts
-            assert (kept[part] is not None) == runs_sparse
+        for variant in calls_of(name):
+            found = generate(pipe, name, variant)
+            assert found.isfinite().all(), variant
+            assert not torch.equal(found, dense(name, variant))
+            assert_expected(handle.report, family)
+            assert set(handle.report.actions()) >= {"refresh", "sparse"}
+            for record in handle.report.steps:
+                kept = {"attention": record.attention_kept, "mlp": record.mlp_kept}
+                for part in PARTS:
+                    runs_sparse = record.action == "sparse" and part not in family.dense_parts
+                    assert (kept[part] is not None) == runs_sparse
+        assert torch.equal(generate(pipe, name), sparse(name))
 
 
-@each_family
+@each_model
 def test_the_tile_order_changes_the_groups_and_not_the_model(name):
     raster = {"tile": None}
     pipe = FAMILIES[name].make()
@@ -181,53 +217,85 @@ def test_the_tile_order_changes_the_groups_and_not_the_model(name):
         assert not torch.equal(generate(pipe, name), sparse(name))
 
 
-# Isolation and restoring.
-
-
-@each_family
-def test_a_second_generation_equals_the_first(name):
-    pipe = FAMILIES[name].make()
-    with chipsparse.enable(pipe, SPARSE):
-        for _ in range(2):
-            assert torch.equal(generate(pipe, name), sparse(name))
-
-
-@pytest.mark.parametrize(("name", "variant"), VARIANTS)
-def test_another_call_between_leaves_no_trace(name, variant):
-    pipe = FAMILIES[name].make()
-    with chipsparse.enable(pipe, SPARSE):
-        generate(pipe, name, variant)
-        assert torch.equal(generate(pipe, name), sparse(name))
-
-
-@each_family
-@pytest.mark.parametrize("used", [False, True])
-def test_disable_restores_the_models_bit_for_bit(name, used):
-    pipe = FAMILIES[name].make()
-    models = transformers_of(pipe)
-    before = [state_of(model) for model in models]
-    weights = [{key: value.clone() for key, value in m.state_dict().items()} for m in models]
-    handle = chipsparse.enable(pipe, SPARSE)
-    assert [list(model.state_dict()) for model in models] == [list(saved) for saved in weights]
-    if used:
-        generate(pipe, name)
-    assert [state_of(model) for model in models] != before
-    handle.disable()
-    handle.disable()
-    assert [state_of(model) for model in models] == before
-    for model, saved in zip(models, weights, strict=True):
-        after = model.state_dict()
-        assert all(torch.equal(after[key], value) for key, value in saved.items())
-    assert torch.equal(generate(pipe, name), dense(name))
-
-
-@each_family
+@each_model
 def test_caches_in_host_memory_give_the_same_bits(name):
     pipe = FAMILIES[name].make()
     with chipsparse.enable(pipe, SPARSE.override({"memory.offload": "always"})) as handle:
         assert torch.equal(generate(pipe, name), sparse(name))
     assert handle.report.host_bytes > 0
     assert_expected(handle.report, FAMILIES[name])
+
+
+# Restoring.
+
+
+@each_model
+def test_disable_restores_the_models_bit_for_bit(name):
+    pipe = FAMILIES[name].make()
+    models = transformers_of(pipe)
+    before = [state_of(model) for model in models]
+    weights = [{key: value.clone() for key, value in m.state_dict().items()} for m in models]
+    for used in (False, True):
+        handle = chipsparse.enable(pipe, SPARSE)
+        assert [list(model.state_dict()) for model in models] == [list(saved) for saved in weights]
+        if used:
+            generate(pipe, name)
+        assert [state_of(model) for model in models] != before
+        handle.disable()
+        handle.disable()
+        assert [state_of(model) for model in models] == before
+        for model, saved in zip(models, weights, strict=True):
+            after = model.state_dict()
+            assert all(torch.equal(after[key], value) for key, value in saved.items())
+    assert torch.equal(generate(pipe, name), dense(name))
+
+
+# Calls of the transformer that are not the pipeline's.
+
+
+def call_of(model, run):
+    """The keyword arguments of the last call of a transformer in a generation."""
+    calls = []
+    hook = model.register_forward_pre_hook(
+        lambda _module, _args, kwargs: calls.append(kwargs), with_kwargs=True
+    )
+    run()
+    hook.remove()
+    return calls[-1]
+
+
+@each_model
+def test_gradients_are_left_alone(name):
+    pipe = FAMILIES[name].make()
+    (*_, model) = transformers_of(pipe)
+    call = call_of(model, lambda: generate(pipe, name))
+    expected = model(**call)[0]
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        generate(pipe, name)
+        seen = len(handle.report.steps)
+        found = model(**call)[0]
+        found.sum().backward()
+        assert len(handle.report.steps) == seen
+    assert torch.equal(found, expected)
+    for block in getattr(model, "transformer_blocks", None) or model.blocks:
+        assert any(parameter.grad is not None for parameter in block.parameters())
+
+
+@each_model
+def test_the_transformer_may_be_called_in_any_way(name):
+    pipe = FAMILIES[name].make()
+    (*_, model) = transformers_of(pipe)
+    call = call_of(model, lambda: generate(pipe, name))
+    del call["return_dict"]
+    names = inspect.signature(model.forward).parameters
+    positional = [call.pop(each) for each in itertools.takewhile(call.__contains__, names)]
+    with torch.no_grad():
+        expected = model(*positional, **call).sample
+        with chipsparse.enable(pipe, SPARSE):
+            for return_dict in (False, True):
+                found = model(*positional, **call, return_dict=return_dict)
+                assert isinstance(found, tuple) != return_dict
+                assert_close(found[0], expected)
 
 
 # Sizes and graphs.
@@ -270,7 +338,7 @@ def compile_blocks(model):
             block.compile(**options)
 
 
-@each_family
+@slow_unless({"flux", "wan 2.1"})
 def test_compiled_blocks_share_one_graph_for_each_kind(name):
     family, pipe = FAMILIES[name], FAMILIES[name].make()
     torch._dynamo.reset()

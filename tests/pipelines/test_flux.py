@@ -1,13 +1,10 @@
 """The FLUX adapter on random-weight pipelines: all pipeline classes, tile order, adapters."""
 
-import gc
-import weakref
-
 import diffusers
 import pytest
 import torch
-from diffusers import FluxControlNetModel, FluxPipeline
-from diffusers.hooks import FirstBlockCacheConfig, apply_group_offloading
+from diffusers import FluxControlNetModel
+from diffusers.hooks import apply_group_offloading
 from diffusers.models.attention import FeedForward
 from diffusers.models.transformers.transformer_flux2 import Flux2FeedForward
 from PIL import Image
@@ -19,7 +16,6 @@ from chipsparse.pipelines.flux import FluxAdapter, grids_of
 from tests.pipelines.model_state import actions, state_of
 from tests.tiny_models import (
     FLUX_CONFIG,
-    tiny_chroma_pipeline,
     tiny_flux_pipeline,
     tiny_flux_transformer,
 )
@@ -84,37 +80,16 @@ def error(found, expected):
 # What is computed.
 
 
-@pytest.mark.parametrize("rule", ["merge", "difference"])
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"negative_prompt": "a blue square", "true_cfg_scale": 3.0},
-        {"num_images_per_prompt": 2},
-        {"prompt": ["a red circle", "a blue square", "a white triangle"]},
-        {"height": 40, "width": 36},
-        {"height": 4, "width": 4},
-        {"max_sequence_length": 5},
-    ],
-    ids=str,
+    ("rule", "settings"),
+    [("merge", {"num_images_per_prompt": 2}), ("difference", {"max_sequence_length": 5})],
 )
 def test_keeping_everything_is_the_dense_result(pipe, rule, settings):
     expected = generate(pipe, **settings)
     with chipsparse.enable(pipe, EXACT.override({"attention.delta_rule": rule})) as handle:
-        found = generate(pipe, **settings)
+        torch.testing.assert_close(generate(pipe, **settings), expected, **CLOSE)
         assert handle.report.fallbacks == []
         assert actions(handle).count("sparse") == 4
-        if "true_cfg_scale" in settings:
-            assert actions(handle) == actions(handle, "uncond")
-    torch.testing.assert_close(found, expected, **CLOSE)
-
-
-def test_guidance_embeddings_change_nothing_about_it():
-    pipe = tiny_flux_pipeline(transformer=tiny_flux_transformer(guidance_embeds=True))
-    expected = generate(pipe, guidance_scale=7.0)
-    assert not torch.equal(generate(pipe, guidance_scale=1.0), expected)
-    with chipsparse.enable(pipe, EXACT):
-        torch.testing.assert_close(generate(pipe, guidance_scale=7.0), expected, **CLOSE)
 
 
 @pytest.mark.parametrize("rule", ["merge", "difference"])
@@ -137,26 +112,6 @@ def test_more_neurons_give_a_smaller_error(pipe, dense):
     assert errors[-1] < errors[0] / 3
 
 
-def test_the_report_says_what_was_done(pipe):
-    with chipsparse.enable(pipe, SPARSE.override({"schedule.skip_steps": [3]})) as handle:
-        generate(pipe)
-    assert actions(handle) == ["dense", "refresh", "sparse", "skip", "sparse", "refresh", "sparse"]
-    report = handle.report
-    assert report.fallbacks == []
-    assert report.cache_bytes > 0
-    assert report.backends["sparse_mlp_up"] == report.backends["sparse_mlp_down"] == "reference"
-    tokens = TEXT + 96
-    for record in report.steps:
-        assert record.steps_total == STEPS
-        if record.action.value == "sparse":
-            # The text may fill a stratum of the random columns, which then draws none.
-            assert record.attention_kept == pytest.approx(0.3, abs=1 / tokens)
-            assert record.mlp_kept == pytest.approx(38 / 128)
-            assert len(record.mlp_fractions) == len(record.attention_fractions) == LAYERS
-        else:
-            assert record.attention_kept is record.mlp_kept is None
-
-
 def test_text_columns_are_always_kept(pipe):
     config = SPARSE.override({"attention.density": 0.2, "attention.random_fraction": 0.0})
     with chipsparse.enable(pipe, config) as handle:
@@ -176,21 +131,6 @@ def test_text_columns_are_always_kept(pipe):
         assert not columns[..., TEXT:].all()
 
 
-def test_a_skipped_step_reuses_the_last_output(pipe):
-    seen = []
-    step = pipe.scheduler.step
-    pipe.scheduler.step = lambda noise, *args, **kw: (
-        seen.append(noise.clone()),
-        step(noise, *args, **kw),
-    )[1]
-    with chipsparse.enable(
-        pipe, SPARSE.override({"schedule.actions": ["dense", "refresh", "skip"]})
-    ):
-        generate(pipe)
-    assert all(torch.equal(noise, seen[1]) for noise in seen[1:])
-    assert not torch.equal(seen[0], seen[1])  # a refresh had to come before the skips
-
-
 def test_first_layers_stay_dense(pipe, dense):
     config = SPARSE.override({"schedule.first_dense_layers": LAYERS})
     with chipsparse.enable(pipe, config) as handle:
@@ -207,6 +147,7 @@ def test_first_layers_stay_dense(pipe, dense):
 
 
 CHANGES = [
+    {},
     {"height": 48, "width": 24},
     {"num_inference_steps": STEPS + 3},
     {"prompt": "a green square"},
@@ -216,72 +157,12 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: ",".join(change))
-def test_other_settings_between_calls_leave_no_trace(pipe, sparse, change):
-    with chipsparse.enable(pipe, SPARSE):
-        changed = generate(pipe, **change)
-        assert torch.equal(generate(pipe), sparse)
-    fresh = tiny_flux_pipeline()
-    with chipsparse.enable(fresh, SPARSE):
-        assert torch.equal(generate(fresh, **change), changed)
-
-
-@pytest.mark.parametrize("exception", [RuntimeError, KeyboardInterrupt])
-@pytest.mark.parametrize("step", [0, 1, 3])
-@pytest.mark.parametrize("where", ["double", "single", "callback"])
-def test_an_aborted_call_leaves_no_trace(pipe, sparse, exception, step, where):
-    calls = []
-
-    def fail_in_block(*_):
-        calls.append(None)
-        if len(calls) == step + 1:
-            raise exception("injected")
-
-    def fail_in_callback(_pipe, index, _t, tensors):
-        if index == step:
-            raise exception("injected")
-        return tensors
-
-    blocks = {
-        "double": pipe.transformer.transformer_blocks,
-        "single": pipe.transformer.single_transformer_blocks,
-    }
-    with chipsparse.enable(pipe, SPARSE):
-        if where == "callback":
-            with pytest.raises(exception, match="injected"):
-                generate(pipe, callback_on_step_end=fail_in_callback)
-        else:
-            hook = blocks[where][1].register_forward_hook(fail_in_block)
-            with pytest.raises(exception, match="injected"):
-                generate(pipe, "a green square")
-            hook.remove()
-        assert torch.equal(generate(pipe), sparse)
-
-
-def test_samples_of_a_batch_are_independent(pipe):
-    prompts = ["a red circle", "a blue square"]
-    with chipsparse.enable(pipe, SPARSE.override({"attention.random_fraction": 0.0})):
-        together = generate(pipe, prompts)
-        for index, prompt in enumerate(prompts):
-            alone = generate(pipe, prompt, seed=index)
-            torch.testing.assert_close(alone[0], together[index], atol=1e-4, rtol=1e-4)
-
-
-def test_branches_do_not_share_caches(pipe):
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        same = generate(pipe, negative_prompt="a blue square", true_cfg_scale=1.5)
-        keys = set()
-        session = handle._adapters[0].session
-
-        def look(_pipe, _step, _t, tensors):
-            keys.update(session._caches)
-            return tensors
-
-        again = generate(
-            pipe, negative_prompt="a blue square", true_cfg_scale=1.5, callback_on_step_end=look
-        )
-    assert torch.equal(same, again)
-    assert keys == {(branch, layer) for branch in ("cond", "uncond") for layer in range(LAYERS)}
+def test_the_order_of_calls_does_not_matter(pipe):
+    other = tiny_flux_pipeline()
+    with chipsparse.enable(pipe, SPARSE), chipsparse.enable(other, SPARSE):
+        forward = [generate(pipe, **change) for change in CHANGES]
+        backward = [generate(other, **change) for change in reversed(CHANGES)]
+    assert all(map(torch.equal, forward, reversed(backward)))
 
 
 # Pipelines that tell less, and see more than one picture.
@@ -315,12 +196,6 @@ def controlnet_components():
 MASK = Image.new("L", (48, 32), 0)
 MASK.paste(255, (8, 8, 40, 24))
 VARIANTS = {
-    "FluxImg2ImgPipeline": (dict, {"image": picture(1), "strength": 0.7}),
-    "FluxInpaintPipeline": (dict, {"image": picture(1), "mask_image": MASK, "strength": 0.8}),
-    "FluxControlPipeline": (
-        lambda: {"transformer": transformer_of(2)},
-        {"control_image": picture(2)},
-    ),
     "FluxControlImg2ImgPipeline": (
         lambda: {"transformer": transformer_of(2)},
         {"image": picture(1), "control_image": picture(2), "strength": 0.7},
@@ -346,18 +221,16 @@ VARIANTS = {
 }
 CFG = {"negative_prompt": "a blue square", "true_cfg_scale": 2.0}
 CALLS = [(name, {}) for name in VARIANTS]
-CALLS += [(name, CFG) for name in ("FluxImg2ImgPipeline", "FluxKontextPipeline")]
-CALLS += [("FluxControlNetPipeline", CFG)]
+CALLS += [(name, CFG) for name in ("FluxKontextPipeline", "FluxControlNetPipeline")]
 
 
 @pytest.mark.parametrize(("name", "guidance"), CALLS, ids=lambda part: str(part)[:30])
-def test_all_pipelines_keep_their_result(name, guidance):
+def test_further_pipelines_keep_their_result(name, guidance):
     components, arguments = VARIANTS[name]
     pipe = tiny_flux_pipeline(getattr(diffusers, name), **components())
-    arguments = {**arguments, **guidance, "num_inference_steps": 10}
+    steps = 10
+    arguments = {**arguments, **guidance, "num_inference_steps": steps}
     expected = generate(pipe, **arguments)
-    with chipsparse.enable(pipe, SparsityConfig.dense()):
-        assert torch.equal(generate(pipe, **arguments), expected)
     with chipsparse.enable(pipe, EXACT) as handle:
         found = generate(pipe, **arguments)
         assert handle.report.fallbacks == []
@@ -370,14 +243,12 @@ def test_all_pipelines_keep_their_result(name, guidance):
             assert made[:start] in (["dense"], ["dense", "dense"])
             assert "dense" not in made[start:-1]
             assert "sparse" in made
-        steps = [record.step for record in handle.report.steps if record.branch == "call0"]
-        late = 10 - int(10 * arguments.get("strength", 1.0))
-        assert steps == list(range(late, 10))
+        made = [record.step for record in handle.report.steps if record.branch == "call0"]
+        late = steps - int(steps * arguments.get("strength", 1.0))
+        assert made == list(range(late, steps))
     torch.testing.assert_close(found, expected, **CLOSE)
     with chipsparse.enable(pipe, SPARSE):
-        first = generate(pipe, **arguments)
-        assert torch.equal(generate(pipe, **arguments), first)
-    assert 0 < error(first, expected) < 0.3
+        assert 0 < error(generate(pipe, **arguments), expected) < 0.3
 
 
 def test_the_reference_picture_of_kontext_has_a_grid_of_its_own():
@@ -435,24 +306,6 @@ def ordered_and_not(model, arguments):
     return found, expected, plain
 
 
-@pytest.mark.parametrize("positional", [False, True])
-@pytest.mark.parametrize("return_dict", [False, True])
-def test_the_transformer_may_be_called_in_any_way(positional, return_dict):
-    model = tiny_flux_transformer()
-    arguments = call_arguments(torch.Generator().manual_seed(4))
-    arguments["img_ids"] = arguments["img_ids"][None]  # as older pipelines pass them
-    arguments["return_dict"] = return_dict
-    names = ["hidden_states", "encoder_hidden_states", "pooled_projections", "timestep", "img_ids"]
-    args = [arguments.pop(name) for name in names] if positional else []
-    pipe = tiny_flux_pipeline(transformer=model)
-    with torch.no_grad():
-        expected = model(*args, **arguments)[0]
-        with chipsparse.enable(pipe, SPARSE):
-            found = model(*args, **arguments)
-    assert isinstance(found, tuple) != return_dict
-    torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=1e-4)
-
-
 def test_positions_that_form_no_grid_stay_in_order_and_are_reported(pipe):
     arguments = call_arguments(torch.Generator().manual_seed(4))
     arguments["img_ids"] = torch.randint(0, 99, (96, 3)).float()
@@ -494,23 +347,6 @@ def test_grids_are_read_from_the_position_ids(ids, expected):
     assert grids_of(ids) == expected
 
 
-def test_chroma_runs_its_mlps_sparse_and_says_why_its_attention_is_dense():
-    pipe = tiny_chroma_pipeline()
-    expected = generate(pipe)
-    with chipsparse.enable(pipe, SparsityConfig.dense()):
-        assert torch.equal(generate(pipe), expected)
-    with chipsparse.enable(pipe, EXACT) as handle:
-        torch.testing.assert_close(generate(pipe), expected, **CLOSE)
-        assert handle.report.fallbacks == [
-            "attention runs dense: the pipeline passes an attention mask"
-        ]
-        last = handle.report.steps[-1]
-        assert (last.attention_fractions, len(last.mlp_fractions)) == ([], LAYERS)
-    with chipsparse.enable(pipe, SPARSE):
-        assert 0 < error(generate(pipe), expected) < 0.3
-    assert torch.equal(generate(pipe), expected)
-
-
 # Position.
 
 
@@ -547,45 +383,6 @@ def test_many_steps_in_half_precision_are_told_apart():
 # Restoring.
 
 
-def test_a_failing_enable_leaves_the_pipeline_as_it_was(pipe):
-    del pipe.transformer.single_transformer_blocks[1].attn.processor
-    before = state_of(pipe.transformer)
-    with pytest.raises(AttributeError):
-        chipsparse.enable(pipe, SPARSE)
-    assert state_of(pipe.transformer) == before
-
-
-def test_nothing_keeps_a_dropped_pipeline_alive():
-    pipe = tiny_flux_pipeline()
-    chipsparse.enable(pipe, SPARSE)
-    generate(pipe, num_inference_steps=2)
-    transformer = weakref.ref(pipe.transformer)
-    del pipe
-    gc.collect()
-    assert transformer() is None
-
-
-def test_saving_a_patched_pipeline_saves_the_stock_classes(pipe, tmp_path, dense):
-    with chipsparse.enable(pipe, SPARSE):
-        pipe.save_pretrained(tmp_path)
-    loaded = FluxPipeline.from_pretrained(tmp_path)
-    loaded.set_progress_bar_config(disable=True)
-    assert type(loaded.transformer) is type(pipe.transformer)
-    assert torch.equal(generate(loaded), dense)
-
-
-def test_recording_gradients_is_left_alone(pipe):
-    model = pipe.transformer
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        generate(pipe)
-        seen = len(handle.report.steps)
-        model(**call_arguments(torch.Generator().manual_seed(0)))[0].sum().backward()
-        assert len(handle.report.steps) == seen
-    block = model.single_transformer_blocks[0]
-    for linear in (block.attn.to_q, block.proj_mlp, block.proj_out):
-        assert linear.weight.grad is not None
-
-
 # Compiling.
 
 
@@ -604,6 +401,7 @@ def compiled_graphs(pipe):
     return found, first, counters["stats"]["unique_graphs"]
 
 
+@pytest.mark.slow
 def test_compiled_blocks_share_their_graphs(sparse):
     """As many as without chipsparse: the kinds of blocks, and what diffusers varies by itself."""
     _, *expected = compiled_graphs(tiny_flux_pipeline())
@@ -618,55 +416,12 @@ def test_compiled_blocks_share_their_graphs(sparse):
 # Living with what else diffusers does to a model.
 
 
-@pytest.mark.parametrize("enable_first", [True, False])
-def test_model_offload_hooks_may_come_and_go(pipe, sparse, dense, enable_first):
-    from accelerate import cpu_offload_with_hook
-    from accelerate.hooks import remove_hook_from_module
-
-    handle = chipsparse.enable(pipe, SPARSE) if enable_first else None
-    for _ in range(2):
-        cpu_offload_with_hook(pipe.transformer, torch.device("cpu"))
-        handle = handle or chipsparse.enable(pipe, SPARSE)
-        assert torch.equal(generate(pipe), sparse)
-        remove_hook_from_module(pipe.transformer, recurse=True)
-    handle.disable()
-    assert torch.equal(generate(pipe), dense)
-
-
 def offload_in_groups(pipe, kind):
     cpu = torch.device("cpu")
     options = {"num_blocks_per_group": 1} if kind == "block_level" else {}
     apply_group_offloading(
         pipe.transformer, onload_device=cpu, offload_device=cpu, offload_type=kind, **options
     )
-
-
-def test_group_offload_by_block(pipe, sparse):
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        offload_in_groups(pipe, "block_level")
-        assert torch.equal(generate(pipe), sparse)
-        assert handle.report.fallbacks == []
-
-
-def test_group_offload_by_leaf_runs_the_mlp_dense_and_says_so(pipe):
-    with chipsparse.enable(pipe, SPARSE.override({"mlp.enabled": False})):
-        attention_only = generate(pipe)
-    offload_in_groups(pipe, "leaf_level")
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        assert torch.equal(generate(pipe), attention_only)
-        (line, *others) = handle.report.fallbacks
-        assert "MLP runs dense" in line
-        assert "hooks of its own (offloading or casting)" in line
-        assert len(others) <= 1
-
-
-def test_a_block_cache_of_diffusers_on_top(pipe, dense):
-    pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.3))
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        found = generate(pipe)
-        assert torch.equal(generate(pipe), found)
-    assert "sparse" in actions(handle)
-    assert error(found, dense) < 0.3
 
 
 def test_a_replaced_processor_runs_dense(pipe, dense):
@@ -710,8 +465,9 @@ def add_lora(pipe, target, name="style", seed=7):
         pipe.transformer.add_adapter(config, adapter_name=name)
 
 
-@pytest.mark.parametrize("enable_first", [True, False])
-@pytest.mark.parametrize("target", LORA_TARGETS)
+@pytest.mark.parametrize(
+    ("target", "enable_first"), zip(LORA_TARGETS, [True, False, False, True], strict=True)
+)
 def test_an_active_lora_runs_dense_a_fused_one_sparse(pipe, sparse, target, enable_first):
     layer, which = LORA_TARGETS[target]
     if not enable_first:

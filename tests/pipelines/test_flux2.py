@@ -17,14 +17,11 @@ from tests.pipelines.families.flux2 import (
     GUIDED,
     HEIGHT,
     PICTURE,
-    TEXT,
-    TEXT_DIM,
     VARIANTS,
     klein,
     picture,
     random,
     tiny_flux2_pipeline,
-    tiny_flux2_transformer,
 )
 from tests.pipelines.families.flux2 import WIDTH as PIXELS
 from tests.pipelines.model_state import actions, state_of
@@ -395,23 +392,3 @@ def test_dev_is_told_its_guidance_and_announces_none(pipe):
         assert [record.step for record in handle.report.steps] == list(range(STEPS))
     told = generate(pipe, guidance_scale=7.0)
     assert not torch.equal(told, generate(pipe, guidance_scale=1.0))
-
-
-def test_the_transformer_may_be_called_in_any_way():
-    model = tiny_flux2_transformer(guidance_embeds=False)
-    arguments = {
-        "hidden_states": random(2, 24, CHANNELS, seed=1),
-        "encoder_hidden_states": random(2, TEXT, TEXT_DIM, seed=2),
-        "timestep": torch.tensor([0.7, 0.7]),
-        "img_ids": ids_of((4, 6)),
-        "txt_ids": torch.zeros(TEXT, 4),
-    }
-    expected = model(**arguments).sample.detach()
-    args = [arguments.pop(name) for name in list(arguments)[:3]]
-    with (
-        chipsparse.enable(tiny_flux2_pipeline(transformer=model), SPARSE),
-        torch.no_grad(),
-    ):
-        found = model(*args, **arguments).sample
-    assert not torch.equal(found, expected)  # another order of summation: the order did change
-    torch.testing.assert_close(found, expected, **CLOSE)

@@ -119,21 +119,6 @@ def test_timesteps_follow_the_tile_order(pipe, shape):
     assert (shuffled - expected).norm() > 0.1 * expected.norm()
 
 
-@pytest.mark.parametrize("per_token", [False, True])
-def test_the_transformer_may_be_called_in_any_way(pipe, per_token):
-    timesteps = torch.full((2, 1), 700.0)
-    if per_token:
-        timesteps = timesteps - torch.arange(TOKENS)
-    arguments = call_arguments(timestep=timesteps)
-    del arguments["return_dict"]
-    expected = pipe.transformer(**arguments).sample
-    names = ["hidden_states", "encoder_hidden_states", "timestep", "encoder_attention_mask"]
-    args = [arguments.pop(name) for name in names]
-    with chipsparse.enable(pipe, SPARSE), torch.no_grad():
-        found = pipe.transformer(*args, **arguments)
-    torch.testing.assert_close(found.sample, expected.detach(), **CLOSE)
-
-
 @pytest.mark.parametrize(
     ("positions", "expected"),
     [
@@ -242,18 +227,6 @@ def test_the_attention_backend_may_change_while_enabled(pipe):
     block = pipe.transformer.transformer_blocks[0]
     assert block.attn1.processor._attention_backend == "_native_math"
     assert block.attn1.processor._parallel_config is None
-
-
-def test_recording_gradients_is_left_alone(pipe):
-    model = pipe.transformer
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        generate(pipe)
-        seen = len(handle.report.steps)
-        found = model(**call_arguments())[0]
-        found.sum().backward()
-        assert len(handle.report.steps) == seen
-    assert torch.equal(found, model(**call_arguments())[0])
-    assert model.transformer_blocks[0].attn1.to_q.weight.grad is not None
 
 
 def test_both_halves_of_guidance_are_one_call(pipe):

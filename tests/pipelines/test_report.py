@@ -125,6 +125,7 @@ def test_an_exception_in_the_model_is_told(pipe):
         assert [record.finished for record in handle.report.steps] == [True] * 5
 
 
+@pytest.mark.slow
 def test_one_graph_serves_layers_with_and_without_budgets():
     """What a layer keeps is no guard: as many graphs as without budgets."""
     budgets = [

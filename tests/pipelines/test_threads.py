@@ -16,6 +16,7 @@ from tests.pipelines import test_flux, test_wan
 from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline
 
 GENERATIONS = 2
+STEPS = 5  # one of them recorded
 OF_LIBRARIES = ("tqdm_monitor", "InductorSubproc", "subproc_worker_timer")
 FAMILIES = {
     "flux": (tiny_flux_pipeline, test_flux),
@@ -73,6 +74,12 @@ def in_threads(*runs):
         raise errors[0]
 
 
+def generations(pipe, module):
+    return [
+        module.generate(pipe, seed=seed, num_inference_steps=STEPS) for seed in range(GENERATIONS)
+    ]
+
+
 @pytest.mark.parametrize("names", [("flux", "wan"), ("flux", "flux")], ids="+".join)
 def test_bits_are_those_of_one_after_the_other(names, device):
     pipes, modules = [], []
@@ -86,21 +93,17 @@ def test_bits_are_those_of_one_after_the_other(names, device):
     expected = []
     for pipe, module in zip(pipes, modules, strict=True):
         with chipsparse.enable(pipe, module.SPARSE):
-            expected.append([module.generate(pipe, seed=seed) for seed in range(GENERATIONS)])
+            expected.append(generations(pipe, module))
     handles = [
         chipsparse.enable(pipe, module.SPARSE) for pipe, module in zip(pipes, modules, strict=True)
     ]
     before = process_state()
-    found = [[], []]
+    found = [None, None]
 
     def run(number):
-        def generations():
-            for seed in range(GENERATIONS):
-                found[number].append(modules[number].generate(pipes[number], seed=seed))
+        found[number] = generations(pipes[number], modules[number])
 
-        return generations
-
-    in_threads(run(0), run(1))
+    in_threads(lambda: run(0), lambda: run(1))
     assert process_state() == before
     for name, handle, pictures, own in zip(names, handles, found, expected, strict=True):
         assert all(map(torch.equal, pictures, own)), name

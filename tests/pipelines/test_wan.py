@@ -5,13 +5,12 @@ import weakref
 
 import pytest
 import torch
-from diffusers.hooks import FirstBlockCacheConfig, apply_group_offloading
+from diffusers.hooks import apply_group_offloading
 from diffusers.models.attention_dispatch import attention_backend
 
 import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.pipelines.adapter import ADAPTER
-from chipsparse.pipelines.patches import TAG
 from tests.pipelines.model_state import actions, state_of
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
 
@@ -68,25 +67,6 @@ def sparse():
 # What is computed.
 
 
-@pytest.mark.parametrize("rule", ["merge", "difference"])
-def test_keeping_everything_is_the_dense_result(pipe, dense, rule):
-    with chipsparse.enable(pipe, EXACT.override({"attention.delta_rule": rule})) as handle:
-        found = generate(pipe)
-    assert actions(handle).count("sparse") == 4
-    torch.testing.assert_close(found, dense, atol=2e-4, rtol=2e-4)
-
-
-@pytest.mark.parametrize("rule", ["merge", "difference"])
-@pytest.mark.parametrize("part", ["attention", "mlp"])
-def test_every_rule_changes_the_result_a_little(pipe, dense, rule, part):
-    other = "mlp" if part == "attention" else "attention"
-    config = SPARSE.override({"attention.delta_rule": rule, f"{other}.enabled": False})
-    with chipsparse.enable(pipe, config):
-        found = generate(pipe)
-    error = ((found - dense).norm() / dense.norm()).item()
-    assert 0 < error < 0.3
-
-
 def test_the_report_says_what_was_done(pipe):
     with chipsparse.enable(pipe, SPARSE.override({"schedule.skip_steps": [3]})) as handle:
         generate(pipe)
@@ -96,49 +76,25 @@ def test_the_report_says_what_was_done(pipe):
     assert report.actions() == {"dense": 1, "refresh": 2, "sparse": 3, "skip": 1}
     assert report.fallbacks == []
     assert report.cache_bytes > 0
+    assert report.backends["sparse_mlp_up"] == report.backends["sparse_mlp_down"] == "reference"
     for record in report.steps:
         assert record.steps_total == STEPS
         assert (record.seconds > 0) == (record.action.value != "skip")
         if record.action.value == "sparse":
             assert record.attention_kept == pytest.approx((12 + 2) / 48)
             assert record.mlp_kept == pytest.approx(38 / 128)
+            assert len(record.mlp_fractions) == len(record.attention_fractions) == 3
         else:
-            assert record.attention_kept is None
+            assert record.attention_kept is record.mlp_kept is None
     assert report.mean_seconds("sparse") > 0
     assert report.mean_seconds("nothing") is None
-
-
-def test_a_skipped_step_reuses_the_last_output(pipe):
-    outputs = []
-    pipe.transformer.register_forward_hook(lambda *call: outputs.append(call[2][0].clone()))
-    config = SPARSE.override({"schedule.actions": ["dense", "refresh", "skip"]})
-    with chipsparse.enable(pipe, config):
-        generate(pipe, guidance_scale=1.0)
-    assert len(outputs) == 2  # the model itself ran twice
-    seen = []
-    step = pipe.scheduler.step
-    pipe.scheduler.step = lambda noise, *args, **kw: (
-        seen.append(noise.clone()),
-        step(noise, *args, **kw),
-    )[1]
-    with chipsparse.enable(pipe, config):
-        generate(pipe, guidance_scale=1.0)
-    assert all(torch.equal(noise, seen[1]) for noise in seen[2:])
-
-
-def test_first_layers_stay_dense(pipe):
-    config = SPARSE.override({"schedule.first_dense_layers": 3})
-    with chipsparse.enable(pipe, config) as handle:
-        found = generate(pipe)
-    assert {record.attention_kept for record in handle.report.steps} == {None}
-    # Only the tile order differs from the unpatched run, so only rounding does.
-    torch.testing.assert_close(found, generate(pipe), atol=1e-4, rtol=1e-4)
 
 
 # Isolation: nothing of a call shows in another.
 
 
 CHANGES = [
+    {},
     {"height": 96, "width": 48},
     {"num_frames": 17},
     {"num_inference_steps": STEPS + 3},
@@ -148,57 +104,12 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: ",".join(change))
-def test_other_settings_between_calls_leave_no_trace(pipe, sparse, change):
-    with chipsparse.enable(pipe, SPARSE):
-        changed = generate(pipe, **change)
-        assert torch.equal(generate(pipe), sparse)
-    fresh = tiny_wan_pipeline()
-    with chipsparse.enable(fresh, SPARSE):
-        assert torch.equal(generate(fresh, **change), changed)
-
-
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-@pytest.mark.parametrize("step", [0, 1, 3])
-@pytest.mark.parametrize("where", ["block", "callback"])
-def test_an_aborted_call_leaves_no_trace(pipe, sparse, error, step, where):
-    calls = []
-
-    def fail_in_block(*_):
-        calls.append(None)
-        if len(calls) == 2 * step + 2:  # in the uncond branch of that step
-            raise error("injected")
-
-    def fail_in_callback(_pipe, index, _t, tensors):
-        if index == step:
-            raise error("injected")
-        return tensors
-
-    with chipsparse.enable(pipe, SPARSE):
-        kwargs = {"callback_on_step_end": fail_in_callback} if where == "callback" else {}
-        hook = pipe.transformer.blocks[1].register_forward_hook(
-            fail_in_block if where == "block" else lambda *_: None
-        )
-        with pytest.raises(error, match="injected"):
-            generate(pipe, "a green square grows", **kwargs)
-        hook.remove()
-        assert torch.equal(generate(pipe), sparse)
-
-
-def test_an_exception_frees_the_caches(pipe):
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        (adapter,) = handle._adapters
-        pipe.transformer.blocks[2].register_forward_hook(lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            generate(pipe)
-        assert adapter.session.cache_bytes() == 0
-
-
-def test_caches_are_freed_after_a_generation(pipe):
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        generate(pipe)
-        assert handle.report.cache_bytes > 0
-        assert handle._adapters[0].session.cache_bytes() == 0
+def test_the_order_of_calls_does_not_matter(pipe):
+    other = tiny_wan_pipeline()
+    with chipsparse.enable(pipe, SPARSE), chipsparse.enable(other, SPARSE):
+        forward = [generate(pipe, **change) for change in CHANGES]
+        backward = [generate(other, **change) for change in reversed(CHANGES)]
+    assert all(map(torch.equal, forward, reversed(backward)))
 
 
 def run_branches(model, order):
@@ -236,11 +147,10 @@ def test_two_pipelines_do_not_know_of_each_other(sparse):
     with chipsparse.enable(two, EXACT):
         expected = generate(two)
         with chipsparse.enable(one, SPARSE):
-            assert torch.equal(generate(one), sparse)
-            assert torch.equal(generate(two), expected)
 
-            def run_the_other(_pipe, _index, _t, tensors):
-                assert torch.equal(generate(two), expected)
+            def run_the_other(_pipe, step, _t, tensors):
+                if step in (1, 3):  # behind a refresh and a sparse step
+                    assert torch.equal(generate(two), expected)
                 return tensors
 
             assert torch.equal(generate(one, callback_on_step_end=run_the_other), sparse)
@@ -286,15 +196,6 @@ def test_nothing_keeps_a_dropped_pipeline_alive():
     assert transformer() is None
 
 
-def test_enabling_twice_is_refused(pipe):
-    with (
-        chipsparse.enable(pipe, SPARSE),
-        pytest.raises(ValueError, match="patched already; call disable"),
-    ):
-        chipsparse.enable(pipe, SPARSE)
-    chipsparse.enable(pipe, SPARSE).disable()
-
-
 def test_unsupported_pipelines_are_refused(pipe):
     pipe.transformer = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match=r"transformer is a Linear.*WanTransformer3DModel"):
@@ -307,45 +208,25 @@ def test_a_transformer_compiled_as_a_whole_is_refused(pipe):
         chipsparse.enable(pipe, SPARSE)
 
 
-def test_saving_a_patched_pipeline_saves_the_stock_classes(pipe, tmp_path):
-    with chipsparse.enable(pipe, SPARSE):
-        pipe.save_pretrained(tmp_path)
-    loaded = type(pipe).from_pretrained(tmp_path)
-    assert type(loaded.transformer) is type(pipe.transformer)
-
-
 # Shapes.
 
 
 @pytest.mark.parametrize(
     "shape",
     [
-        {"num_frames": 1},
-        {"num_frames": 1, "height": 16, "width": 16},
-        {"num_frames": 5, "height": 48, "width": 112},
+        {"num_frames": 1, "height": 16, "width": 16},  # one token
         {"num_frames": 13, "height": 80, "width": 16},
     ],
     ids=str,
 )
-@pytest.mark.parametrize("config", [EXACT, SPARSE], ids=["exact", "sparse"])
-def test_any_shape_that_the_pipeline_accepts(pipe, shape, config):
+def test_any_shape_that_the_pipeline_accepts(pipe, shape):
     expected = generate(pipe, **shape)
-    with chipsparse.enable(pipe, config) as handle:
-        found = generate(pipe, **shape)
-    assert found.shape == expected.shape
-    assert "sparse" in actions(handle)
-    if config is EXACT:
-        torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
-    else:
-        assert (found - expected).norm() < 0.3 * expected.norm()
-
-
-def test_per_token_timesteps_of_wan_22_ti2v(dense):
-    pipe = tiny_wan_pipeline(expand_timesteps=True)
-    expected = generate(pipe)
-    torch.testing.assert_close(expected, dense, atol=1e-4, rtol=1e-4)
-    with chipsparse.enable(pipe, EXACT):
-        torch.testing.assert_close(generate(pipe), expected, atol=2e-4, rtol=2e-4)
+    for config, most in ((EXACT, 2e-4), (SPARSE, 0.3)):
+        with chipsparse.enable(pipe, config) as handle:
+            found = generate(pipe, **shape)
+        assert found.shape == expected.shape
+        assert "sparse" in actions(handle)
+        assert (found - expected).norm() < most * expected.norm()
 
 
 def test_per_token_timesteps_follow_the_tile_order(pipe):
@@ -362,23 +243,6 @@ def test_per_token_timesteps_follow_the_tile_order(pipe):
             found = pipe.transformer(**arguments)[0]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert not torch.equal(found, expected)  # the order did change
-
-
-def test_both_experts_have_their_own_state():
-    def two_experts():
-        return tiny_wan_pipeline(transformer_2=tiny_wan_transformer(seed=9), boundary_ratio=0.9)
-
-    plain, pipe = two_experts(), two_experts()
-    expected = generate(plain)
-    with chipsparse.enable(pipe, EXACT) as handle:
-        torch.testing.assert_close(generate(pipe), expected, atol=2e-4, rtol=2e-4)
-    # The second expert starts in the middle, with a dense and a refresh step of its own.
-    found = actions(handle)
-    assert len(found) == STEPS
-    first, second = (step for step, action in enumerate(found) if action == "dense")
-    assert first == 0
-    assert found[second + 1] == "refresh"
-    assert handle.report.actions().total() == STEPS
 
 
 # Living with what else diffusers does to a model.
@@ -433,19 +297,6 @@ def test_model_offload_hooks_may_come_and_go(pipe, sparse, dense, enable_first):
     assert hasattr(pipe.transformer, "_hf_hook")
 
 
-def test_an_adapter_in_an_mlp_runs_dense_and_says_so(pipe):
-    class Adapted(torch.nn.Linear):
-        pass
-
-    pipe.transformer.blocks[1].ffn.net[2].__class__ = Adapted
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        generate(pipe)
-    assert handle.report.fallbacks == [
-        "MLP runs dense in 1 of 3 layers (first: layer 1): "
-        "its second linear is of class Adapted (an adapter, or quantized)"
-    ]
-
-
 def test_the_attention_backend_may_change_while_enabled(pipe):
     with attention_backend("native"):  # diffusers sets it globally, too: restore it
         before = tiny_wan_pipeline()
@@ -466,16 +317,6 @@ def test_the_attention_backend_may_be_reset_while_enabled(pipe, sparse):
             assert torch.equal(generate(pipe), sparse)
         assert handle.report.fallbacks == []
     assert pipe.transformer.blocks[0].attn1.processor._attention_backend is None
-
-
-def test_a_block_cache_of_diffusers_on_top(pipe, dense):
-    """It skips blocks at steps that it chooses: layers then miss what their branch has recorded."""
-    pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.3))
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        found = generate(pipe)
-        assert torch.equal(generate(pipe), found)
-    assert "sparse" in actions(handle)
-    assert (found - dense).norm() < 0.3 * dense.norm()
 
 
 def test_a_layer_that_missed_its_refresh_makes_up_for_it(pipe, dense):
@@ -509,20 +350,6 @@ def test_the_first_experts_caches_are_freed_when_the_second_takes_over():
     assert held[-2:] == [[False, True], [False, False]]  # the last step needs no caches behind it
 
 
-def test_a_weight_that_is_no_plain_parameter_runs_dense_and_says_so(pipe):
-    class Packed(torch.nn.Parameter):
-        pass
-
-    linear = pipe.transformer.blocks[0].ffn.net[2]
-    linear.weight = Packed(linear.weight.data)
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        generate(pipe)
-    assert handle.report.fallbacks == [
-        "MLP runs dense in 1 of 3 layers (first: layer 0): "
-        "the weight of its second linear is a Packed"
-    ]
-
-
 def test_a_profile_for_another_model_is_refused(pipe, tmp_path):
     path = tmp_path / "other.yaml"
     path.write_text("model_class: FluxTransformer2DModel\n")
@@ -533,18 +360,6 @@ def test_a_profile_for_another_model_is_refused(pipe, tmp_path):
 def test_other_compiled_components_are_no_obstacle(pipe):
     pipe.vae = torch.compile(pipe.vae, backend="eager")
     chipsparse.enable(pipe, SPARSE).disable()
-
-
-def test_a_replaced_processor_runs_dense(pipe, dense):
-    config = SPARSE.override({"mlp.enabled": False, "tile": None})
-    with chipsparse.enable(pipe, config) as handle:
-        processor = type(pipe.transformer.blocks[0].attn1.processor)
-        for block in pipe.transformer.blocks:
-            block.attn1.set_processor(processor())
-        assert torch.equal(generate(pipe), dense)
-        assert handle.report.fallbacks == [
-            "attention runs dense in 3 of 3 layers (first: layer 0): its processor was replaced"
-        ]
 
 
 def test_pipelines_that_name_no_step_or_branch(pipe, sparse, monkeypatch):
@@ -560,20 +375,3 @@ def test_pipelines_that_name_no_step_or_branch(pipe, sparse, monkeypatch):
     assert actions(handle, "call0").count("sparse") == 4
     # Only the seeds of the random columns see the name of a branch.
     assert (found - sparse).norm() < 0.3 * sparse.norm()
-
-
-def test_recording_gradients_is_left_alone(pipe):
-    model = pipe.transformer
-    arguments = {
-        "hidden_states": torch.randn(1, 4, 3, 8, 8),
-        "timestep": torch.tensor([5]),
-        "encoder_hidden_states": torch.randn(1, 16, 32),
-    }
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        generate(pipe)
-        seen = len(handle.report.steps)
-        model(**arguments).sample.sum().backward()
-        assert len(handle.report.steps) == seen
-    assert model.blocks[0].attn1.to_q.weight.grad is not None
-    assert model.blocks[0].ffn.net[2].weight.grad is not None
-    assert not hasattr(model.blocks[0].attn1, TAG)

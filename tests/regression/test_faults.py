@@ -8,16 +8,8 @@ from tests.regression.check import closeness, violations
 from tests.regression.faults import FAULTS
 from tests.regression.golden import read
 
-# One of every sort, the mildest one (off by one row) among them; the others are slow tests.
-QUICK = {
-    faults.attention_delta_subtracted,
-    faults.branches_swapped,
-    faults.columns_of_an_earlier_refresh,
-    faults.groups_off_by_one,
-    faults.rows_off_by_one,
-    faults.other_random_columns,
-    faults.mlp_delta_subtracted,
-}
+# The mildest one of attention and one of the feed-forward layers; the others are slow tests.
+QUICK = {faults.rows_off_by_one, faults.mlp_delta_subtracted}
 # What the wider bounds of fp16 and bf16 find as well.
 GROSS = {
     faults.attention_delta_subtracted,

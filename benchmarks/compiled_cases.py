@@ -1,0 +1,347 @@
+"""The kernels in all configurations that launchers choose from, to compile without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any
+from unittest import mock
+
+import torch
+
+HOPPER, AMPERE = 90, 80
+
+# Types of arguments by name, for plain Triton; Gluon's are in `gluon_compat`, which explains them.
+TRITON_TYPES = {
+    "(query|key|value|output|kept|residual)_ptr": "*{half}:16",
+    "(lse|lse_dense|lse_previous|kept_lse|kept_mass)_ptr": "*fp32:16",
+    "column_sums_ptr": "*bf16:16",
+    "(query|key|value|output|kept|residual)_stride_[bhnm]": "i32:16",
+    "indices_stride_[bhg]": "i32",
+    "(indices_stride_k|residual_stride_d)": "i32:1",
+    "(indices|counts|static_counts)_ptr": "*i32:16",
+    "(mask|packed|static)_ptr": "*u8:16",
+    "sums_ptr": "*{half}:16",
+    "static_stride_[bhg]": "i32",
+    "heads|rows|groups|blocks|first_unit|columns|num_columns|row_bytes|keep_count|capacity": "i32",
+    "group_rows": "i32:16",
+    "strata|seed_state|turns|loose": "i32",
+    "scale|rounding": "fp32",
+}
+
+# As for all sizes of the MLPs in the named cases, whose groups have 128 rows.
+MLP_TYPES = {
+    "(hidden|weight|gate|bias|gate_bias|cache|delta|addend|result|parts|up)_ptr": "*{half}:16",
+    "(means|scores)_ptr": "*fp32:16",
+    "(cache|addend)_stride_c": "i32:1",
+    "(hidden|weight|gate|cache|delta|addend)_stride_[bnfk]|stride_[bf]": "i32:16",
+    "indices_stride_[bg]": "i32:16",
+    "rows|channels|neurons|capacity|group_rows": "i32:16",
+    "all_groups|keep": "i32",
+} | TRITON_TYPES
+TOP_TYPES = {"cache_ptr": "*fp32:16", "cache_stride_g": "i32:16", "cache_stride_f": "i32:1"}
+
+
+@dataclass(frozen=True)
+class CompiledCase:
+    """One kernel as some launch compiles it.
+
+    Attributes:
+        operation: folder of the kernel.
+        backend: as it is named there.
+        variant: what tells the cases of one backend apart.
+        default: launched by default: for a group of 128 rows, and the default delta rule.
+        compile: to what Triton returns for a compiled kernel.
+        capability: 90 for Hopper.
+    """
+
+    operation: str
+    backend: str
+    variant: str
+    default: bool
+    compile: Callable[[], Any]
+    capability: int = HOPPER
+
+    def __str__(self) -> str:
+        return f"{self.operation} {self.backend} sm_{self.capability} {self.variant}"
+
+
+def cases() -> list[CompiledCase]:
+    """Every kernel in all configurations that the launchers choose from."""
+    makers = (_gluon, _attention, _selection, _packing, _residuals, _mlp, _neurons)
+    return [case for make in makers for case in make()]
+
+
+def _gluon() -> Iterator[CompiledCase]:
+    from chipsparse.kernels import gluon_compat
+
+    def case(operation: str, variant: str, default: bool, *args: Any, **options: Any) -> Any:
+        compile_ = getattr(gluon_compat, f"compile_{operation}")
+        made = partial(compile_, *args, **options)
+        return CompiledCase(operation, "gluon_sm90", variant, default, made)
+
+    sparse = import_module("chipsparse.kernels.column_sparse_attention.gluon_sm90")
+    for head_dim, rows in sparse.CONFIGS:
+        for rule, half in ((None, "bf16"), ("merge", "bf16"), ("merge", "fp16")):
+            if half == "bf16" or (head_dim, rows) == (128, 128):
+                variant = f"D{head_dim} rows{rows} {rule or 'none'} {half}"
+                default = rows == 128 and half == "bf16"
+                arguments = (head_dim, rows, rule, half)
+                yield case("column_sparse_attention", variant, default, *arguments)
+    for head_dim in (64, 128):
+        for sums, rows, half in (
+            (True, 128, "bf16"),
+            (True, 64, "bf16"),
+            (False, 128, "bf16"),
+            (True, 128, "fp16"),
+        ):
+            yield case(
+                "dense_attention_column_sums",
+                f"D{head_dim} rows{rows} {'sums' if sums else 'no sums'} {half}",
+                sums and rows == 128 and half == "bf16",
+                head_dim,
+                with_column_sums=sums,
+                part_rows=rows,
+                half=half,
+            )
+    for activation, even, half in (
+        ("gelu-tanh", True, "bf16"),
+        ("gelu", True, "bf16"),
+        ("silu", False, "bf16"),
+        ("gelu-tanh", False, "fp16"),
+    ):
+        variant = f"{activation}{' ragged' * (not even)} {half}"
+        default = even and activation == "gelu-tanh"
+        yield case("sparse_mlp_up", variant, default, activation, even=even, half=half)
+    for addend, even, half in ((False, True, "bf16"), (True, True, "bf16"), (True, False, "fp16")):
+        variant = f"{'addend' if addend else 'alone'}{' ragged' * (not even)} {half}"
+        yield case("sparse_mlp_down", variant, even, addend=addend, even=even, half=half)
+
+
+def _attention() -> Iterator[CompiledCase]:
+    class Query:
+        device = torch.device("cuda", 0)
+        shape: tuple[int, ...] = ()
+
+    for capability in (HOPPER, AMPERE):
+        for head_dim in (64, 128):
+            Query.shape = (1, 1, 1, head_dim)
+            variants = [
+                ("column_sparse_attention", True, rule, {"RULE": rule, "WIDE_OFFSETS": False})
+                for rule in ("none", "merge")
+            ] + [
+                ("dense_attention_column_sums", sums, text, {"WITH_COLUMN_SUMS": sums})
+                for sums, text in ((True, "sums"), (False, "no sums"))
+            ]
+            for operation, default, text, constants in variants:
+                module = _module(operation)
+                pretended = {"return_value": divmod(capability, 10), "create": True}
+                with mock.patch.object(module, "compute_capability", **pretended):
+                    config = module.CONFIGS[module.default_config(Query)]
+                yield _triton(
+                    operation,
+                    f"_{operation}_kernel",
+                    f"D{head_dim} {text} bf16",
+                    default,
+                    {"HEAD_DIM": head_dim, "WIDE_PRODUCTS": False, **constants, **config},
+                    capability,
+                )
+
+
+def _selection() -> Iterator[CompiledCase]:
+    module = _module("column_selection")
+    for half, even, static in (
+        ("bf16", True, False),
+        ("bf16", True, True),
+        ("bf16", False, False),
+        ("fp32", True, False),
+    ):
+        packed = even and half != "fp32"  # compares two 16-bit sums by one instruction
+        yield _triton(
+            "column_selection",
+            "_select_kernel",
+            f"select {half}{' ragged' * (not even)}{' static' * static}",
+            half == "bf16" and even,
+            {
+                "INFINITY": 0x7C00 if half == "fp16" else 0x7F80,
+                "EVEN": even,
+                "STATIC": static,
+                "PACKED": packed,
+                "BYTES": module.TILE_BYTES if even else module.TILE_BYTES // 2,
+                "SAMPLE": module.SAMPLE_BYTES,
+                "num_warps": module.SELECT_WARPS,
+                **(module.OCCUPANCY if packed else {}),
+            },
+            half=half,
+        )
+    for wide in (False, True):
+        constants = {"WIDE": wide, "STRATA": module.STRATA, "num_warps": module.DRAW_WARPS}
+        variant = f"draw{' wide' * wide}"
+        yield _triton("column_selection", "_draw_kernel", variant, not wide, constants)
+
+
+def _packing() -> Iterator[CompiledCase]:
+    module = _module("mask_packing")
+    pack = {"BYTES": module.PACK_BYTES, "num_warps": module.PACK_WARPS}
+    for kernel, variant, constants in (
+        ("pack", "pack", {"EVEN": True, **pack}),
+        ("pack", "pack ragged", {"EVEN": False, **pack}),
+        ("unpack", "unpack", {"EVEN": True, **pack}),
+        ("unpack", "unpack ragged", {"EVEN": False, **pack}),
+        ("count", "count", {"WORDS": module.COUNT_WORDS, "num_warps": module.COUNT_WARPS}),
+        ("list", "list", {"STAGED": True, "num_warps": 1}),
+    ):
+        yield _triton("mask_packing", f"_{kernel}_kernel", variant, True, constants)
+
+
+def _residuals() -> Iterator[CompiledCase]:
+    module = _module("merge_residual")
+    for half in ("bf16", "fp32"):
+        for head_dim in (64, 128):
+            constants = {
+                "WIDTH": head_dim,
+                "ROWS": module.TILE_ELEMENTS // head_dim,
+                "COLUMNS": head_dim,
+                "num_warps": module.WARPS,
+            }
+            variant = f"D{head_dim} {half}"
+            yield _triton("merge_residual", "_residual_kernel", variant, True, constants, half=half)
+
+
+def _mlp() -> Iterator[CompiledCase]:
+    up, down = _module("sparse_mlp_up"), _module("sparse_mlp_down")
+    even = {"COUNTS": False, "EVEN_ROWS": True, "EVEN_CHANNELS": True, "WIDE_PRODUCTS": False}
+    for capability in (HOPPER, AMPERE):
+        with _pretended(up, capability), _pretended(down, capability):
+            defaults = {gated: up.default_config(_OnGpu, gated=gated) for gated in (False, True)}
+            down_default = down.default_config(_OnGpu)
+        for name, config in up.CONFIGS.items():
+            for gated in (False, True):
+                if _sums_fit(config, 1 + gated, capability):
+                    yield _triton(
+                        "sparse_mlp_up",
+                        "_sparse_mlp_up_kernel",
+                        f"{name}{' gated' * gated} bf16",
+                        name == defaults[gated],
+                        {**_first_layer(gated), **even, **config},
+                        capability,
+                        types=MLP_TYPES,
+                    )
+        for name, config in down.CONFIGS.items():
+            if _sums_fit(config, 1, capability):
+                constants = {"ADDEND": True, "EVEN_NEURONS": True, "WIDE_OFFSETS": False}
+                yield _triton(
+                    "sparse_mlp_down",
+                    "_sparse_mlp_down_kernel",
+                    f"{name} bf16",
+                    name == down_default,
+                    {**constants, **even, **config},
+                    capability,
+                    types=MLP_TYPES,
+                )
+    sizes = {"TOKENS": up.ACTIVATE_TOKENS, "NEURONS": up.ACTIVATE_NEURONS}
+    constants = {**_first_layer(False), **sizes, "num_warps": up.ACTIVATE_WARPS}
+    kernel, variant = "_activate_kernel", "activate bf16"
+    yield _triton("sparse_mlp_up", kernel, variant, True, constants, types=MLP_TYPES)
+
+
+def _neurons() -> Iterator[CompiledCase]:
+    module = _module("neuron_selection")
+
+    def case(kernel: str, variant: str, default: bool, constants: Any, *args: Any) -> CompiledCase:
+        types = TOP_TYPES | MLP_TYPES if kernel != "_means_kernel" else MLP_TYPES
+        return _triton("neuron_selection", kernel, variant, default, constants, *args, types=types)
+
+    for capability in (HOPPER, AMPERE):
+        with _pretended(module, capability):
+            defaults = {
+                (module.default_product_config(_OnGpu, groups, gated=gated), gated)
+                for groups in (32, 64, 256)
+                for gated in (False, True)
+            }
+        for name, config in module.PRODUCT_CONFIGS.items():
+            for gated in (False, True):
+                if gated and (name, gated) not in defaults:
+                    continue  # two weights at a time leave the larger tiles no room
+                constants = {
+                    **_first_layer(gated, alone="none"),
+                    "SCORES": True,
+                    "EVEN_CHANNELS": True,
+                    "WIDE_PRODUCTS": False,
+                    **config,
+                }
+                variant, default = (
+                    f"product {name}{' gated' * gated} bf16",
+                    (name, gated) in defaults,
+                )
+                yield case("_product_kernel", variant, default, constants, capability)
+    for name, config in module.MEAN_CONFIGS.items():
+        yield case("_means_kernel", f"means {name} bf16", True, config)
+    for block, warps in module.TOP_WARPS:
+        for part in sorted({min(block, module.TOP_PART), block}):
+            constants = {"BLOCK": block, "PART": part, "num_warps": warps}
+            yield case("_top_kernel", f"top {part} of {block}", block <= 16384, constants)
+
+
+def _first_layer(gated: bool, *, alone: str = "gelu-tanh") -> dict[str, Any]:
+    """Constants of a first layer with biases; without a gate its activation is the other one."""
+    activation = "silu" if gated else alone
+    return {"ACTIVATION": activation, "GATED": gated, "BIAS": True, "GATE_BIAS": gated}
+
+
+def _sums_fit(config: Mapping[str, int], products: int, capability: int) -> bool:
+    """Whether a configuration is meant for that: Ampere keeps factors in registers as well."""
+    sums = products * config["BLOCK_M"] * config["BLOCK_N"] // (32 * config["num_warps"])
+    return sums <= config.get("maxnreg", 256) // (2 if capability >= HOPPER else 4)
+
+
+class _OnGpu:
+    """A tensor of a device that is not there, as a choice of a configuration looks at it."""
+
+    device = None
+
+
+def _pretended(module: Any, capability: int) -> Any:
+    """A context in which the module takes the GPU for another."""
+    return mock.patch.object(module, "has_large_shared_memory", return_value=capability >= HOPPER)
+
+
+def _module(operation: str) -> Any:
+    return import_module(f"chipsparse.kernels.{operation}.triton_kernel")
+
+
+def _triton(
+    operation: str,
+    kernel: str,
+    variant: str,
+    default: bool,
+    constants: Mapping[str, Any],
+    capability: int = HOPPER,
+    *,
+    half: str = "bf16",
+    types: Mapping[str, str] = TRITON_TYPES,
+) -> CompiledCase:
+    made = partial(_compile, operation, kernel, types, dict(constants), half, capability)
+    return CompiledCase(operation, "triton", variant, default, made, capability)
+
+
+def _compile(
+    operation: str,
+    kernel: str,
+    types: Mapping[str, str],
+    constants: Mapping[str, Any],
+    half: str,
+    capability: int,
+) -> Any:
+    from chipsparse.kernels.gluon_compat import compile_kernel
+
+    return compile_kernel(
+        getattr(_module(operation), kernel),
+        types,
+        constants,
+        options={name: constants.get(name) for name in ("num_warps", "maxnreg")},
+        half=half,
+        capability=capability,
+    )
