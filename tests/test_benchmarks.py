@@ -16,6 +16,7 @@ from benchmarks import (
     attention_curve,
     curve_figure,
     offload,
+    quality,
     random_inputs,
     records,
     timeline_figure,
@@ -538,7 +539,10 @@ def pipeline_run(folder, op, *arguments):
     return code, json.loads(path.read_text()) if path.exists() else []
 
 
-def test_quality_of_images_is_measured(image_model):
+def test_quality_of_images_is_measured(image_model, monkeypatch):
+    monkeypatch.setattr(quality, "IMAGE_KEEP_FRACTIONS", (0.1, 0.3, 0.5))
+    monkeypatch.setattr(quality, "DRIFT_KEEP_FRACTIONS", (0.3,))
+    monkeypatch.setattr(quality, "DRIFT_STEPS", 12)
     sheet = image_model.parent / "sheet.png"
     arguments = ("--count", "2", "--case", "MLP", "--sheet", str(sheet))
     code, found = pipeline_run(image_model, "quality", *arguments)
@@ -555,9 +559,9 @@ def test_quality_of_images_is_measured(image_model):
         assert other["mlp_kept"] == by_case["keep 30%, MLP"]["mlp_kept"]
         # Neurons with random weights are all alike, so only a trained model tells right from wrong.
         assert 0 < abs(other["psnr_median"] - psnrs["keep 30%, MLP"]) < 1
-    drift = by_case["drift over 50 steps, keep 30%, MLP"]
-    assert drift["steps"] == 50
-    assert drift["actions"] == {"dense": 1, "refresh": 1, "sparse": 48}
+    drift = by_case["drift over 12 steps, keep 30%, MLP"]
+    assert drift["steps"] == 12
+    assert drift["actions"] == {"dense": 1, "refresh": 1, "sparse": 10}
     assert by_case["keep 30%, MLP"]["actions"] == {"dense": 2, "refresh": 2, "sparse": 4}
 
 

@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -50,9 +51,15 @@ def files(*folders):
     return {path.resolve() for folder in folders for path in (ROOT / folder).rglob("*.py")}
 
 
+@cache
+def imported_by(path):
+    """The same, of a file that is read once."""
+    return imported(path.read_text())
+
+
 def of_others(*folders):
     """What the files of some folders import that is neither ours nor Python's own."""
-    found = {name for path in files(*folders) for name in imported(path.read_text())}
+    found = {name for path in files(*folders) for name in imported_by(path)}
     ours = {path.stem for path in files("assets")} | {*PACKAGE, *BESIDE}
     return found - ours - sys.stdlib_module_names
 

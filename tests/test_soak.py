@@ -59,6 +59,15 @@ def script(*calls, ways=("captured", "one handle"), settings=(), surroundings=()
     return Script(7, 3, "flux", settings, False, ways, surroundings, "wan 2.1", calls)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def new_objects_alone():
+    """What other tests left in the process is not looked at again in each collection."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 # What happens.
 
 
@@ -175,7 +184,6 @@ def test_tensors_that_stay_are_found():
     assert sentence == "1 tensors stay alive: 1 of torch.float32 [3]"
     assert memory.left() == []
     assert len(memory.resident_bytes) == 4
-    gc.unfreeze()
 
 
 def grown(*sizes):
@@ -184,11 +192,11 @@ def grown(*sizes):
     for first, second in zip(sizes[::2], sizes[1::2], strict=True):
         memory.resident_bytes += [first, second]
         memory.repeated()
-    gc.unfreeze()
     return memory.growth()
 
 
-def test_growth_is_told_from_what_is_loaded_once():
+def test_growth_is_told_from_what_is_loaded_once(monkeypatch):
+    monkeypatch.setattr(Memory, "settle", lambda _: None)
     loading = [size for run in range(9) for size in 2 * [run << 24]]
     assert grown(*loading) == []
     leaking = [run << 20 for run in range(18)]
@@ -285,7 +293,6 @@ def test_a_report_must_explain_itself():
 def soak():
     with settled(CPU):
         yield Soak(PLACE, TapeRecorder())
-    gc.unfreeze()
 
 
 def test_a_run_without_a_fault_has_no_findings(soak):
@@ -309,7 +316,13 @@ def test_the_reference_sees_the_same_changes(name, soak):
     assert soak.run(script(call(), call(Event(name, None, 1)), call(), ways=())) == Findings()
 
 
-@pytest.mark.parametrize("name", [*PREPARATIONS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "compiled blocks" else ())
+        for name in PREPARATIONS
+    ],
+)
 def test_the_reference_has_the_same_surroundings(name, soak):
     assert soak.run(script(call(), surroundings=(name,), ways=())) == Findings()
 

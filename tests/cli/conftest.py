@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from chipsparse.cli.main import app
+from chipsparse.cli.model import weight_files, weights
 from tests.tiny_models import PROMPT, tiny_wan_pipeline
 
 PROFILE = """\
@@ -35,6 +37,24 @@ class Ran:
     exit_code: int
     stdout: str
     stderr: str
+
+
+@pytest.fixture(scope="session", autouse=True)
+def modules_without_memory():
+    """Models are made on the meta device once for each config, as nothing but shapes is read."""
+    made_from, made = weights.made_from, {}
+
+    def once(found, config):
+        key = found, json.dumps(config, sort_keys=True)
+        if key not in made:
+            made[key] = made_from(found, config)
+            assert {each.device.type for each in made[key].parameters()} <= {"meta"}
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (weights, weight_files):
+            patch.setattr(module, "made_from", once)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ class PageReader(HTMLParser):
     """The elements of a page, its texts, and whatever is wrong with its nesting.
 
     Attributes:
+        source: the page.
         elements: tag and attributes, in order.
         headings: texts of h1, h2 and h3.
         texts: all other texts but the style sheet, in order.
@@ -21,6 +22,7 @@ class PageReader(HTMLParser):
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)
+        self.source = page
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.headings: list[str] = []
         self.texts: list[str] = []

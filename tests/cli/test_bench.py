@@ -220,8 +220,16 @@ def display():
 # Random weights
 
 
+FAST = ("flux", "wan 2.1", "sd3")
+
+
 @pytest.mark.parametrize(
-    "name", [name for name in FAMILIES if not name.startswith("hunyuan video 1.5")]
+    "name",
+    [
+        pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
+        for name in FAMILIES
+        if not name.startswith("hunyuan video 1.5")
+    ],
 )
 def test_a_random_pipeline_runs_as_the_real_one_does(name, tmp_path):
     family = FAMILIES[name]

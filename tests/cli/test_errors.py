@@ -352,10 +352,24 @@ def test_values_that_are_not_finite(dtype, advice):
         denoise._as_frames(Output(), dtype)
 
 
+# The command, whose second denoising step does not end.
+ENDLESS = """
+import sys, time
+from chipsparse.cli.generation import denoise
+from chipsparse.cli.main import main
+
+action_of = denoise._action_of
+denoise._action_of = lambda report, step: time.sleep(600 * step) or action_of(report, step)
+main()
+"""
+
+
 def test_ctrl_c_during_generation_leaves_nothing(model_folder, workdir):
-    program = [sys.executable, "-m", "chipsparse.cli.main", "generate", PROMPT]
     running = subprocess.Popen(
-        [*program, "-o", "out.mp4", "--model", str(model_folder), "--steps", "400"],
+        [
+            *(sys.executable, "-c", ENDLESS, "generate", PROMPT, "-o", "out.mp4"),
+            *("--model", str(model_folder), "--steps", "5"),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -364,7 +378,7 @@ def test_ctrl_c_during_generation_leaves_nothing(model_folder, workdir):
     )
     try:
         assert running.stderr.readline() == "loading the model\n"
-        assert running.stderr.readline().startswith("sparse run: step 80 of 400 (sparse), ")
+        assert running.stderr.readline().startswith("sparse run: step 1 of 5 (dense), ")
         running.send_signal(signal.SIGINT)
         stdout, stderr = running.communicate(timeout=600)
     finally:

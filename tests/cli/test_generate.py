@@ -48,27 +48,18 @@ def test_gif_has_the_frames(generate, workdir):
     assert names(workdir) == ["out.gif"]
 
 
-def test_several_frames_give_numbered_pngs(generate, workdir):
-    assert generate("-o", "out.png").exit_code == 0
-    assert names(workdir) == [f"out-00{index}.png" for index in range(5)]
-    assert {iio.imread(name).shape for name in names(workdir)} == {FRAME_SHAPE}
-
-
-def test_one_frame_gives_one_png(generate, workdir):
+def test_one_frame_gives_one_png_of_ordinary_permissions(generate, workdir):
     assert generate("-o", "out.png", "--frames", "1", "--height", "48").exit_code == 0
     assert names(workdir) == ["out.png"]
     assert iio.imread("out.png").shape == (48, 48, 3)
-
-
-def test_files_have_ordinary_permissions(generate, workdir):
-    assert generate("-o", "out.png", "--frames", "1").exit_code == 0
     (workdir / "reference").touch()
     assert os.stat("out.png").st_mode == os.stat("reference").st_mode
 
 
-def test_dense_is_what_the_pipeline_alone_makes(generate, model_folder):
+def test_dense_is_what_the_pipeline_alone_makes(generate, workdir, model_folder):
     ran = generate("-o", "out.png", "--dense", "--seed", "7", "--negative-prompt", "blue")
     assert ran.exit_code == 0, ran.stderr
+    assert names(workdir) == [f"out-00{index}.png" for index in range(5)]
     pipe = WanPipeline.from_pretrained(model_folder)
     pipe.set_progress_bar_config(disable=True)
     frames = pipe(
@@ -84,14 +75,6 @@ def test_dense_is_what_the_pipeline_alone_makes(generate, model_folder):
     ).frames[0]
     written = np.stack([iio.imread(f"out-00{index}.png") for index in range(5)])
     np.testing.assert_array_equal(written, np.rint(frames * 255).astype(np.uint8))
-
-
-def test_the_same_seed_gives_the_same_frames(generate):
-    for output, seed in (("a.png", "3"), ("b.png", "3"), ("c.png", "4")):
-        assert generate("-o", output, "--frames", "1", "--seed", seed).exit_code == 0
-    a, b, c = (iio.imread(f"{name}.png") for name in "abc")
-    np.testing.assert_array_equal(a, b)
-    assert (a != c).any()
 
 
 def test_table(generate):
@@ -159,13 +142,13 @@ def test_a_bundled_model_says_what_it_is(generate):
 
 
 def test_progress_off_a_terminal_is_a_few_plain_lines_on_stderr(generate):
-    ran = generate("--steps", "40", "--frames", "1", "--dense")
+    ran = generate("--steps", "10", "--frames", "1", "--dense")
     lines = ran.stderr.splitlines()
     assert lines[0] == "loading the model"
     assert lines[-1] == "writing out.gif"
     assert len(lines) == 7
     assert re.fullmatch(
-        r"dense run: step 8 of 40 \(dense\), [\d.]+ m?s elapsed, about [\d.]+ s left", lines[1]
+        r"dense run: step 2 of 10 \(dense\), [\d.]+ m?s elapsed, about [\d.]+ s left", lines[1]
     )
     assert "\x1b" not in ran.stderr
 
@@ -244,7 +227,9 @@ def test_compare_gives_the_frames_of_separate_runs(generate):
     assert generate("-o", "both.png", "--compare", "--frames", "1").exit_code == 0
     assert generate("-o", "sparse.png", "--frames", "1").exit_code == 0
     assert generate("-o", "dense.png", "--frames", "1", "--dense").exit_code == 0
+    assert generate("-o", "other.png", "--frames", "1", "--seed", "4").exit_code == 0
     np.testing.assert_array_equal(iio.imread("both.png"), iio.imread("sparse.png"))
+    assert (iio.imread("other.png") != iio.imread("sparse.png")).any()
     np.testing.assert_array_equal(iio.imread("both-dense.png"), iio.imread("dense.png"))
 
 
@@ -271,9 +256,11 @@ def test_config_overrides_the_profile_of_the_model(generate, tmp_path):
         "generation: {height: 48, width: 32, num_frames: 1, num_inference_steps: 3}\n"
         "sparsity: {schedule: {actions: [dense, refresh, skip]}}\n"
     )
-    ran = generate("--config", str(profile), "--json", "--guidance-scale", "1")
+    given = ("--json", "--guidance-scale", "1", "--dtype", "bfloat16")
+    ran = generate("--config", str(profile), *given)
     assert ran.exit_code == 0, ran.stderr
     content = json.loads(ran.stdout)
+    assert content["dtype"] == "bfloat16"
     assert content["profile"] == str(profile)
     assert content["settings"]["guidance_scale"] == 1.0
     assert content["settings"]["max_sequence_length"] == 512  # the pipeline's own
@@ -317,12 +304,6 @@ def test_ram_overrides_the_profile(generate):
     assert any("do not fit into the memory budgets" in line for line in half["fallbacks"])
 
 
-def test_bfloat16(generate):
-    ran = generate("--dtype", "bfloat16", "--json")
-    assert ran.exit_code == 0, ran.stderr
-    assert json.loads(ran.stdout)["dtype"] == "bfloat16"
-
-
 def test_as_a_program(model_folder, workdir):
     program = [sys.executable, "-m", "chipsparse.cli.main", "generate", PROMPT]
     ran = subprocess.run(
@@ -354,17 +335,6 @@ def test_help_and_version():
     result = runner.invoke(app, ["--version"])
     assert result.exit_code == 0
     assert result.stdout.startswith("chipsparse 0.")
-
-
-@pytest.mark.parametrize("command", ["generate", "explain", "compare", "bench"])
-def test_help_does_not_load_torch(command):
-    code = (
-        "import sys; from chipsparse.cli.main import app\n"
-        f"try: app(['{command}', '--help'])\n"
-        "except SystemExit: sys.exit('torch' in sys.modules)"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=600)
-    assert ran.returncode == 0, ran.stderr
 
 
 QUALITIES = """

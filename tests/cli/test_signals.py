@@ -59,8 +59,14 @@ def reporting(monkeypatch, stop):
     monkeypatch.setattr(report_file, "write_checked", stop)
 
 
-@pytest.mark.parametrize("moment", [loading, denoising, encoding, moving, reporting])
-@both
+# A signal means the same at every moment.
+@pytest.mark.parametrize(
+    ("moment", "number", "code", "word"),
+    [
+        *((moment, *STOPS[0]) for moment in (loading, denoising, encoding, moving, reporting)),
+        *((denoising, *stop) for stop in STOPS[1:]),
+    ],
+)
 def test_nothing_is_left_of_a_generation(
     generate, workdir, temporary, monkeypatch, moment, number, code, word
 ):

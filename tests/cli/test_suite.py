@@ -9,10 +9,12 @@ import shutil
 import imageio.v3 as iio
 import numpy as np
 import pytest
+from markupsafe import Markup
 from typer.testing import CliRunner
 
 from chipsparse.cli.generation import denoise
 from chipsparse.cli.main import app
+from chipsparse.cli.pages.charts import Drawn, Renderer
 from chipsparse.cli.suite import lab as suite_lab
 from chipsparse.cli.suite import rows as suite_rows
 from chipsparse.cli.suite.record import passes
@@ -62,8 +64,9 @@ def finished(model, tmp_path_factory):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """No clip is encoded: what they show is not looked at."""
+    """No clip is encoded and no chart drawn: what they show is not looked at."""
     monkeypatch.setattr(suite_lab.media, "write_media", lambda *_, **__: None)
+    monkeypatch.setattr(Renderer, "__call__", lambda *_: Drawn([], Markup(), Markup()))
 
 
 @pytest.fixture
@@ -196,10 +199,10 @@ def test_images(workdir, tmp_path_factory):
 # Going on.
 
 
-@pytest.mark.parametrize("stop", [1, 12])
-def test_an_interrupted_suite_goes_on(stop, counted, finished, model, workdir):
+@pytest.mark.parametrize(("stop", "prompts"), [(1, 1), (12, 2)])
+def test_an_interrupted_suite_goes_on(stop, prompts, counted, finished, model, workdir):
     (workdir / "prompts.txt").write_text("\n".join(PROMPTS))
-    given = ("--prompts", "prompts.txt", "--num", 2, "--seed", 7, "-o", "made")
+    given = ("--prompts", "prompts.txt", "--num", prompts, "--seed", 7, "-o", "made")
     counted["stop"] = stop
     ran = run("--suite", model, *given)
     assert ran.exit_code == 130
@@ -209,9 +212,10 @@ def test_an_interrupted_suite_goes_on(stop, counted, finished, model, workdir):
     counted["stop"] = None
     ran = CliRunner().invoke(app, shlex.split(command)[1:])
     assert ran.exit_code == 0, ran.stderr
-    # Two dense clips, sixteen others and MagCache's calibration, none of them twice.
-    assert counted["count"] == 19
-    assert psnrs(content(workdir / "made")) == psnrs(content(finished[0]))
+    # Of each prompt a dense clip and eight others, and MagCache's calibration, none of them twice.
+    assert counted["count"] == 9 * prompts + 1
+    expected = psnrs(content(finished[0]))
+    assert psnrs(content(workdir / "made")) == {n: each[:prompts] for n, each in expected.items()}
 
 
 def test_an_interrupt_before_the_first_clip_leaves_nothing(counted, model, workdir):
@@ -301,7 +305,7 @@ def test_a_cache_that_fails_is_a_row_that_says_why(model, workdir, counted, monk
     with monkeypatch.context() as here:
         here.setitem(suite_rows.CACHES, ("SeaCache", "slow"), broken)
         here.setattr(suite_lab, "calibrated_ratios", lambda *_: 1 / 0)
-        ran = run("--suite", model, "--num", 2)
+        ran = run("--suite", model, "--num", 1)
     assert ran.exit_code == 0, ran.stderr
     assert content(workdir / "suite-tiny")["refused"] == 3
     found = rows(content(workdir / "suite-tiny"))
@@ -311,18 +315,18 @@ def test_a_cache_that_fails_is_a_row_that_says_why(model, workdir, counted, monk
         assert row["refused"] == "ZeroDivisionError: division by zero"
         assert (row["clips"], row["summary"]) == ([], None)
     for name in ("floor", "SeaCache fast", *OURS):
-        assert found[name]["summary"]["clips"] == 2
+        assert found[name]["summary"]["clips"] == 1
     page = (workdir / "suite-tiny" / "suite.html").read_text()
     for shown in (ran.stdout, page):
         assert "did not run: ValueError: no such block" in shown
         assert "3 of 8 rows did not run; the same command tries them again" in shown
-    # What ran is kept, and what did not is made: three rows of two clips, and a calibration.
+    # What ran is kept, and what did not is made: three clips, and a calibration.
     before = counted["count"]
-    ran = run("--suite", model, "--num", 2)
-    assert counted["count"] == before + 7
+    ran = run("--suite", model, "--num", 1)
+    assert counted["count"] == before + 4
     found = content(workdir / "suite-tiny")
     assert found["refused"] == 0
-    assert all(row["summary"]["clips"] == 2 for row in found["rows"])
+    assert all(row["summary"]["clips"] == 1 for row in found["rows"])
     page = (workdir / "suite-tiny" / "suite.html").read_text()
     assert all("did not run" not in shown for shown in (ran.stdout, page))
 
