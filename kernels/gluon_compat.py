@@ -60,7 +60,7 @@ ARGUMENT_TYPES = {
     "(indices|counts)_ptr": "*i32:16",
     "sums_ptr": "*bf16:16",
     "stride_[qkvor][bhn]|stride_g|M": "i32:16",
-    "items|row_tiles|H|N|capacity|blocks": "i32",
+    "items|row_tiles|H|N|capacity|blocks|parts": "i32",
     "scale_log2|rounding": "fp32",
 }
 
