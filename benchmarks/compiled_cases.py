@@ -138,7 +138,7 @@ def _attention() -> Iterator[CompiledCase]:
             ]
             for operation, default, text, constants in variants:
                 module = _module(operation)
-                pretended = {"return_value": divmod(capability, 10), "create": True}
+                pretended: dict[str, Any] = {"return_value": divmod(capability, 10), "create": True}
                 with mock.patch.object(module, "compute_capability", **pretended):
                     config = module.CONFIGS[module.default_config(Query)]
                 yield _triton(

@@ -17,6 +17,7 @@ import statistics
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,6 +39,7 @@ from benchmarks.transformer_step import DENSE_LIMIT, attention_backend, compiled
 from chipsparse import ScheduleConfig, SparsityConfig, find_profile
 from chipsparse.cache.memory_plan import reserve_share, working_bytes
 from chipsparse.common.machine import host_budget, host_free_bytes
+from chipsparse.config import ActionName
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import Action, SparsityPlan
 
@@ -73,10 +75,10 @@ CACHES = ("cache_bytes", "host_bytes", "pinned_bytes")
 SCALE = 0.1  # of rows and columns, in a dry run
 # The last COUNTED steps of each action tell its time: the first of all makes room for caches, the
 # second sparse one is recorded as a graph where that pays. One more sparse step is profiled.
-RUNS = {"dense": 3, "refresh": 2, "sparse": 4, "skip": 2}
+RUNS: dict[ActionName, int] = {"dense": 3, "refresh": 2, "sparse": 4, "skip": 2}
 COUNTED = 2
 PROFILED = sum(RUNS.values()) - RUNS["skip"]
-ACTIONS = [action for action, runs in RUNS.items() for _ in range(runs)]
+ACTIONS: list[ActionName] = [action for action, runs in RUNS.items() for _ in range(runs)]
 ACTIONS.insert(PROFILED, "sparse")
 
 
@@ -117,7 +119,7 @@ def of_steps(config: SparsityConfig, *, first_dense: int) -> SparsityConfig:
     return dataclasses.replace(config, schedule=schedule)
 
 
-def of_action(times: Sequence[float], action: str) -> float:
+def of_action(times: Sequence[float], action: ActionName) -> float:
     """The median time of the counted steps of an action, from those of all `ACTIONS`."""
     found = [time for time, taken in zip(times, ACTIONS, strict=True) if taken == action]
     return statistics.median(found[: RUNS[action]][-COUNTED:])
@@ -260,7 +262,7 @@ class Measured:
                 for step in range(2):
                     self._step(step)
             compared = [0, PROFILED - 1]
-            times, outputs = self._timed([lambda s=step: self._step(s) for step in compared])
+            times, outputs = self._timed([partial(self._step, step) for step in compared])
             self._expected = dict(zip(compared, outputs, strict=True))
             found = {"ms": statistics.median(times), **graphs}
             if whole:
@@ -285,7 +287,7 @@ class Measured:
             with last_blocks_only(self.model, self.transformer):
                 for step in range(2):
                     self._step(step)
-            times, _ = self._timed([lambda s=step: self._step(s) for step in range(2, 5)])
+            times, _ = self._timed([partial(self._step, step) for step in range(2, 5)])
         return statistics.median(times)
 
     def _enabled(self, config: SparsityConfig) -> Any:
@@ -310,7 +312,7 @@ class Measured:
                     self._step(ACTIONS.index(action))
             if cuda:
                 torch.cuda.reset_peak_memory_stats(self.device)
-            times, outputs = self._timed([lambda s=step: self._step(s) for step in range(PROFILED)])
+            times, outputs = self._timed([partial(self._step, step) for step in range(PROFILED)])
             handle.report.layer_times = True  # so that kernels are launched one by one, by layers
             parts, kernels = breakdown(
                 lambda: self._call(PROFILED, self.model.branches[0], len(ACTIONS) + 1), self.device
@@ -318,7 +320,7 @@ class Measured:
             handle.report.layer_times = False
             for branch in self.model.branches[1:]:
                 self._call(PROFILED, branch, len(ACTIONS) + 1)
-            skips = [lambda s=step: self._step(s) for step in range(PROFILED + 1, len(ACTIONS))]
+            skips = [partial(self._step, step) for step in range(PROFILED + 1, len(ACTIONS))]
             times += [math.nan, *self._timed(skips)[0]]  # the profiled step has no time
             taken = {action: of_action(times, action) for action in RUNS}
             # A profiled call waits for the host; what it idles for is known of the others.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -61,7 +62,7 @@ def draw(records: Sequence[Record]) -> Figure:
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     figure = figure_of(5.6 * columns + 2.2, 4.4 * rows + 0.3)
-    drawn = {}
+    drawn: dict[Any, Any] = {}
     for place, (name, clips, measure) in enumerate(panels, 1):
         axes = axes_of(figure, rows, columns, place)
         _draw_panel(axes, clips, measure)

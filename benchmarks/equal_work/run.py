@@ -39,7 +39,7 @@ from chipsparse.report.generation import GenerationReport
 # Enough for every action and for every part of a cache.
 WARM_UP = ("dense", "refresh", "sparse", "sparse", "skip")
 # Blocks that a config or a cache changes are compiled apart.
-COMPILATIONS = {"recompile_limit": 256, "accumulated_recompile_limit": 1 << 20}
+COMPILATIONS: dict[str, Any] = {"recompile_limit": 256, "accumulated_recompile_limit": 1 << 20}
 
 
 def run(args: argparse.Namespace, workload: Workload, results: Run) -> None:

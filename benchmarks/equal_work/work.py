@@ -27,7 +27,7 @@ ATTENTION = ("attn1", "attn")
 
 def blocks_of(transformer: torch.nn.Module) -> list[torch.nn.Module]:
     """The blocks that diffusers compiles and caches, in order."""
-    names = transformer._repeated_blocks or ()
+    names: Any = transformer._repeated_blocks or ()
     return [module for module in transformer.modules() if type(module).__name__ in names]
 
 
