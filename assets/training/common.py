@@ -283,6 +283,6 @@ def loss_curve(log: Path, path: Path, *, field: str, title: str) -> None:
     axes = figure.add_subplot(title=f"{title}, against step", yscale="log")
     steps, values = np.array(rows).T
     axes.plot(steps, values)
-    axes.set_ylim(values.min(), np.quantile(values, 0.99))  # the first losses are far above
+    axes.set_ylim(top=np.quantile(values, 0.99))  # the first losses are far above
     axes.grid(which="both", alpha=0.3)
     figure.savefig(path)
