@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from chipsparse.cli.main import app
 from chipsparse.cli.model import weight_files, weights
-from tests.tiny_models import PROMPT, tiny_wan_pipeline
+from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_wan_pipeline
 
 PROFILE = """\
 model_class: WanTransformer3DModel
@@ -27,6 +27,19 @@ generation:
   max_sequence_length: 16
 sparsity:
   schedule: {warmup_steps: 2, refresh_every: 10}
+"""
+IMAGE_PROFILE = """\
+model_class: FluxTransformer2DModel
+description: for tests
+generation:
+  height: 32
+  width: 48
+  num_inference_steps: 4
+  true_cfg_scale: 3.0
+  max_sequence_length: 16
+sparsity:
+  schedule: {warmup_steps: 2, refresh_every: 10}
+  tile: [1, 4, 4]
 """
 
 
@@ -65,6 +78,15 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def flux_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of images."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-flux"
+    tiny_flux_pipeline().save_pretrained(folder)
+    (folder / "chipsparse.yaml").write_text(IMAGE_PROFILE)
+    return folder
+
+
 @pytest.fixture
 def broken_model(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the model folder for a test to break."""
@@ -85,6 +107,14 @@ def workdir(tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
     return tmp_path
+
+
+@pytest.fixture
+def loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`chipsparse generate` must end before it loads a model."""
+    monkeypatch.setattr(
+        "chipsparse.cli.generate.job.load_pipeline", lambda *_, **__: pytest.fail("loaded")
+    )
 
 
 @pytest.fixture

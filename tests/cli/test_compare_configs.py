@@ -18,9 +18,8 @@ from chipsparse.measure import quality
 from chipsparse.measure.bootstrap import Interval, draws, interval
 from chipsparse.profiles.profile import ASSETS
 from tests.cli.conftest import PROFILE
-from tests.cli.test_images import PROFILE as IMAGE_PROFILE
 from tests.pipelines.test_families import FAMILIES
-from tests.tiny_models import PROMPT, tiny_flux_pipeline
+from tests.tiny_models import PROMPT
 
 PROMPTS = [PROMPT, "a blue square moves up", "a white triangle grows and a black circle shrinks"]
 
@@ -35,14 +34,6 @@ def compare(model_folder, workdir):
         return CliRunner().invoke(app, given + (["--prompts", prompts] if prompts else []))
 
     return run
-
-
-@pytest.fixture(scope="module")
-def flux_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / "tiny-flux"
-    tiny_flux_pipeline().save_pretrained(folder)
-    (folder / "chipsparse.yaml").write_text(IMAGE_PROFILE)
-    return folder
 
 
 @pytest.fixture

@@ -38,13 +38,8 @@ def fails(generate, workdir):
 
 
 @pytest.fixture
-def fails_early(fails, monkeypatch):
+def fails_early(fails, loads_nothing):
     """Like `fails`, and the model must not have been loaded."""
-
-    def must_not_load(*_, **__):
-        raise AssertionError("the model was loaded")
-
-    monkeypatch.setattr("chipsparse.cli.generate.job.load_pipeline", must_not_load)
     return fails
 
 
@@ -120,12 +115,15 @@ def test_no_ffmpeg(fails_early, monkeypatch):
 # Model folders
 
 
-def test_an_empty_name(fails_early):
-    assert fails_early(model="") == "--model is empty; leave it out for the bundled tiny model"
-
-
-def test_no_such_model(fails_early):
-    assert fails_early(model="/nowhere/at/all") == "the model folder /nowhere/at/all does not exist"
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("", "--model is empty; leave it out for the bundled tiny model"),
+        ("/nowhere/at/all", "the model folder /nowhere/at/all does not exist"),
+    ],
+)
+def test_no_such_model(fails_early, name, sentence):
+    assert fails_early(model=name) == sentence
 
 
 def test_a_pipeline_that_wants_more_than_a_prompt(fails_early, tmp_path_factory):
@@ -272,45 +270,44 @@ def test_ctrl_c_while_writing_leaves_nothing(fails, monkeypatch):
     assert fails(code=130) == "interrupted, nothing was written"
 
 
-def test_an_unexpected_error_is_one_line_and_another_code(fails, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (
+            ZeroDivisionError("division by zero\nsecond line"),
+            1,
+            r"ZeroDivisionError: division by zero \(--debug shows the traceback\)$",
+        ),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"),
+            1,
+            "the GPU ran out of memory; ask for fewer --frames",
+        ),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+            1,
+            "the machine ran out of memory; ask for fewer --frames or a smaller --height and "
+            "--width$",
+        ),
+        (
+            UnservedModelError("Model has no adapter of its own"),
+            2,
+            "Model has no adapter of its own$",
+        ),
+    ],
+)
+def test_errors_of_a_generation(fails, monkeypatch, error, code, sentence):
     def breaks(*_, **__):
-        raise ZeroDivisionError("division by zero\nsecond line")
+        raise error
 
     monkeypatch.setattr(denoise, "generate", breaks)
-    expected = "ZeroDivisionError: division by zero (--debug shows the traceback)"
-    assert fails(code=1) == expected
-
-
-def test_out_of_memory_says_what_helps(fails, monkeypatch):
-    def breaks(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
-
-    monkeypatch.setattr(denoise, "generate", breaks)
-    assert fails(code=1).startswith("the GPU ran out of memory; ask for fewer --frames")
-
-
-def test_a_machine_without_enough_memory(fails, monkeypatch):
-    def breaks(*_, **__):
-        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")
-
-    monkeypatch.setattr(denoise, "generate", breaks)
-    assert fails(code=1) == (
-        "the machine ran out of memory; ask for fewer --frames or a smaller --height and --width"
-    )
+    assert re.match(sentence, fails(code=code))
 
 
 def test_more_memory_than_is_free_is_refused_before_loading(fails_early, monkeypatch):
     monkeypatch.setattr("chipsparse.cli.planning.room.host_free_bytes", lambda: 1 << 20)
     sentence = fails_early()
     assert re.match(r"48x32 pixels and 5 frames need about .* and 1\.0 MiB are free", sentence)
-
-
-def test_a_model_that_cannot_be_served_without_an_adapter(fails, monkeypatch):
-    def refuses(*_, **__):
-        raise UnservedModelError("Model has no adapter of its own")
-
-    monkeypatch.setattr(denoise, "generate", refuses)
-    assert fails() == "Model has no adapter of its own"
 
 
 def test_a_scheduler_that_calls_the_model_twice_per_step(fails_early, broken_model):

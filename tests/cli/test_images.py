@@ -13,28 +13,6 @@ import chipsparse
 from chipsparse.profiles.profile import ASSETS
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
-PROFILE = """\
-model_class: FluxTransformer2DModel
-description: for tests
-generation:
-  height: 32
-  width: 48
-  num_inference_steps: 4
-  true_cfg_scale: 3.0
-  max_sequence_length: 16
-sparsity:
-  schedule: {warmup_steps: 2, refresh_every: 10}
-  tile: [1, 4, 4]
-"""
-
-
-@pytest.fixture(scope="module")
-def flux_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny-flux"
-    tiny_flux_pipeline().save_pretrained(folder)
-    (folder / "chipsparse.yaml").write_text(PROFILE)
-    return folder
-
 
 def test_an_image_is_written_and_described(generate, flux_folder, workdir):
     ran = generate("-o", "out.png", "--json", model=flux_folder)

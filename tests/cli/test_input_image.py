@@ -206,11 +206,8 @@ def test_too_few_of_the_steps_are_left_to_be_sparse(generate, flux_folder, workd
     ],
 )
 def test_what_is_refused_before_loading(
-    generate, workdir, monkeypatch, request, model, arguments, sentence
+    generate, workdir, loads_nothing, request, model, arguments, sentence
 ):
-    monkeypatch.setattr(
-        "chipsparse.cli.generate.job.load_pipeline", lambda *_, **__: pytest.fail("loaded")
-    )
     picture().save("in.png")
     ran = generate("-o", "out.png", *arguments, model=request.getfixturevalue(model))
     assert ran.exit_code == 2

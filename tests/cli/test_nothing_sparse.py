@@ -83,10 +83,7 @@ def test_the_command_warns_before_loading_and_in_its_results(generate):
     assert f"warning {warning}" in lines
 
 
-def test_strict_refuses_before_loading(generate, workdir, monkeypatch):
-    monkeypatch.setattr(
-        "chipsparse.cli.generate.job.load_pipeline", lambda *_, **__: pytest.fail("loaded")
-    )
+def test_strict_refuses_before_loading(generate, workdir, loads_nothing):
     ran = generate(*FEW, "--strict")
     assert ran.exit_code == 2
     assert "it takes --steps 3 or more" in ran.stderr

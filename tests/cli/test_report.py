@@ -193,10 +193,7 @@ def test_a_report_that_fails_too_does_not_hide_the_error(generate, workdir, adap
         (("--strict", "--dense"), "--strict is about the sparse run, which --dense leaves out"),
     ],
 )
-def test_mistakes(generate, workdir, monkeypatch, arguments, sentence):
-    monkeypatch.setattr(
-        "chipsparse.cli.generate.job.load_pipeline", lambda *_, **__: pytest.fail("loaded")
-    )
+def test_mistakes(generate, workdir, loads_nothing, arguments, sentence):
     ran = generate("-o", "out.gif", *arguments)
     assert (ran.exit_code, ran.stdout) == (2, "")
     assert ran.stderr.startswith(f"chipsparse: error: {sentence}")

@@ -92,10 +92,7 @@ def test_the_command_runs_with_it(generate, unipc_model):
     assert [step["action"] for step in made["sparse"]["steps"]].count("sparse") == 2
 
 
-def test_an_unknown_one_is_refused_before_loading(generate, unipc_model, monkeypatch):
-    monkeypatch.setattr(
-        "chipsparse.cli.generate.job.load_pipeline", lambda *_, **__: pytest.fail("loaded")
-    )
+def test_an_unknown_one_is_refused_before_loading(generate, unipc_model, loads_nothing):
     ran = generate("--scheduler", "nonsense", model=unipc_model)
     assert ran.exit_code == 2
     assert "none of diffusers' schedulers" in ran.stderr

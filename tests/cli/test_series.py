@@ -184,9 +184,8 @@ def test_an_interruption_keeps_and_tells_what_was_made(generate, workdir, breaks
     ],
 )
 def test_what_is_wrong_with_a_series_is_found_before_loading(
-    generate, workdir, monkeypatch, arguments, prompt, sentence
+    generate, workdir, loads_nothing, arguments, prompt, sentence
 ):
-    monkeypatch.setattr(job, "load_pipeline", lambda *_, **__: pytest.fail("loaded"))
     (workdir / "p.txt").write_text("a\n")
     for folder in ("o-001.gif", "r-001.json"):
         (workdir / folder).mkdir()

@@ -20,9 +20,8 @@ from chipsparse.cli.suite import rows as suite_rows
 from chipsparse.cli.suite.record import passes
 from chipsparse.measure import quality
 from chipsparse.profiles.profile import ASSETS
-from tests.cli.conftest import PROFILE
-from tests.cli.test_images import PROFILE as IMAGE_PROFILE
-from tests.tiny_models import PROMPT, tiny_flux_pipeline
+from tests.cli.conftest import IMAGE_PROFILE, PROFILE
+from tests.tiny_models import PROMPT
 
 PROMPTS = [PROMPT, "a blue square moves up", "a white triangle grows"]
 CACHES = ["MagCache slow", "MagCache fast", "SeaCache slow", "SeaCache fast"]
@@ -181,9 +180,8 @@ def test_the_page_shows_all_rows_and_frames(finished, workdir):
     assert (workdir / "other.html").read_text() == page
 
 
-def test_images(workdir, tmp_path_factory):
-    model = tmp_path_factory.mktemp("models") / "flux"
-    tiny_flux_pipeline().save_pretrained(model)
+def test_images(workdir, flux_folder, tmp_path):
+    model = shutil.copytree(flux_folder, tmp_path / "models" / "flux")
     (model / "chipsparse.yaml").write_text(with_qualities(IMAGE_PROFILE))
     ran = run("--suite", model, "--num", 1, "--json", "--with-prompts")
     assert ran.exit_code == 0, ran.stderr
