@@ -172,9 +172,7 @@ class AttentionLayer:
             return None
         kinds, none = frozenset({"columns"}), frozenset[str]()
         with caches.acquire(chosen.branch, self.number, "attention", kinds, none) as cache:
-            columns: torch.Tensor = (
-                cache.columns.clone()
-            )  # each branch's are stored and freed apart
+            columns: torch.Tensor = cache.columns.clone()  # stored and freed by itself
         return columns
 
     def _refresh(

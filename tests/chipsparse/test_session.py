@@ -204,7 +204,9 @@ def test_a_branch_is_freed_after_its_last_step():
 
 
 def packed_columns(session, branch):
-    with session._caches.lend(branch, 0, "attention", frozenset({"columns"}), frozenset()) as cache:
+    with session._caches.acquire(
+        branch, 0, "attention", frozenset({"columns"}), frozenset()
+    ) as cache:
         return cache.columns.clone()
 
 
