@@ -20,9 +20,9 @@ from chipsparse.cli.generation import denoise
 from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.prompt_length import cut_text
 from chipsparse.cli.media import write as media
+from chipsparse.cli.media.images import beside, clip_files
 from chipsparse.cli.media.metadata import generation_metadata
 from chipsparse.cli.media.panels import Panel, join_panels
-from chipsparse.cli.media.pictures import beside, clip_files
 from chipsparse.cli.media.report_file import staged_report
 from chipsparse.cli.model.description import load_pipeline, quiet_libraries
 from chipsparse.cli.model.lora import load_loras
@@ -34,7 +34,7 @@ from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.report.generation import GenerationReport
 
 WARNING = "chipsparse: warning: "
-EMPTY = "the prompt is empty: the picture shows whatever the model likes"
+EMPTY = "the prompt is empty: the result shows whatever the model likes"
 
 
 def run(options: GenerateOptions, outcomes: list[Outcome]) -> None:
@@ -42,7 +42,7 @@ def run(options: GenerateOptions, outcomes: list[Outcome]) -> None:
 
     Args:
         options: what the user typed.
-        outcomes: gets one of each picture as soon as it is written. In a series, one that fails is
+        outcomes: gets one of each clip as soon as it is written. In a series, one that fails is
             told and noted there, and the others are made; a single one raises.
     """
     device, dtype = device_and_dtype(options)
@@ -55,7 +55,7 @@ def run(options: GenerateOptions, outcomes: list[Outcome]) -> None:
             job.settings,
             WorkProgress(display),
             options.negative_prompt,
-            also=job.picture_arguments,
+            also=job.image_arguments,
             steps=job.steps,
         )
         pipe = generator.pipe
@@ -119,7 +119,7 @@ def _prompt_warnings(job: Job, item: Item, pipe: Any) -> list[str]:
 def _make(
     job: Job, item: Item, runner: Runner, display: ProgressDisplay, warnings: list[str]
 ) -> Outcome:
-    """Generates and writes one picture."""
+    """Generates and writes one clip."""
     mode = job.options.mode
     dense = sparse = None
     runner.report = None

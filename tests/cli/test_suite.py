@@ -16,6 +16,8 @@ from chipsparse.cli.generation import denoise
 from chipsparse.cli.main import app
 from chipsparse.cli.pages import part
 from chipsparse.cli.pages.charts import Drawn, Renderer
+from chipsparse.cli.pages.records import read_record
+from chipsparse.cli.pages.suite_record import Suite
 from chipsparse.cli.suite import lab as suite_lab
 from chipsparse.cli.suite import rows as suite_rows
 from chipsparse.cli.suite.record import passes
@@ -180,6 +182,15 @@ def test_the_page_shows_all_rows_and_frames(finished, workdir):
     ran = CliRunner().invoke(app, ["report", str(finished[0] / "suite.json"), "-o", "other.html"])
     assert ran.exit_code == 0, ran.stderr
     assert (workdir / "other.html").read_text() == page
+
+
+def test_the_sample_of_an_older_file_is_read(finished):
+    found = content(finished[0])
+    sample = found.pop("sample")
+    for name in ("sample", "pictured"):
+        suite = read_record(Suite, finished[0] / "suite.json", {**found, name: sample})
+        assert (suite.sample_seed, suite.sample_files) == (sample["seed"], sample["files"])
+    assert list(sample["files"]) == ["dense", "floor", *CACHES, *OURS]
 
 
 def test_images(workdir, flux_folder, tmp_path):
