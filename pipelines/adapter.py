@@ -254,6 +254,10 @@ class ModelAdapter:
         """
         return float(torch.as_tensor(timestep).max())
 
+    def own_timestep(self, arguments: dict[str, Any]) -> Any:
+        """The timestep of what a call denoises, where it has others besides; see above."""
+        return arguments["timestep"]
+
     def remarks(self, arguments: dict[str, Any]) -> list[str]:
         """What the report should note of a call with these arguments, besides what runs dense."""
         return []
@@ -297,7 +301,7 @@ class ModelAdapter:
                 )
             return forward(*args, **kwargs)
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
-        hidden, timestep = arguments["hidden_states"], arguments["timestep"]
+        hidden = arguments["hidden_states"]
         scheduler = self._scheduler()
         check_scheduler(scheduler)
         schedule = getattr(scheduler, "timesteps", None)
@@ -306,7 +310,7 @@ class ModelAdapter:
             branch=self.named_position.get("name"),
             step_index=scheduler_step(scheduler) if step is None else step,
             steps=self.named_position.get("num_inference_steps"),
-            timestep=lambda: self.scheduled_timestep(timestep, schedule),
+            timestep=lambda: self.scheduled_timestep(self.own_timestep(arguments), schedule),
             schedule=schedule,
         )
         for expert in self.other_experts:  # done with for this generation: free its caches
@@ -333,7 +337,9 @@ class ModelAdapter:
             with self._dense_attention(arguments):
                 self.session.say_if_all_dense()
                 result = self.session.run(forward, args, kwargs, self._not_captured_reason)
-            self.session.end(result[0], is_last_branch=self._guidance_ended(context.generation))
+            self.session.end(
+                self.held_output(result), is_last_branch=self._guidance_ended(context.generation)
+            )
             return result
         except BaseException as error:
             self.session.report.fail(error)
@@ -429,8 +435,16 @@ class ModelAdapter:
         """Guidance branches that the generation is known to have."""
         return 2 if self._guided() and not self.guides_in_batch else 1
 
+    def held_output(self, result: Any) -> torch.Tensor:
+        """What skipped calls are made from: all of the transformer's output in one tensor."""
+        output: torch.Tensor = result[0]
+        return output
+
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        """A tuple or a ``Transformer2DModelOutput``, as ``return_dict`` asks."""
+        """The transformer's output from what is held of it.
+
+        A tuple or a ``Transformer2DModelOutput``, as ``return_dict`` asks.
+        """
         if not arguments.get("return_dict", True):
             return (output,)
         return Transformer2DModelOutput(sample=output)
