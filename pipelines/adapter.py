@@ -112,7 +112,7 @@ class ModelAdapter:
         sparse_attention: which attention runs sparse, in words.
         sparse_mlp: which feed-forward layers run sparse, in words.
         guidance_argument: argument of the pipelines' call that, above 1, lets each step call the
-            transformer once more, without the prompt.
+            transformer once more, without the prompt; None where they never do.
         announces_guidance: whether their pipelines tell, before the first call, that there will be
             such second ones (``do_classifier_free_guidance``).
         guides_in_batch: whether those second calls are no calls of their own, but the other half of
@@ -126,7 +126,7 @@ class ModelAdapter:
     families: ClassVar[str] = ""
     sparse_attention: ClassVar[str] = "self-attention"
     sparse_mlp: ClassVar[str] = "feed-forward"
-    guidance_argument: ClassVar[str] = "guidance_scale"
+    guidance_argument: ClassVar[str | None] = "guidance_scale"
     announces_guidance: ClassVar[bool] = True
     guides_in_batch: ClassVar[bool] = False
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})

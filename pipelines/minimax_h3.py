@@ -43,6 +43,7 @@ class MiniMaxH3Adapter(ModelAdapter):
     families = "MiniMax-H3: text, images, video and audio to video with sound"
     sparse_attention = "self-attention of the video rows; text, audio and conditions are exact"
     sparse_mlp = "feed-forward (gated) of the video rows"
+    guidance_argument = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._rows = TensorFacts(read_rows)

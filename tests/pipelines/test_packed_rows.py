@@ -70,7 +70,7 @@ def test_a_picture_in_the_prompt_is_text():
 
 def refusal(order=PIPELINES_OWN, **changes):
     arguments, _ = packed(order)
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises(ValueError, match="row") as raised:
         read_rows(**{**arguments, **changes})
     return str(raised.value)
 
