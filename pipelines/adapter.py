@@ -114,7 +114,7 @@ class ModelAdapter:
         sparse_attention: which attention runs sparse, in words.
         sparse_mlp: which feed-forward layers run sparse, in words.
         guidance_argument: argument of the pipelines' call that, above 1, lets each step call the
-            transformer once more, without the prompt.
+            transformer once more, without the prompt; None where they never do.
         announces_guidance: whether their pipelines tell, before the first call, that there will be
             such second ones (``do_classifier_free_guidance``).
         guides_in_batch: whether those second calls are no calls of their own, but the other half of
@@ -128,7 +128,7 @@ class ModelAdapter:
     families: ClassVar[str] = ""
     sparse_attention: ClassVar[str] = "self-attention"
     sparse_mlp: ClassVar[str] = "feed-forward"
-    guidance_argument: ClassVar[str] = "guidance_scale"
+    guidance_argument: ClassVar[str | None] = "guidance_scale"
     announces_guidance: ClassVar[bool] = True
     guides_in_batch: ClassVar[bool] = False
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})
@@ -255,6 +255,10 @@ class ModelAdapter:
         """
         return float(torch.as_tensor(timestep).max())
 
+    def own_timestep(self, arguments: dict[str, Any]) -> Any:
+        """The timestep of what a call denoises, where it has others besides; see above."""
+        return arguments["timestep"]
+
     def remarks(self, arguments: dict[str, Any]) -> list[str]:
         """What the report should note of a call with these arguments, besides what runs dense."""
         return []
@@ -299,7 +303,7 @@ class ModelAdapter:
             return forward(*args, **kwargs)
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
         hidden = arguments["hidden_states"]
-        context = self._locate(arguments["timestep"])
+        context = self._locate(arguments)
         for expert in self.other_experts:  # done with for this generation: free its caches
             expert.session.reset()
         try:
@@ -325,15 +329,17 @@ class ModelAdapter:
             with self._dense_attention(arguments):
                 self.session.say_if_all_dense()
                 result = self.session.run(forward, args, kwargs, self._not_captured_reason)
-            self.session.end(result[0], is_last_branch=self._guidance_ended(context.generation))
+            self.session.end(
+                self.held_output(result), is_last_branch=self._guidance_ended(context.generation)
+            )
             return result
         except BaseException as error:
             self.session.report.fail(error)
             self.session.reset()
             raise
 
-    def _locate(self, timestep: Any) -> StepContext:
-        """Where a call with this timestep stands in the denoising loop."""
+    def _locate(self, arguments: dict[str, Any]) -> StepContext:
+        """Where a call with these arguments stands in the denoising loop."""
         loop, named = self._loop, self.named_position
         scheduler = loop.scheduler
         check_scheduler(scheduler)
@@ -343,7 +349,9 @@ class ModelAdapter:
 
         def read() -> float:
             told = loop.timestep()
-            return self.scheduled_timestep(timestep, schedule) if told is None else told
+            if told is not None:
+                return told
+            return self.scheduled_timestep(self.own_timestep(arguments), schedule)
 
         return self._tracker.locate(
             branch=None if branch is None else branch.removeprefix(PREDICTION),
@@ -458,8 +466,16 @@ class ModelAdapter:
         """Guidance branches that the generation is known to have."""
         return self._loop.branches(in_batch=self.guides_in_batch)
 
+    def held_output(self, result: Any) -> torch.Tensor:
+        """What skipped calls are made from: all of the transformer's output in one tensor."""
+        output: torch.Tensor = result[0]
+        return output
+
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        """A tuple or a ``Transformer2DModelOutput``, as ``return_dict`` asks."""
+        """The transformer's output from what is held of it.
+
+        A tuple or a ``Transformer2DModelOutput``, as ``return_dict`` asks.
+        """
         if not arguments.get("return_dict", True):
             return (output,)
         return Transformer2DModelOutput(sample=output)

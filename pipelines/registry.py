@@ -12,6 +12,7 @@ from chipsparse.pipelines.generic import GenericAdapter
 from chipsparse.pipelines.hunyuan_video import HunyuanVideoAdapter
 from chipsparse.pipelines.hunyuan_video15 import HunyuanVideo15Adapter
 from chipsparse.pipelines.ltx import LTXAdapter
+from chipsparse.pipelines.minimax_h3 import MiniMaxH3Adapter
 from chipsparse.pipelines.mochi import MochiAdapter
 from chipsparse.pipelines.qwen_image import QwenImageAdapter
 from chipsparse.pipelines.stable_diffusion3 import StableDiffusion3Adapter
@@ -31,6 +32,7 @@ ADAPTERS: dict[str, type[ModelAdapter]] = {
         LTXAdapter,
         HunyuanVideoAdapter,
         HunyuanVideo15Adapter,
+        MiniMaxH3Adapter,
     )
 }
 

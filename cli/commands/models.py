@@ -60,10 +60,12 @@ def _text_columns(adapter: type[ModelAdapter]) -> str:
         return "none in self-attention"
     place = f"{'before' if layout.text_first else 'behind'} the image's"
     kept = "" if "attention" in adapter.masked_parts else ", always kept"
-    return place + kept
+    return place + kept + ("; their rows are exact" if layout.exact_text else "")
 
 
 def _guidance(adapter: type[ModelAdapter]) -> str:
+    if adapter.guidance_argument is None:
+        return "none; it is distilled into the model"
     if getattr(adapter, "guides_in_batch", False):
         return f"{adapter.guidance_argument}: in the same call, as the other half of the batch"
     known = "" if adapter.announces_guidance else ", which is not announced"
