@@ -333,7 +333,8 @@ class ModelAdapter:
             with self._dense_attention(arguments):
                 self.session.say_if_all_dense()
                 result = self.session.run(forward, args, kwargs, self._not_captured_reason)
-            self.session.end(result[0], is_last_branch=self._guidance_ended(context.generation))
+            output = self.packed_output(result)
+            self.session.end(output, is_last_branch=self._guidance_ended(context.generation))
             return result
         except BaseException as error:
             self.session.report.fail(error)
@@ -429,8 +430,13 @@ class ModelAdapter:
         """Guidance branches that the generation is known to have."""
         return 2 if self._guided() and not self.guides_in_batch else 1
 
+    def packed_output(self, result: Any) -> torch.Tensor:
+        """All that a call returns, as the one tensor from which skipped calls are made."""
+        output: torch.Tensor = result[0]
+        return output
+
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        """A tuple or a ``Transformer2DModelOutput``, as ``return_dict`` asks."""
+        """What `packed_output` packed, as ``return_dict`` asks: a tuple, or an output class."""
         if not arguments.get("return_dict", True):
             return (output,)
         return Transformer2DModelOutput(sample=output)

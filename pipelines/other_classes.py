@@ -50,7 +50,6 @@ OTHER_CLASSES: Mapping[str, str | None] = MappingProxyType(
         "Kandinsky6SRTransformer3DModel": _NO_MASK,
         "Kandinsky6Transformer3DModel": _NO_MASK,
         "Krea2Transformer2DModel": _MASKED,
-        "LTX2VideoTransformer3DModel": _CHANGED_MASK,
         "LatteTransformer3DModel": _DIRECT,
         "LongCatAudioDiTTransformer": _MASKED,
         "LongCatImageTransformer2DModel": None,
