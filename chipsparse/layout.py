@@ -48,6 +48,7 @@ class ModelLayout:
             that sees several images in one sequence has one grid for each, in this order.
         text_tokens: text tokens in the same sequence as the others (joint attention).
         text_first: whether the text tokens stand before the others, or behind them.
+        guided_in_batch: guidance branches that the batch holds, one behind the other.
     """
 
     kinds: tuple[LayerKind, ...]
@@ -57,6 +58,7 @@ class ModelLayout:
     grids: tuple[Grid, ...]
     text_tokens: int = 0
     text_first: bool = False
+    guided_in_batch: int = 1
 
     @property
     def layers(self) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
@@ -116,8 +117,8 @@ class ModelAdapter:
             transformer once more, without the prompt.
         announces_guidance: whether their pipelines tell, before the first call, that there will be
             such second ones (``do_classifier_free_guidance``).
-        guides_in_batch: whether those second calls are no calls of their own, but the other half of
-            the batch.
+        guides_in_batch: whether in plain pipelines those second calls are no calls of their own,
+            but the other half of the batch.
         masked_parts: parts that the family's own pipelines keep from running sparse, and why.
         default_latents: rows and columns of the latents that pipelines make where nobody names a
             size, None where their call has a default for it.
@@ -157,6 +158,7 @@ class ModelAdapter:
         self._processors: list[Any] = []
         self._checked_generation = 0
         self._guided_generation = 0
+        self._guided_batch: int | None = None
         self._state: ModelState | None = None
         self._argument_names = list(inspect.signature(type(transformer).forward).parameters)[1:]
         self._number = number = register_runner(self)
@@ -235,6 +237,11 @@ class ModelAdapter:
         """The sizes of a call with these arguments of the transformer's ``forward``."""
         raise NotImplementedError
 
+    @staticmethod
+    def is_guided(pipe: Any) -> bool:
+        """Whether a pipeline tells that it also computes the transformer without the prompt."""
+        return bool(getattr(pipe, "do_classifier_free_guidance", False))
+
     def install_tile_order(self) -> None:
         """Hooks the places where tokens enter, rotary embeddings are made, and tokens leave."""
         raise NotImplementedError
@@ -306,7 +313,7 @@ class ModelAdapter:
                 return self.observe(context, arguments, lambda: forward(*args, **kwargs))
             state = self.session.begin(
                 context,
-                self.layout(arguments),
+                self._guided_layout(arguments, context.generation),
                 self.execution.device,
                 lambda: self._memory_demand(arguments),
                 hidden,
@@ -357,10 +364,25 @@ class ModelAdapter:
 
         Then the last call of the other branch has been. Not every pipeline says so.
         """
-        guided = self._loop.is_guided()
+        if self._guides_in_batch:
+            return False
+        guided = self._is_guided()
         if guided:
             self._guided_generation = generation
         return not guided and self._guided_generation == generation
+
+    def _guided_layout(self, arguments: dict[str, Any], generation: int) -> ModelLayout:
+        """The sizes of a call, and how many guidance branches its batch holds.
+
+        The first call tells: some pipelines change the scale later and go on to compute both, and
+        skip-layer guidance is a call of its own with the smaller batch.
+        """
+        layout = self.layout(arguments)
+        if self._guides_in_batch and generation != self._guided_generation:
+            self._guided_generation = generation
+            guided = self._is_guided() and layout.batch % 2 == 0
+            self._guided_batch = layout.batch if guided else None
+        return replace(layout, guided_in_batch=2 if layout.batch == self._guided_batch else 1)
 
     def _execution(self, hidden: torch.Tensor) -> Execution:
         modules = self.self_attentions()
@@ -439,7 +461,20 @@ class ModelAdapter:
 
     def branches(self) -> int:
         """Guidance branches that the generation is known to have."""
-        return self._loop.branches(in_batch=self.guides_in_batch)
+        told = self._loop.branches()
+        if told is not None:
+            return told
+        return 2 if self._is_guided() and not self.guides_in_batch else 1
+
+    def _is_guided(self) -> bool:
+        """Whether each step also computes the transformer without the prompt, as far as known."""
+        told = self._loop.branches()
+        return self.is_guided(self._loop.pipe) if told is None else told > 1
+
+    @property
+    def _guides_in_batch(self) -> bool:
+        """Whether the pipeline makes both branches halves of a batch: guiders never do."""
+        return self.guides_in_batch and self._loop.branches() is None
 
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
         """A tuple or a ``Transformer2DModelOutput``, as ``return_dict`` asks."""
