@@ -86,7 +86,7 @@ class ModularLoop(DenoisingLoop):
                 for name in ("prepare_inputs", "prepare_inputs_from_block_state"):
                     own = getattr(guider, name)
                     patches.set_attribute(guider, name, self._noting_batches(own))
-            for block in denoising_loops(self.pipe):
+            for block in denoising_loops(self.pipe._blocks):
                 patches.set_attribute(block, "loop_step", self._noting_step(block.loop_step))
             yield
         except BaseException:  # what they had put on the model for the call would stay there
@@ -128,9 +128,14 @@ class ModularLoop(DenoisingLoop):
         return max(1, len(self._batches))
 
 
+def is_modular(pipe: Any) -> bool:
+    """Whether a pipeline is a modular one."""
+    return isinstance(pipe, ModularPipeline)
+
+
 def loop_of(pipe: Any) -> DenoisingLoop:
     """The denoising loop of a pipeline of either kind."""
-    return ModularLoop(pipe) if isinstance(pipe, ModularPipeline) else DenoisingLoop(pipe)
+    return ModularLoop(pipe) if is_modular(pipe) else DenoisingLoop(pipe)
 
 
 def check_denoises(pipe: Any) -> None:
@@ -139,9 +144,9 @@ def check_denoises(pipe: Any) -> None:
     Raises:
         ValueError: with what it has.
     """
-    if not isinstance(pipe, ModularPipeline):
+    if not is_modular(pipe):
         return
-    if not denoising_loops(pipe):
+    if not denoising_loops(pipe._blocks):
         names = ", ".join(pipe._blocks.sub_blocks) or type(pipe._blocks).__name__
         raise ValueError(
             f"this {type(pipe).__name__} has no denoising loop (its blocks: {names}); enable "
@@ -155,11 +160,11 @@ def check_denoises(pipe: Any) -> None:
         )
 
 
-def denoising_loops(pipe: Any) -> list[Any]:
-    """The blocks of a modular pipeline that loop over one that calls a transformer."""
+def denoising_loops(blocks: Any) -> list[Any]:
+    """Those of a modular pipeline's blocks that loop over one that calls a transformer."""
     return [
         block
-        for block in _all_blocks(pipe._blocks)
+        for block in _all_blocks(blocks)
         if isinstance(block, LoopSequentialPipelineBlocks)
         and any("transformer" in spec.name for spec in block.expected_components)
     ]

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 # Any picture that all models can make; only where its text stands is looked at.
 LATENTS = (4, 64, 64)
 TEXT_TOKENS = 64
+PIPELINES = (
+    "plain and modular ones of diffusers; a modular one calls the transformer once for each branch "
+    "of its guider"
+)
 
 
 def models(options: PrintOptions) -> None:
@@ -27,7 +31,12 @@ def models(options: PrintOptions) -> None:
 
     with quiet_libraries(debug=options.debug):
         rows = [describe(adapter) for adapter in ADAPTERS.values()]
-    content = {"chipsparse": chipsparse.__version__, "models": rows, "others": others()}
+    content = {
+        "chipsparse": chipsparse.__version__,
+        "models": rows,
+        "pipelines": PIPELINES,
+        "others": others(),
+    }
     tell(content, print_models, as_json=options.json)
 
 
@@ -96,5 +105,6 @@ def print_models(content: dict[str, Any], console: Console) -> None:
             ("  guidance", row["guidance"]),
             ("", ""),
         ]
+    facts.append(("pipelines", content["pipelines"]))
     facts.append(("other classes", content["others"]))
     console.print(facts_table(facts), highlight=False, markup=False)

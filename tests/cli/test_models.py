@@ -63,7 +63,8 @@ def test_the_last_paragraph_is_about_all_others(models):
     assert words(page).rpartition("other classes")[2].strip().startswith("any others whose attent")
     content = json.loads(models("--json"))
     assert content["others"] in words(page)
-    assert list(content) == ["chipsparse", "models", "others"]
+    assert content["pipelines"] in words(page)
+    assert list(content) == ["chipsparse", "models", "pipelines", "others"]
 
 
 def test_no_line_is_longer_than_the_terminal(models):
