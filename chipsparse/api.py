@@ -257,12 +257,13 @@ def attach(
     try:
         for transformer in transformers:
             pool, name = OffloadPool(host, report.note), names[id(transformer)]
-            adapter = adapter_class(transformer)(
+            kind = adapter_class(transformer)
+            adapter = kind(
                 transformer,
                 make_session(config, report, pool, name),
                 tracker,
                 lambda: getattr(pipe, "scheduler", None),
-                lambda: bool(getattr(pipe, "do_classifier_free_guidance", False)),
+                functools.partial(kind.is_guided, pipe),
             )
             handle._adapters.append(adapter)
         handle._patch(pipe, {names[id(each)]: each for each in transformers})

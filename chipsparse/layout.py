@@ -52,6 +52,7 @@ class ModelLayout:
         exact_text: whether the rows of the text tokens, too, are computed in full at every step;
             caches then hold the others alone.
         hidden_size: channels of the hidden states; None for those of all heads.
+        guided_in_batch: guidance branches that the batch holds, one behind the other.
     """
 
     kinds: tuple[LayerKind, ...]
@@ -63,6 +64,7 @@ class ModelLayout:
     text_first: bool = False
     exact_text: bool = False
     hidden_size: int | None = None
+    guided_in_batch: int = 1
 
     @property
     def layers(self) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
@@ -99,8 +100,8 @@ class ModelAdapter:
         session: the state of this transformer.
         tracker: follows the position over all transformers of the pipeline.
         scheduler: returns the pipeline's scheduler, or None.
-        guided: tells whether each step of the pipeline calls the transformer once more, without
-            the prompt; False where that is not known.
+        guided: tells whether each step of the pipeline also computes the transformer without the
+            prompt, in a call of its own or in the batch; False where that is not known.
 
     Raises:
         ValueError: if the transformer is split over several devices.
@@ -158,6 +159,7 @@ class ModelAdapter:
         self._processors: list[Any] = []
         self._checked_generation = 0
         self._guided_generation = 0
+        self._guided_batch: int | None = None
         self._state: ModelState | None = None
         self._argument_names = list(inspect.signature(type(transformer).forward).parameters)[1:]
         self._number = number = register_runner(self)
@@ -235,6 +237,11 @@ class ModelAdapter:
     def layout(self, arguments: dict[str, Any]) -> ModelLayout:
         """The sizes of a call with these arguments of the transformer's ``forward``."""
         raise NotImplementedError
+
+    @staticmethod
+    def is_guided(pipe: Any) -> bool:
+        """Whether a pipeline tells that it also computes the transformer without the prompt."""
+        return bool(getattr(pipe, "do_classifier_free_guidance", False))
 
     def install_tile_order(self) -> None:
         """Hooks the places where tokens enter, rotary embeddings are made, and tokens leave."""
@@ -321,7 +328,7 @@ class ModelAdapter:
                 return self.observe(context, arguments, lambda: forward(*args, **kwargs))
             state = self.session.begin(
                 context,
-                self.layout(arguments),
+                self._guided_layout(arguments, context.generation),
                 self.execution.device,
                 lambda: self._memory_demand(arguments),
                 hidden,
@@ -351,10 +358,25 @@ class ModelAdapter:
 
         Then the last call of the other branch has been. Not every pipeline says so.
         """
+        if self.guides_in_batch:
+            return False
         guided = self._guided()
         if guided:
             self._guided_generation = generation
         return not guided and self._guided_generation == generation
+
+    def _guided_layout(self, arguments: dict[str, Any], generation: int) -> ModelLayout:
+        """The sizes of a call, and how many guidance branches its batch holds.
+
+        The first call tells: some pipelines change the scale later and go on to compute both, and
+        skip-layer guidance is a call of its own with the smaller batch.
+        """
+        layout = self.layout(arguments)
+        if self.guides_in_batch and generation != self._guided_generation:
+            self._guided_generation = generation
+            guided = self._guided() and layout.batch % 2 == 0
+            self._guided_batch = layout.batch if guided else None
+        return replace(layout, guided_in_batch=2 if layout.batch == self._guided_batch else 1)
 
     def _execution(self, hidden: torch.Tensor) -> Execution:
         modules = self.self_attentions()

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from diffusers.models.transformers.transformer_qwenimage import QwenEmbedRope
 
 from benchmarks.__main__ import main
 from benchmarks.run import Run
@@ -184,6 +185,15 @@ def test_tensors_that_stay_are_found():
     assert sentence == "1 tensors stay alive: 1 of torch.float32 [3]"
     assert memory.left() == []
     assert len(memory.resident_bytes) == 4
+
+
+def test_what_diffusers_remembers_of_a_model_is_no_leak_for_a_second_memory_either():
+    Memory(CPU)  # takes all objects that there are out of the collector's sight
+    memory = Memory(CPU)
+    rope = QwenEmbedRope(theta=10000, axes_dim=[4, 6, 6])
+    rope([(1, 4, 4)], torch.device("cpu"), 8)
+    del rope
+    assert memory.left() == []
 
 
 def grown(*sizes):

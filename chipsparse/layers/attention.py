@@ -57,8 +57,9 @@ class _Choice:
 class AttentionLayer:
     """Self-attention of one transformer block: what it does at a step, and from which cache.
 
-    The guidance branches that refresh at a step keep the same columns, those that the first of them
-    chose: guidance multiplies what the branches differ in, and so what each misses alone.
+    The guidance branches that refresh at a step keep the same columns: guidance multiplies what
+    they differ in, and so what each misses alone. Where each is a call of its own, these are the
+    columns that the first of them chose.
 
     Args:
         number: of the transformer block, from 0.
@@ -386,6 +387,7 @@ def _choose_columns(
     """Full attention with column sums; records the LSE and the columns chosen.
 
     Goes over as many heads at a time as ``config.column_sums_bytes`` allows for their column sums.
+    Guidance branches in one batch keep the same columns, chosen by what they sum to together.
     """
     assert cache.lse is not None
     batch, heads, tokens, _ = query.shape
@@ -404,6 +406,8 @@ def _choose_columns(
             scale=scale,
             backend=backend,
         )
+        if budget.branches > 1:
+            column_sums = column_sums.unflatten(0, (budget.branches, -1)).sum(0)
         chosen = column_selection(
             column_sums,
             keep_count=budget.keep_count,
@@ -413,6 +417,8 @@ def _choose_columns(
             seed=budget.seed + (first << 32),
             backend=backend,
         )
+        if budget.branches > 1:
+            chosen = chosen.repeat(budget.branches, 1, 1, 1)
         return output, lse, chosen
 
     if len(chunks) == 1:

@@ -37,6 +37,7 @@ class AttentionBudget:
         static_count: the most static columns that a block may have.
         capacity: entries that the lists of columns get; None for as many as the longest needs, for
             which the host waits.
+        branches: guidance branches that the batch holds, which keep the same columns.
     """
 
     keep_count: int
@@ -45,6 +46,7 @@ class AttentionBudget:
     seed: int
     static_count: int = 0
     capacity: int | None = None
+    branches: int = 1
 
     @property
     def most_columns(self) -> int:
@@ -148,6 +150,7 @@ class ColumnBudgets:
                 text_tokens=layout.text_tokens,
                 always=0 if self._static_bits is None else self._static_bits.count(),
             ),
+            branches=layout.guided_in_batch,
         )
 
     def static_mask(self, layout: ModelLayout, device: torch.device) -> torch.Tensor | None:

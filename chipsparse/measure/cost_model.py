@@ -45,7 +45,8 @@ class Rates:
         link: bytes between host and device, each way.
         sparse_attention: share of the dense rate that sparse attention reaches.
         sparse_mlp: likewise the sparse feed-forward layer, choice of neurons included.
-        refresh_attention: time of a refresh's attention over that of a dense one.
+        refresh_attention: time of a refresh's attention, column sums included, over that of a
+            dense one.
         refresh_seconds: what a refresh of a layer takes besides, whatever the sizes.
         launch_seconds: what the host takes to launch a sparse layer; none is faster that is not
             recorded.
@@ -122,6 +123,7 @@ def layer_time(
     rates: Rates,
     dtype: torch.dtype,
     dense_parts: Collection[Part] = (),
+    chooses: bool = True,
 ) -> LayerTime:
     """The time of one layer for one guidance branch.
 
@@ -132,6 +134,8 @@ def layer_time(
         rates: of the device.
         dtype: of the hidden states.
         dense_parts: parts of this layer that run dense although the plan has them sparse.
+        chooses: whether the branch chooses columns at a refresh, or keeps those of another one,
+            which takes no column sums.
     """
     if action is Action.SKIP:
         return LayerTime(0.0, 0.0, 0.0)
@@ -149,7 +153,8 @@ def layer_time(
             attention += passes * tokens * layout.channels * dtype.itemsize / rates.memory
         elif action is Action.REFRESH:
             expected = kept * attention if forecast else 0.0
-            attention = rates.refresh_attention * attention + rates.refresh_seconds + expected
+            attention *= rates.refresh_attention if chooses else 1.0
+            attention += rates.refresh_seconds + expected
     attention += column * (layout.tokens - len(layout.query_rows))  # these rows see everything
     kind = layout.kind(layer)
     rows = kind.mlp_linears * kind.intermediate_size

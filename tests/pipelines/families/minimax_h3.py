@@ -180,5 +180,5 @@ VARIANTS = {
     },
 }
 
-# Graphs: of the token refiner, and of blocks that see one timestep and several, as without chipsparse.
+# Graphs: of the token refiner, of blocks at one timestep and at several; without chipsparse, too.
 FAMILIES = [Family("minimax h3", tiny_h3_pipeline, VIDEO, VARIANTS, kinds=3)]
