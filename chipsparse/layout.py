@@ -49,10 +49,10 @@ class ModelLayout:
         text_tokens: text tokens in the same sequence as the others (joint attention), and whatever
             else stands in it: audio, images to go by. Their columns are always kept.
         text_first: whether the text tokens stand before the others, or behind them.
+        guided_in_batch: guidance branches that the batch holds, one behind the other.
         exact_text: whether the rows of the text tokens, too, are computed in full at every step;
             caches then hold the others alone.
         hidden_size: channels of the hidden states; None for those of all heads.
-        guided_in_batch: guidance branches that the batch holds, one behind the other.
     """
 
     kinds: tuple[LayerKind, ...]
@@ -62,9 +62,9 @@ class ModelLayout:
     grids: tuple[Grid, ...]
     text_tokens: int = 0
     text_first: bool = False
+    guided_in_batch: int = 1
     exact_text: bool = False
     hidden_size: int | None = None
-    guided_in_batch: int = 1
 
     @property
     def layers(self) -> int:

@@ -33,6 +33,7 @@ from chipsparse.pipelines.bridge import (
     make_tag,
     register_runner,
 )
+from chipsparse.pipelines.denoising_loop import DenoisingLoop
 from chipsparse.pipelines.execution import Execution, check_undivided, execution_of
 from chipsparse.pipelines.feed_forward import (
     FeedForwardSite,
@@ -40,6 +41,7 @@ from chipsparse.pipelines.feed_forward import (
     has_contiguous_channels,
     make_channels_contiguous,
 )
+from chipsparse.pipelines.guidance_hooks import why_not_cached
 from chipsparse.pipelines.offloaded_weights import autocast_bytes, pending_bytes
 from chipsparse.pipelines.one_thread import OneThread
 from chipsparse.pipelines.patches import TAG, Patches, WholePatched
@@ -49,6 +51,7 @@ from chipsparse.session import Session
 from chipsparse.step import PositionTracker, StepContext
 
 ADAPTER = "chipsparse_adapter"
+PREDICTION = "pred_"  # of what guiders of diffusers call a branch: what it predicts
 
 
 class PatchedTransformer(WholePatched):
@@ -99,9 +102,7 @@ class ModelAdapter:
         transformer: the model, of the class that `transformer_class` names.
         session: the state of this transformer.
         tracker: follows the position over all transformers of the pipeline.
-        scheduler: returns the pipeline's scheduler, or None.
-        guided: tells whether each step of the pipeline also computes the transformer without the
-            prompt, in a call of its own or in the batch; False where that is not known.
+        loop: what the pipeline tells of its denoising loop.
 
     Raises:
         ValueError: if the transformer is split over several devices.
@@ -138,8 +139,7 @@ class ModelAdapter:
         transformer: torch.nn.Module,
         session: Session,
         tracker: PositionTracker,
-        scheduler: Callable[[], Any],
-        guided: Callable[[], bool] = lambda: False,
+        loop: DenoisingLoop,
     ) -> None:
         check_undivided(transformer)
         self.transformer = transformer
@@ -150,8 +150,7 @@ class ModelAdapter:
         self.other_experts: list[ModelAdapter] = []
         self.turn = OneThread()  # shared by all transformers of a pipeline
         self._tracker = tracker
-        self._scheduler = scheduler
-        self._guided = guided
+        self._loop = loop
         self._patches = Patches()
         self._attention_patches = Patches()
         self._layouts = Patches()  # of weights that were laid out for the kernels
@@ -238,11 +237,6 @@ class ModelAdapter:
         """The sizes of a call with these arguments of the transformer's ``forward``."""
         raise NotImplementedError
 
-    @staticmethod
-    def is_guided(pipe: Any) -> bool:
-        """Whether a pipeline tells that it also computes the transformer without the prompt."""
-        return bool(getattr(pipe, "do_classifier_free_guidance", False))
-
     def install_tile_order(self) -> None:
         """Hooks the places where tokens enter, rotary embeddings are made, and tokens leave."""
         raise NotImplementedError
@@ -309,17 +303,7 @@ class ModelAdapter:
             return forward(*args, **kwargs)
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
         hidden = arguments["hidden_states"]
-        scheduler = self._scheduler()
-        check_scheduler(scheduler)
-        schedule = getattr(scheduler, "timesteps", None)
-        step = self.named_position.get("step_index")
-        context = self._tracker.locate(
-            branch=self.named_position.get("name"),
-            step_index=scheduler_step(scheduler) if step is None else step,
-            steps=self.named_position.get("num_inference_steps"),
-            timestep=lambda: self.scheduled_timestep(self.own_timestep(arguments), schedule),
-            schedule=schedule,
-        )
+        context = self._locate(arguments)
         for expert in self.other_experts:  # done with for this generation: free its caches
             expert.session.reset()
         try:
@@ -332,6 +316,7 @@ class ModelAdapter:
                 self.execution.device,
                 lambda: self._memory_demand(arguments),
                 hidden,
+                why_not_cached=why_not_cached(self.transformer),
             )
             self._check_caches(context.generation)
             for remark in self.remarks(arguments):
@@ -353,6 +338,30 @@ class ModelAdapter:
             self.session.reset()
             raise
 
+    def _locate(self, arguments: dict[str, Any]) -> StepContext:
+        """Where a call with these arguments stands in the denoising loop."""
+        loop, named = self._loop, self.named_position
+        scheduler = loop.scheduler
+        check_scheduler(scheduler)
+        schedule = getattr(scheduler, "timesteps", None)
+        step = named.get("step_index")
+        branch = named.get("name") or loop.branch()
+
+        def read() -> float:
+            told = loop.timestep()
+            if told is not None:
+                return told
+            return self.scheduled_timestep(self.own_timestep(arguments), schedule)
+
+        return self._tracker.locate(
+            branch=None if branch is None else branch.removeprefix(PREDICTION),
+            step_index=scheduler_step(scheduler) if step is None else step,
+            steps=named.get("num_inference_steps"),
+            timestep=read,
+            schedule=schedule,
+            unnamed_branch=loop.unnamed_branch,
+        )
+
     def _guidance_ended(self, generation: int) -> bool:
         """Whether the pipeline has said that it guides this generation, and now says it does not.
 
@@ -360,7 +369,7 @@ class ModelAdapter:
         """
         if self.guides_in_batch:
             return False
-        guided = self._guided()
+        guided = self._loop.is_guided()
         if guided:
             self._guided_generation = generation
         return not guided and self._guided_generation == generation
@@ -374,7 +383,7 @@ class ModelAdapter:
         layout = self.layout(arguments)
         if self.guides_in_batch and generation != self._guided_generation:
             self._guided_generation = generation
-            guided = self._guided() and layout.batch % 2 == 0
+            guided = self._loop.guides_in_batch() and layout.batch % 2 == 0
             self._guided_batch = layout.batch if guided else None
         return replace(layout, guided_in_batch=2 if layout.batch == self._guided_batch else 1)
 
@@ -455,7 +464,7 @@ class ModelAdapter:
 
     def branches(self) -> int:
         """Guidance branches that the generation is known to have."""
-        return 2 if self._guided() and not self.guides_in_batch else 1
+        return self._loop.branches(in_batch=self.guides_in_batch)
 
     def held_output(self, result: Any) -> torch.Tensor:
         """What skipped calls are made from: all of the transformer's output in one tensor."""

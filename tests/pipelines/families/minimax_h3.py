@@ -180,5 +180,5 @@ VARIANTS = {
     },
 }
 
-# Graphs: of the token refiner, of blocks at one timestep and at several; without chipsparse, too.
+# Graphs as without chipsparse: of the token refiner, and of blocks with one timestep or several.
 FAMILIES = [Family("minimax h3", tiny_h3_pipeline, VIDEO, VARIANTS, kinds=3)]
