@@ -12,6 +12,7 @@ from chipsparse.pipelines.generic import GenericAdapter
 from chipsparse.pipelines.hunyuan_video import HunyuanVideoAdapter
 from chipsparse.pipelines.hunyuan_video15 import HunyuanVideo15Adapter
 from chipsparse.pipelines.ltx import LTXAdapter
+from chipsparse.pipelines.ltx2 import LTX2Adapter
 from chipsparse.pipelines.minimax_h3 import MiniMaxH3Adapter
 from chipsparse.pipelines.mochi import MochiAdapter
 from chipsparse.pipelines.qwen_image import QwenImageAdapter
@@ -30,6 +31,7 @@ ADAPTERS: dict[str, type[ModelAdapter]] = {
         Flux2Adapter,
         QwenImageAdapter,
         LTXAdapter,
+        LTX2Adapter,
         HunyuanVideoAdapter,
         HunyuanVideo15Adapter,
         MiniMaxH3Adapter,

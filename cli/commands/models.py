@@ -27,7 +27,12 @@ def models(options: PrintOptions) -> None:
 
     with quiet_libraries(debug=options.debug):
         rows = [describe(adapter) for adapter in ADAPTERS.values()]
-    content = {"chipsparse": chipsparse.__version__, "models": rows, "others": others()}
+    content = {
+        "chipsparse": chipsparse.__version__,
+        "models": rows,
+        "others": others(),
+        "other_classes": other_classes(),
+    }
     tell(content, print_models, as_json=options.json)
 
 
@@ -84,8 +89,18 @@ def others() -> str:
     )
 
 
+def other_classes() -> dict[str, str]:
+    """What becomes of each of diffusers' transformer classes without an adapter, by its name."""
+    from chipsparse.pipelines.other_classes import OTHER_CLASSES
+
+    return {
+        name: "as other classes" if reason is None else f"refused: {reason}"
+        for name, reason in OTHER_CLASSES.items()
+    }
+
+
 def print_models(content: dict[str, Any], console: Console) -> None:
-    """A paragraph for each transformer class, and one for all others."""
+    """A paragraph for each class with an adapter, one for all others, and a line for each."""
     from chipsparse.cli.tables import Facts, facts_table
 
     facts: Facts = []
@@ -98,5 +113,6 @@ def print_models(content: dict[str, Any], console: Console) -> None:
             ("  guidance", row["guidance"]),
             ("", ""),
         ]
-    facts.append(("other classes", content["others"]))
+    facts += [("other classes", content["others"]), ("", "")]
+    facts += content["other_classes"].items()
     console.print(facts_table(facts), highlight=False, markup=False)

@@ -36,5 +36,11 @@ def others() -> str:
     return f"Other classes: {command.others()}."
 
 
+def other_classes() -> str:
+    """What becomes of each class of diffusers without an adapter."""
+    rows = [(code(name), line) for name, line in command.other_classes().items()]
+    return table(("class of the transformer", "what becomes of it"), rows)
+
+
 def _rows() -> list[dict[str, str]]:
     return [command.describe(adapter) for adapter in ADAPTERS.values()]

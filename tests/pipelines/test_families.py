@@ -76,13 +76,14 @@ EXACT = SPARSE.override(
 )
 
 
-def slow_unless(quick):
-    """Parameters for a test of all families, in slow tests but for these."""
-    names = [pytest.param(n, marks=[] if n in quick else pytest.mark.slow) for n in FAMILIES]
+def slow_unless(quick, families=tuple(name for name in FAMILIES if not FAMILIES[name].brief)):
+    """Parameters for a test of families, in slow tests but for these."""
+    names = [pytest.param(n, marks=[] if n in quick else pytest.mark.slow) for n in families]
     return pytest.mark.parametrize("name", names)
 
 
-each_family = pytest.mark.parametrize("name", FAMILIES)
+SLOW = [name for name, family in FAMILIES.items() if family.slow]
+each_family = slow_unless({n for n in FAMILIES if not FAMILIES[n].brief} - set(SLOW), FAMILIES)
 each_model = slow_unless(MODELS)
 
 
@@ -169,6 +170,17 @@ def test_keeping_everything_is_the_dense_result_of_every_call(name):
             assert handle.report.actions()["sparse"] > 0, variant
             assert_expected(handle.report, FAMILIES[name])
             assert_close(found, dense(name, variant))
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_three_steps_that_keep_everything_are_the_dense_ones(name):
+    """What the fast tests see of these."""
+    pipe = FAMILIES[name].make()
+    with chipsparse.enable(pipe, EXACT) as handle:
+        found = generate(pipe, name, steps=3)
+    assert handle.report.actions()["sparse"] > 0
+    assert_expected(handle.report, FAMILIES[name])
+    assert_close(found, dense(name, steps=3))
 
 
 @each_model
