@@ -117,8 +117,8 @@ class ModelAdapter:
             transformer once more, without the prompt; None where they never do.
         announces_guidance: whether their pipelines tell, before the first call, that there will be
             such second ones (``do_classifier_free_guidance``).
-        guides_in_batch: whether those second calls are no calls of their own, but the other half of
-            the batch.
+        guides_in_batch: whether in plain pipelines those second calls are no calls of their own,
+            but the other half of the batch.
         masked_parts: parts that the family's own pipelines keep from running sparse, and why.
         default_latents: rows and columns of the latents that pipelines make where nobody names a
             size, None where their call has a default for it.
@@ -236,6 +236,11 @@ class ModelAdapter:
     def layout(self, arguments: dict[str, Any]) -> ModelLayout:
         """The sizes of a call with these arguments of the transformer's ``forward``."""
         raise NotImplementedError
+
+    @staticmethod
+    def is_guided(pipe: Any) -> bool:
+        """Whether a pipeline tells that it also computes the transformer without the prompt."""
+        return bool(getattr(pipe, "do_classifier_free_guidance", False))
 
     def install_tile_order(self) -> None:
         """Hooks the places where tokens enter, rotary embeddings are made, and tokens leave."""
@@ -367,9 +372,9 @@ class ModelAdapter:
 
         Then the last call of the other branch has been. Not every pipeline says so.
         """
-        if self.guides_in_batch:
+        if self._guides_in_batch:
             return False
-        guided = self._loop.is_guided()
+        guided = self._is_guided()
         if guided:
             self._guided_generation = generation
         return not guided and self._guided_generation == generation
@@ -381,9 +386,9 @@ class ModelAdapter:
         skip-layer guidance is a call of its own with the smaller batch.
         """
         layout = self.layout(arguments)
-        if self.guides_in_batch and generation != self._guided_generation:
+        if self._guides_in_batch and generation != self._guided_generation:
             self._guided_generation = generation
-            guided = self._loop.guides_in_batch() and layout.batch % 2 == 0
+            guided = self._is_guided() and layout.batch % 2 == 0
             self._guided_batch = layout.batch if guided else None
         return replace(layout, guided_in_batch=2 if layout.batch == self._guided_batch else 1)
 
@@ -464,7 +469,20 @@ class ModelAdapter:
 
     def branches(self) -> int:
         """Guidance branches that the generation is known to have."""
-        return self._loop.branches(in_batch=self.guides_in_batch)
+        told = self._loop.branches()
+        if told is not None:
+            return told
+        return 2 if self._is_guided() and not self.guides_in_batch else 1
+
+    def _is_guided(self) -> bool:
+        """Whether each step also computes the transformer without the prompt, as far as known."""
+        told = self._loop.branches()
+        return self.is_guided(self._loop.pipe) if told is None else told > 1
+
+    @property
+    def _guides_in_batch(self) -> bool:
+        """Whether the pipeline makes both branches halves of a batch: guiders never do."""
+        return self.guides_in_batch and self._loop.branches() is None
 
     def held_output(self, result: Any) -> torch.Tensor:
         """What skipped calls are made from: all of the transformer's output in one tensor."""

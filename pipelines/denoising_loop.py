@@ -27,18 +27,19 @@ class DenoisingLoop:
         pipe: the pipeline.
 
     Attributes:
+        pipe: the pipeline.
         unnamed_branch: what the first call of a step is named where nothing names its branch.
     """
 
     unnamed_branch = "call0"
 
     def __init__(self, pipe: Any) -> None:
-        self._pipe = pipe
+        self.pipe = pipe
 
     @property
     def scheduler(self) -> Any:
         """The pipeline's scheduler now, or None."""
-        return getattr(self._pipe, "scheduler", None)
+        return getattr(self.pipe, "scheduler", None)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -53,26 +54,9 @@ class DenoisingLoop:
         """The scheduler's timestep of the step where the loop tells it; may wait for a device."""
         return None
 
-    def is_guided(self) -> bool:
-        """Whether the step calls the transformer again without the prompt, as far as is known."""
-        return bool(getattr(self._pipe, "do_classifier_free_guidance", False))
-
-    def guides_in_batch(self) -> bool:
-        """Whether the halves of a batch are guidance branches, for models that are guided so.
-
-        Some pipelines tell their scale alone.
-        """
-        scale = getattr(self._pipe, "guidance_scale", None)
-        told = getattr(self._pipe, "do_classifier_free_guidance", (scale or 0) > 1)
-        return bool(told)
-
-    def branches(self, *, in_batch: bool) -> int:
-        """Guidance branches that a step is known to have.
-
-        Args:
-            in_batch: whether plain pipelines of the model make them halves of one batch.
-        """
-        return 2 if self.is_guided() and not in_batch else 1
+    def branches(self) -> int | None:
+        """Guidance branches of the step, each a call of its own; None where no guider tells."""
+        return None
 
 
 class ModularLoop(DenoisingLoop):
@@ -95,14 +79,14 @@ class ModularLoop(DenoisingLoop):
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """See `DenoisingLoop`. Guiders may be exchanged between calls, and blocks too."""
-        patches, components = Patches(), self._pipe.components
+        patches, components = Patches(), self.pipe.components
         guiders = [each for each in components.values() if isinstance(each, BaseGuidance)]
         try:
             for guider in guiders:
                 for name in ("prepare_inputs", "prepare_inputs_from_block_state"):
                     own = getattr(guider, name)
                     patches.set_attribute(guider, name, self._noting_batches(own))
-            for block in denoising_loops(self._pipe):
+            for block in denoising_loops(self.pipe._blocks):
                 patches.set_attribute(block, "loop_step", self._noting_step(block.loop_step))
             yield
         except BaseException:  # what they had put on the model for the call would stay there
@@ -139,22 +123,19 @@ class ModularLoop(DenoisingLoop):
         """See `DenoisingLoop`."""
         return None if self._timestep is None else float(torch.as_tensor(self._timestep))
 
-    def is_guided(self) -> bool:
-        """See `DenoisingLoop`."""
-        return len(self._batches) > 1
-
-    def guides_in_batch(self) -> bool:
-        """See `DenoisingLoop`; a guider's branches are calls of their own for every model."""
-        return False
-
-    def branches(self, *, in_batch: bool) -> int:
+    def branches(self) -> int:
         """See `DenoisingLoop`."""
         return max(1, len(self._batches))
 
 
+def is_modular(pipe: Any) -> bool:
+    """Whether a pipeline is a modular one."""
+    return isinstance(pipe, ModularPipeline)
+
+
 def loop_of(pipe: Any) -> DenoisingLoop:
     """The denoising loop of a pipeline of either kind."""
-    return ModularLoop(pipe) if isinstance(pipe, ModularPipeline) else DenoisingLoop(pipe)
+    return ModularLoop(pipe) if is_modular(pipe) else DenoisingLoop(pipe)
 
 
 def check_denoises(pipe: Any) -> None:
@@ -163,9 +144,9 @@ def check_denoises(pipe: Any) -> None:
     Raises:
         ValueError: with what it has.
     """
-    if not isinstance(pipe, ModularPipeline):
+    if not is_modular(pipe):
         return
-    if not denoising_loops(pipe):
+    if not denoising_loops(pipe._blocks):
         names = ", ".join(pipe._blocks.sub_blocks) or type(pipe._blocks).__name__
         raise ValueError(
             f"this {type(pipe).__name__} has no denoising loop (its blocks: {names}); enable "
@@ -179,11 +160,11 @@ def check_denoises(pipe: Any) -> None:
         )
 
 
-def denoising_loops(pipe: Any) -> list[Any]:
-    """The blocks of a modular pipeline that loop over one that calls a transformer."""
+def denoising_loops(blocks: Any) -> list[Any]:
+    """Those of a modular pipeline's blocks that loop over one that calls a transformer."""
     return [
         block
-        for block in _all_blocks(pipe._blocks)
+        for block in _all_blocks(blocks)
         if isinstance(block, LoopSequentialPipelineBlocks)
         and any("transformer" in spec.name for spec in block.expected_components)
     ]

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 # Any picture that all models can make; only where its text stands is looked at.
 LATENTS = (4, 64, 64)
 TEXT_TOKENS = 64
+PIPELINES = (
+    "plain and modular ones of diffusers; a modular one calls the transformer once for each branch "
+    "of its guider"
+)
 
 
 def models(options: PrintOptions) -> None:
@@ -30,6 +34,7 @@ def models(options: PrintOptions) -> None:
     content = {
         "chipsparse": chipsparse.__version__,
         "models": rows,
+        "pipelines": PIPELINES,
         "others": others(),
         "other_classes": other_classes(),
     }
@@ -113,6 +118,7 @@ def print_models(content: dict[str, Any], console: Console) -> None:
             ("  guidance", row["guidance"]),
             ("", ""),
         ]
+    facts.append(("pipelines", content["pipelines"]))
     facts += [("other classes", content["others"]), ("", "")]
     facts += content["other_classes"].items()
     console.print(facts_table(facts), highlight=False, markup=False)

@@ -65,7 +65,8 @@ def test_the_last_paragraph_is_about_all_others(models):
     assert "other classes any others whose attention" in words(page)
     content = json.loads(models("--json"))
     assert content["others"] in words(page)
-    assert list(content) == ["chipsparse", "models", "others", "other_classes"]
+    assert content["pipelines"] in words(page)
+    assert list(content) == ["chipsparse", "models", "pipelines", "others", "other_classes"]
 
 
 def test_there_is_a_line_for_each_other_class(models):

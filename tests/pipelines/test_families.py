@@ -160,7 +160,7 @@ def test_an_all_dense_plan_is_bit_equal_to_the_unpatched_pipeline(name):
         assert handle.report.fallbacks == []
 
 
-@each_family
+@each_model
 def test_keeping_everything_is_the_dense_result_of_every_call(name):
     pipe = FAMILIES[name].make()
     rules = itertools.cycle(["merge", "difference"])

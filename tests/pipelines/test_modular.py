@@ -218,7 +218,7 @@ def test_a_guider_may_be_exchanged_and_end_before_the_last_step():
 def test_nothing_is_left_on_blocks_guiders_and_models():
     pipe = qwen()
     generate(pipe)  # diffusers itself leaves word of a call on them
-    inner = [pipe.guider, *denoising_loops(pipe)]
+    inner = [pipe.guider, *denoising_loops(pipe._blocks)]
 
     def state(objects):
         return [(type(each), set(vars(each))) for each in objects]
@@ -240,7 +240,7 @@ def test_a_call_that_breaks_off_leaves_a_pipeline_that_works(error):
     pipe = qwen()
     with chipsparse.enable(pipe, SPARSE) as handle:
         expected = generate(pipe)
-        block = denoising_loops(pipe)[0].sub_blocks["after_denoiser"]
+        block = denoising_loops(pipe._blocks)[0].sub_blocks["after_denoiser"]
 
         class Breaks(type(block)):
             def __call__(self, components, state, i, t):
@@ -254,7 +254,7 @@ def test_a_call_that_breaks_off_leaves_a_pipeline_that_works(error):
         block.__class__ = stock
         assert len(handle.report.steps) == 8
         assert handle._adapters[0].session.cache_bytes() == 0
-        assert "loop_step" not in vars(denoising_loops(pipe)[0])
+        assert "loop_step" not in vars(denoising_loops(pipe._blocks)[0])
         assert torch.equal(generate(pipe), expected)
 
 
