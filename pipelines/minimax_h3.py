@@ -107,6 +107,24 @@ class MiniMaxH3Adapter(ModelAdapter):
         hook = self._model.register_forward_pre_hook(self._order_rows, with_kwargs=True)
         self._patches.add_hook(hook)
 
+    def remarks(self, arguments: dict[str, Any]) -> list[str]:
+        """Whether conditions take up all that sparse steps keep: each picture has many rows."""
+        plan = self.session.plan
+        if plan is None or plan.is_dense():
+            return []
+        others, tokens = plan.layout.text_tokens, plan.layout.tokens
+        layers = range(plan.layout.layers)
+        kept = [
+            plan.attention_keep_count(each) for each in layers if plan.is_sparse(each, "attention")
+        ]
+        if not kept or max(kept) > others:
+            return []
+        return [
+            f"{others:,} of the {tokens:,} tokens are text, sound and conditions, whose columns are "
+            f"always kept, and attention.density keeps {max(kept):,}: none of the video's are kept "
+            "by their sums; raise it"
+        ]
+
     def own_timestep(self, arguments: dict[str, Any]) -> torch.Tensor:
         """That of the video, 0-d."""
         row = self._rows_of(arguments).video[-1]

@@ -334,6 +334,16 @@ def test_captured_steps_give_the_same(pipe, monkeypatch):
     assert (recorder.dangling, recorder.held) == (0, 0)
 
 
+def test_conditions_that_take_up_the_density_are_remarked_on(pipe):
+    with chipsparse.enable(pipe, SPARSE.override({"attention.density": 0.4})) as handle:
+        generate(pipe, **VARIANTS["first frame"])
+        assert handle.report.notes == []
+        generate(pipe, **VARIANTS["references"])
+        (note,) = handle.report.notes
+    assert note.startswith("136 of the 304 tokens are text, sound and conditions")
+    assert "attention.density keeps 122:" in note
+
+
 # What is refused.
 
 
