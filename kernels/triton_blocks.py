@@ -31,6 +31,18 @@ def dot(a, b, sums, WIDE_PRODUCTS: tl.constexpr):
 
 
 @triton.jit
+def to_fp8(x, INTERPRETED: tl.constexpr):
+    """Numbers within ±448, and NaN, rounded to the nearest of e4m3."""
+    if not INTERPRETED:
+        return x.to(tl.float8e4nv)
+    # Triton's interpreter truncates and forgets NaN: a sum that leaves 3 bits of mantissa rounds.
+    exponent = x.to(tl.int32, bitcast=True) & 0x7F800000
+    large = tl.maximum(exponent, 0x3C800000).to(tl.float32, bitcast=True) * (1.5 * 2.0**20)
+    bits = ((x + large) - large).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    return tl.where(x == x, bits, 0x7F).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+
+
+@triton.jit
 def order(program, units, tiles, TOGETHER: tl.constexpr):
     """The unit and the tile of a program: tile by tile over a few units, then the next units."""
     first = program // (TOGETHER * tiles) * TOGETHER

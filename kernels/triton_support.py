@@ -51,6 +51,27 @@ def attention_unsupported_reason(
     return None
 
 
+def fp8_unsupported_reason(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object
+) -> str | None:
+    """Why the kernels of attention in FP8 cannot run on these 16-bit tensors, or None."""
+    if (reason := attention_unsupported_reason(query, key, value)) is not None:
+        return reason
+    return e4m3_unsupported_reason(query)
+
+
+def e4m3_unsupported_reason(tensor: torch.Tensor) -> str | None:
+    """Why the device of a tensor cannot multiply e4m3 numbers in Triton, or None."""
+    if tensor.device.type != "cuda":
+        return None
+    if torch.version.hip is not None:
+        return "FP8 kernels are written for NVIDIA GPUs"
+    if compute_capability(tensor.device) < (8, 9):
+        major, minor = compute_capability(tensor.device)
+        return f"FP8 needs compute capability 8.9 (Ada) or later, got {major}.{minor}"
+    return None
+
+
 def gluon_attention_unsupported_reason(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, block_size_q: int = 128
 ) -> str | None:

@@ -12,6 +12,8 @@ from chipsparse.pipelines.generic import GenericAdapter
 from chipsparse.pipelines.hunyuan_video import HunyuanVideoAdapter
 from chipsparse.pipelines.hunyuan_video15 import HunyuanVideo15Adapter
 from chipsparse.pipelines.ltx import LTXAdapter
+from chipsparse.pipelines.ltx2 import LTX2Adapter
+from chipsparse.pipelines.minimax_h3 import MiniMaxH3Adapter
 from chipsparse.pipelines.mochi import MochiAdapter
 from chipsparse.pipelines.qwen_image import QwenImageAdapter
 from chipsparse.pipelines.stable_diffusion3 import StableDiffusion3Adapter
@@ -29,8 +31,10 @@ ADAPTERS: dict[str, type[ModelAdapter]] = {
         Flux2Adapter,
         QwenImageAdapter,
         LTXAdapter,
+        LTX2Adapter,
         HunyuanVideoAdapter,
         HunyuanVideo15Adapter,
+        MiniMaxH3Adapter,
     )
 }
 

@@ -54,7 +54,8 @@ def plan_generation(
             f"does not support; supported classes: {', '.join(ADAPTERS)}"
         )
     latents = latent_sizes(settings, model, default=adapter.default_latents)
-    guided = (getattr(settings, adapter.guidance_argument) or 0) > 1
+    argument = adapter.guidance_argument
+    guided = argument is not None and (getattr(settings, argument) or 0) > 1
     layout = adapter.planned_layout(
         model.transformer_config,
         latents=latents,

@@ -15,7 +15,7 @@ import torch
 import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.cache.kinds import PARTS
-from chipsparse.cli.planning.settings import vae_factors
+from chipsparse.cli.planning.settings import frame_chunks, vae_factors
 from tests.pipelines.model_state import actions, state_of
 
 
@@ -44,6 +44,7 @@ MODELS = {
     "hunyuan video",
     "hunyuan video 1.5",
     "ltx",
+    "minimax h3",
     "mochi",
     "qwen-image",
     "sd3",
@@ -75,13 +76,14 @@ EXACT = SPARSE.override(
 )
 
 
-def slow_unless(quick):
-    """Parameters for a test of all families, in slow tests but for these."""
-    names = [pytest.param(n, marks=[] if n in quick else pytest.mark.slow) for n in FAMILIES]
+def slow_unless(quick, families=tuple(name for name in FAMILIES if not FAMILIES[name].brief)):
+    """Parameters for a test of families, in slow tests but for these."""
+    names = [pytest.param(n, marks=[] if n in quick else pytest.mark.slow) for n in families]
     return pytest.mark.parametrize("name", names)
 
 
-each_family = pytest.mark.parametrize("name", FAMILIES)
+SLOW = [name for name, family in FAMILIES.items() if family.slow]
+each_family = slow_unless({n for n in FAMILIES if not FAMILIES[n].brief} - set(SLOW), FAMILIES)
 each_model = slow_unless(MODELS)
 
 
@@ -158,7 +160,7 @@ def test_an_all_dense_plan_is_bit_equal_to_the_unpatched_pipeline(name):
         assert handle.report.fallbacks == []
 
 
-@each_family
+@each_model
 def test_keeping_everything_is_the_dense_result_of_every_call(name):
     pipe = FAMILIES[name].make()
     rules = itertools.cycle(["merge", "difference"])
@@ -168,6 +170,17 @@ def test_keeping_everything_is_the_dense_result_of_every_call(name):
             assert handle.report.actions()["sparse"] > 0, variant
             assert_expected(handle.report, FAMILIES[name])
             assert_close(found, dense(name, variant))
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_three_steps_that_keep_everything_are_the_dense_ones(name):
+    """What the fast tests see of these."""
+    pipe = FAMILIES[name].make()
+    with chipsparse.enable(pipe, EXACT) as handle:
+        found = generate(pipe, name, steps=3)
+    assert handle.report.actions()["sparse"] > 0
+    assert_expected(handle.report, FAMILIES[name])
+    assert_close(found, dense(name, steps=3))
 
 
 @each_model
@@ -316,8 +329,8 @@ def test_the_sizes_that_configs_tell_are_those_of_a_call(name):
 
         adapter.layout = look
         generate(pipe, name)
-    space, time = vae_factors(pipe.vae.config)
-    frames = (family.call.get("num_frames", 1) - 1) // time + 1
+    space, _ = vae_factors(pipe.vae.config)
+    frames = frame_chunks(pipe.vae.config).latents_of(family.call.get("num_frames", 1))
     planned = adapter.planned_layout(
         adapter.transformer.config,
         latents=(frames, family.call["height"] // space, family.call["width"] // space),
