@@ -120,6 +120,7 @@ class ModelAdapter:
         masked_parts: parts that the family's own pipelines keep from running sparse, and why.
         default_latents: rows and columns of the latents that pipelines make where nobody names a
             size, None where their call has a default for it.
+        timestep_argument: what the transformer calls its timestep.
     """
 
     transformer_class: ClassVar[str]
@@ -131,6 +132,7 @@ class ModelAdapter:
     guides_in_batch: ClassVar[bool] = False
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})
     default_latents: ClassVar[int | None] = None
+    timestep_argument: ClassVar[str] = "timestep"
 
     def __init__(
         self,
@@ -254,6 +256,11 @@ class ModelAdapter:
         """
         return float(torch.as_tensor(timestep).max())
 
+    def latents(self, arguments: dict[str, Any]) -> torch.Tensor:
+        """What the transformer is called with to denoise it, as one tensor of any shape."""
+        hidden: torch.Tensor = arguments["hidden_states"]
+        return hidden
+
     def remarks(self, arguments: dict[str, Any]) -> list[str]:
         """What the report should note of a call with these arguments, besides what runs dense."""
         return []
@@ -297,7 +304,7 @@ class ModelAdapter:
                 )
             return forward(*args, **kwargs)
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
-        hidden, timestep = arguments["hidden_states"], arguments["timestep"]
+        hidden, timestep = self.latents(arguments), arguments[self.timestep_argument]
         scheduler = self._scheduler()
         check_scheduler(scheduler)
         schedule = getattr(scheduler, "timesteps", None)
@@ -451,11 +458,16 @@ class ModelAdapter:
         return tensor.index_select(dim, order.to(tensor.device))
 
     def restore_order(self, _module: Any, args: tuple[torch.Tensor, ...]) -> Any:
-        """Forward pre-hook of what takes the grid's tokens ``[B, N, C]`` last, in raster order."""
+        """Forward pre-hook of what takes the grid's tokens ``[B, N, C]`` last, in raster order.
+
+        The model may have dropped the first grids, as of references or earlier frames.
+        """
         if self.session.tile_order is None:
             return None
         _, inverse = self.session.tile_order
         hidden, *rest = args
+        dropped = inverse.numel() - hidden.shape[1]
+        inverse = inverse[dropped:] - dropped
         return (hidden.index_select(1, inverse.to(hidden.device)), *rest)
 
     def finish_generation(self) -> None:
