@@ -120,8 +120,8 @@ class MiniMaxH3Adapter(ModelAdapter):
         if not kept or max(kept) > others:
             return []
         return [
-            f"{others:,} of the {tokens:,} tokens are text, sound and conditions, whose columns are "
-            f"always kept, and attention.density keeps {max(kept):,}: none of the video's are kept "
+            f"{others:,} of the {tokens:,} tokens are text, sound and conditions, whose columns "
+            f"are always kept, and attention.density keeps {max(kept):,}: none of the video's are kept "
             "by their sums; raise it"
         ]
 
