@@ -28,6 +28,7 @@ from chipsparse.kernels.dispatch import Choice, kind_of
 from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.kernels.merge_residual import merge_residual
 from chipsparse.layers.column_budget import LISTS_BYTES, AttentionBudget
+from chipsparse.layers.exact_rows import apart, joined
 from chipsparse.layers.state import Shared, StepState
 from chipsparse.plan import Action, SparsityPlan
 
@@ -83,7 +84,7 @@ class AttentionLayer:
         scale: float | None,
         unpatched: Unpatched,
     ) -> torch.Tensor:
-        """Attention as the open call wants it.
+        """Attention as the open call wants it; rows that the layout wants exact see all columns.
 
         Args:
             state: of the open call; None where there is none.
@@ -95,11 +96,12 @@ class AttentionLayer:
         """
         if state is None or not state.caching:
             return unpatched(query, key, value, scale)
-        shared, config = self._shared, self._shared.config.attention
+        shared, config, layout = self._shared, self._shared.config.attention, state.plan.layout
         dense = state.dense.get((self.number, "attention"))
         with shared.recorder.watch(self.number, "attention", dense) as entry:
             if entry.reason is not None:
                 return unpatched(query, key, value, scale)
+            query, exact = apart(query, layout, 2)
             choices = shared.recorder.choices(
                 ("attention", *kind_of(query, key, value)),
                 lambda: backend_choices(
@@ -114,7 +116,7 @@ class AttentionLayer:
             with caches.acquire(state.branch, self.number, "attention", kinds, ahead) as cache:
                 entry.backend = choices[MAIN_OPS[entry.action]].backend.name
                 if entry.action is Action.DENSE:
-                    return dense_step(
+                    output = dense_step(
                         cache,
                         query,
                         key,
@@ -123,23 +125,29 @@ class AttentionLayer:
                         backend=shared.backend,
                         kernels=shared.kernels,
                     )
-                if entry.action is not Action.SPARSE:
+                elif entry.action is Action.SPARSE:
+                    entry.computed = cache.kept_fraction
+                    output = sparse_step(
+                        cache,
+                        query,
+                        key,
+                        value,
+                        config=config,
+                        scale=scale,
+                        backend=shared.backend,
+                        choices=choices,
+                        step=state.context.step,
+                    )
+                else:
                     columns = self._columns_of_another_branch(state)
                     if columns is not None:
                         entry.backend = choices["dense_attention"].backend.name
-                    return self._refresh(state, cache, query, key, value, scale, columns)
-                entry.computed = cache.kept_fraction
-                return sparse_step(
-                    cache,
-                    query,
-                    key,
-                    value,
-                    config=config,
-                    scale=scale,
-                    backend=shared.backend,
-                    choices=choices,
-                    step=state.context.step,
-                )
+                    output = self._refresh(state, cache, query, key, value, scale, columns)
+            if exact is None:
+                return output
+            seen = unpatched(exact, key, value, scale)
+            # In the order of memory that models want, so that nothing is copied twice.
+            return joined(output.transpose(1, 2), seen.transpose(1, 2), layout).transpose(1, 2)
 
     def _decide(self, state: StepState) -> Action:
         """What the layer does: more than the step for one passed over (by a block cache, say)."""
