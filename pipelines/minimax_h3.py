@@ -121,8 +121,8 @@ class MiniMaxH3Adapter(ModelAdapter):
             return []
         return [
             f"{others:,} of the {tokens:,} tokens are text, sound and conditions, whose columns "
-            f"are always kept, and attention.density keeps {max(kept):,}: none of the video's are kept "
-            "by their sums; raise it"
+            f"are always kept, and attention.density keeps {max(kept):,}: none of the video's are "
+            "kept by their sums; raise it"
         ]
 
     def own_timestep(self, arguments: dict[str, Any]) -> torch.Tensor:
