@@ -429,8 +429,13 @@ class Session:
 
     @property
     def caching(self) -> bool:
-        """Whether a call is open in whose generation anything is sparse."""
-        return self.state is not None and self.state.caching
+        """Whether a call is open in which layers are ours: of a generation with anything sparse.
+
+        Attention in FP8 is ours as well.
+        """
+        if self.state is None:
+            return False
+        return self.state.caching or self.config.attention.precision == "fp8"
 
     @property
     def is_first_call(self) -> bool:

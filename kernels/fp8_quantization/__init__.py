@@ -58,8 +58,10 @@ class Fp8Attention:
 
     def heads(self, first: int, last: int) -> Fp8Attention:
         """The part of some heads; nothing is copied."""
-        tensors = {name: part for name, part in vars(self).items() if torch.is_tensor(part)}
-        return replace(self, **{name: part[:, first:last] for name, part in tensors.items()})
+        parts: dict[str, Any] = {
+            name: part[:, first:last] for name, part in vars(self).items() if torch.is_tensor(part)
+        }
+        return replace(self, **parts)
 
 
 @dataclass(slots=True, eq=False)
