@@ -9,10 +9,6 @@ from chipsparse.kernels.dispatch import Choice
 from chipsparse.kernels.fp8_dense_attention import fp8_dense_attention
 from chipsparse.kernels.fp8_quantization import Fp8Attention, fp8_quantization
 
-# Whether queries and keys are rotated before they are rounded: it keeps single large channels from
-# deciding about the error, and costs nothing to speak of (benchmarks/notes/fp8_attention.md).
-ROTATE = True
-
 
 def fp8_choices(
     query: torch.Tensor,
@@ -48,8 +44,13 @@ def fp8_tensors(
     scale: float | None,
     backend: str | None,
 ) -> Fp8Attention:
-    """Query, key and value ``[B, H, N, D]`` in e4m3."""
-    return fp8_quantization(query, key, value, rotate=ROTATE, scale=scale, backend=backend)
+    """Query, key and value ``[B, H, N, D]`` in e4m3, rotated where D is a power of two.
+
+    Rotated, no single large channel decides about the error (benchmarks/notes/fp8_attention.md).
+    """
+    head_dim = query.shape[-1]
+    rotate = head_dim & (head_dim - 1) == 0
+    return fp8_quantization(query, key, value, rotate=rotate, scale=scale, backend=backend)
 
 
 def fp8_full_attention(
