@@ -17,6 +17,7 @@ from chipsparse.layers.attention import AttentionLayer, Unpatched
 from chipsparse.layers.mlp import MLPLayer
 from chipsparse.layers.state import StepState
 from chipsparse.measure.quality import psnr
+from chipsparse.pipelines.denoising_loop import DenoisingLoop
 from chipsparse.report.generation import GenerationReport
 from chipsparse.session import Session
 from chipsparse.step import PositionTracker
@@ -126,7 +127,7 @@ def measure(workload: Workload, steps: int | None = None) -> list[Record]:
     config = workload.profile.sparsity.override(DENSE)
     session = Session(config, GenerationReport(), observer=probe)
     adapter = ADAPTERS[type(pipe.transformer).__name__](
-        pipe.transformer, session, PositionTracker(), lambda: pipe.scheduler
+        pipe.transformer, session, PositionTracker(), DenoisingLoop(pipe)
     )
     try:
         workload.generate(None, num_inference_steps=steps)
