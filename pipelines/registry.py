@@ -13,6 +13,7 @@ from chipsparse.pipelines.generic import GenericAdapter
 from chipsparse.pipelines.helios import HeliosAdapter
 from chipsparse.pipelines.hunyuan_video import FramePackAdapter, HunyuanVideoAdapter
 from chipsparse.pipelines.hunyuan_video15 import HunyuanVideo15Adapter
+from chipsparse.pipelines.kandinsky import Kandinsky5Adapter, Kandinsky6Adapter
 from chipsparse.pipelines.ltx import LTXAdapter
 from chipsparse.pipelines.ltx2 import LTX2Adapter
 from chipsparse.pipelines.mochi import MochiAdapter
@@ -49,6 +50,8 @@ ADAPTERS: dict[str, type[ModelAdapter]] = {
         ZImageAdapter,
         LTXAdapter,
         LTX2Adapter,
+        Kandinsky5Adapter,
+        Kandinsky6Adapter,
         HunyuanVideoAdapter,
         FramePackAdapter,
         HunyuanVideo15Adapter,
