@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
@@ -32,6 +33,7 @@ from chipsparse.pipelines.bridge import (
     make_tag,
     register_runner,
 )
+from chipsparse.pipelines.denoising_loop import DenoisingLoop
 from chipsparse.pipelines.execution import Execution, check_undivided, execution_of
 from chipsparse.pipelines.feed_forward import (
     FeedForwardSite,
@@ -39,6 +41,7 @@ from chipsparse.pipelines.feed_forward import (
     has_contiguous_channels,
     make_channels_contiguous,
 )
+from chipsparse.pipelines.guidance_hooks import why_not_cached
 from chipsparse.pipelines.offloaded_weights import autocast_bytes, pending_bytes
 from chipsparse.pipelines.one_thread import OneThread
 from chipsparse.pipelines.patches import TAG, Patches, WholePatched
@@ -48,6 +51,7 @@ from chipsparse.session import Session
 from chipsparse.step import PositionTracker, StepContext
 
 ADAPTER = "chipsparse_adapter"
+PREDICTION = "pred_"  # of what guiders of diffusers call a branch: what it predicts
 
 
 class PatchedTransformer(WholePatched):
@@ -98,9 +102,7 @@ class ModelAdapter:
         transformer: the model, of the class that `transformer_class` names.
         session: the state of this transformer.
         tracker: follows the position over all transformers of the pipeline.
-        scheduler: returns the pipeline's scheduler, or None.
-        guided: tells whether each step of the pipeline calls the transformer once more, without
-            the prompt; False where that is not known.
+        loop: what the pipeline tells of its denoising loop.
 
     Raises:
         ValueError: if the transformer is split over several devices.
@@ -112,11 +114,11 @@ class ModelAdapter:
         sparse_attention: which attention runs sparse, in words.
         sparse_mlp: which feed-forward layers run sparse, in words.
         guidance_argument: argument of the pipelines' call that, above 1, lets each step call the
-            transformer once more, without the prompt.
+            transformer once more, without the prompt; None where they never do.
         announces_guidance: whether their pipelines tell, before the first call, that there will be
             such second ones (``do_classifier_free_guidance``).
-        guides_in_batch: whether those second calls are no calls of their own, but the other half of
-            the batch.
+        guides_in_batch: whether in plain pipelines those second calls are no calls of their own,
+            but the other half of the batch.
         masked_parts: parts that the family's own pipelines keep from running sparse, and why.
         default_latents: rows and columns of the latents that pipelines make where nobody names a
             size, None where their call has a default for it.
@@ -127,7 +129,7 @@ class ModelAdapter:
     families: ClassVar[str] = ""
     sparse_attention: ClassVar[str] = "self-attention"
     sparse_mlp: ClassVar[str] = "feed-forward"
-    guidance_argument: ClassVar[str] = "guidance_scale"
+    guidance_argument: ClassVar[str | None] = "guidance_scale"
     announces_guidance: ClassVar[bool] = True
     guides_in_batch: ClassVar[bool] = False
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})
@@ -139,8 +141,7 @@ class ModelAdapter:
         transformer: torch.nn.Module,
         session: Session,
         tracker: PositionTracker,
-        scheduler: Callable[[], Any],
-        guided: Callable[[], bool] = lambda: False,
+        loop: DenoisingLoop,
     ) -> None:
         check_undivided(transformer)
         self.transformer = transformer
@@ -151,8 +152,7 @@ class ModelAdapter:
         self.other_experts: list[ModelAdapter] = []
         self.turn = OneThread()  # shared by all transformers of a pipeline
         self._tracker = tracker
-        self._scheduler = scheduler
-        self._guided = guided
+        self._loop = loop
         self._patches = Patches()
         self._attention_patches = Patches()
         self._layouts = Patches()  # of weights that were laid out for the kernels
@@ -160,6 +160,7 @@ class ModelAdapter:
         self._processors: list[Any] = []
         self._checked_generation = 0
         self._guided_generation = 0
+        self._guided_batch: int | None = None
         self._state: ModelState | None = None
         self._argument_names = list(inspect.signature(type(transformer).forward).parameters)[1:]
         self._number = number = register_runner(self)
@@ -238,6 +239,11 @@ class ModelAdapter:
         """The sizes of a call with these arguments of the transformer's ``forward``."""
         raise NotImplementedError
 
+    @staticmethod
+    def is_guided(pipe: Any) -> bool:
+        """Whether a pipeline tells that it also computes the transformer without the prompt."""
+        return bool(getattr(pipe, "do_classifier_free_guidance", False))
+
     def install_tile_order(self) -> None:
         """Hooks the places where tokens enter, rotary embeddings are made, and tokens leave."""
         raise NotImplementedError
@@ -255,6 +261,10 @@ class ModelAdapter:
         Only asked for where the scheduler does not tell its step; may wait for the device.
         """
         return float(torch.as_tensor(timestep).max())
+
+    def own_timestep(self, arguments: dict[str, Any]) -> Any:
+        """The timestep of what a call denoises, where it has others besides; see above."""
+        return arguments[self.timestep_argument]
 
     def latents(self, arguments: dict[str, Any]) -> torch.Tensor:
         """What the transformer is called with to denoise it, as one tensor of any shape."""
@@ -304,18 +314,8 @@ class ModelAdapter:
                 )
             return forward(*args, **kwargs)
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
-        hidden, timestep = self.latents(arguments), arguments[self.timestep_argument]
-        scheduler = self._scheduler()
-        check_scheduler(scheduler)
-        schedule = getattr(scheduler, "timesteps", None)
-        step = self.named_position.get("step_index")
-        context = self._tracker.locate(
-            branch=self.named_position.get("name"),
-            step_index=scheduler_step(scheduler) if step is None else step,
-            steps=self.named_position.get("num_inference_steps"),
-            timestep=lambda: self.scheduled_timestep(timestep, schedule),
-            schedule=schedule,
-        )
+        hidden = self.latents(arguments)
+        context = self._locate(arguments)
         for expert in self.other_experts:  # done with for this generation: free its caches
             expert.session.reset()
         try:
@@ -324,10 +324,11 @@ class ModelAdapter:
                 return self.observe(context, arguments, lambda: forward(*args, **kwargs))
             state = self.session.begin(
                 context,
-                self.layout(arguments),
+                self._guided_layout(arguments, context.generation),
                 self.execution.device,
                 lambda: self._memory_demand(arguments),
                 hidden,
+                why_not_cached=why_not_cached(self.transformer),
             )
             self._check_caches(context.generation)
             for remark in self.remarks(arguments):
@@ -340,23 +341,63 @@ class ModelAdapter:
             with self._dense_attention(arguments):
                 self.session.say_if_all_dense()
                 result = self.session.run(forward, args, kwargs, self._not_captured_reason)
-            output = self.packed_output(result)
-            self.session.end(output, is_last_branch=self._guidance_ended(context.generation))
+            self.session.end(
+                self.held_output(result), is_last_branch=self._guidance_ended(context.generation)
+            )
             return result
         except BaseException as error:
             self.session.report.fail(error)
             self.session.reset()
             raise
 
+    def _locate(self, arguments: dict[str, Any]) -> StepContext:
+        """Where a call with these arguments stands in the denoising loop."""
+        loop, named = self._loop, self.named_position
+        scheduler = loop.scheduler
+        check_scheduler(scheduler)
+        schedule = getattr(scheduler, "timesteps", None)
+        step = named.get("step_index")
+        branch = named.get("name") or loop.branch()
+
+        def read() -> float:
+            told = loop.timestep()
+            if told is not None:
+                return told
+            return self.scheduled_timestep(self.own_timestep(arguments), schedule)
+
+        return self._tracker.locate(
+            branch=None if branch is None else branch.removeprefix(PREDICTION),
+            step_index=scheduler_step(scheduler) if step is None else step,
+            steps=named.get("num_inference_steps"),
+            timestep=read,
+            schedule=schedule,
+            unnamed_branch=loop.unnamed_branch,
+        )
+
     def _guidance_ended(self, generation: int) -> bool:
         """Whether the pipeline has said that it guides this generation, and now says it does not.
 
         Then the last call of the other branch has been. Not every pipeline says so.
         """
-        guided = self._guided()
+        if self._guides_in_batch:
+            return False
+        guided = self._is_guided()
         if guided:
             self._guided_generation = generation
         return not guided and self._guided_generation == generation
+
+    def _guided_layout(self, arguments: dict[str, Any], generation: int) -> ModelLayout:
+        """The sizes of a call, and how many guidance branches its batch holds.
+
+        The first call tells: some pipelines change the scale later and go on to compute both, and
+        skip-layer guidance is a call of its own with the smaller batch.
+        """
+        layout = self.layout(arguments)
+        if self._guides_in_batch and generation != self._guided_generation:
+            self._guided_generation = generation
+            guided = self._is_guided() and layout.batch % 2 == 0
+            self._guided_batch = layout.batch if guided else None
+        return replace(layout, guided_in_batch=2 if layout.batch == self._guided_batch else 1)
 
     def _execution(self, hidden: torch.Tensor) -> Execution:
         modules = self.self_attentions()
@@ -435,15 +476,31 @@ class ModelAdapter:
 
     def branches(self) -> int:
         """Guidance branches that the generation is known to have."""
-        return 2 if self._guided() and not self.guides_in_batch else 1
+        told = self._loop.branches()
+        if told is not None:
+            return told
+        return 2 if self._is_guided() and not self.guides_in_batch else 1
 
-    def packed_output(self, result: Any) -> torch.Tensor:
-        """All that a call returns, as the one tensor from which skipped calls are made."""
+    def _is_guided(self) -> bool:
+        """Whether each step also computes the transformer without the prompt, as far as known."""
+        told = self._loop.branches()
+        return self.is_guided(self._loop.pipe) if told is None else told > 1
+
+    @property
+    def _guides_in_batch(self) -> bool:
+        """Whether the pipeline makes both branches halves of a batch: guiders never do."""
+        return self.guides_in_batch and self._loop.branches() is None
+
+    def held_output(self, result: Any) -> torch.Tensor:
+        """What skipped calls are made from: all of the transformer's output in one tensor."""
         output: torch.Tensor = result[0]
         return output
 
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        """What `packed_output` packed, as ``return_dict`` asks: a tuple, or an output class."""
+        """The transformer's output from what is held of it.
+
+        A tuple or a ``Transformer2DModelOutput``, as ``return_dict`` asks.
+        """
         if not arguments.get("return_dict", True):
             return (output,)
         return Transformer2DModelOutput(sample=output)

@@ -67,6 +67,11 @@ class CogVideoXAdapter(ModelAdapter):
     sparse_mlp = "feed-forward, text tokens included"
     guides_in_batch = True
 
+    @staticmethod
+    def is_guided(pipe: Any) -> bool:
+        """Pipelines of this family tell their scale alone."""
+        return (getattr(pipe, "guidance_scale", None) or 0) > 1
+
     def self_attentions(self) -> list[Any]:
         """``attn1`` of every block."""
         return [block.attn1 for block in self._model.transformer_blocks]

@@ -65,7 +65,7 @@ class LTX2Adapter(LTXAdapter):
         """As `why_attention_is_dense`."""
         return arguments.get(MASK) is not None
 
-    def packed_output(self, result: Any) -> torch.Tensor:
+    def held_output(self, result: Any) -> torch.Tensor:
         """Video and sound side by side, ``[B, all numbers of a sample]``."""
         return joined((result[0], result[1]))
 

@@ -49,7 +49,6 @@ OTHER_CLASSES: Mapping[str, str | None] = MappingProxyType(
         "LongCatImageTransformer2DModel": None,
         "Lumina2Transformer2DModel": _DIRECT,
         "LuminaNextDiT2DModel": _DIRECT,
-        "MiniMaxH3Transformer3DModel": None,
         "MiniMaxMusic3RVQDepthDecoder": _OTHER_CALL,
         "MiniMaxMusic3Transformer1DModel": _NO_MASK,
         "MotifVideoTransformer3DModel": _MASKED,

@@ -16,6 +16,7 @@ from chipsparse.pipelines.hunyuan_video15 import HunyuanVideo15Adapter
 from chipsparse.pipelines.kandinsky import Kandinsky5Adapter, Kandinsky6Adapter
 from chipsparse.pipelines.ltx import LTXAdapter
 from chipsparse.pipelines.ltx2 import LTX2Adapter
+from chipsparse.pipelines.minimax_h3 import MiniMaxH3Adapter
 from chipsparse.pipelines.mochi import MochiAdapter
 from chipsparse.pipelines.qwen_image import QwenImageAdapter
 from chipsparse.pipelines.qwen_image21 import QwenImage21Adapter
@@ -55,6 +56,7 @@ ADAPTERS: dict[str, type[ModelAdapter]] = {
         HunyuanVideoAdapter,
         FramePackAdapter,
         HunyuanVideo15Adapter,
+        MiniMaxH3Adapter,
     )
 }
 

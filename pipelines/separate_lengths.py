@@ -51,7 +51,7 @@ class SeparateLengths(ModelAdapter):
             self.lengths = [length] * len(rows)
             with self._model.cache_context(**{**position, "name": name}):
                 result = super().call(forward, (), rows_of(arguments, rows, len(samples)))
-            outputs.append(self.packed_output(result))
+            outputs.append(self.held_output(result))
             order += rows
         output = torch.cat(outputs)
         return self.wrap_output(output[torch.tensor(order).argsort().to(output.device)], arguments)

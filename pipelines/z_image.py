@@ -124,7 +124,7 @@ class ZImageAdapter(SeparateLengths):
             return TIMESTEPS - float(torch.as_tensor(timestep).max()) * TIMESTEPS
         return value
 
-    def packed_output(self, result: Any) -> torch.Tensor:
+    def held_output(self, result: Any) -> torch.Tensor:
         """The images as a batch."""
         return torch.stack(result[0])
 

@@ -409,6 +409,7 @@ def test_settings_are_chosen_on_one_prompt_and_compared_on_others(folder, capsys
     assert run(folder, "first.json", *known, "--part", "0/2", *FEW) == (0, first)
 
 
+@pytest.mark.slow
 def test_blocks_are_compiled_and_warm_before_anything_is_timed(folder, monkeypatch):
     """All that is compiled is compiled in the warm-up, for every kind of patch."""
     graphs = []

@@ -28,6 +28,7 @@ from chipsparse.kernels.dispatch import Choice, kind_of
 from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.kernels.merge_residual import merge_residual
 from chipsparse.layers.column_budget import LISTS_BYTES, AttentionBudget
+from chipsparse.layers.exact_rows import apart, joined
 from chipsparse.layers.state import Shared, StepState
 from chipsparse.plan import Action, SparsityPlan
 
@@ -56,8 +57,9 @@ class _Choice:
 class AttentionLayer:
     """Self-attention of one transformer block: what it does at a step, and from which cache.
 
-    The guidance branches that refresh at a step keep the same columns, those that the first of them
-    chose: guidance multiplies what the branches differ in, and so what each misses alone.
+    The guidance branches that refresh at a step keep the same columns: guidance multiplies what
+    they differ in, and so what each misses alone. Where each is a call of its own, these are the
+    columns that the first of them chose.
 
     Args:
         number: of the transformer block, from 0.
@@ -82,7 +84,7 @@ class AttentionLayer:
         scale: float | None,
         unpatched: Unpatched,
     ) -> torch.Tensor:
-        """Attention as the open call wants it.
+        """Attention as the open call wants it; rows that the layout wants exact see all columns.
 
         Args:
             state: of the open call; None where there is none.
@@ -94,11 +96,12 @@ class AttentionLayer:
         """
         if state is None or not state.caching:
             return unpatched(query, key, value, scale)
-        shared, config = self._shared, self._shared.config.attention
+        shared, config, layout = self._shared, self._shared.config.attention, state.plan.layout
         dense = state.dense.get((self.number, "attention"))
         with shared.recorder.watch(self.number, "attention", dense) as entry:
             if entry.reason is not None:
                 return unpatched(query, key, value, scale)
+            query, exact = apart(query, layout, 2)
             choices = shared.recorder.choices(
                 ("attention", *kind_of(query, key, value)),
                 lambda: backend_choices(
@@ -113,7 +116,7 @@ class AttentionLayer:
             with caches.acquire(state.branch, self.number, "attention", kinds, ahead) as cache:
                 entry.backend = choices[MAIN_OPS[entry.action]].backend.name
                 if entry.action is Action.DENSE:
-                    return dense_step(
+                    output = dense_step(
                         cache,
                         query,
                         key,
@@ -122,23 +125,29 @@ class AttentionLayer:
                         backend=shared.backend,
                         kernels=shared.kernels,
                     )
-                if entry.action is not Action.SPARSE:
+                elif entry.action is Action.SPARSE:
+                    entry.computed = cache.kept_fraction
+                    output = sparse_step(
+                        cache,
+                        query,
+                        key,
+                        value,
+                        config=config,
+                        scale=scale,
+                        backend=shared.backend,
+                        choices=choices,
+                        step=state.context.step,
+                    )
+                else:
                     columns = self._columns_of_another_branch(state)
                     if columns is not None:
                         entry.backend = choices["dense_attention"].backend.name
-                    return self._refresh(state, cache, query, key, value, scale, columns)
-                entry.computed = cache.kept_fraction
-                return sparse_step(
-                    cache,
-                    query,
-                    key,
-                    value,
-                    config=config,
-                    scale=scale,
-                    backend=shared.backend,
-                    choices=choices,
-                    step=state.context.step,
-                )
+                    output = self._refresh(state, cache, query, key, value, scale, columns)
+            if exact is None:
+                return output
+            seen = unpatched(exact, key, value, scale)
+            # In the order of memory that models want, so that nothing is copied twice.
+            return joined(output.transpose(1, 2), seen.transpose(1, 2), layout).transpose(1, 2)
 
     def _decide(self, state: StepState) -> Action:
         """What the layer does: more than the step for one passed over (by a block cache, say)."""
@@ -378,6 +387,7 @@ def _choose_columns(
     """Full attention with column sums; records the LSE and the columns chosen.
 
     Goes over as many heads at a time as ``config.column_sums_bytes`` allows for their column sums.
+    Guidance branches in one batch keep the same columns, chosen by what they sum to together.
     """
     assert cache.lse is not None
     batch, heads, tokens, _ = query.shape
@@ -396,6 +406,8 @@ def _choose_columns(
             scale=scale,
             backend=backend,
         )
+        if budget.branches > 1:
+            column_sums = column_sums.unflatten(0, (budget.branches, -1)).sum(0)
         chosen = column_selection(
             column_sums,
             keep_count=budget.keep_count,
@@ -405,6 +417,8 @@ def _choose_columns(
             seed=budget.seed + (first << 32),
             backend=backend,
         )
+        if budget.branches > 1:
+            chosen = chosen.repeat(budget.branches, 1, 1, 1)
         return output, lse, chosen
 
     if len(chunks) == 1:

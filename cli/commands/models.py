@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 # Any picture that all models can make; only where its text stands is looked at.
 LATENTS = (4, 64, 64)
 TEXT_TOKENS = 64
+PIPELINES = (
+    "plain and modular ones of diffusers; a modular one calls the transformer once for each branch "
+    "of its guider"
+)
 
 
 def models(options: PrintOptions) -> None:
@@ -36,6 +40,7 @@ def models(options: PrintOptions) -> None:
     content = {
         "chipsparse": chipsparse.__version__,
         "models": rows,
+        "pipelines": PIPELINES,
         "others": others(),
         "other_classes": other_classes(),
     }
@@ -71,10 +76,12 @@ def _text_columns(adapter: type[ModelAdapter]) -> str:
         return "none in self-attention"
     place = f"{'before' if layout.text_first else 'behind'} the image's"
     kept = "" if "attention" in adapter.masked_parts else ", always kept"
-    return place + kept
+    return place + kept + ("; their rows are exact" if layout.exact_text else "")
 
 
 def _guidance(adapter: type[ModelAdapter]) -> str:
+    if adapter.guidance_argument is None:
+        return "none; it is distilled into the model"
     if getattr(adapter, "guides_in_batch", False):
         return f"{adapter.guidance_argument}: in the same call, as the other half of the batch"
     known = "" if adapter.announces_guidance else ", which is not announced"
@@ -117,6 +124,7 @@ def print_models(content: dict[str, Any], console: Console) -> None:
             ("  guidance", row["guidance"]),
             ("", ""),
         ]
+    facts.append(("pipelines", content["pipelines"]))
     facts += [("other classes", content["others"]), ("", "")]
     facts += content["other_classes"].items()
     console.print(facts_table(facts), highlight=False, markup=False)

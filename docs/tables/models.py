@@ -24,8 +24,9 @@ def details() -> str:
         name = row["transformer_class"]
         file = f"profiles/{name}.yaml"
         profile = f"[profile](../assets/{file})" if (ASSETS / file).is_file() else "none"
-        argument, _, calls = row["guidance"].partition(": ")
-        rows.append((code(name), row["text_columns"], f"{code(argument)}: {calls}", profile))
+        argument, colon, calls = row["guidance"].partition(": ")
+        guidance = f"{code(argument)}: {calls}" if colon else argument
+        rows.append((code(name), row["text_columns"], guidance, profile))
     columns = ("class of the transformer", "text columns", "guidance", "profile")
     return table(columns, rows)
 

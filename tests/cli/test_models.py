@@ -56,7 +56,8 @@ def test_every_adapter_is_listed_with_what_it_says(models, listed):
         for part, text in (("attention", adapter.sparse_attention), ("mlp", adapter.sparse_mlp)):
             reason = adapter.masked_parts.get(part)
             assert row[part] == (text if reason is None else f"dense: {reason}")
-        assert row["guidance"].startswith(f"{adapter.guidance_argument}: ")
+        argument = adapter.guidance_argument
+        assert row["guidance"].startswith("none; " if argument is None else f"{argument}: ")
 
 
 def test_the_last_paragraph_is_about_all_others(models):
@@ -64,7 +65,8 @@ def test_the_last_paragraph_is_about_all_others(models):
     assert "other classes any others whose attention" in words(page)
     content = json.loads(models("--json"))
     assert content["others"] in words(page)
-    assert list(content) == ["chipsparse", "models", "others", "other_classes"]
+    assert content["pipelines"] in words(page)
+    assert list(content) == ["chipsparse", "models", "pipelines", "others", "other_classes"]
 
 
 def test_there_is_a_line_for_each_other_class(models):

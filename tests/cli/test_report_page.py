@@ -834,20 +834,27 @@ def test_damaged_values_are_told_with_their_place(refused, path, value, place):
 def test_no_damaged_file_is_an_error_of_ours(folder, monkeypatch, name):
     """Each value of a file replaced by others: a page or one sentence, never a traceback."""
     monkeypatch.setattr(part, "named_samples", lambda *_: "")
-    file, whole = Path(name), json.loads(Path(name).read_text())
-    seen, sentences = [part.part_of(file, whole).record], []
+    file, whole = Path(name), shortened(json.loads(Path(name).read_text()))
+    seen, sentences = {repr(part.part_of(file, whole).record)}, []
     for path in [each for each in paths(whole) if each]:
         for bad in (None, "x", -1, 1e300, [], {}, [None], {"a": 1}):
             try:
                 made = part.part_of(file, replaced(whole, path, bad))
-                if made.record not in seen:  # the value is read, and not like any before
-                    seen.append(made.record)
+                if (read := repr(made.record)) not in seen:  # and not as any before
+                    seen.add(read)
                     page([made])
             except UserError as error:
                 sentences.append(str(error))
     assert len(seen) > 20
     assert len(sentences) > 50
     assert all(sentence.startswith(name) for sentence in sentences)
+
+
+def shortened(value):
+    """A copy with two elements of each list, and so of frames, steps and layers."""
+    if isinstance(value, dict):
+        return {name: shortened(each) for name, each in value.items()}
+    return [shortened(each) for each in value[:2]] if isinstance(value, list) else value
 
 
 def replaced(value, path, bad):

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from chipsparse.cli.generation import denoise
 from chipsparse.cli.main import app
+from chipsparse.cli.pages import part
 from chipsparse.cli.pages.charts import Drawn, Renderer
 from chipsparse.cli.suite import lab as suite_lab
 from chipsparse.cli.suite import rows as suite_rows
@@ -63,8 +64,9 @@ def finished(model, tmp_path_factory):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """No clip is encoded and no chart drawn: what they show is not looked at."""
+    """No clip is encoded or decoded, and no chart drawn: what they show is not looked at."""
     monkeypatch.setattr(suite_lab.media, "write_media", lambda *_, **__: None)
+    monkeypatch.setattr(part, "named_samples", lambda *_: "")
     monkeypatch.setattr(Renderer, "__call__", lambda *_: Drawn([], Markup(), Markup()))
 
 

@@ -228,7 +228,7 @@ def test_an_all_dense_plan_is_bit_equal_to_the_unpatched_model(name, dense):
             assert handle.report.notes == ([limits(name)] if config.attention.enabled else [])
 
 
-@pytest.mark.parametrize(("name", "rule"), zip(MODELS, ["merge", "difference"], strict=True))
+@pytest.mark.parametrize(("name", "rule"), [*zip(MODELS, ["merge", "difference"], strict=True)])
 def test_keeping_everything_is_the_dense_result(name, rule, dense):
     pipe = MODELS[name]()
     with chipsparse.enable(pipe, EXACT.override({"attention.delta_rule": rule})) as handle:

@@ -81,6 +81,22 @@ def test_refresh_keeps_the_columns_with_the_most_mass():
     assert (worst_kept >= best_dropped - 1e-6).all()
 
 
+@pytest.mark.parametrize("limit", [None, 1])
+def test_guidance_branches_in_a_batch_keep_what_has_the_most_mass_together(limit):
+    chunks = {} if limit is None else {"column_sums_bytes": limit}
+    budget = AttentionBudget(KEEP, RANDOM, None, seed=5, branches=2)
+    cache, _, _ = refreshed("merge", budget=budget, **chunks)
+    query, key, _ = inputs()
+    scores = query.double() @ key.double().transpose(-1, -2) * query.shape[-1] ** -0.5
+    groups = torch.nn.functional.pad(scores.softmax(-1), (0, 0, 0, -TOKENS % ROWS))
+    first, second = groups.unflatten(2, (-1, ROWS)).sum(3)
+    mask, other = unpack_mask(cache.columns, TOKENS)
+    assert torch.equal(mask, other)
+    most = (first + second).topk(KEEP, dim=-1).indices
+    assert mask.gather(-1, most).all()
+    assert torch.equal(mask.sum(-1), torch.full(mask.shape[:-1], KEEP + RANDOM))
+
+
 @pytest.mark.parametrize("rule", ["merge", "difference"])
 def test_nothing_changed_gives_back_the_dense_output(rule):
     cache, config, output = refreshed(rule)
