@@ -105,7 +105,7 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
         restored = self.restore_order(module, (tokens.flatten(1, 3),))
         return None if restored is None else (restored[0].view(tokens.shape), *rest)
 
-    def packed_output(self, result: Any) -> torch.Tensor:
+    def held_output(self, result: Any) -> torch.Tensor:
         """The model returns no tuple where it returns no output class."""
         output: torch.Tensor = result if isinstance(result, torch.Tensor) else result.sample
         return output
@@ -147,7 +147,7 @@ class Kandinsky6Adapter(Kandinsky5Adapter):
         """Of ``[T, H, W, ...]``, the same for all samples."""
         return self.ordered(output.flatten(0, 2), 0).view(output.shape)
 
-    def packed_output(self, result: Any) -> torch.Tensor:
+    def held_output(self, result: Any) -> torch.Tensor:
         """Video and, if there is any, sound side by side."""
         streams = result if isinstance(result, tuple) else (result.sample, result.audio_sample)
         return joined([stream for stream in streams if stream is not None])
