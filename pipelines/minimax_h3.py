@@ -120,9 +120,9 @@ class MiniMaxH3Adapter(ModelAdapter):
         if not kept or max(kept) > others:
             return []
         return [
-            f"{others:,} of the {tokens:,} tokens are text, sound and conditions, whose columns are "
-            f"always kept, and attention.density keeps {max(kept):,}: none of the video's are kept "
-            "by their sums; raise it"
+            f"{others:,} of the {tokens:,} tokens are text, sound and conditions, whose columns "
+            f"are always kept, and attention.density keeps {max(kept):,}: none of the video's are "
+            "kept by their sums; raise it"
         ]
 
     def own_timestep(self, arguments: dict[str, Any]) -> torch.Tensor:
