@@ -43,6 +43,27 @@ def to_fp8(x, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
+def _wide(x):
+    """e4m3 in fp32, for the interpreter, which reads NaN as 480."""
+    bits = x.to(tl.uint8, bitcast=True)
+    return tl.where((bits & 0x7F) == 0x7F, float("nan"), x.to(tl.float32))
+
+
+@triton.jit
+def fp8_dot(a, b, INTERPRETED: tl.constexpr):
+    """``a @ b`` of e4m3 numbers in fp32."""
+    if INTERPRETED:
+        return tl.dot(_wide(a), _wide(b))
+    return tl.dot(a, b)
+
+
+@triton.jit
+def stored_token(place):
+    """Which token stands at a place of stored FP8 values: 8 u + 2 t + e of 16 at 4 t + 2 u + e."""
+    return (place & ~15) + ((place & 2) << 2) + ((place & 12) >> 1) + (place & 1)
+
+
+@triton.jit
 def order(program, units, tiles, TOGETHER: tl.constexpr):
     """The unit and the tile of a program: tile by tile over a few units, then the next units."""
     first = program // (TOGETHER * tiles) * TOGETHER

@@ -123,6 +123,7 @@ class ModelAdapter:
         default_latents: rows and columns of the latents that pipelines make where nobody names a
             size, None where their call has a default for it.
         uncalled_steps: how many of ``num_inference_steps`` do not call the transformer.
+        timestep_argument: what the transformer calls its timestep.
     """
 
     transformer_class: ClassVar[str]
@@ -135,6 +136,7 @@ class ModelAdapter:
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})
     default_latents: ClassVar[int | None] = None
     uncalled_steps: ClassVar[int] = 0
+    timestep_argument: ClassVar[str] = "timestep"
 
     def __init__(
         self,
@@ -264,7 +266,12 @@ class ModelAdapter:
 
     def own_timestep(self, arguments: dict[str, Any]) -> Any:
         """The timestep of what a call denoises, where it has others besides; see above."""
-        return arguments["timestep"]
+        return arguments[self.timestep_argument]
+
+    def latents(self, arguments: dict[str, Any]) -> torch.Tensor:
+        """What the transformer is called with to denoise it, as one tensor of any shape."""
+        hidden: torch.Tensor = arguments["hidden_states"]
+        return hidden
 
     def remarks(self, arguments: dict[str, Any]) -> list[str]:
         """What the report should note of a call with these arguments, besides what runs dense."""
@@ -309,7 +316,7 @@ class ModelAdapter:
                 )
             return forward(*args, **kwargs)
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
-        hidden = arguments["hidden_states"]
+        hidden = self.latents(arguments)
         context = self._locate(arguments)
         for expert in self.other_experts:  # done with for this generation: free its caches
             expert.session.reset()
@@ -510,11 +517,16 @@ class ModelAdapter:
         return tensor.index_select(dim, order.to(tensor.device))
 
     def restore_order(self, _module: Any, args: tuple[torch.Tensor, ...]) -> Any:
-        """Forward pre-hook of what takes the grid's tokens ``[B, N, C]`` last, in raster order."""
+        """Forward pre-hook of what takes the grid's tokens ``[B, N, C]`` last, in raster order.
+
+        The model may have dropped the first grids, as of references or earlier frames.
+        """
         if self.session.tile_order is None:
             return None
         _, inverse = self.session.tile_order
         hidden, *rest = args
+        dropped = inverse.numel() - hidden.shape[1]
+        inverse = inverse[dropped:] - dropped
         return (hidden.index_select(1, inverse.to(hidden.device)), *rest)
 
     def finish_generation(self) -> None:

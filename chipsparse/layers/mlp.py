@@ -28,7 +28,7 @@ from chipsparse.layers.exact_rows import apart, joined
 from chipsparse.layers.state import Shared, StepState
 from chipsparse.plan import Action
 
-Gate = Literal["none", "first", "second"]
+Gate = Literal["none", "first", "second", "apart"]
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,22 @@ class MLPWeights:
         down_bias: torch.Tensor | None,
         activation: str,
         gate: str = "none",
+        gate_weight: torch.Tensor | None = None,
+        gate_bias: torch.Tensor | None = None,
     ) -> MLPWeights:
-        """Views of two linear layers, as models store them.
+        """Views of two or three linear layers, as models store them.
 
         Args:
-            up: ``[F, C]``; of a gated MLP ``[2 F, C]``, one half of which is the gate.
+            up: ``[F, C]``; of a gated MLP ``[2 F, C]``, one half of which is the gate, unless that
+                is ``apart``.
             up_bias: ``[F]`` or ``[2 F]``, or None.
             down: ``[C, F]``.
             down_bias: ``[C]`` or None.
             activation: one of `Activation`.
-            gate: which half of ``up`` the gate is, ``first`` or ``second``, or ``none``.
+            gate: which half of ``up`` the gate is, ``first`` or ``second``, or ``none``; ``apart``
+                where it is a linear of its own.
+            gate_weight: ``[F, C]`` of that.
+            gate_bias: ``[F]`` of that, or None.
 
         Raises:
             ValueError: if the activation or the gate is unknown.
@@ -79,8 +85,8 @@ class MLPWeights:
                 f"{', '.join(get_args(Gate))}, got {activation!r} and {gate!r}"
             )
         kind: Activation = activation  # type: ignore[assignment]
-        if gate == "none":
-            return cls(up, up_bias, down, down_bias, kind)
+        if gate in ("none", "apart"):
+            return cls(up, up_bias, down, down_bias, kind, gate_weight, gate_bias)
         halves = list(up.chunk(2))
         biases = [None, None] if up_bias is None else list(up_bias.chunk(2))
         if gate == "first":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -50,22 +50,36 @@ def run(options: GenerateOptions, outcomes: list[Outcome]) -> None:
         job = prepare(options, device, dtype, display)
         for warning in job.warnings:
             display.tell(WARNING + warning)
-        generator = Generator(
-            lambda: _load(job),
-            job.settings,
-            WorkProgress(display),
-            options.negative_prompt,
-            also=job.picture_arguments,
-            steps=job.steps,
-        )
-        pipe = generator.pipe
-        generator.progress.plan(_work(options))
-        with _runner(job, generator) as runner:
+        with opened(job, WorkProgress(display), lambda: load(job)) as runner:
+            runner.generator.progress.plan(_work(options))
             for item in options.items:
-                outcomes.append(_outcome(job, item, pipe, runner, display))
+                outcomes.append(_outcome(job, item, runner, display))
 
 
-def _load(job: Job) -> Any:
+@contextmanager
+def opened(job: Job, progress: WorkProgress, load_pipe: Callable[[], Any]) -> Iterator[Runner]:
+    """What makes the pictures of a job.
+
+    Args:
+        job: what was settled.
+        progress: shows what goes on.
+        load_pipe: gives the pipeline of the job; see `load`.
+    """
+    generator = Generator(
+        load_pipe,
+        job.settings,
+        progress,
+        job.options.negative_prompt,
+        also=job.picture_arguments,
+        steps=job.steps,
+    )
+    _ = generator.pipe  # loaded before anything is timed
+    with _runner(job, generator) as runner:
+        yield runner
+
+
+def load(job: Job) -> Any:
+    """The pipeline of a job, with its scheduler and LoRAs."""
     pipe = load_pipeline(job.model, device=job.device, dtype=job.dtype)
     if job.scheduler is not None:
         pipe.scheduler = job.scheduler
@@ -93,12 +107,12 @@ def _runner(job: Job, generator: Generator) -> Runner:
     )
 
 
-def _outcome(job: Job, item: Item, pipe: Any, runner: Runner, display: ProgressDisplay) -> Outcome:
-    warnings = _prompt_warnings(job, item, pipe)
+def _outcome(job: Job, item: Item, runner: Runner, display: ProgressDisplay) -> Outcome:
+    warnings = prompt_warnings(job, item, runner)
     for warning in warnings:
         display.tell(WARNING + (f"{item.label}: " if item.label else "") + warning)
     try:
-        return _make(job, item, runner, display, warnings)
+        return make(job, item, runner, display, warnings)
     except Exception as error:
         if not job.options.many:
             raise
@@ -108,18 +122,27 @@ def _outcome(job: Job, item: Item, pipe: Any, runner: Runner, display: ProgressD
         return Outcome(request, {}, None, None, None, denoise.peak_process_bytes(), sentence)
 
 
-def _prompt_warnings(job: Job, item: Item, pipe: Any) -> list[str]:
+def prompt_warnings(job: Job, item: Item, runner: Runner) -> list[str]:
+    """What to know of a prompt before its picture is made, one sentence each."""
     if not item.prompt.strip():
         return [EMPTY]
     longest = job.settings.max_sequence_length or job.model.default("max_sequence_length")
-    cut = cut_text(pipe, item.prompt, longest)
+    cut = cut_text(runner.generator.pipe, item.prompt, longest)
     return [] if cut is None else [cut]
 
 
-def _make(
+def make(
     job: Job, item: Item, runner: Runner, display: ProgressDisplay, warnings: list[str]
 ) -> Outcome:
-    """Generates and writes one picture."""
+    """Generates and writes one picture.
+
+    Args:
+        job: what was settled.
+        item: which picture.
+        runner: of the job; see `opened`.
+        display: is told what comes up.
+        warnings: those that are about this picture.
+    """
     mode = job.options.mode
     dense = sparse = None
     runner.report = None

@@ -142,7 +142,13 @@ def prepare(
     options: GenerateOptions, device: torch.device, dtype: torch.dtype, display: ProgressDisplay
 ) -> Job:
     """Settles a generation; raises `UserError`."""
-    model = look_up(options, display)
+    return settle(options, look_up(options, display), device, dtype)
+
+
+def settle(
+    options: GenerateOptions, model: ModelDescription, device: torch.device, dtype: torch.dtype
+) -> Job:
+    """Settles a generation with a model whose files were read; raises `UserError`."""
     if options.image is not None:
         model = model.from_picture()
     _check_inputs(options, model)

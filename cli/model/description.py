@@ -46,6 +46,11 @@ class ModelDescription:
     vae_config: dict[str, Any]
     components: dict[str, list[str]] = field(default_factory=dict)
 
+    @property
+    def has_guider(self) -> bool:
+        """Whether a guider of the pipeline makes a call of its own for each guidance branch."""
+        return False
+
     def accepts(self, argument: str) -> bool:
         """Whether the pipeline's call takes this argument."""
         return argument in self._call_parameters

@@ -32,6 +32,11 @@ class ModularDescription(ModelDescription):
     blocks: Any = None
 
     @property
+    def has_guider(self) -> bool:
+        """See `ModelDescription`."""
+        return bool(_guider_specs(self.blocks))
+
+    @property
     def _call_parameters(self) -> dict[str, inspect.Parameter]:
         inputs = {each.name: each.default for each in self.blocks.inputs if each.name is not None}
         guiders = _guider_specs(self.blocks)

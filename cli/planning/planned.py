@@ -61,13 +61,14 @@ def plan_generation(
             f"does not support; supported classes: {', '.join(ADAPTERS)}"
         )
     latents = latent_sizes(settings, model, default=adapter.default_latents)
-    argument = adapter.guidance_argument
+    argument = "guidance_scale" if model.has_guider else adapter.guidance_argument
     guided = argument is not None and (getattr(settings, argument) or 0) > 1
+    in_batch = adapter.guides_in_batch and not model.has_guider
     layout = adapter.planned_layout(
         model.transformer_config,
         latents=latents,
         text_tokens=settings.max_sequence_length or 0,
-        batch=2 if guided and adapter.guides_in_batch else 1,
+        batch=2 if guided and in_batch else 1,
     )
     with user_errors(ConfigError, what=profile.source):
         plan = SparsityPlan(profile.sparsity, layout, called_steps(settings, model))
@@ -77,6 +78,6 @@ def plan_generation(
         adapter=adapter,
         plan=plan,
         pixels=(latents[1] * space, latents[2] * space),
-        branches=2 if guided and not adapter.guides_in_batch else 1,
+        branches=2 if guided and not in_batch else 1,
         never=never_sparse(plan, adapter, model),
     )

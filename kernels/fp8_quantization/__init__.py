@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import torch
 
 from chipsparse.kernels.calls import AttentionCall
 from chipsparse.kernels.dispatch import Backend, Operation, imported
-from chipsparse.kernels.triton_support import fp8_unsupported_reason, not_auto_reason
+from chipsparse.kernels.triton_support import (
+    not_auto_reason,
+    quantization_unsupported_reason,
+)
 
 OP = "fp8_quantization"
 FP8 = torch.float8_e4m3fn
@@ -55,10 +58,10 @@ class Fp8Attention:
 
     def heads(self, first: int, last: int) -> Fp8Attention:
         """The part of some heads; nothing is copied."""
-        parts = (getattr(self, field.name) for field in fields(self))
-        return Fp8Attention(
-            *(part[:, first:last] if isinstance(part, torch.Tensor) else part for part in parts)
-        )
+        parts: dict[str, Any] = {
+            name: part[:, first:last] for name, part in vars(self).items() if torch.is_tensor(part)
+        }
+        return replace(self, **parts)
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +78,8 @@ class Fp8Quantization(AttentionCall[Fp8Attention]):
     they are and spreads single large channels over all (FlashAttention-3, Shah et al., 2024,
     arXiv:2407.08608).
 
-    A scale makes the largest finite value 448, so none overflows; rounding saturates. NaN and
+    A scale makes the largest finite value 448 (of rotated keys, a bound of it that the ranges of
+    the channels give), so none overflows; rounding saturates. NaN and
     infinities become NaN in their own place and count in no mean or scale: a key row with one
     counts in none at all.
 
@@ -120,7 +124,10 @@ fp8_quantization = Operation(
     OP,
     Fp8Quantization,
     Backend(
-        "triton", imported(f"{__name__}.triton_kernel", OP), fp8_unsupported_reason, not_auto_reason
+        "triton",
+        imported(f"{__name__}.triton_kernel", OP),
+        quantization_unsupported_reason,
+        not_auto_reason,
     ),
     Backend("reference", imported(f"{__name__}.reference", OP)),
 )

@@ -43,9 +43,12 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
         mean = torch.where(finite, head_key, 0).mean(0)
         found.row_shift[head] = (head_query @ mean) * scale
         head_key = head_key - mean
+        ranges = torch.where(finite, head_key, 0).abs().amax(0)
+        largest = ranges.amax()
         if call.rotate:
             head_query, head_key = (hadamard_transform(each) for each in (head_query, head_key))
-        key_scale = _scale(torch.where(finite, head_key, 0).abs().amax())
+            largest = ranges.sum() * head_dim**-0.5
+        key_scale = _scale(largest)
         row_scale = _scale(_finite(head_query).abs().amax(-1))
         found.query[head] = to_fp8(head_query / row_scale[:, None])
         found.key[head] = to_fp8(head_key / key_scale)

@@ -1,8 +1,8 @@
 """`fp8_quantization` in Triton: three launches that read keys and values twice, the query once.
 
 The first goes over chunks of tokens and notes the sum and the range of every channel, the second
-makes means and scales of them, and the third rounds. Keys are rotated before the mean is taken off:
-products with ±1 of 16-bit numbers are exact, so that tensor cores can do it.
+makes means and scales of them, and the third rounds. There keys are rotated before the mean is
+taken off: products with ±1 of 16-bit numbers are exact, so that tensor cores can do it.
 """
 
 # Triton reads the annotations of a kernel in its own way.
@@ -21,7 +21,7 @@ from chipsparse.kernels.fp8_quantization import (
     Fp8Quantization,
 )
 from chipsparse.kernels.launch import launch
-from chipsparse.kernels.triton_blocks import dot, to_fp8
+from chipsparse.kernels.triton_blocks import dot, stored_token, to_fp8
 from chipsparse.kernels.triton_support import cdiv, with_positive_scale
 
 LARGEST_FP8 = tl.constexpr(LARGEST)
@@ -61,13 +61,6 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
         columns=columns,
         dtype=query.dtype,
     )
-    options = {
-        "HEAD_DIM": head_dim,
-        "ROTATE": call.rotate,
-        "WIDE_PRODUCTS": device.type == "cpu",
-        "TILE": TILE_TOKENS,
-        "num_warps": WARPS,
-    }
     strides = (*key.stride()[:3], *value.stride()[:3])
     with torch.cuda.device_of(query):
         launch(
@@ -81,7 +74,9 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
             columns,
             chunks,
             TILES=TILES_PER_CHUNK,
-            **options,
+            HEAD_DIM=head_dim,
+            TILE=TILE_TOKENS,
+            num_warps=WARPS,
         )
         launch(
             _make_kernel,
@@ -116,7 +111,11 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
             columns,
             stored,
             scale,
-            **options,
+            HEAD_DIM=head_dim,
+            ROTATE=call.rotate,
+            WIDE_PRODUCTS=device.type == "cpu",
+            TILE=TILE_TOKENS,
+            num_warps=WARPS,
         )
     return found
 
@@ -167,8 +166,6 @@ def _note_kernel(
     chunks,
     TILES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    ROTATE: tl.constexpr,
-    WIDE_PRODUCTS: tl.constexpr,
     TILE: tl.constexpr,
 ):
     chunk, head = tl.program_id(0), tl.program_id(1)
@@ -187,16 +184,12 @@ def _note_kernel(
         exists = (token < columns)[:, None]
         row = token.to(tl.int64)[:, None]
         key = tl.load(key_ptr + row * key_stride_m + dims[None, :], mask=exists, other=0.0)
-        # A row that is not finite would make the others so where it is rotated.
-        strange = tl.sum((~_is_finite(key.to(tl.float32))).to(tl.int32), 1) > 0
+        key = key.to(tl.float32)
+        strange = tl.sum((~_is_finite(key)).to(tl.int32), 1) > 0
         counts = exists & ~strange[:, None]
-        key = tl.where(counts, key, 0.0)
-        key_sum += tl.sum(key.to(tl.float32), 0)
-        ranged = key.to(tl.float32)
-        if ROTATE:
-            ranged = _rotated(key, HEAD_DIM, WIDE_PRODUCTS)
-        key_least = tl.minimum(key_least, tl.min(tl.where(counts, ranged, INFINITY), 0))
-        key_most = tl.maximum(key_most, tl.max(tl.where(counts, ranged, -INFINITY), 0))
+        key_sum += tl.sum(tl.where(counts, key, 0.0), 0)
+        key_least = tl.minimum(key_least, tl.min(tl.where(counts, key, INFINITY), 0))
+        key_most = tl.maximum(key_most, tl.max(tl.where(counts, key, -INFINITY), 0))
         value = tl.load(value_ptr + row * value_stride_m + dims[None, :], mask=exists, other=0.0)
         value = value.to(tl.float32)
         counts = exists & _is_finite(value)
@@ -250,7 +243,10 @@ def _make_kernel(
     rotated_mean = key_mean
     if ROTATE:
         rotated_mean = tl.sum(_signs(HEAD_DIM) * key_mean[:, None], 0) * (HEAD_DIM**-0.5)
-    key_scale = _scale(tl.max(tl.maximum(key_most - rotated_mean, rotated_mean - key_least), 0))
+    ranges = tl.maximum(key_most - key_mean, key_mean - key_least)
+    key_scale = _scale(tl.max(ranges, 0))
+    if ROTATE:
+        key_scale = _scale(tl.sum(ranges, 0) * (HEAD_DIM**-0.5))
     value_mean = value_sum / columns
     value_scale = _scale(tl.maximum(value_most - value_mean, value_mean - value_least))
     made_ptr += head * MADE * HEAD_DIM + dims
@@ -338,9 +334,8 @@ def _round_kernel(
         mask=exists,
     )
 
-    # Rows are read in the order in which they are stored: place 4 t + 2 u + e has token
-    # 8 u + 2 t + e of its 16.
-    token = first + (place & ~15) + ((place & 2) << 2) + ((place & 12) >> 1) + (place & 1)
+    # Rows are read in the order in which they are stored.
+    token = first + stored_token(place)
     exists = (token < columns)[:, None]
     row = token.to(tl.int64)[:, None]
     value_ptr += b * value_stride_b + h * value_stride_h

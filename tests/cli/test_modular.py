@@ -18,6 +18,7 @@ from chipsparse.cli.model.modular import call_pipeline
 from chipsparse.cli.model.random_pipeline import random_pipeline
 from chipsparse.session import Session
 from tests.cli.conftest import IMAGE_PROFILE
+from tests.pipelines.families.ltx import tiny_ltx_pipeline
 from tests.pipelines.modular_families import FAMILIES
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
@@ -96,6 +97,22 @@ def test_explain_reads_configs_alone(folder, monkeypatch):
     content = json.loads(ran.stdout)
     assert content["transformer_class"] == "FluxTransformer2DModel"
     assert content["settings"]["num_inference_steps"] == 4
+
+
+def test_the_branches_of_a_guider_are_calls_where_plain_pipelines_make_one_batch(tmp_path):
+    pipe = tiny_ltx_pipeline()
+    index = {"_class_name": "LTXModularPipeline", "_blocks_class_name": "LTXAutoBlocks"}
+    for name in ("transformer", "vae"):
+        getattr(pipe, name).save_config(tmp_path / name)
+        index[name] = ["diffusers", type(getattr(pipe, name)).__name__, {"subfolder": name}]
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    sizes = ["--height", "32", "--width", "64", "--frames", "5", "--quality", "balanced"]
+    ran = CliRunner().invoke(app, ["explain", "--model", str(tmp_path), *sizes, "--json"])
+    assert ran.exit_code == 0, ran.stderr
+    content = json.loads(ran.stdout)
+    assert content["branches"] == 2
+    assert content["settings"]["guidance_scale"] == 3.0
+    assert content["tokens"]["all"] == 3 * 4 * 8
 
 
 @pytest.mark.parametrize(

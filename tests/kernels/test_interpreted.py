@@ -22,6 +22,7 @@ OPERATIONS = {
     "sparse_mlp_down": "no_neurons_change_nothing or cache_in_single_precision",
     "sparse_mlp_up": "views_of_larger_tensors or poisoned_entries",
     "mask_packing": "packs_like_bitarray or padding_bits or test_capacity",
+    "fp8_dense_attention": "small_weights",
     "fp8_quantization": "zeros_and_equal_rows",
     "merge_residual": "what_the_kept_columns_leave or other_strides",
 }
