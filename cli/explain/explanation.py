@@ -123,7 +123,7 @@ class Explanation:
                 "all": layout.tokens,
             },
             "attention": {
-                "query_blocks": block_count(layout.tokens, attention.block_size_q),
+                "query_blocks": block_count(len(layout.query_rows), attention.block_size_q),
                 "block_size_q": attention.block_size_q,
                 "precision": attention.precision,
                 "columns_by_score": most(map(plan.attention_keep_count, sparse)),
