@@ -122,6 +122,7 @@ class ModelAdapter:
         masked_parts: parts that the family's own pipelines keep from running sparse, and why.
         default_latents: rows and columns of the latents that pipelines make where nobody names a
             size, None where their call has a default for it.
+        uncalled_steps: how many of ``num_inference_steps`` do not call the transformer.
         timestep_argument: what the transformer calls its timestep.
     """
 
@@ -134,6 +135,7 @@ class ModelAdapter:
     guides_in_batch: ClassVar[bool] = False
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})
     default_latents: ClassVar[int | None] = None
+    uncalled_steps: ClassVar[int] = 0
     timestep_argument: ClassVar[str] = "timestep"
 
     def __init__(

@@ -20,7 +20,7 @@ from chipsparse.cli.media.write import check_kind
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.schedulers import choose_scheduler
 from chipsparse.cli.planning import profile_range
-from chipsparse.cli.planning.planned import PlannedGeneration, plan_generation
+from chipsparse.cli.planning.planned import PlannedGeneration, called_steps, plan_generation
 from chipsparse.cli.planning.request import check_prompt_is_enough, choose_profile, look_up
 from chipsparse.cli.planning.room import check_room
 from chipsparse.cli.planning.settings import (
@@ -184,7 +184,7 @@ def settle(
         settings=settings,
         image=image,
         scheduler=scheduler,
-        steps=settings.num_inference_steps - first,
+        steps=called_steps(settings, model) - first,
         step_costs=step_costs(planned.plan, first=first) if planned is not None else [],
         too_few_steps=too_few,
         out_of_range=out_of_range,

@@ -42,6 +42,13 @@ class PlannedGeneration:
     never: dict[Part, str]
 
 
+def called_steps(settings: GenerationSettings, model: ModelDescription) -> int:
+    """Denoising steps that call the transformer."""
+    adapter = ADAPTERS.get(model.transformer_class)
+    uncalled = 0 if adapter is None else adapter.uncalled_steps
+    return max(1, settings.num_inference_steps - uncalled)
+
+
 def plan_generation(
     options: GenerationOptions, model: ModelDescription, profile: Profile
 ) -> PlannedGeneration:
@@ -64,7 +71,7 @@ def plan_generation(
         batch=2 if guided and in_batch else 1,
     )
     with user_errors(ConfigError, what=profile.source):
-        plan = SparsityPlan(profile.sparsity, layout, settings.num_inference_steps)
+        plan = SparsityPlan(profile.sparsity, layout, called_steps(settings, model))
     space, _ = vae_factors(model.vae_config)
     return PlannedGeneration(
         settings=settings,
