@@ -69,7 +69,7 @@ def _generation_facts(explained: Explanation) -> Facts:
     facts = [
         ("model", f"{short_place(explained.model.location)} ({explained.model.transformer_class})"),
         ("profile", profile_text(explained.profile.source, explained.profile.quality)),
-        ("picture", f"{size}{counted(settings.num_inference_steps, 'step')}{again}"),
+        ("size", f"{size}{counted(settings.num_inference_steps, 'step')}{again}"),
         ("tokens", tokens),
         (
             "attention",

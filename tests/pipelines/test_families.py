@@ -228,11 +228,21 @@ def test_three_of_four_steps_are_sparse_where_the_first_chooses_the_columns(name
         assert torch.equal(generate(pipe, name, steps=4), hosted)
 
 
-@each_family
-def test_every_call_runs_sparse_and_leaves_no_trace(name):
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [
+        *((name, calls_of(name) if name in MODELS else [BASE]) for name in FAMILIES),
+        *(
+            pytest.param(name, calls_of(name)[1:], marks=pytest.mark.slow)
+            for name in FAMILIES
+            if name not in MODELS and FAMILIES[name].variants
+        ),
+    ],
+)
+def test_every_call_runs_sparse_and_leaves_no_trace(name, calls):
     family, pipe = FAMILIES[name], FAMILIES[name].make()
     with chipsparse.enable(pipe, SPARSE) as handle:
-        for variant in calls_of(name):
+        for variant in calls:
             found = generate(pipe, name, variant)
             assert found.isfinite().all(), variant
             assert not torch.equal(found, dense(name, variant))
