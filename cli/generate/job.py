@@ -123,7 +123,7 @@ def _outcome(job: Job, item: Item, runner: Runner, display: ProgressDisplay) -> 
 
 
 def prompt_warnings(job: Job, item: Item, runner: Runner) -> list[str]:
-    """What to know of a prompt before its picture is made, one sentence each."""
+    """What to know of a prompt before anything is made of it, one sentence each."""
     if not item.prompt.strip():
         return [EMPTY]
     longest = job.settings.max_sequence_length or job.model.default("max_sequence_length")
