@@ -58,7 +58,7 @@ def run(options: GenerateOptions, outcomes: list[Outcome]) -> None:
 
 @contextmanager
 def opened(job: Job, progress: WorkProgress, load_pipe: Callable[[], Any]) -> Iterator[Runner]:
-    """What makes the clips of a job.
+    """What makes the images or clips of a job.
 
     Args:
         job: what was settled.
@@ -123,7 +123,7 @@ def _outcome(job: Job, item: Item, runner: Runner, display: ProgressDisplay) -> 
 
 
 def prompt_warnings(job: Job, item: Item, runner: Runner) -> list[str]:
-    """What to know of a prompt before its clip is made, one sentence each."""
+    """What to know of a prompt before anything is made of it, one sentence each."""
     if not item.prompt.strip():
         return [EMPTY]
     longest = job.settings.max_sequence_length or job.model.default("max_sequence_length")
@@ -134,14 +134,14 @@ def prompt_warnings(job: Job, item: Item, runner: Runner) -> list[str]:
 def make(
     job: Job, item: Item, runner: Runner, display: ProgressDisplay, warnings: list[str]
 ) -> Outcome:
-    """Generates and writes one clip.
+    """Generates and writes one image or clip.
 
     Args:
         job: what was settled.
-        item: which clip.
+        item: which of them.
         runner: of the job; see `opened`.
         display: is told what comes up.
-        warnings: those that are about this clip.
+        warnings: those that are about this one.
     """
     mode = job.options.mode
     dense = sparse = None
