@@ -215,6 +215,14 @@ class ScheduleConfig(Validated):
         "counted",
         minimum=1,
     )
+    few_steps: int = option(
+        0,
+        "with at most so many steps, take in place of all the above: the first step is a refresh "
+        "that chooses the columns, then every few_refresh_every steps is one, all others are "
+        "sparse; 0: never",
+        minimum=0,
+    )
+    few_refresh_every: int = option(4, "distance of the refreshes of few_steps", minimum=1)
     actions: tuple[ActionName, ...] | None = option(
         None,
         "the action of every step, the last one repeated; overrides all the above. The first is "

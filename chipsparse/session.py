@@ -438,7 +438,7 @@ class Session:
 
     @property
     def caching(self) -> bool:
-        """Whether a call is open whose layers record, read, or compute in FP8."""
+        """Whether a call is open whose layers record or read, or compute in FP8."""
         if self.state is None:
             return False
         return self.state.caching or self.config.attention.precision == "fp8"

@@ -556,6 +556,7 @@ def pipeline_run(folder, op, *arguments):
     return code, json.loads(path.read_text()) if path.exists() else []
 
 
+@pytest.mark.slow
 def test_quality_of_images_is_measured(image_model, monkeypatch):
     monkeypatch.setattr(quality, "IMAGE_KEEP_FRACTIONS", (0.1, 0.3, 0.5))
     monkeypatch.setattr(quality, "DRIFT_KEEP_FRACTIONS", (0.3,))

@@ -6,6 +6,7 @@ on GPU Kernel Optimizations and Systems", part III, 2025); the ``merge`` rule is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -54,6 +55,10 @@ class _Choice:
     step: int
     branch: str
     plan: SparsityPlan
+
+
+# So many-th keys tell the LSE of a first refresh: benchmarks/notes/few_steps.md.
+SAMPLED_KEYS = 16
 
 
 class AttentionLayer:
@@ -192,6 +197,8 @@ class AttentionLayer:
             return shared.caches.has(branch, self.number, kind)
 
         if not recorded("lse"):
+            if state.action is Action.REFRESH and state.plan.schedule.is_few:
+                return Action.REFRESH  # with an estimated LSE
             return shared.recorder.catch_up(self.number, "attention", Action.DENSE)
         if state.action is not Action.SPARSE:
             return state.action
@@ -330,6 +337,37 @@ def dense_step(
     return output
 
 
+def estimated_lse(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scale: float | None = None,
+    every: int = SAMPLED_KEYS,
+    backend: str | None = None,
+    kernels: FastestKernel | None = None,
+) -> torch.Tensor:
+    """The log-sum-exp (LSE) of each row, float32 ``[B, H, N]``, from every so many-th key alone.
+
+    Takes ``1 / every`` of the time of full attention. Good enough to weigh column sums: in a query
+    block it decides how much each row says, and nothing else depends on it.
+
+    Args:
+        query: ``[B, H, N, D]``, as are key and value.
+        key: as query.
+        value: as query.
+        scale: factor of the scores, None for ``D ** -0.5``.
+        every: distance of the keys; fewer where there are not as many.
+        backend: that is forced, or None.
+        kernels: chooses the fastest library kernel.
+    """
+    some_key, some_value = (states[:, :, ::every].contiguous() for states in (key, value))
+    _, lse = dense_attention(
+        query, some_key, some_value, scale=scale, kernels=kernels, backend=backend
+    )
+    return lse + math.log(key.shape[2] / some_key.shape[2])
+
+
 def refresh_step(
     cache: AttentionCache,
     query: torch.Tensor,
@@ -349,10 +387,10 @@ def refresh_step(
     Columns that were chosen before, packed as in ``cache.columns``, are kept as they are; that
     takes no sums, and ``kernels`` may choose how to compute the attention.
 
-    The column sums are weighed with the LSE of the previous dense step
-    (``cache.lse``), which must be there. Where the budget has no capacity, the host waits once for
-    the length of the longest list (``cache.capacity``); where it has one, ``cache.longest`` tells
-    later whether that was enough.
+    The column sums are weighed with the LSE of the previous dense step (``cache.lse``), or with an
+    estimate where there was none (`estimated_lse`). Where the budget has no capacity, the host
+    waits once for the length of the longest list (``cache.capacity``); where it has one,
+    ``cache.longest`` tells later whether that was enough.
 
     With a forecast, a refresh after the first also computes what a sparse step would have given at
     this ``step``, with the columns and the residual of the refresh before; what that lacks is the
@@ -364,6 +402,10 @@ def refresh_step(
             cache, query, key, value, config=config, scale=scale, backend=backend
         )
     if columns is None:
+        if cache.lse is None:
+            cache.lse = estimated_lse(
+                query, key, value, scale=scale, backend=backend, kernels=kernels
+            )
         output = _choose_columns(
             cache, query, key, value, config=config, budget=budget, scale=scale, backend=backend
         )
