@@ -41,7 +41,6 @@ from chipsparse.pipelines.feed_forward import (
     has_contiguous_channels,
     make_channels_contiguous,
 )
-from chipsparse.pipelines.guidance_hooks import why_not_cached
 from chipsparse.pipelines.offloaded_weights import autocast_bytes, pending_bytes
 from chipsparse.pipelines.one_thread import OneThread
 from chipsparse.pipelines.patches import TAG, Patches, WholePatched
@@ -330,7 +329,7 @@ class ModelAdapter:
                 self.execution.device,
                 lambda: self._memory_demand(arguments),
                 hidden,
-                why_not_cached=why_not_cached(self.transformer),
+                why_not_cached=self._loop.why_not_cached(self.transformer),
             )
             self._check_caches(context.generation)
             for remark in self.remarks(arguments):

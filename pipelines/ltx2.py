@@ -8,6 +8,7 @@ import torch
 from diffusers.models.transformers.transformer_ltx2 import AudioVisualModelOutput
 
 from chipsparse.pipelines.ltx import LTXAdapter
+from chipsparse.pipelines.streams import apart, joined
 
 MASK = "video_self_attention_mask"
 
@@ -66,15 +67,17 @@ class LTX2Adapter(LTXAdapter):
 
     def held_output(self, result: Any) -> torch.Tensor:
         """Video and sound side by side, ``[B, all numbers of a sample]``."""
-        return torch.cat([result[0].flatten(1), result[1].flatten(1)], dim=1)
+        return joined((result[0], result[1]))
 
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
         """Video and sound ``[B, N, C]`` apart again."""
         config, tokens = self._model.config, arguments["hidden_states"].shape[1]
-        channels = config.out_channels or config.in_channels
-        video, sound = output.tensor_split([tokens * channels], dim=1)
-        sound_tokens = arguments["audio_hidden_states"].shape[1]
-        video, sound = video.unflatten(1, (tokens, -1)), sound.unflatten(1, (sound_tokens, -1))
+        sound = arguments["audio_hidden_states"]
+        shapes = (
+            (tokens, config.out_channels or config.in_channels),
+            (sound.shape[1], config.audio_out_channels or config.audio_in_channels),
+        )
+        video, sound = apart(output, shapes)
         if not arguments.get("return_dict", True):
             return (video, sound)
         return AudioVisualModelOutput(sample=video, audio_sample=sound)

@@ -42,9 +42,7 @@ OTHER_CLASSES: Mapping[str, str | None] = MappingProxyType(
         "Ideogram4Transformer2DModel": _MASKED,
         "JoyImageEditPlusTransformer3DModel": _MASKED,
         "JoyImageEditTransformer3DModel": _NO_MASK,
-        "Kandinsky5Transformer3DModel": _NO_MASK,
-        "Kandinsky6SRTransformer3DModel": _NO_MASK,
-        "Kandinsky6Transformer3DModel": _NO_MASK,
+        "Kandinsky6SRTransformer3DModel": "every call has sparse attention of its own (NABLA)",
         "Krea2Transformer2DModel": _MASKED,
         "LatteTransformer3DModel": _DIRECT,
         "LongCatAudioDiTTransformer": _MASKED,
@@ -70,6 +68,6 @@ OTHER_CLASSES: Mapping[str, str | None] = MappingProxyType(
         "T5FilmDecoder": _OTHER_CALL,
         "Transformer2DModel": _DIRECT,
         "TransformerTemporalModel": _DIRECT,
-        "WanAnimate2Transformer3DModel": _NO_MASK,
+        "WanAnimate2Transformer3DModel": "every step masks what frames see of the reference",
     }
 )

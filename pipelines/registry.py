@@ -13,6 +13,7 @@ from chipsparse.pipelines.generic import GenericAdapter
 from chipsparse.pipelines.helios import HeliosAdapter
 from chipsparse.pipelines.hunyuan_video import FramePackAdapter, HunyuanVideoAdapter
 from chipsparse.pipelines.hunyuan_video15 import HunyuanVideo15Adapter
+from chipsparse.pipelines.kandinsky import Kandinsky5Adapter, Kandinsky6Adapter
 from chipsparse.pipelines.ltx import LTXAdapter
 from chipsparse.pipelines.ltx2 import LTX2Adapter
 from chipsparse.pipelines.minimax_h3 import MiniMaxH3Adapter
@@ -50,6 +51,8 @@ ADAPTERS: dict[str, type[ModelAdapter]] = {
         ZImageAdapter,
         LTXAdapter,
         LTX2Adapter,
+        Kandinsky5Adapter,
+        Kandinsky6Adapter,
         HunyuanVideoAdapter,
         FramePackAdapter,
         HunyuanVideo15Adapter,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from chipsparse.config import Part
     from chipsparse.pipelines.adapter import ModelAdapter
 
-# Any picture that all models can make; only where its text stands is looked at.
+# Any size that all models can make; only where its text stands is looked at.
 LATENTS = (4, 64, 64)
 TEXT_TOKENS = 64
 PIPELINES = (
@@ -25,12 +25,18 @@ PIPELINES = (
 def models(options: PrintOptions) -> None:
     """List the models that can run sparse, and what of each."""
     # Imported here so that --help does not wait for torch and diffusers.
+    import diffusers
+
     import chipsparse
     from chipsparse.cli.model.description import quiet_libraries
     from chipsparse.pipelines.registry import ADAPTERS
 
     with quiet_libraries(debug=options.debug):
-        rows = [describe(adapter) for adapter in ADAPTERS.values()]
+        rows = [
+            describe(adapter)
+            for name, adapter in ADAPTERS.items()
+            if hasattr(diffusers, name)  # older releases lack some
+        ]
     content = {
         "chipsparse": chipsparse.__version__,
         "models": rows,

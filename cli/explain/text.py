@@ -69,7 +69,7 @@ def _generation_facts(explained: Explanation) -> Facts:
     facts = [
         ("model", f"{short_place(explained.model.location)} ({explained.model.transformer_class})"),
         ("profile", profile_text(explained.profile.source, explained.profile.quality)),
-        ("picture", f"{size}{counted(settings.num_inference_steps, 'step')}{again}"),
+        ("size", f"{size}{counted(settings.num_inference_steps, 'step')}{again}"),
         ("tokens", tokens),
         (
             "attention",
@@ -77,6 +77,8 @@ def _generation_facts(explained: Explanation) -> Facts:
             f"{_share_text(columns, layout.tokens, 'columns')}",
         ),
     ]
+    if config.precision == "fp8":
+        facts.append(("", "in FP8 (e4m3) at dense steps and refreshes"))
     for number, kind in enumerate(explained.layers):
         name = f"{kind.name}: " if len(explained.layers) > 1 else ""
         facts.append(("MLP" if number == 0 else "", name + _mlp_text(kind)))

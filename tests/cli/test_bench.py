@@ -122,7 +122,7 @@ def test_random_weights(bench, without_weights):
     assert content["steps"]["patched"].keys() == {"dense", "refresh", "sparse"}
     assert content["command"].endswith("--random-weights")
     shown = bench("--random-weights", model=without_weights).stdout
-    assert "random: times mean something, pictures would not" in shown
+    assert "random: times mean something, results would not" in shown
 
 
 def test_skipped_steps_are_measured_where_there_are_some(bench, workdir):
