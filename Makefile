@@ -29,7 +29,8 @@ demo: $(VENV)/.installed
 	@echo "The video is in $(CURDIR)/$(VIDEO), the image in $(CURDIR)/$(IMAGE)"
 
 test: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n $(WORKERS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n $(WORKERS) --dist loadfile \
+	  --no-loadscope-reorder
 
 slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m "slow and not gpu"

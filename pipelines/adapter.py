@@ -41,7 +41,6 @@ from chipsparse.pipelines.feed_forward import (
     has_contiguous_channels,
     make_channels_contiguous,
 )
-from chipsparse.pipelines.guidance_hooks import why_not_cached
 from chipsparse.pipelines.offloaded_weights import autocast_bytes, pending_bytes
 from chipsparse.pipelines.one_thread import OneThread
 from chipsparse.pipelines.patches import TAG, Patches, WholePatched
@@ -122,6 +121,7 @@ class ModelAdapter:
         masked_parts: parts that the family's own pipelines keep from running sparse, and why.
         default_latents: rows and columns of the latents that pipelines make where nobody names a
             size, None where their call has a default for it.
+        uncalled_steps: how many of ``num_inference_steps`` do not call the transformer.
         timestep_argument: what the transformer calls its timestep.
     """
 
@@ -134,6 +134,7 @@ class ModelAdapter:
     guides_in_batch: ClassVar[bool] = False
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})
     default_latents: ClassVar[int | None] = None
+    uncalled_steps: ClassVar[int] = 0
     timestep_argument: ClassVar[str] = "timestep"
 
     def __init__(
@@ -328,7 +329,7 @@ class ModelAdapter:
                 self.execution.device,
                 lambda: self._memory_demand(arguments),
                 hidden,
-                why_not_cached=why_not_cached(self.transformer),
+                why_not_cached=self._loop.why_not_cached(self.transformer),
             )
             self._check_caches(context.generation)
             for remark in self.remarks(arguments):

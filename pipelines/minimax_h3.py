@@ -44,6 +44,7 @@ class MiniMaxH3Adapter(ModelAdapter):
     sparse_attention = "self-attention of the video rows; text, audio and conditions are exact"
     sparse_mlp = "feed-forward (gated) of the video rows"
     guidance_argument = None
+    uncalled_steps = 1  # the scheduler counts the end
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._rows = TensorFacts(read_rows)
@@ -121,8 +122,8 @@ class MiniMaxH3Adapter(ModelAdapter):
             return []
         return [
             f"{others:,} of the {tokens:,} tokens are text, sound and conditions, whose columns "
-            f"are always kept, and attention.density keeps {max(kept):,}: none of the video's are kept "
-            "by their sums; raise it"
+            f"are always kept, and attention.density keeps {max(kept):,}: none of the video's are "
+            "kept by their sums; raise it"
         ]
 
     def own_timestep(self, arguments: dict[str, Any]) -> torch.Tensor:

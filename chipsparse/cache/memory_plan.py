@@ -266,6 +266,8 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, captured: int = 0) 
         for kind in layout.kinds
     )
     attention, kept_lists = ATTENTION_TENSORS * heads_side_by_side, 0
+    if config.attention.precision == "fp8":
+        attention += 3 * layout.batch * tokens * layout.channels
     sparse = [layer for layer in range(layout.layers) if plan.is_sparse(layer, "attention")]
     if sparse:
         blocks = block_count(len(layout.query_rows), config.attention.block_size_q)

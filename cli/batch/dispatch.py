@@ -53,10 +53,17 @@ class _Worker:
 
 @dataclass
 class _Work:
-    """A file to make, and how often that was tried."""
+    """A file to make.
+
+    Attributes:
+        entry: which.
+        tries: how often that was tried.
+        elsewhere: whether another command had it at a time.
+    """
 
     entry: Entry
     tries: int = 0
+    elsewhere: bool = False
 
 
 @dataclass
@@ -143,20 +150,32 @@ class Dispatch:
 
     def _next(self) -> _Work | None:
         """A file that nobody has made and nobody else makes."""
-        if not self._todo and self.clock() - self._looked >= POLL_SECONDS:
+        if self._elsewhere and not self._todo and self.clock() - self._looked >= POLL_SECONDS:
             self._looked = self.clock()
             self._todo.extend(self._elsewhere)
             self._elsewhere.clear()
         while self._todo:
             work = self._todo.popleft()
             if not self.claims.take(work.entry.digest):
+                work.elsewhere = True
                 self._elsewhere.append(work)
-            elif self.folder.has(work.entry):  # asked with the claim, so that the answer stays true
+            elif self._ended_elsewhere(work):
                 self.claims.let_go(work.entry.digest)
-                self.live.ended(work.entry, "made by another command")
             else:
                 return work
         return None
+
+    def _ended_elsewhere(self, work: _Work) -> bool:
+        """Whether another command is done with it; asked with the claim, so that it stays true."""
+        if self.folder.has(work.entry):
+            self.live.ended(work.entry, "made by another command")
+            return True
+        why = self.folder.failure_elsewhere(work.entry) if work.elsewhere else None
+        if why is not None:
+            self.given_up.add(work.entry.name)
+            self.live.tell(f"error: {work.entry.label}: {why} (tried by another command)")
+            self.live.ended(work.entry, "failed")
+        return why is not None
 
     # What comes back.
 

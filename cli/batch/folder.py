@@ -36,6 +36,7 @@ class Folder:
         self._new = not path.exists()
         with user_errors(OSError, what=f"the folder {path} could not be made"):
             (path / THUMBNAILS).mkdir(parents=True, exist_ok=True)
+        self._before = self.manifest.read()
 
     def leave(self) -> None:
         """Takes the folder away again if it was not there before, and nothing came into it."""
@@ -48,6 +49,13 @@ class Folder:
     def has(self, entry: Entry) -> bool:
         """Whether its file is there; files are whole or not there."""
         return (self.path / entry.name).is_file()
+
+    def failure_elsewhere(self, entry: Entry) -> str | None:
+        """Why another command gave its file up since this one began; None where none did."""
+        found = self.manifest.read().get(entry.name, {})
+        if found.get("state") != FAILED or found == self._before.get(entry.name):
+            return None
+        return str(found.get("error"))
 
     def thumbnail(self, entry: Entry) -> Path:
         """Where its thumbnail is, if there is one."""

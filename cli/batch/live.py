@@ -21,7 +21,7 @@ class LiveLine:
     Args:
         entries: the files that are to be made.
         workers: how many make them.
-        console: to show it on; None for stderr.
+        console: to show it on.
         clock: gives seconds.
     """
 
@@ -30,10 +30,10 @@ class LiveLine:
         entries: Sequence[Entry],
         workers: int,
         *,
-        console: Console | None = None,
+        console: Console,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._console = console or Console(stderr=True)
+        self._console = console
         self._clock = clock
         self._start = clock()
         self._workers = workers

@@ -17,6 +17,7 @@ from multiprocessing.context import SpawnProcess
 
 from chipsparse.cli.batch.answers import Answer, Died, Task
 from chipsparse.cli.batch.engine import MakeWorker
+from chipsparse.cli.batch.launched import forget_place
 from chipsparse.cli.commands.generate import GenerateOptions
 
 SECONDS_TO_END = 5.0
@@ -115,6 +116,7 @@ def _serve(
     """A worker's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all: the command ends this one
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # on its way out it removes what is half
+    forget_place()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     worker = make_worker(options, threads)
     with suppress(EOFError, OSError):  # the command ended

@@ -57,7 +57,8 @@ class RayActors:
         self._end(worker)
         # What dies is started anew here, where tries are counted.
         kind = self._ray.remote(max_restarts=0, max_task_retries=0, **self._needs)(_Actor)
-        self._actors[worker] = kind.remote(self._make_worker, options, threads)
+        own = threads and self._needs["num_cpus"]  # of its machine, which may be another one
+        self._actors[worker] = kind.remote(self._make_worker, options, own)
         self._asked[self._actors[worker].load.remote()] = worker
 
     def submit(self, worker: int, task: Task) -> None:

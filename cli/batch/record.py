@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from chipsparse.cli.batch.entries import Entry
 from chipsparse.cli.batch.folder import FAILED, MADE, THUMBNAILS, Folder
+from chipsparse.cli.wording import counted
 
 PAGE = "index.html"
 State = Literal["made", "already there", "failed", "missing"]
@@ -155,7 +156,7 @@ def _settings(facts: dict[str, Any]) -> str:
     if settings["width"] is not None and settings["height"] is not None:
         parts.append(f"{settings['width']}x{settings['height']}")
     if settings["num_frames"] is not None:
-        parts.append(f"{settings['num_frames']} frames")
-    parts.append(f"{settings['num_inference_steps']} steps")
+        parts.append(counted(settings["num_frames"], "frame"))
+    parts.append(counted(settings["num_inference_steps"], "step"))
     parts.append("dense" if facts["mode"] == "dense" else facts["quality"] or "sparse")
     return ", ".join(parts)

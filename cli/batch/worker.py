@@ -92,7 +92,7 @@ class PipelineWorker:
         )
 
     def _opened(self, options: GenerateOptions) -> tuple[Job, Runner]:
-        """What makes pictures with these options; the pipeline stays patched for the next one."""
+        """What generates with these options; the pipeline stays patched for the next one."""
         if self._open is None or self._open[0] != options:
             self._open = None
             self._stack.close()

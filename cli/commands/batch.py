@@ -65,8 +65,8 @@ class BatchOptions(GenerateOptions):
         check=_check_format,
     )
     engine: str = option(
-        help="accelerate: processes of this machine. ray: actors of the Ray cluster that "
-        "RAY_ADDRESS names, else of this machine.",
+        help="accelerate: processes of this machine, or of `accelerate launch`. ray: actors of the "
+        "Ray cluster that RAY_ADDRESS names, else of this machine.",
         default=ACCELERATE,
         panel=WORKERS,
         check=_check_engine,
@@ -157,11 +157,15 @@ def batch(options: BatchOptions) -> None:
     """
     # Imported here so that neither --help nor a simple mistake waits for torch and diffusers.
     from chipsparse.cli.batch.job import run_batch
+    from chipsparse.cli.batch.launched import place
     from chipsparse.cli.batch.text import print_batch
 
     with reported_errors(debug=options.debug, kept=options.kept):
+        here = place()
         with results_alone():
-            made = run_batch(options)
+            made = run_batch(options, here)
+        if not here.tells:
+            return
         tell(made, print_batch, as_json=options.json)
         if made.failed:
             raise typer.Exit(EXIT_FAILED)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from chipsparse.config import Part
     from chipsparse.pipelines.adapter import ModelAdapter
 
-# Any picture that all models can make; only where its text stands is looked at.
+# Any size that all models can make; only where its text stands is looked at.
 LATENTS = (4, 64, 64)
 TEXT_TOKENS = 64
 PIPELINES = (

@@ -20,9 +20,9 @@ from chipsparse.cli.generation import denoise
 from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.prompt_length import cut_text
 from chipsparse.cli.media import write as media
+from chipsparse.cli.media.images import beside, clip_files
 from chipsparse.cli.media.metadata import generation_metadata
 from chipsparse.cli.media.panels import Panel, join_panels
-from chipsparse.cli.media.pictures import beside, clip_files
 from chipsparse.cli.media.report_file import staged_report
 from chipsparse.cli.model.description import load_pipeline, quiet_libraries
 from chipsparse.cli.model.lora import load_loras
@@ -34,7 +34,7 @@ from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.report.generation import GenerationReport
 
 WARNING = "chipsparse: warning: "
-EMPTY = "the prompt is empty: the picture shows whatever the model likes"
+EMPTY = "the prompt is empty: the result shows whatever the model likes"
 
 
 def run(options: GenerateOptions, outcomes: list[Outcome]) -> None:
@@ -42,7 +42,7 @@ def run(options: GenerateOptions, outcomes: list[Outcome]) -> None:
 
     Args:
         options: what the user typed.
-        outcomes: gets one of each picture as soon as it is written. In a series, one that fails is
+        outcomes: gets one of each clip as soon as it is written. In a series, one that fails is
             told and noted there, and the others are made; a single one raises.
     """
     device, dtype = device_and_dtype(options)
@@ -58,7 +58,7 @@ def run(options: GenerateOptions, outcomes: list[Outcome]) -> None:
 
 @contextmanager
 def opened(job: Job, progress: WorkProgress, load_pipe: Callable[[], Any]) -> Iterator[Runner]:
-    """What makes the pictures of a job.
+    """What makes the images or clips of a job.
 
     Args:
         job: what was settled.
@@ -70,7 +70,7 @@ def opened(job: Job, progress: WorkProgress, load_pipe: Callable[[], Any]) -> It
         job.settings,
         progress,
         job.options.negative_prompt,
-        also=job.picture_arguments,
+        also=job.image_arguments,
         steps=job.steps,
     )
     _ = generator.pipe  # loaded before anything is timed
@@ -123,7 +123,7 @@ def _outcome(job: Job, item: Item, runner: Runner, display: ProgressDisplay) -> 
 
 
 def prompt_warnings(job: Job, item: Item, runner: Runner) -> list[str]:
-    """What to know of a prompt before its picture is made, one sentence each."""
+    """What to know of a prompt before anything is made of it, one sentence each."""
     if not item.prompt.strip():
         return [EMPTY]
     longest = job.settings.max_sequence_length or job.model.default("max_sequence_length")
@@ -134,14 +134,14 @@ def prompt_warnings(job: Job, item: Item, runner: Runner) -> list[str]:
 def make(
     job: Job, item: Item, runner: Runner, display: ProgressDisplay, warnings: list[str]
 ) -> Outcome:
-    """Generates and writes one picture.
+    """Generates and writes one image or clip.
 
     Args:
         job: what was settled.
-        item: which picture.
+        item: which of them.
         runner: of the job; see `opened`.
         display: is told what comes up.
-        warnings: those that are about this picture.
+        warnings: those that are about this one.
     """
     mode = job.options.mode
     dense = sparse = None

@@ -29,7 +29,7 @@ class PlannedGeneration:
         settings: of the pipeline call.
         adapter: of the model's class.
         plan: what is sparse, when, at which sizes.
-        pixels: height and width of the picture.
+        pixels: height and width of a frame.
         branches: transformer calls per step.
         never: parts that run dense in every layer, and why.
     """
@@ -40,6 +40,13 @@ class PlannedGeneration:
     pixels: tuple[int, int]
     branches: int
     never: dict[Part, str]
+
+
+def called_steps(settings: GenerationSettings, model: ModelDescription) -> int:
+    """Denoising steps that call the transformer."""
+    adapter = ADAPTERS.get(model.transformer_class)
+    uncalled = 0 if adapter is None else adapter.uncalled_steps
+    return max(1, settings.num_inference_steps - uncalled)
 
 
 def plan_generation(
@@ -64,7 +71,7 @@ def plan_generation(
         batch=2 if guided and in_batch else 1,
     )
     with user_errors(ConfigError, what=profile.source):
-        plan = SparsityPlan(profile.sparsity, layout, settings.num_inference_steps)
+        plan = SparsityPlan(profile.sparsity, layout, called_steps(settings, model))
     space, _ = vae_factors(model.vae_config)
     return PlannedGeneration(
         settings=settings,

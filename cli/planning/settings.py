@@ -41,7 +41,7 @@ class GenerationSettings:
         return {name: v for name, v in dataclasses.asdict(self).items() if v is not None}
 
     def pipeline_call(self, prompt: str, *, negative_prompt: str | None = None) -> dict[str, Any]:
-        """All arguments of a call that makes this prompt's picture, generator left out."""
+        """All arguments of a call that makes this prompt's clip, generator left out."""
         arguments = {"prompt": prompt, **self.call_arguments()}
         if negative_prompt is not None:
             arguments["negative_prompt"] = negative_prompt
@@ -115,7 +115,7 @@ def check_sizes(settings: GenerationSettings, model: ModelDescription) -> None:
 
 
 def size_multiples(model: ModelDescription) -> tuple[int, int]:
-    """Of which the height and the width of its pictures must be."""
+    """Of which the height and the width of its frames must be."""
     _, height, width = pixels_of_patch(model)
     return math.lcm(SIZE_MULTIPLE, height), math.lcm(SIZE_MULTIPLE, width)
 
@@ -147,7 +147,7 @@ def _check(
 def latent_sizes(
     settings: GenerationSettings, model: ModelDescription, *, default: int | None
 ) -> Grid:
-    """Frames, rows and columns of the picture behind the VAE.
+    """Frames, rows and columns of the latents.
 
     Args:
         settings: of the call.

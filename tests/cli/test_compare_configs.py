@@ -221,9 +221,9 @@ def test_numbers(name, value, sign, text):
 def test_the_picture_is_that_of_the_worst_prompt(compared):
     content, folder = compared("profile", "skips.yaml")
     psnrs = [min(prompt[side]["psnr_db"] for side in "AB") for prompt in content["prompts"]]
-    worst = content["picture"]["prompt"]
+    worst = content["clip"]["prompt"]
     assert worst == int(np.argmin(psnrs))
-    shown = np.stack([iio.imread(folder / file) for file in content["picture"]["files"]])
+    shown = np.stack([iio.imread(folder / file) for file in content["clip"]["files"]])
     assert shown.shape[2] == 3 * 48 + 2 * GAP_PIXELS
     strip = (shown.shape[1] - 2 * 32 - GAP_PIXELS) // 2
     dense, a, b = (
@@ -312,7 +312,7 @@ def test_images(flux_folder, workdir):
     assert [each["prompt"] for each in content["prompts"]] == lines[:2]
     assert content["B"]["flicker_change"] is None
     assert content["B"]["psnr_db"]["mean"]["value"] > 10
-    assert content["picture"]["files"] == ["worst.png"]
+    assert content["clip"]["files"] == ["worst.png"]
     shown = CliRunner().invoke(app, arguments).stdout
     assert "flicker" not in shown
     refused = CliRunner().invoke(app, [*arguments, "-o", "worst.mp4"])
@@ -340,7 +340,7 @@ def test_configs_that_ask_for_other_settings(fails_early, workdir):
     )
     sentence = fails_early("profile", "long.yaml")
     assert sentence == (
-        "A generates with num_inference_steps 4 and B with 6; pictures of other settings do not "
+        "A generates with num_inference_steps 4 and B with 6; clips of other settings do not "
         "compare: give --steps"
     )
     (workdir / "text.yaml").write_text(PROFILE.replace("max_sequence_length: 16", ""))

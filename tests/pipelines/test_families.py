@@ -209,11 +209,40 @@ def test_the_four_steps_of_a_distilled_model(name, final_dense_steps):
     assert_close(found, dense(name, steps=4))
 
 
-@each_family
-def test_every_call_runs_sparse_and_leaves_no_trace(name):
+FEW = {"schedule.few_steps": 4, "schedule.skip_steps": []}
+
+
+@slow_unless({"flux", "wan 2.1"})
+def test_three_of_four_steps_are_sparse_where_the_first_chooses_the_columns(name):
+    pipe = FAMILIES[name].make()
+    two_experts = name == "wan 2.2 two experts"
+    with chipsparse.enable(pipe, EXACT.override(FEW)) as handle:
+        assert_close(generate(pipe, name, steps=4), dense(name, steps=4))
+        for branch in {record.branch for record in handle.report.steps}:
+            taken = actions(handle, branch)
+            assert (taken == ["refresh", "sparse", "sparse", "sparse"]) is not two_experts
+        assert any("4 steps are few" in note for note in handle.report.notes)
+    with chipsparse.enable(pipe, SPARSE.override({**FEW, "memory.offload": "always"})):
+        hosted = generate(pipe, name, steps=4)
+    with chipsparse.enable(pipe, SPARSE.override(FEW)):
+        assert torch.equal(generate(pipe, name, steps=4), hosted)
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [
+        *((name, calls_of(name) if name in MODELS else [BASE]) for name in FAMILIES),
+        *(
+            pytest.param(name, calls_of(name)[1:], marks=pytest.mark.slow)
+            for name in FAMILIES
+            if name not in MODELS and FAMILIES[name].variants
+        ),
+    ],
+)
+def test_every_call_runs_sparse_and_leaves_no_trace(name, calls):
     family, pipe = FAMILIES[name], FAMILIES[name].make()
     with chipsparse.enable(pipe, SPARSE) as handle:
-        for variant in calls_of(name):
+        for variant in calls:
             found = generate(pipe, name, variant)
             assert found.isfinite().all(), variant
             assert not torch.equal(found, dense(name, variant))

@@ -67,7 +67,8 @@ def write(case: Case, runs: Runs) -> Iterator[str]:
         frames = shown(result.frames)
         change = _change(_read(path, case), frames) if path.exists() else "new"
         FOLDER.mkdir(exist_ok=True)
-        contact_sheet(frames[None], frames=len(frames)).save(path, lossless=True, quality=100, method=6)
+        strip = contact_sheet(frames[None], frames=len(frames))
+        strip.save(path, lossless=True, quality=100, method=6)
         yield f"{path.name}: {change}"
 
 

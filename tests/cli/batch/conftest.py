@@ -41,7 +41,7 @@ class InThisProcess:
 @pytest.fixture
 def batch(model_folder, workdir, monkeypatch):
     """Runs the command in this process; what it is given is in ``prompts.csv`` or named."""
-    monkeypatch.setattr(job, "_engine", lambda options: InThisProcess(options.device))
+    monkeypatch.setattr(job, "_engine", lambda options, here: InThisProcess(options.device))
 
     def run(*arguments, file="prompts.csv", model=model_folder):
         given = ["batch", file, "-o", "out", "--device", "cpu", "--model", str(model), *arguments]

@@ -45,7 +45,7 @@ def test_what_a_batch_makes_and_that_it_makes_it_once(
     assert (found["made"], found["already_there"], found["failed"]) == (2, 0, 0)
     circle, square = found["rows"]
     assert (circle["lines"], circle["seed"], square["seed"]) == ([2, 4], 7, 0)
-    assert circle["settings"] == "48x32, 1 frames, 3 steps, sparse"
+    assert circle["settings"] == "48x32, 1 frame, 3 steps, sparse"
     assert names("out", "*.gif") == sorted([circle["file"], square["file"]])
     assert names("out/thumbnails") == [Path(name).stem + ".jpg" for name in names("out", "*.gif")]
     # Each is what `generate` makes, and the manifest has the words for it.

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 import chipsparse
+from chipsparse.cli.batch import launched
 from chipsparse.cli.batch.answers import (
     Died,
     Failed,
@@ -81,6 +82,9 @@ class Folder:
     def give_up(self, entry, sentence, facts):
         self.given_up[entry.name] = sentence
         self.tries[entry.name] = facts["tries"]
+
+    def failure_elsewhere(self, entry):
+        return self.given_up.get(entry.name)
 
 
 class Claims:
@@ -216,6 +220,40 @@ def test_what_another_command_makes_is_left_to_it():
     assert [name for _, name in engine.submitted] == ["c", "b"]
     assert dispatch.made == {"b", "c"}
     assert folder.there == {"a", "b", "c"}
+
+
+def test_what_another_command_gave_up_is_given_up():
+    folder = Folder()
+    folder.given_up = {"a": "ValueError: no", "b": "ValueError: no"}
+    # That of b is of an earlier run: nobody has it now.
+    engine, _, dispatch = dispatched({"a": [], "b": [MADE]}, folder=folder, claims=Claims({"a": 1}))
+    assert [name for _, name in engine.submitted] == ["b"]
+    assert dispatch.given_up == {"a"}
+    assert "error: a: ValueError: no (tried by another command)" in engine.told
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_processes_of_a_launcher_begin_with_their_own_share(monkeypatch, rank):
+    for name, value in {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": 3}.items():
+        monkeypatch.setenv(name, str(value))
+    here = launched.place()
+    assert here == launched.Place(rank, 0, 3)
+    assert here.tells == (rank == 0)
+    shares = ["adg", "be", "cf"]
+    assert "".join(here.in_turn("abcdefg")) == "".join(shares[rank:] + shares[:rank])
+
+
+def test_without_a_launcher_there_is_one_process(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    assert launched.place() == launched.Place(0, 0, 1)
+    assert launched.place().in_turn("abc") == ["a", "b", "c"]
+
+
+def test_a_launcher_that_sets_no_numbers(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "one")
+    with pytest.raises(UserError, match=r"must be numbers, as a launcher sets them; they are"):
+        launched.place()
 
 
 def live(names, workers, clock):

@@ -100,7 +100,7 @@ def numbered(path: Path) -> list[Path]:
 
 
 def earlier_pngs(path: Path) -> list[Path]:
-    """What an earlier run wrote under this name: a picture, or numbered frames; nobody else's."""
+    """What an earlier run wrote under this name: one file, or numbered frames; nobody else's."""
     candidates = [each for each in (path, *numbered(path)) if each.is_file()]
     places = {each: frame_of(each) for each in candidates}
     return [
