@@ -82,7 +82,9 @@ class Job:
         if self.out_of_range:
             assert self.profile is not None
             found.append(profile_range.sentence(self.profile, self.out_of_range))
-        return found
+        steps = self.settings.num_inference_steps
+        remarks = (lora.steps_remark(steps) for lora in self.options.loras)
+        return [*found, *(remark for remark in remarks if remark is not None)]
 
     @property
     def image_arguments(self) -> dict[str, Any]:
