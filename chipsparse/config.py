@@ -21,6 +21,7 @@ from chipsparse.schedule.step_lists import Between
 
 Part = Literal["attention", "mlp"]
 DeltaRule = Literal["merge", "difference"]
+Precision = Literal["auto", "bf16", "fp8"]
 ActionName = Literal["dense", "refresh", "sparse", "skip"]
 BackendName = Literal["auto", "reference"]
 OffloadMode = Literal["auto", "always", "never"]
@@ -77,6 +78,12 @@ class AttentionConfig(Validated):
         "merge rule; costs a cache as large as the residual",
         minimum=0.0,
         maximum=1.0,
+    )
+    precision: Precision = option(
+        "auto",
+        "of the products of full attention, at dense steps and refreshes: fp8 rounds queries, "
+        "keys, values and weights to e4m3, in layers that are never sparse too; auto and bf16: the "
+        "model's own, as sparse steps always have",
     )
     block_size_q: int = option(
         128, "queries of a block, which share one list of columns", minimum=1

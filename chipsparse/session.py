@@ -438,8 +438,10 @@ class Session:
 
     @property
     def caching(self) -> bool:
-        """Whether a call is open whose layers record or read what sparse steps need."""
-        return self.state is not None and self.state.caching
+        """Whether a call is open whose layers record or read, or compute in FP8."""
+        if self.state is None:
+            return False
+        return self.state.caching or self.config.attention.precision == "fp8"
 
     @property
     def is_first_call(self) -> bool:
@@ -451,7 +453,8 @@ class Session:
     @property
     def tile_order(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Order of the video or image tokens and its inverse (int64 ``[N]``); None: unchanged."""
-        return self._generation.order if self.caching else None
+        caching = self.state is not None and self.state.caching
+        return self._generation.order if caching else None
 
     def leave_dense(self, part: Part, layers: Iterable[int], reason: str) -> None:
         """Notes for the open call that the model computes a part of these layers by itself.

@@ -41,7 +41,6 @@ from chipsparse.pipelines.feed_forward import (
     has_contiguous_channels,
     make_channels_contiguous,
 )
-from chipsparse.pipelines.guidance_hooks import why_not_cached
 from chipsparse.pipelines.offloaded_weights import autocast_bytes, pending_bytes
 from chipsparse.pipelines.one_thread import OneThread
 from chipsparse.pipelines.patches import TAG, Patches, WholePatched
@@ -114,7 +113,7 @@ class ModelAdapter:
         sparse_attention: which attention runs sparse, in words.
         sparse_mlp: which feed-forward layers run sparse, in words.
         guidance_argument: argument of the pipelines' call that, above 1, lets each step call the
-            transformer once more, without the prompt.
+            transformer once more, without the prompt; None where they never do.
         announces_guidance: whether their pipelines tell, before the first call, that there will be
             such second ones (``do_classifier_free_guidance``).
         guides_in_batch: whether in plain pipelines those second calls are no calls of their own,
@@ -122,17 +121,21 @@ class ModelAdapter:
         masked_parts: parts that the family's own pipelines keep from running sparse, and why.
         default_latents: rows and columns of the latents that pipelines make where nobody names a
             size, None where their call has a default for it.
+        uncalled_steps: how many of ``num_inference_steps`` do not call the transformer.
+        timestep_argument: what the transformer calls its timestep.
     """
 
     transformer_class: ClassVar[str]
     families: ClassVar[str] = ""
     sparse_attention: ClassVar[str] = "self-attention"
     sparse_mlp: ClassVar[str] = "feed-forward"
-    guidance_argument: ClassVar[str] = "guidance_scale"
+    guidance_argument: ClassVar[str | None] = "guidance_scale"
     announces_guidance: ClassVar[bool] = True
     guides_in_batch: ClassVar[bool] = False
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})
     default_latents: ClassVar[int | None] = None
+    uncalled_steps: ClassVar[int] = 0
+    timestep_argument: ClassVar[str] = "timestep"
 
     def __init__(
         self,
@@ -260,6 +263,15 @@ class ModelAdapter:
         """
         return float(torch.as_tensor(timestep).max())
 
+    def own_timestep(self, arguments: dict[str, Any]) -> Any:
+        """The timestep of what a call denoises, where it has others besides; see above."""
+        return arguments[self.timestep_argument]
+
+    def latents(self, arguments: dict[str, Any]) -> torch.Tensor:
+        """What the transformer is called with to denoise it, as one tensor of any shape."""
+        hidden: torch.Tensor = arguments["hidden_states"]
+        return hidden
+
     def remarks(self, arguments: dict[str, Any]) -> list[str]:
         """What the report should note of a call with these arguments, besides what runs dense."""
         return []
@@ -303,8 +315,8 @@ class ModelAdapter:
                 )
             return forward(*args, **kwargs)
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
-        hidden = arguments["hidden_states"]
-        context = self._locate(arguments["timestep"])
+        hidden = self.latents(arguments)
+        context = self._locate(arguments)
         for expert in self.other_experts:  # done with for this generation: free its caches
             expert.session.reset()
         try:
@@ -317,7 +329,7 @@ class ModelAdapter:
                 self.execution.device,
                 lambda: self._memory_demand(arguments),
                 hidden,
-                why_not_cached=why_not_cached(self.transformer),
+                why_not_cached=self._loop.why_not_cached(self.transformer),
             )
             self._check_caches(context.generation)
             for remark in self.remarks(arguments):
@@ -330,15 +342,17 @@ class ModelAdapter:
             with self._dense_attention(arguments):
                 self.session.say_if_all_dense()
                 result = self.session.run(forward, args, kwargs, self._not_captured_reason)
-            self.session.end(result[0], is_last_branch=self._guidance_ended(context.generation))
+            self.session.end(
+                self.held_output(result), is_last_branch=self._guidance_ended(context.generation)
+            )
             return result
         except BaseException as error:
             self.session.report.fail(error)
             self.session.reset()
             raise
 
-    def _locate(self, timestep: Any) -> StepContext:
-        """Where a call with this timestep stands in the denoising loop."""
+    def _locate(self, arguments: dict[str, Any]) -> StepContext:
+        """Where a call with these arguments stands in the denoising loop."""
         loop, named = self._loop, self.named_position
         scheduler = loop.scheduler
         check_scheduler(scheduler)
@@ -348,7 +362,9 @@ class ModelAdapter:
 
         def read() -> float:
             told = loop.timestep()
-            return self.scheduled_timestep(timestep, schedule) if told is None else told
+            if told is not None:
+                return told
+            return self.scheduled_timestep(self.own_timestep(arguments), schedule)
 
         return self._tracker.locate(
             branch=None if branch is None else branch.removeprefix(PREDICTION),
@@ -476,8 +492,16 @@ class ModelAdapter:
         """Whether the pipeline makes both branches halves of a batch: guiders never do."""
         return self.guides_in_batch and self._loop.branches() is None
 
+    def held_output(self, result: Any) -> torch.Tensor:
+        """What skipped calls are made from: all of the transformer's output in one tensor."""
+        output: torch.Tensor = result[0]
+        return output
+
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        """A tuple or a ``Transformer2DModelOutput``, as ``return_dict`` asks."""
+        """The transformer's output from what is held of it.
+
+        A tuple or a ``Transformer2DModelOutput``, as ``return_dict`` asks.
+        """
         if not arguments.get("return_dict", True):
             return (output,)
         return Transformer2DModelOutput(sample=output)
@@ -492,11 +516,16 @@ class ModelAdapter:
         return tensor.index_select(dim, order.to(tensor.device))
 
     def restore_order(self, _module: Any, args: tuple[torch.Tensor, ...]) -> Any:
-        """Forward pre-hook of what takes the grid's tokens ``[B, N, C]`` last, in raster order."""
+        """Forward pre-hook of what takes the grid's tokens ``[B, N, C]`` last, in raster order.
+
+        The model may have dropped the first grids, as of references or earlier frames.
+        """
         if self.session.tile_order is None:
             return None
         _, inverse = self.session.tile_order
         hidden, *rest = args
+        dropped = inverse.numel() - hidden.shape[1]
+        inverse = inverse[dropped:] - dropped
         return (hidden.index_select(1, inverse.to(hidden.device)), *rest)
 
     def finish_generation(self) -> None:

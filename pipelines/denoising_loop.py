@@ -54,6 +54,10 @@ class DenoisingLoop:
         """The scheduler's timestep of the step where the loop tells it; may wait for a device."""
         return None
 
+    def why_not_cached(self, model: torch.nn.Module) -> str | None:
+        """What guidance has done to a model for this call, so that it can only run dense."""
+        return None
+
     def branches(self) -> int | None:
         """Guidance branches of the step, each a call of its own; None where no guider tells."""
         return None
@@ -122,6 +126,10 @@ class ModularLoop(DenoisingLoop):
     def timestep(self) -> float | None:
         """See `DenoisingLoop`."""
         return None if self._timestep is None else float(torch.as_tensor(self._timestep))
+
+    def why_not_cached(self, model: torch.nn.Module) -> str | None:
+        """See `DenoisingLoop`."""
+        return why_not_cached(model)
 
     def branches(self) -> int:
         """See `DenoisingLoop`."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from chipsparse.pipelines.adapter import tagged
 from chipsparse.pipelines.feed_forward import (
     FeedForwardModule,
@@ -62,13 +60,3 @@ class Flux2Adapter(FluxAdapter):
     def needs_mask(self, arguments: dict[str, Any]) -> bool:
         """Such a call is no plain attention, though its processors mask nothing."""
         return arguments.get("kv_cache_mode") is not None
-
-    def restore_order(self, module: Any, args: tuple[torch.Tensor, ...]) -> Any:
-        """As in `ModelAdapter`; the model may have dropped reference images that stood before."""
-        if self.session.tile_order is None:
-            return None
-        hidden, *rest = args
-        _, inverse = self.session.tile_order
-        dropped = inverse.numel() - hidden.shape[1]
-        inverse = inverse[dropped:] - dropped
-        return (hidden.index_select(1, inverse.to(hidden.device)), *rest)

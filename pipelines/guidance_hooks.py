@@ -20,7 +20,7 @@ HOOKS = {
 def why_not_cached(model: Any) -> str | None:
     """What hooks of guidance do to a model now, in words; None without any, or where it is none."""
     for module in model.modules() if isinstance(model, torch.nn.Module) else ():
-        registry = getattr(module, "_diffusers_hook", None)
+        registry = vars(module).get("_diffusers_hook")
         for hook in () if registry is None else registry.hooks.values():
             done = HOOKS.get(type(hook).__module__)
             if done is not None:

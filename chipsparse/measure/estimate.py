@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -158,10 +158,9 @@ def estimate_run(
         for action in Action
     }
     steps[Action.SKIP] = 0.0
+    own = replace(plan, config=plan.config.override({"attention.precision": "auto"}))
     stock = branches * sum(
-        layer_time(
-            layer, Action.DENSE, plan=plan, rates=rates, dtype=dtype, dense_parts=PARTS
-        ).total
+        layer_time(layer, Action.DENSE, plan=own, rates=rates, dtype=dtype, dense_parts=PARTS).total
         for layer in layers
     )
     similar: dict[tuple[str, LayerTime, int, int], int] = {}

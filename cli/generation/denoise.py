@@ -288,7 +288,7 @@ class _LoopWatch:
 def _records(report: GenerationReport, step: int) -> list[StepRecord]:
     """Of the step that the loop made as its `step`-th, from 0.
 
-    The scheduler's own count begins later where the pipeline starts from a picture.
+    The scheduler's own count begins later where the pipeline starts from an image.
     """
     numbers = list(dict.fromkeys(record.step for record in report.steps))
     if step >= len(numbers):

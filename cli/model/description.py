@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 LAYER_COUNT = re.compile(r"num_(\w+_)?layers")
 MOST_LAYERS = 1000
-# In the names of pipelines that always start from a picture.
-FROM_PICTURES = ("Img2Img", "ImageToVideo", "ImageEdit", "Inpaint")
+# In the names of pipelines that always start from an image.
+FROM_IMAGES = ("Img2Img", "ImageToVideo", "ImageEdit", "Inpaint")
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,12 @@ class ModelDescription:
         }
         # Their signatures have a default of None, which their code does not take.
         needed |= {name for name in ("mask_image", "control_image") if self.accepts(name)}
-        if any(word in self.pipeline_class.__name__ for word in FROM_PICTURES):
+        if any(word in self.pipeline_class.__name__ for word in FROM_IMAGES):
             needed |= {"image"}
         return needed
 
-    def from_picture(self) -> ModelDescription:
-        """The same model as a pipeline that starts from a picture; raises `UserError`."""
+    def from_image(self) -> ModelDescription:
+        """The same model as a pipeline that starts from an image; raises `UserError`."""
         if self.accepts("image"):
             return self
         from diffusers.pipelines import auto_pipeline
@@ -88,7 +88,7 @@ class ModelDescription:
             if pipeline_class is self.pipeline_class and name in others:
                 return dataclasses.replace(self, pipeline_class=others[name])
         raise UserError(
-            f"{self.pipeline_class.__name__} takes no picture; leave --image out, or use a model "
+            f"{self.pipeline_class.__name__} takes no image; leave --image out, or use a model "
             "made for it"
         )
 

@@ -1,4 +1,4 @@
-"""A pipeline with random weights, made from a model's configs: for its times, not its pictures."""
+"""A pipeline with random weights, made from a model's configs: for its times, not its results."""
 
 from __future__ import annotations
 
