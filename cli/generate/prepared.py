@@ -73,7 +73,8 @@ class Job:
     @property
     def warnings(self) -> list[str]:
         """What to know before the generation begins, one sentence each."""
-        found = [] if self.too_few_steps is None else [self.too_few_steps]
+        instead = None if self.profile is None else self.profile.instead
+        found = [each for each in (instead, self.too_few_steps) if each is not None]
         if self.profile is not None and self.profile.is_general and self.options.mode != "dense":
             found.append(
                 f"there is no profile for the model class {self.model.transformer_class}: "
