@@ -23,6 +23,7 @@ OPERATIONS = {
     "sparse_mlp_up": "views_of_larger_tensors or poisoned_entries",
     "mask_packing": "packs_like_bitarray or padding_bits or test_capacity",
     "merge_residual": "what_the_kept_columns_leave or other_strides",
+    "rank_pieces": "one_behind_the_other or nothing_is_copied",
 }
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
