@@ -17,8 +17,10 @@ from chipsparse.common.validation import shown
 from chipsparse.config import SparsityConfig
 from chipsparse.layers.kept_columns import KeptColumns
 from chipsparse.layers.static_columns import StaticColumns, static_bits
+from chipsparse.parallel.degrees import Parallel
 from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter, check_scheduler
 from chipsparse.pipelines.generic import limits, why_not
+from chipsparse.pipelines.parallel.team import Team, team_of
 from chipsparse.pipelines.patched_pipeline import PipelineCalls
 from chipsparse.pipelines.patches import Patches
 from chipsparse.pipelines.registry import ADAPTERS, adapter_class
@@ -139,6 +141,7 @@ def enable(
     strict: bool = False,
     layer_times: bool = False,
     static_columns: StaticColumns | None = None,
+    parallel: Parallel | None = None,
 ) -> Handle:
     """Patches a diffusers pipeline so that it computes sparsely.
 
@@ -163,6 +166,9 @@ def enable(
             bool for each video or image token in raster order (frames, rows, columns), as a
             bitarray, a bool array or tensor ``[N]``, or a list. They count among those of
             ``density``, and all are kept where they are more. Text columns always are.
+        parallel: spreads a generation over the processes of torch.distributed's group, each of
+            which calls this and then the pipeline with the same arguments and seed. Where
+            diffusers' ``enable_parallelism`` was called with an ``ulysses_degree``, that counts.
 
     Returns:
         A handle that is also a context manager.
@@ -171,9 +177,9 @@ def enable(
         ValueError: if ``pipe`` is no pipeline, none of its transformers is supported, one is
             compiled as a whole or patched already (see above), the scheduler calls it several times
             per step, or the profile or the static columns are bad, or the profile has no such
-            quality. The pipeline is then left as it
-            was. A scheduler that is exchanged later is refused likewise by the next call of the
-            pipeline, and so are static columns for another number of tokens than it has.
+            quality, or there are other processes than ``parallel`` says. The pipeline is then left
+            as it was. A scheduler that is exchanged later is refused likewise by the next call of
+            the pipeline, and so are static columns for another number of tokens than it has.
 
     Warns:
         DenseWarning: once, at the first generation in which nothing is sparse although the config
@@ -192,8 +198,18 @@ def enable(
     bits = None if static_columns is None else static_bits(static_columns)
     if replaced is not None:
         replaced.disable()
-    session = functools.partial(Session, static_bits=bits)
-    handle = attach(pipe, resolved, session, quality=taken, strict=strict, layer_times=layer_times)
+    team = team_of(transformers, parallel)
+    agreement = None if team is None else team.agreement
+    session = functools.partial(Session, static_bits=bits, agreement=agreement)
+    handle = attach(
+        pipe,
+        resolved,
+        session,
+        quality=taken,
+        strict=strict,
+        layer_times=layer_times,
+        team=team,
+    )
     handle.report.remark = remark
     for name in {type(transformer).__name__ for transformer in transformers} - set(ADAPTERS):
         warnings.warn(limits(name), stacklevel=2)
@@ -225,6 +241,7 @@ def attach(
     quality: str | None = None,
     strict: bool = False,
     layer_times: bool = False,
+    team: Team | None = None,
 ) -> Handle:
     """Patches a pipeline as `enable` does, with sessions of another make, such as measuring ones.
 
@@ -236,11 +253,18 @@ def attach(
         quality: what the config is called, for the report.
         strict: see `enable`.
         layer_times: see `enable`.
+        team: the processes that run it together; None: this one alone.
 
     Raises:
-        ValueError: as `enable`.
+        ValueError: as `enable`, and where diffusers runs it on several processes without a team.
     """
     transformers = find_transformers(pipe)
+    for transformer in transformers if team is None else ():
+        if getattr(transformer, "_parallel_config", None) is not None:
+            raise ValueError(
+                f"this {type(transformer).__name__} runs under context parallelism, where nothing "
+                "can be measured; do so on a pipeline without it"
+            )
     check_scheduler(getattr(pipe, "scheduler", None))
     names = {id(item): name for name, item in pipe.components.items()}
     folder = getattr(getattr(pipe, "config", None), "_name_or_path", None)
@@ -257,12 +281,14 @@ def attach(
     try:
         for transformer in transformers:
             pool, name = OffloadPool(host, report.note), names[id(transformer)]
-            adapter = adapter_class(transformer)(
+            adapting = adapter_class(transformer)
+            adapter = adapting(
                 transformer,
                 make_session(config, report, pool, name),
                 tracker,
                 lambda: getattr(pipe, "scheduler", None),
                 lambda: bool(getattr(pipe, "do_classifier_free_guidance", False)),
+                None if team is None else team.split(config, adapting.least_text),
             )
             handle._adapters.append(adapter)
         handle._patch(pipe, {names[id(each)]: each for each in transformers})
@@ -282,7 +308,7 @@ def find_transformers(pipe: Any, replaced: Handle | None = None) -> list[torch.n
         replaced: what those are patched by that may be patched; by default none may.
 
     Raises:
-        ValueError: if there is none, or one is patched, compiled as a whole or parallel already.
+        ValueError: if there is none, or one is patched or compiled as a whole already.
     """
     components = _components(pipe)
     for name, component in components.items():
@@ -296,11 +322,6 @@ def find_transformers(pipe: Any, replaced: Handle | None = None) -> list[torch.n
     if not found:
         found = _find_others(pipe, components)
     for item in found:
-        if getattr(item, "_parallel_config", None) is not None:
-            raise ValueError(
-                f"this {type(item).__name__} runs under context parallelism, which chipsparse does "
-                "not support yet; enable chipsparse on a pipeline without it"
-            )
         if ADAPTER in vars(item) and (replaced is None or _handle_of(item) is not replaced):
             raise ValueError(
                 f"this {type(item).__name__} is patched already; call disable() on its handle, or "

@@ -34,6 +34,23 @@ class LayerKind:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What one of several processes has of a call.
+
+    Attributes:
+        heads: inside of attention, the most that any of them has.
+        first_head: number of its own first one.
+        tokens: outside of attention, the most that any of them has, text included.
+        grid_tokens: the same of video or image tokens alone.
+    """
+
+    heads: int
+    first_head: int
+    tokens: int
+    grid_tokens: int
+
+
+@dataclass(frozen=True)
 class ModelLayout:
     """Sizes that the plan and the session need.
 
@@ -48,6 +65,7 @@ class ModelLayout:
             that sees several images in one sequence has one grid for each, in this order.
         text_tokens: text tokens in the same sequence as the others (joint attention).
         text_first: whether the text tokens stand before the others, or behind them.
+        share: what this process has of it; None: all.
     """
 
     kinds: tuple[LayerKind, ...]
@@ -57,6 +75,7 @@ class ModelLayout:
     grids: tuple[Grid, ...]
     text_tokens: int = 0
     text_first: bool = False
+    share: Share | None = None
 
     @property
     def layers(self) -> int:
@@ -81,9 +100,26 @@ class ModelLayout:
         """Width of the hidden states: the heads side by side."""
         return self.heads * self.head_dim
 
+    @property
+    def own_heads(self) -> int:
+        """Heads whose attention this process computes."""
+        return self.heads if self.share is None else self.share.heads
+
+    @property
+    def own_attention_channels(self) -> int:
+        """Channels of those heads."""
+        return self.own_heads * self.head_dim
+
+    @property
+    def own_tokens(self) -> int:
+        """Tokens per sample that this process has outside of attention."""
+        return self.tokens if self.share is None else self.share.tokens
+
     def mlp_tokens(self, layer: int) -> int:
-        """Tokens per sample in the feed-forward layer of a block."""
-        return self.tokens if self.kind(layer).mlp_sees_text else self.grid_tokens
+        """Tokens per sample in the feed-forward layer of a block, on this process."""
+        if self.kind(layer).mlp_sees_text:
+            return self.own_tokens
+        return self.grid_tokens if self.share is None else self.share.grid_tokens
 
     @property
     def grid_tokens(self) -> int:

@@ -54,7 +54,9 @@ class SparsityPlan:
     def differs_in_prompts_only(self, other: SparsityPlan) -> bool:
         """Whether two plans differ in text tokens and batch, as branches do, or not at all."""
         own = self.layout
-        layout = replace(other.layout, text_tokens=own.text_tokens, batch=own.batch)
+        layout = replace(
+            other.layout, text_tokens=own.text_tokens, batch=own.batch, share=own.share
+        )
         return replace(other, layout=layout) == self
 
     def step_action(self, step: int) -> Action:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
@@ -41,6 +42,8 @@ from chipsparse.pipelines.feed_forward import (
 )
 from chipsparse.pipelines.offloaded_weights import autocast_bytes, pending_bytes
 from chipsparse.pipelines.one_thread import OneThread
+from chipsparse.pipelines.parallel.context_parallel import take_off
+from chipsparse.pipelines.parallel.split_sequence import SplitSequence, cut_at_entry
 from chipsparse.pipelines.patches import TAG, Patches, WholePatched
 from chipsparse.pipelines.stacked_caches import why_refused
 from chipsparse.plan import Action
@@ -101,9 +104,11 @@ class ModelAdapter:
         scheduler: returns the pipeline's scheduler, or None.
         guided: tells whether each step of the pipeline calls the transformer once more, without
             the prompt; False where that is not known.
+        split: the share of its tokens that this process has; None: all.
 
     Raises:
-        ValueError: if the transformer is split over several devices.
+        ValueError: if the transformer is split over several devices, or cannot be shared with other
+            processes as it is asked to be.
 
     Attributes:
         execution: how the open call, or the last one, computes.
@@ -120,6 +125,9 @@ class ModelAdapter:
         masked_parts: parts that the family's own pipelines keep from running sparse, and why.
         default_latents: rows and columns of the latents that pipelines make where nobody names a
             size, None where their call has a default for it.
+        entry_blocks: name of the list of blocks in front of which the text is cut for several
+            processes; empty where it is cut as it enters the model, or is in cross-attention.
+        least_text: see `SplitSequence`.
     """
 
     transformer_class: ClassVar[str]
@@ -131,6 +139,8 @@ class ModelAdapter:
     guides_in_batch: ClassVar[bool] = False
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})
     default_latents: ClassVar[int | None] = None
+    entry_blocks: ClassVar[str] = ""
+    least_text: ClassVar[int] = 0
 
     def __init__(
         self,
@@ -139,10 +149,14 @@ class ModelAdapter:
         tracker: PositionTracker,
         scheduler: Callable[[], Any],
         guided: Callable[[], bool] = lambda: False,
+        split: SplitSequence | None = None,
     ) -> None:
         check_undivided(transformer)
         self.transformer = transformer
         self.session = session
+        self.split = split
+        if split is not None:
+            self._refuse_split(self.why_not_split())
         self.execution: Execution
         self._executed_generation = 0
         self.named_position: dict[str, Any] = {}
@@ -174,6 +188,9 @@ class ModelAdapter:
             self._feed_forwards = self.feed_forwards()
             for layer, site in enumerate(self._feed_forwards):
                 site.patch(self._patches, make_tag(number, layer))
+            take_off(transformer, self._patches)
+            if split is not None and self.entry_blocks:
+                cut_at_entry(self._entry_blocks(), self.cut_entering, self._patches)
             self.claim_attention()
             self.install_tile_order()
         except BaseException:
@@ -269,6 +286,10 @@ class ModelAdapter:
         """
         return False
 
+    def why_not_split(self) -> str | None:
+        """Why several processes cannot share the tokens of this transformer, or None."""
+        return None
+
     def knows(self, context: StepContext, arguments: dict[str, Any]) -> bool:
         """Whether `layout` can tell the sizes of this call; where it cannot, `observe` runs it."""
         return True
@@ -288,6 +309,7 @@ class ModelAdapter:
         Where gradients are recorded the model runs as if it were not patched.
         """
         if torch.is_grad_enabled():
+            self._refuse_split("gradients are recorded; call it under torch.no_grad()")
             report = self.session.report
             report.fall_back("everything runs dense: gradients are recorded")
             if not any(record.used_caches for record in report.steps):
@@ -315,13 +337,17 @@ class ModelAdapter:
             self._run_as(self._execution(hidden), context.generation)
             if not self.knows(context, arguments):
                 return self.observe(context, arguments, lambda: forward(*args, **kwargs))
+            layout = self.layout(arguments)
             state = self.session.begin(
                 context,
-                self.layout(arguments),
+                layout if self.split is None else self.split.open(layout),
                 self.execution.device,
                 lambda: self._memory_demand(arguments),
                 hidden,
             )
+            if self.split is not None:
+                first = self.session.is_first_call
+                self.split.check_same_calls(state, arguments, first=first)
             self._check_caches(context.generation)
             for remark in self.remarks(arguments):
                 self.session.report.note(remark)
@@ -338,7 +364,16 @@ class ModelAdapter:
         except BaseException as error:
             self.session.report.fail(error)
             self.session.reset()
+            if self.split is not None:
+                self.split.peers.failed(error)
             raise
+
+    def _refuse_split(self, reason: str | None) -> None:
+        """Raises `ValueError` where other processes have tokens too, and there is a reason."""
+        if self.split is not None and reason is not None:
+            raise ValueError(
+                f"this {type(self.transformer).__name__} cannot run on several processes: {reason}"
+            )
 
     def _guidance_ended(self, generation: int) -> bool:
         """Whether the pipeline has said that it guides this generation, and now says it does not.
@@ -393,6 +428,8 @@ class ModelAdapter:
 
     def _not_captured_reason(self) -> str | None:
         """Why the transformer may not do the same at every sparse step of a generation, or None."""
+        if self.split is not None:
+            return "several processes share it, and a replay would exchange nothing with them"
         if self.execution.autocast:
             return "torch.autocast is on, and the copies of weights that it keeps come and go"
         for name, module in self.transformer.named_modules():
@@ -437,20 +474,42 @@ class ModelAdapter:
 
     # Tile order, for the hooks that `install_tile_order` installs.
 
+    @property
+    def moves_tokens(self) -> bool:
+        """Whether the tokens of the open call are put in order, or cut for several processes."""
+        return self.session.tile_order is not None or self.split is not None
+
     def ordered(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """A tensor with the grid's tokens along a dimension, put in the session's order."""
-        if self.session.tile_order is None:
-            return tensor
-        order, _ = self.session.tile_order
-        return tensor.index_select(dim, order.to(tensor.device))
+        """What this process has of the grid's tokens along a dimension, in the session's order."""
+        if self.session.tile_order is not None:
+            order, _ = self.session.tile_order
+            tensor = tensor.index_select(dim, order.to(tensor.device))
+        return tensor if self.split is None else self.split.own_grid(tensor, dim)
+
+    def own_text(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """What this process has of the text tokens along a dimension."""
+        return tensor if self.split is None else self.split.own_text(tensor, dim)
+
+    def cut_entering(
+        self, hidden: torch.Tensor, text: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """This process's share of the grid's and the text's tokens in front of `entry_blocks`."""
+        return hidden, self.own_text(text, 1)
+
+    def _entry_blocks(self) -> list[Any]:
+        return list(getattr(self.transformer, self.entry_blocks))
 
     def restore_order(self, _module: Any, args: tuple[torch.Tensor, ...]) -> Any:
         """Forward pre-hook of what takes the grid's tokens ``[B, N, C]`` last, in raster order."""
-        if self.session.tile_order is None:
+        if not self.moves_tokens:
             return None
-        _, inverse = self.session.tile_order
         hidden, *rest = args
-        return (hidden.index_select(1, inverse.to(hidden.device)), *rest)
+        if self.split is not None:
+            hidden = self.split.whole_grid(hidden)
+        if self.session.tile_order is not None:
+            _, inverse = self.session.tile_order
+            hidden = hidden.index_select(1, inverse.to(hidden.device))
+        return (hidden, *rest)
 
     def finish_generation(self) -> None:
         """Frees the caches and starts anew with the next call."""
@@ -489,7 +548,8 @@ class ModelAdapter:
 
     def attention(self, layer: int) -> LayerCall:
         """What computes the self-attention of a layer; called as `AttentionLayer` is."""
-        return self.session.attention[layer]
+        attend = self.session.attention[layer]
+        return attend if self.split is None else partial(self.split.attend, attend)
 
     def unpatched_attention(
         self,
@@ -515,12 +575,14 @@ class ModelAdapter:
 
     def _check_attention(self) -> None:
         """Reports the layers whose attention does not lead here any more."""
-        if not (self.session.caching and self.session.config.attention.enabled):
+        wanted = self.session.caching and self.session.config.attention.enabled
+        if not wanted and self.split is None:
             return
         lost: dict[str, list[int]] = {}
         for layer, module in enumerate(self.self_attentions()):
             if not is_claimed(module):
                 lost.setdefault(self._why_lost(layer, module.processor), []).append(layer)
+        self._refuse_split(next(iter(lost), None))
         self._report("attention", lost)
 
     def _why_lost(self, layer: int, processor: Any) -> str:
@@ -536,6 +598,10 @@ class ModelAdapter:
         code lays them out for them, and the call costs what it does without chipsparse.
         """
         reason = self.why_attention_is_dense(arguments)
+        if self.split is not None:  # the exchange is ours, whatever the layers compute
+            self._refuse_split(reason)
+            yield
+            return
         wanted = self.session.caching and self.session.config.attention.enabled
         if reason is not None and wanted:
             self.session.leave_dense("attention", range(len(self._unpatched_backends)), reason)

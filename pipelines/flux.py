@@ -150,9 +150,8 @@ class FluxAdapter(ModelAdapter):
     def _order_inputs(
         self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if self.session.tile_order is None:
+        if not self.moves_tokens:
             return None
-        order, _ = self.session.tile_order
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
 
         arguments["hidden_states"] = self.ordered(arguments["hidden_states"], 1)
@@ -162,9 +161,11 @@ class FluxAdapter(ModelAdapter):
                 arguments[name] = [self.ordered(sample, 1) for sample in arguments[name]]
         mask = arguments.get("attention_mask")
         if mask is not None:
-            text = mask.shape[1] - order.numel()
+            text = arguments["encoder_hidden_states"].shape[1]
             image = self.ordered(mask[:, text:], 1)
             arguments["attention_mask"] = torch.cat([mask[:, :text], image], dim=1)
+        arguments["encoder_hidden_states"] = self.own_text(arguments["encoder_hidden_states"], 1)
+        arguments["txt_ids"] = self.own_text(arguments["txt_ids"], -2)
         return (), arguments
 
 
@@ -179,6 +180,10 @@ class ChromaAdapter(FluxAdapter):
     guidance_argument = "guidance_scale"
     announces_guidance = True
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({"attention": MASKED})
+
+    def why_not_split(self) -> str:
+        """Its attention is not ours."""
+        return MASKED
 
 
 def undivided_timestep(timestep: Any, schedule: Any) -> float:

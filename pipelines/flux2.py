@@ -65,6 +65,8 @@ class Flux2Adapter(FluxAdapter):
 
     def restore_order(self, module: Any, args: tuple[torch.Tensor, ...]) -> Any:
         """As in `ModelAdapter`; the model may have dropped reference images that stood before."""
+        if self.split is not None:  # which refuses such calls
+            return super().restore_order(module, args)
         if self.session.tile_order is None:
             return None
         hidden, *rest = args

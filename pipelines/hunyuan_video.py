@@ -32,6 +32,13 @@ class HunyuanVideoAdapter(PaddedTextAdapter):
     sparse_mlp = "feed-forward of the video tokens in double blocks, of all tokens in single ones"
     guidance_argument = "true_cfg_scale"
     announces_guidance = False
+    least_text = 1  # its blocks count the text from the end of the sequence
+
+    def why_not_split(self) -> str | None:
+        """Blocks modulate the tokens of a replaced first frame otherwise, by their place."""
+        if self._model.config["image_condition_type"] != TOKEN_REPLACE:
+            return None
+        return "it modulates the tokens of the first frame apart (token replace)"
 
     def self_attentions(self) -> list[Any]:
         """``attn`` of every block."""

@@ -96,7 +96,7 @@ class LTXAdapter(ProcessorTaggingAdapter):
     def _order_inputs(
         self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if self.session.tile_order is None:
+        if not self.moves_tokens:
             return None
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
         batch, tokens, _ = arguments["hidden_states"].shape

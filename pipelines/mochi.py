@@ -84,6 +84,7 @@ class MochiAdapter(ModelAdapter):
     sparse_attention = "joint attention"
     sparse_mlp = "feed-forward of the video tokens (gated)"
 
+    entry_blocks = "transformer_blocks"
     _lengths: list[int] | None = None  # of the prompts in the call; None: not to be told
     _padded_length = 0
     _branches = 1
@@ -186,7 +187,7 @@ class MochiAdapter(ModelAdapter):
         lengths = prompt_lengths(mask)
         self._lengths, self._padded_length, self._branches = lengths, mask.shape[1], 1
         distinct = list(dict.fromkeys(lengths or ()))
-        if len(distinct) < 2 or torch.is_grad_enabled() or self._never_sparse(arguments):
+        if len(distinct) < 2 or torch.is_grad_enabled() or self._runs_together(arguments):
             return super().call(forward, args, kwargs)
         self._branches = len(distinct)
         position = {"name": "call", **self.named_position}
@@ -202,8 +203,10 @@ class MochiAdapter(ModelAdapter):
         output = torch.cat(outputs)[torch.tensor(order).argsort().to(mask.device)]
         return self.wrap_output(output, arguments)
 
-    def _never_sparse(self, arguments: dict[str, Any]) -> bool:
-        """Whether no step of a generation can be sparse, however many there are."""
+    def _runs_together(self, arguments: dict[str, Any]) -> bool:
+        """Whether one process alone runs it, and no step of a generation can be sparse."""
+        if self.split is not None:
+            return False
         return SparsityPlan(self.session.config, self.layout(arguments)).is_dense()
 
     def attention(self, layer: int) -> LayerCall:
@@ -219,25 +222,29 @@ class MochiAdapter(ModelAdapter):
     ) -> torch.Tensor:
         assert self._lengths is not None
         samples, _, tokens, _ = states[0].shape
-        video = tokens - self._padded_length
+        has_text = self.split is None or self.split.has_text
+        padded = self._padded_length if has_text else 0
+        video = tokens - padded
         together = len(set(self._lengths)) == 1
         pieces = [(0, samples)] if together else [(row, row + 1) for row in range(samples)]
         outputs = []
         for (first, end), length in zip(pieces, self._lengths, strict=False):
-            valid = (each[first:end, :, : video + length] for each in states)
+            text = min(length, padded)
+            valid = (each[first:end, :, : video + text] for each in states)
             output = attend(state, *valid, **options).transpose(1, 2)
-            outputs.append(F.pad(output, (0, 0, 0, 0, 0, self._padded_length - length)))
+            outputs.append(F.pad(output, (0, 0, 0, 0, 0, padded - text)))
         return torch.cat(outputs).transpose(1, 2)
 
     # Tile order.
 
     def _order_video(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
         """Orders ``[B * frames, rows * columns, C]`` over all frames of a sample."""
-        if self.session.tile_order is None:
+        if not self.moves_tokens:
             return output
-        order, _ = self.session.tile_order
-        samples = output.reshape(-1, order.numel(), output.shape[-1])
-        return self.ordered(samples, 1).view(output.shape)
+        state = self.session.state
+        assert state is not None
+        samples = output.reshape(-1, state.plan.layout.grid_tokens, output.shape[-1])
+        return self.ordered(samples, 1)  # the model joins the frames of each sample
 
     def _order_rotary(
         self, _module: Any, _args: Any, output: tuple[torch.Tensor, torch.Tensor]

@@ -73,7 +73,7 @@ class WanAdapter(ModelAdapter):
         add(model.norm_out.register_forward_pre_hook(self.restore_order))
 
     def _order_latents(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
-        return self.ordered(output.flatten(2), 2).view(output.shape)
+        return self.ordered(output.flatten(2), 2)  # the model flattens it, too
 
     def _order_rotary(
         self, _module: Any, _args: Any, output: tuple[torch.Tensor, torch.Tensor]

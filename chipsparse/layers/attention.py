@@ -401,8 +401,8 @@ def _choose_columns(
             keep_count=budget.keep_count,
             random_count=budget.random_count,
             static_columns=budget.static_columns,
-            # The random columns see the number of a head within its chunk alone.
-            seed=budget.seed + (first << 32),
+            seed=budget.seed,
+            first_head=budget.first_head + first,
             backend=backend,
         )
         return output, lse, chosen

@@ -36,6 +36,7 @@ class AttentionBudget:
         static_count: the most static columns that a block may have.
         capacity: entries that the lists of columns get; None for as many as the longest needs, for
             which the host waits.
+        first_head: number of the first head, where these are not all of the layer's.
     """
 
     keep_count: int
@@ -44,6 +45,7 @@ class AttentionBudget:
     seed: int
     static_count: int = 0
     capacity: int | None = None
+    first_head: int = 0
 
     @property
     def most_columns(self) -> int:
@@ -144,6 +146,7 @@ class ColumnBudgets:
                 text_tokens=layout.text_tokens,
                 always=0 if self._static_bits is None else self._static_bits.count(),
             ),
+            first_head=0 if layout.share is None else layout.share.first_head,
         )
 
     def static_mask(self, layout: ModelLayout, device: torch.device) -> torch.Tensor | None:

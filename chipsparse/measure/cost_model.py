@@ -136,8 +136,9 @@ def layer_time(
     if action is Action.SKIP:
         return LayerTime(0.0, 0.0, 0.0)
     layout = plan.layout
-    tokens = layout.batch * layout.tokens
-    attention = 4.0 * tokens * layout.tokens * layout.channels / rates.attention
+    tokens = layout.batch * layout.own_tokens
+    attended = layout.batch * layout.tokens * layout.own_attention_channels
+    attention = 4.0 * attended * layout.tokens / rates.attention
     sparse = {part for part in PARTS if part not in dense_parts and plan.is_sparse(layer, part)}
     if "attention" in sparse:
         kept = kept_columns(plan, layer) / layout.tokens / rates.sparse_attention
@@ -145,7 +146,7 @@ def layer_time(
         if action is Action.SPARSE:
             attention *= kept
             passes = FORECAST_PASSES if forecast else 0
-            attention += passes * tokens * layout.channels * dtype.itemsize / rates.memory
+            attention += passes * attended * dtype.itemsize / rates.memory
         elif action is Action.REFRESH:
             expected = kept * attention if forecast else 0.0
             attention = rates.refresh_attention * attention + rates.refresh_seconds + expected
