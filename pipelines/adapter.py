@@ -156,7 +156,7 @@ class ModelAdapter:
         self.session = session
         self.split = split
         if split is not None:
-            self._refuse_split(self.why_not_split())
+            self._refuse_split(self.why_not_split(self._model.config))
         self.execution: Execution
         self._executed_generation = 0
         self.named_position: dict[str, Any] = {}
@@ -286,8 +286,13 @@ class ModelAdapter:
         """
         return False
 
-    def why_not_split(self) -> str | None:
-        """Why several processes cannot share the tokens of this transformer, or None."""
+    @classmethod
+    def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
+        """Why several processes cannot share the tokens of such a transformer, or None.
+
+        Args:
+            config: the transformer's.
+        """
         return None
 
     def knows(self, context: StepContext, arguments: dict[str, Any]) -> bool:
@@ -654,6 +659,11 @@ class ModelAdapter:
         """Refuses caches of diffusers that cannot be on top, once per generation."""
         if generation == self._checked_generation:
             return
+        if getattr(self.transformer, "is_cache_enabled", False):
+            self._refuse_split(
+                "a cache of diffusers on it decides from the tokens of one process what to pass "
+                "over; call disable_cache() on the transformer"
+            )
         skips = self.session.plan is not None and self.session.plan.schedule.skips_any
         if self.session.caching or skips:
             reason = why_refused(self.transformer, skips=skips)

@@ -181,7 +181,8 @@ class ChromaAdapter(FluxAdapter):
     announces_guidance = True
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({"attention": MASKED})
 
-    def why_not_split(self) -> str:
+    @classmethod
+    def why_not_split(cls, config: Mapping[str, Any]) -> str:
         """Its attention is not ours."""
         return MASKED
 

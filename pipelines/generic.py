@@ -104,7 +104,8 @@ class GenericAdapter(ModelAdapter):
         """None: where they are is not known."""
         return []
 
-    def why_not_split(self) -> str:
+    @classmethod
+    def why_not_split(cls, config: Mapping[str, Any]) -> str:
         """Where its tokens enter and leave is not known."""
         return "chipsparse has no adapter for it that knows where its tokens enter and leave"
 

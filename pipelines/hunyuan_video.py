@@ -34,9 +34,10 @@ class HunyuanVideoAdapter(PaddedTextAdapter):
     announces_guidance = False
     least_text = 1  # its blocks count the text from the end of the sequence
 
-    def why_not_split(self) -> str | None:
+    @classmethod
+    def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
         """Blocks modulate the tokens of a replaced first frame otherwise, by their place."""
-        if self._model.config["image_condition_type"] != TOKEN_REPLACE:
+        if config["image_condition_type"] != TOKEN_REPLACE:
             return None
         return "it modulates the tokens of the first frame apart (token replace)"
 

@@ -99,9 +99,10 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         """See `undivided_timestep`."""
         return undivided_timestep(timestep, schedule)
 
-    def why_not_split(self) -> str | None:
+    @classmethod
+    def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
         """Blocks may modulate the tokens of reference images otherwise, by their place."""
-        if not self._model.config.get("zero_cond_t", False):
+        if not config.get("zero_cond_t", False):
             return None
         return "it modulates the tokens of its reference images apart (zero_cond_t)"
 

@@ -151,9 +151,10 @@ class StableDiffusion3Adapter(ModelAdapter):
             "only the joint one is sparse"
         ]
 
-    def why_not_split(self) -> str | None:
+    @classmethod
+    def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
         """The second attention of dual layers would see this process's image tokens alone."""
-        if not self._model.config["dual_attention_layers"]:
+        if not config["dual_attention_layers"]:
             return None
         return "its second attention (attn2, in dual layers) is not exchanged between them"
 

@@ -15,6 +15,7 @@ from chipsparse.cli.generate import summary
 from chipsparse.cli.generate.prepared import Job, prepare
 from chipsparse.cli.generate.runner import Runner, work_name
 from chipsparse.cli.generate.series import Item
+from chipsparse.cli.generate.several import check_shared
 from chipsparse.cli.generate.summary import Outcome
 from chipsparse.cli.generation import denoise
 from chipsparse.cli.generation.generator import Generator
@@ -27,7 +28,8 @@ from chipsparse.cli.media.report_file import staged_report
 from chipsparse.cli.model.description import load_pipeline, quiet_libraries
 from chipsparse.cli.model.lora import load_loras
 from chipsparse.cli.planning.request import device_and_dtype
-from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.progress import ProgressDisplay, silent_display
+from chipsparse.cli.ranks.joined import Joined
 from chipsparse.cli.results import json_values
 from chipsparse.cli.wording import seconds_text
 from chipsparse.cli.work_progress import WorkProgress
@@ -37,17 +39,22 @@ WARNING = "chipsparse: warning: "
 EMPTY = "the prompt is empty: the picture shows whatever the model likes"
 
 
-def run(options: GenerateOptions, outcomes: list[Outcome]) -> None:
+def run(options: GenerateOptions, outcomes: list[Outcome], process: Joined) -> None:
     """Checks all that is cheap to check, then loads, generates and writes.
 
     Args:
         options: what the user typed.
         outcomes: gets one of each picture as soon as it is written. In a series, one that fails is
             told and noted there, and the others are made; a single one raises.
+        process: this one, of those that make it together.
     """
     device, dtype = device_and_dtype(options)
-    with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
+    device = process.device(device)
+    shown = ProgressDisplay() if process.writes else silent_display()
+    with shown as display, quiet_libraries(debug=options.debug):
         job = prepare(options, device, dtype, display)
+        check_shared(job, process.parallel)
+        process.join(device)
         for warning in job.warnings:
             display.tell(WARNING + warning)
         generator = Generator(
@@ -60,7 +67,7 @@ def run(options: GenerateOptions, outcomes: list[Outcome]) -> None:
         )
         pipe = generator.pipe
         generator.progress.plan(_work(options))
-        with _runner(job, generator) as runner:
+        with _runner(job, generator, process) as runner:
             for item in options.items:
                 outcomes.append(_outcome(job, item, pipe, runner, display))
 
@@ -81,7 +88,7 @@ def _work(options: GenerateOptions) -> dict[str, float]:
     }
 
 
-def _runner(job: Job, generator: Generator) -> Runner:
+def _runner(job: Job, generator: Generator, process: Joined) -> Runner:
     sparse = job.profile is not None and job.options.mode != "dense"
     return Runner(
         generator,
@@ -90,6 +97,7 @@ def _runner(job: Job, generator: Generator) -> Runner:
         strict=job.options.strict,
         layer_times=job.options.report is not None,
         paired=job.options.compare,
+        process=process,
     )
 
 
@@ -100,7 +108,7 @@ def _outcome(job: Job, item: Item, pipe: Any, runner: Runner, display: ProgressD
     try:
         return _make(job, item, runner, display, warnings)
     except Exception as error:
-        if not job.options.many:
+        if not job.options.many or runner.process.ranks > 1:  # the others wait for this one
             raise
         sentence = described(error)
         display.tell(f"chipsparse: error: {item.label}: {sentence}")
@@ -133,6 +141,10 @@ def _make(
         raise
     made = sparse or dense
     assert made is not None
+    runner.process.gather_fallbacks(runner.report)
+    if not runner.process.writes:
+        request = job.as_json(item, warnings)
+        return Outcome(request, {}, sparse, dense, None, denoise.peak_process_bytes())
     # What the steps of the profile tell beforehand is in the job's warnings already.
     if made.nothing_sparse is not None and job.too_few_steps is None:
         warnings = [*warnings, made.nothing_sparse]
