@@ -281,14 +281,13 @@ def attach(
     try:
         for transformer in transformers:
             pool, name = OffloadPool(host, report.note), names[id(transformer)]
-            adapting = adapter_class(transformer)
-            adapter = adapting(
+            adapter = adapter_class(transformer)(
                 transformer,
                 make_session(config, report, pool, name),
                 tracker,
                 lambda: getattr(pipe, "scheduler", None),
                 lambda: bool(getattr(pipe, "do_classifier_free_guidance", False)),
-                None if team is None else team.split(config, adapting.least_text),
+                team,
             )
             handle._adapters.append(adapter)
         handle._patch(pipe, {names[id(each)]: each for each in transformers})

@@ -174,6 +174,7 @@ class Session:
             self._graphs,
             # Facts about the device, not about a generation: a second one runs on the same kernels.
             FastestKernel(),
+            self._agreement.columns,
         )
 
         def attention(layer: int) -> Callable[..., torch.Tensor]:
@@ -277,6 +278,8 @@ class Session:
             branch.dense,
             generation.budgets,
         )
+        if self._agreement.columns is not None:
+            self._agreement.columns.open(self.state)
         if action is not Action.SKIP:
             record.timer = StepTimer(device, time.perf_counter)
             self._caches.start(context.branch, action)

@@ -43,7 +43,8 @@ from chipsparse.pipelines.feed_forward import (
 from chipsparse.pipelines.offloaded_weights import autocast_bytes, pending_bytes
 from chipsparse.pipelines.one_thread import OneThread
 from chipsparse.pipelines.parallel.context_parallel import take_off
-from chipsparse.pipelines.parallel.split_sequence import SplitSequence, cut_at_entry
+from chipsparse.pipelines.parallel.split_sequence import cut_at_entry
+from chipsparse.pipelines.parallel.team import Team
 from chipsparse.pipelines.patches import TAG, Patches, WholePatched
 from chipsparse.pipelines.stacked_caches import why_refused
 from chipsparse.plan import Action
@@ -104,7 +105,7 @@ class ModelAdapter:
         scheduler: returns the pipeline's scheduler, or None.
         guided: tells whether each step of the pipeline calls the transformer once more, without
             the prompt; False where that is not known.
-        split: the share of its tokens that this process has; None: all.
+        team: the processes that run it together; None: this one alone.
 
     Raises:
         ValueError: if the transformer is split over several devices, or cannot be shared with other
@@ -122,6 +123,7 @@ class ModelAdapter:
             such second ones (``do_classifier_free_guidance``).
         guides_in_batch: whether those second calls are no calls of their own, but the other half of
             the batch.
+        calls_branches: whether those second calls, where they are some, are the pipeline's own.
         masked_parts: parts that the family's own pipelines keep from running sparse, and why.
         default_latents: rows and columns of the latents that pipelines make where nobody names a
             size, None where their call has a default for it.
@@ -137,6 +139,7 @@ class ModelAdapter:
     guidance_argument: ClassVar[str] = "guidance_scale"
     announces_guidance: ClassVar[bool] = True
     guides_in_batch: ClassVar[bool] = False
+    calls_branches: ClassVar[bool] = True
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})
     default_latents: ClassVar[int | None] = None
     entry_blocks: ClassVar[str] = ""
@@ -149,14 +152,17 @@ class ModelAdapter:
         tracker: PositionTracker,
         scheduler: Callable[[], Any],
         guided: Callable[[], bool] = lambda: False,
-        split: SplitSequence | None = None,
+        team: Team | None = None,
     ) -> None:
         check_undivided(transformer)
         self.transformer = transformer
         self.session = session
-        self.split = split
-        if split is not None:
+        self.team = team
+        self.split = None if team is None else team.split(session.config, self.least_text)
+        if self.split is not None:
             self._refuse_split(self.why_not_split(self._model.config))
+        if self._shares_guidance:
+            self._refuse_sharing(self.why_guidance_stays())
         self.execution: Execution
         self._executed_generation = 0
         self.named_position: dict[str, Any] = {}
@@ -189,7 +195,7 @@ class ModelAdapter:
             for layer, site in enumerate(self._feed_forwards):
                 site.patch(self._patches, make_tag(number, layer))
             take_off(transformer, self._patches)
-            if split is not None and self.entry_blocks:
+            if self.split is not None and self.entry_blocks:
                 cut_at_entry(self._entry_blocks(), self.cut_entering, self._patches)
             self.claim_attention()
             self.install_tile_order()
@@ -295,6 +301,17 @@ class ModelAdapter:
         """
         return None
 
+    @classmethod
+    def why_guidance_stays(cls) -> str | None:
+        """Why guidance branches cannot be on different processes, or None."""
+        if cls.announces_guidance and cls.calls_branches and not cls.guides_in_batch:
+            return None
+        return (
+            f"the pipelines of a {cls.transformer_class} do not say before the first call that "
+            "they guide by calls of their own, so guidance branches cannot be on different "
+            "processes"
+        )
+
     def knows(self, context: StepContext, arguments: dict[str, Any]) -> bool:
         """Whether `layout` can tell the sizes of this call; where it cannot, `observe` runs it."""
         return True
@@ -324,7 +341,7 @@ class ModelAdapter:
                 )
             return forward(*args, **kwargs)
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
-        hidden, timestep = arguments["hidden_states"], arguments["timestep"]
+        timestep = arguments["timestep"]
         scheduler = self._scheduler()
         check_scheduler(scheduler)
         schedule = getattr(scheduler, "timesteps", None)
@@ -338,6 +355,39 @@ class ModelAdapter:
         )
         for expert in self.other_experts:  # done with for this generation: free its caches
             expert.session.reset()
+        if not self._shares_guidance:
+            return self._call_at(context, arguments, forward, args, kwargs)
+        output = self._guided_call(
+            context, lambda: self._call_at(context, arguments, forward, args, kwargs)[0]
+        )
+        return self.wrap_output(output, arguments)
+
+    def _guided_call(self, context: StepContext, compute: Callable[[], Any]) -> torch.Tensor:
+        """The output of a call whose step has others on other processes."""
+        assert self.team is not None
+        assert self.team.guidance is not None
+        try:
+            if not self._guided():
+                raise ValueError(
+                    "Parallel(guidance=2) needs a pipeline that guides: give it a guidance scale "
+                    "above 1, or use Parallel(guidance=1)"
+                )
+            return self.team.guidance.call(context, compute)
+        except BaseException as error:
+            self.session.reset()
+            self.team.failed(error)
+            raise
+
+    def _call_at(
+        self,
+        context: StepContext,
+        arguments: dict[str, Any],
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Any,
+    ) -> Any:
+        """The call at a position, on this process or with its share of it."""
+        hidden = arguments["hidden_states"]
         try:
             self._run_as(self._execution(hidden), context.generation)
             if not self.knows(context, arguments):
@@ -369,13 +419,23 @@ class ModelAdapter:
         except BaseException as error:
             self.session.report.fail(error)
             self.session.reset()
-            if self.split is not None:
-                self.split.peers.failed(error)
+            if self.team is not None and not self._shares_guidance:
+                self.team.failed(error)
             raise
+
+    @property
+    def _shares_guidance(self) -> bool:
+        """Whether other processes compute the other guidance branches."""
+        return self.team is not None and self.team.guidance is not None
 
     def _refuse_split(self, reason: str | None) -> None:
         """Raises `ValueError` where other processes have tokens too, and there is a reason."""
-        if self.split is not None and reason is not None:
+        if self.split is not None:
+            self._refuse_sharing(reason)
+
+    def _refuse_sharing(self, reason: str | None) -> None:
+        """Raises `ValueError` where other processes run it too, and there is a reason."""
+        if self.team is not None and reason is not None:
             raise ValueError(
                 f"this {type(self.transformer).__name__} cannot run on several processes: {reason}"
             )
@@ -433,7 +493,7 @@ class ModelAdapter:
 
     def _not_captured_reason(self) -> str | None:
         """Why the transformer may not do the same at every sparse step of a generation, or None."""
-        if self.split is not None:
+        if self.team is not None:
             return "several processes share it, and a replay would exchange nothing with them"
         if self.execution.autocast:
             return "torch.autocast is on, and the copies of weights that it keeps come and go"
@@ -468,7 +528,9 @@ class ModelAdapter:
         )
 
     def branches(self) -> int:
-        """Guidance branches that the generation is known to have."""
+        """Guidance branches that the generation is known to have on this process."""
+        if self._shares_guidance:
+            return 1
         return 2 if self._guided() and not self.guides_in_batch else 1
 
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
@@ -660,7 +722,7 @@ class ModelAdapter:
         if generation == self._checked_generation:
             return
         if getattr(self.transformer, "is_cache_enabled", False):
-            self._refuse_split(
+            self._refuse_sharing(
                 "a cache of diffusers on it decides from the tokens of one process what to pass "
                 "over; call disable_cache() on the transformer"
             )

@@ -84,6 +84,7 @@ class MochiAdapter(ModelAdapter):
     sparse_attention = "joint attention"
     sparse_mlp = "feed-forward of the video tokens (gated)"
 
+    calls_branches = False
     entry_blocks = "transformer_blocks"
     _lengths: list[int] | None = None  # of the prompts in the call; None: not to be told
     _padded_length = 0

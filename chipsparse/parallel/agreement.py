@@ -7,11 +7,18 @@ from typing import Protocol
 import torch
 
 from chipsparse.cache.memory_plan import Capacity
+from chipsparse.parallel.branch_columns import BranchColumns
 from chipsparse.parallel.peers import Peers
 
 
 class Agreement(Protocol):
-    """Decisions that must be the same on all processes."""
+    """Decisions that must be the same on all processes.
+
+    Attributes:
+        columns: that guidance branches on other processes keep, too; None where there are none.
+    """
+
+    columns: BranchColumns | None
 
     def first(self, value: float | None) -> float | None:
         """The number that the first process found, which decides for all."""
@@ -22,6 +29,8 @@ class Agreement(Protocol):
 
 class Alone:
     """The agreement of a single process."""
+
+    columns = None
 
     def first(self, value: float | None) -> float | None:
         """Its own number."""
@@ -37,10 +46,12 @@ class Together:
 
     Args:
         peers: they.
+        columns: see `Agreement`.
     """
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: Peers, columns: BranchColumns | None = None) -> None:
         self._peers = peers
+        self.columns = columns
 
     def first(self, value: float | None) -> float | None:
         """See `Agreement`."""

@@ -32,11 +32,12 @@ class HeadExchange:
     Attributes:
         ranks: how many there are.
         rank: place of this one.
+        peers: see above.
     """
 
     def __init__(self, group: Any, peers: Peers) -> None:
         self._group = group
-        self._peers = peers
+        self.peers = peers
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
 
     def to_heads(
@@ -77,7 +78,7 @@ class HeadExchange:
 
     def _all_to_all(self, sent: torch.Tensor, given: list[int], taken: list[int]) -> torch.Tensor:
         received = sent.new_empty(sum(taken))
-        with self._peers.exchange():
+        with self.peers.exchange():
             dist.all_to_all_single(received, sent, taken, given, group=self._group)
         return received
 
@@ -90,7 +91,7 @@ class HeadExchange:
         received = tensor.new_empty(self.ranks * most, batch, channels)
         # Its new name since PyTorch 2.13, which warns of the old one.
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        with self._peers.exchange():
+        with self.peers.exchange():
             gather(received, sent, group=self._group)
         pieces = [part[:count] for part, count in zip(received.split(most), tokens, strict=True)]
         return torch.cat(pieces).transpose(0, 1)

@@ -53,6 +53,7 @@ class Peers:
         members = ",".join(map(str, ranks))
         self._store = dist.PrefixStore(f"chipsparse/{members}/{made}", store)
         self._told = 0
+        self._heard = False  # of a failure, so that it need not be told once more
         hosts = self.tell(socket.gethostname())
         self.on_this_host = hosts.count(hosts[self.rank])
 
@@ -69,8 +70,11 @@ class Peers:
         self._say("said", value)
         said = []
         for rank, (kind, each) in enumerate(self._answers(self._timeout_s)):
+            self._heard = kind != "said"
             if kind == "failed":
                 raise PeerError(f"{self.names[rank]} failed: {each}")
+            if kind == "broken":
+                raise PeerError(f"{self.names[rank]} lost another process")
             if kind == "silent":
                 raise PeerError(
                     f"{self.names[rank]} has not got here for {self._timeout_s:.0f} s: it is gone, "
@@ -119,7 +123,8 @@ class Peers:
         Raises:
             PeerError: where it failed because another one did, with its name.
         """
-        if isinstance(error, PeerError):
+        if self._heard:
+            self._heard = False
             return
         self._told += 1
         if not isinstance(error, _BrokenExchangeError):

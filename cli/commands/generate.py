@@ -13,7 +13,7 @@ import typer
 from chipsparse.cli.errors import EXIT_FAILED, UserError, reported_errors
 from chipsparse.cli.generate.series import Item, series
 from chipsparse.cli.generation_options import PICTURE, SPARSITY, GenerationOptions
-from chipsparse.cli.option_checks import check_fps, check_positive, check_seed
+from chipsparse.cli.option_checks import check_branches, check_fps, check_positive, check_seed
 from chipsparse.cli.options import MODEL, OUTPUT, REQUIRED, argument, option
 from chipsparse.cli.prompts import read_prompts, typed_prompt
 from chipsparse.cli.results import results_alone, tell
@@ -86,6 +86,14 @@ class GenerateOptions(GenerationOptions):
         panel=MODEL,
         before="device",
         check=check_positive,
+    )
+    guidance_parallel: int | None = option(
+        help="How many of those GPUs compute guidance branches of their own: 2, where the model's "
+        "guidance is two calls per step.",
+        shown="1",
+        panel=MODEL,
+        before="device",
+        check=check_branches,
     )
     seed: int = option(
         help="Seed of the noise; the same one gives the same result.",
@@ -216,7 +224,7 @@ def generate(options: GenerateOptions) -> None:
     from chipsparse.cli.ranks.joined import joined
 
     with reported_errors(debug=options.debug):
-        process = joined(options.gpus)
+        process = joined(options.gpus, options.guidance_parallel)
         if process is None:
             from chipsparse.cli.generate.several import start
 

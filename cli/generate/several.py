@@ -10,6 +10,7 @@ from chipsparse.cli.model.description import quiet_libraries
 from chipsparse.cli.options import option_name
 from chipsparse.cli.planning.request import device_and_dtype
 from chipsparse.cli.progress import silent_display
+from chipsparse.cli.ranks.joined import shared_by
 from chipsparse.cli.ranks.launch import check_gpus, launch
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import check_heads, cut_sequence
@@ -27,7 +28,7 @@ def start(options: GenerateOptions) -> None:
     device, dtype = device_and_dtype(options)
     with silent_display() as display, quiet_libraries(debug=options.debug):
         job = prepare(options, device, dtype, display)
-        check_shared(job, Parallel(ulysses=options.gpus))
+        check_shared(job, shared_by(options.gpus, options.guidance_parallel))
     words = command_words("generate", options, {})[1:]
     shown = [option_name(name) for name in SHOWING if getattr(options, name)]
     launch([words[0], *shown, *words[1:]], options.gpus)
@@ -42,6 +43,12 @@ def check_shared(job: Job, parallel: Parallel | None) -> None:
         raise UserError("several processes share the sparse run, which --dense leaves out")
     if adapter is None:
         raise UserError(f"a {name} has no adapter, so several processes cannot share it")
+    if parallel.guidance > 1:
+        reason = adapter.why_guidance_stays()
+        if reason is not None:
+            raise UserError(f"--guidance-parallel {parallel.guidance}: {reason}")
+    if parallel.ulysses == 1:
+        return
     reason = adapter.why_not_split(job.model.transformer_config)
     if reason is not None:
         raise UserError(f"a {name} cannot run on several processes: {reason}")

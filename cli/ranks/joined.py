@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +27,13 @@ class Joined:
         rank: its number; the first one writes and tells.
         ranks: how many there are.
         local_rank: its number on this machine, which is also its GPU's.
+        guidance: how many guidance branches are on processes of their own.
     """
 
     rank: int = 0
     ranks: int = 1
     local_rank: int = 0
+    guidance: int = 1
 
     @property
     def writes(self) -> bool:
@@ -41,7 +43,7 @@ class Joined:
     @property
     def parallel(self) -> Parallel | None:
         """What `chipsparse.enable` is told."""
-        return None if self.ranks == 1 else Parallel(ulysses=self.ranks)
+        return None if self.ranks == 1 else shared_by(self.ranks, self.guidance)
 
     def device(self, chosen: torch.device) -> torch.device:
         """Where this process computes, where the first would on the chosen device."""
@@ -100,20 +102,37 @@ def launched(environment: Mapping[str, str] | None = None) -> Joined | None:
     return Joined(rank, ranks, local_rank)
 
 
-def joined(gpus: int | None) -> Joined | None:
+def shared_by(processes: int, guidance: int | None) -> Parallel:
+    """What so many processes share, with guidance branches on so many of them.
+
+    Raises:
+        UserError: the one is no multiple of the other.
+    """
+    guidance = 1 if guidance is None else guidance
+    if processes % guidance:
+        raise UserError(
+            f"--guidance-parallel {guidance} needs a multiple of {guidance} GPUs, and there are to "
+            f"be {processes}; give --gpus"
+        )
+    return Parallel(ulysses=processes // guidance, guidance=guidance)
+
+
+def joined(gpus: int | None, guidance: int | None = None) -> Joined | None:
     """This process's place; None where it is to start the others.
 
     Args:
         gpus: of ``--gpus``, or None.
+        guidance: of ``--guidance-parallel``, or None.
 
     Raises:
-        UserError: a launcher started another number of processes.
+        UserError: a launcher started another number of processes, or they cannot share guidance.
     """
     found = launched()
+    shared_by(found.ranks if found is not None and found.ranks > 1 else gpus or 1, guidance)
     if found is None or found.ranks == 1:
         return None if gpus is not None and gpus > 1 else Joined()
     if gpus is not None and gpus != found.ranks:
         raise UserError(
             f"--gpus {gpus}, but torchrun started {found.ranks} processes; leave --gpus out"
         )
-    return found
+    return replace(found, guidance=guidance or 1)

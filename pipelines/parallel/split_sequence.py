@@ -18,7 +18,6 @@ from chipsparse.layers.attention import Unpatched
 from chipsparse.layers.state import StepState
 from chipsparse.layout import ModelLayout
 from chipsparse.parallel.head_exchange import HeadExchange
-from chipsparse.parallel.peers import Peers
 from chipsparse.parallel.sequence_cut import check_heads, cut_sequence, on_rank
 from chipsparse.pipelines.bridge import LayerCall
 from chipsparse.pipelines.patches import Patches
@@ -31,16 +30,12 @@ class SplitSequence:
 
     Args:
         exchange: with the processes that share its tokens.
-        peers: the same processes.
         rows: tokens that stay together, because they share a list of neurons.
         least_text: text tokens that a process without text passes through the blocks, since the
             model's code needs one; attention leaves them out.
     """
 
-    def __init__(
-        self, exchange: HeadExchange, peers: Peers, *, rows: int, least_text: int = 0
-    ) -> None:
-        self.peers = peers
+    def __init__(self, exchange: HeadExchange, *, rows: int, least_text: int = 0) -> None:
         self._exchange = exchange
         self._rows = rows
         self._least_text = least_text
@@ -122,7 +117,7 @@ class SplitSequence:
                 "latents": checksum(arguments["hidden_states"]),
                 "prompt": checksum(arguments.get("encoder_hidden_states")),
             }
-        self.peers.check_same(facts)
+        self._exchange.peers.check_same(facts)
 
 
 class CutAtEntry:

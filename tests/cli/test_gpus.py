@@ -56,6 +56,7 @@ def test_under_torchrun_its_processes_count(monkeypatch):
     for name, value in LAUNCHED.items():
         monkeypatch.setenv(name, value)
     assert joined(None) == joined(4) == Joined(3, 4, 1)
+    assert joined(None, 2).parallel == Parallel(ulysses=2, guidance=2)
     with pytest.raises(UserError, match="--gpus 2, but torchrun started 4 processes"):
         joined(2)
 
@@ -89,6 +90,12 @@ def test_gpus_that_are_not_there_or_differ(monkeypatch):
         (("--gpus", "0"), "--gpus 0 is too small; it must be at least 1"),
         (("--gpus", "2"), "12 video or image tokens make 1 blocks of 128 rows, fewer than the 2"),
         (("--gpus", "3", *LARGE), "this model has 2 attention heads, fewer than the 3"),
+        (
+            ("--gpus", "3", "--guidance-parallel", "2"),
+            "needs a multiple of 2 GPUs, and there are to",
+        ),
+        (("--guidance-parallel", "2"), "needs a multiple of 2 GPUs, and there are to be 1"),
+        (("--gpus", "4", "--guidance-parallel", "4"), "--guidance-parallel 4 must be 1 or 2"),
         (("--gpus", "2", "--dense"), "--gpus shares the sparse run, which --dense leaves out"),
     ],
 )

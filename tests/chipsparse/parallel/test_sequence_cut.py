@@ -94,3 +94,9 @@ def test_every_rank_plans_with_the_largest_share():
 def test_a_degree_is_a_whole_number(degree):
     with pytest.raises(ValueError, match="ulysses: must be a whole number from 1 on"):
         Parallel(ulysses=degree)
+
+
+def test_guidance_has_two_branches_at_most():
+    assert Parallel(ulysses=3, guidance=2).ranks == 6
+    with pytest.raises(ValueError, match="guidance: pipelines have two branches"):
+        Parallel(guidance=3)

@@ -62,6 +62,15 @@ OTHERS = {
 }
 
 
+# Cases whose pipelines guide by calls of their own.
+GUIDED = [
+    "four heads",
+    "two experts",
+    "skipped by a threshold, with a forecast",
+    "flux2 klein",
+]
+
+
 def case(name):
     """What makes a pipeline, its call, and changes of the config."""
     if name in OTHERS:
@@ -82,23 +91,40 @@ def generate(pipe, call, seed=0):
 
 
 def everything(names):
-    """What `together` finds, and a pipeline that diffusers made parallel."""
-    return {**together(names), "stock": {name: stock(name) for name in ("plain", "compiled")}}
+    """What `together` finds, also of guidance branches, and a pipeline that diffusers shared."""
+    return {
+        **together(names),
+        "guidance": together(GUIDED, guidance=2),
+        "unguided": said_of_an_unguided_pipeline(),
+        "stock": {name: stock(name) for name in ("plain", "compiled")},
+    }
 
 
-def together(names):
+def together(names, guidance=1):
     """By name, what is found of each case; one rank of several computes it alone as well."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    parallel = chipsparse.Parallel(ulysses=ranks // guidance, guidance=guidance)
     with torch.no_grad():
         return {
-            name: compared(name, judge=place % ranks == rank) for place, name in enumerate(names)
+            name: compared(name, parallel, judge=place % ranks == rank)
+            for place, name in enumerate(names)
         }
 
 
-def compared(name, *, judge):
+def said_of_an_unguided_pipeline():
+    with torch.no_grad():
+        try:
+            call = {**BIG, "guidance_scale": 1.0}
+            run(wan_of(4), call, SPARSE, chipsparse.Parallel(guidance=2))
+        except ValueError as error:
+            return str(error)
+    return None
+
+
+def compared(name, parallel, *, judge):
     make, call, changes = case(name)
     config = SPARSE.override(changes)
-    found, report = run(make(), call, config, chipsparse.Parallel(ulysses=dist.get_world_size()))
+    found, report = run(make(), call, config, parallel)
     result = {"ranks agree": ranks_agree(found), "actions": report.actions()}
     result["layers"] = dict(report_of_layers(report))
     if judge:

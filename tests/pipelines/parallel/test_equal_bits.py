@@ -53,6 +53,16 @@ def check(name, results, *, largest=0.0):
     return judged
 
 
+def check_guided(name, results):
+    """As `check`; each rank takes part in the calls of one branch alone."""
+    assert all(each["ranks agree"] for each in results), name
+    (judged,) = (each for each in results if "difference" in each)
+    assert judged["difference"] == 0, (name, judged)
+    assert judged["same actions"], (name, judged)
+    assert judged["cache share"] < 0.55, (name, judged)
+    return judged
+
+
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     """Both ranks of one start, which takes longer than most cases."""
@@ -67,6 +77,23 @@ def test_two_ranks(two_ranks):
         judged = check(name, [each.result[name] for each in two_ranks], largest=largest)
         if name in ("wan 2.1", "ltx", "sd3", "flux"):
             assert judged["cache share"] < 0.55, (name, judged)
+
+
+@pytest.mark.slow
+def test_guidance_branches_on_two_ranks(two_ranks):
+    for name in two_ranks[0].result["guidance"]:
+        check_guided(name, [each.result["guidance"][name] for each in two_ranks])
+    for each in two_ranks:
+        assert "needs a pipeline that guides" in each.result["unguided"]
+
+
+@pytest.mark.slow
+def test_guidance_branches_times_shared_tokens(tmp_path):
+    names = ["four heads", "two experts"]
+    ended = run_ranks(4, f"{MODULE}:together", names, 2, folder=tmp_path, seconds=900)
+    for name in names:
+        judged = check_guided(name, [each.result[name] for each in ended])
+        assert judged["cache share"] < 0.3, (name, judged)
 
 
 @pytest.mark.slow
