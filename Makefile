@@ -1,6 +1,6 @@
 # make demo    make an environment, a video and an image with the bundled models
-# make test    run the tests that take less than half a minute each
-# make slow    run the others
+# make test    run the tests, in five minutes on two idle cores
+# make slow    run the tests that five minutes have no room for
 # make lint    ruff and mypy, as in pre-commit and CI
 # make clean   remove what the commands above made
 
@@ -29,7 +29,8 @@ demo: $(VENV)/.installed
 	@echo "The video is in $(CURDIR)/$(VIDEO), the image in $(CURDIR)/$(IMAGE)"
 
 test: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n $(WORKERS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n $(WORKERS) --dist loadfile \
+	  --no-loadscope-reorder
 
 slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m "slow and not gpu"

@@ -18,6 +18,7 @@ from benchmarks import (
     attention_curve,
     captured_mass,
     end_to_end,
+    fp8_captured,
     full_size,
     kernel_runs,
     offload,
@@ -35,6 +36,7 @@ MODULES: dict[str, ModuleType] = {
     "quality": quality,
     "end_to_end": end_to_end,
     "captured_mass": captured_mass,
+    "fp8_captured": fp8_captured,
     "attention_curve": attention_curve,
     "full_size": full_size,
     "offload": offload,
@@ -42,10 +44,12 @@ MODULES: dict[str, ModuleType] = {
     "equal_work": equal_work,
     **dict.fromkeys(kernel_runs.OPS, kernel_runs),
 }
+OPS = (*MODULES, *kernel_runs.GROUPS)
 # The dtype on a GPU and on a CPU, where none is asked for; that of kernels is bfloat16.
 DEFAULTS = {
     "soak": ("bfloat16", "float32"),
     "equal_work": ("float16", "float32"),
+    "fp8_captured": ("bfloat16", "float32"),
     **dict.fromkeys(("quality", "end_to_end", "captured_mass"), ("float32", "float32")),
 }
 
@@ -72,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The arguments of all benchmarks; ``ops`` are the names that ``--op`` joins."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--op", required=True, help=f"comma-separated: {', '.join(MODULES)}")
+    parser.add_argument("--op", required=True, help=f"comma-separated: {', '.join(OPS)}")
     parser.add_argument(
         "--case",
         help="only these kernel cases, or the quality cases whose name contains this, or what "
@@ -101,10 +105,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     default = "default the profile's (equal_work)"
     group.add_argument("--steps", type=int, help=f"denoising steps, {default}")
     args = parser.parse_args(arguments)
-    args.ops = args.op.split(",")
+    args.ops = [op for name in args.op.split(",") for op in kernel_runs.GROUPS.get(name, (name,))]
     for op in args.ops:
         if op not in MODULES:
-            parser.error(f"unknown op {op!r}; there are {', '.join(MODULES)}")
+            parser.error(f"unknown op {op!r}; there are {', '.join(OPS)}")
     return args
 
 

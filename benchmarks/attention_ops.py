@@ -37,16 +37,16 @@ def dense(tensors: CaseTensors, settings: Settings) -> Work:
     inputs = (tensors.query, tensors.key, tensors.value)
 
     def compare(result: Tensors, sample: Sample) -> Errors:
-        expected = dense_attention(*_in_float32(tensors, sample), backend="reference")
+        expected = dense_attention(*in_float32(tensors, sample), backend="reference")
         return check_attention([each[sample.rows_of] for each in result], expected, sample)
 
     return Work(
         dense_attention,
         inputs,
-        _whole(tensors, settings, lambda name: dense_attention(*inputs, backend=name), compare),
+        whole(tensors, settings, lambda name: dense_attention(*inputs, backend=name), compare),
         baseline="dense",
         fields={"density": 1.0},
-        flops=_flops(tensors, tensors.case.tokens),
+        flops=flops_of(tensors, tensors.case.tokens),
     )
 
 
@@ -65,7 +65,7 @@ def column_sums(tensors: CaseTensors, settings: Settings) -> Work:
         def compare(result: Tensors, sample: Sample) -> Errors:
             of_all = sample.in_heads_from(first)
             expected = op(
-                *_in_float32(tensors, of_all),
+                *in_float32(tensors, of_all),
                 tensors.lse[of_all.rows_of],
                 block_size_q=rows,
                 backend="reference",
@@ -74,15 +74,15 @@ def column_sums(tensors: CaseTensors, settings: Settings) -> Work:
             sums_error = relative_error(result[2][sample.block_of], expected[2])
             return error | {"sums_error": require("sums error", sums_error, SUMS_LIMIT, of_all)}
 
-        return TimedCall(call, compare, _samples(tensors, rows, last - first))
+        return TimedCall(call, compare, samples_of(tensors, rows, last - first))
 
     return Work(
         op,
         (*inputs, rows),
-        _by_heads(tensors, settings, part),
+        by_heads(tensors, settings, part),
         baseline="dense",
         fields={"density": 1.0, "block_size": rows},
-        flops=_flops(tensors, tensors.case.tokens),
+        flops=flops_of(tensors, tensors.case.tokens),
     )
 
 
@@ -105,7 +105,7 @@ def sparse(tensors: CaseTensors, settings: Settings) -> Work:
 
     def compare(result: Tensors, sample: Sample) -> Errors:
         expected = column_sparse_attention(
-            *_in_float32(tensors, sample),
+            *in_float32(tensors, sample),
             indices[sample.block_of],
             counts[sample.block_of],
             block_size_q=rows,
@@ -118,7 +118,7 @@ def sparse(tensors: CaseTensors, settings: Settings) -> Work:
     return Work(
         column_sparse_attention,
         (*inputs, rows),
-        _whole(tensors, settings, call, compare),
+        whole(tensors, settings, call, compare),
         baseline="dense",
         fields={
             "density": count / case.tokens,
@@ -126,7 +126,7 @@ def sparse(tensors: CaseTensors, settings: Settings) -> Work:
             "block_size": rows,
             "delta_rule": settings.delta_rule,
         },
-        flops=_flops(tensors, count),
+        flops=flops_of(tensors, count),
     )
 
 
@@ -160,7 +160,7 @@ def selection(tensors: CaseTensors, settings: Settings) -> Work:
         return TimedCall(
             lambda name: column_selection(sums, keep_count=count, backend=name),
             compare,
-            _samples(tensors, rows, last - first),
+            samples_of(tensors, rows, last - first),
             topk,
         )
 
@@ -168,7 +168,7 @@ def selection(tensors: CaseTensors, settings: Settings) -> Work:
     return Work(
         column_selection,
         (sums_of(1, seed=0),),
-        _by_heads(tensors, settings, part),
+        by_heads(tensors, settings, part),
         baseline="torch.topk",
         fields={"density": count / case.tokens, "block_size": rows},
         moved_bytes=case.batch * case.heads * blocks * row_bytes,
@@ -201,7 +201,7 @@ def indices(tensors: CaseTensors, settings: Settings) -> Work:
     return Work(
         packed_to_indices,
         (packed,),
-        _whole(tensors, settings, lambda name: call(packed, name), compare),
+        whole(tensors, settings, lambda name: call(packed, name), compare),
         baseline=None,
         fields={"density": keep, "block_size": rows, "capacity": capacity},
         moved_bytes=packed.nbytes + 4 * listed,
@@ -217,28 +217,29 @@ OPS: dict[str, Callable[[CaseTensors, Settings], Work]] = {
 }
 
 
-def _flops(tensors: CaseTensors, columns_per_row: int) -> int:
+def flops_of(tensors: CaseTensors, columns_per_row: int) -> int:
     """Two products of two operations each, per head, row, kept column and channel."""
     case = tensors.case
     return 4 * case.batch * case.heads * case.head_dim * case.tokens * columns_per_row
 
 
-def _samples(tensors: CaseTensors, rows: int, heads: int) -> list[Sample]:
+def samples_of(tensors: CaseTensors, rows: int, heads: int) -> list[Sample]:
+    """Where the result of so many heads is compared."""
     return list(samples(tensors.case.batch, heads, tensors.case.tokens, rows))
 
 
-def _whole(
+def whole(
     tensors: CaseTensors,
     settings: Settings,
     call: Callable[[str], Any],
     compare: Callable[[Any, Sample], Errors],
 ) -> Callable[[], Iterator[TimedCall]]:
     """One part with all heads."""
-    places = _samples(tensors, settings.block_size, tensors.case.heads)
+    places = samples_of(tensors, settings.block_size, tensors.case.heads)
     return lambda: iter([TimedCall(call, compare, places)])
 
 
-def _by_heads(
+def by_heads(
     tensors: CaseTensors, settings: Settings, part: Callable[[int, int], TimedCall]
 ) -> Callable[[], Iterator[TimedCall]]:
     """Parts of consecutive heads whose column sums, in the dtype of the inputs, stay in bounds."""
@@ -249,7 +250,7 @@ def _by_heads(
     return lambda: (part(first, last) for first, last in bounds)
 
 
-def _in_float32(
+def in_float32(
     tensors: CaseTensors, sample: Sample
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A sample's query rows, and the keys and values of its head."""

@@ -16,6 +16,7 @@ from chipsparse.kernels.dense_attention_column_sums import dense_attention_colum
 from chipsparse.layers.attention import AttentionLayer, Unpatched
 from chipsparse.layers.mlp import MLPLayer
 from chipsparse.layers.state import StepState
+from chipsparse.pipelines.denoising_loop import DenoisingLoop
 from chipsparse.report.generation import GenerationReport
 from chipsparse.session import Session
 from chipsparse.step import PositionTracker
@@ -90,7 +91,7 @@ def measure(workload: Workload) -> list[Record]:
     probe = MassProbe(config.attention.block_size_q, probed)
     session = Session(config, GenerationReport(), observer=probe)
     adapter = ADAPTERS[type(pipe.transformer).__name__](
-        pipe.transformer, session, PositionTracker(), lambda: pipe.scheduler
+        pipe.transformer, session, PositionTracker(), DenoisingLoop(pipe)
     )
     try:
         workload.generate(None, num_inference_steps=steps)

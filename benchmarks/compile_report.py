@@ -23,10 +23,10 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks.compiled_cases import CompiledCase, cases
-from benchmarks.machine_code import hot_loops, instructions
+from benchmarks.machine_code import PRODUCTS, hot_loops, instructions
 
 SHARED_BYTES = 232_448  # that a block may have on Hopper: 227 KiB
-COUNTED = ("HGMMA", "HMMA", "LDGSTS", "UTMALDG", "STL", "LDL")
+COUNTED = (*PRODUCTS, "LDGSTS", "UTMALDG", "STL", "LDL")
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _output(*command: str) -> str:
 def table(reports: Iterable[Report]) -> str:
     """One line per kernel; spills as stores+loads, in all and in hot loops."""
     lines = [
-        f"{'kernel':76} {'regs':>4} {'shared':>7} {'HGMMA':>5} {'HMMA':>5} {'LDGSTS':>6} "
+        f"{'kernel':76} {'regs':>4} {'shared':>7} {'products':>8} {'LDGSTS':>6} "
         f"{'UTMALDG':>7} {'loops':>5} {'spills':>9} {'in loops':>9}"
     ]
     for each in reports:
@@ -115,7 +115,8 @@ def table(reports: Iterable[Report]) -> str:
         count = each.counts
         lines.append(
             f"{name + ' *' * each.default:76} {each.registers:4} {each.shared_bytes:7} "
-            f"{count['HGMMA']:5} {count['HMMA']:5} {count['LDGSTS']:6} {count['UTMALDG']:7} "
+            f"{sum(count[name] for name in PRODUCTS):8} "
+            f"{count['LDGSTS']:6} {count['UTMALDG']:7} "
             f"{each.hot_loops:5} {count['STL']:>4}+{count['LDL']:<4} "
             f"{each.hot_stores:>4}+{each.hot_loads:<4}"
         )

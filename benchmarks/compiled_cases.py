@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 
 HOPPER, AMPERE = 90, 80
+ADA, BLACKWELL = 89, 100  # for FP8, besides Hopper
 
 # Types of arguments by name, for plain Triton; Gluon's are in `gluon_compat`, which explains them.
 TRITON_TYPES = {
@@ -46,6 +47,14 @@ MLP_TYPES = {
     "rows|channels|neurons|capacity|block_size": "i32:16",
     "all_blocks|keep": "i32",
 } | TRITON_TYPES
+FP8_TYPES = {
+    "(row_factor|row_shift|value_mean|value_scale|noted|made)_ptr": "*fp32:16",
+    "(query8|key8|value8)_ptr": "*fp8e4nv:16",
+    "query8_stride_[bhn]|value_stride_d": "i32:16",
+    "chunks": "i32",
+    "stored": "i32:16",
+}
+QUANTIZED_TYPES = {"(query|key|value)_ptr": "*fp8e4nv:16"}
 TOP_TYPES = {"cache_ptr": "*fp32:16", "cache_stride_g": "i32:16", "cache_stride_f": "i32:1"}
 
 
@@ -75,7 +84,7 @@ class CompiledCase:
 
 def cases() -> list[CompiledCase]:
     """Every kernel in all configurations that the launchers choose from."""
-    makers = (_gluon, _attention, _selection, _packing, _residuals, _pieces, _mlp, _neurons)
+    makers = (_gluon, _attention, _fp8, _selection, _packing, _residuals, _pieces, _mlp, _neurons)
     return [case for make in makers for case in make()]
 
 
@@ -106,6 +115,15 @@ def _gluon() -> Iterator[CompiledCase]:
                 "dense_attention_column_sums",
                 f"D{head_dim} rows{rows} {'sums' if sums else 'no sums'} {half}",
                 sums and rows == 128 and half == "bf16",
+                head_dim,
+                with_column_sums=sums,
+                part_rows=rows,
+                half=half,
+            )
+            yield case(
+                "fp8_dense_attention",
+                f"D{head_dim} rows{rows} {'sums' if sums else 'no sums'} {half}",
+                rows == 128 and half == "bf16",
                 head_dim,
                 with_column_sums=sums,
                 part_rows=rows,
@@ -152,6 +170,46 @@ def _attention() -> Iterator[CompiledCase]:
                     default,
                     {"HEAD_DIM": head_dim, "WIDE_PRODUCTS": False, **constants, **config},
                     capability,
+                )
+
+
+def _fp8() -> Iterator[CompiledCase]:
+    quantization, dense = _module("fp8_quantization"), _module("fp8_dense_attention")
+    for capability in (HOPPER, ADA, BLACKWELL):
+        for head_dim in (64, 128):
+            for part, rotate in (
+                ("note", False),
+                ("make", False),
+                ("make", True),
+                ("round", False),
+                ("round", True),
+            ):
+                yield _triton(
+                    "fp8_quantization",
+                    f"_{part}_kernel",
+                    f"{part} D{head_dim}{' rotated' * rotate} bf16",
+                    True,
+                    {
+                        "HEAD_DIM": head_dim,
+                        "ROTATE": rotate,
+                        "WIDE_PRODUCTS": False,
+                        "TILE": quantization.TILE_TOKENS,
+                        "TILES": quantization.TILES_PER_CHUNK,
+                        "num_warps": quantization.WARPS,
+                    },
+                    capability,
+                    types=FP8_TYPES | TRITON_TYPES,
+                )
+            for sums in (True, False):
+                constants = {"HEAD_DIM": head_dim, "WITH_COLUMN_SUMS": sums}
+                yield _triton(
+                    "fp8_dense_attention",
+                    "_fp8_dense_attention_kernel",
+                    f"D{head_dim} {'sums' if sums else 'no sums'} bf16",
+                    True,
+                    {**constants, "WIDE_PRODUCTS": False, **dense.CONFIG},
+                    capability,
+                    types=QUANTIZED_TYPES | FP8_TYPES | TRITON_TYPES,
                 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ from typing import Any
 import torch
 
 from benchmarks.random_inputs import generator_on
+from chipsparse import SparsityConfig, find_profile
+from chipsparse.pipelines.minimax_h3 import AUDIO_CHANNELS, audio_rows
+from chipsparse.pipelines.packed_rows import AUDIO, TEXT, VIDEO
 
 STEPS = 50
 # Fields of the configs that say how many blocks there are in the first and the second list.
@@ -40,6 +44,8 @@ class FullModel:
             is for dry runs.
         branches: guidance branches that a step calls one after the other.
         modulation: how the names of the biases end that get a deviation of `MODULATION`.
+        density: share of the columns that those of the profile's qualities keep which keep least,
+            where it is another at this size.
     """
 
     case: str
@@ -51,6 +57,17 @@ class FullModel:
     inputs: Inputs
     branches: tuple[str, ...] = ("cond",)
     modulation: tuple[str, ...] = ()
+    density: float | None = None
+
+    def qualities(self) -> dict[str, SparsityConfig]:
+        """What is computed in each of the profile's qualities at this size."""
+        found = find_profile(None, self.transformer_class).qualities
+        least = min(config.attention.density for config in found.values())
+        changes = {} if self.density is None else {"attention.density": self.density}
+        return {
+            name: config.override(changes if config.attention.density == least else {})
+            for name, config in found.items()
+        }
 
     def layers_of(self, depth: float) -> tuple[int, ...]:
         """Blocks in each list of a model with this share of them, `LEAST_BLOCKS` at least."""
@@ -180,6 +197,84 @@ def flux_inputs(
     )
 
 
+def minimax_h3_inputs(latent_frames: int) -> Inputs:
+    """768x1344 with sound, 512 text tokens; 5 s are 37 latent frames, 10 s 72, 15 s 102."""
+
+    def inputs(
+        scale: float, config: Any, steps: int, device: torch.device, dtype: torch.dtype
+    ) -> Step:
+        from diffusers.modular_pipelines.minimax_h3.before_denoise import (
+            MiniMaxH3PrepareLayoutStep,
+            MiniMaxH3SetTimestepsStep,
+        )
+
+        text, frames = (512, latent_frames) if scale >= 1 else (16, 7)
+        sounds = audio_rows(frames) // AUDIO_CHANNELS
+        *where, _, _ = MiniMaxH3PrepareLayoutStep.build_packed_sequence(
+            torch.full((text,), TEXT),
+            frames,
+            scaled(48, scale),
+            scaled(84, scale),
+            sounds,
+            config.patch_size,
+            AUDIO_CHANNELS,
+            AUDIO,
+            VIDEO,
+        )
+        names = ("position_ids", "token_tags", "video_indices", "audio_indices", "text_indices")
+        rows = dict(zip(names, (each.to(device) for each in where), strict=True))
+        normal = normals(1, device, dtype)
+        sizes = (
+            1,
+            rows["video_indices"].numel(),
+            config.in_channels * math.prod(config.patch_size),
+        )
+        start, move = normal(*sizes), normal(*sizes)
+        constant = {
+            **rows,
+            "audio_hidden_states": normal(1, AUDIO_CHANNELS * sounds, config.audio_in_channels),
+            "encoder_hidden_states": normal(1, text, config.text_dim),
+            "return_dict": False,
+        }
+
+        def arguments(step: int) -> dict[str, Any]:
+            time = step / steps  # of the video; the sound is ahead of it
+            timestep, which = MiniMaxH3SetTimestepsStep.build_row_timesteps(
+                where[2], where[3], 0, 0, text, time, (1 + time) / 2, 1.0, 1.0
+            )
+            return constant | {
+                "hidden_states": start + step * DRIFT * move,
+                "timestep": timestep.to(device),
+                "timestep_indices": which.to(device),
+            }
+
+        return arguments
+
+    return inputs
+
+
+def minimax_h3(case: str, latent_frames: int, density: float | None = None) -> FullModel:
+    """MiniMax-H3 at one length."""
+    return FullModel(
+        case,
+        transformer_class="MiniMaxH3Transformer3DModel",
+        blocks=("transformer_blocks",),
+        layers=(50,),
+        config={},
+        tiny={
+            "num_attention_heads": 1,
+            "hidden_size": 96,
+            "ffn_dim": 256,
+            "text_dim": 64,
+            "time_embed_hidden_dim": 96,
+            "time_embed_dim": 48,
+        },
+        inputs=minimax_h3_inputs(latent_frames),
+        modulation=("adaln_proj.linear.bias",),
+        density=density,
+    )
+
+
 def wan(case: str, layers: int, heads: int, width: int, rows: int, columns: int) -> FullModel:
     """Wan 2.1 text to video of one of its sizes."""
     return FullModel(
@@ -218,6 +313,9 @@ MODELS: Mapping[str, FullModel] = {
             inputs=flux_inputs,
             modulation=("norm.linear.bias", "norm1.linear.bias", "context.linear.bias"),
         ),
+        minimax_h3("h3_5s", 37),
+        minimax_h3("h3_10s", 72),
+        minimax_h3("h3_15s", 102, 0.07),
     )
 }
 

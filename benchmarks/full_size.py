@@ -36,7 +36,7 @@ from benchmarks.run import Run
 from benchmarks.sampled_checks import check_finite, relative_error, require
 from benchmarks.step_breakdown import PARTS, breakdown
 from benchmarks.transformer_step import DENSE_LIMIT, attention_backend, compiled_blocks, run_timed
-from chipsparse import ScheduleConfig, SparsityConfig, find_profile
+from chipsparse import ScheduleConfig, SparsityConfig
 from chipsparse.cache.memory_plan import reserve_share, working_bytes
 from chipsparse.common.machine import host_budget, host_free_bytes
 from chipsparse.config import ActionName
@@ -165,7 +165,7 @@ class Measured:
         layers = model.layers_of(depth)
         self.transformer = model.make(layers, small, device, dtype)
         self._blocks, self._share = sum(model.layers), sum(layers) / sum(model.layers)
-        self.qualities = find_profile(None, model.transformer_class).qualities
+        self.qualities = model.qualities()
         scale = SCALE if small else 1.0
         self._inputs = model.inputs(scale, self.transformer.config, STEPS, device, dtype)
         self.rel_error = 0.0

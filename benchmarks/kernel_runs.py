@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import attention_ops, mlp_ops
+from benchmarks import attention_ops, fp8_ops, mlp_ops
 from benchmarks.attention_ops import DELTA_RULES
 from benchmarks.case_tensors import CaseTensors
 from benchmarks.cases import CASES, Case
@@ -19,7 +19,9 @@ from benchmarks.run import Run
 from benchmarks.sampled_checks import check_finite, worst
 from chipsparse.measure.timing import time_call
 
-OPS = {**attention_ops.OPS, **mlp_ops.OPS}
+OPS = {**attention_ops.OPS, **fp8_ops.OPS, **mlp_ops.OPS}
+# Names for several operations at once.
+GROUPS = {"fp8_attention": fp8_ops.GROUP}
 COLUMNS = {
     "op": "",
     "case": "",
@@ -81,7 +83,7 @@ def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> N
                     with to.attempt(f"{op}, {name}, block size {settings.block_size}"):
                         work = OPS[op](tensors, settings)
                         measure_backends(op, work, tensors, args.backend, to)
-                    if op == "dense_attention":
+                    if op in ("dense_attention", "fp8_quantization", "fp8_dense_attention"):
                         break  # it knows no blocks
         if device.type == "cuda":
             # what one shape leaves in the allocator may not fit the next one

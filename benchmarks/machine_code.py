@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-HOT = {"HGMMA", "HMMA", "LDGSTS", "UTMALDG"}
+# Products on Hopper, and on other GPUs; of 8-bit numbers those with a Q.
+PRODUCTS = ("HGMMA", "HMMA", "QGMMA", "QMMA", "UTCQMMA")
+HOT = {*PRODUCTS, "LDGSTS", "UTMALDG"}
 HOT_ELSEWHERE = {"LDG"}
 LEAVING = {"BRA", "BRX", "EXIT", "RET"}  # after these another basic block starts
 

@@ -19,6 +19,7 @@ from chipsparse.layers.kept_columns import KeptColumns
 from chipsparse.layers.static_columns import StaticColumns, static_bits
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter, check_scheduler
+from chipsparse.pipelines.denoising_loop import DenoisingLoop, check_denoises, loop_of
 from chipsparse.pipelines.generic import limits, why_not
 from chipsparse.pipelines.parallel.team import Team, team_of
 from chipsparse.pipelines.patched_pipeline import PipelineCalls
@@ -124,10 +125,10 @@ class Handle:
         patch = "enabled" if self.enabled else "disabled: the pipeline is as it was"
         return [("chipsparse", patch), ("config", repr(self.config)), *facts(self.report)]
 
-    def _patch(self, pipe: Any, transformers: Mapping[str, Any]) -> None:
+    def _patch(self, pipe: Any, loop: DenoisingLoop, transformers: Mapping[str, Any]) -> None:
         """Patches the pipeline itself, and leaves word on it of who patched it."""
         adapters = dict(zip(transformers, self._adapters, strict=True))
-        PipelineCalls(adapters, self.report).patch(pipe, self._patches)
+        PipelineCalls(adapters, self.report, loop).patch(pipe, self._patches)
         for owner in (pipe, *transformers.values()):
             if hasattr(owner, "__dict__"):
                 self._patches.set_attribute(owner, HANDLE, self)
@@ -150,9 +151,10 @@ def enable(
     handle it is refused: the rest of the block would run dense.
 
     Args:
-        pipe: a pipeline whose transformer class is supported. All its experts (``transformer``
-            and ``transformer_2`` of Wan 2.2) are patched, each with its own caches. A transformer
-            of another class is served as far as it can be, with a warning: see `GenericAdapter`.
+        pipe: a pipeline, plain or modular, whose transformer class is supported. All its experts
+            (``transformer`` and ``transformer_2`` of Wan 2.2) are patched, each with its own
+            caches. A transformer of another class is served as far as it can be, with a warning:
+            see `GenericAdapter`. Guiders of a modular pipeline may be exchanged afterwards.
         config: a config, a profile or the path of one. By default the profile in the folder that
             the pipeline was loaded from, else the one of its transformer class, else (for a class
             without an adapter) the named qualities as they are in general.
@@ -174,12 +176,13 @@ def enable(
         A handle that is also a context manager.
 
     Raises:
-        ValueError: if ``pipe`` is no pipeline, none of its transformers is supported, one is
-            compiled as a whole or patched already (see above), the scheduler calls it several times
-            per step, or the profile or the static columns are bad, or the profile has no such
-            quality, or there are other processes than ``parallel`` says. The pipeline is then left
-            as it was. A scheduler that is exchanged later is refused likewise by the next call of
-            the pipeline, and so are static columns for another number of tokens than it has.
+        ValueError: if ``pipe`` is no pipeline, or a modular one that has no denoising loop or has
+            not loaded its transformer, none of its transformers is supported, one is compiled as a
+            whole or patched already (see above), the scheduler calls it several times per step, or
+            the profile or the static columns are bad, or the profile has no such quality, or there
+            are other processes than ``parallel`` says. The pipeline is then left as it was. A
+            scheduler that is exchanged later is refused likewise by the next call of the pipeline,
+            and so are static columns for another number of tokens than it has.
 
     Warns:
         DenseWarning: once, at the first generation in which nothing is sparse although the config
@@ -265,9 +268,10 @@ def attach(
                 f"this {type(transformer).__name__} runs under context parallelism, where nothing "
                 "can be measured; do so on a pipeline without it"
             )
-    check_scheduler(getattr(pipe, "scheduler", None))
+    loop = loop_of(pipe)
+    check_scheduler(loop.scheduler)
     names = {id(item): name for name, item in pipe.components.items()}
-    folder = getattr(getattr(pipe, "config", None), "_name_or_path", None)
+    folder = _folder(pipe)
     classes = {names[id(each)]: type(each).__name__ for each in transformers}
     report = GenerationReport(
         strict=strict,
@@ -285,12 +289,11 @@ def attach(
                 transformer,
                 make_session(config, report, pool, name),
                 tracker,
-                lambda: getattr(pipe, "scheduler", None),
-                lambda: bool(getattr(pipe, "do_classifier_free_guidance", False)),
+                loop,
                 team,
             )
             handle._adapters.append(adapter)
-        handle._patch(pipe, {names[id(each)]: each for each in transformers})
+        handle._patch(pipe, loop, {names[id(each)]: each for each in transformers})
         for adapter in handle._adapters:
             adapter.other_experts = [other for other in handle._adapters if other is not adapter]
     except BaseException:
@@ -310,6 +313,7 @@ def find_transformers(pipe: Any, replaced: Handle | None = None) -> list[torch.n
         ValueError: if there is none, or one is patched or compiled as a whole already.
     """
     components = _components(pipe)
+    check_denoises(pipe)
     for name, component in components.items():
         compiled = getattr(component, "_orig_mod", None)
         if type(compiled).__name__ in ADAPTERS or (compiled is not None and _is_named(name)):
@@ -343,6 +347,12 @@ def _components(pipe: Any) -> Mapping[str, Any]:
     if not isinstance(components, Mapping):
         raise ValueError(f"expected a diffusers pipeline, got {shown(pipe)}")
     return components
+
+
+def _folder(pipe: Any) -> Any:
+    """The folder or hub name that a pipeline was loaded from; None where it was not."""
+    of_modular = getattr(pipe, "_pretrained_model_name_or_path", None)
+    return of_modular or getattr(getattr(pipe, "config", None), "_name_or_path", None)
 
 
 def _handle_of(owner: Any) -> Handle | None:
@@ -418,7 +428,7 @@ def _profile(pipe: Any, config: Profile | str | Path | None, transformer_class: 
                 "dict such as {'attention.density': 0.2}"
             )
         return config if isinstance(config, Profile) else load_profile(config)
-    folder = getattr(getattr(pipe, "config", None), "_name_or_path", None)
+    folder = _folder(pipe)
     if transformer_class not in ADAPTERS and not (
         folder is not None and (Path(folder) / MODEL_PROFILE_NAME).is_file()
     ):

@@ -21,6 +21,7 @@ from chipsparse.schedule.step_lists import Between
 
 Part = Literal["attention", "mlp"]
 DeltaRule = Literal["merge", "difference"]
+Precision = Literal["auto", "bf16", "fp8"]
 ActionName = Literal["dense", "refresh", "sparse", "skip"]
 BackendName = Literal["auto", "reference"]
 OffloadMode = Literal["auto", "always", "never"]
@@ -77,6 +78,12 @@ class AttentionConfig(Validated):
         "merge rule; costs a cache as large as the residual",
         minimum=0.0,
         maximum=1.0,
+    )
+    precision: Precision = option(
+        "auto",
+        "of the products of full attention, at dense steps and refreshes: fp8 rounds queries, "
+        "keys, values and weights to e4m3, in layers that are never sparse too; auto and bf16: the "
+        "model's own, as sparse steps always have",
     )
     block_size_q: int = option(
         128, "queries of a block, which share one list of columns", minimum=1
@@ -207,6 +214,14 @@ class ScheduleConfig(Validated):
         "counted",
         minimum=1,
     )
+    few_steps: int = option(
+        0,
+        "with at most so many steps, take in place of all the above: the first step is a refresh "
+        "that chooses the columns, then every few_refresh_every steps is one, all others are "
+        "sparse; 0: never",
+        minimum=0,
+    )
+    few_refresh_every: int = option(4, "distance of the refreshes of few_steps", minimum=1)
     actions: tuple[ActionName, ...] | None = option(
         None,
         "the action of every step, the last one repeated; overrides all the above. The first is "

@@ -19,7 +19,7 @@ class LayerKind:
         name: what the model calls them, such as "double" and "single".
         layers: how many there are.
         intermediate_size: neurons of their feed-forward layer.
-        mlp_sees_text: whether text tokens go through that layer as well.
+        mlp_sees_text: whether text tokens go through that layer as well, and may run sparse in it.
         mlp_linears: linears of that layer with one row or column for each neuron; 3 where it is
             gated.
         projections: linears as wide as the hidden states that each token passes besides.
@@ -63,9 +63,14 @@ class ModelLayout:
         batch: samples in one call.
         grids: the video or image tokens as (frames, rows, columns) after patchification; a model
             that sees several images in one sequence has one grid for each, in this order.
-        text_tokens: text tokens in the same sequence as the others (joint attention).
+        text_tokens: text tokens in the same sequence as the others (joint attention), and whatever
+            else stands in it: audio, images to go by. Their columns are always kept.
         text_first: whether the text tokens stand before the others, or behind them.
         share: what this process has of it; None: all.
+        guided_in_batch: guidance branches that the batch holds, one behind the other.
+        exact_text: whether the rows of the text tokens, too, are computed in full at every step;
+            caches then hold the others alone.
+        hidden_size: channels of the hidden states; None for those of all heads.
     """
 
     kinds: tuple[LayerKind, ...]
@@ -76,6 +81,9 @@ class ModelLayout:
     text_tokens: int = 0
     text_first: bool = False
     share: Share | None = None
+    guided_in_batch: int = 1
+    exact_text: bool = False
+    hidden_size: int | None = None
 
     @property
     def layers(self) -> int:
@@ -97,8 +105,21 @@ class ModelLayout:
 
     @property
     def channels(self) -> int:
-        """Width of the hidden states: the heads side by side."""
+        """Channels of all heads, side by side."""
         return self.heads * self.head_dim
+
+    @property
+    def width(self) -> int:
+        """Channels of the hidden states."""
+        return self.channels if self.hidden_size is None else self.hidden_size
+
+    @property
+    def query_rows(self) -> range:
+        """The rows of self-attention that may run sparse; the others see all columns."""
+        if not self.exact_text:
+            return range(self.tokens)
+        first = self.text_tokens if self.text_first else 0
+        return range(first, first + self.grid_tokens)
 
     @property
     def own_heads(self) -> int:
@@ -116,8 +137,8 @@ class ModelLayout:
         return self.tokens if self.share is None else self.share.tokens
 
     def mlp_tokens(self, layer: int) -> int:
-        """Tokens per sample in the feed-forward layer of a block, on this process."""
-        if self.kind(layer).mlp_sees_text:
+        """This process's tokens per sample that may run sparse in a block's feed-forward layer."""
+        if self.kind(layer).mlp_sees_text and not self.exact_text:
             return self.own_tokens
         return self.grid_tokens if self.share is None else self.share.grid_tokens
 

@@ -55,7 +55,11 @@ class SparsityPlan:
         """Whether two plans differ in text tokens and batch, as branches do, or not at all."""
         own = self.layout
         layout = replace(
-            other.layout, text_tokens=own.text_tokens, batch=own.batch, share=own.share
+            other.layout,
+            text_tokens=own.text_tokens,
+            batch=own.batch,
+            guided_in_batch=own.guided_in_batch,
+            share=own.share,
         )
         return replace(other, layout=layout) == self
 
@@ -157,8 +161,9 @@ class SparsityPlan:
         """What a guidance branch really does at a step.
 
         The plan's action is raised to a fuller one where its inputs are missing: the first call of
-        a branch is DENSE, and a sparse step is a REFRESH where there was none before, or one that
-        was skipped. No step is a refresh where no sparse step reads what it would record, unless
+        a branch is DENSE (of few steps a REFRESH, see `Schedule.is_few`), and a sparse step is a
+        REFRESH where there was none before, or one that was skipped. No step is a refresh where no
+        sparse step reads what it would record, unless
         ``schedule.actions`` lists it and sparse ones.
 
         Args:
@@ -167,10 +172,11 @@ class SparsityPlan:
                 REFRESH after it, SKIP where a later one was skipped; see `recorded_after`.
         """
         action = self.step_action(step)
-        if recorded is None:
+        if recorded is None and not self.schedule.is_few:
             return Action.DENSE
         if self.is_dense():
-            return action if action is Action.SKIP else Action.DENSE
+            skips = action is Action.SKIP and recorded is not None
+            return action if skips else Action.DENSE
         if action is Action.SPARSE and recorded is not Action.REFRESH:
             action = Action.REFRESH
         return Action.DENSE if action is Action.REFRESH and not self._is_read(step) else action

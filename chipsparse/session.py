@@ -222,6 +222,7 @@ class Session:
         device: torch.device,
         demand: Callable[[], MemoryDemand] = MemoryDemand,
         latents: torch.Tensor | None = None,
+        why_not_cached: str | None = None,
     ) -> StepState:
         """Opens a transformer call and returns what its layers are handed.
 
@@ -234,6 +235,8 @@ class Session:
             device: where it runs.
             demand: says what it asks of the memory; called once per branch.
             latents: the transformer's input, of any shape; ``skip_threshold`` needs it.
+            why_not_cached: why this call, where it is not skipped, can only run as without
+                chipsparse: in the model's own order of tokens, with nothing recorded or read.
 
         Raises:
             BudgetError: where the memory budgets leave no room for the caches of a single layer.
@@ -250,6 +253,10 @@ class Session:
         generation.plan = plan
         branch = generation.branches.setdefault(context.branch, _Branch(plan))
         action, predicted = self._next_action(branch, context, latents)
+        caching = generation.caching and why_not_cached is None
+        left_alone = generation.caching and not caching and action is not Action.SKIP
+        if left_alone:
+            action = Action.DENSE
         if action is Action.REFRESH:
             branch.refreshed_at = context.step
         record = StepRecord(
@@ -262,18 +269,20 @@ class Session:
         )
         self.report.begin(context.generation, record)
         self._recorder.begin(record, plan, device)
+        if left_alone:
+            self.report.fall_back(f"calls of branch {context.branch} run dense: {why_not_cached}")
         if is_first:
             self.report.look_ahead(plan, record)
         if branch.recorded is None:
             for remark in plan.remarks():
                 self.report.note(remark)
-        if generation.caching and context.branch not in self._caches:
+        if caching and context.branch not in self._caches:
             self._admit(context.branch, device, demand(), is_first=is_first)
         self.state = StepState(
             plan,
             context,
             record,
-            generation.caching,
+            caching,
             branch.refreshed_at,
             branch.dense,
             generation.budgets,
@@ -440,8 +449,10 @@ class Session:
 
     @property
     def caching(self) -> bool:
-        """Whether a call is open in whose generation anything is sparse."""
-        return self.state is not None and self.state.caching
+        """Whether a call is open whose layers record or read, or compute in FP8."""
+        if self.state is None:
+            return False
+        return self.state.caching or self.config.attention.precision == "fp8"
 
     @property
     def is_first_call(self) -> bool:
@@ -453,7 +464,8 @@ class Session:
     @property
     def tile_order(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Order of the video or image tokens and its inverse (int64 ``[N]``); None: unchanged."""
-        return self._generation.order if self.caching else None
+        caching = self.state is not None and self.state.caching
+        return self._generation.order if caching else None
 
     def leave_dense(self, part: Part, layers: Iterable[int], reason: str) -> None:
         """Notes for the open call that the model computes a part of these layers by itself.

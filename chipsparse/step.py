@@ -59,6 +59,7 @@ class PositionTracker:
         steps: int | None = None,
         timestep: Callable[[], float] | None = None,
         schedule: Any = None,
+        unnamed_branch: str = "call0",
     ) -> StepContext:
         """Returns the position of the call that is about to run.
 
@@ -70,6 +71,7 @@ class PositionTracker:
                 the step index is not given, because it may wait for the device.
             schedule: the scheduler's timesteps (a tensor or list); its identity marks one
                 generation, since every generation sets its own.
+            unnamed_branch: the branch of a step's first call where none is given.
 
         Raises:
             ValueError: if neither a step index nor a timestep is known.
@@ -81,7 +83,7 @@ class PositionTracker:
         step = self._step_of(timestep) if step_index is None else step_index
         if branch is None:
             self._unnamed_calls = self._unnamed_calls + 1 if step == self._step else 0
-            branch = f"call{self._unnamed_calls}"
+            branch = f"call{self._unnamed_calls}" if self._unnamed_calls else unnamed_branch
         if step <= self._last_step.get(branch, -1):
             self._start(schedule, steps)
         self._step = self._last_step[branch] = step

@@ -1,4 +1,4 @@
-"""What every command about a generation can be told: the model, the picture, how sparse, where."""
+"""What every command about a generation can be told: the model, what to make, how sparse, where."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from chipsparse.common.byte_sizes import parse_bytes
 if TYPE_CHECKING:
     import torch
 
-PICTURE = "Picture"
+GENERATION = "Generation"
 SPARSITY = "Sparsity"
 FROM_PROFILE = "from the profile"
 
@@ -53,28 +53,28 @@ class GenerationOptions(PrintOptions):
         check=check_dtype,
     )
     height: int | None = option(
-        help="Height in pixels.", shown=FROM_PROFILE, panel=PICTURE, check=check_positive
+        help="Height in pixels.", shown=FROM_PROFILE, panel=GENERATION, check=check_positive
     )
     width: int | None = option(
-        help="Width in pixels.", shown=FROM_PROFILE, panel=PICTURE, check=check_positive
+        help="Width in pixels.", shown=FROM_PROFILE, panel=GENERATION, check=check_positive
     )
     frames: int | None = option(
         help="Number of frames; models of images have none.",
         shown=FROM_PROFILE,
-        panel=PICTURE,
+        panel=GENERATION,
         check=check_positive,
     )
     steps: int | None = option(
-        help="Number of denoising steps.", shown=FROM_PROFILE, panel=PICTURE, check=check_steps
+        help="Number of denoising steps.", shown=FROM_PROFILE, panel=GENERATION, check=check_steps
     )
     guidance_scale: float | None = option(
         help="How closely to follow the prompt; 1 turns guidance off.",
         shown=FROM_PROFILE,
-        panel=PICTURE,
+        panel=GENERATION,
         check=check_guidance,
     )
     negative_prompt: str | None = option(
-        help="What not to show.", shown="none", panel=PICTURE, read=typed_prompt
+        help="What not to show.", shown="none", panel=GENERATION, read=typed_prompt
     )
     config: Path | None = option(
         help="Profile (YAML) that says what is computed when.",

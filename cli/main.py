@@ -12,7 +12,16 @@ from typing import Annotated, Any
 import typer
 
 from chipsparse import OldNameWarning, __version__
-from chipsparse.cli.commands import bench, compare, explain, generate, models, report, tune
+from chipsparse.cli.commands import (
+    batch,
+    bench,
+    compare,
+    explain,
+    generate,
+    models,
+    report,
+    tune,
+)
 from chipsparse.cli.errors import EXIT_USER_ERROR, written_output
 from chipsparse.cli.options import as_command
 
@@ -31,6 +40,7 @@ app = typer.Typer(
 )
 for command, example in (
     (generate.generate, generate.EXAMPLE),
+    (batch.batch, batch.EXAMPLE),
     (explain.explain, explain.EXAMPLE),
     (tune.tune, tune.EXAMPLE),
     (compare.compare, compare.EXAMPLE),

@@ -20,7 +20,7 @@ DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 OTHER_DEVICE = re.compile(r"(cpu|meta|mps|xpu|hpu|mtia|xla)(:\d+)?")  # that PyTorch knows
 MOST_STEPS = 1000  # that a schedule of diffusers tells apart
 MOST_FPS = 1000  # beyond it, timestamps fall together
-MOST_GUIDANCE = 1000.0  # far beyond any picture, and far from where float32 overflows
+MOST_GUIDANCE = 1000.0  # far beyond any use, and far from where float32 overflows
 SEEDS = 2**64  # that PyTorch's generator takes
 
 

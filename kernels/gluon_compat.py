@@ -40,6 +40,7 @@ __all__ = [
     "async_load",
     "compile_column_sparse_attention",
     "compile_dense_attention_column_sums",
+    "compile_fp8_dense_attention",
     "compile_kernel",
     "compile_sparse_mlp_down",
     "compile_sparse_mlp_up",
@@ -56,7 +57,7 @@ __all__ = [
 # for a multiple of 16, which the kernels' callers see to for the strides of rows.
 ARGUMENT_TYPES = {
     "(q|k|v|o|residual)_ptr": "*{half}:16",
-    "(lse|lse_dense|previous|mass)_ptr": "*fp32:16",
+    "(lse|lse_dense|previous|mass|factor|shift|v_scale|v_mean)_ptr": "*fp32:16",
     "(indices|counts)_ptr": "*i32:16",
     "sums_ptr": "*bf16:16",
     "stride_[qkvor][bhn]|stride_g|M": "i32:16",
@@ -64,6 +65,12 @@ ARGUMENT_TYPES = {
     "scale_log2|rounding": "fp32",
 }
 
+# Names of the elements of described tensors.
+ELEMENTS = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float8_e4m3fn: "fp8e4nv",
+}
 
 MLP_ARGUMENT_TYPES = {
     "(w|bias|cache|delta|addend|out)_ptr": "*{half}:16",
@@ -147,6 +154,37 @@ def compile_dense_attention_column_sums(
     )
 
 
+def compile_fp8_dense_attention(
+    head_dim: int, *, with_column_sums: bool = True, part_rows: int = 128, half: str = "bf16"
+) -> Any:
+    """Compiles ``fp8_dense_attention.gluon_sm90`` as it is launched; ``half`` is the output's."""
+    module = importlib.import_module("chipsparse.kernels.fp8_dense_attention.gluon_sm90")
+    constants = {
+        "TILE": module.TILE,
+        "STAGES": module.STAGES[head_dim],
+        "D": head_dim,
+        "PART_ROWS": part_rows,
+        "SUMS": with_column_sums,
+        "CONSUMER_REGISTERS": module.CONSUMER_REGISTERS,
+        "HELPER_REGISTERS": module.HELPER_REGISTERS,
+        "num_warps": 4,
+    }
+    types = {"sums_ptr": "*bf16:16" if with_column_sums else "*fp32:16"}  # unused: any pointer
+    for name, block in {
+        "q_desc": [1, 1, 64, head_dim],
+        "k_desc": [1, 1, module.TILE, head_dim],
+        "v_desc": [1, 1, head_dim, module.TILE],
+    }.items():
+        types[name] = _descriptor_type(block, "fp8e4nv")
+    return compile_kernel(
+        module._fp8_dense_attention_kernel,
+        ARGUMENT_TYPES | types,
+        constants,
+        half=half,
+        options={"num_warps": 4},
+    )
+
+
 def compile_sparse_mlp_up(
     activation: str = "gelu-tanh", *, even: bool = True, half: str = "bf16"
 ) -> Any:
@@ -196,21 +234,22 @@ def compile_sparse_mlp_down(*, addend: bool = False, even: bool = True, half: st
 
 def descriptor(tensor: torch.Tensor, block: list[int]) -> Any:
     """What the copy engine needs to load blocks of a tensor; past its end zeros arrive."""
-    half = "bf16" if tensor.dtype == torch.bfloat16 else "fp16"
-    return TensorDescriptor.from_tensor(tensor, block, _block_layout(tuple(block), half))
+    return TensorDescriptor.from_tensor(
+        tensor, block, _block_layout(tuple(block), ELEMENTS[tensor.dtype])
+    )
 
 
 @functools.cache
-def _block_layout(block: tuple[int, ...], half: str) -> Any:
+def _block_layout(block: tuple[int, ...], element: str) -> Any:
     """Where the elements of a loaded block lie; to ask Gluon takes longer than a launch."""
-    element = {"bf16": gl.bfloat16, "fp16": gl.float16}[half]
-    return gl.NVMMASharedLayout.get_default_for(list(block), element)
+    types = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp8e4nv": gl.float8e4nv}
+    return gl.NVMMASharedLayout.get_default_for(list(block), types[element])
 
 
-def _descriptor_type(block: list[int], half: str) -> str:
+def _descriptor_type(block: list[int], element: str) -> str:
     """The type of a `descriptor` for blocks of this shape."""
-    layout = _block_layout(tuple(block), half)
-    return f"tensordesc<{half}[{','.join(map(str, block))}],{layout!r}>"
+    layout = _block_layout(tuple(block), element)
+    return f"tensordesc<{element}[{','.join(map(str, block))}],{layout!r}>"
 
 
 def compile_kernel(

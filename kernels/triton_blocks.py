@@ -31,6 +31,39 @@ def dot(a, b, sums, WIDE_PRODUCTS: tl.constexpr):
 
 
 @triton.jit
+def to_fp8(x, INTERPRETED: tl.constexpr):
+    """Numbers within ±448, and NaN, rounded to the nearest of e4m3."""
+    if not INTERPRETED:
+        return x.to(tl.float8e4nv)
+    # Triton's interpreter truncates and forgets NaN: a sum that leaves 3 bits of mantissa rounds.
+    exponent = x.to(tl.int32, bitcast=True) & 0x7F800000
+    large = tl.maximum(exponent, 0x3C800000).to(tl.float32, bitcast=True) * (1.5 * 2.0**20)
+    bits = ((x + large) - large).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    return tl.where(x == x, bits, 0x7F).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+
+
+@triton.jit
+def _wide(x):
+    """e4m3 in fp32, for the interpreter, which reads NaN as 480."""
+    bits = x.to(tl.uint8, bitcast=True)
+    return tl.where((bits & 0x7F) == 0x7F, float("nan"), x.to(tl.float32))
+
+
+@triton.jit
+def fp8_dot(a, b, INTERPRETED: tl.constexpr):
+    """``a @ b`` of e4m3 numbers in fp32."""
+    if INTERPRETED:
+        return tl.dot(_wide(a), _wide(b))
+    return tl.dot(a, b)
+
+
+@triton.jit
+def stored_token(place):
+    """Which token stands at a place of stored FP8 values: 8 u + 2 t + e of 16 at 4 t + 2 u + e."""
+    return (place & ~15) + ((place & 2) << 2) + ((place & 12) >> 1) + (place & 1)
+
+
+@triton.jit
 def order(program, units, tiles, TOGETHER: tl.constexpr):
     """The unit and the tile of a program: tile by tile over a few units, then the next units."""
     first = program // (TOGETHER * tiles) * TOGETHER

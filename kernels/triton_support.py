@@ -51,6 +51,51 @@ def attention_unsupported_reason(
     return None
 
 
+def quantization_unsupported_reason(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> str | None:
+    """Why the kernels that make FP8 of these tensors cannot run, or None."""
+    if (reason := attention_unsupported_reason(query, key, value)) is not None:
+        return reason
+    return fp8_unsupported_reason(query, query.dtype)
+
+
+def fp8_unsupported_reason(query: torch.Tensor, dtype: torch.dtype, *_: object) -> str | None:
+    """Why attention kernels in FP8 cannot run, or None.
+
+    Args:
+        query: of the device and head size in question, of any dtype.
+        dtype: what is quantized.
+    """
+    if (reason := triton_unsupported_reason(query)) is not None:
+        return reason
+    if dtype not in HALF_PRECISION:
+        return f"needs fp16 or bf16, got {dtype}"
+    if query.shape[-1] not in (64, 128):
+        return f"needs head size 64 or 128, got {query.shape[-1]}"
+    if query.device.type != "cuda":
+        return None
+    if torch.version.hip is not None:
+        return "written for NVIDIA GPUs"
+    if compute_capability(query.device) < (8, 9):
+        major, minor = compute_capability(query.device)
+        return f"compute capability {major}.{minor} has no FP8: it came with 8.9 (Ada)"
+    return None
+
+
+def gluon_fp8_unsupported_reason(
+    query: torch.Tensor, dtype: torch.dtype, block_size_q: int = 128
+) -> str | None:
+    """As `fp8_unsupported_reason`, for Gluon kernels; ``block_size_q`` rows in a query block."""
+    if query.device.type == "cpu":
+        return NOT_ON_CPU
+    if (reason := fp8_unsupported_reason(query, dtype)) is not None:
+        return reason
+    if block_size_q % 64:
+        return f"needs blocks of a multiple of 64 rows, got {block_size_q}"
+    return hopper_unsupported_reason(query)
+
+
 def gluon_attention_unsupported_reason(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, block_size_q: int = 128
 ) -> str | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, cast
@@ -33,6 +34,7 @@ from chipsparse.pipelines.bridge import (
     make_tag,
     register_runner,
 )
+from chipsparse.pipelines.denoising_loop import DenoisingLoop
 from chipsparse.pipelines.execution import Execution, check_undivided, execution_of
 from chipsparse.pipelines.feed_forward import (
     FeedForwardSite,
@@ -52,6 +54,7 @@ from chipsparse.session import Session
 from chipsparse.step import PositionTracker, StepContext
 
 ADAPTER = "chipsparse_adapter"
+PREDICTION = "pred_"  # of what guiders of diffusers call a branch: what it predicts
 
 
 class PatchedTransformer(WholePatched):
@@ -102,9 +105,7 @@ class ModelAdapter:
         transformer: the model, of the class that `transformer_class` names.
         session: the state of this transformer.
         tracker: follows the position over all transformers of the pipeline.
-        scheduler: returns the pipeline's scheduler, or None.
-        guided: tells whether each step of the pipeline calls the transformer once more, without
-            the prompt; False where that is not known.
+        loop: what the pipeline tells of its denoising loop.
         team: the processes that run it together; None: this one alone.
 
     Raises:
@@ -118,15 +119,20 @@ class ModelAdapter:
         sparse_attention: which attention runs sparse, in words.
         sparse_mlp: which feed-forward layers run sparse, in words.
         guidance_argument: argument of the pipelines' call that, above 1, lets each step call the
-            transformer once more, without the prompt.
+            transformer once more, without the prompt; None where they never do.
         announces_guidance: whether their pipelines tell, before the first call, that there will be
             such second ones (``do_classifier_free_guidance``).
-        guides_in_batch: whether those second calls are no calls of their own, but the other half of
-            the batch.
-        calls_branches: whether those second calls, where they are some, are the pipeline's own.
+        guides_in_batch: whether in plain pipelines those second calls are no calls of their own,
+            but the other half of the batch.
         masked_parts: parts that the family's own pipelines keep from running sparse, and why.
         default_latents: rows and columns of the latents that pipelines make where nobody names a
             size, None where their call has a default for it.
+        uncalled_steps: how many of ``num_inference_steps`` do not call the transformer.
+        timestep_argument: what the transformer calls its timestep.
+        shares_tokens: whether several processes can share its tokens: its hooks cut and gather what
+            they put in order. Not inherited, since it is to be tested for each.
+        shares_guidance: whether guidance branches can be on different processes: its pipelines say
+            before the first call that they guide, by two calls per step. Not inherited.
         entry_blocks: name of the list of blocks in front of which the text is cut for several
             processes; empty where it is cut as it enters the model, or is in cross-attention.
         least_text: see `SplitSequence`.
@@ -136,12 +142,16 @@ class ModelAdapter:
     families: ClassVar[str] = ""
     sparse_attention: ClassVar[str] = "self-attention"
     sparse_mlp: ClassVar[str] = "feed-forward"
-    guidance_argument: ClassVar[str] = "guidance_scale"
+    guidance_argument: ClassVar[str | None] = "guidance_scale"
     announces_guidance: ClassVar[bool] = True
     guides_in_batch: ClassVar[bool] = False
     calls_branches: ClassVar[bool] = True
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})
     default_latents: ClassVar[int | None] = None
+    uncalled_steps: ClassVar[int] = 0
+    timestep_argument: ClassVar[str] = "timestep"
+    shares_tokens: ClassVar[bool] = False
+    shares_guidance: ClassVar[bool] = False
     entry_blocks: ClassVar[str] = ""
     least_text: ClassVar[int] = 0
 
@@ -150,8 +160,7 @@ class ModelAdapter:
         transformer: torch.nn.Module,
         session: Session,
         tracker: PositionTracker,
-        scheduler: Callable[[], Any],
-        guided: Callable[[], bool] = lambda: False,
+        loop: DenoisingLoop,
         team: Team | None = None,
     ) -> None:
         check_undivided(transformer)
@@ -169,8 +178,7 @@ class ModelAdapter:
         self.other_experts: list[ModelAdapter] = []
         self.turn = OneThread()  # shared by all transformers of a pipeline
         self._tracker = tracker
-        self._scheduler = scheduler
-        self._guided = guided
+        self._loop = loop
         self._patches = Patches()
         self._attention_patches = Patches()
         self._layouts = Patches()  # of weights that were laid out for the kernels
@@ -178,6 +186,7 @@ class ModelAdapter:
         self._processors: list[Any] = []
         self._checked_generation = 0
         self._guided_generation = 0
+        self._guided_batch: int | None = None
         self._state: ModelState | None = None
         self._argument_names = list(inspect.signature(type(transformer).forward).parameters)[1:]
         self._number = number = register_runner(self)
@@ -259,6 +268,11 @@ class ModelAdapter:
         """The sizes of a call with these arguments of the transformer's ``forward``."""
         raise NotImplementedError
 
+    @staticmethod
+    def is_guided(pipe: Any) -> bool:
+        """Whether a pipeline tells that it also computes the transformer without the prompt."""
+        return bool(getattr(pipe, "do_classifier_free_guidance", False))
+
     def install_tile_order(self) -> None:
         """Hooks the places where tokens enter, rotary embeddings are made, and tokens leave."""
         raise NotImplementedError
@@ -276,6 +290,15 @@ class ModelAdapter:
         Only asked for where the scheduler does not tell its step; may wait for the device.
         """
         return float(torch.as_tensor(timestep).max())
+
+    def own_timestep(self, arguments: dict[str, Any]) -> Any:
+        """The timestep of what a call denoises, where it has others besides; see above."""
+        return arguments[self.timestep_argument]
+
+    def latents(self, arguments: dict[str, Any]) -> torch.Tensor:
+        """What the transformer is called with to denoise it, as one tensor of any shape."""
+        hidden: torch.Tensor = arguments["hidden_states"]
+        return hidden
 
     def remarks(self, arguments: dict[str, Any]) -> list[str]:
         """What the report should note of a call with these arguments, besides what runs dense."""
@@ -299,12 +322,14 @@ class ModelAdapter:
         Args:
             config: the transformer's.
         """
-        return None
+        if vars(cls).get("shares_tokens", False):
+            return None
+        return "its tokens cannot be shared yet"
 
     @classmethod
     def why_guidance_stays(cls) -> str | None:
         """Why guidance branches cannot be on different processes, or None."""
-        if cls.announces_guidance and cls.calls_branches and not cls.guides_in_batch:
+        if vars(cls).get("shares_guidance", False):
             return None
         return (
             f"the pipelines of a {cls.transformer_class} do not say before the first call that "
@@ -341,24 +366,14 @@ class ModelAdapter:
                 )
             return forward(*args, **kwargs)
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
-        timestep = arguments["timestep"]
-        scheduler = self._scheduler()
-        check_scheduler(scheduler)
-        schedule = getattr(scheduler, "timesteps", None)
-        step = self.named_position.get("step_index")
-        context = self._tracker.locate(
-            branch=self.named_position.get("name"),
-            step_index=scheduler_step(scheduler) if step is None else step,
-            steps=self.named_position.get("num_inference_steps"),
-            timestep=lambda: self.scheduled_timestep(timestep, schedule),
-            schedule=schedule,
-        )
+        context = self._locate(arguments)
         for expert in self.other_experts:  # done with for this generation: free its caches
             expert.session.reset()
         if not self._shares_guidance:
             return self._call_at(context, arguments, forward, args, kwargs)
         output = self._guided_call(
-            context, lambda: self._call_at(context, arguments, forward, args, kwargs)[0]
+            context,
+            lambda: self.held_output(self._call_at(context, arguments, forward, args, kwargs)),
         )
         return self.wrap_output(output, arguments)
 
@@ -367,7 +382,7 @@ class ModelAdapter:
         assert self.team is not None
         assert self.team.guidance is not None
         try:
-            if not self._guided():
+            if not self._is_guided():
                 raise ValueError(
                     "Parallel(guidance=2) needs a pipeline that guides: give it a guidance scale "
                     "above 1, or use Parallel(guidance=1)"
@@ -387,18 +402,19 @@ class ModelAdapter:
         kwargs: Any,
     ) -> Any:
         """The call at a position, on this process or with its share of it."""
-        hidden = arguments["hidden_states"]
+        hidden = self.latents(arguments)
         try:
             self._run_as(self._execution(hidden), context.generation)
             if not self.knows(context, arguments):
                 return self.observe(context, arguments, lambda: forward(*args, **kwargs))
-            layout = self.layout(arguments)
+            layout = self._guided_layout(arguments, context.generation)
             state = self.session.begin(
                 context,
                 layout if self.split is None else self.split.open(layout),
                 self.execution.device,
                 lambda: self._memory_demand(arguments),
                 hidden,
+                why_not_cached=self._loop.why_not_cached(self.transformer),
             )
             if self.split is not None:
                 first = self.session.is_first_call
@@ -414,7 +430,9 @@ class ModelAdapter:
             with self._dense_attention(arguments):
                 self.session.say_if_all_dense()
                 result = self.session.run(forward, args, kwargs, self._not_captured_reason)
-            self.session.end(result[0], is_last_branch=self._guidance_ended(context.generation))
+            self.session.end(
+                self.held_output(result), is_last_branch=self._guidance_ended(context.generation)
+            )
             return result
         except BaseException as error:
             self.session.report.fail(error)
@@ -440,15 +458,54 @@ class ModelAdapter:
                 f"this {type(self.transformer).__name__} cannot run on several processes: {reason}"
             )
 
+    def _locate(self, arguments: dict[str, Any]) -> StepContext:
+        """Where a call with these arguments stands in the denoising loop."""
+        loop, named = self._loop, self.named_position
+        scheduler = loop.scheduler
+        check_scheduler(scheduler)
+        schedule = getattr(scheduler, "timesteps", None)
+        step = named.get("step_index")
+        branch = named.get("name") or loop.branch()
+
+        def read() -> float:
+            told = loop.timestep()
+            if told is not None:
+                return told
+            return self.scheduled_timestep(self.own_timestep(arguments), schedule)
+
+        return self._tracker.locate(
+            branch=None if branch is None else branch.removeprefix(PREDICTION),
+            step_index=scheduler_step(scheduler) if step is None else step,
+            steps=named.get("num_inference_steps"),
+            timestep=read,
+            schedule=schedule,
+            unnamed_branch=loop.unnamed_branch,
+        )
+
     def _guidance_ended(self, generation: int) -> bool:
         """Whether the pipeline has said that it guides this generation, and now says it does not.
 
         Then the last call of the other branch has been. Not every pipeline says so.
         """
-        guided = self._guided()
+        if self._guides_in_batch:
+            return False
+        guided = self._is_guided()
         if guided:
             self._guided_generation = generation
         return not guided and self._guided_generation == generation
+
+    def _guided_layout(self, arguments: dict[str, Any], generation: int) -> ModelLayout:
+        """The sizes of a call, and how many guidance branches its batch holds.
+
+        The first call tells: some pipelines change the scale later and go on to compute both, and
+        skip-layer guidance is a call of its own with the smaller batch.
+        """
+        layout = self.layout(arguments)
+        if self._guides_in_batch and generation != self._guided_generation:
+            self._guided_generation = generation
+            guided = self._is_guided() and layout.batch % 2 == 0
+            self._guided_batch = layout.batch if guided else None
+        return replace(layout, guided_in_batch=2 if layout.batch == self._guided_batch else 1)
 
     def _execution(self, hidden: torch.Tensor) -> Execution:
         modules = self.self_attentions()
@@ -531,10 +588,31 @@ class ModelAdapter:
         """Guidance branches that the generation is known to have on this process."""
         if self._shares_guidance:
             return 1
-        return 2 if self._guided() and not self.guides_in_batch else 1
+        told = self._loop.branches()
+        if told is not None:
+            return told
+        return 2 if self._is_guided() and not self.guides_in_batch else 1
+
+    def _is_guided(self) -> bool:
+        """Whether each step also computes the transformer without the prompt, as far as known."""
+        told = self._loop.branches()
+        return self.is_guided(self._loop.pipe) if told is None else told > 1
+
+    @property
+    def _guides_in_batch(self) -> bool:
+        """Whether the pipeline makes both branches halves of a batch: guiders never do."""
+        return self.guides_in_batch and self._loop.branches() is None
+
+    def held_output(self, result: Any) -> torch.Tensor:
+        """What skipped calls are made from: all of the transformer's output in one tensor."""
+        output: torch.Tensor = result[0]
+        return output
 
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        """A tuple or a ``Transformer2DModelOutput``, as ``return_dict`` asks."""
+        """The transformer's output from what is held of it.
+
+        A tuple or a ``Transformer2DModelOutput``, as ``return_dict`` asks.
+        """
         if not arguments.get("return_dict", True):
             return (output,)
         return Transformer2DModelOutput(sample=output)
@@ -567,7 +645,10 @@ class ModelAdapter:
         return list(getattr(self.transformer, self.entry_blocks))
 
     def restore_order(self, _module: Any, args: tuple[torch.Tensor, ...]) -> Any:
-        """Forward pre-hook of what takes the grid's tokens ``[B, N, C]`` last, in raster order."""
+        """Forward pre-hook of what takes the grid's tokens ``[B, N, C]`` last, in raster order.
+
+        The model may have dropped the first grids, as of references or earlier frames.
+        """
         if not self.moves_tokens:
             return None
         hidden, *rest = args
@@ -575,6 +656,8 @@ class ModelAdapter:
             hidden = self.split.whole_grid(hidden)
         if self.session.tile_order is not None:
             _, inverse = self.session.tile_order
+            dropped = inverse.numel() - hidden.shape[1]
+            inverse = inverse[dropped:] - dropped
             hidden = hidden.index_select(1, inverse.to(hidden.device))
         return (hidden, *rest)
 

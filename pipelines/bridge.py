@@ -172,10 +172,14 @@ def feed_forward(
     tag: torch.Tensor,
     activation: str,
     gate: str,
+    gate_weight: torch.Tensor | None,
+    gate_bias: torch.Tensor | None,
 ) -> torch.Tensor:
     """Feed-forward layer of the tagged block; see `MLPWeights.from_linears` for the weights."""
     runner, layer = _find(tag)
-    weights = MLPWeights.from_linears(up, up_bias, down, down_bias, activation, gate)
+    weights = MLPWeights.from_linears(
+        up, up_bias, down, down_bias, activation, gate, gate_weight, gate_bias
+    )
     return runner.session.mlp[layer](runner.session.state, hidden, weights).contiguous()
 
 
@@ -189,6 +193,8 @@ def _(
     tag: torch.Tensor,
     activation: str,
     gate: str,
+    gate_weight: torch.Tensor | None,
+    gate_bias: torch.Tensor | None,
 ) -> torch.Tensor:
     return hidden.new_empty((*hidden.shape[:-1], down.shape[0]))
 

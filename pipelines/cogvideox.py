@@ -65,8 +65,14 @@ class CogVideoXAdapter(ModelAdapter):
     families = "CogVideoX 1.0 and 1.5: text, image and video to video, Fun control"
     sparse_attention = "joint attention"
     sparse_mlp = "feed-forward, text tokens included"
+    shares_tokens = True
     guides_in_batch = True
     entry_blocks = "transformer_blocks"
+
+    @staticmethod
+    def is_guided(pipe: Any) -> bool:
+        """Pipelines of this family tell their scale alone."""
+        return (getattr(pipe, "guidance_scale", None) or 0) > 1
 
     def self_attentions(self) -> list[Any]:
         """``attn1`` of every block."""

@@ -8,8 +8,10 @@ and hooks come and go.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +29,7 @@ class Form:
 
     Attributes:
         activation: its activation function.
-        gate: which half of the first linear is the gate.
+        gate: which half of the first linear is the gate, or that it is a linear of its own.
     """
 
     activation: Activation
@@ -65,7 +67,7 @@ class PatchedFeedForward:
         if self.chipsparse_activation is None or torch.is_grad_enabled():
             output: torch.Tensor = super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
             return output
-        up, down = linears(self)
+        up, down, gate = linears(self)
         return torch.ops.chipsparse.feed_forward(
             hidden_states,
             up.weight,
@@ -75,11 +77,13 @@ class PatchedFeedForward:
             self.chipsparse_tag,
             self.chipsparse_activation,
             self.chipsparse_gate,
+            None if gate is None else gate.weight,
+            None if gate is None else gate.bias,
         )
 
 
 class FeedForwardModule:
-    """A module with two linears: diffusers' ``FeedForward``, or the one of FLUX.2.
+    """A module with two linears or, gated, three: diffusers' ``FeedForward``, or a model's own.
 
     Args:
         block: the transformer block that it belongs to.
@@ -107,8 +111,13 @@ class FeedForwardModule:
         found = feed_forward_form(self._module)
         if isinstance(found, str):
             return found
-        up, down = linears(self._module)
-        return why_unreadable("first", up) or why_unreadable("second", down) or found
+        up, down, gate = linears(self._module)
+        return (
+            why_unreadable("first", up)
+            or (None if gate is None else why_unreadable("gate's", gate))
+            or why_unreadable("second", down)
+            or found
+        )
 
     def run_as(self, form: Form | None) -> None:
         """See `FeedForwardSite`."""
@@ -117,7 +126,7 @@ class FeedForwardModule:
 
     def second_linear(self) -> torch.nn.Linear:
         """See `FeedForwardSite`."""
-        return without_adapters(linears(self._module)[1])
+        return without_adapters(linears(self._module).down)
 
     def keeps_its_layout(self) -> bool:
         """See `FeedForwardSite`."""
@@ -315,18 +324,72 @@ class FusedParallelFeedForward(ParallelFeedForward):
 # What a module computes.
 
 
-def linears(module: Any) -> tuple[Any, Any]:
-    """Both linears of a feed-forward module; an adapter around one is part of it."""
-    if hasattr(module, "net"):
-        return module.net[0].proj, module.net[2]
-    return module.linear_in, module.linear_out
+class Linears(NamedTuple):
+    """The linears of a feed-forward module; an adapter around one is part of it."""
+
+    up: Any
+    down: Any
+    gate: Any = None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a class of feed-forward modules, other than diffusers' ``FeedForward``, calls its parts.
+
+    Attributes:
+        up: its first linear.
+        down: its second one.
+        gate: the gate's linear, where the gate is no half of the first.
+        activation: a module; None where the class itself applies SiLU.
+    """
+
+    up: str
+    down: str
+    gate: str | None = None
+    activation: str | None = None
+
+
+# By file and name of the class: some share their name with diffusers' own.
+OWN_CLASSES: Mapping[str, Parts] = MappingProxyType(
+    {
+        "transformer_flux2.Flux2FeedForward": Parts("linear_in", "linear_out", None, "act_fn"),
+        "transformer_flux3.Flux3FeedForward": Parts("linear_in", "linear_out", None, "act_fn"),
+        "transformer_kandinsky.Kandinsky5FeedForward": Parts(
+            "in_layer", "out_layer", None, "activation"
+        ),
+        "transformer_qwenimage21.QwenImage21SwiGLUFeedForward": Parts(
+            "proj", "out", "gate_layer", "activation_fn"
+        ),
+        "transformer_z_image.FeedForward": Parts("w3", "w2", "w1"),
+    }
+)
+
+
+def parts_of(module: Any) -> Parts | None:
+    """What a module of `OWN_CLASSES` calls its parts; None of another."""
+    stock = stock_class(module)
+    return OWN_CLASSES.get(f"{stock.__module__.rpartition('.')[2]}.{stock.__name__}")
+
+
+def linears(module: Any) -> Linears:
+    """The linears of a feed-forward module."""
+    parts = parts_of(module)
+    if parts is None:
+        return Linears(module.net[0].proj, module.net[2])
+    gate = None if parts.gate is None else getattr(module, parts.gate)
+    return Linears(getattr(module, parts.up), getattr(module, parts.down), gate)
 
 
 def feed_forward_form(module: Any) -> Form | str:
     """What a feed-forward module computes between its linears, or why that is not supported."""
-    if stock_class(module).__name__ == "Flux2FeedForward":
-        first = module.act_fn
+    parts = parts_of(module)
+    if parts is not None and parts.activation is None:
+        return Form("silu", "apart")
+    if parts is not None:
+        first = getattr(module, parts.activation or "")
         form = activation_form(first)
+        if form is not None and parts.gate is not None:
+            form = Form(form.activation, "apart")
     else:
         first = module.net[0]
         ends = all(isinstance(layer, torch.nn.Dropout) for layer in module.net[3:])
@@ -354,7 +417,7 @@ def _first_layer_form(first: Any) -> Form | None:
 
 def activation_form(module: Any) -> Form | None:
     """What a module that may be a gated activation computes, None where we have no kernel."""
-    if stock_class(module).__name__ == "Flux2SwiGLU":
+    if stock_class(module).__name__ in ("Flux2SwiGLU", "Flux3SwiGLU"):
         return Form("silu", "first")
     activation = activation_of(module)
     return None if activation is None else Form(activation)

@@ -19,6 +19,7 @@ from chipsparse.pipelines.feed_forward import (
     ParallelFeedForward,
 )
 from chipsparse.pipelines.tensor_facts import TensorFacts
+from chipsparse.pipelines.timesteps import value_passed_as
 
 ATTENTION_ARGUMENTS = (
     "hidden_states",
@@ -48,6 +49,7 @@ class FluxAdapter(ModelAdapter):
     families = "FLUX.1: text and image to image, inpainting, Fill, control, ControlNet, Kontext"
     sparse_attention = "joint attention of double and single blocks"
     sparse_mlp = "feed-forward of the image tokens in double blocks, of all tokens in single ones"
+    shares_tokens = True
     guidance_argument = "true_cfg_scale"
     announces_guidance = False
     default_latents = 128
@@ -194,13 +196,8 @@ def undivided_timestep(timestep: Any, schedule: Any) -> float:
         timestep: what the transformer is called with, a number or a tensor of any shape.
         schedule: the scheduler's timesteps, or None.
     """
-    called = torch.as_tensor(timestep).max().cpu()
-    if schedule is not None:
-        values = torch.as_tensor(schedule).cpu()
-        (places,) = torch.nonzero(values.to(called.dtype) / TIMESTEP_SCALE == called, as_tuple=True)
-        if places.numel() == 1:
-            return float(values[places[0]])
-    return float(called) * TIMESTEP_SCALE
+    value = value_passed_as(timestep, schedule, lambda values: values / TIMESTEP_SCALE)
+    return float(torch.as_tensor(timestep).max()) * TIMESTEP_SCALE if value is None else value
 
 
 def grids_of(ids: torch.Tensor) -> tuple[Grid, ...] | None:

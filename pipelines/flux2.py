@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from chipsparse.pipelines.adapter import tagged
 from chipsparse.pipelines.feed_forward import (
     FeedForwardModule,
@@ -31,6 +29,8 @@ class Flux2Adapter(FluxAdapter):
     sparse_mlp = (
         "feed-forward (gated) of the image tokens in double blocks, of all tokens in single ones"
     )
+    shares_tokens = True
+    shares_guidance = True
     # Klein's guidance_scale is that of classifier-free guidance, dev's is an input of the model.
     guidance_argument = "true_cfg_scale"
     announces_guidance = True
@@ -62,15 +62,3 @@ class Flux2Adapter(FluxAdapter):
     def needs_mask(self, arguments: dict[str, Any]) -> bool:
         """Such a call is no plain attention, though its processors mask nothing."""
         return arguments.get("kv_cache_mode") is not None
-
-    def restore_order(self, module: Any, args: tuple[torch.Tensor, ...]) -> Any:
-        """As in `ModelAdapter`; the model may have dropped reference images that stood before."""
-        if self.split is not None:  # which refuses such calls
-            return super().restore_order(module, args)
-        if self.session.tile_order is None:
-            return None
-        hidden, *rest = args
-        _, inverse = self.session.tile_order
-        dropped = inverse.numel() - hidden.shape[1]
-        inverse = inverse[dropped:] - dropped
-        return (hidden.index_select(1, inverse.to(hidden.device)), *rest)

@@ -1,9 +1,12 @@
-"""HunyuanVideo (``HunyuanVideoTransformer3DModel``): text and image to video, SkyReels."""
+"""HunyuanVideo (``HunyuanVideoTransformer3DModel``), SkyReels, and FramePack's variant of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
 
 from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.feed_forward import (
@@ -11,7 +14,8 @@ from chipsparse.pipelines.feed_forward import (
     FeedForwardSite,
     ParallelFeedForward,
 )
-from chipsparse.pipelines.padded_text import PaddedTextAdapter, token_grid
+from chipsparse.pipelines.history import HistoryAdapter
+from chipsparse.pipelines.padded_text import PaddedTextAdapter, patch_of, token_grid
 
 TOKEN_REPLACE = "token_replace"
 
@@ -30,6 +34,7 @@ class HunyuanVideoAdapter(PaddedTextAdapter):
     families = "HunyuanVideo: text and image to video; SkyReels"
     sparse_attention = "joint attention of double and single blocks"
     sparse_mlp = "feed-forward of the video tokens in double blocks, of all tokens in single ones"
+    shares_tokens = True
     guidance_argument = "true_cfg_scale"
     announces_guidance = False
     least_text = 1  # its blocks count the text from the end of the sequence
@@ -38,7 +43,7 @@ class HunyuanVideoAdapter(PaddedTextAdapter):
     def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
         """Blocks modulate the tokens of a replaced first frame otherwise, by their place."""
         if config["image_condition_type"] != TOKEN_REPLACE:
-            return None
+            return super().why_not_split(config)
         return "it modulates the tokens of the first frame apart (token replace)"
 
     def self_attentions(self) -> list[Any]:
@@ -82,3 +87,48 @@ class HunyuanVideoAdapter(PaddedTextAdapter):
     @property
     def _single_blocks(self) -> list[Any]:
         return list(self._model.single_transformer_blocks)
+
+
+class FramePackAdapter(HistoryAdapter, HunyuanVideoAdapter):
+    """As HunyuanVideo, behind earlier frames in patches of three sizes; sections are generations.
+
+    The embedding of an image stands before the text, and counts as text.
+    """
+
+    transformer_class = "HunyuanVideoFramepackTransformer3DModel"
+    families = "HunyuanVideo FramePack: image to video, section by section"
+    sparse_mlp = (
+        "feed-forward of the video tokens, earlier frames included, in double blocks, of all "
+        "tokens in single ones"
+    )
+    present_indices = "indices_latents"
+    history: ClassVar[Mapping[str, tuple[int, int]]] = MappingProxyType(
+        {
+            "latents_clean": (1, 2),
+            "latents_history_2x": (2, 2),
+            "latents_history_4x": (4, 16),
+        }
+    )
+
+    @classmethod
+    def patch(cls, config: Mapping[str, Any], factor: int) -> Grid:
+        """Fixed in the model's code for earlier frames."""
+        if factor == 1:
+            return patch_of(config)
+        return factor, 2 * factor, 2 * factor
+
+    def kept_text(self, arguments: dict[str, Any]) -> dict[str, int]:
+        """As `PaddedTextAdapter`, with the image's tokens."""
+        return {**super().kept_text(arguments), "image_embeds": arguments["image_embeds"].shape[1]}
+
+    def install_tile_order(self) -> None:
+        """Hooks the inputs, the present frames' rotary embedding and the output norm."""
+        model, add = self._model, self._patches.add_hook
+        add(model.register_forward_pre_hook(self._prepare_inputs, with_kwargs=True))
+        add(model.register_forward_pre_hook(self._note_indices, with_kwargs=True))
+        add(model.rope.register_forward_hook(self._order_present, with_kwargs=True))
+        add(model.norm_out.register_forward_pre_hook(self.restore_order))
+
+    def ordered_places(self, output: Any, order: torch.Tensor) -> Any:
+        """Of cosines and sines, both ``[N, D]``."""
+        return tuple(part.index_select(0, order.to(part.device)) for part in output)

@@ -14,6 +14,7 @@ from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
 from chipsparse.pipelines.padded_text import PaddedTextAdapter, token_grid
 from chipsparse.pipelines.tensor_facts import TensorFacts
+from chipsparse.pipelines.timesteps import value_passed_as
 
 STOCK_PROCESSOR = "HunyuanVideo15AttnProcessor2_0"
 
@@ -89,6 +90,7 @@ class HunyuanVideo15Adapter(PaddedTextAdapter):
     families = "HunyuanVideo 1.5: text and image to video (from Python only)"
     sparse_attention = "joint attention"
     sparse_mlp = "feed-forward of the video tokens"
+    shares_tokens = True
     announces_guidance = False
     text_masks: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
@@ -139,13 +141,8 @@ class HunyuanVideo15Adapter(PaddedTextAdapter):
 
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
         """The scheduler's value that pipelines round to the latents' dtype."""
-        called = torch.as_tensor(timestep).max().cpu()
-        if schedule is not None:
-            values = torch.as_tensor(schedule).cpu()
-            (places,) = torch.nonzero(values.to(called.dtype) == called, as_tuple=True)
-            if places.numel() == 1:
-                return float(values[places[0]])
-        return float(called)
+        value = value_passed_as(timestep, schedule)
+        return float(torch.as_tensor(timestep).max()) if value is None else value
 
 
 def holds_image(embeds: torch.Tensor) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -15,7 +15,6 @@ from chipsparse.pipelines.processor_tags import ProcessorTaggingAdapter
 from chipsparse.pipelines.tensor_facts import TensorFacts
 
 MLP_RATIO = 4  # fixed in the model's code
-PROJECTIONS = 6  # q, k, v and out of self-attention; q and out of cross-attention
 
 
 class LTXAdapter(ProcessorTaggingAdapter):
@@ -30,10 +29,15 @@ class LTXAdapter(ProcessorTaggingAdapter):
     families = "LTX-Video: text and image to video, conditions"
     sparse_attention = "self-attention; cross-attention is left"
     sparse_mlp = "feed-forward"
+    shares_tokens = True
     guides_in_batch = True
 
+    projections: ClassVar[int] = (
+        6  # q, k, v and out of self-attention; q and out of cross-attention
+    )
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._grids_at = TensorFacts(lambda coordinates: grids_at(coordinates[0]))
+        self._grids_at = TensorFacts(lambda coordinates: grids_at(self.places(coordinates)))
         super().__init__(*args, **kwargs)
 
     def self_attentions(self) -> list[Any]:
@@ -53,10 +57,12 @@ class LTXAdapter(ProcessorTaggingAdapter):
         frames, rows, columns = (size // side for size, side in zip(latents, patch, strict=True))
         return cls._sizes(config, grids=((frames, rows, columns),), batch=batch)
 
-    @staticmethod
-    def _sizes(config: Mapping[str, Any], *, grids: tuple[Grid, ...], batch: int) -> ModelLayout:
+    @classmethod
+    def _sizes(
+        cls, config: Mapping[str, Any], *, grids: tuple[Grid, ...], batch: int
+    ) -> ModelLayout:
         width = MLP_RATIO * config["num_attention_heads"] * config["attention_head_dim"]
-        kind = LayerKind("block", config["num_layers"], width, projections=PROJECTIONS)
+        kind = LayerKind("block", config["num_layers"], width, projections=cls.projections)
         return ModelLayout(
             kinds=(kind,),
             heads=config["num_attention_heads"],
@@ -93,17 +99,26 @@ class LTXAdapter(ProcessorTaggingAdapter):
             return ((arguments["num_frames"], arguments["height"], arguments["width"]),)
         return self._grids_at(coordinates)
 
+    @staticmethod
+    def places(coordinates: torch.Tensor) -> torch.Tensor:
+        """Time, row and column ``[3, N]`` of the tokens, from what a call names for all samples."""
+        return coordinates[0]
+
     def _order_inputs(
         self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if not self.moves_tokens:
             return None
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
+        self.order_arguments(arguments)
+        return (), arguments
+
+    def order_arguments(self, arguments: dict[str, Any]) -> None:
+        """Puts the tokens among the transformer's arguments in order."""
         batch, tokens, _ = arguments["hidden_states"].shape
         arguments["hidden_states"] = self.ordered(arguments["hidden_states"], 1)
         if arguments["timestep"].numel() == batch * tokens:
             arguments["timestep"] = self.ordered(arguments["timestep"].view(batch, tokens), 1)
-        return (), arguments
 
     def _order_rotary(
         self, _module: Any, _args: Any, output: tuple[torch.Tensor, torch.Tensor]

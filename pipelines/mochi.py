@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -12,12 +12,13 @@ from diffusers.models.attention_processor import MochiAttnProcessor2_0
 
 from chipsparse.layers.state import StepState
 from chipsparse.layout import Grid, LayerKind, ModelLayout
-from chipsparse.pipelines.adapter import ModelAdapter, is_claimed
+from chipsparse.pipelines.adapter import is_claimed
 from chipsparse.pipelines.bridge import LayerCall
 from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
 from chipsparse.pipelines.patches import TAG
 from chipsparse.pipelines.processors import DispatchingProcessor, heads_apart, is_tag, normed
-from chipsparse.plan import SparsityPlan
+from chipsparse.pipelines.separate_lengths import SeparateLengths
+from chipsparse.pipelines.timesteps import value_passed_as
 
 ATTENTION_ARGUMENTS = ("hidden_states", "encoder_hidden_states", "attention_mask")
 GAPS = "the prompt's mask has gaps"
@@ -66,7 +67,7 @@ class MochiProcessor(DispatchingProcessor):
         return video, attn.to_add_out(text) if hasattr(attn, "to_add_out") else text
 
 
-class MochiAdapter(ModelAdapter):
+class MochiAdapter(SeparateLengths):
     """Joint attention and video feed-forward layers of all blocks, the text behind the video.
 
     No token sees the padding of a prompt. Pipelines guide with two samples in one call, and their
@@ -83,12 +84,10 @@ class MochiAdapter(ModelAdapter):
     families = "Mochi 1: text to video; guidance runs as branches of their own"
     sparse_attention = "joint attention"
     sparse_mlp = "feed-forward of the video tokens (gated)"
+    shares_tokens = True
 
-    calls_branches = False
     entry_blocks = "transformer_blocks"
-    _lengths: list[int] | None = None  # of the prompts in the call; None: not to be told
     _padded_length = 0
-    _branches = 1
 
     def self_attentions(self) -> list[Any]:
         """``attn1`` of every block."""
@@ -127,7 +126,7 @@ class MochiAdapter(ModelAdapter):
     def layout(self, arguments: dict[str, Any]) -> ModelLayout:
         """Sizes for latents ``[B, C, F, H, W]``; of the text, what is no padding."""
         batch, _, frames, rows, columns = arguments["hidden_states"].shape
-        lengths = [self._padded_length] if self._lengths is None else self._lengths
+        lengths = [self._padded_length] if self.lengths is None else self.lengths
         return self.planned_layout(
             self._model.config,
             latents=(frames, rows, columns),
@@ -158,57 +157,22 @@ class MochiAdapter(ModelAdapter):
         Mochi's timesteps rise. One that is in no schedule is told as its negative, because later
         steps have lower ones elsewhere.
         """
-        called = torch.as_tensor(timestep).max().cpu()
-        if schedule is not None:
-            values = torch.as_tensor(schedule).cpu()
-            (places,) = torch.nonzero(values.to(called.dtype) == called, as_tuple=True)
-            if places.numel() == 1:
-                return float(values[places[0]])
-        return -float(called)
+        value = value_passed_as(timestep, schedule)
+        return -float(torch.as_tensor(timestep).max()) if value is None else value
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
         """Only the stock processor knows what to do with a mask that has gaps."""
-        return GAPS if self._lengths is None else None
+        return GAPS if self.lengths is None else None
 
     def needs_mask(self, arguments: dict[str, Any]) -> bool:
         """As `why_attention_is_dense`."""
-        return self._lengths is None
+        return self.lengths is None
 
-    def branches(self) -> int:
-        """One for each length of prompt."""
-        return self._branches
-
-    # Calls with prompts of several lengths.
-
-    @torch.compiler.disable(recursive=False)
-    def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """As `ModelAdapter.call`, once for each length of prompt where anything may be sparse."""
-        arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
+    def prompt_lengths(self, arguments: dict[str, Any]) -> list[int] | None:
+        """What `prompt_lengths` makes of the call's mask."""
         mask = arguments["encoder_attention_mask"]
-        lengths = prompt_lengths(mask)
-        self._lengths, self._padded_length, self._branches = lengths, mask.shape[1], 1
-        distinct = list(dict.fromkeys(lengths or ()))
-        if len(distinct) < 2 or torch.is_grad_enabled() or self._runs_together(arguments):
-            return super().call(forward, args, kwargs)
-        self._branches = len(distinct)
-        position = {"name": "call", **self.named_position}
-        outputs, order = [], []
-        for length in distinct:
-            rows = [row for row, each in enumerate(lengths or ()) if each == length]
-            name = f"{position['name']} {','.join(map(str, rows))}"
-            self._lengths = [length] * len(rows)
-            with self._model.cache_context(**{**position, "name": name}):
-                result = super().call(forward, (), rows_of(arguments, rows, len(mask)))
-            outputs.append(result[0])
-            order += rows
-        output = torch.cat(outputs)[torch.tensor(order).argsort().to(mask.device)]
-        return self.wrap_output(output, arguments)
-
-    def _runs_together(self, arguments: dict[str, Any]) -> bool:
-        """Whether one process alone runs it, and no step of a generation can be sparse."""
-        if self.split is not None:
-            return False
-        return SparsityPlan(self.session.config, self.layout(arguments)).is_dense()
+        self._padded_length = mask.shape[1]
+        return prompt_lengths(mask)
 
     def attention(self, layer: int) -> LayerCall:
         """As `ModelAdapter.attention` of what is no padding; in the place of padding, zeros."""
@@ -221,15 +185,15 @@ class MochiAdapter(ModelAdapter):
         *states: torch.Tensor,
         **options: Any,
     ) -> torch.Tensor:
-        assert self._lengths is not None
+        assert self.lengths is not None
         samples, _, tokens, _ = states[0].shape
         has_text = self.split is None or self.split.has_text
         padded = self._padded_length if has_text else 0
         video = tokens - padded
-        together = len(set(self._lengths)) == 1
+        together = len(set(self.lengths)) == 1
         pieces = [(0, samples)] if together else [(row, row + 1) for row in range(samples)]
         outputs = []
-        for (first, end), length in zip(pieces, self._lengths, strict=False):
+        for (first, end), length in zip(pieces, self.lengths, strict=False):
             text = min(length, padded)
             valid = (each[first:end, :, : video + text] for each in states)
             output = attend(state, *valid, **options).transpose(1, 2)
@@ -273,13 +237,3 @@ def prompt_lengths(mask: torch.Tensor) -> list[int] | None:
     lengths = valid.sum(dim=1)
     behind = torch.arange(mask.shape[1]) >= lengths[:, None]
     return None if (valid & behind).any() else lengths.tolist()
-
-
-def rows_of(arguments: dict[str, Any], rows: list[int], batch: int) -> dict[str, Any]:
-    """The arguments of a call for some samples of a batch."""
-    return {
-        name: value[rows]
-        if isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == batch
-        else value
-        for name, value in arguments.items()
-    }

@@ -137,13 +137,17 @@ class PaddedTextAdapter(ModelAdapter):
             for each in (name, self.text_masks.get(name)):
                 if each is not None:
                     arguments[each] = arguments[each][:, :tokens]
-        if self.session.tile_order is not None:
+        order = self.video_order()
+        if order is not None:
             arguments["hidden_states"] = reorder_patches(
-                arguments["hidden_states"],
-                patch_of(self._model.config),
-                self.session.tile_order[0],
+                arguments["hidden_states"], patch_of(self._model.config), order
             )
         return (), arguments
+
+    def video_order(self) -> torch.Tensor | None:
+        """Order of the tokens that ``hidden_states`` make, int64 ``[N]``; None: unchanged."""
+        order = self.session.tile_order
+        return None if order is None else order[0]
 
     def _order_rotary(
         self, _module: Any, _args: Any, output: tuple[torch.Tensor, ...]

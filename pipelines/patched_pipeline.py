@@ -14,6 +14,7 @@ from typing import Any
 
 from chipsparse.config import FallbackError
 from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter
+from chipsparse.pipelines.denoising_loop import DenoisingLoop
 from chipsparse.pipelines.one_thread import OneThread
 from chipsparse.pipelines.patches import Patches, WholePatched
 from chipsparse.report.generation import GenerationReport
@@ -53,11 +54,15 @@ class PipelineCalls:
     Args:
         adapters: of its transformers, by the pipeline's names for them.
         report: that they share.
+        loop: the pipeline's denoising loop.
     """
 
-    def __init__(self, adapters: Mapping[str, ModelAdapter], report: GenerationReport) -> None:
+    def __init__(
+        self, adapters: Mapping[str, ModelAdapter], report: GenerationReport, loop: DenoisingLoop
+    ) -> None:
         self._adapters = adapters
         self._report = report
+        self._loop = loop
         self._turn = OneThread()
         for adapter in adapters.values():
             adapter.turn = self._turn
@@ -80,7 +85,7 @@ class PipelineCalls:
             RuntimeError: if another thread is calling it.
             FallbackError: if the run is strict and a transformer is not the one that was patched.
         """
-        with self._turn.only(type(pipe).__name__):
+        with self._turn.only(type(pipe).__name__), self._loop.watched():
             finished = False
             try:
                 self._check_transformers(pipe)

@@ -32,6 +32,7 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
     families = "Qwen-Image: text and image to image, inpainting, editing, ControlNet"
     sparse_attention = "joint attention"
     sparse_mlp = "feed-forward of the image tokens"
+    shares_tokens = True
     guidance_argument = "true_cfg_scale"
     announces_guidance = False
     default_latents = 128
@@ -103,7 +104,7 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
     def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
         """Blocks may modulate the tokens of reference images otherwise, by their place."""
         if not config.get("zero_cond_t", False):
-            return None
+            return super().why_not_split(config)
         return "it modulates the tokens of its reference images apart (zero_cond_t)"
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:

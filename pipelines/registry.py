@@ -8,29 +8,55 @@ from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.cogvideox import CogVideoXAdapter
 from chipsparse.pipelines.flux import ChromaAdapter, FluxAdapter
 from chipsparse.pipelines.flux2 import Flux2Adapter
+from chipsparse.pipelines.flux3 import Flux3Adapter
 from chipsparse.pipelines.generic import GenericAdapter
-from chipsparse.pipelines.hunyuan_video import HunyuanVideoAdapter
+from chipsparse.pipelines.helios import HeliosAdapter
+from chipsparse.pipelines.hunyuan_video import FramePackAdapter, HunyuanVideoAdapter
 from chipsparse.pipelines.hunyuan_video15 import HunyuanVideo15Adapter
+from chipsparse.pipelines.kandinsky import Kandinsky5Adapter, Kandinsky6Adapter
 from chipsparse.pipelines.ltx import LTXAdapter
+from chipsparse.pipelines.ltx2 import LTX2Adapter
+from chipsparse.pipelines.minimax_h3 import MiniMaxH3Adapter
 from chipsparse.pipelines.mochi import MochiAdapter
 from chipsparse.pipelines.qwen_image import QwenImageAdapter
+from chipsparse.pipelines.qwen_image21 import QwenImage21Adapter
 from chipsparse.pipelines.stable_diffusion3 import StableDiffusion3Adapter
 from chipsparse.pipelines.wan import WanAdapter
+from chipsparse.pipelines.wan_kin import (
+    ChronoEditAdapter,
+    SkyReelsV2Adapter,
+    WanAnimateAdapter,
+    WanVACEAdapter,
+)
+from chipsparse.pipelines.z_image import ZImageAdapter
 
 ADAPTERS: dict[str, type[ModelAdapter]] = {
     adapter.transformer_class: adapter
     for adapter in (
         WanAdapter,
+        WanVACEAdapter,
+        WanAnimateAdapter,
+        SkyReelsV2Adapter,
+        ChronoEditAdapter,
+        HeliosAdapter,
         FluxAdapter,
         ChromaAdapter,
         CogVideoXAdapter,
         MochiAdapter,
         StableDiffusion3Adapter,
         Flux2Adapter,
+        Flux3Adapter,
         QwenImageAdapter,
+        QwenImage21Adapter,
+        ZImageAdapter,
         LTXAdapter,
+        LTX2Adapter,
+        Kandinsky5Adapter,
+        Kandinsky6Adapter,
         HunyuanVideoAdapter,
+        FramePackAdapter,
         HunyuanVideo15Adapter,
+        MiniMaxH3Adapter,
     )
 }
 

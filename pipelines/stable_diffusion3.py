@@ -73,6 +73,7 @@ class StableDiffusion3Adapter(ModelAdapter):
     families = "Stable Diffusion 3 and 3.5: text and image to image, inpainting, ControlNet"
     sparse_attention = "joint attention; the second one of 3.5 medium (attn2) is left dense"
     sparse_mlp = "feed-forward of the image tokens"
+    shares_tokens = True
     guides_in_batch = True
     default_latents = 128
     entry_blocks = "transformer_blocks"
@@ -155,7 +156,7 @@ class StableDiffusion3Adapter(ModelAdapter):
     def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
         """The second attention of dual layers would see this process's image tokens alone."""
         if not config["dual_attention_layers"]:
-            return None
+            return super().why_not_split(config)
         return "its second attention (attn2, in dual layers) is not exchanged between them"
 
     def _order_image(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:

@@ -26,14 +26,20 @@ class WanAdapter(ModelAdapter):
     transformer_class = "WanTransformer3DModel"
     families = "Wan 2.1 and 2.2, with one expert or two: text, image and video to video"
     sparse_attention = "self-attention; cross-attention is left"
+    shares_tokens = True
+    shares_guidance = True
+
+    def blocks(self) -> list[Any]:
+        """The transformer blocks, in layer order."""
+        return list(self._model.blocks)
 
     def self_attentions(self) -> list[Any]:
         """``attn1`` of every block."""
-        return [block.attn1 for block in self._model.blocks]
+        return [block.attn1 for block in self.blocks()]
 
     def feed_forwards(self) -> list[FeedForwardSite]:
         """``ffn`` of every block."""
-        return [FeedForwardModule(block, "ffn") for block in self._model.blocks]
+        return [FeedForwardModule(block, "ffn") for block in self.blocks()]
 
     @classmethod
     def planned_layout(
@@ -43,14 +49,25 @@ class WanAdapter(ModelAdapter):
         frames, rows, columns = (
             size // patch for size, patch in zip(latents, config["patch_size"], strict=True)
         )
-        kind = LayerKind("block", config["num_layers"], config["ffn_dim"], projections=PROJECTIONS)
         return ModelLayout(
-            kinds=(kind,),
+            kinds=cls.kinds(config),
             heads=config["num_attention_heads"],
             head_dim=config["attention_head_dim"],
             batch=batch,
-            grids=((frames, rows, columns),),
+            grids=cls.grids((frames, rows, columns)),
         )
+
+    @classmethod
+    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
+        """The kinds of `blocks`, in the same order."""
+        return (
+            LayerKind("block", config["num_layers"], config["ffn_dim"], projections=PROJECTIONS),
+        )
+
+    @classmethod
+    def grids(cls, tokens: Grid) -> tuple[Grid, ...]:
+        """What is put in order by itself: the whole video of so many frames, rows and columns."""
+        return (tokens,)
 
     def layout(self, arguments: dict[str, Any]) -> ModelLayout:
         """Sizes for latents ``[B, C, F, H, W]``."""

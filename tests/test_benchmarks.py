@@ -200,6 +200,21 @@ def test_each_kernel_op_is_measured(op, tmp_path, capsys):
         assert [record["block_size"] for record in found] == [64, 128, 64, 128]
 
 
+def test_attention_in_fp8_is_measured_beside_the_16_bit_kernel(tmp_path):
+    code, found = dry_run(tmp_path, "--op", "fp8_attention", "--case", "odd")
+    assert code == 0
+    assert [record["op"] for record in found] == [
+        "fp8_quantization",
+        "fp8_dense_attention",
+        "fp8_dense_attention_column_sums",
+        "dense_attention_column_sums",
+    ]
+    assert {record["baseline"] for record in found} == {"dense sdpa"}
+    for record in found[1:3]:
+        assert 1e-2 < record["rel_error"] < 8e-2  # random values cancel, their rounding does not
+        assert record["kernel_error"] == record["lse_error"] == 0  # the reference against itself
+
+
 @pytest.mark.parametrize("rule", ["merge", "difference"])
 def test_delta_rules_are_measured(rule, tmp_path):
     code, found = dry_run(
@@ -211,7 +226,9 @@ def test_delta_rules_are_measured(rule, tmp_path):
     assert [(record["delta_rule"], record["density"]) for record in found] == [(rule, 0.1)]
 
 
-@pytest.mark.parametrize("op", ["dense_attention_column_sums", "column_selection"])
+@pytest.mark.parametrize(
+    "op", ["dense_attention_column_sums", "fp8_dense_attention_column_sums", "column_selection"]
+)
 def test_sums_that_do_not_fit_are_measured_head_by_head(op, tmp_path):
     code, found = dry_run(tmp_path, "--op", op, "--case", "odd", "--transient-gb", "0.000001")
     assert code == 0
@@ -539,6 +556,7 @@ def pipeline_run(folder, op, *arguments):
     return code, json.loads(path.read_text()) if path.exists() else []
 
 
+@pytest.mark.slow
 def test_quality_of_images_is_measured(image_model, monkeypatch):
     monkeypatch.setattr(quality, "IMAGE_KEEP_FRACTIONS", (0.1, 0.3, 0.5))
     monkeypatch.setattr(quality, "DRIFT_KEEP_FRACTIONS", (0.3,))

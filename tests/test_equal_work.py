@@ -87,12 +87,15 @@ def test_the_work_of_sparse_steps_is_what_pytorch_computes(make, rule):
     assert dense.of_report(handle.report) == pytest.approx(counter.multiply_adds, rel=0.01)
 
 
-SOME = {
+# One that skips blocks and one that skips attention; the others are slow tests.
+QUICK = {
     ("MagCache", "first 10%, at most 5 skipped", "threshold 0.5"),
+    ("TaylorSeer", "attention, first 3, order 1", "every 3"),
+}
+OTHERS = {
     ("SeaCache", "order 1, first 1, at most 3 skipped", "threshold 1"),
     ("FirstBlockCache", "", "threshold 0.4"),
     ("TaylorSeer", "whole steps, first 3, order 1", "every 3"),
-    ("TaylorSeer", "attention, first 3, order 1", "every 3"),
     ("PAB", "timesteps 950 to 0", "every 3"),
     ("FasterCache", "timesteps 950 to 0", "every 3"),
 }
@@ -108,7 +111,13 @@ def dense_work(wan):
     return DenseWork.measured(wan.transformer, lambda: generate(wan, 2))
 
 
-@pytest.mark.parametrize("name", sorted(SOME), ids=lambda name: ", ".join(name))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in OTHERS), id=", ".join(name))
+        for name in sorted(QUICK | OTHERS)
+    ],
+)
 def test_the_work_of_caches_is_what_pytorch_computes(name, wan, dense_work):
     """Compiled beneath their hooks, too, where they give the same and leave nothing behind."""
     (entry,) = (
@@ -409,6 +418,7 @@ def test_settings_are_chosen_on_one_prompt_and_compared_on_others(folder, capsys
     assert run(folder, "first.json", *known, "--part", "0/2", *FEW) == (0, first)
 
 
+@pytest.mark.slow
 def test_blocks_are_compiled_and_warm_before_anything_is_timed(folder, monkeypatch):
     """All that is compiled is compiled in the warm-up, for every kind of patch."""
     graphs = []

@@ -1,16 +1,14 @@
 """The benchmark of whole transformers: dry runs at tiny size, on values that can be checked."""
 
 import json
-import subprocess
-import sys
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import breakdown_figure, full_size, step_breakdown
+from benchmarks.__main__ import main
 from benchmarks.full_models import (
     MODELS,
     STEPS,
@@ -20,7 +18,6 @@ from benchmarks.full_models import (
 )
 from chipsparse.profiles.qualities import QUALITIES
 
-ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
 
 
@@ -43,7 +40,14 @@ def measure(case, *, qualities=QUALITIES, **options):
     return measured, measured.records(**{"whole": False, "all_dense": False, **options})
 
 
-@pytest.mark.parametrize("case", MODELS)
+# One with joint attention and one with guidance in two calls; the others are slow tests.
+QUICK = {"flux_1280x768", "wan1b_480p"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in MODELS],
+)
 def test_records_of_a_small_model(case, uncompiled):
     measured, records = measure(case)
     assert [record["schedule"] for record in records] == list(QUALITIES)
@@ -138,18 +142,11 @@ def test_blocks_and_hooks_are_put_back():
     assert not any(block.attn._forward_pre_hooks for block in transformer.transformer_blocks)
 
 
-def test_an_unknown_case_names_the_known_ones(tmp_path):
-    command = ["--op", "full_size", "--case", "sora", "--device", "cpu", "--small"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", *command],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode != 0
-    assert "no model for the case 'sora'" in done.stdout + done.stderr
-    assert "wan14b_720p" in done.stdout + done.stderr
+def test_an_unknown_case_names_the_known_ones(capsys):
+    assert main(["--op", "full_size", "--case", "sora", "--device", "cpu", "--small"]) == 1
+    said = "".join(capsys.readouterr())
+    assert "no model for the case 'sora'" in said
+    assert "wan14b_720p" in said
 
 
 # Where the time goes.

@@ -16,7 +16,8 @@ PACKAGE = (*LIBRARY, "cli")
 BESIDE = ("benchmarks", "docs", "tests", "assets")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-FOR_USERS = sorted(EXTRAS.keys() - {"test", "dev"})
+FOR_TESTS = ("test", "test-quantized")
+FOR_USERS = sorted(EXTRAS.keys() - {*FOR_TESTS, "dev"})
 # Modules that are not called as the package that has them.
 MODULES = {"markdown_it_py": "markdown_it", "pillow": "PIL", "pyyaml": "yaml"}
 PLUGINS = {"pytest_xdist"}  # which nobody imports
@@ -93,6 +94,6 @@ def test_what_an_extra_has_is_imported_and_not_in_the_core(extra):
 
 
 def test_what_is_beside_the_package_imports_what_tests_install():
-    declared = CORE | modules(EXTRAS["test"])
-    assert of_others(*BESIDE) <= declared
-    assert of_others(*BESIDE) >= modules(EXTRAS["test"]) - PLUGINS
+    installed = {name for extra in FOR_TESTS for name in modules(EXTRAS[extra])}
+    assert of_others(*BESIDE) <= CORE | installed
+    assert of_others(*BESIDE) >= installed - PLUGINS

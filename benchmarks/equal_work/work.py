@@ -126,7 +126,7 @@ def _more_than_dense(layer: LayerRecord, plan: SparsityPlan) -> float:
 
 def _attention(layer: LayerRecord, plan: SparsityPlan) -> float:
     config, layout = plan.config.attention, plan.layout
-    dense = 2.0 * layout.batch * layout.tokens**2 * layout.channels
+    dense = 2.0 * layout.batch * len(layout.query_rows) * layout.tokens * layout.channels
     if layer.action is Action.SPARSE:
         return dense * (layer.kept - 1)
     if layer.action is not Action.REFRESH:
@@ -139,7 +139,7 @@ def _attention(layer: LayerRecord, plan: SparsityPlan) -> float:
 
 def _mlp(layer: LayerRecord, plan: SparsityPlan) -> float:
     layout, kind = plan.layout, plan.layout.kind(layer.layer)
-    tokens, width = layout.mlp_tokens(layer.layer), layout.channels * kind.intermediate_size
+    tokens, width = layout.mlp_tokens(layer.layer), layout.width * kind.intermediate_size
     dense = float(layout.batch * tokens * width * kind.mlp_linears)
     blocks = layout.batch * block_count(tokens, plan.config.mlp.block_size)
     means = float(blocks * width * (kind.mlp_linears - 1))  # neurons are chosen by block means

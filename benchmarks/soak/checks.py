@@ -120,6 +120,7 @@ class Memory:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        gc.unfreeze()  # what another one froze is not among the collector's objects
         # Of diffusers' functions that remember tensors, and the modules that made them.
         self._remembering = [
             each

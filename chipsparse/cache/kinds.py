@@ -86,7 +86,7 @@ def kind_bytes(
         config: has the block sizes and shares.
         dtype: of the hidden states.
     """
-    tokens, rows = layout.tokens, layout.mlp_tokens(layer)
+    tokens, rows = len(layout.query_rows), layout.mlp_tokens(layer)
     neurons = layout.kind(layer).intermediate_size
     mlp_groups = block_count(rows, config.mlp.block_size)
     blocks = block_count(tokens, config.attention.block_size_q)
@@ -95,11 +95,11 @@ def kind_bytes(
         "lse": layout.own_heads * tokens * SOFTMAX_BYTES,
         "lse_dense": layout.own_heads * tokens * SOFTMAX_BYTES,
         "kept_mass": layout.own_heads * tokens * SOFTMAX_BYTES,
-        "columns": layout.own_heads * blocks * -(-tokens // 8),
+        "columns": layout.own_heads * blocks * -(-layout.tokens // 8),
         "residual": layout.own_attention_channels * tokens * dtype.itemsize,
         "drift": layout.own_attention_channels * tokens * dtype.itemsize,
         "activation": neurons * padded_rows * dtype.itemsize,
-        "output": layout.channels * rows * dtype.itemsize,
+        "output": layout.width * rows * dtype.itemsize,
         "mean": mlp_groups * neurons * SOFTMAX_BYTES,
     }
     return layout.batch * per_sample[kind]
@@ -112,9 +112,7 @@ def saved_work(part: Part, layer: int, *, layout: ModelLayout, config: SparsityC
         return 0.0
     if part == "attention":
         kept = min(1.0, kept + config.attention.random_fraction)
-        whole = 4.0 * layout.tokens**2 * layout.own_attention_channels
+        whole = 4.0 * len(layout.query_rows) * layout.tokens * layout.own_attention_channels
     else:
-        whole = (
-            4.0 * layout.mlp_tokens(layer) * layout.channels * layout.kind(layer).intermediate_size
-        )
+        whole = 4.0 * layout.mlp_tokens(layer) * layout.width * layout.kind(layer).intermediate_size
     return layout.batch * whole * (1 - kept)

@@ -263,18 +263,20 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, captured: int = 0) 
     config, layout = plan.config, plan.layout
     tokens, heads = layout.tokens, layout.batch * layout.own_heads
     token = layout.batch * layout.own_tokens * dtype.itemsize
-    hidden = token * layout.channels
+    hidden, heads_side_by_side = token * layout.width, token * layout.channels
     mlp = max(
         MLP_TENSORS * hidden + token * kind.intermediate_size * kind.mlp_linears
         for kind in layout.kinds
     )
-    attention, kept_lists, gathered = ATTENTION_TENSORS * hidden, 0, 0
+    attention, kept_lists, gathered = ATTENTION_TENSORS * heads_side_by_side, 0, 0
     if layout.share is not None:
-        attention += EXCHANGE_TENSORS * hidden
-        gathered = GATHERED_TENSORS * layout.batch * tokens * layout.channels * dtype.itemsize
+        attention += EXCHANGE_TENSORS * heads_side_by_side
+        gathered = GATHERED_TENSORS * layout.batch * tokens * layout.width * dtype.itemsize
+    if config.attention.precision == "fp8":
+        attention += 3 * heads * tokens * layout.head_dim
     sparse = [layer for layer in range(layout.layers) if plan.is_sparse(layer, "attention")]
     if sparse:
-        blocks = block_count(tokens, config.attention.block_size_q)
+        blocks = block_count(len(layout.query_rows), config.attention.block_size_q)
         sums = heads * blocks * tokens * min(dtype.itemsize, 4)
         kept = max(plan.attention_keep_count(layer) for layer in sparse)
         kept += plan.attention_random_count()
@@ -284,7 +286,7 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, captured: int = 0) 
         if config.attention.delta_rule == "merge":
             whole = TRANSIENT_TENSORS * 4 * heads * tokens * layout.head_dim
             attention += min(whole, TRANSIENT_BYTES)
-        attention += hidden if config.attention.forecast > 0 else 0
+        attention += heads_side_by_side if config.attention.forecast > 0 else 0
         attention += blocks * tokens if config.attention.local_blocks is not None else tokens
         if lists <= LISTS_BYTES:
             kept_lists = BRANCHES * layout.layers * lists

@@ -6,6 +6,7 @@ on GPU Kernel Optimizations and Systems", part III, 2025); the ``merge`` rule is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import torch
 
 from chipsparse.cache.tensors import AttentionCache
 from chipsparse.common.device_number import DeviceNumber
-from chipsparse.config import AttentionConfig
+from chipsparse.config import AttentionConfig, Precision
 from chipsparse.kernels.checks import block_count, ranges
 from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import (
@@ -25,9 +26,12 @@ from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
 from chipsparse.kernels.dense_attention_column_sums.reference import column_sums_dtype
 from chipsparse.kernels.dispatch import Choice, kind_of
+from chipsparse.kernels.fp8_dense_attention import fp8_dense_attention
 from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.kernels.merge_residual import merge_residual
 from chipsparse.layers.column_budget import LISTS_BYTES, AttentionBudget
+from chipsparse.layers.exact_rows import apart, joined
+from chipsparse.layers.fp8_attention import fp8_choices, fp8_full_attention, fp8_tensors
 from chipsparse.layers.state import Shared, StepState
 from chipsparse.plan import Action, SparsityPlan
 
@@ -53,11 +57,16 @@ class _Choice:
     plan: SparsityPlan
 
 
+# So many-th keys tell the LSE of a first refresh: benchmarks/notes/few_steps.md.
+SAMPLED_KEYS = 16
+
+
 class AttentionLayer:
     """Self-attention of one transformer block: what it does at a step, and from which cache.
 
-    The guidance branches that refresh at a step keep the same columns, those that the first of them
-    chose: guidance multiplies what the branches differ in, and so what each misses alone.
+    The guidance branches that refresh at a step keep the same columns: guidance multiplies what
+    they differ in, and so what each misses alone. Where each is a call of its own, these are the
+    columns that the first of them chose.
 
     Args:
         number: of the transformer block, from 0.
@@ -82,7 +91,7 @@ class AttentionLayer:
         scale: float | None,
         unpatched: Unpatched,
     ) -> torch.Tensor:
-        """Attention as the open call wants it.
+        """Attention as the open call wants it; rows that the layout wants exact see all columns.
 
         Args:
             state: of the open call; None where there is none.
@@ -92,28 +101,30 @@ class AttentionLayer:
             scale: factor of the scores, None for ``D ** -0.5``.
             unpatched: computes query, key, value and scale as the model would without chipsparse.
         """
-        if state is None or not state.caching:
-            return unpatched(query, key, value, scale)
         shared, config = self._shared, self._shared.config.attention
+        if state is None or not (state.caching or config.precision == "fp8"):
+            return unpatched(query, key, value, scale)
+        if not state.caching:
+            self._choices(query, key, value)  # which reports them
+            return self._dense(query, key, value, scale, unpatched)
+        layout = state.plan.layout
         dense = state.dense.get((self.number, "attention"))
         with shared.recorder.watch(self.number, "attention", dense) as entry:
             if entry.reason is not None:
-                return unpatched(query, key, value, scale)
-            choices = shared.recorder.choices(
-                ("attention", *kind_of(query, key, value)),
-                lambda: backend_choices(
-                    query, key, value, block_size_q=config.block_size_q, backend=shared.backend
-                ),
-            )
+                if config.precision == "fp8":
+                    entry.backend = _backend_name(self._choices(query, key, value), Action.DENSE)
+                return self._dense(query, key, value, scale, unpatched)
+            query, exact = apart(query, layout, 2)
+            choices = self._choices(query, key, value)
             entry.action = self._decide(state)
             kinds, ahead = (
                 shared.caches.reads("attention", action) for action in (entry.action, state.action)
             )
             caches = shared.caches
             with caches.acquire(state.branch, self.number, "attention", kinds, ahead) as cache:
-                entry.backend = choices[MAIN_OPS[entry.action]].backend.name
+                entry.backend = _backend_name(choices, entry.action)
                 if entry.action is Action.DENSE:
-                    return dense_step(
+                    output = dense_step(
                         cache,
                         query,
                         key,
@@ -121,24 +132,62 @@ class AttentionLayer:
                         scale=scale,
                         backend=shared.backend,
                         kernels=shared.kernels,
+                        precision=config.precision,
                     )
-                if entry.action is not Action.SPARSE:
+                elif entry.action is Action.SPARSE:
+                    entry.computed = cache.kept_fraction
+                    output = sparse_step(
+                        cache,
+                        query,
+                        key,
+                        value,
+                        config=config,
+                        scale=scale,
+                        backend=shared.backend,
+                        choices=choices,
+                        step=state.context.step,
+                    )
+                else:
                     columns = self._columns_of_another_branch(state, query, key)
                     if columns is not None:
-                        entry.backend = choices["dense_attention"].backend.name
-                    return self._refresh(state, cache, query, key, value, scale, columns)
-                entry.computed = cache.kept_fraction
-                return sparse_step(
-                    cache,
-                    query,
-                    key,
-                    value,
-                    config=config,
-                    scale=scale,
-                    backend=shared.backend,
-                    choices=choices,
-                    step=state.context.step,
-                )
+                        entry.backend = _backend_name(choices, Action.DENSE)
+                    output = self._refresh(state, cache, query, key, value, scale, columns)
+            if exact is None:
+                return output
+            seen = unpatched(exact, key, value, scale)
+            # In the order of memory that models want, so that nothing is copied twice.
+            return joined(output.transpose(1, 2), seen.transpose(1, 2), layout).transpose(1, 2)
+
+    def _choices(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> Mapping[str, Choice]:
+        """The backends of all operations on tensors of this kind, chosen and reported once."""
+        shared, config = self._shared, self._shared.config.attention
+        return shared.recorder.choices(
+            ("attention", *kind_of(query, key, value)),
+            lambda: backend_choices(
+                query,
+                key,
+                value,
+                block_size_q=config.block_size_q,
+                backend=shared.backend,
+                precision=config.precision,
+            ),
+        )
+
+    def _dense(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float | None,
+        unpatched: Unpatched,
+    ) -> torch.Tensor:
+        """Full attention of which nothing is recorded."""
+        if self._shared.config.attention.precision != "fp8":
+            return unpatched(query, key, value, scale)
+        output, _ = fp8_full_attention(query, key, value, scale=scale, backend=self._shared.backend)
+        return output
 
     def _decide(self, state: StepState) -> Action:
         """What the layer does: more than the step for one passed over (by a block cache, say)."""
@@ -148,6 +197,8 @@ class AttentionLayer:
             return shared.caches.has(branch, self.number, kind)
 
         if not recorded("lse"):
+            if state.action is Action.REFRESH and state.plan.schedule.is_few:
+                return Action.REFRESH  # with an estimated LSE
             return shared.recorder.catch_up(self.number, "attention", Action.DENSE)
         if state.action is not Action.SPARSE:
             return state.action
@@ -242,13 +293,22 @@ def backend_choices(
     *,
     block_size_q: int,
     backend: str | None,
+    precision: Precision = "auto",
 ) -> dict[str, Choice]:
-    """The backend that each operation on these tensors runs on, and why not on others."""
+    """The backend that each operation on these tensors runs on, and why not on others.
+
+    Raises:
+        ConfigError: full attention cannot run in this precision.
+    """
     # What decides about column sums and packed bits is their dtype and device alone.
     sums = query.new_empty(0, dtype=column_sums_dtype(query))
     packed = query.new_empty(0, dtype=torch.uint8)
     in_blocks = (query, key, value, block_size_q)
+    in_full = {}
+    if precision == "fp8":
+        in_full = fp8_choices(query, key, value, block_size_q=block_size_q, backend=backend)
     return {
+        **in_full,
         "dense_attention": dense_attention.choose(query, key, value, backend=backend),
         "dense_attention_column_sums": dense_attention_column_sums.choose(
             *in_blocks, backend=backend
@@ -257,6 +317,13 @@ def backend_choices(
         "packed_to_indices": packed_to_indices.choose(packed, backend=backend),
         "column_sparse_attention": column_sparse_attention.choose(*in_blocks, backend=backend),
     }
+
+
+def _backend_name(choices: Mapping[str, Choice], action: Action) -> str:
+    """What computes an action's attention, as the report names it."""
+    if action is not Action.SPARSE and "fp8_dense_attention" in choices:
+        return f"{choices['fp8_dense_attention'].backend.name} fp8"
+    return choices[MAIN_OPS[action]].backend.name
 
 
 def dense_step(
@@ -268,12 +335,47 @@ def dense_step(
     scale: float | None,
     backend: str | None,
     kernels: FastestKernel | None = None,
+    precision: Precision = "auto",
 ) -> torch.Tensor:
     """Full attention; records the log-sum-exp (LSE). All tensors are ``[B, H, N, D]``."""
-    output, cache.lse = dense_attention(
-        query, key, value, scale=scale, kernels=kernels, backend=backend
-    )
+    if precision == "fp8":
+        output, cache.lse = fp8_full_attention(query, key, value, scale=scale, backend=backend)
+    else:
+        output, cache.lse = dense_attention(
+            query, key, value, scale=scale, kernels=kernels, backend=backend
+        )
     return output
+
+
+def estimated_lse(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scale: float | None = None,
+    every: int = SAMPLED_KEYS,
+    backend: str | None = None,
+    kernels: FastestKernel | None = None,
+) -> torch.Tensor:
+    """The log-sum-exp (LSE) of each row, float32 ``[B, H, N]``, from every so many-th key alone.
+
+    Takes ``1 / every`` of the time of full attention. Good enough to weigh column sums: in a query
+    block it decides how much each row says, and nothing else depends on it.
+
+    Args:
+        query: ``[B, H, N, D]``, as are key and value.
+        key: as query.
+        value: as query.
+        scale: factor of the scores, None for ``D ** -0.5``.
+        every: distance of the keys; fewer where there are not as many.
+        backend: that is forced, or None.
+        kernels: chooses the fastest library kernel.
+    """
+    some_key, some_value = (states[:, :, ::every].contiguous() for states in (key, value))
+    _, lse = dense_attention(
+        query, some_key, some_value, scale=scale, kernels=kernels, backend=backend
+    )
+    return lse + math.log(key.shape[2] / some_key.shape[2])
 
 
 def refresh_step(
@@ -295,10 +397,10 @@ def refresh_step(
     Columns that were chosen before, packed as in ``cache.columns``, are kept as they are; that
     takes no sums, and ``kernels`` may choose how to compute the attention.
 
-    The column sums are weighed with the LSE of the previous dense step
-    (``cache.lse``), which must be there. Where the budget has no capacity, the host waits once for
-    the length of the longest list (``cache.capacity``); where it has one, ``cache.longest`` tells
-    later whether that was enough.
+    The column sums are weighed with the LSE of the previous dense step (``cache.lse``), or with an
+    estimate where there was none (`estimated_lse`). Where the budget has no capacity, the host
+    waits once for the length of the longest list (``cache.capacity``); where it has one,
+    ``cache.longest`` tells later whether that was enough.
 
     With a forecast, a refresh after the first also computes what a sparse step would have given at
     this ``step``, with the columns and the residual of the refresh before; what that lacks is the
@@ -310,11 +412,24 @@ def refresh_step(
             cache, query, key, value, config=config, scale=scale, backend=backend
         )
     if columns is None:
+        if cache.lse is None:
+            cache.lse = estimated_lse(
+                query, key, value, scale=scale, backend=backend, kernels=kernels
+            )
         output = _choose_columns(
             cache, query, key, value, config=config, budget=budget, scale=scale, backend=backend
         )
     else:
-        output = dense_step(cache, query, key, value, scale=scale, backend=backend, kernels=kernels)
+        output = dense_step(
+            cache,
+            query,
+            key,
+            value,
+            scale=scale,
+            backend=backend,
+            kernels=kernels,
+            precision=config.precision,
+        )
         cache.columns = columns
     cache.capacity = budget.capacity
     counts = record_residual(
@@ -388,24 +503,40 @@ def _choose_columns(
     """Full attention with column sums; records the LSE and the columns chosen.
 
     Goes over as many heads at a time as ``config.column_sums_bytes`` allows for their column sums.
+    Guidance branches in one batch keep the same columns, chosen by what they sum to together.
     """
     assert cache.lse is not None
     batch, heads, tokens, _ = query.shape
     blocks, columns = block_count(tokens, config.block_size_q), key.shape[2]
     head_bytes = batch * blocks * columns * column_sums_dtype(query).itemsize
     chunks = list(ranges(heads, head_bytes, config.column_sums_bytes))
+    rounded = None
+    if config.precision == "fp8":
+        rounded = fp8_tensors(query, key, value, scale=scale, backend=backend)
 
     def attend(first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         assert cache.lse is not None
-        output, lse, column_sums = dense_attention_column_sums(
-            query[:, first:last],
-            key[:, first:last],
-            value[:, first:last],
-            cache.lse[:, first:last],
-            block_size_q=config.block_size_q,
-            scale=scale,
-            backend=backend,
-        )
+        column_sums: torch.Tensor | None
+        if rounded is not None:
+            output, lse, column_sums = fp8_dense_attention(
+                rounded.heads(first, last),
+                lse_previous=cache.lse[:, first:last],
+                block_size_q=config.block_size_q,
+                backend=backend,
+            )
+            assert column_sums is not None
+        else:
+            output, lse, column_sums = dense_attention_column_sums(
+                query[:, first:last],
+                key[:, first:last],
+                value[:, first:last],
+                cache.lse[:, first:last],
+                block_size_q=config.block_size_q,
+                scale=scale,
+                backend=backend,
+            )
+        if budget.branches > 1:
+            column_sums = column_sums.unflatten(0, (budget.branches, -1)).sum(0)
         chosen = column_selection(
             column_sums,
             keep_count=budget.keep_count,
@@ -415,6 +546,8 @@ def _choose_columns(
             first_head=budget.first_head + first,
             backend=backend,
         )
+        if budget.branches > 1:
+            chosen = chosen.repeat(budget.branches, 1, 1, 1)
         return output, lse, chosen
 
     if len(chunks) == 1:

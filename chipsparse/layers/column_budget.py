@@ -9,6 +9,7 @@ import torch
 from bitarray import frozenbitarray
 
 from chipsparse.config import AttentionConfig, SparsityConfig
+from chipsparse.kernels.checks import block_count
 from chipsparse.layers.kept_columns import KeptColumns, read_kept_columns
 from chipsparse.layers.static_columns import static_mask
 from chipsparse.layout import ModelLayout
@@ -37,6 +38,7 @@ class AttentionBudget:
         capacity: entries that the lists of columns get; None for as many as the longest needs, for
             which the host waits.
         first_head: number of the first head, where these are not all of the layer's.
+        branches: guidance branches that the batch holds, which keep the same columns.
     """
 
     keep_count: int
@@ -46,6 +48,7 @@ class AttentionBudget:
     static_count: int = 0
     capacity: int | None = None
     first_head: int = 0
+    branches: int = 1
 
     @property
     def most_columns(self) -> int:
@@ -65,6 +68,7 @@ def static_columns(
     *,
     text_tokens: int,
     text_first: bool = False,
+    rows: range | None = None,
     always: torch.Tensor | None = None,
     device: torch.device,
 ) -> torch.Tensor | None:
@@ -75,6 +79,7 @@ def static_columns(
         config: has the local window.
         text_tokens: text tokens of the sequence.
         text_first: whether they are the first or the last ones.
+        rows: of the sequence that are cut into query blocks; None for all.
         always: bool ``[N]``, those of the user, or None.
         device: of the result.
 
@@ -89,9 +94,9 @@ def static_columns(
         text = text | always
     if config.local_blocks is None:
         return text[None]
-    size = config.block_size_q
-    block = torch.arange(0, tokens, size, device=device)[:, None] // size
-    return text | ((column // size - block).abs() <= config.local_blocks)
+    rows, size = range(tokens) if rows is None else rows, config.block_size_q
+    block = torch.arange(block_count(len(rows), size), device=device)[:, None]
+    return text | (((column - rows.start) // size - block).abs() <= config.local_blocks)
 
 
 def static_count(tokens: int, config: AttentionConfig, *, text_tokens: int, always: int = 0) -> int:
@@ -131,6 +136,7 @@ class ColumnBudgets:
                 config,
                 text_tokens=layout.text_tokens,
                 text_first=layout.text_first,
+                rows=layout.query_rows,
                 always=self.static_mask(layout, key.device),
                 device=key.device,
             )
@@ -147,6 +153,7 @@ class ColumnBudgets:
                 always=0 if self._static_bits is None else self._static_bits.count(),
             ),
             first_head=0 if layout.share is None else layout.share.first_head,
+            branches=layout.guided_in_batch,
         )
 
     def static_mask(self, layout: ModelLayout, device: torch.device) -> torch.Tensor | None:

@@ -91,7 +91,7 @@ def read_kept_columns(
         where: transformer, branch and layer, for the result.
     """
     tokens, blocks = layout.tokens, packed.shape[2]
-    rows = packed.flatten(0, 2).cpu().numpy()
+    query_rows, rows = layout.query_rows, packed.flatten(0, 2).cpu().numpy()
     text = _text_bits(layout)
     always = zeros(tokens, endian="little") if static is None else mask_bits(static)
     common, union = ~zeros(tokens, endian="little"), zeros(tokens, endian="little")
@@ -100,9 +100,9 @@ def read_kept_columns(
         bits = bitarray(endian="little")
         bits.frombytes(row.tobytes())
         del bits[tokens:]
-        first = number % blocks * block_size_q
+        own = query_rows[number % blocks * block_size_q :][:block_size_q]
         kept += bits.count()
-        local += bits.count(1, first, min(tokens, first + block_size_q))
+        local += bits.count(1, own.start, own.stop)
         in_text += count_and(bits, text)
         in_static += count_and(bits, always)
         common &= bits

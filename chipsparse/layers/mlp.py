@@ -24,10 +24,11 @@ from chipsparse.kernels.neuron_selection import (
 )
 from chipsparse.kernels.sparse_mlp_down import SparseMLPDown, sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import SparseMLPUp, dense_activation, sparse_mlp_up
+from chipsparse.layers.exact_rows import apart, joined
 from chipsparse.layers.state import Shared, StepState
 from chipsparse.plan import Action
 
-Gate = Literal["none", "first", "second"]
+Gate = Literal["none", "first", "second", "apart"]
 
 
 @dataclass(frozen=True)
@@ -58,16 +59,22 @@ class MLPWeights:
         down_bias: torch.Tensor | None,
         activation: str,
         gate: str = "none",
+        gate_weight: torch.Tensor | None = None,
+        gate_bias: torch.Tensor | None = None,
     ) -> MLPWeights:
-        """Views of two linear layers, as models store them.
+        """Views of two or three linear layers, as models store them.
 
         Args:
-            up: ``[F, C]``; of a gated MLP ``[2 F, C]``, one half of which is the gate.
+            up: ``[F, C]``; of a gated MLP ``[2 F, C]``, one half of which is the gate, unless that
+                is ``apart``.
             up_bias: ``[F]`` or ``[2 F]``, or None.
             down: ``[C, F]``.
             down_bias: ``[C]`` or None.
             activation: one of `Activation`.
-            gate: which half of ``up`` the gate is, ``first`` or ``second``, or ``none``.
+            gate: which half of ``up`` the gate is, ``first`` or ``second``, or ``none``; ``apart``
+                where it is a linear of its own.
+            gate_weight: ``[F, C]`` of that.
+            gate_bias: ``[F]`` of that, or None.
 
         Raises:
             ValueError: if the activation or the gate is unknown.
@@ -78,8 +85,8 @@ class MLPWeights:
                 f"{', '.join(get_args(Gate))}, got {activation!r} and {gate!r}"
             )
         kind: Activation = activation  # type: ignore[assignment]
-        if gate == "none":
-            return cls(up, up_bias, down, down_bias, kind)
+        if gate in ("none", "apart"):
+            return cls(up, up_bias, down, down_bias, kind, gate_weight, gate_bias)
         halves = list(up.chunk(2))
         biases = [None, None] if up_bias is None else list(up_bias.chunk(2))
         if gate == "first":
@@ -111,6 +118,8 @@ class MLPLayer:
     ) -> torch.Tensor:
         """The layer as the open call wants it, plus what is to be added to it.
 
+        Rows that the layout wants exact are computed in full; an addend may not be added to those.
+
         Args:
             state: of the open call; None where there is none.
             hidden: ``[B, N, C]``, as are addend and the result.
@@ -120,11 +129,15 @@ class MLPLayer:
         """
         if state is None or not state.caching:
             return self._uncached(hidden, weights, addend)
-        shared, config = self._shared, self._shared.config.mlp
+        shared, config, layout = self._shared, self._shared.config.mlp, state.plan.layout
         dense = state.dense.get((self.number, "mlp"))
         with shared.recorder.watch(self.number, "mlp", dense) as entry:
             if entry.reason is not None:
                 return self._uncached(hidden, weights, addend)
+            exact = None
+            if layout.kind(self.number).mlp_sees_text:
+                hidden, exact = apart(hidden, layout, 1)
+            assert exact is None or addend is None
             entry.action = self._decide(state)
             kinds = shared.caches.reads("mlp", entry.action)
             with shared.caches.acquire(state.branch, self.number, "mlp", kinds) as cache:
@@ -132,7 +145,7 @@ class MLPLayer:
                     entry.backend = shared.backend or "library"
                     kinds = shared.caches.reads("mlp", Action.SPARSE)
                     with shared.graphs.kept_in_place(state.branch, cache, kinds):
-                        return dense_step(
+                        output = dense_step(
                             cache,
                             hidden,
                             weights,
@@ -140,26 +153,32 @@ class MLPLayer:
                             backend=shared.backend,
                             addend=None if addend is None else addend(),
                         )
-                choices = shared.recorder.choices(
-                    ("mlp", *_kind(hidden, weights, cache)),
-                    lambda: backend_choices(
-                        cache, hidden, weights, config=config, backend=shared.backend
-                    ),
-                )
-                up, down = (choices[op].backend.name for op in ("sparse_mlp_up", "sparse_mlp_down"))
-                entry.backend = up if up == down else f"{up}+{down}"
-                keep_count = state.plan.mlp_keep_count(self.number)
-                entry.computed = keep_count / weights.up.shape[0]
-                return sparse_step(
-                    cache,
-                    hidden,
-                    weights,
-                    config=config,
-                    keep_count=keep_count,
-                    backend=shared.backend,
-                    choices=choices,
-                    addend=None if addend is None else addend(),
-                )
+                else:
+                    choices = shared.recorder.choices(
+                        ("mlp", *_kind(hidden, weights, cache)),
+                        lambda: backend_choices(
+                            cache, hidden, weights, config=config, backend=shared.backend
+                        ),
+                    )
+                    backends = [
+                        choices[op].backend.name for op in ("sparse_mlp_up", "sparse_mlp_down")
+                    ]
+                    entry.backend = "+".join(dict.fromkeys(backends))
+                    keep_count = state.plan.mlp_keep_count(self.number)
+                    entry.computed = keep_count / weights.up.shape[0]
+                    output = sparse_step(
+                        cache,
+                        hidden,
+                        weights,
+                        config=config,
+                        keep_count=keep_count,
+                        backend=shared.backend,
+                        choices=choices,
+                        addend=None if addend is None else addend(),
+                    )
+            if exact is None:
+                return output
+            return joined(output, self._uncached(exact, weights, None), layout)
 
     def _uncached(
         self,

@@ -27,7 +27,8 @@ class StepState:
         plan: of the call's guidance branch.
         context: position of the call.
         record: of the call, filled while it runs.
-        caching: whether anything of the generation is sparse, so that layers record for later.
+        caching: whether layers record for later: anything of the generation is sparse, and this
+            call can take part in it.
         refreshed_at: step of the branch's last refresh, this one included; -1 before the first.
         dense: why the attention or MLP of a layer runs dense at every step of the branch.
         budgets: which columns a refresh keeps.

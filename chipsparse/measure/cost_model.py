@@ -5,7 +5,7 @@ A layer's time is the sum of
 - attention: ``4 N^2 C`` operations, or the kept share of them, slowed by what the sparse kernel
   does not reach;
 - the projections around it, ``2 N C^2`` each, and the feed-forward layer, ``4 N C F`` or the kept
-  share of it, slowed likewise;
+  share of it, slowed likewise (C is the width of the hidden states, or that of all heads);
 - the elementwise work between them: `ELEMENTWISE_PASSES` times the bytes of the hidden states.
 
 Left out: attention to a prompt beside the sequence, and the embeddings. For all layers of
@@ -30,6 +30,8 @@ from chipsparse.plan import Action, SparsityPlan
 # what a dense step of FLUX.1-dev takes beyond its attention and linears.
 ELEMENTWISE_PASSES = 66
 FORECAST_PASSES = 3  # reads the output and the drift, writes the output
+# To make e4m3 of queries, keys and values: the latter two are read twice, all are written at half.
+FP8_PASSES = 6.5
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,10 @@ class Rates:
         link: bytes between host and device, each way.
         sparse_attention: share of the dense rate that sparse attention reaches.
         sparse_mlp: likewise the sparse feed-forward layer, choice of neurons included.
-        refresh_attention: time of a refresh's attention over that of a dense one.
+        refresh_attention: time of a refresh's attention, column sums included, over that of a
+            dense one.
+        fp8_attention: rate of full attention in FP8 over the 16-bit one; what is aimed at, until it
+            is measured.
         refresh_seconds: what a refresh of a layer takes besides, whatever the sizes.
         launch_seconds: what the host takes to launch a sparse layer; none is faster that is not
             recorded.
@@ -60,6 +65,7 @@ class Rates:
     sparse_attention: float = 0.85
     sparse_mlp: float = 0.75
     refresh_attention: float = 1.12
+    fp8_attention: float = 1.5
     refresh_seconds: float = 0.27e-3
     launch_seconds: float = 1.2e-3
 
@@ -122,6 +128,7 @@ def layer_time(
     rates: Rates,
     dtype: torch.dtype,
     dense_parts: Collection[Part] = (),
+    chooses: bool = True,
 ) -> LayerTime:
     """The time of one layer for one guidance branch.
 
@@ -132,40 +139,49 @@ def layer_time(
         rates: of the device.
         dtype: of the hidden states.
         dense_parts: parts of this layer that run dense although the plan has them sparse.
+        chooses: whether the branch chooses columns at a refresh, or keeps those of another one,
+            which takes no column sums.
     """
     if action is Action.SKIP:
         return LayerTime(0.0, 0.0, 0.0)
     layout = plan.layout
     tokens = layout.batch * layout.own_tokens
     attended = layout.batch * layout.tokens * layout.own_attention_channels
-    attention = 4.0 * attended * layout.tokens / rates.attention
+    column = 4.0 * attended / rates.attention
+    attention = column * len(layout.query_rows)
+    sixteen_bit = attention
+    if plan.config.attention.precision == "fp8":
+        rounding = FP8_PASSES * attended * dtype.itemsize / rates.memory
+        attention = attention / rates.fp8_attention + rounding
     sparse = {part for part in PARTS if part not in dense_parts and plan.is_sparse(layer, part)}
     if "attention" in sparse:
-        kept = kept_columns(plan, layer) / layout.tokens / rates.sparse_attention
+        kept = kept_columns(plan, layer) / layout.tokens / rates.sparse_attention * sixteen_bit
         forecast = plan.config.attention.forecast > 0
         if action is Action.SPARSE:
-            attention *= kept
+            attention = kept
             passes = FORECAST_PASSES if forecast else 0
             attention += passes * attended * dtype.itemsize / rates.memory
         elif action is Action.REFRESH:
-            expected = kept * attention if forecast else 0.0
-            attention = rates.refresh_attention * attention + rates.refresh_seconds + expected
+            expected = kept if forecast else 0.0
+            attention *= rates.refresh_attention if chooses else 1.0
+            attention += rates.refresh_seconds + expected
+    attention += column * (layout.tokens - len(layout.query_rows))  # these rows see everything
     kind = layout.kind(layer)
     rows = kind.mlp_linears * kind.intermediate_size
     mlp_tokens = layout.batch * layout.mlp_tokens(layer)
     mlp = _linear_seconds(mlp_tokens, layout, rows, rates)
     if "mlp" in sparse and action is Action.SPARSE:
         mlp *= plan.mlp_keep_count(layer) / kind.intermediate_size / rates.sparse_mlp
-    mlp += _linear_seconds(tokens - mlp_tokens, layout, rows, rates)  # the text has its own
+    mlp += _linear_seconds(tokens - mlp_tokens, layout, rows, rates)  # of the text
     projected = kind.projections * layout.channels
-    elementwise = ELEMENTWISE_PASSES * tokens * layout.channels * dtype.itemsize / rates.memory
+    elementwise = ELEMENTWISE_PASSES * tokens * layout.width * dtype.itemsize / rates.memory
     return LayerTime(
         attention, mlp, _linear_seconds(tokens, layout, projected, rates) + elementwise
     )
 
 
 def _linear_seconds(tokens: int, layout: ModelLayout, width: int, rates: Rates) -> float:
-    return 2.0 * tokens * layout.channels * width / rates.linear
+    return 2.0 * tokens * layout.width * width / rates.linear
 
 
 def step_seconds(loads: Iterable[Load], rates: Rates) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -113,15 +113,22 @@ def estimate_run(
         placement: where the caches of a branch live.
         dense_parts: what runs dense all the time.
         dtype: of the hidden states.
-        branches: transformer calls per step.
+        branches: transformer calls per step; at a refresh the first of them chooses the columns.
         rates: of the device.
     """
     assert plan.steps is not None
     layers = range(plan.layout.layers)
 
-    def time_of(layer: int, action: Action) -> LayerTime:
-        dense = [part for part in PARTS if layer in dense_parts[part]]
-        return layer_time(layer, action, plan=plan, rates=rates, dtype=dtype, dense_parts=dense)
+    def time_of(layer: int, action: Action, chooses: bool = True) -> LayerTime:
+        return layer_time(
+            layer,
+            action,
+            plan=plan,
+            rates=rates,
+            dtype=dtype,
+            dense_parts=[part for part in PARTS if layer in dense_parts[part]],
+            chooses=chooses,
+        )
 
     def moved(layer: int, part: Part, action: Action) -> tuple[int, int]:
         return moved_bytes(layer, part, action, config=plan.config, placement=placement)
@@ -130,8 +137,8 @@ def estimate_run(
     captured = plan.captures_steps() and not placement.host
     launched = {Action.REFRESH} if captured else {Action.REFRESH, Action.SPARSE}
 
-    def pieces(layer: int, action: Action) -> list[Load]:
-        time = time_of(layer, action)
+    def pieces(layer: int, action: Action, chooses: bool) -> list[Load]:
+        time = time_of(layer, action, chooses)
         patched = any(layer not in dense_parts[part] for part in PARTS)
         least = rates.launch_seconds if patched and action in launched else 0.0
         return [
@@ -140,17 +147,20 @@ def estimate_run(
             Load(time.mlp, "mlp", *moved(layer, "mlp", action)),
         ]
 
-    def loads(action: Action) -> list[Load]:
-        return [piece for layer in layers for piece in pieces(layer, action)]
+    def loads(action: Action, chooses: bool = True) -> list[Load]:
+        return [piece for layer in layers for piece in pieces(layer, action, chooses)]
 
     sparse = loads(Action.SPARSE)
     up, down = sum(load.to_device for load in sparse), sum(load.to_host for load in sparse)
-    steps = {action: branches * step_seconds(loads(action), rates) for action in Action}
+    steps = {
+        action: step_seconds(loads(action), rates)
+        + (branches - 1) * step_seconds(loads(action, chooses=False), rates)
+        for action in Action
+    }
     steps[Action.SKIP] = 0.0
+    own = replace(plan, config=plan.config.override({"attention.precision": "auto"}))
     stock = branches * sum(
-        layer_time(
-            layer, Action.DENSE, plan=plan, rates=rates, dtype=dtype, dense_parts=PARTS
-        ).total
+        layer_time(layer, Action.DENSE, plan=own, rates=rates, dtype=dtype, dense_parts=PARTS).total
         for layer in layers
     )
     similar: dict[tuple[str, LayerTime, int, int], int] = {}

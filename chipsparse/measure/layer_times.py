@@ -8,7 +8,7 @@ that of a dense one where the two must agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from chipsparse.config import Part
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers import attention, mlp
 from chipsparse.layers.column_budget import AttentionBudget, static_columns, static_count
+from chipsparse.layers.exact_rows import apart, joined
 from chipsparse.layers.mlp import MLPWeights
 from chipsparse.measure.cost_model import kept_columns
 from chipsparse.measure.timing import Call, time_call
@@ -89,9 +90,10 @@ def attention_times(
     layout, config = plan.layout, plan.config.attention
     shape = (3, layout.batch, layout.tokens, layout.heads, layout.head_dim)
     # As models have them: heads beside each other in a token's channels.
-    query, key, value = (
+    whole, key, value = (
         each.transpose(1, 2) for each in _random(*shape, device=device, dtype=dtype)
     )
+    query, exact = apart(whole, layout, 2)
     kernels = FastestKernel()
     budget = AttentionBudget(
         keep_count=plan.attention_keep_count(layer),
@@ -101,6 +103,7 @@ def attention_times(
             config,
             text_tokens=layout.text_tokens,
             text_first=layout.text_first,
+            rows=layout.query_rows,
             device=device,
         ),
         seed=SEED,
@@ -113,6 +116,16 @@ def attention_times(
         return attention.dense_step(
             cache or AttentionCache(), query, key, value, scale=None, backend=None, kernels=kernels
         )
+
+    def with_exact_rows(compute: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        if exact is None:
+            return compute
+
+        def both() -> torch.Tensor:
+            seen = F.scaled_dot_product_attention(exact, key, value)
+            return joined(compute().transpose(1, 2), seen.transpose(1, 2), layout).transpose(1, 2)
+
+        return both
 
     before = AttentionCache()
     expected = dense(before)
@@ -148,12 +161,12 @@ def attention_times(
         )
 
     def baselines() -> dict[str, float]:
-        return _attention_baselines(query, key, value)
+        return _attention_baselines(whole, key, value)
 
     error = _checked("attention", sparse(), expected, layer)
     stock = baselines()
     times = {
-        name: time_call(call, device).latency_ms
+        name: time_call(with_exact_rows(call), device).latency_ms
         for name, call in (("dense", dense), ("refresh", refresh), ("sparse", sparse))
     }
     for name, found in baselines().items():
@@ -187,7 +200,7 @@ def mlp_times(
     """
     layout, config = plan.layout, plan.config.mlp
     kind = layout.kind(layer)
-    tokens, width, channels = layout.mlp_tokens(layer), kind.intermediate_size, layout.channels
+    tokens, width, channels = layout.mlp_tokens(layer), kind.intermediate_size, layout.width
     gated = kind.mlp_linears > 2
 
     def weight(rows: int, columns: int) -> torch.Tensor:

@@ -70,7 +70,7 @@ def _attention_bytes(plan: SparsityPlan, layer: int, itemsize: int) -> tuple[int
     """Bytes that a sparse step gathers, that it reads and writes, and that a dense one does."""
     layout = plan.layout
     hidden = layout.batch * layout.tokens * layout.own_attention_channels * itemsize
-    blocks = block_count(layout.tokens, plan.config.attention.block_size_q)
+    blocks = block_count(len(layout.query_rows), plan.config.attention.block_size_q)
     kept = kept_columns(plan, layer)
     gathered = 2 * layout.batch * blocks * kept * layout.own_attention_channels * itemsize
     return gathered, 3 * hidden, 4 * hidden
@@ -81,9 +81,9 @@ def _mlp_bytes(plan: SparsityPlan, layer: int, itemsize: int) -> tuple[int, int,
     layout, kind = plan.layout, plan.layout.kind(layer)
     tokens, kept = layout.batch * layout.mlp_tokens(layer), plan.mlp_keep_count(layer)
     blocks = layout.batch * block_count(layout.mlp_tokens(layer), plan.config.mlp.block_size)
-    gathered = blocks * kept * kind.mlp_linears * layout.channels * itemsize
-    read = tokens * (NEURON_PASSES * kept + (1 + OUTPUT_PASSES) * layout.channels) * itemsize
-    return gathered, read, tokens * 2 * (kind.intermediate_size + layout.channels) * itemsize
+    gathered = blocks * kept * kind.mlp_linears * layout.width * itemsize
+    read = tokens * (NEURON_PASSES * kept + (1 + OUTPUT_PASSES) * layout.width) * itemsize
+    return gathered, read, tokens * 2 * (kind.intermediate_size + layout.width) * itemsize
 
 
 def slower_parts(

@@ -53,6 +53,12 @@ class Schedule:
     config: ScheduleConfig
     steps: int | None
 
+    @property
+    def is_few(self) -> bool:
+        """Whether there are so few steps that the first one chooses the columns."""
+        few = self.config.few_steps
+        return self.config.actions is None and self.steps is not None and self.steps <= few
+
     @cached_property
     def full_steps(self) -> tuple[int, ...] | None:
         """The steps that are listed to be computed in full, 0 among them.
@@ -61,7 +67,7 @@ class Schedule:
         number of steps that is not known.
         """
         config, steps = self.config, self.steps
-        if not config.lists_full:
+        if not config.lists_full or self.is_few:
             return None
         if config.full_steps is not None:
             reached = (step for step in config.full_steps if steps is None or step < steps)
@@ -82,6 +88,8 @@ class Schedule:
         config = self.config
         if config.actions:
             return Action(config.actions[min(step, len(config.actions) - 1)])
+        if self.is_few:
+            return Action.SPARSE if step % config.few_refresh_every else Action.REFRESH
         if self.full_steps is not None:
             return self._listed_action(step, self.full_steps)
         if step < config.warmup_steps - 1 or step in config.dense_steps:
@@ -123,7 +131,7 @@ class Schedule:
     def may_skip(self, step: int) -> bool:
         """Whether a step is none of those that are always computed."""
         config, action = self.config, self.action(step)
-        if config.actions:
+        if config.actions or self.is_few:
             return False
         if self.full_steps is not None:
             return action is Action.SPARSE
@@ -131,12 +139,15 @@ class Schedule:
 
     def skips_by_threshold(self) -> bool:
         """Whether steps may be skipped that only the generation itself decides on."""
-        return self.config.skip_threshold is not None and not self.config.actions
+        listed = self.config.actions or self.is_few
+        return self.config.skip_threshold is not None and not listed
 
     @cached_property
     def skips_any(self) -> bool:
         """Whether any step may be skipped."""
         config = self.config
+        if self.is_few:
+            return False
         if config.skip_steps or self.skips_by_threshold():
             return True
         listed = config.actions or self.full_steps is not None
@@ -156,6 +167,13 @@ class Schedule:
     def remarks(self) -> list[str]:
         """What of it cannot be done with this number of steps, a sentence each."""
         config, steps = self.config, self.steps
+        if self.is_few:
+            refreshes = len(range(0, steps or 0, config.few_refresh_every))
+            return [
+                f"{steps} steps are few (at most schedule.few_steps, {config.few_steps}): none is "
+                f"skipped, {refreshes} of them choose the columns, the first one too, and the "
+                "others are sparse"
+            ]
         if config.lists_full:
             return self._remarks_on_lists()
         if config.actions or steps is None:

@@ -62,7 +62,7 @@ class Benchmark:
         dense: why a part of a kind of layers has no sparse step to time, one sentence each.
         steps: times of denoising steps; None where only kernels were asked for.
         command: runs the same again.
-        pixels: height and width of the picture.
+        pixels: height and width of a frame.
         skips_by_threshold: whether it is not known beforehand which steps are skipped.
     """
 

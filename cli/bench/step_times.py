@@ -90,7 +90,7 @@ def measure_steps(pipe: Any, planned: PlannedGeneration, display: ProgressDispla
     )
 
     def run(name: str, steps: int, report: Any) -> tuple[list[StepResult], int | None]:
-        arguments = {**call, "num_inference_steps": steps}
+        arguments = {**call, "num_inference_steps": steps + planned.adapter.uncalled_steps}
         with display.stage(f"{name} steps: warming up"):
             denoise.warm_up(pipe, arguments, seed=SEED, report=report)
         with display.denoising(f"{name} steps", steps) as shown:

@@ -32,7 +32,7 @@ def print_benchmark(found: Benchmark, console: Console) -> None:
 
 def _facts(found: Benchmark) -> Facts:
     (height, width), frames = found.pixels, found.settings.num_frames
-    picture = f"{width}x{height} pixels" + (f", {counted(frames, 'frame')}" if frames else "")
+    size = f"{width}x{height} pixels" + (f", {counted(frames, 'frame')}" if frames else "")
     threads = f", PyTorch on {found.threads} of them" if found.threads else ""
     versions = [f"{name} {version}" for name, version in found.versions.items() if version]
     dtype = str(found.dtype).removeprefix("torch.")
@@ -40,8 +40,8 @@ def _facts(found: Benchmark) -> Facts:
         ("model", f"{short_place(found.model)} ({found.transformer_class})"),
         ("profile", profile_text(found.profile, found.quality)),
         (
-            "picture",
-            f"{picture}: {found.tokens:,} tokens, {found.heads} heads of {found.head_dim}",
+            "size",
+            f"{size}: {found.tokens:,} tokens, {found.heads} heads of {found.head_dim}",
         ),
         ("device", f"{found.device_name}{threads}, {dtype}"),
         ("versions", ", ".join(versions)),
@@ -122,7 +122,7 @@ def _step_facts(steps: StepTimes, found: Benchmark) -> Facts:
         peaks = [format_bytes(size) for size in (steps.patched_peak_bytes, steps.stock_peak_bytes)]
         facts.append(("memory", f"peak {peaks[0]} on the GPU, stock {peaks[1]}"))
     if found.random_weights:
-        facts.append(("weights", "random: times mean something, pictures would not"))
+        facts.append(("weights", "random: times mean something, results would not"))
     if found.skips_by_threshold:
         facts.append(("note", "what skip_threshold would skip is not known, and counted as run"))
     facts += uneven_facts(steps)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generation_options import PICTURE, GenerationOptions
+from chipsparse.cli.generation_options import GENERATION, GenerationOptions
 from chipsparse.cli.option_checks import check_fps, check_model, check_positive, check_seed
 from chipsparse.cli.options import OUTPUT, argument, option
 from chipsparse.cli.results import results_alone, tell
@@ -75,19 +75,19 @@ class CompareOptions(GenerationOptions):
         check=check_fps,
     )
     prompts: Path | None = option(
-        help="File with one prompt a line.", shown="bundled ones", panel=PICTURE, before="height"
+        help="File with one prompt a line.", shown="bundled ones", panel=GENERATION, before="height"
     )
     count: int | None = option(
         "--num",
         help="How many of the prompts; of two configs at least 2.",
         shown="all of the file, 8 of the bundled ones, 12 in a suite",
-        panel=PICTURE,
+        panel=GENERATION,
         before="height",
     )
     seed: int = option(
         help="Seed of the noise; the same one gives the same result.",
         default=0,
-        panel=PICTURE,
+        panel=GENERATION,
         before="height",
         check=check_seed,
     )

@@ -12,7 +12,7 @@ import typer
 
 from chipsparse.cli.errors import EXIT_FAILED, UserError, reported_errors
 from chipsparse.cli.generate.series import Item, series
-from chipsparse.cli.generation_options import PICTURE, SPARSITY, GenerationOptions
+from chipsparse.cli.generation_options import GENERATION, SPARSITY, GenerationOptions
 from chipsparse.cli.option_checks import check_branches, check_fps, check_positive, check_seed
 from chipsparse.cli.options import MODEL, OUTPUT, REQUIRED, argument, option
 from chipsparse.cli.prompts import read_prompts, typed_prompt
@@ -46,25 +46,25 @@ class GenerateOptions(GenerationOptions):
         help="File of prompts, a line each; empty lines and those with # in front are left "
         "out. NAME-000, NAME-001, ... are written, in the order of the file.",
         shown="none",
-        panel=PICTURE,
+        panel=GENERATION,
     )
     num: int | None = option(
         help="Seeds for each prompt, from --seed on. NAME-000, NAME-001, ... are written: all "
         "seeds of the first prompt, then those of the next one.",
         shown="1",
-        panel=PICTURE,
+        panel=GENERATION,
         check=check_positive,
     )
     image: Path | None = option(
-        help="Picture to start from, where the model takes one; it is scaled and cut to the "
+        help="Image to start from, where the model takes one; it is scaled and cut to the "
         "size that is made, which has its shape unless --height and --width say otherwise.",
         shown="none",
-        panel=PICTURE,
+        panel=GENERATION,
     )
     strength: float | None = option(
-        help="How far to go from the picture of --image: 1 is all the way.",
+        help="How far to go from the image of --image: 1 is all the way.",
         shown="the pipeline's own",
-        panel=PICTURE,
+        panel=GENERATION,
     )
     lora: list[str] | None = option(
         help="LoRA to load: a .safetensors file or a folder with one; may be given several times.",
@@ -98,7 +98,7 @@ class GenerateOptions(GenerationOptions):
     seed: int = option(
         help="Seed of the noise; the same one gives the same result.",
         default=0,
-        panel=PICTURE,
+        panel=GENERATION,
         before="config",
         check=check_seed,
     )
@@ -149,7 +149,7 @@ class GenerateOptions(GenerationOptions):
 
     @property
     def many(self) -> bool:
-        """Whether a series is asked for, be it one of a single picture."""
+        """Whether a series is asked for, be it one of a single clip."""
         return self.prompts is not None or self.num is not None
 
     @cached_property
@@ -168,7 +168,7 @@ class GenerateOptions(GenerationOptions):
         )
 
     @cached_property
-    def picture(self) -> Image | None:
+    def input_image(self) -> Image | None:
         """What ``--image`` shows, in its own size; raises `UserError`."""
         from chipsparse.cli.generation.input_image import read_image
 
@@ -204,7 +204,7 @@ class GenerateOptions(GenerationOptions):
         if self.dense and self.gpus is not None and self.gpus > 1:
             raise UserError("--gpus shares the sparse run, which --dense leaves out")
         if self.strength is not None and self.image is None:
-            raise UserError("--strength is about the picture of --image, and there is none")
+            raise UserError("--strength is about the image of --image, and there is none")
         if self.strength is not None and not 0 < self.strength <= 1:
             raise UserError(f"--strength {self.strength:g} must be above 0 and at most 1")
         also = ("dense", "compare") if self.compare else ()
@@ -215,7 +215,7 @@ class GenerateOptions(GenerationOptions):
             if item.report is not None:
                 check_file("--report", item.report, ".json")
                 check_inputs_stay("--report", item.report, inputs)
-        _ = self.picture  # which raises where it cannot be read
+        _ = self.input_image  # which raises where it cannot be read
 
 
 def generate(options: GenerateOptions) -> None:

@@ -13,21 +13,37 @@ if TYPE_CHECKING:
     from chipsparse.config import Part
     from chipsparse.pipelines.adapter import ModelAdapter
 
-# Any picture that all models can make; only where its text stands is looked at.
+# Any size that all models can make; only where its text stands is looked at.
 LATENTS = (4, 64, 64)
 TEXT_TOKENS = 64
+PIPELINES = (
+    "plain and modular ones of diffusers; a modular one calls the transformer once for each branch "
+    "of its guider"
+)
 
 
 def models(options: PrintOptions) -> None:
     """List the models that can run sparse, and what of each."""
     # Imported here so that --help does not wait for torch and diffusers.
+    import diffusers
+
     import chipsparse
     from chipsparse.cli.model.description import quiet_libraries
     from chipsparse.pipelines.registry import ADAPTERS
 
     with quiet_libraries(debug=options.debug):
-        rows = [describe(adapter) for adapter in ADAPTERS.values()]
-    content = {"chipsparse": chipsparse.__version__, "models": rows, "others": others()}
+        rows = [
+            describe(adapter)
+            for name, adapter in ADAPTERS.items()
+            if hasattr(diffusers, name)  # older releases lack some
+        ]
+    content = {
+        "chipsparse": chipsparse.__version__,
+        "models": rows,
+        "pipelines": PIPELINES,
+        "others": others(),
+        "other_classes": other_classes(),
+    }
     tell(content, print_models, as_json=options.json)
 
 
@@ -60,10 +76,12 @@ def _text_columns(adapter: type[ModelAdapter]) -> str:
         return "none in self-attention"
     place = f"{'before' if layout.text_first else 'behind'} the image's"
     kept = "" if "attention" in adapter.masked_parts else ", always kept"
-    return place + kept
+    return place + kept + ("; their rows are exact" if layout.exact_text else "")
 
 
 def _guidance(adapter: type[ModelAdapter]) -> str:
+    if adapter.guidance_argument is None:
+        return "none; it is distilled into the model"
     if getattr(adapter, "guides_in_batch", False):
         return f"{adapter.guidance_argument}: in the same call, as the other half of the batch"
     known = "" if adapter.announces_guidance else ", which is not announced"
@@ -82,8 +100,18 @@ def others() -> str:
     )
 
 
+def other_classes() -> dict[str, str]:
+    """What becomes of each of diffusers' transformer classes without an adapter, by its name."""
+    from chipsparse.pipelines.other_classes import OTHER_CLASSES
+
+    return {
+        name: "as other classes" if reason is None else f"refused: {reason}"
+        for name, reason in OTHER_CLASSES.items()
+    }
+
+
 def print_models(content: dict[str, Any], console: Console) -> None:
-    """A paragraph for each transformer class, and one for all others."""
+    """A paragraph for each class with an adapter, one for all others, and a line for each."""
     from chipsparse.cli.tables import Facts, facts_table
 
     facts: Facts = []
@@ -96,5 +124,7 @@ def print_models(content: dict[str, Any], console: Console) -> None:
             ("  guidance", row["guidance"]),
             ("", ""),
         ]
-    facts.append(("other classes", content["others"]))
+    facts.append(("pipelines", content["pipelines"]))
+    facts += [("other classes", content["others"]), ("", "")]
+    facts += content["other_classes"].items()
     console.print(facts_table(facts), highlight=False, markup=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from chipsparse.cli.generation_options import PICTURE
+from chipsparse.cli.generation_options import GENERATION
 from chipsparse.cli.options import OUTPUT, REQUIRED, PrintOptions, argument, option
 from chipsparse.cli.results import results_alone
 
@@ -29,7 +29,7 @@ class ReportOptions(PrintOptions):
         help="Video or image to show frames of (.mp4, .webm, .gif, .png, a folder of .png); "
         "may be given several times.",
         shown="those that the files name",
-        panel=PICTURE,
+        panel=GENERATION,
     )
     json: bool = False
 

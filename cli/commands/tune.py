@@ -80,7 +80,7 @@ class TuneOptions(GenerationOptions):
     )
     results: Path | None = option(
         help="JSON file that keeps every measurement: an interrupted run goes on from it, and "
-        "another target uses them, too. The dense pictures lie in a folder beside it, "
+        "another target uses them, too. The dense clips lie in a folder beside it, "
         "which may be deleted.",
         shown="the output's name with .tune.json",
         panel=OUTPUT,

@@ -12,7 +12,7 @@ import torch
 
 import chipsparse
 from chipsparse.cli.commands.compare import CompareOptions
-from chipsparse.cli.compare.files import Picture
+from chipsparse.cli.compare.files import ComparisonClip
 from chipsparse.cli.compare.paired_runs import (
     SIDES,
     PairedRuns,
@@ -26,7 +26,7 @@ from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.media import write as media
-from chipsparse.cli.media.difference_picture import difference_rows
+from chipsparse.cli.media.difference_panels import difference_rows
 from chipsparse.cli.media.panels import stack_panels
 from chipsparse.cli.model.description import (
     ModelDescription,
@@ -69,8 +69,8 @@ class ConfigsComparison:
         settings: of every generation.
         out_of_range: how they differ from what the profile of A or B was tuned for, a phrase each.
         runs: what was generated.
-        picture: of the worst prompt, if one was asked for.
-        unwritten: why the picture could not be written.
+        clip: of the worst prompt, if one was asked for.
+        unwritten: why the clip could not be written.
     """
 
     model: ModelDescription
@@ -81,7 +81,7 @@ class ConfigsComparison:
     settings: GenerationSettings
     out_of_range: dict[Side, list[str]]
     runs: PairedRuns
-    picture: Picture | None
+    clip: ComparisonClip | None
     unwritten: str | None
 
     def to_json(self) -> dict[str, Any]:
@@ -89,8 +89,8 @@ class ConfigsComparison:
         found = statistics(self.runs.prompts)
         sides = zip(SIDES, self.subjects, self.profiles.values(), strict=True)
         shown = None
-        if self.picture is not None:
-            shown = {**fields_json(self.picture), "prompt": self.runs.worst.index}
+        if self.clip is not None:
+            shown = {**fields_json(self.clip), "prompt": self.runs.worst.index}
         return {
             "chipsparse": chipsparse.__version__,
             "mode": "configs",
@@ -110,7 +110,7 @@ class ConfigsComparison:
             "B": found.sides["B"],
             "B - A": found.difference,
             "lpips_missing": self.runs.lpips.why_not,
-            "picture": shown,
+            "clip": shown,
             "notes": list(notes(self)),
             "prompts": self.runs.prompts,
         }
@@ -144,12 +144,12 @@ def compare_configs(options: CompareOptions) -> ConfigsComparison:
             WorkProgress(display),
         )
         runs = run_prompts(generator, profiles, prompts)
-        picture, unwritten = None, None
+        clip, unwritten = None, None
         if options.output is not None:
             try:
                 with display.stage(f"writing {options.output}"):
-                    picture = _write_picture(runs.worst, options.output, options)
-            except UserError as error:  # the numbers took longer than the picture
+                    clip = _write_clip(runs.worst, options.output, options)
+            except UserError as error:  # the numbers took longer than the clip
                 unwritten = str(error)
     return ConfigsComparison(
         model=model,
@@ -160,7 +160,7 @@ def compare_configs(options: CompareOptions) -> ConfigsComparison:
         settings=settings,
         out_of_range=out_of_range,
         runs=runs,
-        picture=picture,
+        clip=clip,
         unwritten=unwritten,
     )
 
@@ -205,13 +205,13 @@ def _common_settings(
             option = OPTION_OF.get(name)
             way = f"give {option}" if option else "make them the same in both files"
             raise UserError(
-                f"A generates with {name} {value} and B with {last[name]}; pictures of other "
+                f"A generates with {name} {value} and B with {last[name]}; clips of other "
                 f"settings do not compare: {way}"
             )
     return found[0]
 
 
-def _write_picture(worst: WorstClips, output: Path, options: CompareOptions) -> Picture:
+def _write_clip(worst: WorstClips, output: Path, options: CompareOptions) -> ComparisonClip:
     others = [
         (worst.frames[side], f"{side}: {Path(subject.text).stem}")
         for side, subject in zip(SIDES, options.subjects, strict=True)
@@ -219,7 +219,7 @@ def _write_picture(worst: WorstClips, output: Path, options: CompareOptions) -> 
     ]
     rows, factor = difference_rows((worst.frames["dense"], "dense"), others, factor=options.amplify)
     written = media.write_media({output: stack_panels(rows)}, fps=options.rate)
-    return Picture(written[output], factor)
+    return ComparisonClip(written[output], factor)
 
 
 def _range_notes(

@@ -1,4 +1,4 @@
-"""Two videos or images against each other: numbers, and a picture of where they differ."""
+"""Two videos or images against each other: numbers, and a clip that shows where they differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chipsparse.cli.compare.clip_json import clip_json
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation.lpips import Lpips, find_lpips
 from chipsparse.cli.media import write as media
-from chipsparse.cli.media.difference_picture import difference_rows
+from chipsparse.cli.media.difference_panels import difference_rows
 from chipsparse.cli.media.panels import stack_panels
 from chipsparse.cli.media.read import Clip, output_fps, read_clip
 from chipsparse.cli.progress import ProgressDisplay
@@ -20,7 +20,7 @@ from chipsparse.measure.clip_comparison import ClipComparison, compare_clips
 
 
 @dataclass(frozen=True)
-class Picture:
+class ComparisonClip:
     """A clip that shows a comparison.
 
     Attributes:
@@ -41,14 +41,14 @@ class FilesComparison:
         clips: their pixels.
         result: how far B is from A.
         lpips: the metric, or why there is none.
-        picture: of both and their difference, if one was asked for.
+        clip: of both and their difference, if one was asked for.
     """
 
     paths: tuple[Path, Path]
     clips: tuple[Clip, Clip]
     result: ClipComparison
     lpips: Lpips
-    picture: Picture | None
+    clip: ComparisonClip | None
 
     @property
     def lossy(self) -> list[Path]:
@@ -70,12 +70,12 @@ class FilesComparison:
             "lossy": self.lossy,
             **clip_json(self.result, "flicker_a", "flicker_b"),
             "lpips_missing": self.lpips.why_not,
-            "picture": self.picture,
+            "clip": self.clip,
         }
 
 
 def compare_files(options: CompareOptions) -> FilesComparison:
-    """Reads both, compares them and writes their picture.
+    """Reads both, compares them and writes their clip.
 
     Raises:
         UserError: a file cannot be read or written, or the two do not fit together.
@@ -94,15 +94,15 @@ def compare_files(options: CompareOptions) -> FilesComparison:
         lpips = find_lpips(*a.shape[1:3])
         with display.stage("comparing"):
             result = compare_clips(a, b, perceptual=lpips.measure)
-        picture = None
+        clip = None
         if options.output is not None:
             with display.stage(f"writing {options.output}"):
                 rows, factor = difference_rows(
                     (a, first.name), [(b, second.name)], factor=options.amplify, in_one_row=True
                 )
                 written = media.write_media({options.output: stack_panels(rows)}, fps=rate)
-                picture = Picture(written[options.output], factor)
-    return FilesComparison((first, second), clips, result, lpips, picture)
+                clip = ComparisonClip(written[options.output], factor)
+    return FilesComparison((first, second), clips, result, lpips, clip)
 
 
 def _read(path: Path, display: ProgressDisplay) -> Clip:

@@ -23,8 +23,8 @@ class Subject:
 
     Attributes:
         text: what the user typed.
-        kind: the stock model, a config, or pictures.
-        path: of the config or the pictures; None for the stock model and the model's own profile.
+        kind: the stock model, a config, or files.
+        path: of the config or the files; None for the stock model and the model's own profile.
         quality: which one of that profile; None for its default.
     """
 
@@ -39,7 +39,7 @@ def read_subject(text: str) -> Subject:
 
     ``dense`` is the stock model, ``profile`` the model's own profile, a quality's name that quality
     of it, the name of a bundled profile that one, what ends in .yaml or .yml a config, and
-    everything else a path of pictures.
+    everything else a path of files.
     """
     if text == DENSE:
         return Subject(text, "dense", None)

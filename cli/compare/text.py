@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chipsparse.cli.compare.configs import ConfigsComparison, notes
-from chipsparse.cli.compare.files import FilesComparison, Picture
+from chipsparse.cli.compare.files import ComparisonClip, FilesComparison
 from chipsparse.cli.compare.paired_runs import SIDES
 from chipsparse.cli.compare.statistics import FLICKER_SCALE, METRICS, Summary, statistics
 from chipsparse.cli.tables import Facts, facts_table, number_table, print_table
@@ -49,7 +49,7 @@ def print_files(comparison: FilesComparison, console: Console) -> None:
         facts.append(
             ("note", f"{names}: part of the difference may be the encoder's; PNG files are exact")
         )
-    facts += _picture_facts(comparison.picture)
+    facts += _clip_facts(comparison.clip)
     print_table(console, facts_table(facts))
 
 
@@ -69,9 +69,9 @@ def print_configs(comparison: ConfigsComparison, console: Console) -> None:
         *_zero_facts(found.difference),
         *_lpips_facts(runs.lpips.why_not),
         *(("note", note) for note in notes(comparison)),
-        *_picture_facts(comparison.picture),
+        *_clip_facts(comparison.clip),
     ]
-    if comparison.picture is not None:
+    if comparison.clip is not None:
         worst = runs.prompts[runs.worst.index]
         facts.append(("", f"of the lowest PSNR: seed {worst.seed}, {worst.prompt}"))
     print_table(console, facts_table(facts))
@@ -144,11 +144,11 @@ def _lpips_facts(why_not: str | None) -> Facts:
     return [] if why_not is None else [("LPIPS", f"not available: {why_not}")]
 
 
-def _picture_facts(picture: Picture | None) -> Facts:
-    if picture is None:
+def _clip_facts(clip: ComparisonClip | None) -> Facts:
+    if clip is None:
         return []
-    white = -(-255 // picture.amplified)
+    white = -(-255 // clip.amplified)
     return [
-        ("written", files_text(picture.files)),
-        ("heat-map", f"difference x{picture.amplified}: white is {white} of 255 or more"),
+        ("written", files_text(clip.files)),
+        ("heat-map", f"difference x{clip.amplified}: white is {white} of 255 or more"),
     ]

@@ -37,7 +37,7 @@ from chipsparse.plan import SparsityPlan
 from chipsparse.profiles.profile import Profile
 
 # In the names of pipelines that always see reference images.
-SEEING_PICTURES = ("Kontext", "ImageEdit", "ImageLayered")
+SEEING_IMAGES = ("Kontext", "ImageEdit", "ImageLayered")
 AT_MOST = (
     "counts and times are those of a generation in which skip_threshold skips no step: how many it "
     "skips is not known beforehand"
@@ -53,7 +53,7 @@ class Explanation:
         model: what the model's files say.
         profile: what is computed.
         settings: of the pipeline call.
-        pixels: height and width of the picture.
+        pixels: height and width of the image.
         target: where it would run.
         outlook: plan, caches and times of the quality that is taken, or of the profile's config.
         qualities: outlooks of all that the profile has, by name.
@@ -123,8 +123,9 @@ class Explanation:
                 "all": layout.tokens,
             },
             "attention": {
-                "query_blocks": block_count(layout.tokens, attention.block_size_q),
+                "query_blocks": block_count(len(layout.query_rows), attention.block_size_q),
                 "block_size_q": attention.block_size_q,
+                "precision": attention.precision,
                 "columns_by_score": most(map(plan.attention_keep_count, sparse)),
                 "columns_at_random": plan.attention_random_count(),
                 "columns": most(group.columns for group in self.groups),
@@ -251,6 +252,6 @@ def _notes(
             "these pipelines announce no second call per step: its caches get what the first "
             "one's leave"
         )
-    if any(word in model.pipeline_class.__name__ for word in SEEING_PICTURES):
-        notes.append("the tokens of a reference picture are not counted")
+    if any(word in model.pipeline_class.__name__ for word in SEEING_IMAGES):
+        notes.append("the tokens of a reference image are not counted")
     return notes

@@ -58,8 +58,9 @@ def _generation_facts(explained: Explanation) -> Facts:
     grid = " + ".join("x".join(str(n) for n in grid) for grid in layout.grids)
     tokens = f"{layout.tokens:,}: grid of {grid}"
     if layout.text_tokens:
-        tokens += f", and {layout.text_tokens:,} of text"
-    blocks = block_count(layout.tokens, config.block_size_q)
+        also = " and all else, which are exact" if layout.exact_text else ""
+        tokens += f", and {layout.text_tokens:,} of text{also}"
+    blocks = block_count(len(layout.query_rows), config.block_size_q)
     columns = [group.columns for group in explained.groups]
     again = "; two calls a step for guidance" if explained.branches > 1 else ""
     counts = ", ".join(
@@ -68,7 +69,7 @@ def _generation_facts(explained: Explanation) -> Facts:
     facts = [
         ("model", f"{short_place(explained.model.location)} ({explained.model.transformer_class})"),
         ("profile", profile_text(explained.profile.source, explained.profile.quality)),
-        ("picture", f"{size}{counted(settings.num_inference_steps, 'step')}{again}"),
+        ("size", f"{size}{counted(settings.num_inference_steps, 'step')}{again}"),
         ("tokens", tokens),
         (
             "attention",
@@ -76,6 +77,8 @@ def _generation_facts(explained: Explanation) -> Facts:
             f"{_share_text(columns, layout.tokens, 'columns')}",
         ),
     ]
+    if config.precision == "fp8":
+        facts.append(("", "in FP8 (e4m3) at dense steps and refreshes"))
     for number, kind in enumerate(explained.layers):
         name = f"{kind.name}: " if len(explained.layers) > 1 else ""
         facts.append(("MLP" if number == 0 else "", name + _mlp_text(kind)))

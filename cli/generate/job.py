@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from chipsparse.cli.generation import denoise
 from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.prompt_length import cut_text
 from chipsparse.cli.media import write as media
+from chipsparse.cli.media.images import beside, clip_files
 from chipsparse.cli.media.metadata import generation_metadata
 from chipsparse.cli.media.panels import Panel, join_panels
-from chipsparse.cli.media.pictures import beside, clip_files
 from chipsparse.cli.media.report_file import staged_report
 from chipsparse.cli.model.description import load_pipeline, quiet_libraries
 from chipsparse.cli.model.lora import load_loras
@@ -36,7 +36,7 @@ from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.report.generation import GenerationReport
 
 WARNING = "chipsparse: warning: "
-EMPTY = "the prompt is empty: the picture shows whatever the model likes"
+EMPTY = "the prompt is empty: the result shows whatever the model likes"
 
 
 def run(options: GenerateOptions, outcomes: list[Outcome], process: Joined) -> None:
@@ -44,7 +44,7 @@ def run(options: GenerateOptions, outcomes: list[Outcome], process: Joined) -> N
 
     Args:
         options: what the user typed.
-        outcomes: gets one of each picture as soon as it is written. In a series, one that fails is
+        outcomes: gets one of each clip as soon as it is written. In a series, one that fails is
             told and noted there, and the others are made; a single one raises.
         process: this one, of those that make it together.
     """
@@ -57,22 +57,42 @@ def run(options: GenerateOptions, outcomes: list[Outcome], process: Joined) -> N
         process.join(device)
         for warning in job.warnings:
             display.tell(WARNING + warning)
-        generator = Generator(
-            lambda: _load(job),
-            job.settings,
-            WorkProgress(display),
-            options.negative_prompt,
-            also=job.picture_arguments,
-            steps=job.steps,
-        )
-        pipe = generator.pipe
-        generator.progress.plan(_work(options))
-        with _runner(job, generator, process) as runner:
+        with opened(job, WorkProgress(display), lambda: load(job), process) as runner:
+            runner.generator.progress.plan(_work(options))
             for item in options.items:
-                outcomes.append(_outcome(job, item, pipe, runner, display))
+                outcomes.append(_outcome(job, item, runner, display))
 
 
-def _load(job: Job) -> Any:
+@contextmanager
+def opened(
+    job: Job,
+    progress: WorkProgress,
+    load_pipe: Callable[[], Any],
+    process: Joined | None = None,
+) -> Iterator[Runner]:
+    """What makes the images or clips of a job.
+
+    Args:
+        job: what was settled.
+        progress: shows what goes on.
+        load_pipe: gives the pipeline of the job; see `load`.
+        process: this one, of those that make it together; by default it is alone.
+    """
+    generator = Generator(
+        load_pipe,
+        job.settings,
+        progress,
+        job.options.negative_prompt,
+        also=job.image_arguments,
+        steps=job.steps,
+    )
+    _ = generator.pipe  # loaded before anything is timed
+    with _runner(job, generator, process or Joined()) as runner:
+        yield runner
+
+
+def load(job: Job) -> Any:
+    """The pipeline of a job, with its scheduler and LoRAs."""
     pipe = load_pipeline(job.model, device=job.device, dtype=job.dtype)
     if job.scheduler is not None:
         pipe.scheduler = job.scheduler
@@ -101,12 +121,12 @@ def _runner(job: Job, generator: Generator, process: Joined) -> Runner:
     )
 
 
-def _outcome(job: Job, item: Item, pipe: Any, runner: Runner, display: ProgressDisplay) -> Outcome:
-    warnings = _prompt_warnings(job, item, pipe)
+def _outcome(job: Job, item: Item, runner: Runner, display: ProgressDisplay) -> Outcome:
+    warnings = prompt_warnings(job, item, runner)
     for warning in warnings:
         display.tell(WARNING + (f"{item.label}: " if item.label else "") + warning)
     try:
-        return _make(job, item, runner, display, warnings)
+        return make(job, item, runner, display, warnings)
     except Exception as error:
         if not job.options.many or runner.process.ranks > 1:  # the others wait for this one
             raise
@@ -116,18 +136,27 @@ def _outcome(job: Job, item: Item, pipe: Any, runner: Runner, display: ProgressD
         return Outcome(request, {}, None, None, None, denoise.peak_process_bytes(), sentence)
 
 
-def _prompt_warnings(job: Job, item: Item, pipe: Any) -> list[str]:
+def prompt_warnings(job: Job, item: Item, runner: Runner) -> list[str]:
+    """What to know of a prompt before anything is made of it, one sentence each."""
     if not item.prompt.strip():
         return [EMPTY]
     longest = job.settings.max_sequence_length or job.model.default("max_sequence_length")
-    cut = cut_text(pipe, item.prompt, longest)
+    cut = cut_text(runner.generator.pipe, item.prompt, longest)
     return [] if cut is None else [cut]
 
 
-def _make(
+def make(
     job: Job, item: Item, runner: Runner, display: ProgressDisplay, warnings: list[str]
 ) -> Outcome:
-    """Generates and writes one picture."""
+    """Generates and writes one image or clip.
+
+    Args:
+        job: what was settled.
+        item: which of them.
+        runner: of the job; see `opened`.
+        display: is told what comes up.
+        warnings: those that are about this one.
+    """
     mode = job.options.mode
     dense = sparse = None
     runner.report = None

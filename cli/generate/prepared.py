@@ -20,7 +20,7 @@ from chipsparse.cli.media.write import check_kind
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.schedulers import choose_scheduler
 from chipsparse.cli.planning import profile_range
-from chipsparse.cli.planning.planned import PlannedGeneration, plan_generation
+from chipsparse.cli.planning.planned import PlannedGeneration, called_steps, plan_generation
 from chipsparse.cli.planning.request import check_prompt_is_enough, choose_profile, look_up
 from chipsparse.cli.planning.room import check_room
 from chipsparse.cli.planning.settings import (
@@ -51,7 +51,7 @@ class Job:
         settings: of the pipeline call.
         image: that it starts from, in the size that is made; None without ``--image``.
         scheduler: that replaces the model's own; None: it stays.
-        steps: that are computed: not all of the schedule where a picture is given.
+        steps: that are computed: not all of the schedule where an image is given.
         planned: what the configs tell of it; None where the model's own code decides.
         step_costs: what each of them takes, relative to the others; none where that is not known.
         too_few_steps: why nothing will run sparse, if that is known by now.
@@ -87,8 +87,8 @@ class Job:
         return found
 
     @property
-    def picture_arguments(self) -> dict[str, Any]:
-        """What the pipeline's call gets about the picture that it starts from."""
+    def image_arguments(self) -> dict[str, Any]:
+        """What the pipeline's call gets about the image that it starts from."""
         found = {"image": self.image, "strength": self.options.strength}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -96,7 +96,7 @@ class Job:
         """The request part of `--json` and of the report.
 
         Args:
-            item: which picture.
+            item: which clip.
             warnings: those that are about it alone.
         """
         options = self.options
@@ -144,16 +144,22 @@ def prepare(
     options: GenerateOptions, device: torch.device, dtype: torch.dtype, display: ProgressDisplay
 ) -> Job:
     """Settles a generation; raises `UserError`."""
-    model = look_up(options, display)
+    return settle(options, look_up(options, display), device, dtype)
+
+
+def settle(
+    options: GenerateOptions, model: ModelDescription, device: torch.device, dtype: torch.dtype
+) -> Job:
+    """Settles a generation with a model whose files were read; raises `UserError`."""
     if options.image is not None:
-        model = model.from_picture()
+        model = model.from_image()
     _check_inputs(options, model)
     profile = choose_profile(options, model, optional=options.dense)
     defaults = GenerationDefaults() if profile is None else profile.generation
     settings = resolve_settings(options, model, defaults)
     sized, image = options, None
-    if options.picture is not None:
-        sized, image = _sized(options, options.picture, settings, model)
+    if options.input_image is not None:
+        sized, image = _sized(options, options.input_image, settings, model)
         settings = resolve_settings(sized, model, defaults)
     video = model.accepts("num_frames")
     for item in options.items:
@@ -180,7 +186,7 @@ def prepare(
         settings=settings,
         image=image,
         scheduler=scheduler,
-        steps=settings.num_inference_steps - first,
+        steps=called_steps(settings, model) - first,
         planned=planned,
         step_costs=step_costs(planned.plan, first=first) if planned is not None else [],
         too_few_steps=too_few,
@@ -194,7 +200,7 @@ def _check_inputs(options: GenerateOptions, model: ModelDescription) -> None:
         raise UserError(f"{name} has no strength; leave --strength out")
     if options.image is None and model.needed_arguments() - {"prompt"} == {"image"}:
         raise UserError(
-            f"{model.pipeline_class.__name__} starts from a picture; give one with --image"
+            f"{model.pipeline_class.__name__} starts from an image; give one with --image"
         )
     given = frozenset() if options.image is None else frozenset({"image"})
     check_prompt_is_enough(model, IN_PYTHON, given=given)
@@ -203,7 +209,7 @@ def _check_inputs(options: GenerateOptions, model: ModelDescription) -> None:
 def _sized(
     options: GenerateOptions, image: Image, settings: GenerationSettings, model: ModelDescription
 ) -> tuple[GenerateOptions, Image]:
-    """The options with height and width, and the picture in that size."""
+    """The options with height and width, and the image in that size."""
     adapter = ADAPTERS.get(model.transformer_class)
     default = None if adapter is None else adapter.default_latents
     height, width = size_like(
@@ -216,7 +222,7 @@ def _sized(
 
 
 def _first_step(options: GenerateOptions, model: ModelDescription) -> Callable[[int], int]:
-    """The step that the pipeline begins with, of so many: later the more a picture is to remain."""
+    """The step that the pipeline begins with, of so many: later the more an image is to remain."""
     strength = options.strength or model.default("strength")
     if options.image is None or strength is None:
         return lambda _: 0

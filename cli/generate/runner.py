@@ -1,4 +1,4 @@
-"""One loaded pipeline that makes the pictures of a series, dense and sparse."""
+"""One loaded pipeline that makes the clips of a series, dense and sparse."""
 
 from __future__ import annotations
 

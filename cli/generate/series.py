@@ -1,4 +1,4 @@
-"""What one command makes: one picture, or a numbered series of them."""
+"""What one command makes: one clip, or a numbered series of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DIGITS = 3  # at least, so that names sort
 
 @dataclass(frozen=True)
 class Item:
-    """One picture of the series; sparse, dense or both.
+    """One clip of the series; sparse, dense or both.
 
     Attributes:
         prompt: what to show.

@@ -21,9 +21,9 @@ from chipsparse.measure.clip_comparison import compare_clips
 
 # Of the models that come with chipsparse, which draw nothing else whatever the prompt.
 BUNDLED = "bundled, draws simple shapes only"
-# Letters of a prompt that are shown: beside other pictures, and alone.
+# Letters of a prompt that are shown: beside other clips, and alone.
 ROW_PROMPT, WHOLE_PROMPT = 60, 200
-LEAST_PROMPT = 20  # columns of a terminal for it beside other pictures
+LEAST_PROMPT = 20  # columns of a terminal for it beside other clips
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one picture.
+    """What became of one clip.
 
     Attributes:
         request: prompt, model, profile, device, seed and settings, as JSON values.
@@ -85,23 +85,23 @@ def compare(dense: Generation, sparse: Generation) -> Comparison:
 
 
 def print_summary(outcome: Outcome, console: Console, *, verbose: bool) -> None:
-    """What became of a single picture."""
+    """What became of a single clip."""
     made = outcome.sparse or outcome.dense
     assert made is not None
-    _print(console, [*_model_facts(outcome), *_picture_facts(outcome, made)])
+    _print(console, [*_model_facts(outcome), *_clip_facts(outcome, made)])
     console.print()
     print_table(console, _steps_table(made))
     _print(console, [*_details(outcome, made), *(_internals(made) if verbose else [])])
 
 
 def print_series(outcomes: list[Outcome], console: Console, *, asked: int, verbose: bool) -> None:
-    """A table of all pictures, with what they have in common above and what went wrong below."""
+    """A table of all clips, with what they have in common above and what went wrong below."""
     finished = [outcome for outcome in outcomes if outcome.error is None]
     failed = sum(outcome.error is not None for outcome in outcomes)
     told = f"{len(finished)} of {asked} made" + (f", {failed} failed" if failed else "")
     prompt = outcomes[0].request["prompt"]
     several = any(outcome.request["prompt"] != prompt for outcome in outcomes)
-    lead = [*_model_facts(outcomes[0]), ("pictures", told)]
+    lead = [*_model_facts(outcomes[0]), ("clips", told)]
     if finished:
         lead += [("gain", _gain(finished)), ("time", _time_of_all(finished))]
     if not several:
@@ -135,7 +135,7 @@ def _model_facts(outcome: Outcome) -> Facts:
     return [("model", location if name is None else f"{name}, {BUNDLED}")]
 
 
-def _picture_facts(outcome: Outcome, made: Generation) -> Facts:
+def _clip_facts(outcome: Outcome, made: Generation) -> Facts:
     facts: Facts = [("gain", _gain([outcome])), ("time", _time(made))]
     names = {"output": "written", "dense": "dense", "compare": "compare", "report": "report"}
     facts += [(names[kind], files_text(files)) for kind, files in outcome.files.items()]
@@ -146,7 +146,7 @@ def _picture_facts(outcome: Outcome, made: Generation) -> Facts:
 
 
 def _gain(outcomes: Sequence[Outcome]) -> str:
-    """That of one picture, or of all of a series."""
+    """That of one clip, or of all of a series."""
     made = [outcome.sparse for outcome in outcomes if outcome.sparse is not None]
     if not made:
         return "none: the unpatched model ran"
@@ -196,10 +196,10 @@ def _time(made: Generation) -> str:
 def _time_of_all(outcomes: Sequence[Outcome]) -> str:
     made = [outcome.sparse or outcome.dense for outcome in outcomes]
     seconds = sum(each.total_seconds for each in made if each is not None)
-    return f"{seconds_text(seconds)} for {counted(len(made), 'picture')} with text and decoding"
+    return f"{seconds_text(seconds)} for {counted(len(made), 'clip')} with text and decoding"
 
 
-# The steps and the pictures.
+# The steps and the clips.
 
 
 def _steps_table(made: Generation) -> Table:

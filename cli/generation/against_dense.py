@@ -18,7 +18,7 @@ def keep_frames(file: Path, frames: np.ndarray) -> None:
     Raises:
         UserError: that fails.
     """
-    what = f"the dense pictures in {file.parent} could not be written"
+    what = f"the dense clips in {file.parent} could not be written"
     with user_errors(OSError, what=what):
         file.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder(file.parent) as scratch:

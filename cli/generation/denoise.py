@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.model.modular import call_pipeline
 from chipsparse.cli.planning.work_share import work_share
 from chipsparse.cli.progress import StepDisplay
 from chipsparse.cli.results import fields_json
@@ -175,21 +176,22 @@ def _run(
     watch = _LoopWatch(pipe)
     ends: list[float] = []
 
-    def on_step_end(_: Any, step: int, __: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+    def on_step_end(step: int) -> bool:
         watch.wait()
         ends.append(time.perf_counter())
         display.done(step, _action_of(report, step))
-        return tensors
+        return False
 
     if watch.on_cuda:
         torch.cuda.reset_peak_memory_stats(watch.device)
     start = time.perf_counter()
     with watch, _wanted_packages(type(pipe).__name__):
-        result = pipe(
-            **arguments,
+        result = call_pipeline(
+            pipe,
+            arguments,
             generator=torch.Generator("cpu").manual_seed(seed),
-            callback_on_step_end=on_step_end,
             output_type=output_type,
+            on_step_end=on_step_end,
         )
     watch.wait()
     total_seconds = time.perf_counter() - start
@@ -217,17 +219,15 @@ def warm_up(
     Stops after the first sparse step, or after two steps of a pipeline that is not patched.
     """
 
-    def on_step_end(pipe: Any, step: int, _: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-        done = step + 1 >= WARM_UP_DENSE_STEPS if report is None else "sparse" in report.actions()
-        if done:
-            pipe._interrupt = True  # diffusers' own switch: the loop passes over what is left
-        return tensors
+    def on_step_end(step: int) -> bool:
+        return step + 1 >= WARM_UP_DENSE_STEPS if report is None else "sparse" in report.actions()
 
-    pipe(
-        **arguments,
+    call_pipeline(
+        pipe,
+        arguments,
         generator=torch.Generator("cpu").manual_seed(seed),
-        callback_on_step_end=on_step_end,
         output_type="latent",
+        on_step_end=on_step_end,
     )
 
 
@@ -288,7 +288,7 @@ class _LoopWatch:
 def _records(report: GenerationReport, step: int) -> list[StepRecord]:
     """Of the step that the loop made as its `step`-th, from 0.
 
-    The scheduler's own count begins later where the pipeline starts from a picture.
+    The scheduler's own count begins later where the pipeline starts from an image.
     """
     numbers = list(dict.fromkeys(record.step for record in report.steps))
     if step >= len(numbers):

@@ -1,4 +1,4 @@
-"""The picture that a pipeline starts from: `--image`, read and brought to the size that is made."""
+"""The image that a pipeline starts from: `--image`, read and brought to the size that is made."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Size = tuple[int, int]  # height and width in pixels
 
 
 def read_image(path: Path) -> Image.Image:
-    """The picture in a file, upright and in RGB, transparent parts white.
+    """The image in a file, upright and in RGB, transparent parts white.
 
     Of an animation it is the first frame.
 
     Raises:
-        UserError: the file is no picture that can be read.
+        UserError: the file is no image that can be read.
     """
     check_readable("--image", path)
     wrong = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
     with (
-        user_errors(*wrong, what=f"--image {path} is no picture that can be read"),
+        user_errors(*wrong, what=f"--image {path} is no image that can be read"),
         Image.open(path) as opened,
     ):
         upright = ImageOps.exif_transpose(opened)
@@ -38,7 +38,7 @@ def read_image(path: Path) -> Image.Image:
 def size_like(
     image: Image.Image, *, asked: tuple[int | None, int | None], usual: Size, multiples: Size
 ) -> Size:
-    """The size to make of a picture: its shape, as far as the user asks for no other.
+    """The size to make of an image: its shape, as far as the user asks for no other.
 
     Args:
         image: whose shape it is.
@@ -61,7 +61,7 @@ def size_like(
 
 
 def fitted(image: Image.Image, size: Size) -> Image.Image:
-    """The picture at a size: scaled until it covers it, and cut alike on both sides."""
+    """The image at a size: scaled until it covers it, and cut alike on both sides."""
     height, width = size
     return ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
 

@@ -123,7 +123,7 @@ def _probe(path: Path) -> tuple[int, int, int]:
     decoded = _decoded(path, "-f", "framecrc").decode("ascii")
     size = re.search(r"^#dimensions 0: (\d+)x(\d+)$", decoded, re.MULTILINE)
     if size is None:
-        raise OSError("ffmpeg finds no picture in the file that it wrote")
+        raise OSError("ffmpeg finds no frame in the file that it wrote")
     frames = sum(line[:1].isdigit() for line in decoded.splitlines())
     return frames, int(size[2]), int(size[1])
 

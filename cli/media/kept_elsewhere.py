@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from chipsparse.cli.media.pictures import write_pngs
+from chipsparse.cli.media.images import write_pngs
 
 
 def keep_elsewhere(clips: Mapping[Path, np.ndarray], *, metadata: Mapping[str, str]) -> Path | None:

@@ -1,4 +1,4 @@
-"""Clips beside and above each other in one picture, each under its label.
+"""Clips beside and above each other in one clip, each under its label.
 
 Frames are `[F, H, W, 3]` uint8 arrays.
 """
@@ -18,7 +18,7 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 @dataclass(frozen=True)
 class Panel:
-    """One clip of a picture of several.
+    """One of several clips in one.
 
     Attributes:
         frames: uint8 ``[F, H, W, 3]``.

@@ -1,4 +1,4 @@
-"""Files of text that a command writes beside its pictures: all of them or nothing."""
+"""Files of text that a command writes beside its clips: all of them or nothing."""
 
 from __future__ import annotations
 

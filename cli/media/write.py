@@ -13,9 +13,9 @@ import numpy as np
 
 from chipsparse.cli.errors import UserError, reason
 from chipsparse.cli.media import ffmpeg
+from chipsparse.cli.media.images import beside, earlier_pngs, write_gif, write_pngs
 from chipsparse.cli.media.kept_elsewhere import keep_elsewhere
 from chipsparse.cli.media.output_names import check_writable
-from chipsparse.cli.media.pictures import beside, earlier_pngs, write_gif, write_pngs
 from chipsparse.common.finished_files import place
 from chipsparse.common.scratch import scratch_folder
 

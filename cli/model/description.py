@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import logging
 import re
 import warnings
 from collections.abc import Iterator
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 LAYER_COUNT = re.compile(r"num_(\w+_)?layers")
 MOST_LAYERS = 1000
-# In the names of pipelines that always start from a picture.
-FROM_PICTURES = ("Img2Img", "ImageToVideo", "ImageEdit", "Inpaint")
+# In the names of pipelines that always start from an image.
+FROM_IMAGES = ("Img2Img", "ImageToVideo", "ImageEdit", "Inpaint")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class ModelDescription:
     transformer_config: dict[str, Any]
     vae_config: dict[str, Any]
     components: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def has_guider(self) -> bool:
+        """Whether a guider of the pipeline makes a call of its own for each guidance branch."""
+        return False
 
     def accepts(self, argument: str) -> bool:
         """Whether the pipeline's call takes this argument."""
@@ -67,12 +73,12 @@ class ModelDescription:
         }
         # Their signatures have a default of None, which their code does not take.
         needed |= {name for name in ("mask_image", "control_image") if self.accepts(name)}
-        if any(word in self.pipeline_class.__name__ for word in FROM_PICTURES):
+        if any(word in self.pipeline_class.__name__ for word in FROM_IMAGES):
             needed |= {"image"}
         return needed
 
-    def from_picture(self) -> ModelDescription:
-        """The same model as a pipeline that starts from a picture; raises `UserError`."""
+    def from_image(self) -> ModelDescription:
+        """The same model as a pipeline that starts from an image; raises `UserError`."""
         if self.accepts("image"):
             return self
         from diffusers.pipelines import auto_pipeline
@@ -82,7 +88,7 @@ class ModelDescription:
             if pipeline_class is self.pipeline_class and name in others:
                 return dataclasses.replace(self, pipeline_class=others[name])
         raise UserError(
-            f"{self.pipeline_class.__name__} takes no picture; leave --image out, or use a model "
+            f"{self.pipeline_class.__name__} takes no image; leave --image out, or use a model "
             "made for it"
         )
 
@@ -103,7 +109,11 @@ def describe_model(location: str) -> ModelDescription:
         location = str(folder)
     elif is_local(location):
         raise UserError(f"the model folder {location} does not exist")
-    index = read_json(location, "model_index.json")
+    index = _index(location)
+    if "_blocks_class_name" in index:
+        from chipsparse.cli.model.modular import describe_modular  # which needs this module
+
+        return describe_modular(location, index)
     components = {
         name: entry
         for name, entry in index.items()
@@ -127,21 +137,44 @@ def describe_model(location: str) -> ModelDescription:
         location=location,
         pipeline_class=pipeline_class,
         transformer_class=components[name][1],
-        transformer_config=_component_config(location, name, components[name]),
-        vae_config=_component_config(location, "vae", components["vae"])
+        transformer_config=component_config(location, name, components[name]),
+        vae_config=component_config(location, "vae", components["vae"])
         if "vae" in components
         else {},
         components=components,
     )
 
 
+def _index(location: str) -> dict[str, Any]:
+    """What a model's index says: ``model_index.json``, or else that of a modular pipeline."""
+    names = ("model_index.json", "modular_model_index.json")
+    folder = Path(location)
+    if folder.exists():
+        is_modular = not (folder / names[0]).exists() and (folder / names[1]).exists()
+        return read_json(location, names[is_modular])
+    try:
+        return read_json(location, names[0])
+    except UserError as error:
+        from huggingface_hub import errors
+
+        if not isinstance(error.__cause__, errors.EntryNotFoundError):
+            raise
+        return read_json(location, names[1])
+
+
 def load_pipeline(model: ModelDescription, *, device: torch.device, dtype: torch.dtype) -> Any:
     """Loads the pipeline onto the device; its own progress bars stay off."""
-    from chipsparse.cli.model.weight_files import check_weight_files  # which needs this module
+    # Which need this module.
+    from chipsparse.cli.model.modular import ModularDescription, load_modular
+    from chipsparse.cli.model.weight_files import check_weight_files
 
     pipeline_class: Any = model.pipeline_class
     with user_errors(Exception, what=f"the model {model.location} could not be loaded"):
         here = is_here(model.location)
+        if isinstance(model, ModularDescription):
+            if here:
+                check_weight_files(model, Path(model.location))
+            return load_modular(model, dtype).to(device)
         folder = model.location if here else pipeline_class.download(model.location)
         check_weight_files(model, Path(folder))
         pipe = pipeline_class.from_pretrained(model.location, dtype=dtype)
@@ -192,8 +225,9 @@ def quiet_libraries(*, debug: bool) -> Iterator[None]:
     import transformers.utils.logging as transformers_logging
 
     hub_logging.set_verbosity_error()
+    transformers_logging.set_verbosity_error()
+    diffusers_logging.set_verbosity(logging.CRITICAL)  # modular pipelines log what they raise
     for library in (diffusers_logging, transformers_logging):
-        library.set_verbosity_error()
         library.disable_progress_bar()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -254,7 +288,7 @@ def _pipeline_class(index: dict[str, Any], location: str) -> type:
     return found
 
 
-def _component_config(location: str, name: str, entry: list[str]) -> dict[str, Any]:
+def component_config(location: str, name: str, entry: list[str]) -> dict[str, Any]:
     """The component's `config.json` over its class's defaults (older files leave keys out)."""
     import diffusers
 

@@ -1,4 +1,4 @@
-"""A pipeline with random weights, made from a model's configs: for its times, not its pictures."""
+"""A pipeline with random weights, made from a model's configs: for its times, not its results."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from chipsparse.cli.errors import user_errors
 from chipsparse.cli.model.description import ModelDescription, read_json
+from chipsparse.cli.model.modular import ModularDescription, quiet
 from chipsparse.cli.model.weights import component_class, made_from, stays_float32
 
 SEED = 0
@@ -24,6 +25,12 @@ def random_pipeline(model: ModelDescription, *, device: torch.device, dtype: tor
     Raises:
         UserError: a component cannot be made from its config, or its files are missing.
     """
+    if isinstance(model, ModularDescription):
+        pipe = model.blocks.init_pipeline()
+        for name in model.components:
+            made = _component(model, name, device=device, dtype=dtype)
+            pipe.update_components(**{name: made})
+        return quiet(pipe)
     index = read_json(model.location, "model_index.json")
     arguments: dict[str, Any] = {
         name: value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -37,14 +37,18 @@ def choose_scheduler(model: ModelDescription, name: str | None, *, sparse: bool)
     if own is None:
         raise UserError(f"{model.pipeline_class.__name__} has no scheduler; leave --scheduler out")
     fitting = {found.__name__: found for found in own.compatibles}
-    problems = {each: _problem(found, own.config, sparse) for each, found in fitting.items()}
-    usable = sorted(each for each, problem in problems.items() if problem is None)
-    matches = _matching(name, usable)
+    problems = {each: _problem(fitting[each], own.config, sparse) for each in _meant(name, fitting)}
+    matches = _matching(name, _usable(problems))
     if len(matches) == 1:
         return fitting[matches[0]].from_config(own.config)
-    choices = f"for this model use one of {', '.join(usable)}"
     if matches:
         raise UserError(f"--scheduler {name} may be {' or '.join(matches)}; write more of it")
+    problems |= {
+        each: _problem(found, own.config, sparse)
+        for each, found in fitting.items()
+        if each not in problems
+    }
+    choices = f"for this model use one of {', '.join(_usable(problems))}"
     for each in _matching(name, problems):
         raise UserError(f"--scheduler {each} does not work here: {problems[each]}; {choices}")
     for each in _matching(name, _all_schedulers()):
@@ -80,11 +84,20 @@ def _problem(scheduler_class: Any, config: Any, sparse: bool) -> str | None:
     return None
 
 
+def _usable(problems: Mapping[str, str | None]) -> list[str]:
+    return sorted(each for each, problem in problems.items() if problem is None)
+
+
 def _matching(name: str, names: Iterable[str]) -> list[str]:
     """The names that are meant: one that is the same, else all that begin so."""
+    found = _meant(name, names)
+    return [each for each in found if _letters(each) == _letters(name)] or found
+
+
+def _meant(name: str, names: Iterable[str]) -> list[str]:
+    """All names that begin so, in any letters."""
     wanted = _letters(name)
-    same = [each for each in names if _letters(each) == wanted]
-    return same or [each for each in names if wanted and _letters(each).startswith(wanted)]
+    return [each for each in names if wanted and _letters(each).startswith(wanted)]
 
 
 def _letters(name: str) -> str:

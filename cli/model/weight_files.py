@@ -1,7 +1,7 @@
 """Whether a model's weights are all there and are those of its configs, before any is loaded.
 
 Only the headers of the files are read. Without this, diffusers loads a transformer whose config
-names another number of layers than its weights have, and makes a wrong picture.
+names another number of layers than its weights have, and makes a wrong result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Charts that matplotlib draws, as SVG which stands in the page itself.
 
 What matplotlib paints in one of `COLOURS` the style sheet paints, on a bright and on a dark screen.
-A chart is drawn once for wide screens and once for narrow ones, since text in a picture that
+A chart is drawn once for wide screens and once for narrow ones, since text in a drawing that
 shrinks with the screen could not be read there.
 """
 

@@ -70,7 +70,7 @@ class ConfigsComparison(FileRecord):
     b: Mapping[str, Summary | None] = Field(default={}, alias="B")
     difference: Mapping[str, Summary | None] = Field(default={}, alias="B - A")
     lpips_missing: str | None = None
-    picture: Sequence[str] = within("picture", "files", ())
+    clip_files: Sequence[str] = within("clip", "files", (), was="picture")
     notes: Sequence[str] = ()
     prompts: Sequence[Prompt] = ()
 
@@ -107,7 +107,7 @@ class ConfigsComparison(FileRecord):
 
     @property
     def differing(self) -> list[Side]:
-        """The configs that make other pictures than dense."""
+        """The configs that make other clips than dense."""
         return [s for s in SIDES if any(run.psnr_db is not None for run in self.runs(s))]
 
     @property
@@ -128,10 +128,10 @@ class ConfigsComparison(FileRecord):
 
     @property
     def clips(self) -> Clips:
-        """The picture that it wrote."""
+        """The clip that it wrote."""
         label = "the prompt with the lowest PSNR: A, B, and where each differs from dense"
         return Clips(
-            dict(zip([label], self.picture, strict=False)),
+            dict(zip([label], self.clip_files, strict=False)),
             joined=True,
             missing="They are there with compare -o worst.mp4.",
         )

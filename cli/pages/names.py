@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 # How Hugging Face's cache names the folders of a hub name.
 HUB_FOLDER = re.compile(r"(?:^|[/\\])models--(.+?)--([^/\\]+)")
@@ -55,7 +55,9 @@ def command_text(words: Sequence[str]) -> str:
 
 def without_folders(text: str) -> str:
     """A sentence with the last part of each path in place of the whole."""
-    home = str(Path.home())
+    if "/" not in text and "\\" not in text:  # as most texts of a page
+        return text
+    home = os.path.expanduser("~")
     if len(home) > 1:
         text = text.replace(home, "~")
     return FOLDERS.sub("", HOME.sub("~", text))

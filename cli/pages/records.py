@@ -8,7 +8,7 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from chipsparse.cli.errors import UserError, first_line
 from chipsparse.cli.pages.clips import Clips
@@ -51,10 +51,18 @@ class FileRecord(Record):
         return []
 
 
-def within(*path_and_default: Any) -> Any:
-    """A field that stands in objects within the object; at last its default, ... for none."""
-    *path, default = path_and_default
-    return Field(default, validation_alias=AliasPath(*path))
+def within(*path_and_default: Any, was: str | None = None) -> Any:
+    """A field that stands in objects within the object; at last its default, ... for none.
+
+    Args:
+        path_and_default: names down to the field, and its default.
+        was: what older files call the first of these names.
+    """
+    first, *rest, default = path_and_default
+    names = [first] if was is None else [first, was]
+    return Field(
+        default, validation_alias=AliasChoices(*(AliasPath(name, *rest) for name in names))
+    )
 
 
 class Settings(Record):
@@ -68,7 +76,7 @@ class Settings(Record):
     true_cfg_scale: Number | None = None
 
     @property
-    def picture(self) -> str:
+    def size(self) -> str:
         """Size and number of frames; empty where they are not known."""
         if self.width is None or self.height is None:
             return ""

@@ -14,15 +14,15 @@ from PIL import Image
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.media.heat_map import choose_factor, difference, heat_map
 from chipsparse.cli.media.heat_map import label as heat_map_label
-from chipsparse.cli.media.pictures import numbered
+from chipsparse.cli.media.images import numbered
 from chipsparse.cli.media.read import read_clip
 from chipsparse.cli.pages.clips import Clips
 
 FRAMES, LARGEST_SIDE = 6, 320
-# Of pictures that several clips share.
+# Of files that several clips share.
 JOINED_FRAMES, JOINED_LARGEST_SIDE = 3, 640
 JPEG_QUALITY = 88
-# How much newer than the file that names it a picture may be and still be the one it was about.
+# How much newer than the file that names it a clip may be and still be the one it was about.
 SAME_RUN_SECONDS = 60.0
 HOW = "Give the files that it should show with --media."
 
@@ -35,7 +35,7 @@ class Sample:
         label: which file it is.
         frames: uint8 ``[F, H, W, 3]``, in their own size.
         numbers: of these frames in their clip.
-        joined: whether the file is a picture of several clips.
+        joined: whether several clips share the file.
     """
 
     label: str
@@ -44,7 +44,7 @@ class Sample:
     joined: bool = False
 
     @property
-    def pictures(self) -> list[tuple[int, str]]:
+    def images(self) -> list[tuple[int, str]]:
         """Number and data URI of each frame."""
         side = JOINED_LARGEST_SIDE if self.joined else LARGEST_SIDE
         uris = (data_uri(frame, side) for frame in self.frames)
@@ -79,7 +79,7 @@ def spaced(count: int, most: int) -> list[int]:
 def named_samples(source: Path, clips: Clips) -> Samples | str:
     """Frames of the clips that a file names, as they were when it was written; else why not."""
     if not clips.names:
-        return clips.missing or f"{source.name} names no picture. {HOW}"
+        return clips.missing or f"{source.name} names no clip. {HOW}"
     samples: dict[str, Sample] = {}
     for label, name in clips.names.items():
         # Elsewhere than beside the file, another run may have clips of the same names.

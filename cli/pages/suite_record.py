@@ -108,8 +108,8 @@ class Suite(FileRecord):
     dense_seconds: Number = within("dense_seconds", "median", ...)
     restless: str | None = None
     rows: Sequence[Row] = ()
-    pictured_seed: Count | None = within("pictured", "seed", None)
-    pictured: Mapping[str, str] = within("pictured", "files", {})
+    sample_seed: Count | None = within("sample", "seed", None, was="pictured")
+    sample_files: Mapping[str, str] = within("sample", "files", {}, was="pictured")
 
     @property
     def floor(self) -> Row | None:
@@ -135,9 +135,9 @@ class Suite(FileRecord):
     def clips(self) -> Clips:
         """Every row's clip of one prompt."""
         return Clips(
-            self.pictured,
+            self.sample_files,
             beside=True,
-            about=f"The prompt of seed {self.pictured_seed}, on which chipsparse is farthest from "
+            about=f"The prompt of seed {self.sample_seed}, on which chipsparse is farthest from "
             "dense. ",
             missing="They are there as soon as a prompt is complete.",
         )

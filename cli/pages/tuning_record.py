@@ -11,7 +11,7 @@ from pydantic import Field
 
 from chipsparse.cli.pages.generation_record import Action, Cell
 from chipsparse.cli.pages.quality_points import QualityPoint
-from chipsparse.cli.pages.records import FileRecord, Number, Record, Settings
+from chipsparse.cli.pages.records import FileRecord, Number, Record, Settings, within
 from chipsparse.cli.tune.names import dense_name, pair_of
 from chipsparse.profiles.tuned_range import target_text
 
@@ -44,13 +44,13 @@ class Chosen(Record):
 
     name: str = Field(alias="config")
     form: str
-    keep_fraction: Number
+    density: Number = within("density", ..., was="keep_fraction")
     actions: list[Action]
 
     @property
     def cells(self) -> dict[tuple[int, int], Cell]:
         """Of all layers as one."""
-        shares = {"skip": 0.0, "sparse": self.keep_fraction}
+        shares = {"skip": 0.0, "sparse": self.density}
         cells = (Cell(action, shares.get(action, 1.0)) for action in self.actions)
         return {(0, step): cell for step, cell in enumerate(cells)}
 

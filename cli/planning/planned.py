@@ -29,7 +29,7 @@ class PlannedGeneration:
         settings: of the pipeline call.
         adapter: of the model's class.
         plan: what is sparse, when, at which sizes.
-        pixels: height and width of the picture.
+        pixels: height and width of a frame.
         branches: transformer calls per step.
         never: parts that run dense in every layer, and why.
     """
@@ -40,6 +40,13 @@ class PlannedGeneration:
     pixels: tuple[int, int]
     branches: int
     never: dict[Part, str]
+
+
+def called_steps(settings: GenerationSettings, model: ModelDescription) -> int:
+    """Denoising steps that call the transformer."""
+    adapter = ADAPTERS.get(model.transformer_class)
+    uncalled = 0 if adapter is None else adapter.uncalled_steps
+    return max(1, settings.num_inference_steps - uncalled)
 
 
 def plan_generation(
@@ -54,21 +61,23 @@ def plan_generation(
             f"does not support; supported classes: {', '.join(ADAPTERS)}"
         )
     latents = latent_sizes(settings, model, default=adapter.default_latents)
-    guided = (getattr(settings, adapter.guidance_argument) or 0) > 1
+    argument = "guidance_scale" if model.has_guider else adapter.guidance_argument
+    guided = argument is not None and (getattr(settings, argument) or 0) > 1
+    in_batch = adapter.guides_in_batch and not model.has_guider
     layout = adapter.planned_layout(
         model.transformer_config,
         latents=latents,
         text_tokens=settings.max_sequence_length or 0,
-        batch=2 if guided and adapter.guides_in_batch else 1,
+        batch=2 if guided and in_batch else 1,
     )
     with user_errors(ConfigError, what=profile.source):
-        plan = SparsityPlan(profile.sparsity, layout, settings.num_inference_steps)
+        plan = SparsityPlan(profile.sparsity, layout, called_steps(settings, model))
     space, _ = vae_factors(model.vae_config)
     return PlannedGeneration(
         settings=settings,
         adapter=adapter,
         plan=plan,
         pixels=(latents[1] * space, latents[2] * space),
-        branches=2 if guided and not adapter.guides_in_batch else 1,
+        branches=2 if guided and not in_batch else 1,
         never=never_sparse(plan, adapter, model),
     )

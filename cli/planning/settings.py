@@ -41,7 +41,7 @@ class GenerationSettings:
         return {name: v for name, v in dataclasses.asdict(self).items() if v is not None}
 
     def pipeline_call(self, prompt: str, *, negative_prompt: str | None = None) -> dict[str, Any]:
-        """All arguments of a call that makes this prompt's picture, generator left out."""
+        """All arguments of a call that makes this prompt's clip, generator left out."""
         arguments = {"prompt": prompt, **self.call_arguments()}
         if negative_prompt is not None:
             arguments["negative_prompt"] = negative_prompt
@@ -92,7 +92,7 @@ def resolve_settings(
 
 def check_sizes(settings: GenerationSettings, model: ModelDescription) -> None:
     """Raises `UserError` for a size that the model cannot do, naming the nearest that it can."""
-    _, time = vae_factors(model.vae_config)
+    chunks = frame_chunks(model.vae_config)
     patch_time, *patches = pixels_of_patch(model)
     longest = model.transformer_config.get("rope_max_seq_len")
     for name, size, patch, multiple in zip(
@@ -106,14 +106,16 @@ def check_sizes(settings: GenerationSettings, model: ModelDescription) -> None:
             continue
         largest = longest * patch // multiple * multiple if longest else None
         _check(OPTION_OF[name], size, multiple, 0, f"a multiple of {multiple}", largest)
-    if settings.num_frames is not None and time > 1:
-        largest = (longest * patch_time - 1) * time + 1 if longest else None
-        form = f"a multiple of {time} plus 1"
-        _check(OPTION_OF["num_frames"], settings.num_frames, time, 1, form, largest)
+    if settings.num_frames is not None and chunks.frames > 1:
+        largest = chunks.frames_of(longest * patch_time) if longest else None
+        form = f"a multiple of {chunks.frames} plus {chunks.first}"
+        _check(
+            OPTION_OF["num_frames"], settings.num_frames, chunks.frames, chunks.first, form, largest
+        )
 
 
 def size_multiples(model: ModelDescription) -> tuple[int, int]:
-    """Of which the height and the width of its pictures must be."""
+    """Of which the height and the width of its frames must be."""
     _, height, width = pixels_of_patch(model)
     return math.lcm(SIZE_MULTIPLE, height), math.lcm(SIZE_MULTIPLE, width)
 
@@ -145,7 +147,7 @@ def _check(
 def latent_sizes(
     settings: GenerationSettings, model: ModelDescription, *, default: int | None
 ) -> Grid:
-    """Frames, rows and columns of the picture behind the VAE.
+    """Frames, rows and columns of the latents.
 
     Args:
         settings: of the call.
@@ -153,7 +155,6 @@ def latent_sizes(
         default: rows and columns where neither the settings nor the transformer's config names
             some.
     """
-    _, time = vae_factors(model.vae_config)
     rows, columns = _latent_sides(settings, model, default)
     for option, size in (("--height", rows), ("--width", columns)):
         if size is None:
@@ -164,7 +165,8 @@ def latent_sizes(
     assert columns is not None
     own = model.transformer_config
     frames = own.get("sample_frames", 1) if model.accepts("num_frames") else 1
-    return ((settings.num_frames or frames) - 1) // time + 1, rows, columns
+    chunks = frame_chunks(model.vae_config)
+    return chunks.latents_of(settings.num_frames or frames), rows, columns
 
 
 def usual_size(
@@ -188,6 +190,42 @@ def _latent_sides(
     return rows, columns
 
 
+@dataclass(frozen=True)
+class FrameChunks:
+    """How a VAE makes latent frames of a video's: some of the first ones, then chunk by chunk.
+
+    Attributes:
+        first: the first frames.
+        frames: of every chunk behind them.
+        latent_first: what it makes of the first ones.
+        latents: what it makes of a chunk.
+    """
+
+    first: int
+    frames: int
+    latent_first: int = 1
+    latents: int = 1
+
+    def latents_of(self, frames: int) -> int:
+        """Latent frames of a video."""
+        chunks = (frames - self.first) // self.frames
+        return max(1, chunks * self.latents + self.latent_first)
+
+    def frames_of(self, latents: int) -> int:
+        """The most frames of a video that has at most so many latent ones."""
+        return (latents - self.latent_first) // self.latents * self.frames + self.first
+
+
+def frame_chunks(config: dict[str, Any]) -> FrameChunks:
+    """How a VAE with this config makes latent frames."""
+    _, time = vae_factors(config)
+    clip = config.get("clip_length")  # of MiniMax-H3: it encodes clips, and drops the last latents
+    if clip is None:
+        return FrameChunks(1, time)
+    latents = -(-clip // time)
+    return FrameChunks(latents, clip, latents - config["token_drop"], latents)
+
+
 def vae_factors(config: dict[str, Any]) -> tuple[int, int]:
     """By how much the VAE shrinks space and time."""
     space = config.get("scale_factor_spatial") or config.get("spatial_compression_ratio")
@@ -195,6 +233,10 @@ def vae_factors(config: dict[str, Any]) -> tuple[int, int]:
     stages = config.get("temperal_downsample")
     if "spatial_expansions" in config:
         space, time = (math.prod(config[f"{name}_expansions"]) for name in ("spatial", "temporal"))
+    if "spatial_downsample_factors" in config:
+        space, time = (
+            math.prod(config[f"{name}_downsample_factors"]) for name in ("spatial", "temporal")
+        )
     scalings = config.get("spatio_temporal_scaling")  # of LTX-Video: stages that shrink both
     if scalings:
         both = 2 ** sum(map(bool, scalings))

@@ -16,7 +16,7 @@ def too_few_steps(plan: SparsityPlan, first_step: Callable[[int], int] = lambda 
     Args:
         plan: with the number of steps.
         first_step: the step that the pipeline begins with, of so many; more than 0 where it starts
-            from a picture.
+            from an image.
     """
     assert plan.steps is not None
     first = first_step(plan.steps)

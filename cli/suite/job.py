@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shlex
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.media import write as media
 from chipsparse.cli.model.description import ModelDescription, load_pipeline, quiet_libraries
-from chipsparse.cli.model.weight_files import WEIGHTS
+from chipsparse.cli.model.weights_digest import weights_digest
 from chipsparse.cli.pages.page import check_library, page
 from chipsparse.cli.pages.part import part_of
 from chipsparse.cli.planning.request import (
@@ -38,7 +37,6 @@ from chipsparse.tuning.results_file import ResultsError, ResultsFile, ResultsWri
 
 MEASURED, TO_SEND, PAGE = "measured.json", "suite.json", "suite.html"
 BUNDLED_COUNT = 12  # prompts, where no file of them is given
-SAMPLED_BYTES = 1 << 16  # of each weights file's end, where its last tensor is
 
 
 @dataclass(frozen=True)
@@ -143,22 +141,7 @@ def _about(common: dict[str, Any], model: ModelDescription) -> dict[str, Any]:
     """What clips must have in common to be compared with each other."""
     facts = {name: value for name, value in common.items() if not isinstance(value, dict)}
     versions = {name: each for name, each in common["versions"].items() if name != "python"}
-    return {**facts, **common["settings"], **versions, "weights": _weights_digest(model)}
-
-
-def _weights_digest(model: ModelDescription) -> str | None:
-    """Tells the weights in a folder from others; None for a hub model, which its name tells."""
-    folder = Path(model.location)
-    if not folder.is_dir():
-        return None
-    found = hashlib.sha256()
-    for file in sorted(folder.glob("*/*")):
-        if file.suffix in WEIGHTS:
-            size = file.stat().st_size
-            with file.open("rb") as stream:
-                stream.seek(max(0, size - SAMPLED_BYTES))
-                found.update(f"{file.parent.name}/{file.name} {size}".encode() + stream.read())
-    return found.hexdigest()[:12]
+    return {**facts, **common["settings"], **versions, "weights": weights_digest(model)}
 
 
 def _tell_time(display: ProgressDisplay, progress: WorkProgress, clips: int) -> bool:

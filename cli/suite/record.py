@@ -71,7 +71,7 @@ def suite_json(
     made = [prompt for prompt in prompts if lab.record(rows[0], prompt) is not None]
     seconds = {prompt: lab.record(rows[0], prompt)["seconds"] for prompt in made}
     entries = [_row_json(lab, row, made, seconds) for row in rows[1:]]
-    pictured = _farthest(lab, rows, made)
+    sample = _farthest(lab, rows, made)
     return {
         "mode": "suite",
         **common,
@@ -91,14 +91,14 @@ def suite_json(
         "restless": restless(seconds.values()),
         "refused": sum(entry["refused"] is not None for entry in entries),
         "rows": entries,
-        "pictured": None
-        if pictured is None
+        "sample": None
+        if sample is None
         else {
-            "seed": pictured.seed,
+            "seed": sample.seed,
             "files": {
-                row.name: f"clips/{lab.clip_file(row, pictured).name}"
+                row.name: f"clips/{lab.clip_file(row, sample).name}"
                 for row in rows
-                if lab.record(row, pictured) and lab.refusal(row) is None
+                if lab.record(row, sample) and lab.refusal(row) is None
             },
         },
     }
@@ -173,7 +173,7 @@ def _summary(clips: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
     for name in METRICS:
         values = [clip[name] for clip in clips if clip[name] is not None]
-        # A PSNR of null is the same picture, which no mean can have in it.
+        # A PSNR of null is the same clip, which no mean can have in it.
         if name != "psnr_db" and len(values) < len(clips):
             values = []
         worst = max if name in MOST else min

@@ -153,7 +153,7 @@ def _keep(
         content["chosen"] = {
             "config": config_digest(found.candidate.config),
             "form": found.candidate.describe,
-            "keep_fraction": found.candidate.form.density,
+            "density": found.candidate.form.density,
             "actions": list(found.pairs[0].actions),
         }
     elif results.search(name) is not None:
@@ -194,7 +194,7 @@ def about(
     del facts["target"], facts["measured"]
     versions = facts.pop("versions")
     config = dataclasses.asdict(profile.sparsity)
-    # What is tuned. Memory stays: it changes no picture, but what steps take.
+    # What is tuned. Memory stays: it changes no result, but what steps take.
     del config["schedule"], config["attention"]["density"]
     return {
         **versions,

@@ -248,7 +248,7 @@ class TuneLab:
 
 
 def dense_folder(results: Path) -> Path:
-    """Where the dense pictures are kept that candidates are compared with."""
+    """Where the dense clips are kept that candidates are compared with."""
     return results.with_name(f"{results.stem}-dense")
 
 
@@ -259,7 +259,7 @@ def check_dense_folder(results: Path) -> None:
         check_writable("the folder", folder / "frames.npy")
     elif folder.exists():
         raise UserError(
-            f"{folder}, which keeps the dense pictures beside {results}, is no folder; move it, or "
+            f"{folder}, which keeps the dense clips beside {results}, is no folder; move it, or "
             "name another file with --results"
         )
 

@@ -30,6 +30,6 @@ def dense_name(prompt: str) -> str:
     return f"dense, {prompt}"
 
 
-def times_name(keep_fraction: float, *, sparse_mlp: bool) -> str:
+def times_name(density: float, *, sparse_mlp: bool) -> str:
     """The name of the times of steps that keep so many columns."""
-    return f"times, {keep_fraction:g} of the columns{', sparse MLPs' * sparse_mlp}"
+    return f"times, {density:g} of the columns{', sparse MLPs' * sparse_mlp}"

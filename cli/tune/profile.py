@@ -15,7 +15,7 @@ from chipsparse.profiles.profile import load_profile
 from chipsparse.profiles.tuned_range import TunedFor, target_text
 
 # Fields that a search chooses, which are written even where they are at their defaults.
-CHOSEN = ("keep_fraction", "between", "forecast", "forecast_after")
+CHOSEN = ("density", "between", "forecast", "forecast_after")
 HEADER = "# Written by `chipsparse tune`. What the fields mean: docs/config.md.\n"
 
 

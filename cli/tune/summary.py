@@ -41,7 +41,7 @@ def _sparse_steps(steps: tuple[int, ...] | None) -> Facts:
 def _quality(tuned: Tuned) -> str:
     measured = tuned.tuned.measured
     if measured.psnr_db_worst is None or measured.psnr_db_median is None:
-        return "the same pictures as dense"
+        return "the same clips as dense"
     text = f"PSNR {measured.psnr_db_worst:.1f} dB at worst, median {measured.psnr_db_median:.1f}"
     if measured.ssim_worst is not None:
         text += f"; SSIM {measured.ssim_worst:.3f} at worst"

@@ -39,7 +39,7 @@ def unreachable_text(target: TunedTarget, error: Unreachable, budget: float) -> 
         if value > above:
             options.append(f"{name} {value:g}")
     found = [
-        "the same pictures as dense"
+        "the same clips as dense"
         if best.psnr_db_worst is None
         else f"a PSNR of {best.psnr_db_worst:.2f} dB"
     ]

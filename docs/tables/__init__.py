@@ -25,6 +25,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "models": models.models,
     "model details": models.details,
     "other models": models.others,
+    "other classes": models.other_classes,
     "attention kernels": measured.attention_kernels,
     "attention by share": measured.attention_by_share,
     "sparse MLP": measured.sparse_mlp,

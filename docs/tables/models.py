@@ -24,8 +24,9 @@ def details() -> str:
         name = row["transformer_class"]
         file = f"profiles/{name}.yaml"
         profile = f"[profile](../assets/{file})" if (ASSETS / file).is_file() else "none"
-        argument, _, calls = row["guidance"].partition(": ")
-        rows.append((code(name), row["text_columns"], f"{code(argument)}: {calls}", profile))
+        argument, colon, calls = row["guidance"].partition(": ")
+        guidance = f"{code(argument)}: {calls}" if colon else argument
+        rows.append((code(name), row["text_columns"], guidance, profile))
     columns = ("class of the transformer", "text columns", "guidance", "profile")
     return table(columns, rows)
 
@@ -33,6 +34,12 @@ def details() -> str:
 def others() -> str:
     """A sentence about models of other classes."""
     return f"Other classes: {command.others()}."
+
+
+def other_classes() -> str:
+    """What becomes of each class of diffusers without an adapter."""
+    rows = [(code(name), line) for name, line in command.other_classes().items()]
+    return table(("class of the transformer", "what becomes of it"), rows)
 
 
 def _rows() -> list[dict[str, str]]:

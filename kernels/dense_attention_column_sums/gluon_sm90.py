@@ -2,11 +2,7 @@
 
 In a thread block, two consumer warpgroups own 64 query rows each and compute the softmax of one
 tile under the value product of the tile before; one warp loads the tiles and one finishes the
-column sums. A weight for the sums is p · exp2(m - lse_previous), with the p that is there for the
-output and its running row maximum m: one packed multiply per pair of scores, no second exponential.
-Within a warp the rows are summed by turning lanes into registers once (four wide stores and loads
-that need no barrier), across the eight warps by the warp that writes the result. Every sum has a
-fixed order, so results repeat bit for bit, and nothing of it feeds back into the output.
+column sums (``kernels/gluon_column_sums.py``). Nothing of these feeds back into the output.
 
 The last tile of keys, which may be ragged, comes first: it is the only one that needs a mask.
 """
@@ -27,30 +23,22 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from chipsparse.kernels import triton_support
 from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.dense_attention_column_sums import DenseAttentionColumnSums
-from chipsparse.kernels.dense_attention_column_sums.reference import LARGEST_EXPONENT
+from chipsparse.kernels.gluon_column_sums import (
+    first_column,
+    locate_rows,
+    sum_factor,
+    sum_rows,
+    write_sums,
+)
 from chipsparse.kernels.gluon_compat import descriptor, partition_barrier, tma_load
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
-LARGEST_EXPONENT_LOG2 = gl.constexpr(LARGEST_EXPONENT * LOG2_E.value)
 BLOCK_ROWS = 128
 TILE = 128
 # Tiles of keys, and of values, in flight, by head size.
 STAGES = {128: 2, 64: 4}
 CONSUMER_REGISTERS, HELPER_REGISTERS = 224, 24
-
-
-@gluon.jit
-def _locate(item, row_tiles, H):
-    """Batch, head and row tile of a work item."""
-    bh = item // row_tiles
-    return bh // H, bh % H, item % row_tiles
-
-
-@gluon.jit
-def _column(t, tiles, TILE: gl.constexpr):
-    """First key of the t-th tile that is computed: the last tile, then the others in order."""
-    return gl.where(t == 0, tiles - 1, t - 1) * TILE
 
 
 @gluon.jit
@@ -63,7 +51,7 @@ def _load(descriptors, smem, sizes, TILE: gl.constexpr, STAGES: gl.constexpr):
     filled = 0
     turn = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        b, h, row_tile = _locate(item, row_tiles, H)
+        b, h, row_tile = locate_rows(item, row_tiles, H)
         side = turn & 1
         mbarrier.wait(empty_q.index(side), ((turn >> 1) & 1) ^ 1)
         mbarrier.expect(full_q.index(side), 2 * q_desc.block_type.nbytes)
@@ -78,7 +66,7 @@ def _load(descriptors, smem, sizes, TILE: gl.constexpr, STAGES: gl.constexpr):
         for t in range(tiles):
             stage = filled % STAGES
             free = ((filled // STAGES) & 1) ^ 1
-            column = _column(t, tiles, TILE)
+            column = first_column(t, tiles, TILE)
             mbarrier.wait(empty_k.index(stage), free)
             mbarrier.expect(full_k.index(stage), k_desc.block_type.nbytes)
             tma_load(k_desc, [b, h, column, 0], full_k.index(stage), k_smem.index(stage))
@@ -86,23 +74,6 @@ def _load(descriptors, smem, sizes, TILE: gl.constexpr, STAGES: gl.constexpr):
             mbarrier.expect(full_v.index(stage), v_desc.block_type.nbytes)
             tma_load(v_desc, [b, h, column, 0], full_v.index(stage), v_smem.index(stage))
             filled += 1
-
-
-@gluon.jit
-def _sum_rows(p, factor, sums_smem, TILE: gl.constexpr, WG: gl.constexpr):
-    """Sums the weighted rows of each warp and leaves one row of sums per warp in shared memory."""
-    # Row 16 w + 8 r + l of a warpgroup lies in warp w, register r and lane group l.
-    weights = (p.to(gl.bfloat16) * factor.to(gl.bfloat16)[:, None]).reshape([4, 2, 8, TILE])
-    weights = gl.sum(weights, 1)
-    turned: gl.constexpr = gl.DistributedLinearLayout(
-        reg_bases=[[0, 0, 1], [0, 1, 0], [0, 2, 0], [0, 4, 0], [0, 0, 64]],
-        lane_bases=[[0, 0, 2], [0, 0, 4], [0, 0, 8], [0, 0, 16], [0, 0, 32]],
-        warp_bases=[[1, 0, 0], [2, 0, 0]],
-        block_bases=[],
-        shape=[4, 8, TILE],
-    )
-    sums = gl.sum(gl.convert_layout(weights, turned).to(gl.float32), 1)
-    sums_smem.slice(WG * 4, 4, dim=0).store(sums)
 
 
 @gluon.jit
@@ -129,7 +100,7 @@ def _attend(
     summed = 0
     turn = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        b, h, row_tile = _locate(item, row_tiles, H)
+        b, h, row_tile = locate_rows(item, row_tiles, H)
         row0 = row_tile * 128 + WG * 64
         per_row = (b * H + h).to(gl.int64) * N + row0
         s_row = row0 + gl.arange(0, 64, s_rows)
@@ -155,8 +126,8 @@ def _attend(
         p_half = gl.convert_layout(p.to(dtype), p_layout)
         if SUMS:
             mbarrier.wait(empty_s.index(summed % 2), ((summed // 2) & 1) ^ 1)
-            factor = _factor(m, previous)
-            _sum_rows(p, factor, sums_smem.index(summed % 2), TILE, WG)
+            factor = sum_factor(m, previous)
+            sum_rows(p, factor, sums_smem.index(summed % 2), TILE, WG)
             mbarrier.arrive(full_s.index(summed % 2), count=1)
             summed += 1
         for _ in range(tiles - 1):
@@ -179,8 +150,8 @@ def _attend(
             m = m_new
             if SUMS:
                 mbarrier.wait(empty_s.index(summed % 2), ((summed // 2) & 1) ^ 1)
-                factor = _factor(m, previous)
-                _sum_rows(p, factor, sums_smem.index(summed % 2), TILE, WG)
+                factor = sum_factor(m, previous)
+                sum_rows(p, factor, sums_smem.index(summed % 2), TILE, WG)
                 mbarrier.arrive(full_s.index(summed % 2), count=1)
                 summed += 1
             o = warpgroup_mma_wait(0, deps=[o_token])
@@ -208,53 +179,6 @@ def _attend(
             (o / total[:, None]).to(dtype),
             mask=(row < N)[:, None],
         )
-
-
-@gluon.jit
-def _factor(m, previous):
-    """What turns weights under the running maximum into weights under the previous LSE.
-
-    The limit keeps the sums finite; NaN stays NaN.
-    """
-    shift = m - previous
-    return gl.exp2(gl.where(shift > LARGEST_EXPONENT_LOG2, LARGEST_EXPONENT_LOG2, shift))
-
-
-@gluon.jit
-def _write_sums(
-    sums_ptr, smem, sizes, parts, stride_g, TILE: gl.constexpr, PART_ROWS: gl.constexpr
-):
-    """Adds the sums of the warps of a part and writes one row per part and tile."""
-    sums_smem, full_s, empty_s = smem
-    items, row_tiles, H, _, M = sizes
-    layout: gl.constexpr = gl.BlockedLayout([8, TILE // 32], [1, 32], [1, 1], [1, 0])
-    in_tile = gl.arange(0, TILE, gl.SliceLayout(0, layout))
-    tiles = (M + TILE - 1) // TILE
-    taken = 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        b, h, row_tile = _locate(item, row_tiles, H)
-        first_part = row_tile * (128 // PART_ROWS)
-        head = sums_ptr + (b * H + h).to(gl.int64) * parts * stride_g
-        for t in range(tiles):
-            mbarrier.wait(full_s.index(taken % 2), (taken // 2) & 1)
-            sums = sums_smem.index(taken % 2).load(layout)
-            mbarrier.arrive(empty_s.index(taken % 2), count=1)
-            taken += 1
-            column = _column(t, tiles, TILE) + in_tile
-            if PART_ROWS == 64:
-                halves = sums.reshape([2, 4, TILE])
-                halves = gl.sum(halves, 1)
-                part = first_part + gl.arange(0, 2, gl.SliceLayout(1, halves.type.layout))
-                column = _column(t, tiles, TILE) + gl.arange(
-                    0, TILE, gl.SliceLayout(0, halves.type.layout)
-                )
-                rows = part.to(gl.int64) * stride_g
-                mask = (part < parts)[:, None] & (column < M)[None, :]
-                gl.store(head + rows[:, None] + column[None, :], halves.to(gl.bfloat16), mask=mask)
-            else:
-                total = gl.sum(sums, 0)
-                row = first_part.to(gl.int64) * stride_g
-                gl.store(head + row + column, total.to(gl.bfloat16), mask=column < M)
 
 
 @gluon.jit
@@ -306,7 +230,7 @@ def _dense_attention_column_sums_kernel(
             (_attend, (results, smem, strides, sizes, scale_log2, TILE, STAGES, D, SUMS, 1)),
             (_load, (descriptors, smem, sizes, TILE, STAGES)),
             (
-                _write_sums,
+                write_sums,
                 (
                     sums_ptr,
                     (sums_smem, full_s, empty_s),

@@ -119,10 +119,11 @@ def default_config(query: torch.Tensor) -> str:
 
 
 @triton.jit
-def _column_sums(weights, largest, lse_previous):
+def sum_weights(weights, largest, lse_previous, BITS: tl.constexpr = 0.0):
+    """Sums over rows of weights, 2 ** BITS at the largest score, as weights under another LSE."""
     shift = largest - lse_previous
     shift = tl.where(shift > LARGEST_SHIFT, LARGEST_SHIFT, shift)  # keeps NaN, unlike tl.minimum
-    return tl.sum(weights * tl.exp2(shift)[:, None], 0)
+    return tl.sum(weights * tl.exp2(shift - BITS)[:, None], 0)
 
 
 @triton.jit
@@ -209,7 +210,7 @@ def _dense_attention_column_sums_kernel(
         out = dot(weights.to(value.dtype), value, out, WIDE_PRODUCTS)
         largest = new_largest
         if WITH_COLUMN_SUMS:
-            sums = _column_sums(weights, largest, lse_previous)
+            sums = sum_weights(weights, largest, lse_previous)
             sums = sums.to(column_sums_ptr.dtype.element_ty)
             tl.store(column_sums_ptr + first + entries, sums, mask=entries < full)
     largest = tl.where(full > 0, largest, float("-inf"))
@@ -232,7 +233,7 @@ def _dense_attention_column_sums_kernel(
     out = out * correction[:, None]
     out = dot(weights.to(value.dtype), value, out, WIDE_PRODUCTS)
     if WITH_COLUMN_SUMS:
-        sums = _column_sums(weights, new_largest, lse_previous)
+        sums = sum_weights(weights, new_largest, lse_previous)
         sums = sums.to(column_sums_ptr.dtype.element_ty)
         tl.store(column_sums_ptr + column, sums, mask=column_exists)
 

@@ -399,3 +399,35 @@ def test_a_threshold_is_described_as_what_it_is():
     listed = SparsityPlan(config_of(skip_threshold=0.05, actions=["dense"]), LAYOUT, 12)
     assert "not known" not in listed.describe()
     assert not listed.schedule.skips_any
+
+
+@pytest.mark.parametrize(
+    ("steps", "first", "expected"),
+    [
+        (1, 0, "D"),  # nobody would read what a refresh records
+        (2, 0, "RS"),
+        (3, 0, "RSS"),
+        (4, 0, "RSSD"),
+        (8, 0, "RSSRSSRS"),
+        (8, 4, "RSRS"),  # a second expert begins with its own choice
+        (7, 0, "RSSRSSD"),
+        (9, 0, "DDDDDDDDD"),  # more than few: the schedule of before, here all of it in full
+    ],
+)
+def test_few_steps_choose_their_columns_at_the_first(steps, first, expected):
+    config = config_of(full_share=0.9, least_full=9, few_steps=8, few_refresh_every=3)
+    plan = SparsityPlan(config, LAYOUT, steps)
+    assert "".join(LETTERS[action] for action in plan.actions(first)) == expected
+    assert plan.schedule.skips_any is False
+    said = [remark for remark in plan.remarks() if "are few" in remark]
+    assert bool(said) == (steps <= 8)
+
+
+def test_few_steps_take_the_place_of_everything_but_listed_actions():
+    few = {"few_steps": 4, "skip_threshold": 0.1, "skip_steps": [2], "warmup_steps": 3}
+    plan = SparsityPlan(config_of(**few), LAYOUT, 4)
+    assert plan.actions() == [Action.REFRESH, *[Action.SPARSE] * 3]
+    assert not plan.schedule.skips_by_threshold()
+    listed = SparsityPlan(config_of(few_steps=4, actions=["dense", "skip"]), LAYOUT, 4)
+    assert listed.actions() == [Action.DENSE, *[Action.SKIP] * 3]
+    assert SparsityPlan(config_of(few_steps=4), LAYOUT, None).actions_from(0).__next__() == "dense"

@@ -1,5 +1,6 @@
 """`chipsparse compare` of two configs."""
 
+import functools
 import json
 import math
 import re
@@ -24,10 +25,14 @@ from tests.tiny_models import PROMPT
 PROMPTS = [PROMPT, "a blue square moves up", "a white triangle grows and a black circle shrinks"]
 
 
+def write_files(folder):
+    (folder / "prompts.txt").write_text("# shapes\n" + "\n".join(PROMPTS) + "\n\n")
+    (folder / "skips.yaml").write_text(PROFILE.replace("{warmup", "{skip_steps: [3], warmup"))
+
+
 @pytest.fixture
 def compare(model_folder, workdir):
-    (workdir / "prompts.txt").write_text("# shapes\n" + "\n".join(PROMPTS) + "\n\n")
-    (workdir / "skips.yaml").write_text(PROFILE.replace("{warmup", "{skip_steps: [3], warmup"))
+    write_files(workdir)
 
     def run(*arguments, model=model_folder, prompts="prompts.txt"):
         given = ["compare", *map(str, arguments), "--model", str(model)]
@@ -56,6 +61,23 @@ def fails_early(compare, workdir, monkeypatch):
 def as_json(ran):
     assert ran.exit_code == 0, ran.stderr
     return json.loads(ran.stdout)
+
+
+@pytest.fixture(scope="module")
+def compared(model_folder, tmp_path_factory):
+    """The JSON and the folder of a comparison of two configs, and of one with dense."""
+
+    @functools.cache
+    def make(*arguments):
+        folder = tmp_path_factory.mktemp("compared")
+        with pytest.MonkeyPatch.context() as here:
+            here.chdir(folder)
+            write_files(folder)
+            given = ["compare", *arguments, "--model", str(model_folder), "--prompts"]
+            ran = CliRunner().invoke(app, [*given, "prompts.txt", "-o", "worst.png", "--json"])
+        return as_json(ran), folder
+
+    return make
 
 
 def test_it_compares_what_generate_makes_with_the_same_seeds(compare, generate, workdir):
@@ -93,15 +115,8 @@ def test_it_compares_what_generate_makes_with_the_same_seeds(compare, generate, 
     assert a != b
 
 
-def test_each_line_of_progress_has_the_clock_of_the_whole(compare):
-    ran = compare("dense", "profile", "--count", "2")
-    lines = [line for line in ran.stderr.splitlines() if ": step " in line]
-    assert len(lines) == 4 * 4
-    assert all(" s elapsed, about " in line and line.endswith(" left") for line in lines), lines
-
-
-def test_intervals_are_those_of_the_prompts(compare):
-    content = as_json(compare("profile", "skips.yaml", "--json"))
+def test_intervals_are_those_of_the_prompts(compared):
+    content, _ = compared("profile", "skips.yaml")
     assert content["interval"] == {
         "level": 0.95,
         "resamples": 10_000,
@@ -127,27 +142,31 @@ def test_intervals_are_those_of_the_prompts(compare):
     assert content["lpips_missing"]
 
 
-def test_two_prompts_by_hand(compare):
+def test_two_prompts_by_hand(compared):
     """Of two values, a quarter of the resamples is twice the one and a quarter twice the other."""
-    content = as_json(compare("dense", "profile", "--count", "2", "--json"))
+    content, _ = compared("dense", "profile", "--count", "2")
     psnrs = sorted(prompt["B"]["psnr_db"] for prompt in content["prompts"])
     found = content["B"]["psnr_db"]["mean"]
     assert (found["low"], found["high"]) == (psnrs[0], psnrs[1])
     assert found["value"] == pytest.approx(sum(psnrs) / 2)
 
 
-def test_dense_as_a_side_is_the_reference_itself(compare):
-    content = as_json(compare("dense", "profile", "--count", "2", "--json"))
+def test_dense_as_a_side_is_the_reference_itself(compare, compared):
+    content, _ = compared("dense", "profile", "--count", "2")
     for prompt in content["prompts"]:
         a = prompt["A"]
         assert (a["identical"], a["psnr_db"], a["ssim"], a["speedup"]) == (True, None, 1.0, 1.0)
         assert a["seconds"] == prompt["dense_seconds"]
     assert content["configs"]["A"] == {"name": "dense", "profile": None}
     assert content["B - A"]["psnr_db"] is None
-    shown = compare("dense", "profile", "--count", "2").stdout
-    assert "B: profile" in shown
-    assert "A: dense" not in shown
-    assert shown.count("PSNR") == 1
+    ran = compare("dense", "profile", "--count", "2")
+    assert "B: profile" in ran.stdout
+    assert "A: dense" not in ran.stdout
+    assert ran.stdout.count("PSNR") == 1
+    # Each line of progress has the clock of the whole.
+    lines = [line for line in ran.stderr.splitlines() if ": step " in line]
+    assert len(lines) == 4 * 4
+    assert all(" s elapsed, about " in line and line.endswith(" left") for line in lines), lines
 
 
 def test_tables(compare):
@@ -199,13 +218,12 @@ def test_numbers(name, value, sign, text):
     assert METRICS[name].text(value, sign=sign) == text
 
 
-def test_the_picture_is_that_of_the_worst_prompt(compare, generate, workdir):
-    ran = compare("profile", "skips.yaml", "-o", "worst.png", "--json")
-    content = as_json(ran)
+def test_the_picture_is_that_of_the_worst_prompt(compared):
+    content, folder = compared("profile", "skips.yaml")
     psnrs = [min(prompt[side]["psnr_db"] for side in "AB") for prompt in content["prompts"]]
-    worst = content["picture"]["prompt"]
+    worst = content["clip"]["prompt"]
     assert worst == int(np.argmin(psnrs))
-    shown = np.stack([iio.imread(file) for file in content["picture"]["files"]])
+    shown = np.stack([iio.imread(folder / file) for file in content["clip"]["files"]])
     assert shown.shape[2] == 3 * 48 + 2 * GAP_PIXELS
     strip = (shown.shape[1] - 2 * 32 - GAP_PIXELS) // 2
     dense, a, b = (
@@ -294,7 +312,7 @@ def test_images(flux_folder, workdir):
     assert [each["prompt"] for each in content["prompts"]] == lines[:2]
     assert content["B"]["flicker_change"] is None
     assert content["B"]["psnr_db"]["mean"]["value"] > 10
-    assert content["picture"]["files"] == ["worst.png"]
+    assert content["clip"]["files"] == ["worst.png"]
     shown = CliRunner().invoke(app, arguments).stdout
     assert "flicker" not in shown
     refused = CliRunner().invoke(app, [*arguments, "-o", "worst.mp4"])
@@ -322,7 +340,7 @@ def test_configs_that_ask_for_other_settings(fails_early, workdir):
     )
     sentence = fails_early("profile", "long.yaml")
     assert sentence == (
-        "A generates with num_inference_steps 4 and B with 6; pictures of other settings do not "
+        "A generates with num_inference_steps 4 and B with 6; clips of other settings do not "
         "compare: give --steps"
     )
     (workdir / "text.yaml").write_text(PROFILE.replace("max_sequence_length: 16", ""))

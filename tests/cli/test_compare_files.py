@@ -79,7 +79,7 @@ def test_json_has_every_frame_and_the_whole(compare, pair):
     assert content["flicker_b"] == pytest.approx(quality.flicker(b))
     assert content["flicker_change"] > 0
     assert (content["largest_difference"], content["identical"]) == (16, False)
-    assert (content["lpips"], content["lossy"], content["picture"]) == (None, [], None)
+    assert (content["lpips"], content["lossy"], content["clip"]) == (None, [], None)
     assert content["lpips_missing"]
     frames = content["per_frame"]
     assert [frame["frame"] for frame in frames] == [0, 1, 2, 3, 4]
@@ -142,9 +142,9 @@ def test_lpips_where_it_is_available(compare, pair, monkeypatch):
 def test_picture(compare, pair, workdir):
     ran = compare("a.png", "b.png", "-o", "out.png", "--json")
     assert ran.exit_code == 0, ran.stderr
-    picture = json.loads(ran.stdout)["picture"]
-    assert picture == {"files": [f"out-00{n}.png" for n in range(5)], "amplified": 8}
-    shown = np.stack([iio.imread(file) for file in picture["files"]])
+    clip = json.loads(ran.stdout)["clip"]
+    assert clip == {"files": [f"out-00{n}.png" for n in range(5)], "amplified": 8}
+    shown = np.stack([iio.imread(file) for file in clip["files"]])
     assert shown.shape[2] == 3 * 48 + 2 * GAP_PIXELS
     left, middle, right = (shown[:, -32:, first : first + 48] for first in (0, 52, 104))
     np.testing.assert_array_equal(left, pair[0])
@@ -202,7 +202,7 @@ def test_images(compare, workdir):
     content = json.loads(ran.stdout)
     assert content["psnr_db"] == pytest.approx(20 * np.log10(255))
     assert (content["flicker_a"], content["flicker_change"]) == (None, None)
-    assert content["picture"]["files"] == ["out.png"]
+    assert content["clip"]["files"] == ["out.png"]
     table = compare("a.png", "b.png").stdout
     assert "1 frame of 48x32" in table
     assert "flicker" not in table

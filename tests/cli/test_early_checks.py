@@ -13,6 +13,7 @@ from chipsparse.cli.commands.explain import ExplainOptions
 from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.commands.tune import TuneOptions
 from chipsparse.cli.errors import UserError
+from chipsparse.profiles.profile import ASSETS
 
 # What is wrong with each of these can be told from the command line and the file system alone.
 MISTAKES = [
@@ -28,6 +29,8 @@ MISTAKES = [
     ["generate", "x", "-o", "a.mp4", "--image", "no.png"],
     ["generate", "x", "-o", "a.mp4", "--lora", "no.safetensors"],
     ["generate", "-o", "a.mp4", "--prompts", "no.txt"],
+    ["batch", "no.csv", "-o", "out"],
+    ["batch", str(ASSETS / "prompts/shapes.txt"), "-o", "out", "--crf", "99"],
     ["explain", "--steps", "0"],
     ["explain", "--dtype", "int4"],
     ["tune", "-o", "p.yaml", "--min-psnr", "30", "--height", "0"],
@@ -36,7 +39,7 @@ MISTAKES = [
 ]
 HELP = [
     [command, "--help"]
-    for command in ("generate", "explain", "tune", "compare", "bench", "report", "models")
+    for command in ("generate", "batch", "explain", "tune", "compare", "bench", "report", "models")
 ]
 
 

@@ -384,7 +384,7 @@ def test_pictures_that_a_pipeline_always_sees(explained, folder, name):
     path = folder("flux", model_index=index, transformer={}, vae={})
     found = explained("--model", path, "--steps", 20)
     assert [layers["layers"] for layers in found["layers"]] == [60]
-    note = "the tokens of a reference picture are not counted"
+    note = "the tokens of a reference image are not counted"
     assert (note in found["notes"]) == bool(name)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from chipsparse.cli.media.difference_picture import difference_rows
+from chipsparse.cli.media.difference_panels import difference_rows
 from chipsparse.cli.media.heat_map import COLOURS, choose_factor, difference, heat_map, label
 from chipsparse.cli.media.panels import GAP_PIXELS, Panel, join_panels, stack_panels
 

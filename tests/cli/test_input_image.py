@@ -79,7 +79,7 @@ def test_pictures_are_upright_and_opaque(tmp_path):
 
 def test_what_is_no_picture(tmp_path, monkeypatch):
     (tmp_path / "a.png").write_text("text")
-    with pytest.raises(UserError, match=r"--image .*a\.png is no picture that can be read"):
+    with pytest.raises(UserError, match=r"--image .*a\.png is no image that can be read"):
         read_image(tmp_path / "a.png")
     with pytest.raises(UserError, match="does not exist"):
         read_image(tmp_path / "b.png")
@@ -87,7 +87,7 @@ def test_what_is_no_picture(tmp_path, monkeypatch):
         read_image(tmp_path)
     picture().save(tmp_path / "large.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    with pytest.raises(UserError, match=r"large\.png is no picture that can be read"):
+    with pytest.raises(UserError, match=r"large\.png is no image that can be read"):
         read_image(tmp_path / "large.png")
 
 
@@ -195,13 +195,13 @@ def test_too_few_of_the_steps_are_left_to_be_sparse(generate, flux_folder, workd
 @pytest.mark.parametrize(
     ("model", "arguments", "sentence"),
     [
-        ("wan_folder", (), "WanImageToVideoPipeline starts from a picture; give one with --image"),
+        ("wan_folder", (), "WanImageToVideoPipeline starts from an image; give one with --image"),
         (
             "wan_folder",
             ("--image", "in.png", "--strength", "0.5"),
             "WanImageToVideoPipeline has no strength; leave --strength out",
         ),
-        ("model_folder", ("--image", "in.png"), "WanPipeline takes no picture; leave --image out"),
+        ("model_folder", ("--image", "in.png"), "WanPipeline takes no image; leave --image out"),
         ("flux_folder", ("--image", "in.png", "--strength", "2"), "--strength 2 must be above 0"),
     ],
 )

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from chipsparse.cli.main import app
 from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.pipelines.other_classes import OTHER_CLASSES
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.pipelines.wan import WanAdapter
 
@@ -55,15 +56,26 @@ def test_every_adapter_is_listed_with_what_it_says(models, listed):
         for part, text in (("attention", adapter.sparse_attention), ("mlp", adapter.sparse_mlp)):
             reason = adapter.masked_parts.get(part)
             assert row[part] == (text if reason is None else f"dense: {reason}")
-        assert row["guidance"].startswith(f"{adapter.guidance_argument}: ")
+        argument = adapter.guidance_argument
+        assert row["guidance"].startswith("none; " if argument is None else f"{argument}: ")
 
 
 def test_the_last_paragraph_is_about_all_others(models):
     page = models()
-    assert words(page).rpartition("other classes")[2].strip().startswith("any others whose attent")
+    assert "other classes any others whose attention" in words(page)
     content = json.loads(models("--json"))
     assert content["others"] in words(page)
-    assert list(content) == ["chipsparse", "models", "others"]
+    assert content["pipelines"] in words(page)
+    assert list(content) == ["chipsparse", "models", "pipelines", "others", "other_classes"]
+
+
+def test_there_is_a_line_for_each_other_class(models):
+    lines = json.loads(models("--json"))["other_classes"]
+    page = words(models())
+    assert list(lines) == list(OTHER_CLASSES)
+    for name, reason in OTHER_CLASSES.items():
+        assert lines[name] == ("as other classes" if reason is None else f"refused: {reason}")
+        assert f"{name} {lines[name]}" in page
 
 
 def test_no_line_is_longer_than_the_terminal(models):

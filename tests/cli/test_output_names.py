@@ -82,7 +82,7 @@ def refused(workdir, model_folder, monkeypatch):
         ),
         (
             "tune --min-psnr 9 -o p.yaml",
-            "p.tune-dense, which keeps the dense pictures beside p.tune.json, is no folder;",
+            "p.tune-dense, which keeps the dense clips beside p.tune.json, is no folder;",
         ),
         ("report g.html -o g.html", "--output g.html would replace g.html, which is read"),
         ("report c.json -o file.txt/g.html", "--output file.txt/g.html is below file.txt, which"),

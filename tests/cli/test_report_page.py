@@ -24,8 +24,10 @@ from chipsparse.cli.main import app
 from chipsparse.cli.media import report_file
 from chipsparse.cli.pages import part
 from chipsparse.cli.pages.charts import Drawn, Renderer
+from chipsparse.cli.pages.comparison_record import ConfigsComparison
 from chipsparse.cli.pages.names import command_text, name_of
 from chipsparse.cli.pages.page import page
+from chipsparse.cli.pages.records import read_record
 from chipsparse.cli.pages.samples import FRAMES, LARGEST_SIDE, SAME_RUN_SECONDS
 from tests.cli.conftest import PROFILE
 from tests.cli.html_reader import PageReader
@@ -248,7 +250,7 @@ def test_the_numbers_of_a_generation(page_of, told_by):
 def test_a_generation_that_starts_from_a_picture(report):
     """diffusers leaves the first steps of the schedule out; the others are all that were asked."""
 
-    def from_picture(content):
+    def from_image(content):
         content["steps"] = [each for each in content["steps"] if each["step"] >= 1]
         content["dtype"] = None  # as where nothing ran sparse
         content["request"]["negative_prompt"] = "blurred <b>"
@@ -260,7 +262,7 @@ def test_a_generation_that_starts_from_a_picture(report):
         }
         content["denoising_seconds"]["dense"] = 6.0
 
-    page = report(changed("r.json", from_picture), drawn=["Time of each step"])
+    page = report(changed("r.json", from_image), drawn=["Time of each step"])
     assert page.all("p", **{"class": "alert"}) == []
     for shown in (
         "3\nsteps\n",
@@ -519,7 +521,7 @@ def test_a_report_from_python_at_any_time(report):
     page = report("python.json")
     assert page.headings[0] == "A generation"
     assert "Budget of each layer and step" in page.headings
-    assert "python.json names no picture" in page.text
+    assert "python.json names no clip" in page.text
 
 
 def test_a_report_of_an_older_version_says_what_it_lacks(report):
@@ -711,10 +713,20 @@ def test_two_configs(page_of, told_by):
     prompts = page.sections["Prompts"]
     assert f"{told['prompts'][1]['B']['psnr_db']:.2f} dB" in prompts
     quality = page.sections["Quality and speed"]
-    assert "A makes the same pictures as dense and is not in it." in quality
+    assert "A makes the same clips as dense and is not in it." in quality
     assert "PSNR of each frame" in page.sections["Frame by frame"]
     assert len(pictures(page)) == 3
     assert "Not on this page" not in page.headings
+
+
+def test_names_of_older_files_are_read(told_by):
+    """`picture` is now `clip`, and `keep_fraction` is `density` (see the chosen schedule)."""
+    content = told_by("configs.json")
+    clip = content.pop("clip")
+    assert clip["files"]
+    for name in ("clip", "picture"):
+        found = read_record(ConfigsComparison, Path("f.json"), {**content, name: clip})
+        assert found.clip_files == clip["files"]
 
 
 def test_two_files(page_of, told_by):
@@ -834,20 +846,27 @@ def test_damaged_values_are_told_with_their_place(refused, path, value, place):
 def test_no_damaged_file_is_an_error_of_ours(folder, monkeypatch, name):
     """Each value of a file replaced by others: a page or one sentence, never a traceback."""
     monkeypatch.setattr(part, "named_samples", lambda *_: "")
-    file, whole = Path(name), json.loads(Path(name).read_text())
-    seen, sentences = [part.part_of(file, whole).record], []
+    file, whole = Path(name), shortened(json.loads(Path(name).read_text()))
+    seen, sentences = {repr(part.part_of(file, whole).record)}, []
     for path in [each for each in paths(whole) if each]:
         for bad in (None, "x", -1, 1e300, [], {}, [None], {"a": 1}):
             try:
                 made = part.part_of(file, replaced(whole, path, bad))
-                if made.record not in seen:  # the value is read, and not like any before
-                    seen.append(made.record)
+                if (read := repr(made.record)) not in seen:  # and not as any before
+                    seen.add(read)
                     page([made])
             except UserError as error:
                 sentences.append(str(error))
     assert len(seen) > 20
     assert len(sentences) > 50
     assert all(sentence.startswith(name) for sentence in sentences)
+
+
+def shortened(value):
+    """A copy with two elements of each list, and so of frames, steps and layers."""
+    if isinstance(value, dict):
+        return {name: shortened(each) for name, each in value.items()}
+    return [shortened(each) for each in value[:2]] if isinstance(value, list) else value
 
 
 def replaced(value, path, bad):

@@ -198,6 +198,6 @@ def test_what_is_wrong_with_a_series_is_found_before_loading(
 def test_an_empty_prompt_is_told(generate):
     ran = generate(*SMALL, "-o", "o.png", "--json", prompt="")
     assert ran.exit_code == 0, ran.stderr
-    sentence = "the prompt is empty: the picture shows whatever the model likes"
+    sentence = "the prompt is empty: the result shows whatever the model likes"
     assert json.loads(ran.stdout)["warnings"] == [sentence]
     assert f"chipsparse: warning: {sentence}\n" in ran.stderr

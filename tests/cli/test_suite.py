@@ -14,7 +14,10 @@ from typer.testing import CliRunner
 
 from chipsparse.cli.generation import denoise
 from chipsparse.cli.main import app
+from chipsparse.cli.pages import part
 from chipsparse.cli.pages.charts import Drawn, Renderer
+from chipsparse.cli.pages.records import read_record
+from chipsparse.cli.pages.suite_record import Suite
 from chipsparse.cli.suite import lab as suite_lab
 from chipsparse.cli.suite import rows as suite_rows
 from chipsparse.cli.suite.record import passes
@@ -63,8 +66,9 @@ def finished(model, tmp_path_factory):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """No clip is encoded and no chart drawn: what they show is not looked at."""
+    """No clip is encoded or decoded, and no chart drawn: what they show is not looked at."""
     monkeypatch.setattr(suite_lab.media, "write_media", lambda *_, **__: None)
+    monkeypatch.setattr(part, "named_samples", lambda *_: "")
     monkeypatch.setattr(Renderer, "__call__", lambda *_: Drawn([], Markup(), Markup()))
 
 
@@ -180,6 +184,15 @@ def test_the_page_shows_all_rows_and_frames(finished, workdir):
     assert (workdir / "other.html").read_text() == page
 
 
+def test_the_sample_of_an_older_file_is_read(finished):
+    found = content(finished[0])
+    sample = found.pop("sample")
+    for name in ("sample", "pictured"):
+        suite = read_record(Suite, finished[0] / "suite.json", {**found, name: sample})
+        assert (suite.sample_seed, suite.sample_files) == (sample["seed"], sample["files"])
+    assert list(sample["files"]) == ["dense", "floor", *CACHES, *OURS]
+
+
 def test_images(workdir, flux_folder, tmp_path):
     model = shutil.copytree(flux_folder, tmp_path / "models" / "flux")
     (model / "chipsparse.yaml").write_text(with_qualities(IMAGE_PROFILE))
@@ -197,23 +210,27 @@ def test_images(workdir, flux_folder, tmp_path):
 # Going on.
 
 
-@pytest.mark.parametrize(("stop", "prompts"), [(1, 1), (12, 2)])
-def test_an_interrupted_suite_goes_on(stop, prompts, counted, finished, model, workdir):
-    (workdir / "prompts.txt").write_text("\n".join(PROMPTS))
-    given = ("--prompts", "prompts.txt", "--num", prompts, "--seed", 7, "-o", "made")
-    counted["stop"] = stop
-    ran = run("--suite", model, *given)
-    assert ran.exit_code == 130
-    last = ran.stderr.splitlines()[-1]
+def gone_on(interrupted, counted):
+    """The command that goes on with an interrupted suite, run."""
+    assert interrupted.exit_code == 130
+    last = interrupted.stderr.splitlines()[-1]
     head, _, command = last.partition("; go on with: ")
     assert head == "chipsparse: interrupted, all finished clips are in made"
     counted["stop"] = None
     ran = CliRunner().invoke(app, shlex.split(command)[1:])
     assert ran.exit_code == 0, ran.stderr
-    # Of each prompt a dense clip and eight others, and MagCache's calibration, none of them twice.
-    assert counted["count"] == 9 * prompts + 1
+    return ran
+
+
+def test_an_interrupted_suite_goes_on(counted, finished, model, workdir):
+    (workdir / "prompts.txt").write_text("\n".join(PROMPTS))
+    counted["stop"] = 1
+    given = ("--prompts", "prompts.txt", "--num", 1, "--seed", 7, "-o", "made")
+    gone_on(run("--suite", model, *given), counted)
+    # A dense clip and eight others, and MagCache's calibration, none of them twice.
+    assert counted["count"] == 9 + 1
     expected = psnrs(content(finished[0]))
-    assert psnrs(content(workdir / "made")) == {n: each[:prompts] for n, each in expected.items()}
+    assert psnrs(content(workdir / "made")) == {name: each[:1] for name, each in expected.items()}
 
 
 def test_an_interrupt_before_the_first_clip_leaves_nothing(counted, model, workdir):
@@ -239,9 +256,10 @@ def test_the_folder_may_be_the_one_where_the_command_runs(again, counted, model,
 
 
 def test_more_prompts_and_lost_frames(again, counted, workdir):
+    counted["stop"] = 4
     ran = again("--num", 3)
-    assert ran.exit_code == 0
     assert "\n8 clips to make, about " in ran.stderr
+    gone_on(ran, counted)
     assert counted["count"] == 9
     before = psnrs(content(workdir / "made"))
     assert all(len(each) == 3 for each in before.values())

@@ -117,11 +117,11 @@ def printed(outcomes):
 def test_a_series_of_seeds_leads_with_gain_time_and_prompt():
     lines = printed([of_a_series(0), of_a_series(1, work_share=0.45)])
     assert lines[1:6] == [
-        "pictures  2 of 2 made",
-        "gain      about 55% to 60% fewer operations than dense (estimated; --compare",
+        "clips   2 of 2 made",
+        "gain    about 55% to 60% fewer operations than dense (estimated; --compare",
         "measures the speed-up)",
-        "time      30.00 s for 2 pictures with text and decoding",
-        "prompt    a red circle",
+        "time    30.00 s for 2 clips with text and decoding",
+        "prompt  a red circle",
     ]
     assert ["written", "seed", "time"] in [line.split() for line in lines]
 
@@ -129,11 +129,11 @@ def test_a_series_of_seeds_leads_with_gain_time_and_prompt():
 def test_a_series_that_was_compared_tells_its_worst_picture():
     lines = printed([of_a_series(0, speedup=2.0), of_a_series(1, speedup=1.5, psnr_db=28.0)])
     assert lines[2:4] == [
-        "gain      1.50 to 2.00 times as fast as dense; at worst PSNR 28.00 dB, SSIM",
+        "gain    1.50 to 2.00 times as fast as dense; at worst PSNR 28.00 dB, SSIM",
         "0.9000",
     ]
     same = printed([of_a_series(seed, speedup=2.0, psnr_db=math.inf) for seed in (0, 1)])
-    assert same[2] == "gain      2.00 times as fast as dense; the same frames as dense"
+    assert same[2] == "gain    2.00 times as fast as dense; the same frames as dense"
 
 
 def test_prompts_of_a_series_can_be_read_in_a_narrow_terminal():

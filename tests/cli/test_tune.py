@@ -87,6 +87,8 @@ def test_the_profile_holds_its_target_and_generate_uses_it(measured, model_folde
     folder, content = measured
     profile = load_profile(folder / "p.yaml")
     assert profile.tuned is not None
+    # What a search chooses stands in the file, be it a default.
+    assert "density" in yaml.safe_load((folder / "p.yaml").read_text())["sparsity"]["attention"]
     assert profile.tuned.target.min_psnr_db == 25
     found = profile.tuned.measured
     assert found.prompts == 2
@@ -419,7 +421,7 @@ def test_dense_pictures_that_cannot_be_kept_end_the_search(again, monkeypatch):
     result = again("--min-psnr", "40")
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1] == (
-        "chipsparse: error: the dense pictures in p.tune-dense could not be written: No space left "
+        "chipsparse: error: the dense clips in p.tune-dense could not be written: No space left "
         "on device"
     )
 
@@ -487,7 +489,7 @@ def test_a_file_in_place_of_the_dense_pictures_is_refused_before_anything_is_loa
     Path("p.tune-dense").write_text("mine")
     result = tune("--min-psnr", "25")
     assert result.exit_code == 2
-    assert "p.tune-dense, which keeps the dense pictures beside p.tune.json, is no folder" in (
+    assert "p.tune-dense, which keeps the dense clips beside p.tune.json, is no folder" in (
         sentence(result)
     )
     assert {path.name for path in Path().iterdir()} == {"prompts.txt", "p.tune-dense"}

@@ -36,7 +36,7 @@ def test_the_headline_is_that_of_the_held_out_prompts():
                 "chosen": {
                     "config": "abc",
                     "form": "1 of 2 steps in full",
-                    "keep_fraction": 0.2,
+                    "density": 0.2,
                     "actions": ["dense", "skip"],
                 },
             }

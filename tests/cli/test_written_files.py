@@ -99,7 +99,7 @@ FULL = "[out#0/mp4 @ 0x5] Error muxing a packet: No space left on device"
         (f'echo half > "$out"; echo "{FULL}" >&2; exit 228', "No space left on device"),
         ('cat > /dev/null; echo "[a @ 0x1] Unknown encoder" >&2; exit 8', "ffmpeg ended with exit"),
         ("kill -9 $$", "ffmpeg ended with signal 9"),
-        ("cat > /dev/null; exit 0", "ffmpeg finds no picture in the file that it wrote"),
+        ("cat > /dev/null; exit 0", "ffmpeg finds no frame in the file that it wrote"),
     ],
 )
 def test_an_encoder_that_fails(loses, stand_in, script, sentence):

@@ -18,6 +18,9 @@ from benchmarks.machine_code import Instruction, hot_loops, instructions
 ROOT = Path(__file__).parents[2]
 
 
+PRODUCTS_OF_FP8 = {89: "QMMA", 90: "QGMMA", 100: "UTCQMMA"}
+
+
 def compiled(path, *options):
     """The reports of `benchmarks.compile_report`."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -64,11 +67,12 @@ def check_what_they_use(reports):
         if gluon or attention or re.search(r"k\d+w\d+", each["variant"]):
             # 32 rows, here neurons, are too few for the products of a warpgroup.
             few = re.search(r"f(16|32)m\d+k", each["variant"])
-            products = "HGMMA" if each["capability"] == 90 and not few else "HMMA"
+            products = PRODUCTS_OF_FP8 if "fp8" in each["operation"] else {90: "HGMMA", 80: "HMMA"}
+            products = "HMMA" if few else products[each["capability"]]
             assert each["counts"][products] > 0, name
             assert each["hot_loops"] > 0, name  # or spills would be looked for nowhere
         if gluon:
-            gathers = each["operation"] != "dense_attention_column_sums"
+            gathers = not each["operation"].removeprefix("fp8_").startswith("dense_attention")
             assert each["counts"]["LDGSTS" if gathers else "UTMALDG"] > 0, name
             assert each["hot_loops"] >= 2, name  # one that copies and one that multiplies
 
@@ -80,6 +84,7 @@ def test_default_kernels_use_what_the_gpu_has(defaults):
     for operation in (
         "column_sparse_attention",
         "dense_attention_column_sums",
+        "fp8_dense_attention",
         "sparse_mlp_up",
         "sparse_mlp_down",
     ):

@@ -40,7 +40,7 @@ PIPELINES = {
 }
 
 
-@pytest.mark.parametrize(("name", "guidance_scale"), zip(PIPELINES, [1.0, 6.0], strict=True))
+@pytest.mark.parametrize(("name", "guidance_scale"), [*zip(PIPELINES, [1.0, 6.0], strict=True)])
 def test_further_pipelines_keep_their_result(name, guidance_scale):
     make, call, steps = PIPELINES[name]
     pipe, call = make(), {**call, "guidance_scale": guidance_scale}

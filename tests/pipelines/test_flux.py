@@ -461,7 +461,7 @@ def add_lora(pipe, target, name="style", seed=7):
 
 
 @pytest.mark.parametrize(
-    ("target", "enable_first"), zip(LORA_TARGETS, [True, False, False, True], strict=True)
+    ("target", "enable_first"), [*zip(LORA_TARGETS, [True, False, False, True], strict=True)]
 )
 def test_an_active_lora_runs_dense_a_fused_one_sparse(pipe, sparse, target, enable_first):
     layer, which = LORA_TARGETS[target]

@@ -21,7 +21,8 @@ LISTED = SPARSE.override(
     }
 )
 # A branch and an expert each have their own outputs; guidance may double the batch; a picture to
-# start from makes the first steps fall away; Mochi's timesteps rise.
+# start from makes the first steps fall away; Mochi's timesteps rise, and those of H3, which has two
+# outputs.
 CALLS = [
     ("wan 2.1", ""),
     ("wan 2.2 two experts", ""),
@@ -29,6 +30,7 @@ CALLS = [
     ("flux image to image", ""),
     ("sd3", "guided"),
     ("mochi", "guided"),
+    ("minimax h3", "first frame"),
 ]
 
 

@@ -39,7 +39,7 @@ def memory_of(handle):
     return adapter.session._pool.host
 
 
-@pytest.mark.parametrize(("model", "rule"), zip(MODELS, ["merge", "difference"], strict=True))
+@pytest.mark.parametrize(("model", "rule"), [*zip(MODELS, ["merge", "difference"], strict=True)])
 def test_the_same_bits_as_with_caches_on_the_device(model, rule, device):
     make, module = MODELS[model]
     pipe = make().to(device)
@@ -162,7 +162,7 @@ def test_host_memory_that_is_refused(device, monkeypatch):
         assert handle.report.host_bytes == 0
 
 
-@pytest.mark.parametrize(("model", "overrides"), zip(MODELS, [HOSTED, {}], strict=True))
+@pytest.mark.parametrize(("model", "overrides"), [*zip(MODELS, [HOSTED, {}], strict=True)])
 def test_the_caches_are_gone_before_the_latents_are_decoded(model, overrides, device, monkeypatch):
     make, module = MODELS[model]
     pipe = make().to(device)

@@ -12,6 +12,7 @@ from diffusers import AutoPipelineForImage2Image, DiffusionPipeline, FluxPipelin
 
 import chipsparse
 from chipsparse import GenerationReport
+from chipsparse.pipelines.denoising_loop import DenoisingLoop
 from chipsparse.pipelines.patched_pipeline import PipelineCalls
 from chipsparse.pipelines.patches import Patches
 from tests.pipelines.test_layer_budgets import CONFIG, generate
@@ -176,7 +177,7 @@ def test_classes_of_another_type_can_be_patched():
             return 3
 
     pipe, patches = Odd(), Patches()
-    PipelineCalls({}, GenerationReport()).patch(pipe, patches)
+    PipelineCalls({}, GenerationReport(), DenoisingLoop(pipe)).patch(pipe, patches)
     assert isinstance(pipe, Odd)
     assert type(pipe) is not Odd
     assert type(pipe) in (Odd,)

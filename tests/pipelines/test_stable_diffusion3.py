@@ -54,7 +54,7 @@ PIPELINES = {
 }
 
 
-@pytest.mark.parametrize(("name", "guidance_scale"), zip(PIPELINES, [1.0, 5.0], strict=True))
+@pytest.mark.parametrize(("name", "guidance_scale"), [*zip(PIPELINES, [1.0, 5.0], strict=True)])
 def test_further_pipelines_keep_their_result(name, guidance_scale):
     make, call = PIPELINES[name]
     pipe, call = make(), {**call, "guidance_scale": guidance_scale}

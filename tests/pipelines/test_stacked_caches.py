@@ -87,8 +87,12 @@ def timestep_of(pipe):
 
 
 EVERYWHERE = [first_block, taylor_seer, taylor_seer_lite, mag, pyramid, faster]
-CASES = [(model, config) for model in MODELS for config in EVERYWHERE]
-CASES.append(("wan", sea))  # the pipelines of FLUX do not tell it the step
+CASES = [("wan", config) for config in (*EVERYWHERE, sea)]
+# The pipelines of FLUX do not tell SeaCache the step. One cache of blocks and one of attention.
+CASES += [
+    pytest.param("flux", config, marks=[] if config in (first_block, pyramid) else pytest.mark.slow)
+    for config in EVERYWHERE
+]
 
 
 def generate(pipe, module):

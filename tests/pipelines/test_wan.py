@@ -96,7 +96,7 @@ def test_the_report_says_what_was_done(pipe):
 CHANGES = [
     {},
     {"height": 96, "width": 48},
-    {"num_frames": 17},
+    {"num_frames": 5},
     {"num_inference_steps": STEPS + 3},
     {"prompt": "a green square moves up"},
     {"guidance_scale": 1.0},

@@ -92,7 +92,6 @@ CASES = {
             },
             sparsity=SHORT,
             bounds=Bounds(psnr=22, ssim=0.9, flicker=1.25, golden=40, golden_half=33),
-            slow=False,
         ),
         Case(
             "flux-profile",

@@ -48,7 +48,7 @@ def read(case: Case) -> Golden:
 
 def paths(case: Case) -> tuple[Path, Path]:
     """The golden files of a case, dense and sparse: frames side by side."""
-    return FOLDER / f"{case.name}-dense.png", FOLDER / f"{case.name}-sparse.png"
+    return FOLDER / f"{case.name}-dense.webp", FOLDER / f"{case.name}-sparse.webp"
 
 
 def _read(path: Path, case: Case) -> torch.Tensor:
@@ -67,7 +67,8 @@ def write(case: Case, runs: Runs) -> Iterator[str]:
         frames = shown(result.frames)
         change = _change(_read(path, case), frames) if path.exists() else "new"
         FOLDER.mkdir(exist_ok=True)
-        contact_sheet(frames[None], frames=len(frames)).save(path, optimize=True)
+        strip = contact_sheet(frames[None], frames=len(frames))
+        strip.save(path, lossless=True, quality=100, method=6)
         yield f"{path.name}: {change}"
 
 

@@ -10,7 +10,13 @@ from chipsparse.config import AttentionConfig
 from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.kernels.merge_residual import reference as merge_residual_reference
 from chipsparse.layers import attention
-from chipsparse.layers.attention import backend_choices, dense_step, refresh_step, sparse_step
+from chipsparse.layers.attention import (
+    backend_choices,
+    dense_step,
+    estimated_lse,
+    refresh_step,
+    sparse_step,
+)
 from chipsparse.layers.column_budget import AttentionBudget, static_columns, static_count
 
 ROWS, TOKENS, KEEP, RANDOM = 16, 75, 20, 3
@@ -81,6 +87,22 @@ def test_refresh_keeps_the_columns_with_the_most_mass():
     worst_kept = sums.masked_fill(~mask, float("inf")).amin(-1)
     best_dropped = sums.masked_fill(mask, 0).amax(-1)
     assert (worst_kept >= best_dropped - 1e-6).all()
+
+
+@pytest.mark.parametrize("limit", [None, 1])
+def test_guidance_branches_in_a_batch_keep_what_has_the_most_mass_together(limit):
+    chunks = {} if limit is None else {"column_sums_bytes": limit}
+    budget = AttentionBudget(KEEP, RANDOM, None, seed=5, branches=2)
+    cache, _, _ = refreshed("merge", budget=budget, **chunks)
+    query, key, _ = inputs()
+    scores = query.double() @ key.double().transpose(-1, -2) * query.shape[-1] ** -0.5
+    groups = torch.nn.functional.pad(scores.softmax(-1), (0, 0, 0, -TOKENS % ROWS))
+    first, second = groups.unflatten(2, (-1, ROWS)).sum(3)
+    mask, other = unpack_mask(cache.columns, TOKENS)
+    assert torch.equal(mask, other)
+    most = (first + second).topk(KEEP, dim=-1).indices
+    assert mask.gather(-1, most).all()
+    assert torch.equal(mask.sum(-1), torch.full(mask.shape[:-1], KEEP + RANDOM))
 
 
 @pytest.mark.parametrize("rule", ["merge", "difference"])
@@ -357,3 +379,36 @@ def test_the_random_columns_of_some_heads_are_those_of_all():
         )
         found[first] = unpack_mask(cache.columns, TOKENS)
     assert torch.equal(found[0][:, 1:], found[1])
+
+
+@pytest.mark.parametrize("rule", ["merge", "difference"])
+def test_a_first_refresh_is_exact_and_chooses_by_an_estimated_lse(rule):
+    cache, config = AttentionCache(), AttentionConfig(delta_rule=rule, block_size_q=ROWS)
+    options = {"config": config, "scale": None, "backend": None}
+    output = refresh_step(cache, *inputs(), budget=BUDGET, **options)
+    expected, lse = softmax_parts(*inputs())
+    torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(cache.lse.double(), lse, atol=1e-5, rtol=1e-5)
+    found = sparse_step(cache, *inputs(), **options)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+    # It holds nearly the mass that the exact LSE chooses, and far more than chance.
+    probabilities = softmax_parts(*inputs(), torch.ones(1, dtype=torch.bool))[1]
+    scores = inputs()[0].double() @ inputs()[1].double().transpose(-1, -2) * 32**-0.5
+    weights = (scores - probabilities.unsqueeze(-1)).exp()
+
+    def mass(of):
+        return weights.where(row_mask(of), 0).sum().item()
+
+    exact, _, _ = refreshed(rule)
+    assert mass(cache) > 0.97 * mass(exact)
+    assert mass(cache) > 1.3 * weights.sum().item() * (KEEP + RANDOM) / TOKENS
+
+
+@pytest.mark.parametrize("every", [1, 8, 100])
+def test_the_estimated_lse_is_that_of_the_sampled_keys_scaled_to_all(every):
+    query, key, value = inputs()
+    found = estimated_lse(query, key, value, every=every)
+    some = key[:, :, ::every]
+    _, lse = softmax_parts(query, some, value[:, :, ::every])
+    expected = lse + torch.tensor(TOKENS / some.shape[2], dtype=torch.float64).log()
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)

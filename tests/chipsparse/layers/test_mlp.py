@@ -19,6 +19,21 @@ def normal(*shape, seed=0):
 
 
 def weights_of(gate, bias=True, activation="silu"):
+    if gate == "apart":  # the same numbers as of "second", in two linears
+        (up, gate_weight), biases = normal(2 * NEURONS, CHANNELS, seed=1).chunk(2), [None, None]
+        if bias:
+            biases = normal(2 * NEURONS, seed=2).chunk(2)
+        down, down_bias = normal(CHANNELS, NEURONS, seed=3), normal(CHANNELS, seed=4)
+        return MLPWeights.from_linears(
+            up,
+            biases[0],
+            down,
+            down_bias if bias else None,
+            activation,
+            gate,
+            gate_weight,
+            biases[1],
+        )
     wide = NEURONS if gate == "none" else 2 * NEURONS
     return MLPWeights.from_linears(
         normal(wide, CHANNELS, seed=1),
@@ -46,7 +61,7 @@ def expected(hidden, gate, bias=True):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("gate", ["none", "first", "second"])
+@pytest.mark.parametrize("gate", ["none", "first", "second", "apart"])
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_dense_step_is_the_layer(gate, bias, cached):
     hidden, cache = normal(BATCH, TOKENS, CHANNELS), MLPCache() if cached else None

@@ -111,6 +111,16 @@ def test_a_run_is_the_sum_of_its_steps():
     assert [(layers.name, layers.layers) for layers in found.similar] == [("block", 3)]
 
 
+def test_of_the_branches_the_first_alone_sums_columns_at_a_refresh():
+    rates = Rates(launch_seconds=0.0, refresh_seconds=0.0, refresh_attention=2.0)
+    one, three = (
+        estimate(plan_of(), Placement(), branches=branches, rates=rates) for branches in (1, 3)
+    )
+    assert one.steps[Action.REFRESH] > one.stock
+    assert three.steps[Action.REFRESH] == pytest.approx(one.steps[Action.REFRESH] + 2 * one.stock)
+    assert three.steps[Action.SPARSE] == pytest.approx(3 * one.steps[Action.SPARSE])
+
+
 def test_layers_that_run_dense_take_as_long_as_stock_ones():
     all_layers = dict.fromkeys(range(3), "why")
     found = estimate(plan_of(), Placement(), dense=dict.fromkeys(PARTS, all_layers))

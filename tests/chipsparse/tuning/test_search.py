@@ -1,5 +1,6 @@
 """The search, on a lab that makes up what it measures."""
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from chipsparse.config import SparsityConfig
 from chipsparse.profiles.tuned_range import TunedTarget
 from chipsparse.schedule.schedule import Action, Schedule
+from chipsparse.tuning import forms, placed_steps
 from chipsparse.tuning.forms import StepSeconds
 from chipsparse.tuning.rivals import DENSITIES
 from chipsparse.tuning.search import Search, Unreachable, least_budget
@@ -15,6 +17,32 @@ from tests.chipsparse.tuning.trajectories import trajectory
 
 STEPS = 20
 CALIBRATING, HELD_OUT = 2, 3
+
+prompt_trajectory = functools.cache(lambda prompt: trajectory(STEPS, seed=prompt))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def computed_once():
+    """What follows from the trajectories alone is computed once, not by each search."""
+
+    def once(function):
+        made = {}
+
+        def call(given, *args, **options):
+            prompts = (given,) if isinstance(given, forms.Trajectory) else tuple(given)
+            key = *map(id, prompts), *args, *sorted(options.items())
+            if key not in made:
+                made[key] = function(given, *args, **options)
+            return made[key]
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        costs = once(forms.jump_costs)
+        for module in (forms, placed_steps):
+            patch.setattr(module, "jump_costs", costs)
+        patch.setattr(forms, "Placed", once(forms.Placed))
+        yield
 
 
 class MadeUpLab:
@@ -29,7 +57,7 @@ class MadeUpLab:
         self.made = {}
 
     def trajectory(self, prompt):
-        return trajectory(STEPS, seed=prompt)
+        return prompt_trajectory(prompt)
 
     def step_seconds(self):
         sparse = {(keep, False): 0.2 + keep for keep in DENSITIES}

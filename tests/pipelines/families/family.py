@@ -21,6 +21,9 @@ class Family:
         fallbacks: what the report may say of them, as parts of sentences.
         kinds: how many kinds of repeated blocks the model has: one compiled graph for each.
         dense_parts: parts ("attention", "mlp") that never run sparse here.
+        slow: all its tests are slow ones, but for a short generation.
+        unpatched_steps: first steps of a generation that run as without chipsparse.
+        brief: only its calls are tested, in slow tests; its adapter is another family's, too.
     """
 
     name: str
@@ -30,3 +33,6 @@ class Family:
     fallbacks: tuple[str, ...] = ()
     kinds: int = 1
     dense_parts: tuple[str, ...] = ()
+    slow: bool = False
+    brief: bool = False
+    unpatched_steps: int = 0

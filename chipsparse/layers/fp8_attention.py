@@ -1,0 +1,67 @@
+"""Full attention of a layer in FP8."""
+
+from __future__ import annotations
+
+import torch
+
+from chipsparse.config import ConfigError
+from chipsparse.kernels.dispatch import Choice
+from chipsparse.kernels.fp8_dense_attention import fp8_dense_attention
+from chipsparse.kernels.fp8_quantization import Fp8Attention, fp8_quantization
+
+
+def fp8_choices(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    block_size_q: int,
+    backend: str | None,
+) -> dict[str, Choice]:
+    """The backend of each operation that full attention in FP8 takes.
+
+    Raises:
+        ConfigError: there is none on this GPU or for these tensors but the references.
+    """
+    of_blocks = query, query.dtype, block_size_q
+    choices = {
+        "fp8_quantization": fp8_quantization.choose(query, key, value, backend=backend),
+        "fp8_dense_attention": fp8_dense_attention.choose(*of_blocks, backend=backend),
+    }
+    if query.device.type == "cuda" and backend is None:
+        for choice in choices.values():
+            if choice.backend.name == "reference":
+                _, reason = choice.rejected[-1]
+                raise ConfigError(f"attention.precision fp8 cannot run here: {reason}")
+    return choices
+
+
+def fp8_tensors(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scale: float | None,
+    backend: str | None,
+) -> Fp8Attention:
+    """Query, key and value ``[B, H, N, D]`` in e4m3, rotated where D is a power of two.
+
+    Rotated, no single large channel decides about the error (benchmarks/notes/fp8_attention.md).
+    """
+    head_dim = query.shape[-1]
+    rotate = head_dim & (head_dim - 1) == 0
+    return fp8_quantization(query, key, value, rotate=rotate, scale=scale, backend=backend)
+
+
+def fp8_full_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scale: float | None,
+    backend: str | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output ``[B, H, N, D]`` and LSE ``[B, H, N]`` of attention computed in e4m3."""
+    tensors = fp8_tensors(query, key, value, scale=scale, backend=backend)
+    output, lse, _ = fp8_dense_attention(tensors, backend=backend)
+    return output, lse

@@ -1,0 +1,109 @@
+"""What a worker is asked, and what comes back: its answer, or what stands in place of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chipsparse.cli.commands.generate import GenerateOptions
+
+
+@dataclass(frozen=True)
+class Task:
+    """A file to make.
+
+    Attributes:
+        name: the file's, whose suffix says what it is.
+        prompt: what to show.
+        seed: of the noise.
+        options: of `generate`, without a prompt.
+    """
+
+    name: str
+    prompt: str
+    seed: int
+    options: GenerateOptions
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The worker has its pipeline.
+
+    Attributes:
+        version: of its chipsparse.
+        where: it runs, for people.
+    """
+
+    version: str
+    where: str
+
+
+@dataclass(frozen=True)
+class NotLoaded:
+    """It has none, and another worker would have none either.
+
+    Attributes:
+        sentence: why.
+    """
+
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Made:
+    """A finished file.
+
+    Attributes:
+        content: its bytes.
+        thumbnail: a JPEG of one frame.
+        seconds: that the generation took, with text and decoding.
+        warnings: about the prompt.
+        remarks: what ran otherwise than the profile asks, and what else is worth knowing.
+    """
+
+    content: bytes
+    thumbnail: bytes
+    seconds: float
+    warnings: Sequence[str]
+    remarks: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The prompt or its settings are wrong: another try would end the same way.
+
+    Attributes:
+        sentence: why.
+    """
+
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An error that may come from the worker's state, which is not to be used again.
+
+    Attributes:
+        sentence: what it was.
+    """
+
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Died:
+    """The worker ended.
+
+    Attributes:
+        how: for people.
+    """
+
+    how: str
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """The worker could not be reached, and may be there again."""
+
+
+Answer = Loaded | NotLoaded | Made | Refused | Failed | Died | Unavailable

@@ -1,0 +1,199 @@
+"""What a batch makes: one file for each prompt, seed and settings, named by their digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chipsparse.cli.batch.prompt_file import Line, check_lines
+from chipsparse.cli.commands.batch import BatchOptions
+from chipsparse.cli.commands.generate import GenerateOptions
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.generate.prepared import Job, settle
+from chipsparse.cli.generate.series import Item
+from chipsparse.cli.model.description import ModelDescription
+from chipsparse.cli.model.weights_digest import files_digest, weights_digest
+from chipsparse.cli.results import json_values
+
+DIGITS = 16  # of a digest: 2^64 of them
+# What decides about a result, of the facts that `Job.as_json` has.
+DECISIVE = (
+    "mode",
+    "negative_prompt",
+    "strength",
+    "scheduler",
+    "pipeline_class",
+    "dtype",
+    "fps",
+    "settings",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Prompts with the same settings.
+
+    Attributes:
+        options: of `generate`, without a prompt.
+        job: what is settled with them.
+        decisive: what decides about their results besides prompt and seed, as JSON values.
+    """
+
+    options: GenerateOptions
+    job: Job
+    decisive: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file to make.
+
+    Attributes:
+        name: the file's.
+        lines: numbers of the lines that ask for it: more than one where they are the same.
+        prompt: what to show.
+        seed: of the noise.
+        group: its settings.
+    """
+
+    name: str
+    lines: Sequence[int]
+    prompt: str
+    seed: int
+    group: Group
+
+    @property
+    def digest(self) -> str:
+        """The name without its suffix."""
+        return Path(self.name).stem
+
+    @property
+    def label(self) -> str:
+        """What the user sees in front of what is said of it."""
+        return f"line {self.lines[0]}, seed {self.seed}"
+
+    def facts(self, folder: Path) -> dict[str, Any]:
+        """What is to be made, in which file: as `generate --json` has it."""
+        request = self.group.job.as_json(Item(self.prompt, self.seed, folder / self.name, None))
+        return {"file": self.name, "lines": list(self.lines), **request}
+
+
+def find_entries(
+    options: BatchOptions,
+    lines: Sequence[Line],
+    model: ModelDescription,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> list[Entry]:
+    """What the lines of a file ask for, in their order; loads no weights.
+
+    Args:
+        options: of the command.
+        lines: of its file.
+        model: its files were read.
+        device: that workers compute on.
+        dtype: that they compute in.
+
+    Raises:
+        UserError: lines that cannot be made; all of them are named.
+    """
+    groups = _Groups(options, model, device, dtype)
+    problems: dict[int, str] = {}
+    found: dict[str, Entry] = {}
+    for line in lines:
+        try:
+            group = groups.of(line)
+        except UserError as error:
+            problems[line.number] = str(error)
+            continue
+        seed = line.settings.get("seed", options.seed)
+        for each in range(seed, seed + (line.settings.get("num", options.num) or 1)):
+            name = file_name(line.prompt, each, group.decisive, groups.suffix)
+            asked = (*found[name].lines, line.number) if name in found else (line.number,)
+            found[name] = Entry(name, asked, line.prompt, each, group)
+    check_lines(options.prompts, problems, count=len(lines))
+    return list(found.values())
+
+
+def file_name(prompt: str, seed: int, decisive: Mapping[str, Any], suffix: str) -> str:
+    """The name of the file with what these make."""
+    about = {"prompt": prompt, "seed": seed, "settings": decisive}
+    text = json.dumps(about, sort_keys=True, allow_nan=False)
+    return _digest(text.encode())[:DIGITS] + suffix
+
+
+class _Groups:
+    """Settles each settings once.
+
+    Attributes:
+        suffix: of all files.
+    """
+
+    def __init__(
+        self,
+        options: BatchOptions,
+        model: ModelDescription,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self._options, self._model, self._device, self._dtype = options, model, device, dtype
+        usual = "mp4" if model.accepts("num_frames") else "png"
+        self.suffix = f".{options.format or usual}"
+        self._weights = {
+            "model": weights_digest(model) or model.location,
+            "loras": [[files_digest([lora.file]), lora.scale] for lora in options.loras],
+        }
+        self._found: dict[str, Group] = {}
+        self._first: tuple[int, type] | None = None  # line and pipeline
+
+    def of(self, line: Line) -> Group:
+        """The group of a line; raises `UserError` for settings that cannot be."""
+        own = {name: each for name, each in line.settings.items() if name not in ("seed", "num")}
+        key = repr(own)
+        if key not in self._found:
+            self._found[key] = self._settled(own)
+        group = self._found[key]
+        pipeline = group.job.model.pipeline_class
+        self._first = self._first or (line.number, pipeline)
+        number, first = self._first
+        if pipeline is not first:
+            raise UserError(
+                f"it needs {pipeline.__name__}, and line {number} {first.__name__}; make a batch "
+                "of those with an image and one of those without"
+            )
+        return group
+
+    def _settled(self, own: Mapping[str, Any]) -> Group:
+        settled = {
+            "seed": 0,
+            "num": None,
+            "output": Path(f"clip{self.suffix}"),
+            "device": str(self._device),
+            "dtype": str(self._dtype).removeprefix("torch."),
+        }
+        options = self._options.of_line({**own, **settled})
+        job = settle(options, self._model, self._device, self._dtype)
+        if self.suffix == ".png" and (job.settings.num_frames or 1) > 1:
+            raise UserError(
+                f"a video of {job.settings.num_frames} frames is no single .png; use --format mp4"
+            )
+        request = job.as_json(Item("", 0, options.output, None))
+        sparse = job.profile is not None and not options.dense
+        decisive = {
+            **{name: request[name] for name in DECISIVE},
+            **self._weights,
+            "sparsity": json_values(job.profile.sparsity) if job.profile and sparse else None,
+            "image": None if options.image is None else _digest(options.image.read_bytes()),
+            "crf": options.crf,
+        }
+        return Group(options, job, decisive)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,198 @@
+"""Files of prompts with settings of their own: text, CSV or JSON lines."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from chipsparse.cli.commands.generate import GenerateOptions
+from chipsparse.cli.errors import UserError, reason
+
+# Options of `generate` that a line can have; the others are about the model, which is loaded once.
+PER_PROMPT = (
+    "seed",
+    "num",
+    "negative_prompt",
+    "height",
+    "width",
+    "frames",
+    "steps",
+    "guidance_scale",
+    "quality",
+    "config",
+    "image",
+    "strength",
+    "dense",
+    "fps",
+    "crf",
+)
+JSON_LINES = (".jsonl", ".ndjson")
+MOST_NAMED = 20  # bad lines
+
+
+@dataclass(frozen=True)
+class Line:
+    """A prompt of a file.
+
+    Attributes:
+        number: of its line, from 1.
+        prompt: what to show.
+        settings: its own values, by the names of `PER_PROMPT`. Paths count from the file's folder.
+    """
+
+    number: int
+    prompt: str
+    settings: Mapping[str, Any]
+
+
+class LineError(ValueError):
+    """What is wrong with a line."""
+
+
+def read_lines(path: Path) -> list[Line]:
+    """The prompts of a file. Its suffix says what it is: CSV, JSON lines, or a prompt a line.
+
+    Raises:
+        UserError: the file cannot be read, has no prompt, or bad lines, all of which are named.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = reason(error) if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise UserError(f"{path} could not be read: {why}") from error
+    if path.suffix.lower() == ".csv":
+        records = _csv_records(path, text)
+    elif path.suffix.lower() in JSON_LINES:
+        records = _json_records(text)
+    else:
+        records = _text_records(text)
+    lines, problems = [], {}
+    for number, record in records:
+        try:
+            lines.append(_line(path.parent, number, record))
+        except LineError as error:
+            problems[number] = str(error)
+    check_lines(path, problems, count=len(lines) + len(problems))
+    if not lines:
+        raise UserError(f"{path} has no prompt")
+    return lines
+
+
+def check_lines(path: Path, problems: Mapping[int, str], *, count: int) -> None:
+    """Raises `UserError` where there are bad lines.
+
+    Args:
+        path: of the file.
+        problems: what is wrong, by the numbers of lines.
+        count: of all lines with prompts.
+    """
+    if not problems:
+        return
+    sentences = set(problems.values())
+    if len(problems) == count > 1 and len(sentences) == 1:  # it is not about the lines
+        raise UserError(sentences.pop())
+    numbers = sorted(problems)
+    named = "; ".join(f"line {number}: {problems[number]}" for number in numbers[:MOST_NAMED])
+    more = len(numbers) - MOST_NAMED
+    also = f"; and {more} more" if more > 0 else ""
+    raise UserError(f"{len(numbers)} of {count} prompts of {path} are wrong: {named}{also}")
+
+
+Record = Mapping[str, Any] | LineError
+
+
+def _text_records(text: str) -> Iterator[tuple[int, Record]]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip() and not line.strip().startswith("#"):
+            yield number, {"prompt": line.strip()}
+
+
+def _csv_records(path: Path, text: str) -> Iterator[tuple[int, Record]]:
+    """A row each, values as text; empty cells are left out."""
+    reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+    number = 1
+    try:
+        if "prompt" not in (reader.fieldnames or ()):
+            columns = ", ".join(reader.fieldnames or ()) or "none"
+            raise UserError(f"{path} has no column prompt; its columns are: {columns}")
+        number = reader.line_num + 1
+        for row in reader:
+            if None in row:
+                yield number, LineError(f"it has more cells than there are columns: {row[None]}")
+            elif any(row.values()):
+                given = {name: cell for name, cell in row.items() if cell or name == "prompt"}
+                yield number, {name: _Text(cell or "") for name, cell in given.items()}
+            number = reader.line_num + 1
+    except csv.Error as error:
+        yield number, LineError(f"it is no CSV: {error}")
+
+
+def _json_records(text: str) -> Iterator[tuple[int, Record]]:
+    """An object a line; null counts as left out."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            yield number, LineError(f"it is no JSON: {error}")
+            continue
+        if isinstance(found, dict):
+            yield number, {name: value for name, value in found.items() if value is not None}
+        else:
+            yield number, LineError('it is no JSON object, such as {"prompt": "..."}')
+
+
+class _Text(str):
+    """A value that stands for whatever it can be read as."""
+
+
+def _line(folder: Path, number: int, record: Record) -> Line:
+    if isinstance(record, LineError):
+        raise record
+    settings = {}
+    for given, value in record.items():
+        name = given.strip().replace("-", "_")
+        if name == "prompt":
+            continue
+        if name not in PER_PROMPT:
+            raise LineError(f"it has {given}, and a prompt can have: {', '.join(PER_PROMPT)}")
+        settings[name] = _value(name, value)
+        if isinstance(settings[name], Path):
+            settings[name] = folder / settings[name].expanduser()
+    if "prompt" not in record:
+        raise LineError("it has no prompt")
+    prompt = record["prompt"]
+    if not isinstance(prompt, str):
+        raise LineError(f"its prompt is {json.dumps(prompt)}, which is no text")
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError:
+        raise LineError("its prompt has halves of surrogate pairs, which are no text") from None
+    return Line(number, str(prompt).strip(), settings)
+
+
+def _value(name: str, value: Any) -> Any:
+    """A value of the type of its option."""
+    from pydantic import TypeAdapter, ValidationError
+
+    kind: TypeAdapter[Any] = TypeAdapter(_types()[name])
+    try:
+        if isinstance(value, _Text):
+            return kind.validate_strings(str(value))
+        return kind.validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        wanted = error.errors(include_url=False)[0]["msg"].removeprefix("Input should be ")
+        shown = json.dumps(value, ensure_ascii=False)
+        raise LineError(f"its {name} is {shown}, not {wanted.partition(',')[0]}") from None
+
+
+@cache
+def _types() -> dict[str, Any]:
+    return get_type_hints(GenerateOptions)

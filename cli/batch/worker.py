@@ -1,0 +1,121 @@
+"""One pipeline, loaded once, that makes files of a batch: the same in every engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import platform
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+
+import chipsparse
+from chipsparse.cli.batch.answers import Failed, Loaded, Made, NotLoaded, Refused, Task
+from chipsparse.cli.commands.generate import GenerateOptions
+from chipsparse.cli.errors import UserError, described
+from chipsparse.cli.generate.job import load, make, opened, prompt_warnings
+from chipsparse.cli.generate.prepared import Job, prepare
+from chipsparse.cli.generate.runner import Runner
+from chipsparse.cli.generate.series import Item
+from chipsparse.cli.model.description import quiet_libraries
+from chipsparse.cli.planning.request import device_and_dtype
+from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.results import results_alone
+from chipsparse.cli.work_progress import WorkProgress
+from chipsparse.common.scratch import scratch_folder
+
+THUMBNAIL_SIDE, JPEG_QUALITY = 320, 85
+
+
+class PipelineWorker:
+    """Loads a pipeline and makes files with it, of any settings that need no other one.
+
+    Args:
+        options: of `generate`, without a prompt: which model, on which device.
+        threads: of a CPU; None for PyTorch's own choice.
+    """
+
+    def __init__(self, options: GenerateOptions, threads: int | None) -> None:
+        self._options = options
+        self._display = ProgressDisplay(Console(quiet=True, force_terminal=False))
+        self._stack = ExitStack()
+        self._open: tuple[GenerateOptions, Job, Runner] | None = None
+        self._pipe: Any = None
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    def load(self) -> Loaded | NotLoaded:
+        """Loads the pipeline."""
+        try:
+            with self._quiet():
+                self._pipe = load(self._settled(self._options))
+        except UserError as error:
+            return NotLoaded(described(error))
+        return Loaded(chipsparse.__version__, f"{self._options.device} of {platform.node()}")
+
+    def make(self, task: Task) -> Made | Refused | Failed:
+        """Makes a file."""
+        try:
+            with self._quiet():
+                return self._made(task)
+        except (UserError, ValueError) as error:
+            return Refused(described(error))
+        except Exception as error:
+            return Failed(described(error))
+
+    def _made(self, task: Task) -> Made:
+        # The settings are the task's, the place is the worker's.
+        options = dataclasses.replace(task.options, device=self._options.device)
+        job, runner = self._opened(options)
+        # Not the command's folder: a worker may be on another machine.
+        with scratch_folder(Path(tempfile.gettempdir())) as folder:
+            item = Item(task.prompt, task.seed, folder / task.name, None)
+            warnings = prompt_warnings(job, item, runner)
+            outcome = make(job, item, runner, self._display, warnings)
+            content = item.output.read_bytes()
+        made = outcome.sparse or outcome.dense
+        assert made is not None
+        return Made(
+            content,
+            thumbnail(made.frames),
+            made.total_seconds,
+            # Those of the job are told once, by the command.
+            [each for each in outcome.request["warnings"] if each not in job.warnings],
+            [*made.fallbacks, *made.notes],
+        )
+
+    def _opened(self, options: GenerateOptions) -> tuple[Job, Runner]:
+        """What generates with these options; the pipeline stays patched for the next one."""
+        if self._open is None or self._open[0] != options:
+            self._open = None
+            self._stack.close()
+            job = self._settled(options)
+            runner = self._stack.enter_context(
+                opened(job, WorkProgress(self._display), lambda: self._pipe)
+            )
+            self._open = options, job, runner
+        return self._open[1:]
+
+    def _settled(self, options: GenerateOptions) -> Job:
+        return prepare(options, *device_and_dtype(options), self._display)
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        with results_alone(), quiet_libraries(debug=self._options.debug):
+            yield
+
+
+def thumbnail(frames: np.ndarray) -> bytes:
+    """The frame in the middle of uint8 ``[F, H, W, 3]``, made smaller, as JPEG."""
+    image = Image.fromarray(frames[len(frames) // 2])
+    image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    image.save(buffer, "jpeg", quality=JPEG_QUALITY)
+    return buffer.getvalue()

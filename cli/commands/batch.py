@@ -1,0 +1,171 @@
+"""`chipsparse batch`: a file of prompts, on all GPUs of a machine or of a Ray cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from chipsparse.cli.commands.generate import GenerateOptions
+from chipsparse.cli.errors import EXIT_FAILED, UserError, reported_errors
+from chipsparse.cli.generation_options import GenerationOptions
+from chipsparse.cli.option_checks import check_positive
+from chipsparse.cli.options import OUTPUT, REQUIRED, argument, option
+from chipsparse.cli.results import results_alone, tell
+
+if TYPE_CHECKING:
+    from chipsparse.cli.batch.prompt_file import Line
+
+EXAMPLE = "Example: [bold]chipsparse batch prompts.csv -o out --engine ray[/bold]"
+ACCELERATE, RAY = ENGINES = ("accelerate", "ray")
+FORMATS = ("mp4", "webm", "gif", "png")
+WORKERS = "Workers"
+
+
+def _check_engine(name: str, engine: str) -> None:
+    if engine not in ENGINES:
+        raise UserError(f"{name} {engine} is not known; use {' or '.join(ENGINES)}")
+    if engine == RAY and importlib.util.find_spec("ray") is None:
+        raise UserError(
+            f"{name} ray needs Ray, which is not installed: pip install 'chipsparse[ray]'"
+        )
+
+
+def _check_format(name: str, form: str) -> None:
+    if form not in FORMATS:
+        raise UserError(f"{name} {form} is not known; use one of {', '.join(FORMATS)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(GenerateOptions):
+    """What the user typed for `batch`: options of `generate` count where a line has no own."""
+
+    prompts: Path = argument(
+        help="A prompt a line, CSV with a column prompt, or JSON lines (.jsonl). Other columns and "
+        "names are settings of the line, called as the options are: seed, height, quality, ...",
+        default=REQUIRED,
+        metavar="FILE",
+    )
+    output: Path = option(
+        "-o",
+        help="Folder to fill. What is there already is not made again.",
+        default=REQUIRED,
+        shown=False,
+        panel=OUTPUT,
+    )
+    format: str | None = option(
+        help="mp4, webm or gif for videos; images are png.",
+        shown="mp4, or png of images",
+        panel=OUTPUT,
+        check=_check_format,
+    )
+    engine: str = option(
+        help="accelerate: processes of this machine, or of `accelerate launch`. ray: actors of the "
+        "Ray cluster that RAY_ADDRESS names, else of this machine.",
+        default=ACCELERATE,
+        panel=WORKERS,
+        check=_check_engine,
+    )
+    workers: int | None = option(
+        help="Pipelines that are loaded and generate side by side.",
+        shown="one a GPU; one on a CPU",
+        panel=WORKERS,
+        check=check_positive,
+    )
+    gpus_per_job: int = option(
+        help="GPUs that make a video together.", default=1, panel=WORKERS, check=check_positive
+    )
+    tries: int = option(
+        help="How often a prompt is tried whose worker ends or fails. What is wrong with the "
+        "prompt itself is not tried again.",
+        default=2,
+        panel=WORKERS,
+        check=check_positive,
+    )
+    prompt: None = None
+    compare: bool = False
+    report: None = None
+    verbose: bool = False
+
+    def check(self) -> None:
+        """Raises `UserError` for what is wrong with any model and on any device."""
+        GenerationOptions.check(self)  # not that of `generate`: there is no file to write yet
+        if self.gpus_per_job > 1:
+            raise UserError(
+                f"--gpus-per-job {self.gpus_per_job} is not there yet: one video is made on one GPU"
+            )
+        self._check_folder()
+        self.check_lines()
+
+    def check_lines(self) -> list[Line]:
+        """The prompts of the file; raises `UserError` with all bad lines."""
+        from chipsparse.cli.batch.prompt_file import check_lines, read_lines
+
+        lines = read_lines(self.prompts)
+        found: dict[Any, str] = {}
+        for line in lines:
+            key = repr(dict(line.settings))
+            if key not in found:
+                found[key] = _mistake(self.of_line(line.settings))
+        problems = {
+            line.number: problem for line in lines if (problem := found[repr(dict(line.settings))])
+        }
+        check_lines(self.prompts, problems, count=len(lines))
+        return lines
+
+    def of_line(self, settings: Mapping[str, Any]) -> GenerateOptions:
+        """The options of `generate` that make a line's prompts, which are not in them.
+
+        Args:
+            settings: the line's own.
+        """
+        shared = {
+            each.name: getattr(self, each.name) for each in dataclasses.fields(GenerateOptions)
+        }
+        folder = self.output if self.output.is_dir() else self.output.parent
+        settled = {"prompt": "", "prompts": None, "output": folder / f"clip.{self.format or 'mp4'}"}
+        return GenerateOptions(**{**shared, **settled, **settings})
+
+    def _check_folder(self) -> None:
+        if self.output.exists() and not self.output.is_dir():
+            raise UserError(f"--output {self.output} is a file; name a folder")
+
+    def kept(self) -> str:
+        """What an interruption leaves."""
+        return "what was finished is in the folder; the same command goes on"
+
+
+def _mistake(options: GenerateOptions) -> str:
+    """What is wrong with a line's options; empty where nothing is."""
+    try:
+        options.check()
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def batch(options: BatchOptions) -> None:
+    """Make a folder of videos or images from a file of prompts, on many GPUs.
+
+    Each file is named by a digest of its prompt, seed and settings, so that the same command goes
+    on where it was broken off. manifest.jsonl says what each of them is, index.html shows them.
+    """
+    # Imported here so that neither --help nor a simple mistake waits for torch and diffusers.
+    from chipsparse.cli.batch.job import run_batch
+    from chipsparse.cli.batch.launched import place
+    from chipsparse.cli.batch.text import print_batch
+
+    with reported_errors(debug=options.debug, kept=options.kept):
+        here = place()
+        with results_alone():
+            made = run_batch(options, here)
+        if not here.tells:
+            return
+        tell(made, print_batch, as_json=options.json)
+        if made.failed:
+            raise typer.Exit(EXIT_FAILED)

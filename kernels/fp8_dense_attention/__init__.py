@@ -1,0 +1,76 @@
+"""Full attention in FP8, with the column sums of each query block where they are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import torch
+
+from chipsparse.kernels.checks import check_block_size, check_shape
+from chipsparse.kernels.dispatch import Backend, Call, Operation, imported
+from chipsparse.kernels.fp8_quantization import Fp8Attention
+from chipsparse.kernels.triton_support import (
+    fp8_unsupported_reason,
+    gluon_fp8_unsupported_reason,
+    not_auto_reason,
+)
+
+OP = "fp8_dense_attention"
+# Weights are multiplied by 2 to this power: below 448, and far from where e4m3 loses digits.
+WEIGHT_BITS = 8
+# Kernels take weights relative to what is near, where that is not below 2 to minus this power.
+LOWEST_BITS = 32
+
+
+@dataclass(slots=True, eq=False)
+class Fp8DenseAttention(Call[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]):
+    """Softmax attention of e4m3 queries over e4m3 keys and values, all sums in float32.
+
+    The weights of a row are rounded to e4m3 too, as tensor cores multiply nothing else with e4m3
+    values: relative to the row's largest, times 256, so that they are normal numbers down to
+    2 ** -14 of it. The log-sum-exp and the column sums are those of the weights before.
+
+    Args:
+        tensors: what `fp8_quantization` gives.
+        lse_previous: ``[B, H, N]`` natural log-sum-exp per row, for column sums; see
+            `DenseAttentionColumnSums`. None: no sums.
+        block_size_q: R, query rows per block of the sums; the last one may be ragged.
+        backend: forces one (``gluon``, ``triton``, ``reference``); None takes the first that can
+            run.
+
+    Returns:
+        The output ``[B, H, N, D]`` in the dtype of what was quantized, the log-sum-exp
+        ``[B, H, N]`` in float32, and the column sums ``[B, H, G, M]``, G = ceil(N / R), in bf16
+        (float32 where no 16-bit tensors were quantized), or None.
+
+    Raises:
+        ValueError: shapes do not fit, or the forced backend cannot run.
+    """
+
+    tensors: Fp8Attention
+    _: KW_ONLY
+    lse_previous: torch.Tensor | None = None
+    block_size_q: int = 128
+
+    def facts(self) -> tuple[Any, ...]:
+        """The query, the dtype of what was quantized, and the rows of a block."""
+        return self.tensors.query, self.tensors.dtype, self.block_size_q
+
+    def check(self) -> None:
+        """Raises ``ValueError`` where shapes do not fit."""
+        check_block_size(OP, block_size_q=self.block_size_q)
+        if self.lse_previous is not None:
+            rows = tuple(self.tensors.query.shape[:3])
+            check_shape(OP, "lse_previous", self.lse_previous, rows)
+
+
+fp8_dense_attention = Operation(
+    OP,
+    Fp8DenseAttention,
+    Backend("gluon", imported(f"{__name__}.gluon_sm90", OP), gluon_fp8_unsupported_reason),
+    Backend(
+        "triton", imported(f"{__name__}.triton_kernel", OP), fp8_unsupported_reason, not_auto_reason
+    ),
+    Backend("reference", imported(f"{__name__}.reference", OP)),
+)

@@ -1,0 +1,352 @@
+"""`fp8_dense_attention` for Hopper: TMA tiles, warp-specialized, persistent.
+
+The plan is that of ``dense_attention_column_sums/gluon_sm90.py``: two consumer warpgroups of 64
+query rows, one warp that loads tiles and one that finishes the column sums. What FP8 changes:
+
+- In both operands of a product the summed dimension is contiguous, so values come transposed, in
+  the order in which a thread holds its scores: weights become an operand where they are.
+- Tensor cores keep about 14 bits of a sum of e4m3 products. So the product of each tile starts from
+  zero, and is added to the output in float32 by the instruction that rescales the output anyway.
+- Weights are taken relative to the largest score of their own tile, or 2 ** -32 of the largest so
+  far, and not to the latter: in e4m3 what is far below that would be lost, however many columns it
+  is.
+"""
+
+# Gluon reads the annotations of a kernel in its own way.
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from chipsparse.kernels import triton_support
+from chipsparse.kernels.checks import block_count
+from chipsparse.kernels.fp8_dense_attention import LOWEST_BITS, WEIGHT_BITS, Fp8DenseAttention
+from chipsparse.kernels.gluon_column_sums import (
+    first_column,
+    locate_rows,
+    sum_factor,
+    sum_rows,
+    write_sums,
+)
+from chipsparse.kernels.gluon_compat import descriptor, partition_barrier, tma_load
+
+LOG2_E = gl.constexpr(1.4426950408889634)
+LN_2 = gl.constexpr(0.6931471805599453)
+BITS = gl.constexpr(float(WEIGHT_BITS))
+LOWEST = gl.constexpr(float(LOWEST_BITS))
+BLOCK_ROWS = 128
+TILE = 128
+# Tiles of keys, and of values, in flight, by head size.
+STAGES = {128: 4, 64: 8}
+CONSUMER_REGISTERS, HELPER_REGISTERS = 240, 24
+
+
+@gluon.jit
+def _load(descriptors, smem, sizes, TILE: gl.constexpr, STAGES: gl.constexpr):
+    """Loads the query rows, then every tile of keys and of transposed values."""
+    q_desc, k_desc, v_desc = descriptors
+    q_smem, k_smem, v_smem, _, full_q, empty_q, full_k, empty_k, full_v, empty_v, _, _ = smem
+    items, row_tiles, H, _, M = sizes
+    tiles = (M + TILE - 1) // TILE
+    filled = 0
+    turn = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        b, h, row_tile = locate_rows(item, row_tiles, H)
+        side = turn & 1
+        mbarrier.wait(empty_q.index(side), ((turn >> 1) & 1) ^ 1)
+        mbarrier.expect(full_q.index(side), 2 * q_desc.block_type.nbytes)
+        for w in gl.static_range(2):
+            row = row_tile * 128 + w * 64
+            tma_load(q_desc, [b, h, row, 0], full_q.index(side), q_smem.index(2 * side + w))
+        turn += 1
+        for t in range(tiles):
+            stage = filled % STAGES
+            free = ((filled // STAGES) & 1) ^ 1
+            column = first_column(t, tiles, TILE)
+            mbarrier.wait(empty_k.index(stage), free)
+            mbarrier.expect(full_k.index(stage), k_desc.block_type.nbytes)
+            tma_load(k_desc, [b, h, column, 0], full_k.index(stage), k_smem.index(stage))
+            mbarrier.wait(empty_v.index(stage), free)
+            mbarrier.expect(full_v.index(stage), v_desc.block_type.nbytes)
+            tma_load(v_desc, [b, h, 0, column], full_v.index(stage), v_smem.index(stage))
+            filled += 1
+
+
+@gluon.jit
+def _operand(p, TILE: gl.constexpr, layout: gl.constexpr):
+    """Weights in e4m3, each token at its place in the stored values: nothing moves."""
+    p = p.reshape([64, TILE // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([64, TILE])
+    p = gl.convert_layout(p, layout, assert_trivial=True)
+    # As ``p.to(gl.float8e4nv)``, after which four bytes would be put into a register one by one.
+    return gl.inline_asm_elementwise(
+        """{
+            .reg .b16 low, high;
+            cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
+            cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
+            mov.b32 $0, {low, high};
+        }""",
+        "=r,f,f,f,f",
+        [p],
+        dtype=gl.float8e4nv,
+        is_pure=True,
+        pack=4,
+    )
+
+
+@gluon.jit
+def _softmax(s, factor, total, level, largest):
+    """Weights of a tile, times 2 ** BITS, and what they make of the running numbers of a row.
+
+    The level is the score, in units of ln 2, that a weight of 1 has in the total and in the output;
+    ``rescale`` takes these from the level before to the new one.
+    """
+    of_tile = gl.max(s, 1) * factor
+    new_level = gl.maximum(of_tile, largest - LOWEST)
+    p = gl.exp2(s * factor[:, None] - (new_level - BITS)[:, None])
+    rescale = gl.exp2(level - new_level)
+    total = total * rescale + gl.sum(p, 1)
+    return p, total, rescale, new_level, gl.maximum(largest, of_tile)
+
+
+@gluon.jit
+def _pass_sums(p, level, previous, summed, smem, TILE: gl.constexpr, WG: gl.constexpr):
+    """Hands the sums of a tile's weights over the rows of each warp to the warp that adds them."""
+    sums_smem, full_s, empty_s = smem
+    mbarrier.wait(empty_s.index(summed % 2), ((summed // 2) & 1) ^ 1)
+    factor = sum_factor(level, previous) * gl.exp2(-BITS)
+    sum_rows(p, factor, sums_smem.index(summed % 2), TILE, WG)
+    mbarrier.arrive(full_s.index(summed % 2), count=1)
+
+
+@gluon.jit
+def _attend(
+    pointers, smem, strides, sizes,
+    TILE: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr, SUMS: gl.constexpr, WG: gl.constexpr,
+):  # fmt: skip
+    """Attention of 64 query rows over all tiles, and their part of the column sums."""
+    o_ptr, lse_ptr, previous_ptr, factor_ptr, shift_ptr, v_scale_ptr, v_mean_ptr = pointers
+    stride_ob, stride_oh, stride_on = strides
+    q_smem, k_smem, v_smem, sums_smem = smem[:4]
+    full_q, empty_q, full_k, empty_k, full_v, empty_v, full_s, empty_s = smem[4:]
+    of_sums = (sums_smem, full_s, empty_s)
+    items, row_tiles, H, N, M = sizes
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 32])
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 32])
+    p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 4)
+    s_rows: gl.constexpr = gl.SliceLayout(1, s_layout)
+    o_rows: gl.constexpr = gl.SliceLayout(1, o_layout)
+    in_tile = gl.arange(0, TILE, gl.SliceLayout(0, s_layout))
+    channels = gl.arange(0, D, gl.SliceLayout(0, o_layout))
+    tiles = (M + TILE - 1) // TILE
+    used = 0
+    summed = 0
+    turn = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        b, h, row_tile = locate_rows(item, row_tiles, H)
+        row0 = row_tile * 128 + WG * 64
+        s_row = row0 + gl.arange(0, 64, s_rows)
+        per_row = (b * H + h).to(gl.int64) * N + s_row
+        factor = gl.load(factor_ptr + per_row, mask=s_row < N, other=0.0) * LOG2_E
+        shift = gl.load(shift_ptr + per_row, mask=s_row < N, other=0.0) * LOG2_E
+        # Rows past the end get factors of exp2(-inf) = 0.
+        previous = gl.load(previous_ptr + per_row, mask=s_row < N, other=float("inf"))
+        previous = previous * LOG2_E - shift
+        s = gl.full([64, TILE], 0.0, gl.float32, s_layout)
+        part = gl.full([64, D], 0.0, gl.float32, o_layout)
+        o = gl.full([64, D], 0.0, gl.float32, o_layout)
+        q = q_smem.index(2 * (turn & 1) + WG).reshape([64, D])
+        mbarrier.wait(full_q.index(turn & 1), (turn >> 1) & 1)
+        mbarrier.wait(full_k.index(used % STAGES), (used // STAGES) & 1)
+        k_tile = k_smem.index(used % STAGES).reshape([TILE, D]).permute((1, 0))
+        s_token = warpgroup_mma(q, k_tile, s, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, deps=[s_token])
+        mbarrier.arrive(empty_k.index(used % STAGES), count=1)
+        s = gl.where((in_tile < M - (tiles - 1) * TILE)[None, :], s, float("-inf"))
+        level = gl.full([64], float("-inf"), gl.float32, s_rows)
+        largest = level
+        total = gl.full([64], 0.0, gl.float32, s_rows)
+        # The next scores and the product with the values are begun and finished in one round, as
+        # ptxas makes every product wait for the one before where one is under way between rounds.
+        for _ in range(tiles - 1):
+            p, total, rescale, level, largest = _softmax(s, factor, total, level, largest)
+            if SUMS:
+                _pass_sums(p, level, previous, summed, of_sums, TILE, WG)
+                summed += 1
+            weights = _operand(p, TILE, p_layout)
+            stage = used % STAGES
+            phase = (used // STAGES) & 1
+            used += 1
+            next_stage = used % STAGES
+            mbarrier.wait(full_k.index(next_stage), (used // STAGES) & 1)
+            k_tile = k_smem.index(next_stage).reshape([TILE, D]).permute((1, 0))
+            s_token = warpgroup_mma(q, k_tile, s, use_acc=False, is_async=True)
+            mbarrier.wait(full_v.index(stage), phase)
+            v_tile = v_smem.index(stage).reshape([D, TILE]).permute((1, 0))
+            part_token = warpgroup_mma(weights, v_tile, part, use_acc=False, is_async=True)
+            s = warpgroup_mma_wait(1, deps=[s_token])
+            mbarrier.arrive(empty_k.index(next_stage), count=1)
+            part = warpgroup_mma_wait(0, deps=[part_token])
+            mbarrier.arrive(empty_v.index(stage), count=1)
+            o = o * gl.convert_layout(rescale, o_rows)[:, None] + part
+        mbarrier.arrive(empty_q.index(turn & 1), count=1)
+        p, total, rescale, level, largest = _softmax(s, factor, total, level, largest)
+        if SUMS:
+            _pass_sums(p, level, previous, summed, of_sums, TILE, WG)
+            summed += 1
+        weights = _operand(p, TILE, p_layout)
+        stage = used % STAGES
+        mbarrier.wait(full_v.index(stage), (used // STAGES) & 1)
+        v_tile = v_smem.index(stage).reshape([D, TILE]).permute((1, 0))
+        part_token = warpgroup_mma(weights, v_tile, part, use_acc=False, is_async=True)
+        used += 1
+        turn += 1
+        lse = (level - BITS + gl.log2(total) + shift) * LN_2
+        gl.store(lse_ptr + per_row, lse, mask=s_row < N)
+        per_channel = (b * H + h) * D + channels
+        v_scale = gl.load(v_scale_ptr + per_channel)
+        v_mean = gl.load(v_mean_ptr + per_channel)
+        total = gl.convert_layout(total, o_rows)
+        row = row0 + gl.arange(0, 64, o_rows)
+        o_head = o_ptr + b.to(gl.int64) * stride_ob + h.to(gl.int64) * stride_oh
+        part = warpgroup_mma_wait(0, deps=[part_token])
+        mbarrier.arrive(empty_v.index(stage), count=1)
+        o = o * gl.convert_layout(rescale, o_rows)[:, None] + part
+        o = (o / total[:, None]) * v_scale[None, :] + v_mean[None, :]
+        gl.store(
+            o_head + (row.to(gl.int64) * stride_on)[:, None] + channels[None, :],
+            o.to(o_ptr.dtype.element_ty),
+            mask=(row < N)[:, None],
+        )
+
+
+@gluon.jit
+def _fp8_dense_attention_kernel(
+    q_desc, k_desc, v_desc, o_ptr, lse_ptr, previous_ptr, factor_ptr, shift_ptr,
+    v_scale_ptr, v_mean_ptr, sums_ptr,
+    stride_ob, stride_oh, stride_on, items, row_tiles, H, N, M, parts, stride_g,
+    TILE: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr, PART_ROWS: gl.constexpr,
+    SUMS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, HELPER_REGISTERS: gl.constexpr,
+    num_warps: gl.constexpr,
+):  # fmt: skip
+    barrier_layout: gl.constexpr = mbarrier.MBarrierLayout()
+    q_smem = gl.allocate_shared_memory(q_desc.dtype, [4, 1, 1, 64, D], q_desc.layout)
+    k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES, 1, 1, TILE, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(v_desc.dtype, [STAGES, 1, 1, D, TILE], v_desc.layout)
+    rows_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    sums_smem = gl.allocate_shared_memory(gl.float32, [2, 8, TILE], rows_layout)
+    full_q = gl.allocate_shared_memory(gl.int64, [2, 1], barrier_layout)
+    empty_q = gl.allocate_shared_memory(gl.int64, [2, 1], barrier_layout)
+    full_k = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
+    empty_k = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
+    full_v = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
+    empty_v = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
+    full_s = gl.allocate_shared_memory(gl.int64, [2, 1], barrier_layout)
+    empty_s = gl.allocate_shared_memory(gl.int64, [2, 1], barrier_layout)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full_k.index(i), count=1)
+        mbarrier.init(full_v.index(i), count=1)
+        mbarrier.init(empty_k.index(i), count=2)
+        mbarrier.init(empty_v.index(i), count=2)
+    for i in gl.static_range(2):
+        mbarrier.init(full_q.index(i), count=1)
+        mbarrier.init(empty_q.index(i), count=2)
+        mbarrier.init(full_s.index(i), count=2)
+        mbarrier.init(empty_s.index(i), count=1)
+    partition_barrier()
+    descriptors = (q_desc, k_desc, v_desc)
+    tensors = (o_ptr, lse_ptr, previous_ptr, factor_ptr, shift_ptr, v_scale_ptr, v_mean_ptr)
+    strides = (stride_ob, stride_oh, stride_on)
+    sizes = (items, row_tiles, H, N, M)
+    smem = (
+        q_smem, k_smem, v_smem, sums_smem,
+        full_q, empty_q, full_k, empty_k, full_v, empty_v, full_s, empty_s,
+    )  # fmt: skip
+    # Constants survive only inside these literals, so each partition spells them out.
+    gl.warp_specialize(
+        [
+            (_attend, (tensors, smem, strides, sizes, TILE, STAGES, D, SUMS, 0)),
+            (_attend, (tensors, smem, strides, sizes, TILE, STAGES, D, SUMS, 1)),
+            (_load, (descriptors, smem, sizes, TILE, STAGES)),
+            (
+                write_sums,
+                (
+                    sums_ptr,
+                    (sums_smem, full_s, empty_s),
+                    (items if SUMS else 0, row_tiles, H, N, M),
+                    parts,
+                    stride_g,
+                    TILE,
+                    PART_ROWS,
+                ),
+            ),
+        ],
+        [4, 1, 1],
+        [CONSUMER_REGISTERS, HELPER_REGISTERS, HELPER_REGISTERS],
+    )
+
+
+def fp8_dense_attention(
+    call: Fp8DenseAttention,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """See `Fp8DenseAttention`; the call is checked.
+
+    Blocks of more than 128 rows are summed in parts of 64 or 128 rows, which are added afterwards.
+    """
+    tensors, block_size_q = call.tensors, call.block_size_q
+    batch, heads, rows, head_dim = tensors.query.shape
+    columns, device = tensors.columns, tensors.query.device
+    part_rows = BLOCK_ROWS if block_size_q % BLOCK_ROWS == 0 else 64
+    parts_per_block = block_size_q // part_rows
+    blocks = block_count(rows, block_size_q)
+    parts = blocks * parts_per_block
+    output = torch.empty_like(tensors.query, dtype=tensors.dtype)
+    lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=device)
+    sums = None
+    previous = lse
+    if call.lse_previous is not None:
+        shape = (batch, heads, parts, columns)
+        sums = torch.empty(shape, dtype=torch.bfloat16, device=device)
+        previous = call.lse_previous.float().contiguous()
+    row_tiles = block_count(rows if sums is None else parts * part_rows, BLOCK_ROWS)
+    items = batch * heads * row_tiles
+    grid = (min(items, triton_support.multiprocessors(device)),)
+    with torch.cuda.device(device):
+        _fp8_dense_attention_kernel[grid](
+            descriptor(tensors.query, [1, 1, 64, head_dim]),
+            descriptor(tensors.key, [1, 1, TILE, head_dim]),
+            descriptor(tensors.value, [1, 1, head_dim, TILE]),
+            output,
+            lse,
+            previous,
+            tensors.row_factor.contiguous(),
+            tensors.row_shift.contiguous(),
+            tensors.value_scale.contiguous(),
+            tensors.value_mean.contiguous(),
+            lse if sums is None else sums,
+            *output.stride()[:3],
+            items,
+            row_tiles,
+            heads,
+            rows,
+            columns,
+            parts,
+            columns,
+            TILE=TILE,
+            STAGES=STAGES[head_dim],
+            D=head_dim,
+            PART_ROWS=part_rows,
+            SUMS=sums is not None,
+            CONSUMER_REGISTERS=CONSUMER_REGISTERS,
+            HELPER_REGISTERS=HELPER_REGISTERS,
+            num_warps=4,
+        )
+    if sums is not None and parts_per_block > 1:
+        sums = sums.unflatten(2, (blocks, parts_per_block)).sum(3)
+    return output, lse, sums

@@ -1,0 +1,133 @@
+"""Queries, keys and values of attention in FP8 (e4m3), with the scales that give them back."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any
+
+import torch
+
+from chipsparse.kernels.calls import AttentionCall
+from chipsparse.kernels.dispatch import Backend, Operation, imported
+from chipsparse.kernels.triton_support import (
+    not_auto_reason,
+    quantization_unsupported_reason,
+)
+
+OP = "fp8_quantization"
+FP8 = torch.float8_e4m3fn
+LARGEST = 448.0  # finite value of e4m3
+# Values are stored in groups of so many tokens, each in the order of `stored_order`.
+STORED_TOGETHER = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Fp8Attention:
+    """What attention in FP8 reads. With ``q8``, ``k8`` and ``v8`` the three tensors as numbers:
+
+    - score of row i and column j, scaled: ``row_factor[i] (q8[i] · k8[j]) + row_shift[i]``;
+    - value of column j, channel d: ``value_scale[d] v8[j, d] + value_mean[d]``.
+
+    The second terms are exact: softmax does not see what all columns of a row have in common, and
+    weights of one sum give a mean unchanged. So only what differs from a mean is rounded.
+
+    Attributes:
+        query: e4m3 ``[B, H, N, D]``, rotated where that was asked for; laid out as the query was.
+        key: e4m3 ``[B, H, M, D]``, less its mean over tokens; contiguous, like all that follow.
+        value: e4m3 ``[B, H, D, M']``, less its mean over tokens, M' = M rounded up to a multiple
+            of 16. Tensor cores want the tokens of a channel side by side; within 16 tokens they
+            have the `stored_order`, and past the last one stand zeros.
+        row_factor: float32 ``[B, H, N]``, above 0: the scale of the row, of all keys of the head,
+            and of the scores.
+        row_shift: float32 ``[B, H, N]``.
+        value_scale: float32 ``[B, H, D]``.
+        value_mean: float32 ``[B, H, D]``.
+        columns: M.
+        dtype: of query, key and value before, and of what is computed from these.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    row_factor: torch.Tensor
+    row_shift: torch.Tensor
+    value_scale: torch.Tensor
+    value_mean: torch.Tensor
+    columns: int
+    dtype: torch.dtype
+
+    def heads(self, first: int, last: int) -> Fp8Attention:
+        """The part of some heads; nothing is copied."""
+        parts: dict[str, Any] = {
+            name: part[:, first:last] for name, part in vars(self).items() if torch.is_tensor(part)
+        }
+        return replace(self, **parts)
+
+
+@dataclass(slots=True, eq=False)
+class Fp8Quantization(AttentionCall[Fp8Attention]):
+    """Rounds query, key and value to e4m3: 4 bits of exponent, 3 of mantissa, at most 448.
+
+    Keys lose their mean over tokens, which changes no softmax (SageAttention, Zhang et al., 2024,
+    arXiv:2410.02367), values theirs, which is added to the output again. There is a scale for each
+    row of the query, one for all keys of a head, so that single rows of them can be gathered, and
+    one for each channel of the values. Numbers of e4m3 have a relative error whatever the scale, of
+    at most 1/16, so finer scales for keys gain nothing.
+
+    ``rotate`` multiplies queries and keys with a Hadamard matrix, which leaves their products as
+    they are and spreads single large channels over all (FlashAttention-3, Shah et al., 2024,
+    arXiv:2407.08608).
+
+    A scale makes the largest finite value 448 (of rotated keys, a bound of it that the ranges of
+    the channels give), so none overflows; rounding saturates. NaN and
+    infinities become NaN in their own place and count in no mean or scale: a key row with one
+    counts in none at all.
+
+    Args:
+        query: ``[B, H, N, D]`` fp16, bf16, fp32 or fp64, of any strides.
+        key: ``[B, H, M, D]``, dtype and device of query.
+        value: ``[B, H, M, D]``, likewise.
+        rotate: whether to rotate; D must be a power of two.
+        scale: factor of the scores; None for ``D ** -0.5``.
+        backend: forces one (``triton``, ``reference``); None takes the first that can run.
+
+    Raises:
+        ValueError: shapes, dtypes or devices do not fit, or the forced backend cannot run.
+    """
+
+    _: KW_ONLY
+    rotate: bool = False
+
+    def facts(self) -> tuple[Any, ...]:
+        """Query, key and value."""
+        return self.query, self.key, self.value
+
+    def check(self) -> None:
+        """Raises ``ValueError`` where shapes, dtypes, devices or the rotation do not fit."""
+        self.check_attention(OP)
+        head_dim = self.query.shape[-1]
+        if self.rotate and head_dim & (head_dim - 1):
+            raise ValueError(f"{OP}: rotate needs a head size of a power of two, got {head_dim}")
+
+
+def stored_order(device: torch.device) -> torch.Tensor:
+    """Which of 16 tokens stands at each place of stored values, int64 ``[16]``.
+
+    A thread that holds the scores of tokens ``2 t + e`` and ``8 + 2 t + e`` (t below 4, e below 2)
+    finds them at the places ``4 t`` to ``4 t + 3``, where tensor cores want its four weights.
+    """
+    tokens = torch.arange(STORED_TOGETHER, device=device)
+    return tokens.view(2, 4, 2).transpose(0, 1).flatten()
+
+
+fp8_quantization = Operation(
+    OP,
+    Fp8Quantization,
+    Backend(
+        "triton",
+        imported(f"{__name__}.triton_kernel", OP),
+        quantization_unsupported_reason,
+        not_auto_reason,
+    ),
+    Backend("reference", imported(f"{__name__}.reference", OP)),
+)

@@ -1,0 +1,184 @@
+"""What a pipeline tells of its denoising loop while it runs: scheduler, branches, position."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from chipsparse.pipelines.guidance_hooks import why_not_cached
+from chipsparse.pipelines.patches import Patches
+
+try:
+    from diffusers import ModularPipeline
+    from diffusers.guiders import BaseGuidance
+    from diffusers.modular_pipelines import LoopSequentialPipelineBlocks
+except ImportError:  # a diffusers without modular pipelines has no objects of these classes
+    ModularPipeline = BaseGuidance = LoopSequentialPipelineBlocks = ()
+
+
+class DenoisingLoop:
+    """The loop of a plain pipeline, which is a part of its ``__call__``.
+
+    Args:
+        pipe: the pipeline.
+
+    Attributes:
+        pipe: the pipeline.
+        unnamed_branch: what the first call of a step is named where nothing names its branch.
+    """
+
+    unnamed_branch = "call0"
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe = pipe
+
+    @property
+    def scheduler(self) -> Any:
+        """The pipeline's scheduler now, or None."""
+        return getattr(self.pipe, "scheduler", None)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around a call of the pipeline: what follows is known only within."""
+        yield
+
+    def branch(self) -> str | None:
+        """The guidance branch whose turn it is, where ``cache_context`` does not name it."""
+        return None
+
+    def timestep(self) -> float | None:
+        """The scheduler's timestep of the step where the loop tells it; may wait for a device."""
+        return None
+
+    def why_not_cached(self, model: torch.nn.Module) -> str | None:
+        """What guidance has done to a model for this call, so that it can only run dense."""
+        return None
+
+    def branches(self) -> int | None:
+        """Guidance branches of the step, each a call of its own; None where no guider tells."""
+        return None
+
+
+class ModularLoop(DenoisingLoop):
+    """The loop of a modular pipeline: a block, which has one guider or several, or none.
+
+    A guider makes a batch of inputs for each branch of a step, and the loop writes the prediction
+    into each as it is computed. So the branch whose turn it is is the first one without.
+    """
+
+    unnamed_branch = "cond"  # without a guider there is no other
+
+    def __init__(self, pipe: Any) -> None:
+        super().__init__(pipe)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._timestep: Any = None
+        self._batches: list[Any] = []
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """See `DenoisingLoop`. Guiders may be exchanged between calls, and blocks too."""
+        patches, components = Patches(), self.pipe.components
+        guiders = [each for each in components.values() if isinstance(each, BaseGuidance)]
+        try:
+            for guider in guiders:
+                for name in ("prepare_inputs", "prepare_inputs_from_block_state"):
+                    own = getattr(guider, name)
+                    patches.set_attribute(guider, name, self._noting_batches(own))
+            for block in denoising_loops(self.pipe._blocks):
+                patches.set_attribute(block, "loop_step", self._noting_step(block.loop_step))
+            yield
+        except BaseException:  # what they had put on the model for the call would stay there
+            for guider, model in itertools.product(guiders, components.values()):
+                if why_not_cached(model) is not None:
+                    guider.cleanup_models(model)
+            raise
+        finally:
+            patches.undo()
+            self._forget()
+
+    def _noting_batches(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
+        def prepared(*args: Any, **kwargs: Any) -> Any:
+            self._batches = prepare(*args, **kwargs)
+            return self._batches
+
+        return prepared
+
+    def _noting_step(self, loop_step: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            self._timestep, self._batches = kwargs.get("t"), []
+            return loop_step(*args, **kwargs)
+
+        return step
+
+    def branch(self) -> str | None:
+        """See `DenoisingLoop`."""
+        for batch in self._batches:
+            if not hasattr(batch, "noise_pred"):
+                return str(getattr(batch, BaseGuidance._identifier_key))
+        return None
+
+    def timestep(self) -> float | None:
+        """See `DenoisingLoop`."""
+        return None if self._timestep is None else float(torch.as_tensor(self._timestep))
+
+    def why_not_cached(self, model: torch.nn.Module) -> str | None:
+        """See `DenoisingLoop`."""
+        return why_not_cached(model)
+
+    def branches(self) -> int:
+        """See `DenoisingLoop`."""
+        return max(1, len(self._batches))
+
+
+def is_modular(pipe: Any) -> bool:
+    """Whether a pipeline is a modular one."""
+    return isinstance(pipe, ModularPipeline)
+
+
+def loop_of(pipe: Any) -> DenoisingLoop:
+    """The denoising loop of a pipeline of either kind."""
+    return ModularLoop(pipe) if is_modular(pipe) else DenoisingLoop(pipe)
+
+
+def check_denoises(pipe: Any) -> None:
+    """Refuses a modular pipeline that has no denoising loop, or no model for it yet.
+
+    Raises:
+        ValueError: with what it has.
+    """
+    if not is_modular(pipe):
+        return
+    if not denoising_loops(pipe._blocks):
+        names = ", ".join(pipe._blocks.sub_blocks) or type(pipe._blocks).__name__
+        raise ValueError(
+            f"this {type(pipe).__name__} has no denoising loop (its blocks: {names}); enable "
+            "chipsparse on the pipeline whose blocks denoise"
+        )
+    models = {name: item for name, item in pipe.components.items() if "transformer" in name}
+    if all(item is None for item in models.values()):
+        raise ValueError(
+            f"this {type(pipe).__name__} has not loaded its {' and '.join(models)} yet; call "
+            "load_components() or update_components() on it first"
+        )
+
+
+def denoising_loops(blocks: Any) -> list[Any]:
+    """Those of a modular pipeline's blocks that loop over one that calls a transformer."""
+    return [
+        block
+        for block in _all_blocks(blocks)
+        if isinstance(block, LoopSequentialPipelineBlocks)
+        and any("transformer" in spec.name for spec in block.expected_components)
+    ]
+
+
+def _all_blocks(block: Any) -> Iterator[Any]:
+    yield block
+    for inner in (getattr(block, "sub_blocks", None) or {}).values():
+        yield from _all_blocks(inner)

@@ -1,0 +1,102 @@
+"""Models that continue a video: earlier frames stand before the present ones in the sequence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+
+from chipsparse.layout import Grid, ModelLayout
+from chipsparse.pipelines.adapter import ModelAdapter
+
+
+class HistoryAdapter(ModelAdapter):
+    """The part that such models share; comes before another adapter's class.
+
+    The earlier frames, older ones in larger patches, stay in the model's order. They count as one
+    row of tokens before the grid of the present frames, which alone is put in order. The rotary
+    embedding is made part by part, so that of the present frames is told by the frame numbers that
+    it is made for.
+
+    Attributes:
+        present_indices: the argument with the numbers of the present frames.
+        history: arguments with the latents of earlier frames: how many times as large as those of
+            the present the patches are, and how many frames pipelines pass, even if they are empty.
+    """
+
+    present_indices: ClassVar[str]
+    history: ClassVar[Mapping[str, tuple[int, int]]]
+
+    _present: torch.Tensor | None = None  # the frame numbers of the open call
+
+    @classmethod
+    def planned_layout(
+        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
+    ) -> ModelLayout:
+        """Sizes for present frames of this size, and as many earlier ones as pipelines pass."""
+        _, rows, columns = latents
+        earlier = sum(
+            tokens_of((frames, rows, columns), cls.patch(config, factor))
+            for factor, frames in cls.history.values()
+        )
+        layout = super().planned_layout(
+            config, latents=latents, text_tokens=text_tokens, batch=batch
+        )
+        return replace(layout, grids=((1, 1, earlier), *layout.grids))
+
+    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
+        """Sizes for the frames that a call has, earlier and present ones."""
+        earlier = sum(
+            tokens_of(arguments[name].shape[2:], self.patch(self._model.config, factor))
+            for name, (factor, _) in self.history.items()
+            if arguments.get(name) is not None
+        )
+        layout = super().layout(arguments)  # as `planned_layout`, with what pipelines pass
+        present = layout.grids[1:]
+        return replace(layout, grids=((1, 1, earlier), *present) if earlier > 0 else present)
+
+    @classmethod
+    def patch(cls, config: Mapping[str, Any], factor: int) -> Grid:
+        """Frames, rows and columns of latents in a patch that is so many times as large."""
+        raise NotImplementedError
+
+    def video_order(self) -> torch.Tensor | None:
+        """Order of the present frames' tokens, int64 ``[N]``; None: unchanged."""
+        if self.session.tile_order is None or self.session.plan is None:
+            return None
+        order = self.session.tile_order[0]
+        earlier = order.numel() - math.prod(self.session.plan.layout.grids[-1])
+        return order[earlier:] - earlier
+
+    def _note_indices(
+        self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Forward pre-hook of the transformer: makes sure that the present frames have numbers."""
+        arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
+        if arguments.get(self.present_indices) is None:
+            batch, _, frames, *_ = arguments["hidden_states"].shape
+            frames //= self.patch(self._model.config, 1)[0]
+            arguments[self.present_indices] = torch.arange(frames).expand(batch, -1)
+        self._present = arguments[self.present_indices]
+        return (), arguments
+
+    def _order_present(
+        self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        """Forward hook of the rotary embedding: orders that of the present frames."""
+        indices, order = kwargs.get("frame_indices", args[0] if args else None), self.video_order()
+        if order is None or indices is not self._present:
+            return None
+        return self.ordered_places(output, order)
+
+    def ordered_places(self, output: Any, order: torch.Tensor) -> Any:
+        """The rotary embedding of the present frames in another order."""
+        raise NotImplementedError
+
+
+def tokens_of(latents: Sequence[int], patch: Grid) -> int:
+    """Tokens of so many frames, rows and columns; the model repeats the edges of what is left."""
+    return math.prod(math.ceil(size / edge) for size, edge in zip(latents, patch, strict=True))

@@ -1,0 +1,168 @@
+"""Kandinsky 5 and 6 (``Kandinsky5Transformer3DModel``, ``Kandinsky6Transformer3DModel``)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from diffusers.models.modeling_outputs import Transformer2DModelOutput
+
+from chipsparse.layout import Grid, LayerKind, ModelLayout
+from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
+from chipsparse.pipelines.processor_tags import ProcessorTaggingAdapter
+from chipsparse.pipelines.streams import apart, joined
+from chipsparse.pipelines.wan_kin import frame_by_frame
+
+NABLA = "sparse_params"
+
+
+class Kandinsky5Adapter(ProcessorTaggingAdapter):
+    """Self-attention and feed-forward layers of the visual blocks; cross-attention is left.
+
+    Latents have their channels last. The tokens are put in order behind their embedding, the rotary
+    embeddings where they are made, and in raster order again before the output layer. Larger models
+    come with sparse attention of their own (NABLA), which stays.
+    """
+
+    transformer_class = "Kandinsky5Transformer3DModel"
+    families = "Kandinsky 5: text and image to video, text and image to image"
+    sparse_attention = "self-attention, unless it is the model's own NABLA; cross-attention is left"
+    announces_guidance = False
+    default_latents = 128
+
+    projections: ClassVar[int] = 6  # q, k, v and out of self-attention; q and out of the other
+
+    def blocks(self) -> list[Any]:
+        """What holds the attention and the feed-forward layer of each visual block."""
+        return list(self._model.visual_transformer_blocks)
+
+    def self_attentions(self) -> list[Any]:
+        """``self_attention`` of every block."""
+        return [block.self_attention for block in self.blocks()]
+
+    def feed_forwards(self) -> list[FeedForwardSite]:
+        """``feed_forward`` of every block."""
+        return [FeedForwardModule(block, "feed_forward") for block in self.blocks()]
+
+    @classmethod
+    def planned_layout(
+        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
+    ) -> ModelLayout:
+        """Sizes for latents of this size; text tokens are in cross-attention only."""
+        frames, rows, columns = (
+            size // patch for size, patch in zip(latents, config["patch_size"], strict=True)
+        )
+        head_dim = sum(config["axes_dims"])
+        layers, width = config["num_visual_blocks"], config["ff_dim"]
+        return ModelLayout(
+            kinds=(LayerKind("visual", layers, width, projections=cls.projections),),
+            heads=config["model_dim"] // head_dim,
+            head_dim=head_dim,
+            batch=batch,
+            grids=((frames, rows, columns),),
+        )
+
+    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
+        """Sizes for latents ``[B, F, H, W, C]``; one row of tokens where NABLA orders them."""
+        batch, *latents, _ = arguments["hidden_states"].shape
+        frames, rows, columns = latents
+        layout = self.planned_layout(
+            self._model.config, latents=(frames, rows, columns), batch=batch
+        )
+        if self.needs_mask(arguments):
+            return replace(layout, grids=((1, 1, math.prod(layout.grids[0])),))
+        return layout
+
+    def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
+        """NABLA chooses blocks by a mask, for which the model was trained."""
+        if not self.needs_mask(arguments):
+            return None
+        return "the model's own sparse attention (NABLA) masks it"
+
+    def needs_mask(self, arguments: dict[str, Any]) -> bool:
+        """As `why_attention_is_dense`."""
+        return arguments.get(NABLA) is not None
+
+    def install_tile_order(self) -> None:
+        """Hooks the tokens' embedding, their rotary embedding and the output layer."""
+        model, add = self._model, self._patches.add_hook
+        add(model.visual_embeddings.register_forward_hook(self._order_tokens))
+        add(model.visual_rope_embeddings.register_forward_hook(self._order_rotary))
+        add(model.out_layer.register_forward_pre_hook(self._restore_tokens))
+
+    def _order_tokens(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        """Of ``[B, T, H, W, ...]``."""
+        return self.ordered(output.flatten(1, 3), 1).view(output.shape)
+
+    def _order_rotary(self, module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return self._order_tokens(module, args, output)
+
+    def _restore_tokens(self, module: Any, args: tuple[torch.Tensor, ...]) -> Any:
+        tokens, *rest = args
+        restored = self.restore_order(module, (tokens.flatten(1, 3),))
+        return None if restored is None else (restored[0].view(tokens.shape), *rest)
+
+    def held_output(self, result: Any) -> torch.Tensor:
+        """The model returns no tuple where it returns no output class."""
+        output: torch.Tensor = result if isinstance(result, torch.Tensor) else result.sample
+        return output
+
+    def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
+        """As the model does."""
+        if not arguments.get("return_dict", True):
+            return output
+        return Transformer2DModelOutput(sample=output)
+
+
+class Kandinsky6Adapter(Kandinsky5Adapter):
+    """As Kandinsky 5, with a stream of sound, which is left, as is attention between both.
+
+    Where frames have types of their own, which the model adds to the tokens behind their embedding,
+    each frame is put in order by itself.
+    """
+
+    transformer_class = "Kandinsky6Transformer3DModel"
+    families = "Kandinsky 6: text and image to video with sound"
+    sparse_attention = "self-attention of the video; the sound's and cross-attention are left"
+    sparse_mlp = "feed-forward of the video tokens"
+    announces_guidance = True
+
+    projections = 10  # as Kandinsky 5; q and out to the sound, k and v from it
+
+    def blocks(self) -> list[Any]:
+        """The video's half of each block."""
+        return [block.video_dec_block for block in self._model.visual_transformer_blocks]
+
+    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
+        """As `Kandinsky5Adapter`, frame by frame where these have types."""
+        layout = super().layout(arguments)
+        if arguments.get("visual_token_type_ids") is None:
+            return layout
+        return replace(layout, grids=frame_by_frame(layout.grids[0]))
+
+    def _order_rotary(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        """Of ``[T, H, W, ...]``, the same for all samples."""
+        return self.ordered(output.flatten(0, 2), 0).view(output.shape)
+
+    def held_output(self, result: Any) -> torch.Tensor:
+        """Video and, if there is any, sound side by side."""
+        streams = result if isinstance(result, tuple) else (result.sample, result.audio_sample)
+        return joined([stream for stream in streams if stream is not None])
+
+    def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
+        """As the model does: without sound a tuple of one tensor."""
+        # Not in the oldest diffusers that we support.
+        from diffusers.models.transformers.transformer_kandinsky6 import Kandinsky6TransformerOutput
+
+        config, sound = self._model.config, arguments.get("audio_hidden_states")
+        shapes = [(*arguments["hidden_states"].shape[1:-1], config.out_visual_dim)]
+        if sound is not None:
+            shapes.append((sound.shape[1], config.out_audio_dim))
+        streams = apart(output, shapes)
+        if not arguments.get("return_dict", True):
+            return streams
+        video, audio = (*streams, None)[:2]
+        return Kandinsky6TransformerOutput(sample=video, audio_sample=audio)

@@ -1,0 +1,135 @@
+"""Where text, audio, conditions and the video stand in a sequence that has them all, packed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from chipsparse.layout import Grid
+from chipsparse.pipelines.ltx import grids_at
+
+# What rows are tagged as. A picture in the prompt is text that the model treats as video.
+VIDEO, TEXT, AUDIO = 0, 1, 2
+TAGS = {"video_indices": (VIDEO,), "audio_indices": (AUDIO,), "text_indices": (TEXT, VIDEO)}
+DISABLE = "call chipsparse.disable(pipe) to run the model as it is"
+
+
+@dataclass(frozen=True, eq=False)
+class PackedRows:
+    """The rows of one packed sequence; all tensors int64, on the host.
+
+    Attributes:
+        grid: frames, rows and columns of the video that is generated.
+        video: ``[V]``, where its tokens are, in raster order.
+        others: ``[S]``, where everything else is, in the sequence's order.
+        conditions: ``[C]``, which of these are rows of other videos and images.
+    """
+
+    grid: Grid
+    video: torch.Tensor
+    others: torch.Tensor
+    conditions: torch.Tensor
+
+
+def read_rows(
+    position_ids: torch.Tensor,
+    token_tags: torch.Tensor,
+    video_indices: torch.Tensor,
+    audio_indices: torch.Tensor,
+    text_indices: torch.Tensor,
+) -> PackedRows:
+    """Finds the rows of a sequence of N; waits for the device.
+
+    The video that is generated is the last full grid of rows that follow each other; the video rows
+    before it are conditions.
+
+    Args:
+        position_ids: ``[N, 3]``, time, row and column of each, in any unit.
+        token_tags: ``[N]``, what each is.
+        video_indices: ``[V + C]``, where the video's rows are; conditions first.
+        audio_indices: ``[A]``, where the audio's are.
+        text_indices: ``[T]``, where the prompt's are.
+
+    Raises:
+        ValueError: a row is named by no index or by several, a tag contradicts the index of its
+            row, or the last video rows form no grid.
+    """
+    positions, tags = position_ids.cpu(), token_tags.cpu()
+    video = video_indices.cpu()
+    indices = (video, audio_indices.cpu(), text_indices.cpu())
+    _check_once(indices, tags.numel())
+    for (name, allowed), rows in zip(TAGS.items(), indices, strict=True):
+        _check_tags(name, rows, tags, allowed)
+    if video.numel() == 0:
+        raise ValueError(
+            f"the packed sequence has no video rows, so nothing can run sparse; {DISABLE}"
+        )
+    breaks = (video.diff() != 1).nonzero()
+    first = int(breaks[-1]) + 1 if breaks.numel() else 0
+    last_rows = video[first:]
+    grids = grids_at(positions[last_rows].T)
+    if grids is None:
+        raise ValueError(
+            f"the packed rows are in an order that is not known: the video's last "
+            f"{last_rows.numel()}, from row {int(last_rows[0])} on, form no grid of frames, rows "
+            f"and columns by their position_ids; {DISABLE}"
+        )
+    own = video[-math.prod(grids[-1]) :]
+    rest = torch.ones(tags.numel(), dtype=torch.bool)
+    rest[own] = False
+    return PackedRows(grids[-1], own, rest.nonzero()[:, 0], video[: -own.numel()])
+
+
+def check_noise(rows: PackedRows, timestep: torch.Tensor, timestep_indices: torch.Tensor) -> None:
+    """Raises `ValueError` where conditions are noisier than the video; waits for the device.
+
+    Args:
+        rows: of the sequence.
+        timestep: those in the sequence, from 0 (noise) to 1 (clean).
+        timestep_indices: ``[N]``, which of them each row has.
+    """
+    if rows.conditions.numel() == 0:
+        return
+    times = timestep.cpu()[timestep_indices.cpu()]
+    conditions, video = (float(times[each].min()) for each in (rows.conditions, rows.video))
+    if conditions < video:
+        raise ValueError(
+            "the packed rows are in an order that is not known: the last grid of video rows, at "
+            f"timestep {video:g}, is cleaner than rows before it, at {conditions:g}, which can "
+            f"then be no conditions; {DISABLE}"
+        )
+
+
+def _check_once(indices: tuple[torch.Tensor, ...], count: int) -> None:
+    """That the indices name each row of the sequence once."""
+    named = torch.cat(indices)
+    outside = named[(named < 0) | (named >= count)]
+    if outside.numel():
+        raise ValueError(
+            f"video_indices, audio_indices and text_indices name row {int(outside[0])} of a packed "
+            f"sequence of {count}"
+        )
+    times = named.bincount(minlength=count)
+    wrong = (times != 1).nonzero()
+    if wrong.numel():
+        row = int(wrong[0])
+        raise ValueError(
+            "video_indices, audio_indices and text_indices must name each row of the packed "
+            f"sequence once, but name row {row} {int(times[row])} times"
+        )
+
+
+def _check_tags(
+    name: str, rows: torch.Tensor, tags: torch.Tensor, allowed: tuple[int, ...]
+) -> None:
+    """That rows have one of the tags that their index allows."""
+    fits = torch.isin(tags[rows], torch.tensor(allowed))
+    if not bool(fits.all()):
+        row = int(rows[~fits][0])
+        wanted = " or ".join(map(str, allowed))
+        raise ValueError(
+            f"token_tags and {name} contradict each other: row {row} is tagged {int(tags[row])}, "
+            f"and {name} names it, whose rows are tagged {wanted}"
+        )

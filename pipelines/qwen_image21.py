@@ -1,0 +1,176 @@
+"""Qwen-Image 2.1 (``QwenImage21Transformer2DModel``): text to image, editing, turbo."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from chipsparse.layers.state import StepState
+from chipsparse.layout import Grid, LayerKind, ModelLayout
+from chipsparse.pipelines.adapter import ModelAdapter, tagged
+from chipsparse.pipelines.bridge import LayerCall
+from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
+from chipsparse.pipelines.flux import undivided_timestep
+from chipsparse.pipelines.uncompiled import uncompiled
+from chipsparse.plan import Action
+from chipsparse.report.generation import StepRecord, StepTimer
+from chipsparse.step import StepContext
+
+MODE = "kv_cache_mode"
+NO_CACHE = (
+    "nothing runs sparse: Qwen-Image 2.1 computes its prompt at every step; leave use_kv_cache on"
+)
+
+
+class QwenImage21Adapter(ModelAdapter):
+    """Attention and feed-forward layers of the image's tokens, behind keys of the prompt.
+
+    The pipeline's first step fills a cache with keys and values of the prompt and of reference
+    images, which no later step changes. It runs as without chipsparse, and the second is the first
+    that records. From then on layers see the image's tokens alone, and its queries meet the keys of
+    the cache besides their own: those columns stand first, as text, and are always kept. The ops
+    want as many queries as keys, so zeros stand for the queries of the prompt.
+    """
+
+    transformer_class = "QwenImage21Transformer2DModel"
+    families = "Qwen-Image 2.1, turbo too: text to image, editing"
+    sparse_attention = "the image's, to the prompt and itself; the first step is the model's own"
+    sparse_mlp = "feed-forward (gated) of the image tokens"
+    guidance_argument = "true_cfg_scale"
+    announces_guidance = False
+
+    def self_attentions(self) -> list[Any]:
+        """``attn`` of every block."""
+        return [block.attn for block in self._model.transformer_blocks]
+
+    def feed_forwards(self) -> list[FeedForwardSite]:
+        """``img_mlp`` of every block."""
+        return [FeedForwardModule(block, "img_mlp") for block in self._model.transformer_blocks]
+
+    @classmethod
+    def planned_layout(
+        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
+    ) -> ModelLayout:
+        """Sizes for one image without references; latents are not cut into patches."""
+        heads, head_dim = config["num_attention_heads"], config["attention_head_dim"]
+        width = heads * head_dim * config["mlp_ratio"]
+        return ModelLayout(
+            kinds=(
+                LayerKind("block", config["num_layers"], width, mlp_sees_text=False, mlp_linears=3),
+            ),
+            heads=heads,
+            head_dim=head_dim,
+            batch=batch,
+            grids=(latents,),
+            text_tokens=text_tokens,
+            text_first=True,
+        )
+
+    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
+        """Sizes for the last image that a call names, and the keys that are kept."""
+        kept, _ = arguments["kv_cache"].get_layer(0).get()
+        return self.planned_layout(
+            self._model.config,
+            latents=tuple(arguments["img_shapes"][0][-1]),
+            text_tokens=kept.shape[1],
+            batch=arguments["hidden_states"].shape[0],
+        )
+
+    @staticmethod
+    def tag_attention(
+        module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Passes the tag as the attention mask, which there is for padded prompts only."""
+        return tagged(module, args, kwargs, ("hidden_states",))
+
+    def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
+        """See `undivided_timestep`."""
+        return undivided_timestep(timestep, schedule)
+
+    def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
+        """A prompt that is padded is masked."""
+        if not self.needs_mask(arguments):
+            return None
+        return "the prompts of the batch differ in length, so the shorter ones need a mask"
+
+    def needs_mask(self, arguments: dict[str, Any]) -> bool:
+        """As `why_attention_is_dense`."""
+        return arguments.get("encoder_hidden_states_mask") is not None
+
+    # The first step.
+
+    def knows(self, context: StepContext, arguments: dict[str, Any]) -> bool:
+        """Whether a call reads the keys of the prompt that an earlier one has kept."""
+        return bool(arguments.get(MODE) == "cached")
+
+    def observe(
+        self, context: StepContext, arguments: dict[str, Any], forward: Callable[[], Any]
+    ) -> Any:
+        """Runs a call that computes the prompt as without chipsparse."""
+        if context.step == 0:
+            self.session.reset()
+        report = self.session.report
+        record = StepRecord(context.step, context.steps, context.branch, Action.DENSE)
+        report.begin(context.generation, record)
+        if arguments.get(MODE) is None:
+            report.run_dense(NO_CACHE)
+        record.timer = StepTimer(self.execution.device, time.perf_counter)
+        for site in self._feed_forwards:
+            site.run_as(None)
+        with self.attention_released(), uncompiled(self.transformer):
+            result = forward()
+        record.timer.stop()
+        return result
+
+    # As many queries as keys.
+
+    def attention(self, layer: int) -> LayerCall:
+        """As `ModelAdapter.attention`, with queries of zeros for the keys that are kept."""
+        return partial(self._behind_kept_keys, super().attention(layer))
+
+    def _behind_kept_keys(
+        self,
+        attend: LayerCall,
+        state: StepState | None,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        **options: Any,
+    ) -> torch.Tensor:
+        kept = key.shape[2] - query.shape[2]
+        output = attend(state, F.pad(query, (0, 0, kept, 0)), key, value, **options)
+        return output[:, :, kept:]
+
+    # Tile order.
+
+    def install_tile_order(self) -> None:
+        """Hooks the transformer's inputs, its rotary embedding and its output norm."""
+        model, add = self._model, self._patches.add_hook
+        add(model.register_forward_pre_hook(self._order_inputs, with_kwargs=True))
+        add(model.pos_embed.register_forward_hook(self._order_rotary))
+        add(model.norm_out.register_forward_pre_hook(self.restore_order))
+
+    def _order_inputs(
+        self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if self.session.tile_order is None:
+            return None
+        arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
+        arguments["hidden_states"] = self._last_ordered(arguments["hidden_states"], 1)
+        return (), arguments
+
+    def _order_rotary(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        return self._last_ordered(output, 0)
+
+    def _last_ordered(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """A tensor with the image's tokens, behind others, along a dimension."""
+        if self.session.tile_order is None:
+            return tensor
+        others = tensor.shape[dim] - self.session.tile_order[0].numel()
+        before, image = tensor.tensor_split([others], dim)
+        return torch.cat([before, self.ordered(image, dim)], dim)

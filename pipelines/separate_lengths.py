@@ -1,0 +1,76 @@
+"""Models whose pipelines guide with two samples in one call, of prompts that differ in length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.plan import SparsityPlan
+
+
+class SeparateLengths(ModelAdapter):
+    """An adapter that calls samples with prompts of other lengths apart.
+
+    Layers have one sequence length in a call, and no mask where they run sparse. So, where anything
+    may run sparse, each length is a guidance branch of its own.
+
+    Attributes:
+        lengths: of the prompts in the open call, one for each sample; None: not to be told.
+    """
+
+    lengths: list[int] | None = None
+    _branches = 1
+
+    def prompt_lengths(self, arguments: dict[str, Any]) -> list[int] | None:
+        """How long the prompts of a call are in the sequence; None where that cannot be told."""
+        raise NotImplementedError
+
+    def branches(self) -> int:
+        """One for each length of prompt."""
+        return self._branches
+
+    @torch.compiler.disable(recursive=False)
+    def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """As `ModelAdapter.call`, once for each length of prompt where anything may be sparse."""
+        arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
+        lengths = self.prompt_lengths(arguments)
+        self.lengths, self._branches = lengths, 1
+        distinct = list(dict.fromkeys(lengths or ()))
+        if len(distinct) < 2 or torch.is_grad_enabled() or self._runs_together(arguments):
+            return super().call(forward, args, kwargs)
+        self._branches = len(distinct)
+        position = {"name": "call", **self.named_position}
+        samples = lengths or []
+        outputs, order = [], []
+        for length in distinct:
+            rows = [row for row, each in enumerate(samples) if each == length]
+            name = f"{position['name']} {','.join(map(str, rows))}"
+            self.lengths = [length] * len(rows)
+            with self._model.cache_context(**{**position, "name": name}):
+                result = super().call(forward, (), rows_of(arguments, rows, len(samples)))
+            outputs.append(self.held_output(result))
+            order += rows
+        output = torch.cat(outputs)
+        return self.wrap_output(output[torch.tensor(order).argsort().to(output.device)], arguments)
+
+    def _runs_together(self, arguments: dict[str, Any]) -> bool:
+        """Whether one process alone runs it, and no step of a generation can be sparse."""
+        if self.split is not None:
+            return False
+        return SparsityPlan(self.session.config, self.layout(arguments)).is_dense()
+
+
+def rows_of(arguments: dict[str, Any], rows: list[int], batch: int) -> dict[str, Any]:
+    """The arguments of a call for some samples of a batch."""
+    return {name: _rows(value, rows, batch) for name, value in arguments.items()}
+
+
+def _rows(value: Any, rows: list[int], batch: int) -> Any:
+    if isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == batch:
+        return value[rows]
+    if isinstance(value, list) and len(value) == batch:
+        return [value[row] for row in rows]
+    return value

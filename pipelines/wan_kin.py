@@ -1,0 +1,108 @@
+"""Models with the blocks of Wan: VACE, Animate, SkyReels V2 and ChronoEdit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from chipsparse.layout import Grid, LayerKind, ModelLayout
+from chipsparse.pipelines.wan import PROJECTIONS, WanAdapter
+
+
+class ChronoEditAdapter(WanAdapter):
+    """As Wan; another rotary embedding where two frames stand for more."""
+
+    transformer_class = "ChronoEditTransformer3DModel"
+    families = "ChronoEdit: edits of an image, with or without frames in between"
+
+
+class WanVACEAdapter(WanAdapter):
+    """As Wan, with the blocks that see the control video besides, which run first."""
+
+    transformer_class = "WanVACETransformer3DModel"
+    families = "Wan VACE 2.1 and 2.2: text, references, masks and control to video"
+
+    def blocks(self) -> list[Any]:
+        """Those of the control video, then the model's."""
+        return [*self._model.vace_blocks, *self._model.blocks]
+
+    @classmethod
+    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
+        """As many layers of control as ``vace_layers`` names."""
+        control = LayerKind(
+            "control", len(config["vace_layers"]), config["ffn_dim"], projections=PROJECTIONS + 1
+        )
+        return (control, *super().kinds(config))
+
+    def install_tile_order(self) -> None:
+        """Also hooks the control video's patch embedding."""
+        super().install_tile_order()
+        embedding = self._model.vace_patch_embedding
+        self._patches.add_hook(embedding.register_forward_hook(self._order_latents))
+
+
+class WanAnimateAdapter(WanAdapter):
+    """As Wan; each frame is put in order by itself, since faces are seen frame by frame."""
+
+    transformer_class = "WanAnimateTransformer3DModel"
+    families = "Wan 2.2 Animate: a character follows a video, or takes a place in it"
+
+    @classmethod
+    def grids(cls, tokens: Grid) -> tuple[Grid, ...]:
+        """One for each frame."""
+        return frame_by_frame(tokens)
+
+    def install_tile_order(self) -> None:
+        """Also hooks the pose's patch embedding."""
+        super().install_tile_order()
+        embedding = self._model.pose_patch_embedding
+        self._patches.add_hook(embedding.register_forward_hook(self._order_pose))
+
+    def _order_pose(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        """Poses ``[B, C, T, H, W]`` of fewer frames than the video has, each ordered alike."""
+        if self.session.tile_order is None:
+            return output
+        tokens = output.flatten(2)
+        order = self.session.tile_order[0][: tokens.shape[2]]
+        return tokens.index_select(2, order.to(tokens.device)).view(output.shape)
+
+
+class SkyReelsV2Adapter(WanAdapter):
+    """As Wan. With diffusion forcing, each frame is put in order by itself.
+
+    Then frames have timesteps of their own, which the model repeats for their tokens where no hook
+    can order them.
+    """
+
+    transformer_class = "SkyReelsV2Transformer3DModel"
+    families = "SkyReels V2: text, image and video to video, diffusion forcing"
+
+    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
+        """As Wan, but for diffusion forcing and for models that mask by frames."""
+        layout = super().layout(arguments)
+        if arguments.get("enable_diffusion_forcing") or self.needs_mask(arguments):
+            return replace(layout, grids=frame_by_frame(layout.grids[0]))
+        return layout
+
+    def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
+        """Models that generate block by block mask what comes later."""
+        if not self.needs_mask(arguments):
+            return None
+        return "the model masks later blocks of frames"
+
+    def needs_mask(self, arguments: dict[str, Any]) -> bool:
+        """As `why_attention_is_dense`."""
+        return bool(self._model.config.num_frame_per_block > 1)
+
+    def _order_timesteps(self, _module: Any, _args: Any, output: tuple[Any, ...]) -> Any:
+        """Leaves them: they are for all tokens, or for frames."""
+        return output
+
+
+def frame_by_frame(tokens: Grid) -> tuple[Grid, ...]:
+    """A grid for each frame of a video."""
+    frames, rows, columns = tokens
+    return ((1, rows, columns),) * frames

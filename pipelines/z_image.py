@@ -1,0 +1,197 @@
+"""Z-Image (``ZImageTransformer2DModel``): base and turbo."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+import torch
+from diffusers.models.modeling_outputs import Transformer2DModelOutput
+
+from chipsparse.layout import Grid, LayerKind, ModelLayout
+from chipsparse.pipelines.adapter import tagged
+from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
+from chipsparse.pipelines.separate_lengths import SeparateLengths
+from chipsparse.pipelines.timesteps import value_passed_as
+
+ATTENTION_ARGUMENTS = ("hidden_states", "encoder_hidden_states", "attention_mask")
+MULTIPLE = 32  # of tokens, to which the model pads images and prompts
+TIMESTEPS = 1000  # pipelines pass how far they are from the last one, as a share
+CONTROL_SAMPLES = "controlnet_block_samples"
+
+
+class ZImageAdapter(SeparateLengths):
+    """Joint attention and feed-forward layers of the main layers; those that refine stay dense.
+
+    Images come as a list. Behind the image in the sequence stands its padding, then the prompt with
+    its own: all these columns are kept, as text. Samples whose prompts are padded to other lengths
+    are called apart. The image tokens are put in order where the model cuts an image into patches
+    and gives them places, and in raster order again where it makes an image of patches.
+    """
+
+    transformer_class = "ZImageTransformer2DModel"
+    families = "Z-Image: text and image to image, inpainting, ControlNet (not Omni)"
+    sparse_attention = "joint attention of the main layers"
+    sparse_mlp = "feed-forward (gated) of all tokens"
+    default_latents = 128
+    timestep_argument = "t"
+
+    def self_attentions(self) -> list[Any]:
+        """``attention`` of every main layer."""
+        return [layer.attention for layer in self._model.layers]
+
+    def feed_forwards(self) -> list[FeedForwardSite]:
+        """``feed_forward`` of every main layer."""
+        return [FeedForwardModule(layer, "feed_forward") for layer in self._model.layers]
+
+    @classmethod
+    def planned_layout(
+        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
+    ) -> ModelLayout:
+        """Sizes for one image; the prompt and the image padded as the model does it."""
+        frames, rows, columns = latents
+        patch, frame_patch = config["all_patch_size"][0], config["all_f_patch_size"][0]
+        grid = (frames // frame_patch, rows // patch, columns // patch)
+        return cls._sizes(config, grid=grid, text_tokens=text_tokens, batch=batch)
+
+    @staticmethod
+    def _sizes(
+        config: Mapping[str, Any], *, grid: Grid, text_tokens: int, batch: int
+    ) -> ModelLayout:
+        heads, width = config["n_heads"], int(config["dim"] / 3 * 8)
+        return ModelLayout(
+            kinds=(LayerKind("layer", config["n_layers"], width, mlp_linears=3),),
+            heads=heads,
+            head_dim=config["dim"] // heads,
+            batch=batch,
+            grids=(grid,),
+            text_tokens=-math.prod(grid) % MULTIPLE + padded(text_tokens),
+        )
+
+    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
+        """Sizes for images ``[C, F, H, W]`` of one size, and the longest prompt."""
+        images = arguments["x"]
+        _, frames, rows, columns = images[0].shape
+        patch, frame_patch = arguments.get("patch_size", 2), arguments.get("f_patch_size", 1)
+        return self._sizes(
+            self._model.config,
+            grid=(frames // frame_patch, rows // patch, columns // patch),
+            text_tokens=max(len(text) for text in arguments["cap_feats"]),
+            batch=len(images),
+        )
+
+    def latents(self, arguments: dict[str, Any]) -> torch.Tensor:
+        """The images as a batch.
+
+        Raises:
+            ValueError: of calls with several images in a sample, or images of several sizes.
+        """
+        images = arguments["x"]
+        if not all(isinstance(image, torch.Tensor) for image in images):
+            raise ValueError(
+                "chipsparse does not serve Z-Image Omni, whose samples are lists of images; call "
+                "chipsparse.disable(pipe) first"
+            )
+        shapes = {tuple(image.shape) for image in images}
+        if len(shapes) > 1:
+            raise ValueError(
+                f"the images of a call must have one size, got {sorted(shapes)}; call the "
+                "pipeline once for each size"
+            )
+        return torch.stack(images) if len(images) > 1 else images[0][None]
+
+    def prompt_lengths(self, arguments: dict[str, Any]) -> list[int]:
+        """As the model pads them."""
+        return [padded(len(text)) for text in arguments["cap_feats"]]
+
+    def needs_mask(self, arguments: dict[str, Any]) -> bool:
+        """Where prompts of several lengths are in one call."""
+        return len(set(self.prompt_lengths(arguments))) > 1
+
+    @staticmethod
+    def tag_attention(
+        module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Passes the tag as the attention mask, which there is for several lengths only."""
+        return tagged(module, args, kwargs, ATTENTION_ARGUMENTS)
+
+    def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
+        """The scheduler's value, from which pipelines count down."""
+        value = value_passed_as(timestep, schedule, lambda v: (TIMESTEPS - v) / TIMESTEPS)
+        if value is None:
+            return TIMESTEPS - float(torch.as_tensor(timestep).max()) * TIMESTEPS
+        return value
+
+    def held_output(self, result: Any) -> torch.Tensor:
+        """The images as a batch."""
+        return torch.stack(result[0])
+
+    def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
+        """A list of images."""
+        images = list(output.unbind(0))
+        if not arguments.get("return_dict", True):
+            return (images,)
+        return Transformer2DModelOutput(sample=images)
+
+    # Tile order.
+
+    def install_tile_order(self) -> None:
+        """Takes the place of the methods that make patches and images; hooks the inputs."""
+        model, patches = self._model, self._patches
+        for name, ordering in (
+            ("patchify_and_embed", self._ordered_patches),
+            ("unpatchify", self._ordered_image),
+        ):
+            patches.set_attribute(model, name, ordering(getattr(model, name)))
+        patches.add_hook(model.register_forward_pre_hook(self._order_inputs, with_kwargs=True))
+
+    def _ordered_patches(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        """Patches and their places; padding stays behind them."""
+
+        @wraps(stock)
+        def patchify(*args: Any, **kwargs: Any) -> Any:
+            images, texts, sizes, places, *rest = stock(*args, **kwargs)
+            images, places = map(self._ordered_each, (images, places))
+            return (images, texts, sizes, places, *rest)
+
+        return patchify
+
+    def _ordered_each(self, samples: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [self._ordered_first(sample, 0) for sample in samples]
+
+    def _ordered_first(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """A tensor with the image's tokens, and others behind them, along a dimension."""
+        if self.session.tile_order is None:
+            return tensor
+        tokens = self.session.tile_order[0].numel()
+        image, others = tensor.tensor_split([tokens], dim)
+        return torch.cat([self.ordered(image, dim), others], dim)
+
+    def _ordered_image(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        """An image from its tokens, which are put in raster order."""
+
+        @wraps(stock)
+        def unpatchify(samples: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+            if self.session.tile_order is not None:
+                _, inverse = self.session.tile_order
+                samples = [each.index_select(0, inverse.to(each.device)) for each in samples]
+            return stock(samples, *args, **kwargs)
+
+        return unpatchify
+
+    def _order_inputs(
+        self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
+        samples = arguments.get(CONTROL_SAMPLES)
+        if samples is None or self.session.tile_order is None:
+            return None
+        ordered = {layer: self._ordered_first(each, 1) for layer, each in samples.items()}
+        return (), {**arguments, CONTROL_SAMPLES: ordered}
+
+
+def padded(tokens: int) -> int:
+    """So many tokens with the padding that the model gives them."""
+    return math.ceil(tokens / MULTIPLE) * MULTIPLE

@@ -1,0 +1,91 @@
+"""Full attention in FP8 as layers compute it: what is recorded, and where it is refused."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from chipsparse.cache.tensors import AttentionCache
+from chipsparse.config import AttentionConfig, ConfigError
+from chipsparse.kernels.dispatch import Backend, Choice
+from chipsparse.layers import fp8_attention
+from chipsparse.layers.attention import backend_choices, dense_step, refresh_step, sparse_step
+from tests.chipsparse.layers.test_attention import (
+    BUDGET,
+    ROWS,
+    TOKENS,
+    inputs,
+    row_mask,
+    softmax_parts,
+)
+
+CONFIG = AttentionConfig(precision="fp8", block_size_q=ROWS)
+
+
+def refreshed(config=CONFIG, **options):
+    cache = AttentionCache()
+    tensors = inputs(**options)
+    dense_step(cache, *tensors, scale=None, backend=None, precision=config.precision)
+    output = refresh_step(cache, *tensors, config=config, budget=BUDGET, scale=None, backend=None)
+    return cache, output
+
+
+def far(actual, expected):
+    return ((actual.double() - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.parametrize("dim", [32, 24])  # one that can be rotated, and one that cannot
+def test_a_dense_step_is_rounded_and_its_lse_hardly(dim):
+    cache = AttentionCache()
+    output = dense_step(cache, *inputs(dim=dim), scale=None, backend=None, precision="fp8")
+    expected, lse = softmax_parts(*inputs(dim=dim))
+    assert 1e-2 < far(output, expected) < 6e-2  # of random values, whose mean is near zero
+    assert (cache.lse - lse).pow(2).mean().sqrt() < 2e-2
+
+
+def test_a_refresh_keeps_much_the_same_columns():
+    in_fp8, output = refreshed()
+    exact, expected = refreshed(AttentionConfig(block_size_q=ROWS))
+    assert 1e-2 < far(output, expected.double()) < 6e-2
+    masks = row_mask(in_fp8), row_mask(exact)
+    assert (masks[0] == masks[1]).double().mean() > 0.97
+    assert (in_fp8.kept_mass - exact.kept_mass).abs().mean() < 1e-2
+
+
+def test_heads_may_come_in_chunks():
+    at_once, output = refreshed()
+    sums_of_a_head = 2 * 5 * TOKENS * 4
+    config = AttentionConfig(precision="fp8", block_size_q=ROWS, column_sums_bytes=sums_of_a_head)
+    by_head, same = refreshed(config)
+    assert torch.equal(output, same)
+    assert torch.equal(at_once.lse, by_head.lse)
+
+
+def test_sparse_steps_after_it_give_its_output_where_nothing_changed():
+    cache, output = refreshed()
+    again = sparse_step(cache, *inputs(), config=CONFIG, scale=None, backend=None)
+    torch.testing.assert_close(again, output, atol=1e-5, rtol=1e-5)
+
+
+def test_a_gpu_without_fp8_is_refused(monkeypatch):
+    reference = Choice(Backend("reference", lambda: None), (("triton", "capability 8.0 has none"),))
+    operation = SimpleNamespace(choose=lambda *_, **__: reference)
+    monkeypatch.setattr(fp8_attention, "fp8_quantization", operation)
+    monkeypatch.setattr(fp8_attention, "fp8_dense_attention", operation)
+    on_gpu = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16)
+    choose = fp8_attention.fp8_choices
+    with pytest.raises(
+        ConfigError, match=r"^attention.precision fp8 cannot run here: capability 8.0 has none$"
+    ):
+        choose(on_gpu, on_gpu, on_gpu, block_size_q=128, backend=None)
+    assert choose(on_gpu, on_gpu, on_gpu, block_size_q=128, backend="reference")
+
+
+def test_the_choices_name_what_it_runs_on():
+    choices = backend_choices(*inputs(), block_size_q=ROWS, backend=None, precision="fp8")
+    for name in ("fp8_quantization", "fp8_dense_attention"):
+        assert choices[name].backend.name == "reference"
+    assert (
+        not {"fp8_quantization"}
+        & backend_choices(*inputs(), block_size_q=ROWS, backend=None).keys()
+    )

@@ -1,0 +1,186 @@
+"""Real processes and a real Ray: workers that are killed, resuming, two commands on one folder."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from chipsparse.cli.batch import job
+from chipsparse.cli.batch.answers import Died, Failed, Unavailable
+from chipsparse.cli.batch.processes import Processes
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.main import app
+from tests.cli.batch.deadly_worker import DeadlyWorker
+
+ray = pytest.importorskip("ray")
+
+from chipsparse.cli.batch.ray_actors import RayActors, answer_of  # noqa: E402 - imports ray
+
+
+def processes():
+    return Processes(["cpu", "cpu"], DeadlyWorker)
+
+
+def ray_of_its_own():
+    return RayActors("cpu", 2, DeadlyWorker)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A cluster of one machine; gives its address."""
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
+    yield made.address
+    made.shutdown()
+
+
+@pytest.fixture
+def run(model_folder, workdir, monkeypatch):
+    """Runs the command with deadly workers, on the prompts that it is given."""
+
+    def command(prompts, make_engine, *arguments):
+        (workdir / "p.txt").write_text("\n".join(prompts))
+        monkeypatch.setattr(job, "_engine", lambda options, here: make_engine())
+        given = ["batch", "p.txt", "-o", "out", "--device", "cpu", "--model", str(model_folder)]
+        ran = CliRunner().invoke(app, [*given, "--workers", "2", "--json", *arguments])
+        return ran, json.loads(ran.stdout)
+
+    return command
+
+
+def by_prompt(found):
+    return {row["prompt"]: row for row in found["rows"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make_engine", [processes, ray_of_its_own])
+def test_workers_that_are_killed(run, workdir, make_engine):
+    once = f"kill unless {workdir / 'marker'}"
+    prompts = ["fine 1", once, "kill", "exit", "refuse", *(f"fine {i}" for i in range(2, 6))]
+    ran, found = run(prompts, make_engine, "--tries", "2")
+    assert ran.exit_code == 1, ran.stderr
+    rows = by_prompt(found)
+    assert {text for text, row in rows.items() if row["state"] == "failed"} == {
+        "kill",
+        "exit",
+        "refuse",
+    }
+    assert found["made"] == 6
+    tries = {text: rows[text]["tries"] for text in ("fine 1", once, "kill", "exit", "refuse")}
+    assert tries == {"fine 1": 1, once: 2, "kill": 2, "exit": 2, "refuse": 1}
+    for text, row in rows.items():
+        file = workdir / "out" / row["file"]
+        assert (file.read_text() == f"{text}\n") if row["state"] == "made" else not file.exists()
+    if make_engine is processes:
+        assert rows["kill"]["error"] == "killed by SIGKILL"
+        assert rows["exit"]["error"] == "ended with exit code 3"
+    # Another run tries what failed, and that alone.
+    os.rename(workdir / "out" / rows["fine 2"]["file"], workdir / "gone")
+    again, second = run(prompts, make_engine, "--tries", "1")
+    assert again.exit_code == 1
+    assert (second["made"], second["already_there"], second["failed"]) == (1, 5, 3)
+    assert by_prompt(second)["fine 2"]["state"] == "made"
+    assert by_prompt(second)["kill"]["tries"] == 1
+
+
+@pytest.mark.slow
+def test_two_commands_on_one_folder_of_a_cluster(model_folder, workdir, cluster):
+    """Both connect to the cluster that runs already; each file is made by one of them."""
+    prompts = [f"a circle moves {i}" for i in range(4)]
+    (workdir / "p.txt").write_text("\n".join(prompts))
+    given = ["p.txt", "-o", "out", "--device", "cpu", "--model", str(model_folder)]
+    small = ["--frames", "1", "--steps", "2", "--workers", "1", "--engine", "ray", "--json"]
+    start = functools.partial(
+        subprocess.Popen,
+        [sys.executable, "-m", "chipsparse", "batch", *given, *small],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "RAY_ADDRESS": cluster},
+        text=True,
+    )
+    with start() as one, start() as other:
+        ended = [each.communicate(timeout=300) for each in (one, other)]
+    assert [one.returncode, other.returncode] == [0, 0], ended
+    found = [json.loads(stdout) for stdout, _ in ended]
+    states = [{by_prompt(each)[text]["state"] for each in found} for text in prompts]
+    assert states == [{"made", "already there"}] * 4
+    assert found[0]["made"] + found[1]["made"] == 4
+    assert len(list((workdir / "out").glob("*.mp4"))) == 4
+    lines = (workdir / "out/manifest.jsonl").read_text().splitlines()
+    assert len(lines) == len({json.loads(line)["file"] for line in lines}) == 4
+    # The workers of a finished command let go of the cluster.
+    ray.init(cluster, logging_level="ERROR")
+    try:
+        assert ray.available_resources()["CPU"] == 4
+    finally:
+        ray.shutdown()
+
+
+@pytest.mark.slow
+def test_processes_of_a_launcher_share_the_work(model_folder, workdir):
+    prompts = [f"a circle moves {i}" for i in range(4)]
+    (workdir / "p.txt").write_text("\n".join(prompts))
+    given = ["p.txt", "-o", "out", "--device", "cpu", "--model", str(model_folder)]
+    small = ["--frames", "1", "--steps", "2", "--json"]
+    launch = ["accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+    settled = ["--mixed_precision", "no", "--dynamo_backend", "no"]
+    ran = subprocess.run(
+        [sys.executable, "-m", *launch, *settled, "-m", "chipsparse", "batch", *given, *small],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)  # of one of them alone
+    assert found["made"] + found["already_there"] == 4
+    assert found["failed"] == found["missing"] == 0
+    lines = (workdir / "out/manifest.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["prompt"] for line in lines) == prompts
+
+
+@pytest.mark.slow
+def test_a_command_that_is_killed_leaves_no_worker(model_folder, workdir):
+    (workdir / "p.txt").write_text("a circle\n")
+    given = ["p.txt", "-o", "out", "--device", "cpu", "--model", str(model_folder)]
+    command = [sys.executable, "-m", "chipsparse", "batch", *given, "--num", "500"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        for line in running.stderr:
+            if "1 of 500" in line:
+                break
+        children = subprocess.run(
+            ["ps", "--ppid", str(running.pid), "-o", "pid="], capture_output=True, text=True
+        ).stdout.split()
+        assert children
+        running.kill()
+    for child in children:
+        while os.path.exists(f"/proc/{child}"):  # a worker looks after its parent at once
+            os.sched_yield()
+    assert len(list((workdir / "out").glob("*.mp4"))) >= 1
+
+
+def test_a_cluster_that_is_not_there(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    sentence = r"^the Ray cluster at 127\.0\.0\.1:1 cannot be used: Connection refused$"
+    with pytest.raises(UserError, match=sentence):
+        RayActors("cpu", None, DeadlyWorker)
+
+
+def test_what_ray_says_of_a_worker():
+    exceptions = ray.exceptions
+    assert answer_of(exceptions.ActorUnavailableError("gone for now", None)) == Unavailable()
+    assert answer_of(exceptions.ActorDiedError()) == Died("its process ended")
+    assert answer_of(exceptions.NodeDiedError("gone")) == Died("its machine is gone")
+    memory = answer_of(exceptions.OutOfMemoryError("full"))
+    assert memory == Died("ended by Ray: its machine ran out of memory")
+    raised = exceptions.RayTaskError("make", "traceback", KeyError("x"))
+    assert answer_of(raised) == Failed("'x'")
+
+
+def test_ray_chooses_the_gpus():
+    with pytest.raises(UserError, match=r"^--device cuda:1: Ray chooses the GPUs"):
+        RayActors("cuda:1", None, DeadlyWorker)

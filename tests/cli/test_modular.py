@@ -1,0 +1,191 @@
+"""The command with a model that a modular pipeline of diffusers runs."""
+
+import json
+import shutil
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import chipsparse
+from chipsparse.cache.memory_plan import BudgetError
+from chipsparse.cli.main import app
+from chipsparse.cli.model.description import describe_model
+from chipsparse.cli.model.modular import call_pipeline
+from chipsparse.cli.model.random_pipeline import random_pipeline
+from chipsparse.session import Session
+from tests.cli.conftest import IMAGE_PROFILE
+from tests.pipelines.families.ltx import tiny_ltx_pipeline
+from tests.pipelines.modular_families import FAMILIES
+from tests.tiny_models import PROMPT, tiny_flux_pipeline
+
+INDEX = "modular_model_index.json"
+
+
+def flux():
+    pipe = diffusers.FluxAutoBlocks().init_pipeline()
+    has = tiny_flux_pipeline().components
+    pipe.update_components(**{k: v for k, v in has.items() if k in pipe._component_specs})
+    return pipe
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("modular") / "tiny-flux"
+    flux().save_pretrained(str(folder), overwrite_modular_index=True)
+    (folder / "chipsparse.yaml").write_text(IMAGE_PROFILE)
+    return folder
+
+
+@pytest.fixture
+def broken(folder, tmp_path_factory):
+    """A copy for a test to break."""
+    return shutil.copytree(folder, tmp_path_factory.mktemp("broken") / "tiny-flux")
+
+
+def change(folder, **entries):
+    index = json.loads((folder / INDEX).read_text())
+    index = {key: value for key, value in {**index, **entries}.items() if value is not None}
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def test_generate_writes_what_the_patched_pipeline_makes(generate, folder, workdir):
+    ran = generate("-o", "out.png", "--seed", "3", "--json", model=folder)
+    assert ran.exit_code == 0, ran.stderr
+    content = json.loads(ran.stdout)
+    assert content["pipeline_class"] == "FluxModularPipeline"
+    taken = [step["action"] for step in content["sparse"]["steps"]]
+    assert taken == ["dense", "refresh", "sparse", "sparse"]
+    pipe = flux()
+    with chipsparse.enable(pipe, folder / "chipsparse.yaml"):
+        (expected,) = pipe(
+            prompt=PROMPT,
+            height=32,
+            width=48,
+            num_inference_steps=4,
+            guidance_scale=3.5,  # the pipeline's own
+            max_sequence_length=16,
+            generator=torch.Generator().manual_seed(3),
+            output_type="np",
+            output="images",
+        )
+    written = np.asarray(Image.open("out.png"))
+    np.testing.assert_array_equal(written, np.rint(expected * 255).astype(np.uint8))
+    assert [path.name for path in workdir.iterdir()] == ["out.png"]
+
+
+def test_compare_warms_up_and_makes_both(generate, folder, workdir, capfd):
+    ran = generate("-o", "out.png", "--compare", model=folder)
+    assert ran.exit_code == 0, ran.stderr
+    assert {path.name for path in workdir.iterdir()} == {
+        "out.png",
+        "out-dense.png",
+        "out-compare.png",
+    }
+    assert "it/s" not in capfd.readouterr().err  # bars of the pipeline's own
+
+
+def test_explain_reads_configs_alone(folder, monkeypatch):
+    monkeypatch.setattr(
+        diffusers.ModularPipeline, "load_components", lambda *_, **__: pytest.fail("loaded")
+    )
+    ran = CliRunner().invoke(app, ["explain", "--model", str(folder), "--json"])
+    assert ran.exit_code == 0, ran.stderr
+    content = json.loads(ran.stdout)
+    assert content["transformer_class"] == "FluxTransformer2DModel"
+    assert content["settings"]["num_inference_steps"] == 4
+
+
+def test_the_branches_of_a_guider_are_calls_where_plain_pipelines_make_one_batch(tmp_path):
+    pipe = tiny_ltx_pipeline()
+    index = {"_class_name": "LTXModularPipeline", "_blocks_class_name": "LTXAutoBlocks"}
+    for name in ("transformer", "vae"):
+        getattr(pipe, name).save_config(tmp_path / name)
+        index[name] = ["diffusers", type(getattr(pipe, name)).__name__, {"subfolder": name}]
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    sizes = ["--height", "32", "--width", "64", "--frames", "5", "--quality", "balanced"]
+    ran = CliRunner().invoke(app, ["explain", "--model", str(tmp_path), *sizes, "--json"])
+    assert ran.exit_code == 0, ran.stderr
+    content = json.loads(ran.stdout)
+    assert content["branches"] == 2
+    assert content["settings"]["guidance_scale"] == 3.0
+    assert content["tokens"]["all"] == 3 * 4 * 8
+
+
+@pytest.mark.parametrize(
+    ("entries", "sentence"),
+    [
+        ({"_class_name": "Flux9ModularPipeline"}, "Flux9ModularPipeline (_class_name), which"),
+        ({"_blocks_class_name": "Flux9Blocks"}, "Flux9Blocks (_blocks_class_name), which"),
+        ({"_blocks_class_name": "FluxTextEncoderStep"}, "FluxTextEncoderStep (_blocks_class_name"),
+        ({"transformer": None}, "has no diffusion transformer"),
+        ({"transformer": ["diffusers", "FluxNo", {}]}, "diffusers.FluxNo, which"),
+    ],
+)
+def test_models_between_versions_are_refused_in_a_sentence(
+    generate, broken, workdir, loads_nothing, entries, sentence
+):
+    change(broken, **entries)
+    ran = generate("-o", "out.png", model=broken)
+    assert ran.exit_code == 2
+    assert sentence in " ".join(ran.stderr.split())
+    assert "Traceback" not in ran.stderr
+    assert list(workdir.iterdir()) == []
+
+
+def test_weights_that_are_not_there_are_named(generate, broken, workdir):
+    (broken / "transformer/diffusion_pytorch_model.safetensors").unlink()
+    ran = generate("-o", "out.png", model=broken)
+    assert ran.exit_code == 2
+    assert "the transformer of the model" in ran.stderr
+
+
+def test_an_error_in_the_loop_is_a_sentence(generate, folder, workdir, monkeypatch, capfd):
+    def refuse(*_, **__):
+        raise BudgetError("there is no room for anything")
+
+    monkeypatch.setattr(Session, "begin", refuse)
+    ran = generate("-o", "out.png", model=folder)
+    assert ran.exit_code == 2
+    assert "there is no room for anything" in ran.stderr
+    seen = ran.stderr + capfd.readouterr().err
+    assert "Error in block" not in seen
+    assert "Traceback" not in seen
+    assert list(workdir.iterdir()) == []
+
+
+def test_random_weights_are_the_same_at_every_call(folder):
+    model = describe_model(str(folder))
+    first, second = (
+        random_pipeline(model, device=torch.device("cpu"), dtype=torch.float32) for _ in range(2)
+    )
+    assert isinstance(first, diffusers.FluxModularPipeline)
+    weights = zip(first.transformer.parameters(), second.transformer.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in weights)
+    assert (
+        first.tokenizer_2("a red circle").input_ids == flux().tokenizer_2("a red circle").input_ids
+    )
+
+
+def test_a_guidance_scale_is_given_to_the_guiders():
+    family = FAMILIES["qwen-image"]
+    pipe = family.modular()
+    known = {name: value for name, value in family.call.items() if name != "true_cfg_scale"}
+    calls, ends = [], []
+    hook = pipe.transformer.register_forward_pre_hook(lambda *_: calls.append(1))
+    for scale, each in ((3.0, 2), (1.0, 1)):
+        calls.clear()
+        call_pipeline(
+            pipe,
+            {**known, "guidance_scale": scale, "num_inference_steps": 4},
+            generator=torch.Generator().manual_seed(0),
+            output_type="np",
+            on_step_end=lambda step: ends.append(step) or step == 2,
+        )
+        assert len(calls) == 3 * each  # it is ended before the fourth
+    assert ends == [0, 1, 2, 0, 1, 2]
+    assert "step" not in vars(pipe.scheduler)
+    hook.remove()

@@ -1,0 +1,196 @@
+from importlib import import_module
+
+import pytest
+import torch
+
+from chipsparse.kernels.fp8_dense_attention import fp8_dense_attention
+from chipsparse.kernels.fp8_quantization import fp8_quantization
+from tests.kernels.formulas import (
+    TOLERANCE,
+    assert_close,
+    attention_inputs,
+    backend_names,
+    blocks_of,
+    column_sums_of,
+    full_attention,
+    skip_unless_it_runs,
+)
+from tests.kernels.test_fp8_quantization import scores_from, shifted, values_of
+
+SHAPES = [(1, 1, 1, 1, 64), (2, 3, 7, 9, 64), (1, 2, 131, 333, 128), (1, 1, 200, 656, 64)]
+# Of weights rounded to e4m3, half a unit in the last of three digits; largest and in the mean.
+ROUNDING = 2.0**-4
+LSE_TOLERANCE = 1e-4
+SUMS_TOLERANCE = 8e-3
+
+
+def quantized(shape, *, dtype=torch.bfloat16, device="cpu", **options):
+    """What FP8 makes of random inputs with a mean, and these."""
+    inputs = shifted(attention_inputs(*shape, dtype=dtype, device=device, strided=True))
+    return fp8_quantization(*inputs, backend="reference", **options), inputs
+
+
+def skip_unless_on(backend, tensors, block_size_q=128):
+    facts = tensors.query, tensors.dtype, block_size_q
+    skip_unless_it_runs(fp8_dense_attention, backend, *facts)
+
+
+def formula(tensors):
+    """Attention of the rounded tensors in float64, its LSE and what rounded weights may change."""
+    scores = scores_from(tensors)
+    lse = torch.logsumexp(scores, -1)
+    weights, values = torch.exp(scores - lse[..., None]), values_of(tensors)
+    deviations = (values - tensors.value_mean.double().cpu()[:, :, None]).abs()
+    return weights @ values, lse, weights @ deviations * ROUNDING
+
+
+def sums_of(tensors, previous, block_size_q):
+    weights = torch.exp(scores_from(tensors) - previous.double().cpu()[..., None])
+    return torch.stack([part.sum(2) for part in weights.split(block_size_q, dim=2)], dim=2)
+
+
+@backend_names(fp8_dense_attention)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_matches_the_formula(backend, shape, dtype, device):
+    tensors, inputs = quantized(shape, dtype=dtype, device=device)
+    skip_unless_on(backend, tensors)
+    expected, expected_lse, bound = formula(tensors)
+    previous = (expected_lse + 0.5).float().to(device)
+    output, lse, sums = fp8_dense_attention(tensors, lse_previous=previous, backend=backend)
+    assert (output.dtype, output.shape, lse.shape) == (dtype, inputs[0].shape, shape[:3])
+    assert output.transpose(1, 2).is_contiguous()
+    off = (output.double().cpu() - expected).abs()
+    assert (off <= bound + TOLERANCE[dtype] * (1 + expected.abs())).all()
+    assert_close(lse, expected_lse, LSE_TOLERANCE)
+    assert sums.shape == (*shape[:2], blocks_of(shape[2], 128), shape[3])
+    assert sums.dtype == (torch.float32 if dtype == torch.float32 else torch.bfloat16)
+    assert_close(sums, sums_of(tensors, previous, 128), SUMS_TOLERANCE)
+    plain, plain_lse, nothing = fp8_dense_attention(tensors, backend=backend)
+    assert nothing is None
+    assert torch.equal(plain, output)
+    assert torch.equal(plain_lse, lse)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@backend_names(fp8_dense_attention)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("block_size_q", [64, 128, 192, 256])
+def test_odd_case(backend, block_size_q, head_dim):
+    tensors, _ = quantized((2, 3, 1337, 1337, head_dim), device="cuda", rotate=True)
+    skip_unless_on(backend, tensors, block_size_q)
+    expected, expected_lse, bound = formula(tensors)
+    previous = (expected_lse + 0.5).float().cuda()
+    output, lse, sums = fp8_dense_attention(
+        tensors, lse_previous=previous, block_size_q=block_size_q, backend=backend
+    )
+    off = (output.double().cpu() - expected).abs()
+    assert (off <= bound + TOLERANCE[torch.bfloat16] * (1 + expected.abs())).all()
+    assert_close(lse, expected_lse, LSE_TOLERANCE)
+    assert_close(sums, sums_of(tensors, previous, block_size_q), SUMS_TOLERANCE)
+
+
+@backend_names(fp8_dense_attention)
+@pytest.mark.parametrize(("block_size_q", "rows"), [(13, 40), (64, 131), (192, 300), (256, 300)])
+def test_any_block_size_and_ragged_blocks(backend, block_size_q, rows, device, monkeypatch):
+    tensors, _ = quantized((2, 1, rows, 77, 64), device=device)
+    skip_unless_on(backend, tensors, block_size_q)
+    if backend == "triton":  # block by block
+        module = import_module("chipsparse.kernels.fp8_dense_attention.triton_kernel")
+        monkeypatch.setattr(module, "TRANSIENT_BYTES", 1)
+    _, lse, _ = formula(tensors)
+    _, _, sums = fp8_dense_attention(
+        tensors, lse_previous=lse.float().to(device), block_size_q=block_size_q, backend=backend
+    )
+    assert_close(sums, sums_of(tensors, lse.float(), block_size_q), SUMS_TOLERANCE)
+
+
+@backend_names(fp8_dense_attention)
+@pytest.mark.parametrize("rotate", [False, True])
+def test_stays_close_to_attention_of_what_was_rounded(backend, rotate, device):
+    """Also with a channel of the keys that is large, and a mean that is."""
+    query, key, value = attention_inputs(1, 2, 130, 400, 64, dtype=torch.bfloat16, device=device)
+    key[..., 5] = key[..., 5] * 2 + 30
+    tensors = fp8_quantization(query, key, value + 1, rotate=rotate, backend="reference")
+    skip_unless_on(backend, tensors)
+    expected, expected_lse = full_attention(query, key, value + 1)
+    output, lse, sums = fp8_dense_attention(
+        tensors, lse_previous=expected_lse.float(), backend=backend
+    )
+    assert (output.double() - expected).norm() / expected.norm() < 1e-2
+    assert (lse - expected_lse).abs().mean() < 2e-2
+    expected_sums = column_sums_of(query, key, expected_lse, 128)
+    assert (sums.double() - expected_sums).norm() / expected_sums.norm() < 1e-2
+
+
+@backend_names(fp8_dense_attention)
+def test_many_small_weights_beside_a_large_one(backend, device):
+    """In e4m3 what is 2 ** -18 of the largest weight is nothing, a thousand times nothing too."""
+    query = torch.ones(1, 1, 16, 64, dtype=torch.bfloat16, device=device)
+    key = torch.full((1, 1, 2048, 64), -1.5, dtype=torch.bfloat16, device=device)
+    value = torch.full_like(key, -1.0)
+    key[:, :, :1024], value[:, :, :1024] = 0.0, 1.0
+    key[:, :, 1900], value[:, :, 1900] = 1.0, 0.0
+    tensors = fp8_quantization(query, key, value, scale=13 / 64, backend="reference")
+    skip_unless_on(backend, tensors)
+    expected, _, _ = formula(tensors)
+    assert 1e-3 < expected[0, 0, 0, 0] < 5e-3
+    output, _, _ = fp8_dense_attention(tensors, backend=backend)
+    if backend == "reference":  # which rounds all weights relative to the largest of the row
+        assert (output.abs() < 1e-5).all()
+    else:
+        assert_close(output, expected, 1e-4)
+
+
+@backend_names(fp8_dense_attention)
+@pytest.mark.parametrize("previous", [0.0, -500.0, torch.inf, -torch.inf, torch.nan])
+def test_output_never_depends_on_the_previous_lse(backend, previous, device):
+    tensors, _ = quantized((1, 1, 150, 90, 64), device=device)
+    skip_unless_on(backend, tensors)
+    expected, expected_lse, _ = fp8_dense_attention(tensors, backend=backend)
+    stale = torch.full((1, 1, 150), previous, device=device)
+    output, lse, sums = fp8_dense_attention(tensors, lse_previous=stale, backend=backend)
+    assert torch.equal(output, expected)
+    assert torch.equal(lse, expected_lse)
+    assert sums.isnan().all() if previous != previous else sums.isfinite().all()
+
+
+@backend_names(fp8_dense_attention)
+@pytest.mark.parametrize("strange", [torch.nan, torch.inf])
+def test_nan_comes_out_where_it_went_in(backend, strange, device):
+    """A query in its row, with the sums of its block; a key and a value in the rows of its head."""
+    inputs = attention_inputs(1, 4, 140, 150, 64, dtype=torch.bfloat16, device=device)
+    previous = full_attention(*inputs)[1].float()
+    query, key, value = inputs
+    query[0, 0, 5, 3], key[0, 1, 9, 3], value[0, 2, 9, 3] = strange, strange, strange
+    tensors = fp8_quantization(query, key, value, backend="reference")
+    skip_unless_on(backend, tensors)
+    output, lse, sums = fp8_dense_attention(tensors, lse_previous=previous, backend=backend)
+    affected = torch.zeros(1, 4, 140, 64, dtype=torch.bool, device=device)
+    affected[0, 0, 5] = affected[0, 1] = affected[0, 2, :, 3] = True
+    assert torch.equal(output.isnan(), affected)
+    assert lse[0, 0].isnan().nonzero().flatten().tolist() == [5]
+    assert lse[0, 1].isnan().all()
+    assert sums[0, 0, 0].isnan().all()
+    assert sums[0, 0, 1].isfinite().all()
+    assert sums[0, 1, :, 9].isnan().all()
+    assert sums[0, 2:].isfinite().all()
+
+
+@backend_names(fp8_dense_attention)
+def test_repeats_bit_for_bit_and_by_heads(backend, device):
+    tensors, _ = quantized((2, 3, 133, 131, 64), device=device)
+    skip_unless_on(backend, tensors)
+    previous = formula(tensors)[1].float().to(device)
+    first = fp8_dense_attention(tensors, lse_previous=previous, backend=backend)
+    second = fp8_dense_attention(tensors.heads(1, 3), lse_previous=previous[:, 1:], backend=backend)
+    assert all(torch.equal(a[:, 1:], b) for a, b in zip(first, second, strict=True))
+
+
+def test_mistakes_are_named():
+    tensors, _ = quantized((1, 2, 7, 9, 64))
+    with pytest.raises(ValueError, match=r"lse_previous must be \[1, 2, 7\], got \[1, 2, 9\]"):
+        fp8_dense_attention(tensors, lse_previous=torch.zeros(1, 2, 9))
+    with pytest.raises(ValueError, match="block_size_q must be at least 1, got 0"):
+        fp8_dense_attention(tensors, block_size_q=0)

@@ -1,0 +1,165 @@
+import pytest
+import torch
+
+from chipsparse.kernels.fp8_quantization import FP8, fp8_quantization
+from tests.kernels.formulas import attention_inputs, backend_names, scores_of, skip_unless_it_runs
+
+SHAPES = [(1, 1, 1, 1, 64), (2, 3, 7, 9, 64), (1, 2, 131, 333, 128), (2, 1, 64, 1040, 64)]
+# Half the distance of two numbers of e4m3, relative to a normal one; and below the least of these.
+ROUNDING, LEAST = 2.0**-4, 2.0**-10
+
+
+def number_of(fp8):
+    """Numbers of e4m3 from their bits, as the format defines them."""
+    bits = fp8.cpu().view(torch.uint8).long()
+    exponent, mantissa = (bits >> 3) & 15, (bits & 7).double()
+    normal = (1 + mantissa / 8) * torch.exp2(exponent.double() - 7)
+    number = torch.where(exponent == 0, mantissa / 8 * 2.0**-6, normal)
+    number = torch.where((bits & 127) == 127, torch.nan, number)
+    return torch.where(bits < 128, number, -number)
+
+
+def token_at(place):
+    """Which token stands at a place of the stored values."""
+    group, place = place // 16 * 16, place % 16
+    return group + 8 * (place // 2 % 2) + 2 * (place // 4) + place % 2
+
+
+def hadamard(size):
+    bits = torch.arange(size)
+    signs = [[(-1.0) ** bin(i & j).count("1") for j in bits.tolist()] for i in bits.tolist()]
+    return torch.tensor(signs).double() / size**0.5
+
+
+def values_of(quantized):
+    """``[B, H, M, D]`` in float64."""
+    stored = number_of(quantized.value)
+    places = {token_at(place): place for place in range(stored.shape[-1])}
+    rows = stored[..., [places[token] for token in range(quantized.columns)]].mT
+    scale, mean = (each.double().cpu() for each in (quantized.value_scale, quantized.value_mean))
+    return rows * scale[:, :, None] + mean[:, :, None]
+
+
+def scores_from(quantized):
+    products = number_of(quantized.query) @ number_of(quantized.key).mT
+    factor, shift = (each.double().cpu() for each in (quantized.row_factor, quantized.row_shift))
+    return factor[..., None] * products + shift[..., None]
+
+
+def shifted(inputs):
+    """Keys and values with a mean, as models have them."""
+    query, key, value = inputs
+    return query, key + 3 * key[:, :, :1], value - 2 * value[:, :, :1]
+
+
+@backend_names(fp8_quantization)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("rotate", "scale"), [(False, None), (True, None), (True, -0.3)])
+def test_scores_and_values_come_back_within_the_rounding(
+    backend, shape, dtype, rotate, scale, device
+):
+    inputs = shifted(attention_inputs(*shape, dtype=dtype, device=device, strided=True))
+    skip_unless_it_runs(fp8_quantization, backend, *inputs)
+    found = fp8_quantization(*inputs, rotate=rotate, scale=scale, backend=backend)
+    assert {each.dtype for each in (found.query, found.key, found.value)} == {FP8}
+    assert found.query.transpose(1, 2).is_contiguous()
+    assert found.value.shape == (*shape[:2], shape[4], (shape[3] + 15) // 16 * 16)
+    query, key, value = (each.double().cpu() for each in inputs)
+    key_mean, value_mean = key.mean(2, keepdim=True), value.mean(2, keepdim=True)
+    factor = shape[4] ** -0.5 if scale is None else scale
+    shift = (query @ key_mean.mT).squeeze(-1) * factor
+    torch.testing.assert_close(found.row_shift.double().cpu(), shift, rtol=1e-5, atol=1e-4)
+    key = key - key_mean
+    ranges = key.abs().amax(2)
+    key_largest = ranges.amax(-1)
+    if rotate:
+        key_largest = ranges.sum(-1) * shape[4] ** -0.5
+        query, key = query @ hadamard(shape[4]), key @ hadamard(shape[4])
+    # Each factor is off by its rounding, and by as much as a subnormal number is.
+    query_off = query.abs() * ROUNDING + query.abs().amax(-1, keepdim=True) / 448 * LEAST
+    key_off = key.abs() * ROUNDING + key_largest[..., None, None] / 448 * LEAST
+    bound = query_off @ key.abs().mT + query.abs() @ key_off.mT + query_off @ key_off.mT
+    error = scores_from(found) - scores_of(*(each.cpu() for each in inputs[:2]), factor)
+    assert (error.abs() <= bound * abs(factor) * 1.001 + 1e-4).all()
+    deviation = value - value_mean
+    bound = deviation.abs() * ROUNDING + deviation.abs().amax(2, keepdim=True) / 448 * LEAST
+    assert ((values_of(found) - value).abs() <= bound * 1.001 + 1e-5).all()
+
+
+@backend_names(fp8_quantization)
+def test_scales_use_all_of_the_range_and_padding_is_zero(backend, device):
+    inputs = shifted(attention_inputs(1, 2, 70, 77, 64, dtype=torch.bfloat16, device=device))
+    skip_unless_it_runs(fp8_quantization, backend, *inputs)
+    found = fp8_quantization(*inputs, backend=backend)
+    assert (number_of(found.query).abs().amax(-1) == 448).all()
+    assert (number_of(found.key).abs().amax((-1, -2)) == 448).all()
+    assert (number_of(found.value).abs().amax(-1) == 448).all()
+    padding = [place for place in range(80) if token_at(place) >= 77]
+    assert len(padding) == 3
+    assert (number_of(found.value)[..., padding] == 0).all()
+
+
+@backend_names(fp8_quantization)
+@pytest.mark.parametrize("strange", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_becomes_nan_in_its_place_alone(backend, strange, device):
+    """And is left out of every mean and scale."""
+    query, key, value = attention_inputs(1, 1, 70, 77, 64, dtype=torch.bfloat16, device=device)
+    skip_unless_it_runs(fp8_quantization, backend, query, key, value)
+    zeroed = key.clone(), value.clone()
+    zeroed[0][0, 0, 9], zeroed[1][0, 0, 40, 3] = 0.0, 0.0
+    expected = fp8_quantization(query, *zeroed, backend=backend)
+    query[0, 0, 5, 1], key[0, 0, 9, 2], value[0, 0, 40, 3] = strange, strange, strange
+    found = fp8_quantization(query, key, value, backend=backend)
+    assert number_of(found.query)[0, 0].isnan().any(-1).nonzero().flatten().tolist() == [5]
+    assert number_of(found.key)[0, 0].isnan().nonzero().tolist() == [[9, 2]]
+    token = {token_at(place): place for place in range(80)}[40]
+    assert number_of(found.value)[0, 0].isnan().nonzero().tolist() == [[3, token]]
+    assert torch.equal(found.value_scale[0, 0, :3], expected.value_scale[0, 0, :3])
+    assert torch.equal(found.value_mean, expected.value_mean)
+    others = [row for row in range(77) if row != 9]
+    same = number_of(found.key)[:, :, others] == number_of(expected.key)[:, :, others]
+    assert same.all()
+
+
+@backend_names(fp8_quantization)
+@pytest.mark.parametrize("rotate", [False, True])
+def test_zeros_and_equal_rows_stay_exact(backend, rotate, device):
+    """Nothing is left of keys and values that are their mean; no scale is zero."""
+    query = torch.zeros(1, 1, 5, 64, dtype=torch.bfloat16, device=device)
+    key = torch.full((1, 1, 32, 64), 0.75, dtype=torch.bfloat16, device=device)
+    skip_unless_it_runs(fp8_quantization, backend, query, key, key)
+    found = fp8_quantization(query, key, key, rotate=rotate, backend=backend)
+    assert (number_of(found.key) == 0).all()
+    assert (scores_from(found) == 0).all()
+    assert (values_of(found) == 0.75).all()
+
+
+def test_the_kernel_rounds_as_the_reference_does(device):
+    inputs = shifted(attention_inputs(1, 2, 200, 1100, 128, dtype=torch.bfloat16, device=device))
+    skip_unless_it_runs(fp8_quantization, "triton", *inputs)
+    for rotate in (False, True):
+        kernel, reference = (
+            fp8_quantization(*inputs, rotate=rotate, backend=backend)
+            for backend in ("triton", "reference")
+        )
+        for name in ("query", "key", "value"):
+            pair = [number_of(getattr(each, name)) for each in (kernel, reference)]
+            assert (pair[0] != pair[1]).double().mean() < 1e-3, name  # ties of the last bit
+            torch.testing.assert_close(*pair, rtol=2 * ROUNDING, atol=2 * LEAST)
+
+
+def test_parts_of_heads_are_views():
+    inputs = attention_inputs(1, 4, 20, 33, 64, dtype=torch.float32, device="cpu")
+    whole = fp8_quantization(*inputs, backend="reference")
+    part = whole.heads(1, 3)
+    assert part.key.data_ptr() == whole.key[:, 1].data_ptr()
+    assert torch.equal(scores_from(part), scores_from(whole)[:, 1:3])
+
+
+def test_mistakes_are_named():
+    inputs = attention_inputs(1, 2, 7, 9, 96, dtype=torch.float32, device="cpu")
+    with pytest.raises(ValueError, match="rotate needs a head size of a power of two, got 96"):
+        fp8_quantization(*inputs, rotate=True)
+    with pytest.raises(ValueError, match="backend 'triton' cannot run here"):
+        fp8_quantization(*inputs, backend="triton")

@@ -1,0 +1,85 @@
+"""FLUX.3: the image, references with grids of their own, and models that are told where to jump."""
+
+import torch
+from diffusers import Flux3Transformer2DModel
+
+from tests.pipelines.families.family import Family
+from tests.pipelines.families.loop import Loop, random, seeded, strong
+
+CHANNELS, TEXT, TEXT_DIM = 8, 6, 16
+SCALE = 0.25  # of rows and columns in position ids
+CONFIG = {
+    "in_channels": CHANNELS,
+    "cond_in_channels": CHANNELS,
+    "num_layers": 1,
+    "num_single_layers": 2,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": TEXT_DIM,
+    "timestep_channels": 16,
+    "axes_dims_rope": (4, 4, 4, 4),
+}
+
+
+def position_ids(rows, columns, image=0):
+    sides = (torch.arange(size, dtype=torch.float) for size in (rows, columns))
+    ids = torch.cartesian_prod(torch.zeros(1), *sides, torch.tensor([float(image)]))
+    ids[:, 1:3] *= SCALE
+    return ids
+
+
+def shape(*, height, width, batch=1, **_):
+    return batch, (height // 16) * (width // 16), CHANNELS
+
+
+def arguments(
+    latents, timestep, branch, *, height, width, references=(), jumps=False, shorter=0, **_
+):
+    """As the denoise block passes them; references are pairs of rows and columns."""
+    batch = len(latents)
+    text = {"cond": TEXT, "uncond": TEXT - shorter}[branch]
+    found = {
+        "hidden_states": latents,
+        "encoder_hidden_states": random(1, text, TEXT_DIM, seed=len(branch)).repeat(batch, 1, 1),
+        "timestep": timestep / 1000,
+        "img_ids": position_ids(height // 16, width // 16),
+        "txt_ids": torch.stack([torch.zeros(text)] * 3 + [torch.arange(text)], dim=-1),
+    }
+    if jumps:
+        found["target_timestep"] = (timestep / 1000 - 0.1).clamp(min=0)
+    if references:
+        sizes = [(rows, columns, -1 - i) for i, (rows, columns) in enumerate(references)]
+        tokens = sum(rows * columns for rows, columns, _ in sizes)
+        found["image_cond_ids"] = torch.cat([position_ids(*size) for size in sizes])
+        found["image_cond_hidden_states"] = random(batch, tokens, CHANNELS, seed=7)
+    return found
+
+
+def loop(**overrides):
+    transformer = seeded(Flux3Transformer2DModel, **CONFIG, **overrides)
+    vae = {"spatial_compression_ratio": 8, "temporal_compression_ratio": 1}
+    return Loop(strong(transformer), arguments, shape, vae)
+
+
+IMAGE = {"height": 128, "width": 96}
+FAMILIES = [
+    Family(
+        "flux3",
+        loop,
+        IMAGE,
+        {
+            "odd size": {"height": 80, "width": 112},
+            "batch": {"batch": 2},
+            "prompts of two lengths": {"shorter": 2},
+            "references": {"references": ((4, 6), (5, 3))},
+        },
+        kinds=3,  # blocks of the image alone and of the text alone are other graphs
+        slow=True,
+    ),
+    Family(
+        "flux3, step-distilled",
+        lambda: loop(flow_map=True),
+        {**IMAGE, "jumps": True, "branches": ("cond",)},
+        brief=True,
+    ),
+]

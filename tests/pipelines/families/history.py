@@ -1,0 +1,116 @@
+"""Helios and FramePack: earlier frames stand before the present ones."""
+
+import torch
+from diffusers import HeliosTransformer3DModel, HunyuanVideoFramepackTransformer3DModel
+
+from tests.pipelines.families.family import Family
+from tests.pipelines.families.hunyuan_video import CONFIG, POOLED_DIM, padded
+from tests.pipelines.families.loop import Loop, random, seeded, strong
+from tests.tiny_models import LATENT_CHANNELS, TEXT_DIM, TRANSFORMER_CONFIG
+
+HISTORY = (16, 2, 2)  # frames: long ago, before, and just now
+TEXT, IMAGE_TOKENS, IMAGE_DIM = 5, 3, 8
+VAE = {"scale_factor_spatial": 8, "scale_factor_temporal": 4}
+VIDEO = {"height": 64, "width": 48, "num_frames": 9}
+ODD = {"height": 80, "width": 48, "num_frames": 5}
+
+
+def latent_shape(*, height, width, num_frames, batch=1, **_):
+    return batch, LATENT_CHANNELS, (num_frames - 1) // 4 + 1, height // 8, width // 8
+
+
+def earlier(latents):
+    """Latents and numbers of earlier frames, the last ones first, and numbers of the present."""
+    batch, channels, frames, *size = latents.shape
+    numbers = torch.arange(sum(HISTORY) + frames).split([*HISTORY, frames])
+    pasts = [
+        random(1, channels, len(each), *size, seed=9).repeat(batch, 1, 1, 1, 1)
+        for each in numbers[:-1]
+    ]
+    return pasts[::-1], numbers[-2::-1], numbers[-1]
+
+
+# Helios.
+
+
+def helios_arguments(latents, timestep, branch, *, history=True, **_):
+    batch = len(latents)
+    found = {
+        "hidden_states": latents,
+        "timestep": timestep,
+        "encoder_hidden_states": random(1, TEXT, TEXT_DIM, seed=len(branch)).repeat(batch, 1, 1),
+    }
+    if not history:
+        return found
+    pasts, numbers, present = earlier(latents)
+    for name, past, number in zip(("short", "mid", "long"), pasts, numbers, strict=True):
+        found[f"latents_history_{name}"] = past
+        found[f"indices_latents_history_{name}"] = number.expand(batch, -1)
+    return {**found, "indices_hidden_states": present.expand(batch, -1)}
+
+
+def helios(**overrides):
+    config = {name: value for name, value in TRANSFORMER_CONFIG.items() if "rope" not in name}
+    transformer = seeded(
+        HeliosTransformer3DModel, **config, rope_dim=(12, 10, 10), is_amplify_history=True
+    )
+    return Loop(strong(transformer), helios_arguments, latent_shape, VAE)
+
+
+# FramePack.
+
+
+def framepack_arguments(latents, timestep, branch, *, valid=TEXT, **_):
+    batch = len(latents)
+    text, mask = padded(valid, seed=len(branch))
+    (clean, twice, four_times), numbers, present = earlier(latents)
+    return {
+        "hidden_states": latents,
+        "timestep": timestep,
+        "encoder_hidden_states": text.repeat(batch, 1, 1),
+        "encoder_attention_mask": mask.repeat(batch, 1),
+        "pooled_projections": random(1, POOLED_DIM, seed=5).repeat(batch, 1),
+        "image_embeds": random(1, IMAGE_TOKENS, IMAGE_DIM, seed=6).repeat(batch, 1, 1),
+        "guidance": torch.full((batch,), 6000.0),
+        "indices_latents": present,
+        "latents_clean": clean,
+        "indices_latents_clean": numbers[0],
+        "latents_history_2x": twice,
+        "indices_latents_history_2x": numbers[1],
+        "latents_history_4x": four_times,
+        "indices_latents_history_4x": numbers[2],
+    }
+
+
+def framepack():
+    transformer = seeded(
+        HunyuanVideoFramepackTransformer3DModel,
+        **CONFIG,
+        in_channels=LATENT_CHANNELS,
+        out_channels=LATENT_CHANNELS,
+        num_single_layers=2,
+        pooled_projection_dim=POOLED_DIM,
+        has_image_proj=True,
+        image_proj_dim=IMAGE_DIM,
+        has_clean_x_embedder=True,
+    )
+    return Loop(strong(transformer), framepack_arguments, latent_shape, VAE)
+
+
+FAMILIES = [
+    Family(
+        "helios",
+        helios,
+        VIDEO,
+        {"odd size": ODD, "no earlier frames": {"history": False}},
+        slow=True,
+    ),
+    Family(
+        "framepack",
+        framepack,
+        {**VIDEO, "max_sequence_length": TEXT + IMAGE_TOKENS},
+        {"odd size": ODD, "batch": {"batch": 2}, "short prompt": {"valid": 2}},
+        kinds=3,  # of the single blocks two: the first gets tokens that nothing was cut from
+        slow=True,
+    ),
+]

@@ -1,0 +1,111 @@
+"""Kandinsky 5 and 6: channels stand last; Kandinsky 6 has a stream of sound."""
+
+import torch
+from diffusers import Kandinsky5Transformer3DModel, Kandinsky6Transformer3DModel
+
+from tests.pipelines.families.family import Family
+from tests.pipelines.families.loop import Loop, random, seeded, strong
+
+CHANNELS, SOUND, SOUND_CHANNELS = 4, 7, 6
+TEXT, TEXT_DIM, POOLED_DIM = 5, 16, 8
+CONFIG = {
+    "in_visual_dim": CHANNELS,
+    "out_visual_dim": CHANNELS,
+    "in_text_dim": TEXT_DIM,
+    "in_text_dim2": POOLED_DIM,
+    "time_dim": 16,
+    "model_dim": 48,
+    "ff_dim": 96,
+    "num_text_blocks": 1,
+    "num_visual_blocks": 2,
+    "axes_dims": (8, 8, 8),
+    "visual_cond": False,
+}
+VAE = {"scale_factor_spatial": 8, "scale_factor_temporal": 4}
+VIDEO = {"height": 64, "width": 48, "num_frames": 9}
+ODD = {"height": 48, "width": 80, "num_frames": 5}
+
+
+def shape(*, height, width, num_frames, batch=1, **_):
+    return batch, (num_frames - 1) // 4 + 1, height // 8, width // 8, CHANNELS
+
+
+def arguments(latents, timestep, branch, **_):
+    batch, seed = len(latents), len(branch)
+    _, frames, rows, columns, _ = latents.shape
+    return {
+        "hidden_states": latents,
+        "timestep": timestep,
+        "encoder_hidden_states": random(1, TEXT, TEXT_DIM, seed=seed).repeat(batch, 1, 1),
+        "pooled_projections": random(1, POOLED_DIM, seed=seed).repeat(batch, 1),
+        "visual_rope_pos": tuple(torch.arange(n) for n in (frames, rows // 2, columns // 2)),
+    }
+
+
+def arguments5(latents, timestep, branch, **call):
+    return {**arguments(latents, timestep, branch, **call), "text_rope_pos": torch.arange(TEXT)}
+
+
+def arguments6(latents, timestep, branch, *, sound=True, types=False, **call):
+    found = arguments(latents, timestep, branch, **call)
+    if sound:
+        tokens = random(1, SOUND, SOUND_CHANNELS, seed=8).repeat(len(latents), 1, 1)
+        found["audio_hidden_states"] = tokens
+    if types:
+        frames = torch.zeros(len(latents), latents.shape[1], dtype=torch.long)
+        frames[:, -1] = 1
+        found["visual_token_type_ids"] = frames
+    return found
+
+
+def alive(model):
+    """With modulations that change something; at their first values gates are closed."""
+    with torch.no_grad():
+        for seed, (name, module) in enumerate(model.named_modules()):
+            if name.endswith("modulation.out_layer"):
+                module.weight.copy_(random(*module.weight.shape, seed=seed) / 8)
+                module.bias.copy_(random(*module.bias.shape, seed=seed) / 2)
+    return strong(model, factor=2)
+
+
+def kandinsky5():
+    transformer = alive(seeded(Kandinsky5Transformer3DModel, **CONFIG))
+    return Loop(transformer, arguments5, shape, VAE, lambda result, _: result)
+
+
+def kandinsky6():
+    transformer = seeded(
+        Kandinsky6Transformer3DModel,
+        **CONFIG,
+        in_audio_dim=SOUND_CHANNELS,
+        out_audio_dim=SOUND_CHANNELS,
+        model_dim_a=24,
+        axes_dims_a=(4, 4, 4),
+        visual_token_type_num_embeddings=2,
+    )
+    return Loop(alive(transformer), arguments6, shape, VAE)
+
+
+FAMILIES = [
+    Family(
+        "kandinsky 5",
+        kandinsky5,
+        VIDEO,
+        {"odd size": ODD, "batch": {"batch": 2}},
+        kinds=2,  # the text's blocks, too
+        slow=True,
+    ),
+    Family(
+        "kandinsky 6",
+        kandinsky6,
+        VIDEO,
+        {
+            "odd size": ODD,
+            "batch": {"batch": 2},
+            "no sound": {"sound": False},
+            "frames of two types": {"types": True},
+        },
+        kinds=3,  # the text's blocks for the video, and those for the sound
+        slow=True,
+    ),
+]

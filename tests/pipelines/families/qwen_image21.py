@@ -1,0 +1,107 @@
+"""Qwen-Image 2.1: the first step keeps keys and values of the prompt and of references."""
+
+import torch
+from diffusers import QwenImage21Transformer2DModel
+from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21KVCache
+
+from tests.pipelines.families.family import Family
+from tests.pipelines.families.loop import Loop, random, seeded, strong
+
+CHANNELS, TEXT, TEXT_DIM = 8, 6, 16
+CONFIG = {
+    "in_channels": CHANNELS,
+    "out_channels": CHANNELS,
+    "num_layers": 3,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "context_in_dim": TEXT_DIM,
+    "axes_dims_rope": (4, 6, 6),
+}
+FIRST = 1000  # the timestep of the first step
+
+
+def shape(*, height, width, batch=1, **_):
+    return batch, (height // 16) * (width // 16), CHANNELS
+
+
+class Arguments:
+    """Those of a call, with the keys and values that the first one of a branch has kept."""
+
+    def __init__(self):
+        self._kept = {}
+
+    def __call__(
+        self,
+        latents,
+        timestep,
+        branch,
+        *,
+        height,
+        width,
+        reference=None,
+        shorter=0,
+        keeps=True,
+        padding=0,
+        **_,
+    ):
+        batch, target = len(latents), latents.shape[1]
+        text = TEXT - (shorter if branch == "uncond" else 0)
+        shapes = [(1, height // 16, width // 16)]
+        slots = torch.zeros(1, text, dtype=torch.bool)
+        if reference is not None:
+            rows, columns = reference
+            shapes.insert(0, (1, rows, columns))
+            picture = torch.ones(1, rows * columns // 4, dtype=torch.bool)
+            slots = torch.cat([slots[:, :3], picture, slots[:, 3:]], dim=1)
+            tokens = random(1, rows * columns, CHANNELS, seed=9).repeat(batch, 1, 1)
+            latents = torch.cat([tokens, latents], dim=1)
+        embeds = random(1, slots.shape[1], TEXT_DIM, seed=len(branch)).repeat(batch, 1, 1)
+        slots = torch.cat([slots, torch.ones(1, target // 4, dtype=torch.bool)], dim=1)
+        found = {
+            "hidden_states": latents,
+            "encoder_hidden_states": embeds,
+            "timestep": timestep / 1000,
+            "img_shapes": [shapes] * batch,
+            "img_mask": slots.repeat(batch, 1),
+        }
+        if padding:
+            found["encoder_hidden_states_mask"] = (torch.arange(text) < text - padding)[None]
+        if keeps:
+            first = timestep[0] == FIRST
+            if first:
+                self._kept[branch] = QwenImage21KVCache(CONFIG["num_layers"])
+            found["kv_cache"] = self._kept[branch]
+            found["kv_cache_mode"] = "extract" if first else "cached"
+        return found
+
+
+def loop():
+    transformer = strong(seeded(QwenImage21Transformer2DModel, **CONFIG))
+    vae = {"spatial_compression_ratio": 16, "temporal_compression_ratio": 1}
+    return Loop(
+        transformer,
+        Arguments(),
+        shape,
+        vae,
+        # The first call returns all tokens of the sequence, the image's last.
+        lambda result, latents: result[0][:, -latents.shape[1] :],
+    )
+
+
+IMAGE = {"height": 128, "width": 96, "max_sequence_length": TEXT}
+FAMILIES = [
+    Family(
+        "qwen-image 2.1",
+        loop,
+        IMAGE,
+        {
+            "odd size": {"height": 96, "width": 160},
+            "batch": {"batch": 2},
+            "prompts of two lengths": {"shorter": 2},
+            "reference": {"reference": (4, 6)},
+        },
+        slow=True,
+        kinds=2,  # the first block gets tokens that are cut from a longer sequence
+        unpatched_steps=1,
+    ),
+]

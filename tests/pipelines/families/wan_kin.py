@@ -1,0 +1,154 @@
+"""Models with the blocks of Wan: VACE, Animate, SkyReels V2 and ChronoEdit."""
+
+import torch
+from diffusers import (
+    ChronoEditTransformer3DModel,
+    FlowMatchEulerDiscreteScheduler,
+    SkyReelsV2Transformer3DModel,
+    WanAnimateTransformer3DModel,
+    WanVACEPipeline,
+    WanVACETransformer3DModel,
+)
+
+from tests.pipelines.families.family import Family
+from tests.pipelines.families.loop import Loop, random, seeded, strong
+from tests.tiny_models import (
+    LATENT_CHANNELS,
+    TEXT_DIM,
+    TRANSFORMER_CONFIG,
+    tiny_text_encoder,
+    tiny_tokenizer,
+    tiny_wan_vae,
+)
+
+TEXT, FACE = 5, 16  # tokens; pixels of a side
+VAE = {"scale_factor_spatial": 8, "scale_factor_temporal": 4}
+VIDEO = {"height": 64, "width": 48, "num_frames": 9}
+ODD = {"height": 48, "width": 80, "num_frames": 5}
+
+
+def latent_shape(*, height, width, num_frames, batch=1, channels=LATENT_CHANNELS, **_):
+    return batch, channels, (num_frames - 1) // 4 + 1, height // 8, width // 8
+
+
+def text(latents, timestep, branch, **_):
+    """What all of them are called with."""
+    seed = {"cond": 3, "uncond": 4}[branch]
+    return {
+        "hidden_states": latents,
+        "timestep": timestep,
+        "encoder_hidden_states": random(1, TEXT, TEXT_DIM, seed=seed).repeat(len(latents), 1, 1),
+    }
+
+
+# VACE.
+
+# As text, its pipeline wants ftfy to clean it.
+PROMPTS = {
+    "prompt_embeds": random(1, 16, TEXT_DIM, seed=3),
+    "negative_prompt_embeds": random(1, 16, TEXT_DIM, seed=4),
+}
+
+
+def vace():
+    pipe = WanVACEPipeline(
+        tokenizer=tiny_tokenizer(),
+        text_encoder=tiny_text_encoder(),
+        vae=tiny_wan_vae(),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        # A control video has twice the channels, and a mask of 8 by 8 pixels for each of them.
+        transformer=strong(
+            seeded(
+                WanVACETransformer3DModel,
+                **TRANSFORMER_CONFIG,
+                vace_layers=[0, 2],
+                vace_in_channels=2 * LATENT_CHANNELS + 64,
+            )
+        ),
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+# Animate.
+
+
+def animate_arguments(latents, timestep, branch, **_):
+    """The first frame is a reference; the others have poses, and faces for all their pictures."""
+    batch, _, frames, rows, columns = latents.shape
+    mask_and_picture = random(1, LATENT_CHANNELS + 4, frames, rows, columns, seed=5)
+    pose = random(1, LATENT_CHANNELS, frames - 1, rows, columns, seed=6)
+    face = random(1, 3, 4 * (frames - 2) + 1, FACE, FACE, seed=7) * (branch == "cond")
+    pictures, poses, faces = (
+        each.repeat(batch, 1, 1, 1, 1) for each in (mask_and_picture, pose, face)
+    )
+    return {
+        **text(latents, timestep, branch),
+        "hidden_states": torch.cat([latents, pictures], dim=1),
+        "pose_hidden_states": poses,
+        "face_pixel_values": faces,
+    }
+
+
+def animate():
+    transformer = seeded(
+        WanAnimateTransformer3DModel,
+        **{
+            **TRANSFORMER_CONFIG,
+            "in_channels": 2 * LATENT_CHANNELS + 4,
+            "latent_channels": LATENT_CHANNELS,
+            "image_dim": None,
+            "motion_encoder_channel_sizes": {"4": 8, "8": 8, "16": 8},
+            "motion_encoder_size": FACE,
+            "motion_style_dim": 8,
+            "motion_dim": 4,
+            "motion_encoder_dim": 8,
+            "face_encoder_hidden_dim": 16,
+            "face_encoder_num_heads": 2,
+            "inject_face_latents_blocks": 3,
+        },
+    )
+    return Loop(strong(transformer), animate_arguments, latent_shape, VAE)
+
+
+# SkyReels V2 and ChronoEdit.
+
+
+def forced_arguments(latents, timestep, branch, **_):
+    """With diffusion forcing: frames that are given have timesteps close to 0."""
+    timesteps = timestep[:, None].repeat(1, latents.shape[2])
+    timesteps[:, 0] = 20
+    return {
+        **text(latents, timestep, branch),
+        "timestep": timesteps,
+        "enable_diffusion_forcing": True,
+        "fps": torch.ones(len(latents), dtype=torch.long),
+    }
+
+
+def skyreels(arguments=text, **overrides):
+    transformer = seeded(SkyReelsV2Transformer3DModel, **TRANSFORMER_CONFIG, **overrides)
+    return Loop(strong(transformer), arguments, latent_shape, VAE)
+
+
+def chrono_edit():
+    transformer = seeded(ChronoEditTransformer3DModel, **TRANSFORMER_CONFIG)
+    return Loop(strong(transformer), text, latent_shape, VAE)
+
+
+VARIANTS = {"odd size": ODD, "batch": {"batch": 2}, "unguided": {"branches": ("cond",)}}
+FAMILIES = [
+    Family(
+        "wan vace",
+        vace,
+        {**PROMPTS, **VIDEO, "guidance_scale": 4.0},
+        {"odd size": ODD, "unguided": {"guidance_scale": 1.0}},
+        kinds=3,  # the first block of the control video has a projection more
+        slow=True,
+    ),
+    Family("wan animate", animate, VIDEO, VARIANTS, slow=True),
+    Family("skyreels v2", skyreels, VIDEO, VARIANTS, slow=True),
+    Family(
+        "chrono edit", chrono_edit, {**VIDEO, "num_frames": 5}, {"batch": {"batch": 2}}, slow=True
+    ),
+]

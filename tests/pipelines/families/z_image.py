@@ -1,0 +1,92 @@
+"""Z-Image: prompts that are padded to other lengths, and images that come as a list."""
+
+import torch
+from diffusers import (
+    AutoencoderKL,
+    FlowMatchEulerDiscreteScheduler,
+    ZImagePipeline,
+    ZImageTransformer2DModel,
+)
+
+from tests.pipelines.families.family import Family
+from tests.pipelines.families.loop import random, seeded
+
+CHANNELS, TEXT_DIM = 4, 16
+CONFIG = {
+    "in_channels": CHANNELS,
+    "dim": 48,
+    "n_layers": 2,
+    "n_refiner_layers": 1,
+    "n_heads": 2,
+    "n_kv_heads": 2,
+    "cap_feat_dim": TEXT_DIM,
+    "axes_dims": [8, 8, 8],
+    "axes_lens": [256, 32, 32],
+}
+
+
+def vae():
+    """Shrinks space by 8."""
+    return seeded(
+        AutoencoderKL,
+        latent_channels=CHANNELS,
+        block_out_channels=(8, 8, 8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        norm_num_groups=2,
+        scaling_factor=0.5,
+        shift_factor=0.1,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
+
+
+def transformer():
+    """With padding that shows, and layers that change something."""
+    made = seeded(ZImageTransformer2DModel, **CONFIG)
+    with torch.no_grad():
+        for seed, token in enumerate((made.x_pad_token, made.cap_pad_token)):
+            token.copy_(random(*token.shape, seed=seed))
+    return made
+
+
+def pipeline():
+    pipe = ZImagePipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        vae=vae(),
+        text_encoder=None,
+        tokenizer=None,
+        transformer=transformer(),
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def prompts(*lengths, prefix="", seed=1):
+    return {
+        f"{prefix}prompt_embeds": [
+            random(length, TEXT_DIM, seed=seed + i) for i, length in enumerate(lengths)
+        ]
+    }
+
+
+IMAGE = {"height": 128, "width": 96, **prompts(7), "guidance_scale": 0.0, "max_sequence_length": 7}
+FAMILIES = [
+    Family(
+        "z-image",
+        pipeline,
+        IMAGE,
+        {
+            "odd size": {"height": 80, "width": 112},
+            "batch": prompts(7, 30),
+            "guided": {"guidance_scale": 3.0, **prompts(9, prefix="negative_", seed=5)},
+            "guided, other lengths": {
+                "guidance_scale": 3.0,
+                **prompts(40),
+                **prompts(9, prefix="negative_", seed=5),
+            },
+        },
+        kinds=3,  # those that refine images or prompts are other graphs
+        slow=True,
+    ),
+]

@@ -1,0 +1,132 @@
+"""Model families that diffusers runs by plain and by modular pipelines, the latter made of both.
+
+The blocks that encode prompts and decode latents are left out: the calls give embeddings, and the
+tests compare latents. A guider has what a plain pipeline takes as an argument of its call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import diffusers
+import torch
+from diffusers import ClassifierFreeGuidance
+
+from tests.pipelines.families import (
+    flux,
+    flux2,
+    hunyuan_video,
+    ltx,
+    qwen_image,
+    stable_diffusion3,
+    wan,
+)
+
+TEXT_DIM = 32
+LEFT_OUT = ("text_encoder", "vae_encoder", "image_encoder", "controlnet_vae_encoder", "decode")
+
+
+@dataclass(frozen=True)
+class Both:
+    """One model, with a pipeline of either kind.
+
+    Attributes:
+        blocks: name of the modular pipeline's blocks in diffusers.
+        make: a new plain pipeline.
+        call: arguments of the plain pipeline; those that the modular one knows go to it, too.
+        guidance: scale of the modular pipeline's guiders; None where it has none.
+        same: whether both give the same bits: not where the plain one guides in a batch.
+    """
+
+    blocks: str
+    make: Callable[[], Any]
+    call: Mapping[str, Any]
+    guidance: float | None = None
+    same: bool = True
+
+    def modular(self, plain: Any | None = None, left_out: Sequence[str] = LEFT_OUT) -> Any:
+        """A modular pipeline of the same components as a plain one, without some blocks."""
+        blocks = getattr(diffusers, self.blocks)()
+        for name in left_out:
+            blocks.sub_blocks.pop(name, None)
+        pipe = blocks.init_pipeline()
+        pipe.set_progress_bar_config(disable=True)
+        plain = self.make() if plain is None else plain
+        wanted = {*pipe._component_specs, *pipe._config_specs}
+        has = {**plain.config, **plain.components}
+        pipe.update_components(**{name: item for name, item in has.items() if name in wanted})
+        pipe.vae = plain.vae  # which tells the sizes of latents
+        for name in wanted:
+            if name.startswith("guider"):
+                made = ClassifierFreeGuidance(guidance_scale=self.guidance)
+                pipe.update_components(**{name: made})
+        return pipe
+
+    def generate(self, pipe: Any, *, steps: int = 6, **changes: Any) -> torch.Tensor:
+        """What the scheduler of a pipeline of either kind gives at the last step of a call."""
+        options = {
+            **self.call,
+            **changes,
+            "num_inference_steps": steps,
+            "generator": torch.Generator().manual_seed(0),
+        }
+        found: list[torch.Tensor] = []
+        step = pipe.scheduler.step
+
+        def look(*args: Any, **kwargs: Any) -> Any:
+            result = step(*args, **kwargs)
+            found[:] = result[:1]
+            return result
+
+        pipe.scheduler.step = look
+        try:
+            if isinstance(pipe, diffusers.ModularPipeline):
+                names = set(pipe.blocks.input_names)
+                pipe(**{name: value for name, value in options.items() if name in names})
+            else:
+                pipe(**options, output_type="latent")
+        finally:
+            del pipe.scheduler.step
+        return found[0]
+
+
+def random(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+FLUX_PROMPT = {
+    "prompt": None,
+    "prompt_embeds": random(1, 16, TEXT_DIM, seed=3),
+    "pooled_prompt_embeds": random(1, TEXT_DIM, seed=4),
+}
+WAN = {**wan.VIDEO, **wan.PROMPTS, "latents": random(1, 4, 3, 8, 6, seed=5)}
+KLEIN = {**flux2.PICTURE, **flux2.GUIDED}
+FAMILIES = {
+    "wan": Both("WanBlocks", wan.tiny_wan_pipeline, WAN, 4.0),
+    "wan 2.2 two experts": Both("Wan22Blocks", wan.two_experts, WAN, 4.0),
+    "flux": Both("FluxAutoBlocks", flux.guidance_distilled, {**flux.PICTURE, **FLUX_PROMPT}),
+    "flux2": Both("Flux2AutoBlocks", flux2.tiny_flux2_pipeline, flux2.PICTURE),
+    "flux2 klein": Both("Flux2KleinBaseAutoBlocks", flux2.klein, KLEIN, 3.0),
+    "flux2 klein distilled": Both(
+        "Flux2KleinAutoBlocks", flux2.klein, {**KLEIN, "guidance_scale": 1.0}
+    ),
+    "qwen-image": Both(
+        "QwenImageAutoBlocks",
+        qwen_image.tiny_qwen_pipeline,
+        {**qwen_image.PICTURE, **qwen_image.VARIANTS["padded and guided"]},
+        3.0,
+    ),
+    "sd3": Both(
+        "StableDiffusion3AutoBlocks",
+        stable_diffusion3.tiny_pipeline,
+        {**stable_diffusion3.PICTURE, **stable_diffusion3.GUIDED},
+        5.0,
+        same=False,
+    ),
+    "ltx": Both("LTXAutoBlocks", ltx.tiny_ltx_pipeline, ltx.VIDEO, 3.0, same=False),
+    "hunyuan video 1.5": Both(
+        "HunyuanVideo15AutoBlocks", hunyuan_video.pipeline15, hunyuan_video.VIDEO15, 3.0
+    ),
+}

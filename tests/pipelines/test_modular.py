@@ -1,0 +1,280 @@
+"""Modular pipelines: the position in their loop, their guiders' branches, and what is left."""
+
+import copy
+import warnings
+
+import diffusers
+import pytest
+import torch
+from diffusers import (
+    AdaptiveProjectedGuidance,
+    AutoGuidance,
+    ClassifierFreeGuidance,
+    ClassifierFreeZeroStarGuidance,
+    LayerSkipConfig,
+    PerturbedAttentionGuidance,
+    SkipLayerGuidance,
+    SmoothedEnergyGuidance,
+)
+from diffusers.hooks import SmoothedEnergyGuidanceConfig
+from diffusers.modular_pipelines import SequentialPipelineBlocks
+
+import chipsparse
+from chipsparse import FallbackError
+from chipsparse.pipelines.denoising_loop import denoising_loops
+from tests.pipelines.families.qwen_image import IMAGE
+from tests.pipelines.model_state import actions, state_of
+from tests.pipelines.modular_families import FAMILIES
+from tests.pipelines.test_families import EXACT, SPARSE, assert_close
+
+# Random columns are drawn by the name of the branch, which not every plain pipeline gives.
+COLUMNS_BY_SCORE = SPARSE.override({"attention.random_fraction": 0.0})
+
+
+def slow_unless(quick, values):
+    return [pytest.param(each, marks=[] if each in quick else pytest.mark.slow) for each in values]
+
+
+SCORES = LayerSkipConfig([1], skip_attention=False, skip_attention_scores=True, skip_ff=False)
+
+
+class CountedEnergyGuidance(SmoothedEnergyGuidance):
+    """As it was meant: that of diffusers 0.42 does not count its branches, and never hooks."""
+
+    def prepare_models(self, denoiser):
+        self._count_prepared += 1
+        super().prepare_models(denoiser)
+
+
+# Guiders that change the model for a branch, a family that they can run, and which branch it is.
+HOOKING = {
+    "perturbed attention": (
+        "qwen-image",
+        lambda: PerturbedAttentionGuidance(
+            guidance_scale=3.0, perturbed_guidance_config=SCORES, perturbed_guidance_stop=0.9
+        ),
+        "cond_skip",
+    ),
+    "skipped layers": (
+        "wan",
+        lambda: SkipLayerGuidance(
+            guidance_scale=3.0, skip_layer_config=LayerSkipConfig([1]), skip_layer_guidance_stop=0.9
+        ),
+        "cond_skip",
+    ),
+    "smoothed energy": (
+        "qwen-image",
+        lambda: CountedEnergyGuidance(
+            guidance_scale=3.0,
+            seg_guidance_config=SmoothedEnergyGuidanceConfig([0]),
+            seg_guidance_stop=0.9,
+        ),
+        "cond_seg",
+    ),
+    "a worse model": (
+        "qwen-image",
+        lambda: AutoGuidance(guidance_scale=3.0, auto_guidance_config=SCORES),
+        "uncond",
+    ),
+}
+PLAIN_GUIDERS = [AdaptiveProjectedGuidance, ClassifierFreeZeroStarGuidance]
+
+
+def taken(report):
+    return [(record.step, record.action.value) for record in report.steps]
+
+
+def qwen(guider=None):
+    pipe = FAMILIES["qwen-image"].modular()
+    if guider is not None:
+        pipe.update_components(guider=guider)
+    return pipe
+
+
+def generate(pipe, **options):
+    return FAMILIES["qwen-image"].generate(pipe, **options)
+
+
+# Both kinds of pipelines.
+
+
+@pytest.mark.parametrize("name", slow_unless({"wan", "flux"}, FAMILIES))
+def test_a_modular_pipeline_computes_what_the_plain_one_does(name):
+    family = FAMILIES[name]
+    plain = family.make()
+    modular = family.modular(plain)
+    with chipsparse.enable(plain, COLUMNS_BY_SCORE) as handle:
+        expected, as_plain = family.generate(plain), handle.report
+    with chipsparse.enable(modular, COLUMNS_BY_SCORE, strict=True) as handle:
+        found = family.generate(modular)
+        assert torch.equal(family.generate(modular), found)
+    branches = {record.branch for record in handle.report.steps}
+    assert branches == ({"cond"} if family.guidance is None else {"cond", "uncond"})
+    if family.same:
+        assert torch.equal(found, expected)
+        assert taken(handle.report) == taken(as_plain)
+    else:
+        assert set(actions(handle)) == {"dense", "refresh", "sparse", "skip"}
+    assert handle.report.pipeline.pipeline_class == type(modular).__name__
+
+
+@pytest.mark.parametrize("name", slow_unless({"qwen-image"}, FAMILIES))
+def test_keeping_everything_is_the_dense_result(name):
+    family = FAMILIES[name]
+    pipe = family.modular()
+    dense = family.generate(pipe)
+    with chipsparse.enable(pipe, EXACT) as handle:
+        assert_close(family.generate(pipe), dense)
+        assert handle.report.actions()["sparse"] > 0
+    assert torch.equal(family.generate(pipe), dense)
+
+
+def test_a_generation_that_starts_late_is_told_its_place_among_all_steps():
+    pipe = FAMILIES["qwen-image"].modular(left_out=("text_encoder", "decode"))
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        generate(pipe, **{**IMAGE, "strength": 0.5})
+    cond = [record for record in handle.report.steps if record.branch == "cond"]
+    assert [record.step for record in cond] == [3, 4, 5]
+    assert [record.steps_total for record in cond] == [6, 6, 6]
+    assert actions(handle) == ["dense", "refresh", "sparse"]
+
+
+# Guiders.
+
+
+@pytest.mark.parametrize("guider", slow_unless({"perturbed attention"}, HOOKING))
+def test_a_branch_for_which_a_guider_changes_the_model_is_the_models_own(guider):
+    name, make, hooked = HOOKING[guider]
+    family = FAMILIES[name]
+    pipe = family.modular()
+    pipe.update_components(guider=ClassifierFreeGuidance(guidance_scale=3.0))
+    unhooked = family.generate(pipe)
+    pipe.update_components(guider=make())
+    dense = family.generate(pipe)
+    assert not torch.equal(unhooked, dense)
+    other = "cond" if hooked == "uncond" else "uncond"
+    with chipsparse.enable(pipe, EXACT) as handle:
+        assert_close(family.generate(pipe), dense)
+        assert "sparse" in actions(handle, other)
+        assert set(actions(handle, hooked)) == {"dense"}
+        assert any(f"branch {hooked} run" in sentence for sentence in handle.report.fallbacks)
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        family.generate(pipe)
+        assert set(actions(handle, hooked)) == {"dense", "skip"}
+        assert set(actions(handle, other)) == {"dense", "refresh", "sparse", "skip"}
+    with chipsparse.enable(pipe, EXACT, strict=True), pytest.raises(FallbackError, match=hooked):
+        family.generate(pipe)
+    assert torch.equal(family.generate(pipe), dense)
+
+
+def test_a_skipped_step_gives_each_branch_its_own_last_output():
+    pipe = qwen(HOOKING["perturbed attention"][1]())
+    listed = {"schedule.actions": ["dense", "dense", "skip", "dense"]}
+    outputs = {}
+    with chipsparse.enable(pipe, SPARSE.override(listed)) as handle:
+        session = handle._adapters[0].session
+        end = session.end
+
+        def look(output, **kwargs):
+            outputs[session.state.context.step, session.state.branch] = output
+            end(output, **kwargs)
+
+        session.end = look
+        generate(pipe, steps=4)
+    for branch in ("cond", "uncond", "cond_skip"):
+        assert torch.equal(outputs[2, branch], outputs[1, branch])
+    assert not torch.equal(outputs[2, "cond"], outputs[2, "cond_skip"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guider", PLAIN_GUIDERS)
+def test_guiders_that_leave_the_model_alone_run_sparse_in_both_branches(guider):
+    family = FAMILIES["flux2 klein"]
+    pipe = family.modular()
+    pipe.update_components(guider=guider(guidance_scale=3.0))
+    dense = family.generate(pipe)
+    with chipsparse.enable(pipe, EXACT, strict=True) as handle:
+        assert_close(family.generate(pipe), dense)
+    assert "sparse" in actions(handle, "cond")
+    assert "sparse" in actions(handle, "uncond")
+
+
+def test_a_guider_may_be_exchanged_and_end_before_the_last_step():
+    pipe = qwen()
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        first = generate(pipe)
+        pipe.update_components(guider=ClassifierFreeGuidance(guidance_scale=3.0, stop=0.7))
+        generate(pipe)
+        assert len(actions(handle, "uncond")) == 4
+        assert len(actions(handle, "cond")) == 6
+        assert handle._adapters[0].session.cache_bytes() == 0
+        pipe.update_components(guider=ClassifierFreeGuidance(guidance_scale=3.0))
+        assert torch.equal(generate(pipe), first)
+
+
+# What is left behind, and what is refused.
+
+
+def test_nothing_is_left_on_blocks_guiders_and_models():
+    pipe = qwen()
+    generate(pipe)  # diffusers itself leaves word of a call on them
+    inner = [pipe.guider, *denoising_loops(pipe._blocks)]
+
+    def state(objects):
+        return [(type(each), set(vars(each))) for each in objects]
+
+    before = state_of(pipe.transformer), state([pipe, *inner])
+    with chipsparse.enable(pipe, SPARSE):
+        generate(pipe)
+        assert state(inner) == before[1][1:]
+        assert isinstance(pipe, diffusers.QwenImageModularPipeline)
+        with pytest.raises(TypeError, match="cannot copy"):
+            copy.copy(pipe)
+    assert before == (state_of(pipe.transformer), state([pipe, *inner]))
+
+
+@pytest.mark.parametrize(
+    "error", slow_unless({KeyboardInterrupt}, [KeyboardInterrupt, RuntimeError])
+)
+def test_a_call_that_breaks_off_leaves_a_pipeline_that_works(error):
+    pipe = qwen()
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        expected = generate(pipe)
+        block = denoising_loops(pipe._blocks)[0].sub_blocks["after_denoiser"]
+
+        class Breaks(type(block)):
+            def __call__(self, components, state, i, t):
+                if i == 3:
+                    raise error("as if")
+                return super().__call__(components, state, i, t)
+
+        stock, block.__class__ = type(block), Breaks
+        with pytest.raises(error):
+            generate(pipe)
+        block.__class__ = stock
+        assert len(handle.report.steps) == 8
+        assert handle._adapters[0].session.cache_bytes() == 0
+        assert "loop_step" not in vars(denoising_loops(pipe._blocks)[0])
+        assert torch.equal(generate(pipe), expected)
+
+
+def test_a_pipeline_without_a_denoising_loop_or_its_model_is_refused():
+    blocks = diffusers.QwenImageAutoBlocks()
+    parts = {name: blocks.sub_blocks[name] for name in ("text_encoder", "decode")}
+    with pytest.raises(ValueError, match=r"no denoising loop \(its blocks: text_encoder, decode\)"):
+        chipsparse.enable(SequentialPipelineBlocks.from_blocks_dict(parts).init_pipeline())
+    with pytest.raises(ValueError, match="has not loaded its transformer yet; call load_comp"):
+        chipsparse.enable(blocks.init_pipeline())
+    with pytest.raises(ValueError, match="has no denoising loop"):
+        chipsparse.enable(blocks.sub_blocks["decode"].init_pipeline())
+
+
+def test_a_second_patch_takes_the_place_of_the_first_and_disable_needs_no_handle():
+    pipe = qwen()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first = chipsparse.enable(pipe, SPARSE)
+        chipsparse.enable(pipe, EXACT)
+    assert not first.enabled
+    chipsparse.disable(pipe)
+    assert type(pipe) is diffusers.QwenImageModularPipeline
