@@ -55,8 +55,9 @@ class DenoisingLoop:
         return None
 
     def why_not_cached(self, model: torch.nn.Module) -> str | None:
-        """What guidance has done to a model for this call, so that it can only run dense."""
-        return None
+        """What a guider has done to a model for this call, so that it can only run dense."""
+        guided = isinstance(getattr(self.pipe, "guider", None), BaseGuidance)
+        return why_not_cached(model) if guided else None
 
     def branches(self) -> int | None:
         """Guidance branches of the step, each a call of its own; None where no guider tells."""
@@ -128,7 +129,7 @@ class ModularLoop(DenoisingLoop):
         return None if self._timestep is None else float(torch.as_tensor(self._timestep))
 
     def why_not_cached(self, model: torch.nn.Module) -> str | None:
-        """See `DenoisingLoop`."""
+        """See `DenoisingLoop`; a guider may have any name."""
         return why_not_cached(model)
 
     def branches(self) -> int:

@@ -16,12 +16,13 @@ from chipsparse.pipelines.adapter import ModelAdapter, tagged
 from chipsparse.pipelines.bridge import LayerCall
 from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
 from chipsparse.pipelines.flux import undivided_timestep
+from chipsparse.pipelines.tensor_facts import TensorFacts
 from chipsparse.pipelines.uncompiled import uncompiled
 from chipsparse.plan import Action
 from chipsparse.report.generation import StepRecord, StepTimer
 from chipsparse.step import StepContext
 
-MODE = "kv_cache_mode"
+MODE, MASK = "kv_cache_mode", "encoder_hidden_states_mask"
 NO_CACHE = (
     "nothing runs sparse: Qwen-Image 2.1 computes its prompt at every step; leave use_kv_cache on"
 )
@@ -43,6 +44,10 @@ class QwenImage21Adapter(ModelAdapter):
     sparse_mlp = "feed-forward (gated) of the image tokens"
     guidance_argument = "true_cfg_scale"
     announces_guidance = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._is_all_valid = TensorFacts(lambda mask: bool(mask.all()))
+        super().__init__(*args, **kwargs)
 
     def self_attentions(self) -> list[Any]:
         """``attn`` of every block."""
@@ -99,8 +104,9 @@ class QwenImage21Adapter(ModelAdapter):
         return "the prompts of the batch differ in length, so the shorter ones need a mask"
 
     def needs_mask(self, arguments: dict[str, Any]) -> bool:
-        """As `why_attention_is_dense`."""
-        return arguments.get("encoder_hidden_states_mask") is not None
+        """Where a mask leaves something out; modular pipelines always pass one."""
+        mask = arguments.get(MASK)
+        return mask is not None and not self._is_all_valid(mask)
 
     # The first step.
 
@@ -151,16 +157,18 @@ class QwenImage21Adapter(ModelAdapter):
     def install_tile_order(self) -> None:
         """Hooks the transformer's inputs, its rotary embedding and its output norm."""
         model, add = self._model, self._patches.add_hook
-        add(model.register_forward_pre_hook(self._order_inputs, with_kwargs=True))
+        add(model.register_forward_pre_hook(self._prepare_inputs, with_kwargs=True))
         add(model.pos_embed.register_forward_hook(self._order_rotary))
         add(model.norm_out.register_forward_pre_hook(self.restore_order))
 
-    def _order_inputs(
+    def _prepare_inputs(
         self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if self.session.tile_order is None:
+        if not self.session.caching:
             return None
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
+        if not self.needs_mask(arguments):
+            arguments[MASK] = None
         arguments["hidden_states"] = self._last_ordered(arguments["hidden_states"], 1)
         return (), arguments
 

@@ -82,6 +82,7 @@ class Profile:
         quality: the name of the quality that is taken; None where the file has none by default.
         qualities: what is computed in each of its qualities, by name.
         one_schedule: those of them whose schedule is that of ``sparsity``, not of their name.
+        instead: why it takes the place of another profile, one sentence; None where it does not.
     """
 
     model_class: str
@@ -93,6 +94,7 @@ class Profile:
     quality: str | None = None
     qualities: Mapping[str, SparsityConfig] = field(default_factory=dict)
     one_schedule: tuple[str, ...] = ()
+    instead: str | None = None
 
     def __repr__(self) -> str:
         return f"<Profile for {self.model_class or 'any model'} from {self.source}>"
@@ -128,6 +130,24 @@ class Profile:
             has = f"it has {', '.join(self.qualities)}" if self.qualities else "it has no qualities"
             raise ValueError(f"{self.source} does not say what {name} is; {has}")
         return dataclasses.replace(self, quality=name, sparsity=self.qualities[name])
+
+    def for_steps(self, steps: int | None) -> Profile:
+        """The profile for a generation of so many steps (None: as many as the profile says).
+
+        One that was tuned for more than twice as many lists steps that are never reached. The
+        default quality of its model class, which knows few steps, is taken in its place.
+        """
+        tuned = None if self.tuned is None else self.tuned.num_inference_steps
+        if steps is None or tuned is None or 2 * steps >= tuned:
+            return self
+        known = self.model_class in profile_classes()
+        other = find_profile(None, self.model_class) if known else default_profile()
+        return dataclasses.replace(
+            other,
+            generation=self.generation,
+            instead=f"{self.source} was tuned for {tuned} steps and is not used for {steps}: "
+            f"{other.quality} of {other.source} is",
+        )
 
     def override(self, values: Mapping[str, Any]) -> Profile:
         """The same profile with some fields changed in all of its qualities.

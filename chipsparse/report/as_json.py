@@ -14,7 +14,7 @@ Times are in seconds, sizes in bytes, shares between 0 and 1; what is not known 
     transformers  by the pipeline's name for each that was called:
         class, schedule (in words), actions (of every step, as planned)
         layout    kinds (name, layers, intermediate_size, ...), heads, head_dim, batch, grids,
-                  text_tokens, tokens, layers
+                  text_tokens, exact_text, tokens, layers, ...: see `ModelLayout`
     generation    its number since the pipeline was patched
     error         what ended it, or null
     steps         one entry per transformer call:

@@ -193,7 +193,7 @@ class Dispatch:
         elif isinstance(answer, Unavailable):
             self._rest(number, work)
         elif work is None:
-            self._not_loaded(number, answer)
+            self._restart(number, answer)
         else:
             work.tries += 1
             if isinstance(answer, Died | Failed):
@@ -214,10 +214,11 @@ class Dispatch:
         else:
             worker.state, worker.since = "resting", self.clock()
 
-    def _not_loaded(self, number: int, answer: Answer) -> None:
-        """A worker ended while it loaded: that is tried again, but not with every prompt."""
+    def _restart(self, number: int, answer: Answer) -> None:
+        """A worker ended that made nothing; where none can load, that is not tried for ever."""
         assert isinstance(answer, Died)
-        self._failed_loads += 1
+        if self._workers[number].state == "loading":
+            self._failed_loads += 1
         if self._failed_loads >= self.tries:
             raise RuntimeError(f"a worker ended while it loaded the model: {answer.how}")
         self._start(number)

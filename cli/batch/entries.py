@@ -143,8 +143,10 @@ class _Groups:
         dtype: torch.dtype,
     ) -> None:
         self._options, self._model, self._device, self._dtype = options, model, device, dtype
-        usual = "mp4" if model.accepts("num_frames") else "png"
-        self.suffix = f".{options.format or usual}"
+        video = model.accepts("num_frames")
+        if options.format not in (None, "png") and not video:
+            raise UserError("this model makes images, not videos; use --format png")
+        self.suffix = f".{options.format or ('mp4' if video else 'png')}"
         self._weights = {
             "model": weights_digest(model) or model.location,
             "loras": [[files_digest([lora.file]), lora.scale] for lora in options.loras],

@@ -173,6 +173,7 @@ def explain(options: GenerationOptions, model: ModelDescription, profile: Profil
     told = [
         too_few_steps(plan),
         profile_range.sentence(profile, out_of_range) if out_of_range else None,
+        profile.instead,
         profile.remark,
         *plan.remarks(),
         AT_MOST if plan.schedule.skips_by_threshold() else None,

@@ -75,7 +75,8 @@ class Job:
     @property
     def warnings(self) -> list[str]:
         """What to know before the generation begins, one sentence each."""
-        found = [] if self.too_few_steps is None else [self.too_few_steps]
+        instead = None if self.profile is None else self.profile.instead
+        found = [each for each in (instead, self.too_few_steps) if each is not None]
         if self.profile is not None and self.profile.is_general and self.options.mode != "dense":
             found.append(
                 f"there is no profile for the model class {self.model.transformer_class}: "
@@ -84,7 +85,9 @@ class Job:
         if self.out_of_range:
             assert self.profile is not None
             found.append(profile_range.sentence(self.profile, self.out_of_range))
-        return found
+        steps = self.settings.num_inference_steps
+        remarks = (lora.steps_remark(steps) for lora in self.options.loras)
+        return [*found, *(remark for remark in remarks if remark is not None)]
 
     @property
     def image_arguments(self) -> dict[str, Any]:

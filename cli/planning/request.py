@@ -73,6 +73,7 @@ def choose_profile(
     """
     with user_errors(ValueError):
         profile = _found(options, model)
+        profile = None if profile is None else profile.for_steps(options.steps)
         if profile is not None and options.quality is not None:
             profile = profile.of_quality(options.quality)
     if profile is None:

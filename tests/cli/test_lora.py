@@ -1,6 +1,7 @@
 """`--lora`: what it takes, and what it refuses."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.model.lora import read_lora
+from chipsparse.cli.model.lora import Lora, read_lora
 
 RANK = 2
 SMALL = ("-o", "o.png", "--frames", "1", "--json")
@@ -57,6 +58,33 @@ def test_it_changes_the_picture_by_its_scale(generate, attention_lora):
     assert (pictures[2] != pictures[1]).any()
     assert told[2]["loras"] == [{"file": str(attention_lora), "scale": 2.0}]
     assert told[2]["sparse"]["fallbacks"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "said"),
+    [
+        ("Wan2.2-Lightning-4steps-lora", 50, "made for 4 steps by its name, and 50 are"),
+        ("flux_8-step_turbo", 4, "give --steps 8"),
+        ("h3_4step_or_8step", 6, "made for 4 or 8 steps"),
+        ("h3_4step_or_8step", 8, None),
+        ("style_1000stepsize", 50, None),
+        ("a_doorstep", 50, None),
+        ("checkpoint-20000steps", 50, None),  # of its training
+        ("style", 4, None),
+    ],
+)
+def test_a_lora_that_is_made_for_other_steps_is_noticed(tmp_path, name, steps, said):
+    remark = Lora(tmp_path / f"{name}.safetensors", 1.0).steps_remark(steps)
+    assert (remark is None) is (said is None)
+    assert said is None or said in remark
+
+
+def test_the_notice_is_among_the_warnings(generate, attention_lora, tmp_path):
+    named = shutil.copy(attention_lora, tmp_path / "tiny-8steps.safetensors")
+    ran = generate(*SMALL, "--lora", str(named))
+    assert ran.exit_code == 0, ran.stderr
+    (warning,) = json.loads(ran.stdout)["warnings"]
+    assert "tiny-8steps.safetensors is made for 8 steps by its name, and 4 are" in warning
 
 
 def test_a_folder_and_several(generate, attention_lora, mlp_lora):

@@ -51,7 +51,10 @@ def explain(model, *arguments):
     return told("explain", "--model", model, *budgets, "--quality", "published", *arguments)
 
 
-@pytest.mark.parametrize(("frames", "latents", "sound"), [(124, 37, 414), (345, 102, 1150)])
+@pytest.mark.parametrize(
+    ("frames", "latents", "sound"),
+    [(124, 37, 414), pytest.param(345, 102, 1150, marks=pytest.mark.slow)],
+)
 def test_explain_knows_the_released_sizes(folder, frames, latents, sound):
     found = explain(folder(), "--frames", str(frames))
     assert found["tokens"]["grids"] == [[latents, 24, 42]]

@@ -14,13 +14,16 @@ MODEL: Any = SimpleNamespace(location="model", transformer_class="WanTransformer
 
 @pytest.fixture
 def chosen(tmp_path):
-    def choose(text=None, *, quality=None, model=MODEL, **more):
+    def choose(text=None, *, quality=None, steps=None, model=MODEL, **more):
         path = None
         if text is not None:
             path = tmp_path / "mine.yaml"
             path.write_text(text)
         options: Any = SimpleNamespace(
-            config=path, quality=quality, memory_budgets=lambda: {"memory.vram": "1G"}
+            config=path,
+            quality=quality,
+            steps=steps,
+            memory_budgets=lambda: {"memory.vram": "1G"},
         )
         return choose_profile(options, model, **more)
 
@@ -64,3 +67,13 @@ def test_a_model_without_a_profile_takes_a_quality_that_is_asked_for(chosen):
     found = chosen(model=other, quality="fast")
     assert found.is_general
     assert found.quality == "fast"
+
+
+def test_what_was_tuned_for_many_steps_is_not_used_for_few(chosen):
+    tuned = "tuned: {model: mine, num_inference_steps: 50}\nsparsity: {schedule: {full_share: 0.1}}"
+    assert chosen(tuned).instead is None
+    taken = chosen(tuned, steps=4, quality="fast")
+    assert "was tuned for 50 steps and is not used for 4" in taken.instead
+    assert taken.quality == "fast"
+    assert taken.sparsity.memory.vram is not None
+    assert taken.sparsity.schedule.least_full == 8

@@ -83,7 +83,8 @@ def slow_unless(quick, families=tuple(name for name in FAMILIES if not FAMILIES[
 
 
 SLOW = [name for name, family in FAMILIES.items() if family.slow]
-each_family = slow_unless({n for n in FAMILIES if not FAMILIES[n].brief} - set(SLOW), FAMILIES)
+QUICK = {n for n in FAMILIES if not FAMILIES[n].brief} - set(SLOW)
+each_family = slow_unless(QUICK, FAMILIES)
 each_model = slow_unless(MODELS)
 
 
@@ -231,7 +232,14 @@ def test_three_of_four_steps_are_sparse_where_the_first_chooses_the_columns(name
 @pytest.mark.parametrize(
     ("name", "calls"),
     [
-        *((name, calls_of(name) if name in MODELS else [BASE]) for name in FAMILIES),
+        *(
+            pytest.param(
+                name,
+                calls_of(name) if name in MODELS else [BASE],
+                marks=[] if name in QUICK else pytest.mark.slow,
+            )
+            for name in FAMILIES
+        ),
         *(
             pytest.param(name, calls_of(name)[1:], marks=pytest.mark.slow)
             for name in FAMILIES

@@ -28,6 +28,7 @@ ON_GPU = (
     "flux image to image",
     "flux inpainting",
     "hunyuan video 1.5",
+    "minimax h3",
     "wan 2.1",
     "wan 2.2 two experts",
 )

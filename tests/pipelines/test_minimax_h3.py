@@ -7,6 +7,8 @@ import torch
 from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3TransformerOutput
 
 import chipsparse
+from benchmarks.computed_work import WorkCounter
+from benchmarks.equal_work.work import DenseWork
 from chipsparse import SparsityConfig
 from chipsparse.api import attach
 from chipsparse.graphs.step_graph import StepGraphs
@@ -342,6 +344,18 @@ def test_conditions_that_take_up_the_density_are_remarked_on(pipe):
         (note,) = handle.report.notes
     assert note.startswith("136 of the 304 tokens are text, sound and conditions")
     assert "attention.density keeps 122:" in note
+
+
+def test_the_work_of_a_step_counts_exact_rows_in_full(pipe):
+    """As the tables of equal work estimate it, against what PyTorch really computes."""
+    dense = DenseWork.measured(pipe.transformer, lambda: generate(pipe, 2))
+    counter = WorkCounter()
+    handle = attach(pipe, SPARSE, partial(Session, observer=counter))
+    with counter.of(pipe.transformer):
+        generate(pipe)
+    handle.disable()
+    assert handle.report.actions() == {"dense": 1, "refresh": 1, "sparse": 2}
+    assert dense.of_report(handle.report) == pytest.approx(counter.multiply_adds, rel=0.01)
 
 
 # What is refused.

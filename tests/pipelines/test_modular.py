@@ -167,6 +167,20 @@ def test_a_branch_for_which_a_guider_changes_the_model_is_the_models_own(guider)
     assert torch.equal(family.generate(pipe), dense)
 
 
+@pytest.mark.slow
+def test_the_guider_of_a_plain_pipeline_is_looked_at_too():
+    family = FAMILIES["hunyuan video 1.5"]
+    pipe = family.make()
+    unhooked = family.generate(pipe)
+    pipe.guider = HOOKING["smoothed energy"][1]()
+    dense = family.generate(pipe)
+    assert not torch.equal(unhooked, dense)
+    with chipsparse.enable(pipe, EXACT) as handle:
+        assert_close(family.generate(pipe), dense)
+    assert set(actions(handle, "cond_seg")) == {"dense"}
+    assert "sparse" in actions(handle, "cond")
+
+
 def test_a_skipped_step_gives_each_branch_its_own_last_output():
     pipe = qwen(HOOKING["perturbed attention"][1]())
     listed = {"schedule.actions": ["dense", "dense", "skip", "dense"]}

@@ -49,7 +49,7 @@ def test_a_refresh_keeps_much_the_same_columns():
     assert 1e-2 < far(output, expected.double()) < 6e-2
     masks = row_mask(in_fp8), row_mask(exact)
     assert (masks[0] == masks[1]).double().mean() > 0.97
-    assert (in_fp8.kept_mass - exact.kept_mass).abs().mean() < 1e-2
+    assert (in_fp8.kept_mass - exact.kept_mass).abs().mean() < 3e-2
 
 
 def test_heads_may_come_in_chunks():

@@ -75,3 +75,29 @@ def test_a_profile_with_a_range_is_read_and_checked(tmp_path):
             load_profile(path)
     path.write_text("description: by hand\n")
     assert load_profile(path).tuned is None
+
+
+@pytest.mark.parametrize(
+    ("model_class", "source"),
+    [("WanTransformer3DModel", "WanTransformer3DModel.yaml"), ("", "qualities.yaml")],
+)
+def test_a_profile_for_50_steps_is_not_used_for_4(tmp_path, model_class, source):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        f"model_class: {model_class or '{}'}\n".replace("{}", '""')
+        + "generation: {num_inference_steps: 50, height: 480}\n"
+        "tuned: {model: mine, num_inference_steps: 50}\n"
+        "sparsity: {schedule: {full_steps: [0, 20]}}\n"
+    )
+    profile = load_profile(path)
+    for steps in (None, 25, 50, 80):
+        assert profile.for_steps(steps) is profile
+    other = profile.for_steps(4)
+    assert other.source.endswith(source)
+    assert other.quality == "balanced"
+    assert other.generation == profile.generation
+    assert other.tuned is None
+    assert other.instead.startswith(
+        f"{path} was tuned for 50 steps and is not used for 4: balanced"
+    )
+    assert dataclasses.replace(profile, tuned=None).for_steps(4).instead is None

@@ -281,6 +281,14 @@ def test_images(batch, flux_folder, workdir):
         assert image.size == (48, 32)
 
 
+def test_images_are_no_videos(batch, flux_folder, workdir, no_loading):
+    (workdir / "p.txt").write_text("a red circle\n")
+    ran = batch("--format", "mp4", file="p.txt", model=flux_folder)
+    assert ran.exit_code == 2
+    assert ran.stderr.endswith("error: this model makes images, not videos; use --format png\n")
+    assert names(workdir) == ["p.txt"]
+
+
 def test_prompts_with_and_without_an_image_are_no_batch(batch, flux_folder, workdir, no_loading):
     Image.new("RGB", (48, 32)).save(workdir / "a.png")
     (workdir / "prompts.csv").write_text("prompt,image\na,\nb,a.png\n")

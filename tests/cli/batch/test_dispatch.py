@@ -197,6 +197,22 @@ def test_workers_that_end_while_they_load_end_it():
     assert (folder.there, engine.started) == ({"a"}, [0, 0])
 
 
+def test_a_worker_that_ends_while_it_has_nothing_to_do_is_replaced(monkeypatch):
+    wait = Engine.wait
+
+    def waiting(engine, seconds):
+        """The second worker, which there is no file for, is killed once."""
+        found = wait(engine, seconds)
+        if engine.submitted and engine.started == [0, 1]:
+            return [(1, Died("killed by SIGKILL")), *found]
+        return found
+
+    monkeypatch.setattr(Engine, "wait", waiting)
+    engine, folder, _ = dispatched({"a": [Failed("no"), MADE]}, workers=2, tries=2)
+    assert engine.started == [0, 1, 1, 0]
+    assert folder.tries == {"a": 2}
+
+
 def test_another_version_of_chipsparse_is_refused():
     with pytest.raises(UserError, match=r"^there has chipsparse 0\.0, and this machine"):
         dispatched({"a": []}, loads=[Loaded("0.0", "there")])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from chipsparse.cli.batch import job
@@ -184,3 +185,25 @@ def test_what_ray_says_of_a_worker():
 def test_ray_chooses_the_gpus():
     with pytest.raises(UserError, match=r"^--device cuda:1: Ray chooses the GPUs"):
         RayActors("cuda:1", None, DeadlyWorker)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ["accelerate", "ray"])
+def test_on_gpus(model_folder, workdir, engine):
+    """A worker on each GPU of this machine; all of them make something."""
+    count = torch.cuda.device_count()
+    (workdir / "p.txt").write_text("a circle moves left\n")
+    given = ["p.txt", "-o", "out", "--model", str(model_folder), "--device", "cuda"]
+    small = ["--num", str(8 * count), "--engine", engine, "--json"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "chipsparse", "batch", *given, *small],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["made"] == 8 * count
+    lines = [json.loads(line) for line in (workdir / "out/manifest.jsonl").open()]
+    assert {line["dtype"] for line in lines} == {"bfloat16"}
+    if engine == "accelerate":
+        assert len({line["worker"] for line in lines}) == count

@@ -69,6 +69,10 @@ class H3Loop:
         self.scheduler, self.audio_scheduler = MiniMaxH3Scheduler(12.0), MiniMaxH3Scheduler(3.0)
         self.vae = SimpleNamespace(config=VAE_CONFIG)
 
+    def to(self, device, dtype):
+        self.transformer.to(device, dtype)
+        return self
+
     @property
     def components(self):
         return {"transformer": self.transformer, "scheduler": self.scheduler}
@@ -91,7 +95,7 @@ class H3Loop:
     ):
         assert output_type == "latent"
         assert not return_dict
-        device, batch = prompt_embeds.device, prompt_embeds.shape[0]
+        device, batch = self.transformer.device, prompt_embeds.shape[0]
         size = (num_frames - 5) // 17 * 5 + 2, height // SPACE, width // SPACE
         sounds = round(num_frames / 24 * 40)
         tags = torch.ones(prompt_embeds.shape[1], dtype=torch.long)
@@ -142,7 +146,7 @@ class H3Loop:
             velocity, audio_velocity = self.transformer(
                 hidden_states=video,
                 audio_hidden_states=audio,
-                encoder_hidden_states=prompt_embeds,
+                encoder_hidden_states=prompt_embeds.to(device),
                 timestep=timestep.to(device),
                 timestep_indices=timestep_indices.to(device),
                 attention_kwargs=None,
