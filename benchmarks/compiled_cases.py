@@ -29,7 +29,11 @@ TRITON_TYPES = {
     "heads|rows|row_tiles|blocks|first_unit|columns|num_columns": "i32",
     "row_bytes|keep_count|capacity": "i32",
     "block_size_q": "i32:16",
-    "strata|seed_state|turns|loose": "i32",
+    "strata|seed_state|first_head|turns|loose": "i32",
+    "(first|second|third|buffer)_ptr": "*{half}:16",
+    "starts_ptr": "*i32:16",
+    "(first|second|third)_stride_[bnh]": "i32:16",
+    "batch|tokens": "i32",
     "scale|rounding": "fp32",
 }
 
@@ -80,7 +84,7 @@ class CompiledCase:
 
 def cases() -> list[CompiledCase]:
     """Every kernel in all configurations that the launchers choose from."""
-    makers = (_gluon, _attention, _fp8, _selection, _packing, _residuals, _mlp, _neurons)
+    makers = (_gluon, _attention, _fp8, _selection, _packing, _residuals, _pieces, _mlp, _neurons)
     return [case for make in makers for case in make()]
 
 
@@ -267,6 +271,23 @@ def _residuals() -> Iterator[CompiledCase]:
             }
             variant = f"D{head_dim} {half}"
             yield _triton("merge_residual", "_residual_kernel", variant, True, constants, half=half)
+
+
+def _pieces() -> Iterator[CompiledCase]:
+    module = _module("rank_pieces")
+    for packs in (True, False):
+        for cuts_heads in (True, False):
+            constants = {
+                "TENSORS": 3 if packs == cuts_heads else 1,  # q, k and v there, the output back
+                "CUTS_HEADS": cuts_heads,
+                "PACKS": packs,
+                "WIDTH": 128,
+                "ROWS": module.TILE_ELEMENTS // 128,
+                "COLUMNS": 128,
+                "num_warps": module.WARPS,
+            }
+            variant = f"{'pack' if packs else 'unpack'} {'heads' if cuts_heads else 'tokens'}"
+            yield _triton("rank_pieces", "_copy_kernel", variant, True, constants)
 
 
 def _mlp() -> Iterator[CompiledCase]:

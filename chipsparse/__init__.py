@@ -18,6 +18,7 @@ from chipsparse.config import (
     SparsityConfig,
 )
 from chipsparse.old_names import CLASSES, OldNameWarning, old_class
+from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import (
     GenerationDefaults,
     Profile,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from chipsparse.api import Handle, disable, enable
     from chipsparse.cache.memory_plan import BudgetError
     from chipsparse.layers.kept_columns import KeptColumns
+    from chipsparse.parallel.peers import PeerError
     from chipsparse.plan import Action
     from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
 
@@ -51,6 +53,8 @@ __all__ = [
     "MLPConfig",
     "MemoryConfig",
     "OldNameWarning",
+    "Parallel",
+    "PeerError",
     "Profile",
     "ScheduleConfig",
     "SparsityConfig",
@@ -70,6 +74,7 @@ _LATER = {
     "Handle": "api",
     "KeptColumns": "layers.kept_columns",
     "LayerRecord": "report.generation",
+    "PeerError": "parallel.peers",
     "StepRecord": "report.generation",
     "disable": "api",
     "enable": "api",

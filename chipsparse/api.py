@@ -17,9 +17,11 @@ from chipsparse.common.validation import shown
 from chipsparse.config import SparsityConfig
 from chipsparse.layers.kept_columns import KeptColumns
 from chipsparse.layers.static_columns import StaticColumns, static_bits
+from chipsparse.parallel.degrees import Parallel
 from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter, check_scheduler
 from chipsparse.pipelines.denoising_loop import DenoisingLoop, check_denoises, loop_of
 from chipsparse.pipelines.generic import limits, why_not
+from chipsparse.pipelines.parallel.team import Team, team_of
 from chipsparse.pipelines.patched_pipeline import PipelineCalls
 from chipsparse.pipelines.patches import Patches
 from chipsparse.pipelines.registry import ADAPTERS, adapter_class
@@ -140,6 +142,7 @@ def enable(
     strict: bool = False,
     layer_times: bool = False,
     static_columns: StaticColumns | None = None,
+    parallel: Parallel | None = None,
 ) -> Handle:
     """Patches a diffusers pipeline so that it computes sparsely.
 
@@ -165,6 +168,9 @@ def enable(
             bool for each video or image token in raster order (frames, rows, columns), as a
             bitarray, a bool array or tensor ``[N]``, or a list. They count among those of
             ``density``, and all are kept where they are more. Text columns always are.
+        parallel: spreads a generation over the processes of torch.distributed's group, each of
+            which calls this and then the pipeline with the same arguments and seed. Where
+            diffusers' ``enable_parallelism`` was called with an ``ulysses_degree``, that counts.
 
     Returns:
         A handle that is also a context manager.
@@ -173,10 +179,10 @@ def enable(
         ValueError: if ``pipe`` is no pipeline, or a modular one that has no denoising loop or has
             not loaded its transformer, none of its transformers is supported, one is compiled as a
             whole or patched already (see above), the scheduler calls it several times per step, or
-            the profile or the static columns are bad, or the profile has no such quality. The
-            pipeline is then left as it was. A scheduler that is exchanged later is refused likewise
-            by the next call of the pipeline, and so are static columns for another number of tokens
-            than it has.
+            the profile or the static columns are bad, or the profile has no such quality, or there
+            are other processes than ``parallel`` says. The pipeline is then left as it was. A
+            scheduler that is exchanged later is refused likewise by the next call of the pipeline,
+            and so are static columns for another number of tokens than it has.
 
     Warns:
         DenseWarning: once, at the first generation in which nothing is sparse although the config
@@ -195,8 +201,18 @@ def enable(
     bits = None if static_columns is None else static_bits(static_columns)
     if replaced is not None:
         replaced.disable()
-    session = functools.partial(Session, static_bits=bits)
-    handle = attach(pipe, resolved, session, quality=taken, strict=strict, layer_times=layer_times)
+    team = team_of(transformers, parallel)
+    agreement = None if team is None else team.agreement
+    session = functools.partial(Session, static_bits=bits, agreement=agreement)
+    handle = attach(
+        pipe,
+        resolved,
+        session,
+        quality=taken,
+        strict=strict,
+        layer_times=layer_times,
+        team=team,
+    )
     handle.report.remark = remark
     for name in {type(transformer).__name__ for transformer in transformers} - set(ADAPTERS):
         warnings.warn(limits(name), stacklevel=2)
@@ -228,6 +244,7 @@ def attach(
     quality: str | None = None,
     strict: bool = False,
     layer_times: bool = False,
+    team: Team | None = None,
 ) -> Handle:
     """Patches a pipeline as `enable` does, with sessions of another make, such as measuring ones.
 
@@ -239,11 +256,18 @@ def attach(
         quality: what the config is called, for the report.
         strict: see `enable`.
         layer_times: see `enable`.
+        team: the processes that run it together; None: this one alone.
 
     Raises:
-        ValueError: as `enable`.
+        ValueError: as `enable`, and where diffusers runs it on several processes without a team.
     """
     transformers = find_transformers(pipe)
+    for transformer in transformers if team is None else ():
+        if getattr(transformer, "_parallel_config", None) is not None:
+            raise ValueError(
+                f"this {type(transformer).__name__} runs under context parallelism, where nothing "
+                "can be measured; do so on a pipeline without it"
+            )
     loop = loop_of(pipe)
     check_scheduler(loop.scheduler)
     names = {id(item): name for name, item in pipe.components.items()}
@@ -266,6 +290,7 @@ def attach(
                 make_session(config, report, pool, name),
                 tracker,
                 loop,
+                team,
             )
             handle._adapters.append(adapter)
         handle._patch(pipe, loop, {names[id(each)]: each for each in transformers})
@@ -285,7 +310,7 @@ def find_transformers(pipe: Any, replaced: Handle | None = None) -> list[torch.n
         replaced: what those are patched by that may be patched; by default none may.
 
     Raises:
-        ValueError: if there is none, or one is patched, compiled as a whole or parallel already.
+        ValueError: if there is none, or one is patched or compiled as a whole already.
     """
     components = _components(pipe)
     check_denoises(pipe)
@@ -300,11 +325,6 @@ def find_transformers(pipe: Any, replaced: Handle | None = None) -> list[torch.n
     if not found:
         found = _find_others(pipe, components)
     for item in found:
-        if getattr(item, "_parallel_config", None) is not None:
-            raise ValueError(
-                f"this {type(item).__name__} runs under context parallelism, which chipsparse does "
-                "not support yet; enable chipsparse on a pipeline without it"
-            )
         if ADAPTER in vars(item) and (replaced is None or _handle_of(item) is not replaced):
             raise ValueError(
                 f"this {type(item).__name__} is patched already; call disable() on its handle, or "

@@ -91,8 +91,7 @@ class AttentionConfig(Validated):
     column_sums_bytes: int = option(
         2 << 30,
         "bytes of column sums that a refresh may hold at a time; where those of all heads take "
-        "more, it goes over as many heads at once as fit, one at least, and the random columns "
-        "depend on how many",
+        "more, it goes over as many heads at once as fit, one at least",
         minimum=1,
     )
 

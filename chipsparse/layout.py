@@ -34,6 +34,23 @@ class LayerKind:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What one of several processes has of a call.
+
+    Attributes:
+        heads: inside of attention, the most that any of them has.
+        first_head: number of its own first one.
+        tokens: outside of attention, the most that any of them has, text included.
+        grid_tokens: the same of video or image tokens alone.
+    """
+
+    heads: int
+    first_head: int
+    tokens: int
+    grid_tokens: int
+
+
+@dataclass(frozen=True)
 class ModelLayout:
     """Sizes that the plan and the session need.
 
@@ -49,6 +66,7 @@ class ModelLayout:
         text_tokens: text tokens in the same sequence as the others (joint attention), and whatever
             else stands in it: audio, images to go by. Their columns are always kept.
         text_first: whether the text tokens stand before the others, or behind them.
+        share: what this process has of it; None: all.
         guided_in_batch: guidance branches that the batch holds, one behind the other.
         exact_text: whether the rows of the text tokens, too, are computed in full at every step;
             caches then hold the others alone.
@@ -62,6 +80,7 @@ class ModelLayout:
     grids: tuple[Grid, ...]
     text_tokens: int = 0
     text_first: bool = False
+    share: Share | None = None
     guided_in_batch: int = 1
     exact_text: bool = False
     hidden_size: int | None = None
@@ -102,10 +121,26 @@ class ModelLayout:
         first = self.text_tokens if self.text_first else 0
         return range(first, first + self.grid_tokens)
 
+    @property
+    def own_heads(self) -> int:
+        """Heads whose attention this process computes."""
+        return self.heads if self.share is None else self.share.heads
+
+    @property
+    def own_attention_channels(self) -> int:
+        """Channels of those heads."""
+        return self.own_heads * self.head_dim
+
+    @property
+    def own_tokens(self) -> int:
+        """Tokens per sample that this process has outside of attention."""
+        return self.tokens if self.share is None else self.share.tokens
+
     def mlp_tokens(self, layer: int) -> int:
-        """Tokens per sample that may run sparse in the feed-forward layer of a block."""
-        text = self.kind(layer).mlp_sees_text and not self.exact_text
-        return self.tokens if text else self.grid_tokens
+        """This process's tokens per sample that may run sparse in a block's feed-forward layer."""
+        if self.kind(layer).mlp_sees_text and not self.exact_text:
+            return self.own_tokens
+        return self.grid_tokens if self.share is None else self.share.grid_tokens
 
     @property
     def grid_tokens(self) -> int:

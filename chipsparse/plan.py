@@ -59,6 +59,7 @@ class SparsityPlan:
             text_tokens=own.text_tokens,
             batch=own.batch,
             guided_in_batch=own.guided_in_batch,
+            share=own.share,
         )
         return replace(other, layout=layout) == self
 

@@ -30,6 +30,7 @@ from chipsparse.layers.static_columns import check_static_bits
 from chipsparse.layers.tile_order import grids_order, inverse_order
 from chipsparse.layout import ModelLayout
 from chipsparse.measure.slower_parts import remarks_on, slower_parts
+from chipsparse.parallel.agreement import Agreement, Alone
 from chipsparse.plan import CACHED, Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
 from chipsparse.report.recorder import CallRecorder
@@ -134,6 +135,7 @@ class Session:
         graphs: the captured sparse steps of this session alone; by default those of a GPU.
         static_bits: columns that are always kept, see `static_mask`; None for none but the text's.
         observer: runs the layers, where something is to be measured.
+        agreement: with other processes that run the same calls; by default there are none.
 
     Attributes:
         state: the open call, which its layers are handed; None where there is none.
@@ -150,12 +152,16 @@ class Session:
         graphs: StepGraphs | None = None,
         static_bits: frozenbitarray | None = None,
         observer: LayerObserver | None = None,
+        agreement: Agreement | None = None,
     ) -> None:
         self.config = config
         self.report = report
         self.name = name
         self._pool = OffloadPool(HostMemory(), report.note) if pool is None else pool
-        self._caches = CacheStore(config, self._pool, report.note, report.fall_back)
+        self._agreement = Alone() if agreement is None else agreement
+        self._caches = CacheStore(
+            config, self._pool, report.note, report.fall_back, self._agreement.capacity
+        )
         self._recorder = CallRecorder(report)
         self._graphs = StepGraphs() if graphs is None else graphs
         self._sparse_calls = SparseCalls(self._graphs, self._caches, report)
@@ -168,6 +174,7 @@ class Session:
             self._graphs,
             # Facts about the device, not about a generation: a second one runs on the same kernels.
             FastestKernel(),
+            self._agreement.columns,
         )
 
         def attention(layer: int) -> Callable[..., torch.Tensor]:
@@ -280,6 +287,8 @@ class Session:
             branch.dense,
             generation.budgets,
         )
+        if self._agreement.columns is not None:
+            self._agreement.columns.open(self.state)
         if action is not Action.SKIP:
             record.timer = StepTimer(device, time.perf_counter)
             self._caches.start(context.branch, action)
@@ -292,7 +301,9 @@ class Session:
             order = tokens, inverse_order(tokens)
         schedule, step_cache = self.config.schedule, None
         if plan.schedule.skips_by_threshold():
-            step_cache = StepCache(schedule.skip_threshold or 0.0, schedule.max_skips)
+            step_cache = StepCache(
+                schedule.skip_threshold or 0.0, schedule.max_skips, self._agreement.first
+            )
         budgets = ColumnBudgets(self.config, self._static_bits, None if order is None else order[0])
         return _Generation(budgets, number, caching, order=order, step_cache=step_cache)
 

@@ -30,6 +30,12 @@ def check_positive(option: str, number: int) -> None:
         raise UserError(f"{option} {number} is too small; it must be at least 1")
 
 
+def check_branches(option: str, branches: int) -> None:
+    """A number of guidance branches."""
+    if branches not in (1, 2):
+        raise UserError(f"{option} {branches} must be 1 or 2: with the prompt, and without")
+
+
 def check_steps(option: str, steps: int) -> None:
     """A number of denoising steps."""
     check_positive(option, steps)

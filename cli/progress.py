@@ -57,6 +57,11 @@ class _ClockColumn(ProgressColumn):
         return Text(clock_text(task.elapsed or 0.0, task.time_remaining))
 
 
+def silent_display() -> ProgressDisplay:
+    """A display that shows nothing: that of a process beside the one that does."""
+    return ProgressDisplay(Console(quiet=True, force_terminal=False))
+
+
 class ProgressDisplay:
     """Stages of a command and denoising steps, on stderr; a context manager."""
 

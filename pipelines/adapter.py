@@ -15,6 +15,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
@@ -43,6 +44,9 @@ from chipsparse.pipelines.feed_forward import (
 )
 from chipsparse.pipelines.offloaded_weights import autocast_bytes, pending_bytes
 from chipsparse.pipelines.one_thread import OneThread
+from chipsparse.pipelines.parallel.context_parallel import take_off
+from chipsparse.pipelines.parallel.split_sequence import cut_at_entry
+from chipsparse.pipelines.parallel.team import Team
 from chipsparse.pipelines.patches import TAG, Patches, WholePatched
 from chipsparse.pipelines.stacked_caches import why_refused
 from chipsparse.plan import Action
@@ -102,9 +106,11 @@ class ModelAdapter:
         session: the state of this transformer.
         tracker: follows the position over all transformers of the pipeline.
         loop: what the pipeline tells of its denoising loop.
+        team: the processes that run it together; None: this one alone.
 
     Raises:
-        ValueError: if the transformer is split over several devices.
+        ValueError: if the transformer is split over several devices, or cannot be shared with other
+            processes as it is asked to be.
 
     Attributes:
         execution: how the open call, or the last one, computes.
@@ -123,6 +129,13 @@ class ModelAdapter:
             size, None where their call has a default for it.
         uncalled_steps: how many of ``num_inference_steps`` do not call the transformer.
         timestep_argument: what the transformer calls its timestep.
+        shares_tokens: whether several processes can share its tokens: its hooks cut and gather what
+            they put in order. Not inherited, since it is to be tested for each.
+        shares_guidance: whether guidance branches can be on different processes: its pipelines say
+            before the first call that they guide, by two calls per step. Not inherited.
+        entry_blocks: name of the list of blocks in front of which the text is cut for several
+            processes; empty where it is cut as it enters the model, or is in cross-attention.
+        least_text: see `SplitSequence`.
     """
 
     transformer_class: ClassVar[str]
@@ -132,10 +145,15 @@ class ModelAdapter:
     guidance_argument: ClassVar[str | None] = "guidance_scale"
     announces_guidance: ClassVar[bool] = True
     guides_in_batch: ClassVar[bool] = False
+    calls_branches: ClassVar[bool] = True
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})
     default_latents: ClassVar[int | None] = None
     uncalled_steps: ClassVar[int] = 0
     timestep_argument: ClassVar[str] = "timestep"
+    shares_tokens: ClassVar[bool] = False
+    shares_guidance: ClassVar[bool] = False
+    entry_blocks: ClassVar[str] = ""
+    least_text: ClassVar[int] = 0
 
     def __init__(
         self,
@@ -143,10 +161,17 @@ class ModelAdapter:
         session: Session,
         tracker: PositionTracker,
         loop: DenoisingLoop,
+        team: Team | None = None,
     ) -> None:
         check_undivided(transformer)
         self.transformer = transformer
         self.session = session
+        self.team = team
+        self.split = None if team is None else team.split(session.config, self.least_text)
+        if self.split is not None:
+            self._refuse_split(self.why_not_split(self._model.config))
+        if self._shares_guidance:
+            self._refuse_sharing(self.why_guidance_stays())
         self.execution: Execution
         self._executed_generation = 0
         self.named_position: dict[str, Any] = {}
@@ -178,6 +203,9 @@ class ModelAdapter:
             self._feed_forwards = self.feed_forwards()
             for layer, site in enumerate(self._feed_forwards):
                 site.patch(self._patches, make_tag(number, layer))
+            take_off(transformer, self._patches)
+            if self.split is not None and self.entry_blocks:
+                cut_at_entry(self._entry_blocks(), self.cut_entering, self._patches)
             self.claim_attention()
             self.install_tile_order()
         except BaseException:
@@ -287,6 +315,28 @@ class ModelAdapter:
         """
         return False
 
+    @classmethod
+    def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
+        """Why several processes cannot share the tokens of such a transformer, or None.
+
+        Args:
+            config: the transformer's.
+        """
+        if vars(cls).get("shares_tokens", False):
+            return None
+        return "its tokens cannot be shared yet"
+
+    @classmethod
+    def why_guidance_stays(cls) -> str | None:
+        """Why guidance branches cannot be on different processes, or None."""
+        if vars(cls).get("shares_guidance", False):
+            return None
+        return (
+            f"the pipelines of a {cls.transformer_class} do not say before the first call that "
+            "they guide by calls of their own, so guidance branches cannot be on different "
+            "processes"
+        )
+
     def knows(self, context: StepContext, arguments: dict[str, Any]) -> bool:
         """Whether `layout` can tell the sizes of this call; where it cannot, `observe` runs it."""
         return True
@@ -306,6 +356,7 @@ class ModelAdapter:
         Where gradients are recorded the model runs as if it were not patched.
         """
         if torch.is_grad_enabled():
+            self._refuse_split("gradients are recorded; call it under torch.no_grad()")
             report = self.session.report
             report.fall_back("everything runs dense: gradients are recorded")
             if not any(record.used_caches for record in report.steps):
@@ -315,22 +366,59 @@ class ModelAdapter:
                 )
             return forward(*args, **kwargs)
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
-        hidden = self.latents(arguments)
         context = self._locate(arguments)
         for expert in self.other_experts:  # done with for this generation: free its caches
             expert.session.reset()
+        if not self._shares_guidance:
+            return self._call_at(context, arguments, forward, args, kwargs)
+        output = self._guided_call(
+            context,
+            lambda: self.held_output(self._call_at(context, arguments, forward, args, kwargs)),
+        )
+        return self.wrap_output(output, arguments)
+
+    def _guided_call(self, context: StepContext, compute: Callable[[], Any]) -> torch.Tensor:
+        """The output of a call whose step has others on other processes."""
+        assert self.team is not None
+        assert self.team.guidance is not None
+        try:
+            if not self._is_guided():
+                raise ValueError(
+                    "Parallel(guidance=2) needs a pipeline that guides: give it a guidance scale "
+                    "above 1, or use Parallel(guidance=1)"
+                )
+            return self.team.guidance.call(context, compute)
+        except BaseException as error:
+            self.session.reset()
+            self.team.failed(error)
+            raise
+
+    def _call_at(
+        self,
+        context: StepContext,
+        arguments: dict[str, Any],
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Any,
+    ) -> Any:
+        """The call at a position, on this process or with its share of it."""
+        hidden = self.latents(arguments)
         try:
             self._run_as(self._execution(hidden), context.generation)
             if not self.knows(context, arguments):
                 return self.observe(context, arguments, lambda: forward(*args, **kwargs))
+            layout = self._guided_layout(arguments, context.generation)
             state = self.session.begin(
                 context,
-                self._guided_layout(arguments, context.generation),
+                layout if self.split is None else self.split.open(layout),
                 self.execution.device,
                 lambda: self._memory_demand(arguments),
                 hidden,
                 why_not_cached=self._loop.why_not_cached(self.transformer),
             )
+            if self.split is not None:
+                first = self.session.is_first_call
+                self.split.check_same_calls(state, arguments, first=first)
             self._check_caches(context.generation)
             for remark in self.remarks(arguments):
                 self.session.report.note(remark)
@@ -349,7 +437,26 @@ class ModelAdapter:
         except BaseException as error:
             self.session.report.fail(error)
             self.session.reset()
+            if self.team is not None and not self._shares_guidance:
+                self.team.failed(error)
             raise
+
+    @property
+    def _shares_guidance(self) -> bool:
+        """Whether other processes compute the other guidance branches."""
+        return self.team is not None and self.team.guidance is not None
+
+    def _refuse_split(self, reason: str | None) -> None:
+        """Raises `ValueError` where other processes have tokens too, and there is a reason."""
+        if self.split is not None:
+            self._refuse_sharing(reason)
+
+    def _refuse_sharing(self, reason: str | None) -> None:
+        """Raises `ValueError` where other processes run it too, and there is a reason."""
+        if self.team is not None and reason is not None:
+            raise ValueError(
+                f"this {type(self.transformer).__name__} cannot run on several processes: {reason}"
+            )
 
     def _locate(self, arguments: dict[str, Any]) -> StepContext:
         """Where a call with these arguments stands in the denoising loop."""
@@ -443,6 +550,8 @@ class ModelAdapter:
 
     def _not_captured_reason(self) -> str | None:
         """Why the transformer may not do the same at every sparse step of a generation, or None."""
+        if self.team is not None:
+            return "several processes share it, and a replay would exchange nothing with them"
         if self.execution.autocast:
             return "torch.autocast is on, and the copies of weights that it keeps come and go"
         for name, module in self.transformer.named_modules():
@@ -476,7 +585,9 @@ class ModelAdapter:
         )
 
     def branches(self) -> int:
-        """Guidance branches that the generation is known to have."""
+        """Guidance branches that the generation is known to have on this process."""
+        if self._shares_guidance:
+            return 1
         told = self._loop.branches()
         if told is not None:
             return told
@@ -508,25 +619,47 @@ class ModelAdapter:
 
     # Tile order, for the hooks that `install_tile_order` installs.
 
+    @property
+    def moves_tokens(self) -> bool:
+        """Whether the tokens of the open call are put in order, or cut for several processes."""
+        return self.session.tile_order is not None or self.split is not None
+
     def ordered(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """A tensor with the grid's tokens along a dimension, put in the session's order."""
-        if self.session.tile_order is None:
-            return tensor
-        order, _ = self.session.tile_order
-        return tensor.index_select(dim, order.to(tensor.device))
+        """What this process has of the grid's tokens along a dimension, in the session's order."""
+        if self.session.tile_order is not None:
+            order, _ = self.session.tile_order
+            tensor = tensor.index_select(dim, order.to(tensor.device))
+        return tensor if self.split is None else self.split.own_grid(tensor, dim)
+
+    def own_text(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """What this process has of the text tokens along a dimension."""
+        return tensor if self.split is None else self.split.own_text(tensor, dim)
+
+    def cut_entering(
+        self, hidden: torch.Tensor, text: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """This process's share of the grid's and the text's tokens in front of `entry_blocks`."""
+        return hidden, self.own_text(text, 1)
+
+    def _entry_blocks(self) -> list[Any]:
+        return list(getattr(self.transformer, self.entry_blocks))
 
     def restore_order(self, _module: Any, args: tuple[torch.Tensor, ...]) -> Any:
         """Forward pre-hook of what takes the grid's tokens ``[B, N, C]`` last, in raster order.
 
         The model may have dropped the first grids, as of references or earlier frames.
         """
-        if self.session.tile_order is None:
+        if not self.moves_tokens:
             return None
-        _, inverse = self.session.tile_order
         hidden, *rest = args
-        dropped = inverse.numel() - hidden.shape[1]
-        inverse = inverse[dropped:] - dropped
-        return (hidden.index_select(1, inverse.to(hidden.device)), *rest)
+        if self.split is not None:
+            hidden = self.split.whole_grid(hidden)
+        if self.session.tile_order is not None:
+            _, inverse = self.session.tile_order
+            dropped = inverse.numel() - hidden.shape[1]
+            inverse = inverse[dropped:] - dropped
+            hidden = hidden.index_select(1, inverse.to(hidden.device))
+        return (hidden, *rest)
 
     def finish_generation(self) -> None:
         """Frees the caches and starts anew with the next call."""
@@ -565,7 +698,8 @@ class ModelAdapter:
 
     def attention(self, layer: int) -> LayerCall:
         """What computes the self-attention of a layer; called as `AttentionLayer` is."""
-        return self.session.attention[layer]
+        attend = self.session.attention[layer]
+        return attend if self.split is None else partial(self.split.attend, attend)
 
     def unpatched_attention(
         self,
@@ -591,12 +725,14 @@ class ModelAdapter:
 
     def _check_attention(self) -> None:
         """Reports the layers whose attention does not lead here any more."""
-        if not (self.session.caching and self.session.config.attention.enabled):
+        wanted = self.session.caching and self.session.config.attention.enabled
+        if not wanted and self.split is None:
             return
         lost: dict[str, list[int]] = {}
         for layer, module in enumerate(self.self_attentions()):
             if not is_claimed(module):
                 lost.setdefault(self._why_lost(layer, module.processor), []).append(layer)
+        self._refuse_split(next(iter(lost), None))
         self._report("attention", lost)
 
     def _why_lost(self, layer: int, processor: Any) -> str:
@@ -612,6 +748,10 @@ class ModelAdapter:
         code lays them out for them, and the call costs what it does without chipsparse.
         """
         reason = self.why_attention_is_dense(arguments)
+        if self.split is not None:  # the exchange is ours, whatever the layers compute
+            self._refuse_split(reason)
+            yield
+            return
         wanted = self.session.caching and self.session.config.attention.enabled
         if reason is not None and wanted:
             self.session.leave_dense("attention", range(len(self._unpatched_backends)), reason)
@@ -664,6 +804,11 @@ class ModelAdapter:
         """Refuses caches of diffusers that cannot be on top, once per generation."""
         if generation == self._checked_generation:
             return
+        if getattr(self.transformer, "is_cache_enabled", False):
+            self._refuse_sharing(
+                "a cache of diffusers on it decides from the tokens of one process what to pass "
+                "over; call disable_cache() on the transformer"
+            )
         skips = self.session.plan is not None and self.session.plan.schedule.skips_any
         if self.session.caching or skips:
             reason = why_refused(self.transformer, skips=skips)

@@ -327,7 +327,10 @@ def _read_tag(
         tag = parallel_config
         ours = mask is None and not torch.is_grad_enabled()
     elif parallel_config is not None:
-        raise ValueError("chipsparse does not run under context parallelism; call disable() first")
+        raise ValueError(
+            "enable_parallelism() was called on a patched transformer; call it before "
+            "chipsparse.enable()"
+        )
     elif mask is not None and mask.dtype == torch.int64 and mask.ndim == 1:
         tag, mask, ours = mask, None, True
     else:

@@ -65,7 +65,9 @@ class CogVideoXAdapter(ModelAdapter):
     families = "CogVideoX 1.0 and 1.5: text, image and video to video, Fun control"
     sparse_attention = "joint attention"
     sparse_mlp = "feed-forward, text tokens included"
+    shares_tokens = True
     guides_in_batch = True
+    entry_blocks = "transformer_blocks"
 
     @staticmethod
     def is_guided(pipe: Any) -> bool:
@@ -135,7 +137,7 @@ class CogVideoXAdapter(ModelAdapter):
     def _order_video(
         self, _module: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor
     ) -> torch.Tensor:
-        if self.session.tile_order is None:
+        if not self.moves_tokens:
             return output
         text = args[0].shape[1]
         return torch.cat([output[:, :text], self.ordered(output[:, text:], 1)], dim=1)
@@ -145,7 +147,7 @@ class CogVideoXAdapter(ModelAdapter):
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
         rotary = arguments.get("image_rotary_emb")
-        if rotary is None or self.session.tile_order is None:
+        if rotary is None or not self.moves_tokens:
             return None
         arguments["image_rotary_emb"] = tuple(self.ordered(part, 0) for part in rotary)
         return (), arguments

@@ -49,6 +49,7 @@ class FluxAdapter(ModelAdapter):
     families = "FLUX.1: text and image to image, inpainting, Fill, control, ControlNet, Kontext"
     sparse_attention = "joint attention of double and single blocks"
     sparse_mlp = "feed-forward of the image tokens in double blocks, of all tokens in single ones"
+    shares_tokens = True
     guidance_argument = "true_cfg_scale"
     announces_guidance = False
     default_latents = 128
@@ -151,9 +152,8 @@ class FluxAdapter(ModelAdapter):
     def _order_inputs(
         self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if self.session.tile_order is None:
+        if not self.moves_tokens:
             return None
-        order, _ = self.session.tile_order
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
 
         arguments["hidden_states"] = self.ordered(arguments["hidden_states"], 1)
@@ -163,9 +163,11 @@ class FluxAdapter(ModelAdapter):
                 arguments[name] = [self.ordered(sample, 1) for sample in arguments[name]]
         mask = arguments.get("attention_mask")
         if mask is not None:
-            text = mask.shape[1] - order.numel()
+            text = arguments["encoder_hidden_states"].shape[1]
             image = self.ordered(mask[:, text:], 1)
             arguments["attention_mask"] = torch.cat([mask[:, :text], image], dim=1)
+        arguments["encoder_hidden_states"] = self.own_text(arguments["encoder_hidden_states"], 1)
+        arguments["txt_ids"] = self.own_text(arguments["txt_ids"], -2)
         return (), arguments
 
 
@@ -180,6 +182,11 @@ class ChromaAdapter(FluxAdapter):
     guidance_argument = "guidance_scale"
     announces_guidance = True
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({"attention": MASKED})
+
+    @classmethod
+    def why_not_split(cls, config: Mapping[str, Any]) -> str:
+        """Its attention is not ours."""
+        return MASKED
 
 
 class LongCatImageAdapter(FluxAdapter):

@@ -29,6 +29,8 @@ class Flux2Adapter(FluxAdapter):
     sparse_mlp = (
         "feed-forward (gated) of the image tokens in double blocks, of all tokens in single ones"
     )
+    shares_tokens = True
+    shares_guidance = True
     # Klein's guidance_scale is that of classifier-free guidance, dev's is an input of the model.
     guidance_argument = "true_cfg_scale"
     announces_guidance = True

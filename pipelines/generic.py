@@ -104,6 +104,11 @@ class GenericAdapter(ModelAdapter):
         """None: where they are is not known."""
         return []
 
+    @classmethod
+    def why_not_split(cls, config: Mapping[str, Any]) -> str:
+        """Where its tokens enter and leave is not known."""
+        return "chipsparse has no adapter for it that knows where its tokens enter and leave"
+
     def install_tile_order(self) -> None:
         """Leaves the tokens as they are; prepares every module that might run sparse."""
         self._known: dict[CallShape, Sites] = {}

@@ -34,8 +34,17 @@ class HunyuanVideoAdapter(PaddedTextAdapter):
     families = "HunyuanVideo: text and image to video; SkyReels"
     sparse_attention = "joint attention of double and single blocks"
     sparse_mlp = "feed-forward of the video tokens in double blocks, of all tokens in single ones"
+    shares_tokens = True
     guidance_argument = "true_cfg_scale"
     announces_guidance = False
+    least_text = 1  # its blocks count the text from the end of the sequence
+
+    @classmethod
+    def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
+        """Blocks modulate the tokens of a replaced first frame otherwise, by their place."""
+        if config["image_condition_type"] != TOKEN_REPLACE:
+            return super().why_not_split(config)
+        return "it modulates the tokens of the first frame apart (token replace)"
 
     def self_attentions(self) -> list[Any]:
         """``attn`` of every block."""

@@ -90,6 +90,7 @@ class HunyuanVideo15Adapter(PaddedTextAdapter):
     families = "HunyuanVideo 1.5: text and image to video (from Python only)"
     sparse_attention = "joint attention"
     sparse_mlp = "feed-forward of the video tokens"
+    shares_tokens = True
     announces_guidance = False
     text_masks: ClassVar[Mapping[str, str]] = MappingProxyType(
         {

@@ -29,6 +29,7 @@ class LTXAdapter(ProcessorTaggingAdapter):
     families = "LTX-Video: text and image to video, conditions"
     sparse_attention = "self-attention; cross-attention is left"
     sparse_mlp = "feed-forward"
+    shares_tokens = True
     guides_in_batch = True
 
     projections: ClassVar[int] = (
@@ -106,7 +107,7 @@ class LTXAdapter(ProcessorTaggingAdapter):
     def _order_inputs(
         self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if self.session.tile_order is None:
+        if not self.moves_tokens:
             return None
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
         self.order_arguments(arguments)

@@ -84,7 +84,9 @@ class MochiAdapter(SeparateLengths):
     families = "Mochi 1: text to video; guidance runs as branches of their own"
     sparse_attention = "joint attention"
     sparse_mlp = "feed-forward of the video tokens (gated)"
+    shares_tokens = True
 
+    entry_blocks = "transformer_blocks"
     _padded_length = 0
 
     def self_attentions(self) -> list[Any]:
@@ -185,25 +187,29 @@ class MochiAdapter(SeparateLengths):
     ) -> torch.Tensor:
         assert self.lengths is not None
         samples, _, tokens, _ = states[0].shape
-        video = tokens - self._padded_length
+        has_text = self.split is None or self.split.has_text
+        padded = self._padded_length if has_text else 0
+        video = tokens - padded
         together = len(set(self.lengths)) == 1
         pieces = [(0, samples)] if together else [(row, row + 1) for row in range(samples)]
         outputs = []
         for (first, end), length in zip(pieces, self.lengths, strict=False):
-            valid = (each[first:end, :, : video + length] for each in states)
+            text = min(length, padded)
+            valid = (each[first:end, :, : video + text] for each in states)
             output = attend(state, *valid, **options).transpose(1, 2)
-            outputs.append(F.pad(output, (0, 0, 0, 0, 0, self._padded_length - length)))
+            outputs.append(F.pad(output, (0, 0, 0, 0, 0, padded - text)))
         return torch.cat(outputs).transpose(1, 2)
 
     # Tile order.
 
     def _order_video(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
         """Orders ``[B * frames, rows * columns, C]`` over all frames of a sample."""
-        if self.session.tile_order is None:
+        if not self.moves_tokens:
             return output
-        order, _ = self.session.tile_order
-        samples = output.reshape(-1, order.numel(), output.shape[-1])
-        return self.ordered(samples, 1).view(output.shape)
+        state = self.session.state
+        assert state is not None
+        samples = output.reshape(-1, state.plan.layout.grid_tokens, output.shape[-1])
+        return self.ordered(samples, 1)  # the model joins the frames of each sample
 
     def _order_rotary(
         self, _module: Any, _args: Any, output: tuple[torch.Tensor, torch.Tensor]

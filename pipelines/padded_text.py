@@ -35,6 +35,7 @@ class PaddedTextAdapter(ModelAdapter):
             the first text has at least one token.
     """
 
+    entry_blocks = "transformer_blocks"
     text_masks: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"encoder_hidden_states": "encoder_attention_mask"}
     )
@@ -102,12 +103,19 @@ class PaddedTextAdapter(ModelAdapter):
         Raises:
             ValueError: where the text was not cut, so that the mask must not be left out.
         """
-        if not self.session.caching:
+        if not (self.session.caching or self.split is not None):
             raise ValueError(
                 f"call this {type(self.transformer).__name__} itself and not its forward(), or "
                 "disable chipsparse first: it would attend to the padding of the prompt"
             )
         return super().attention(layer)
+
+    def cut_entering(
+        self, hidden: torch.Tensor, text: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `ModelAdapter`; the video tokens are in order since their latents were."""
+        assert self.split is not None
+        return self.split.own_grid(hidden, 1), self.own_text(text, 1)
 
     def _text_lengths(self, arguments: dict[str, Any]) -> dict[str, tuple[int, ...] | None]:
         """The valid tokens of each sample for every text, None where they are not its first."""
@@ -122,7 +130,7 @@ class PaddedTextAdapter(ModelAdapter):
     def _prepare_inputs(
         self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if not self.session.caching:
+        if not self.session.caching and self.split is None:
             return None
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
         for name, tokens in self.kept_text(arguments).items():

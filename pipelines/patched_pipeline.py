@@ -91,6 +91,11 @@ class PipelineCalls:
                 self._check_transformers(pipe)
                 yield
                 finished = not getattr(pipe, "_interrupt", False)
+            except BaseException as error:  # also one beside the transformer's calls
+                team = next((each.team for each in self._adapters.values()), None)
+                if team is not None:
+                    team.failed(error)
+                raise
             finally:
                 for adapter in self._adapters.values():
                     adapter.finish_generation()

@@ -32,9 +32,12 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
     families = "Qwen-Image: text and image to image, inpainting, editing, ControlNet"
     sparse_attention = "joint attention"
     sparse_mlp = "feed-forward of the image tokens"
+    shares_tokens = True
     guidance_argument = "true_cfg_scale"
     announces_guidance = False
     default_latents = 128
+    entry_blocks = "transformer_blocks"
+    least_text = 1  # its rotary embedding takes no empty text
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._length_of = TensorFacts(valid_length)
@@ -97,6 +100,13 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         """See `undivided_timestep`."""
         return undivided_timestep(timestep, schedule)
 
+    @classmethod
+    def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
+        """Blocks may modulate the tokens of reference images otherwise, by their place."""
+        if not config.get("zero_cond_t", False):
+            return super().why_not_split(config)
+        return "it modulates the tokens of its reference images apart (zero_cond_t)"
+
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
         """Text that cannot be cut is masked."""
         if arguments.get(TEXT_MASK) is None or self._valid_length(arguments) is not None:
@@ -109,7 +119,8 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
 
     def _cuts_text(self, arguments: dict[str, Any]) -> bool:
         sparse = self.session.caching and self.session.config.attention.enabled
-        return sparse and self._valid_length(arguments) is not None
+        ours = sparse or self.split is not None
+        return ours and self._valid_length(arguments) is not None
 
     def _valid_length(self, arguments: dict[str, Any]) -> int | None:
         """`valid_length` of the call's mask; None without one."""
@@ -119,7 +130,7 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
     def _prepare_inputs(
         self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if not self.session.caching:
+        if not self.session.caching and self.split is None:
             return None
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
         if self._cuts_text(arguments):
@@ -135,10 +146,12 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         self, _module: Any, _args: Any, output: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         image, text = output
-        order = self.session.tile_order
-        if order is None or image.shape[0] != order[0].numel():  # the model says what does not fit
+        state = self.session.state
+        if state is None or not self.moves_tokens:
             return output
-        return self.ordered(image, 0), text
+        if image.shape[0] != state.plan.layout.grid_tokens:  # the model says what does not fit
+            return output
+        return self.ordered(image, 0), self.own_text(text, 0)
 
 
 def image_grids(shapes: Any) -> tuple[Grid, ...]:

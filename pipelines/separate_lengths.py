@@ -39,7 +39,7 @@ class SeparateLengths(ModelAdapter):
         lengths = self.prompt_lengths(arguments)
         self.lengths, self._branches = lengths, 1
         distinct = list(dict.fromkeys(lengths or ()))
-        if len(distinct) < 2 or torch.is_grad_enabled() or self._never_sparse(arguments):
+        if len(distinct) < 2 or torch.is_grad_enabled() or self._runs_together(arguments):
             return super().call(forward, args, kwargs)
         self._branches = len(distinct)
         position = {"name": "call", **self.named_position}
@@ -56,8 +56,10 @@ class SeparateLengths(ModelAdapter):
         output = torch.cat(outputs)
         return self.wrap_output(output[torch.tensor(order).argsort().to(output.device)], arguments)
 
-    def _never_sparse(self, arguments: dict[str, Any]) -> bool:
-        """Whether no step of a generation can be sparse, however many there are."""
+    def _runs_together(self, arguments: dict[str, Any]) -> bool:
+        """Whether one process alone runs it, and no step of a generation can be sparse."""
+        if self.split is not None:
+            return False
         return SparsityPlan(self.session.config, self.layout(arguments)).is_dense()
 
 

@@ -73,8 +73,10 @@ class StableDiffusion3Adapter(ModelAdapter):
     families = "Stable Diffusion 3 and 3.5: text and image to image, inpainting, ControlNet"
     sparse_attention = "joint attention; the second one of 3.5 medium (attn2) is left dense"
     sparse_mlp = "feed-forward of the image tokens"
+    shares_tokens = True
     guides_in_batch = True
     default_latents = 128
+    entry_blocks = "transformer_blocks"
 
     def self_attentions(self) -> list[Any]:
         """``attn`` of every block."""
@@ -150,6 +152,13 @@ class StableDiffusion3Adapter(ModelAdapter):
             "only the joint one is sparse"
         ]
 
+    @classmethod
+    def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
+        """The second attention of dual layers would see this process's image tokens alone."""
+        if not config["dual_attention_layers"]:
+            return super().why_not_split(config)
+        return "its second attention (attn2, in dual layers) is not exchanged between them"
+
     def _order_image(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
         return self.ordered(output, 1)
 
@@ -158,7 +167,7 @@ class StableDiffusion3Adapter(ModelAdapter):
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
         samples = arguments.get(CONTROL_SAMPLES)
-        if samples is None or self.session.tile_order is None:
+        if samples is None or not self.moves_tokens:
             return None
         arguments[CONTROL_SAMPLES] = [self.ordered(sample, 1) for sample in samples]
         return (), arguments

@@ -26,6 +26,8 @@ class WanAdapter(ModelAdapter):
     transformer_class = "WanTransformer3DModel"
     families = "Wan 2.1 and 2.2, with one expert or two: text, image and video to video"
     sparse_attention = "self-attention; cross-attention is left"
+    shares_tokens = True
+    shares_guidance = True
 
     def blocks(self) -> list[Any]:
         """The transformer blocks, in layer order."""
@@ -88,7 +90,7 @@ class WanAdapter(ModelAdapter):
         add(model.norm_out.register_forward_pre_hook(self.restore_order))
 
     def _order_latents(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
-        return self.ordered(output.flatten(2), 2).view(output.shape)
+        return self.ordered(output.flatten(2), 2)  # the model flattens it, too
 
     def _order_rotary(
         self, _module: Any, _args: Any, output: tuple[torch.Tensor, torch.Tensor]

@@ -92,12 +92,12 @@ def kind_bytes(
     blocks = block_count(tokens, config.attention.block_size_q)
     padded_rows = -(-rows // ALIGNMENT) * ALIGNMENT
     per_sample = {
-        "lse": layout.heads * tokens * SOFTMAX_BYTES,
-        "lse_dense": layout.heads * tokens * SOFTMAX_BYTES,
-        "kept_mass": layout.heads * tokens * SOFTMAX_BYTES,
-        "columns": layout.heads * blocks * -(-layout.tokens // 8),
-        "residual": layout.channels * tokens * dtype.itemsize,
-        "drift": layout.channels * tokens * dtype.itemsize,
+        "lse": layout.own_heads * tokens * SOFTMAX_BYTES,
+        "lse_dense": layout.own_heads * tokens * SOFTMAX_BYTES,
+        "kept_mass": layout.own_heads * tokens * SOFTMAX_BYTES,
+        "columns": layout.own_heads * blocks * -(-layout.tokens // 8),
+        "residual": layout.own_attention_channels * tokens * dtype.itemsize,
+        "drift": layout.own_attention_channels * tokens * dtype.itemsize,
         "activation": neurons * padded_rows * dtype.itemsize,
         "output": layout.width * rows * dtype.itemsize,
         "mean": mlp_groups * neurons * SOFTMAX_BYTES,
@@ -112,7 +112,7 @@ def saved_work(part: Part, layer: int, *, layout: ModelLayout, config: SparsityC
         return 0.0
     if part == "attention":
         kept = min(1.0, kept + config.attention.random_fraction)
-        whole = 4.0 * len(layout.query_rows) * layout.tokens * layout.channels
+        whole = 4.0 * len(layout.query_rows) * layout.tokens * layout.own_attention_channels
     else:
         whole = 4.0 * layout.mlp_tokens(layer) * layout.width * layout.kind(layer).intermediate_size
     return layout.batch * whole * (1 - kept)

@@ -44,6 +44,9 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # float32 copies, around attention, and around the MLP, there beside its neurons once per linear.
 # Peaks of uncompiled Wan and FLUX blocks on a GPU are 5 to 40 % lower (benchmarks/notes/memory.md).
 NORM_TENSORS, ATTENTION_TENSORS, MLP_TENSORS = 13, 9, 7
+# Where processes share the tokens: q, k and v as they are sent and received besides; and behind the
+# last block the tokens of all processes, before and in the output norm with its float32 copies.
+EXCHANGE_TENSORS, GATHERED_TENSORS = 6, 8
 BRANCHES = 2  # guidance branches whose small lists of columns there is room for
 
 
@@ -258,16 +261,19 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, captured: int = 0) 
             memory of its own.
     """
     config, layout = plan.config, plan.layout
-    tokens, heads = layout.tokens, layout.batch * layout.heads
-    token = layout.batch * tokens * dtype.itemsize
+    tokens, heads = layout.tokens, layout.batch * layout.own_heads
+    token = layout.batch * layout.own_tokens * dtype.itemsize
     hidden, heads_side_by_side = token * layout.width, token * layout.channels
     mlp = max(
         MLP_TENSORS * hidden + token * kind.intermediate_size * kind.mlp_linears
         for kind in layout.kinds
     )
-    attention, kept_lists = ATTENTION_TENSORS * heads_side_by_side, 0
+    attention, kept_lists, gathered = ATTENTION_TENSORS * heads_side_by_side, 0, 0
+    if layout.share is not None:
+        attention += EXCHANGE_TENSORS * heads_side_by_side
+        gathered = GATHERED_TENSORS * layout.batch * tokens * layout.width * dtype.itemsize
     if config.attention.precision == "fp8":
-        attention += 3 * layout.batch * tokens * layout.channels
+        attention += 3 * heads * tokens * layout.head_dim
     sparse = [layer for layer in range(layout.layers) if plan.is_sparse(layer, "attention")]
     if sparse:
         blocks = block_count(len(layout.query_rows), config.attention.block_size_q)
@@ -278,13 +284,13 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, captured: int = 0) 
         lists = heads * blocks * (kept + CAPACITY_MULTIPLE) * INDEX_BYTES
         attention += lists
         if config.attention.delta_rule == "merge":
-            whole = TRANSIENT_TENSORS * 4 * layout.batch * tokens * layout.channels
+            whole = TRANSIENT_TENSORS * 4 * heads * tokens * layout.head_dim
             attention += min(whole, TRANSIENT_BYTES)
         attention += heads_side_by_side if config.attention.forecast > 0 else 0
         attention += blocks * tokens if config.attention.local_blocks is not None else tokens
         if lists <= LISTS_BYTES:
             kept_lists = BRANCHES * layout.layers * lists
-    return (1 + captured) * max(NORM_TENSORS * hidden, attention, mlp) + kept_lists
+    return (1 + captured) * max(NORM_TENSORS * hidden, attention, mlp, gathered) + kept_lists
 
 
 def declared(config: MemoryConfig, *, working: int, pending: int) -> Capacity:

@@ -18,6 +18,7 @@ import torch
 from chipsparse.cache.hosted_tensor import HostedTensor
 from chipsparse.cache.kinds import KINDS, PARTS, read_kinds
 from chipsparse.cache.memory_plan import (
+    Capacity,
     MemoryDemand,
     MemoryPlan,
     available,
@@ -57,6 +58,7 @@ class CacheStore:
         pool: holds what lives in host memory; used by nobody else.
         note: told in one sentence of what is elsewhere than planned.
         fall_back: told in one sentence of what is nowhere, so that layers run dense.
+        agree: the capacity that counts where several processes plan the same; by default one's own.
     """
 
     def __init__(
@@ -65,7 +67,9 @@ class CacheStore:
         pool: OffloadPool,
         note: Callable[[str], None],
         fall_back: Callable[[str], None],
+        agree: Callable[[Capacity, torch.device], Capacity] = lambda capacity, _: capacity,
     ) -> None:
+        self._agree = agree
         self._config = config
         self._reads: dict[tuple[Part, Action], frozenset[str]] = {}
         self._pool = pool
@@ -136,9 +140,9 @@ class CacheStore:
         )
         if first and host and self._last is not None and self._last[:2] == (plan, demand):
             last = self._last[2]
-            if last.fits(room(reserve=0.0)):
+            if last.fits(self._agree(room(reserve=0.0), device)):
                 return last
-        capacity = room()
+        capacity = self._agree(room(), device)
         memory = plan_memory(
             plan,
             capacity if host else replace(capacity, host=0),

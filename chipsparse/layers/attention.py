@@ -148,7 +148,7 @@ class AttentionLayer:
                         step=state.context.step,
                     )
                 else:
-                    columns = self._columns_of_another_branch(state)
+                    columns = self._columns_of_another_branch(state, query, key)
                     if columns is not None:
                         entry.backend = _backend_name(choices, Action.DENSE)
                     output = self._refresh(state, cache, query, key, value, scale, columns)
@@ -214,8 +214,15 @@ class AttentionLayer:
             return Action.REFRESH
         return Action.SPARSE
 
-    def _columns_of_another_branch(self, state: StepState) -> torch.Tensor | None:
+    def _columns_of_another_branch(
+        self, state: StepState, query: torch.Tensor, key: torch.Tensor
+    ) -> torch.Tensor | None:
         """What another guidance branch of the same sizes chose at this step, packed."""
+        elsewhere = self._shared.columns
+        if elsewhere is not None and state.action is Action.REFRESH:  # not one that catches up
+            blocks = block_count(query.shape[2], self._shared.config.attention.block_size_q)
+            shape = (*query.shape[:2], blocks, -(-key.shape[2] // 8))
+            return elsewhere.take(shape, query.device)
         chosen, caches = self._chosen, self._shared.caches
         if chosen is None or (chosen.step, chosen.plan) != (state.context.step, state.plan):
             return None
@@ -259,6 +266,9 @@ class AttentionLayer:
             )
         if columns is None:
             self._chosen = _Choice(step, state.branch, state.plan)
+            if shared.columns is not None and state.action is Action.REFRESH:
+                assert cache.columns is not None
+                shared.columns.give(cache.columns)
         if budget.capacity is None:
             self._report_overfull_lists(cache.capacity, budget.most_columns, step)
         self._refreshed_at[state.branch] = step
@@ -532,8 +542,8 @@ def _choose_columns(
             keep_count=budget.keep_count,
             random_count=budget.random_count,
             static_columns=budget.static_columns,
-            # The random columns see the number of a head within its chunk alone.
-            seed=budget.seed + (first << 32),
+            seed=budget.seed,
+            first_head=budget.first_head + first,
             backend=backend,
         )
         if budget.branches > 1:

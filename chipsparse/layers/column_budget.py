@@ -37,6 +37,7 @@ class AttentionBudget:
         static_count: the most static columns that a block may have.
         capacity: entries that the lists of columns get; None for as many as the longest needs, for
             which the host waits.
+        first_head: number of the first head, where these are not all of the layer's.
         branches: guidance branches that the batch holds, which keep the same columns.
     """
 
@@ -46,6 +47,7 @@ class AttentionBudget:
     seed: int
     static_count: int = 0
     capacity: int | None = None
+    first_head: int = 0
     branches: int = 1
 
     @property
@@ -150,6 +152,7 @@ class ColumnBudgets:
                 text_tokens=layout.text_tokens,
                 always=0 if self._static_bits is None else self._static_bits.count(),
             ),
+            first_head=0 if layout.share is None else layout.share.first_head,
             branches=layout.guided_in_batch,
         )
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
+
+import torch
 
 from chipsparse.cache.store import CacheStore
 from chipsparse.config import Part, SparsityConfig
@@ -50,6 +53,16 @@ class StepState:
         return self.context.branch
 
 
+class SharedColumns(Protocol):
+    """Columns that guidance branches on other processes keep, too; see `BranchColumns`."""
+
+    def give(self, columns: torch.Tensor) -> None:
+        """Hands on what a layer chose at a refresh, uint8 ``[B, H, G, n]``."""
+
+    def take(self, shape: tuple[int, ...], device: torch.device) -> torch.Tensor | None:
+        """What another process chose for the layer; None where this one chooses."""
+
+
 @dataclass(frozen=True)
 class Shared:
     """What all layers of a session have in common.
@@ -61,6 +74,7 @@ class Shared:
         caches: of all layers.
         graphs: captured sparse steps, which read caches where they were.
         kernels: the fastest library kernel for dense attention.
+        columns: of guidance branches on other processes; None where there are none.
     """
 
     config: SparsityConfig
@@ -69,6 +83,7 @@ class Shared:
     caches: CacheStore
     graphs: StepGraphs
     kernels: FastestKernel
+    columns: SharedColumns | None = None
 
     @property
     def backend(self) -> str | None:

@@ -145,12 +145,13 @@ def layer_time(
     if action is Action.SKIP:
         return LayerTime(0.0, 0.0, 0.0)
     layout = plan.layout
-    tokens = layout.batch * layout.tokens
-    column = 4.0 * layout.batch * layout.tokens * layout.channels / rates.attention
+    tokens = layout.batch * layout.own_tokens
+    attended = layout.batch * layout.tokens * layout.own_attention_channels
+    column = 4.0 * attended / rates.attention
     attention = column * len(layout.query_rows)
     sixteen_bit = attention
     if plan.config.attention.precision == "fp8":
-        rounding = FP8_PASSES * tokens * layout.channels * dtype.itemsize / rates.memory
+        rounding = FP8_PASSES * attended * dtype.itemsize / rates.memory
         attention = attention / rates.fp8_attention + rounding
     sparse = {part for part in PARTS if part not in dense_parts and plan.is_sparse(layer, part)}
     if "attention" in sparse:
@@ -159,7 +160,7 @@ def layer_time(
         if action is Action.SPARSE:
             attention = kept
             passes = FORECAST_PASSES if forecast else 0
-            attention += passes * tokens * layout.channels * dtype.itemsize / rates.memory
+            attention += passes * attended * dtype.itemsize / rates.memory
         elif action is Action.REFRESH:
             expected = kept if forecast else 0.0
             attention *= rates.refresh_attention if chooses else 1.0

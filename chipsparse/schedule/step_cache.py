@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 
@@ -33,6 +35,7 @@ class StepCache:
     Args:
         threshold: share of the output below which its change does not matter.
         max_skips: most steps in a row that are skipped.
+        agree: the prediction that counts where several processes make one; by default one's own.
 
     Attributes:
         predicted: the change that was predicted for the step in progress; None where nothing was
@@ -41,9 +44,15 @@ class StepCache:
 
     predicted: float | None
 
-    def __init__(self, threshold: float, max_skips: int) -> None:
+    def __init__(
+        self,
+        threshold: float,
+        max_skips: int,
+        agree: Callable[[float | None], float | None] = lambda predicted: predicted,
+    ) -> None:
         self._threshold = threshold
         self._max_skips = max_skips
+        self._agree = agree
         self._step: int | None = None
         self._leader = ""  # the branch that came first in this step
         self._skipping = False
@@ -74,7 +83,7 @@ class StepCache:
             self._step, self._leader, self._current = step, branch, latents
             self._since_computed += 1
             possible = allowed and self._since_computed <= self._max_skips
-            self.predicted = self._predict(latents) if possible else None
+            self.predicted = self._agree(self._predict(latents)) if possible else None
             self._skipping = self.predicted is not None and self.predicted < self._threshold
         return allowed and self._skipping
 

@@ -13,7 +13,7 @@ import typer
 from chipsparse.cli.errors import EXIT_FAILED, UserError, reported_errors
 from chipsparse.cli.generate.series import Item, series
 from chipsparse.cli.generation_options import GENERATION, SPARSITY, GenerationOptions
-from chipsparse.cli.option_checks import check_fps, check_positive, check_seed
+from chipsparse.cli.option_checks import check_branches, check_fps, check_positive, check_seed
 from chipsparse.cli.options import MODEL, OUTPUT, REQUIRED, argument, option
 from chipsparse.cli.prompts import read_prompts, typed_prompt
 from chipsparse.cli.results import results_alone, tell
@@ -79,6 +79,21 @@ class GenerateOptions(GenerationOptions):
         shown="the model's own",
         panel=MODEL,
         before="device",
+    )
+    gpus: int | None = option(
+        help="GPUs of this machine that make it together; with --device cpu so many processes.",
+        shown="1, or as many as torchrun started",
+        panel=MODEL,
+        before="device",
+        check=check_positive,
+    )
+    guidance_parallel: int | None = option(
+        help="How many of those GPUs compute guidance branches of their own: 2, where the model's "
+        "guidance is two calls per step.",
+        shown="1",
+        panel=MODEL,
+        before="device",
+        check=check_branches,
     )
     seed: int = option(
         help="Seed of the noise; the same one gives the same result.",
@@ -186,6 +201,8 @@ class GenerateOptions(GenerationOptions):
             if self.dense and given:
                 raise UserError(f"{name} is about the sparse run, which --dense leaves out")
         check_seed("--seed", self.seed, count=self.num or 1)
+        if self.dense and self.gpus is not None and self.gpus > 1:
+            raise UserError("--gpus shares the sparse run, which --dense leaves out")
         if self.strength is not None and self.image is None:
             raise UserError("--strength is about the image of --image, and there is none")
         if self.strength is not None and not 0 < self.strength <= 1:
@@ -204,15 +221,24 @@ class GenerateOptions(GenerationOptions):
 def generate(options: GenerateOptions) -> None:
     """Make a video or an image from a prompt, or a series of them."""
     # Imported here so that neither --help nor a simple mistake waits for torch and diffusers.
+    from chipsparse.cli.ranks.joined import joined
+
+    with reported_errors(debug=options.debug):
+        process = joined(options.gpus, options.guidance_parallel)
+        if process is None:
+            from chipsparse.cli.generate.several import start
+
+            start(options)
+            return
     from chipsparse.cli.generate.job import run
 
     outcomes: list[Outcome] = []
     with reported_errors(debug=options.debug, kept=lambda: _kept(outcomes, many=options.many)):
         try:
             with results_alone():
-                run(options, outcomes)
+                run(options, outcomes, process)
         finally:  # what was made of a series that is broken off
-            if outcomes:
+            if outcomes and process.writes:
                 _tell(outcomes, options)
         if any(outcome.error is not None for outcome in outcomes):
             raise typer.Exit(EXIT_FAILED)

@@ -15,6 +15,7 @@ from chipsparse.cli.generate import summary
 from chipsparse.cli.generate.prepared import Job, prepare
 from chipsparse.cli.generate.runner import Runner, work_name
 from chipsparse.cli.generate.series import Item
+from chipsparse.cli.generate.several import check_shared
 from chipsparse.cli.generate.summary import Outcome
 from chipsparse.cli.generation import denoise
 from chipsparse.cli.generation.generator import Generator
@@ -27,7 +28,8 @@ from chipsparse.cli.media.report_file import staged_report
 from chipsparse.cli.model.description import load_pipeline, quiet_libraries
 from chipsparse.cli.model.lora import load_loras
 from chipsparse.cli.planning.request import device_and_dtype
-from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.progress import ProgressDisplay, silent_display
+from chipsparse.cli.ranks.joined import Joined
 from chipsparse.cli.results import json_values
 from chipsparse.cli.wording import seconds_text
 from chipsparse.cli.work_progress import WorkProgress
@@ -37,33 +39,44 @@ WARNING = "chipsparse: warning: "
 EMPTY = "the prompt is empty: the result shows whatever the model likes"
 
 
-def run(options: GenerateOptions, outcomes: list[Outcome]) -> None:
+def run(options: GenerateOptions, outcomes: list[Outcome], process: Joined) -> None:
     """Checks all that is cheap to check, then loads, generates and writes.
 
     Args:
         options: what the user typed.
         outcomes: gets one of each clip as soon as it is written. In a series, one that fails is
             told and noted there, and the others are made; a single one raises.
+        process: this one, of those that make it together.
     """
     device, dtype = device_and_dtype(options)
-    with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
+    device = process.device(device)
+    shown = ProgressDisplay() if process.writes else silent_display()
+    with shown as display, quiet_libraries(debug=options.debug):
         job = prepare(options, device, dtype, display)
+        check_shared(job, process.parallel)
+        process.join(device)
         for warning in job.warnings:
             display.tell(WARNING + warning)
-        with opened(job, WorkProgress(display), lambda: load(job)) as runner:
+        with opened(job, WorkProgress(display), lambda: load(job), process) as runner:
             runner.generator.progress.plan(_work(options))
             for item in options.items:
                 outcomes.append(_outcome(job, item, runner, display))
 
 
 @contextmanager
-def opened(job: Job, progress: WorkProgress, load_pipe: Callable[[], Any]) -> Iterator[Runner]:
+def opened(
+    job: Job,
+    progress: WorkProgress,
+    load_pipe: Callable[[], Any],
+    process: Joined | None = None,
+) -> Iterator[Runner]:
     """What makes the images or clips of a job.
 
     Args:
         job: what was settled.
         progress: shows what goes on.
         load_pipe: gives the pipeline of the job; see `load`.
+        process: this one, of those that make it together; by default it is alone.
     """
     generator = Generator(
         load_pipe,
@@ -74,7 +87,7 @@ def opened(job: Job, progress: WorkProgress, load_pipe: Callable[[], Any]) -> It
         steps=job.steps,
     )
     _ = generator.pipe  # loaded before anything is timed
-    with _runner(job, generator) as runner:
+    with _runner(job, generator, process or Joined()) as runner:
         yield runner
 
 
@@ -95,7 +108,7 @@ def _work(options: GenerateOptions) -> dict[str, float]:
     }
 
 
-def _runner(job: Job, generator: Generator) -> Runner:
+def _runner(job: Job, generator: Generator, process: Joined) -> Runner:
     sparse = job.profile is not None and job.options.mode != "dense"
     return Runner(
         generator,
@@ -104,6 +117,7 @@ def _runner(job: Job, generator: Generator) -> Runner:
         strict=job.options.strict,
         layer_times=job.options.report is not None,
         paired=job.options.compare,
+        process=process,
     )
 
 
@@ -114,7 +128,7 @@ def _outcome(job: Job, item: Item, runner: Runner, display: ProgressDisplay) -> 
     try:
         return make(job, item, runner, display, warnings)
     except Exception as error:
-        if not job.options.many:
+        if not job.options.many or runner.process.ranks > 1:  # the others wait for this one
             raise
         sentence = described(error)
         display.tell(f"chipsparse: error: {item.label}: {sentence}")
@@ -156,6 +170,10 @@ def make(
         raise
     made = sparse or dense
     assert made is not None
+    runner.process.gather_fallbacks(runner.report)
+    if not runner.process.writes:
+        request = job.as_json(item, warnings)
+        return Outcome(request, {}, sparse, dense, None, denoise.peak_process_bytes())
     # What the steps of the profile tell beforehand is in the job's warnings already.
     if made.nothing_sparse is not None and job.too_few_steps is None:
         warnings = [*warnings, made.nothing_sparse]

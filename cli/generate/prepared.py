@@ -52,6 +52,7 @@ class Job:
         image: that it starts from, in the size that is made; None without ``--image``.
         scheduler: that replaces the model's own; None: it stays.
         steps: that are computed: not all of the schedule where an image is given.
+        planned: what the configs tell of it; None where the model's own code decides.
         step_costs: what each of them takes, relative to the others; none where that is not known.
         too_few_steps: why nothing will run sparse, if that is known by now.
         out_of_range: what the profile was not tuned for; nothing where it is not used.
@@ -66,6 +67,7 @@ class Job:
     image: Image | None
     scheduler: Any | None
     steps: int
+    planned: PlannedGeneration | None
     step_costs: list[float]
     too_few_steps: str | None
     out_of_range: list[str]
@@ -188,6 +190,7 @@ def settle(
         image=image,
         scheduler=scheduler,
         steps=called_steps(settings, model) - first,
+        planned=planned,
         step_costs=step_costs(planned.plan, first=first) if planned is not None else [],
         too_few_steps=too_few,
         out_of_range=out_of_range,

@@ -11,6 +11,7 @@ from chipsparse.cli.generate.series import Item
 from chipsparse.cli.generation.denoise import Generation
 from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.patching import REFUSED, patched
+from chipsparse.cli.ranks.joined import Joined
 from chipsparse.profiles.profile import Profile
 from chipsparse.report.generation import GenerationReport
 
@@ -27,6 +28,7 @@ class Runner:
         layer_times: likewise.
         paired: whether times are compared: then each side is warmed up first, and the pipeline is
             patched for each sparse generation anew, because dense ones run between them.
+        process: this one, of those that make the sparse ones together.
         report: of the latest sparse generation, from when it begins.
     """
 
@@ -36,6 +38,7 @@ class Runner:
     strict: bool
     layer_times: bool
     paired: bool
+    process: Joined = Joined()
     report: GenerationReport | None = field(default=None, init=False)
     _held: GenerationReport | None = field(default=None, init=False)
     _stack: ExitStack = field(default_factory=ExitStack, init=False)
@@ -74,6 +77,7 @@ class Runner:
             self.profile,
             strict=self.strict,
             layer_times=self.layer_times,
+            parallel=self.process.parallel,
         )
 
     def _make(self, name: str, item: Item, report: GenerationReport | None) -> Generation:

@@ -9,6 +9,7 @@ from typing import Any
 import chipsparse
 from chipsparse.cli.errors import user_errors
 from chipsparse.config import ConfigError, SparsityConfig
+from chipsparse.parallel.degrees import Parallel
 from chipsparse.pipelines.generic import UnservedModelError
 from chipsparse.profiles.profile import Profile
 from chipsparse.report.generation import GenerationReport
@@ -19,10 +20,17 @@ REFUSED = (ConfigError, UnservedModelError)
 
 @contextmanager
 def patched(
-    pipe: Any, config: SparsityConfig | Profile, *, strict: bool = False, layer_times: bool = False
+    pipe: Any,
+    config: SparsityConfig | Profile,
+    *,
+    strict: bool = False,
+    layer_times: bool = False,
+    parallel: Parallel | None = None,
 ) -> Iterator[GenerationReport]:
     """Patches the pipeline and gives its report; restores it at the end."""
     with user_errors(ValueError):
-        handle = chipsparse.enable(pipe, config, strict=strict, layer_times=layer_times)
+        handle = chipsparse.enable(
+            pipe, config, strict=strict, layer_times=layer_times, parallel=parallel
+        )
     with handle, user_errors(*REFUSED):
         yield handle.report

@@ -39,6 +39,7 @@ class ColumnSelection(Call[torch.Tensor]):
         random_count: number of strata, at most M: that many further columns, or fewer where whole
             strata are kept.
         seed: seed of the random columns, any integer; its lower 64 bits count.
+        first_head: position of the first head for that hash, where these are not all of a layer's.
         backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
@@ -55,6 +56,7 @@ class ColumnSelection(Call[torch.Tensor]):
     static_columns: torch.Tensor | None = None
     random_count: int = 0
     seed: int = 0
+    first_head: int = 0
 
     def facts(self) -> tuple[torch.Tensor]:
         """The column sums."""

@@ -39,7 +39,8 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
                 mask |= static
             if call.random_count > 0 and columns > 0:
                 blocks_drawn = range(first, last)
-                mask |= drawn_columns(mask, call.random_count, call.seed, b, h, blocks_drawn)
+                head = call.first_head + h
+                mask |= drawn_columns(mask, call.random_count, call.seed, b, head, blocks_drawn)
             mask |= sums.isnan().any(-1, keepdim=True)
             packed[b, h, first:last] = packed_bits(mask)
     return packed

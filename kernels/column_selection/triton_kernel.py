@@ -542,7 +542,16 @@ def _mix(state, part):
 
 
 @triton.jit(
-    do_not_specialize=["heads", "blocks", "columns", "row_bytes", "strata", "seed_state", "turns"]
+    do_not_specialize=[
+        "heads",
+        "blocks",
+        "columns",
+        "row_bytes",
+        "strata",
+        "seed_state",
+        "first_head",
+        "turns",
+    ]
 )
 def _draw_kernel(
     packed_ptr,
@@ -552,6 +561,7 @@ def _draw_kernel(
     row_bytes,
     strata,
     seed_state,
+    first_head,
     turns,
     WIDE: tl.constexpr,
     STRATA: tl.constexpr,
@@ -564,7 +574,7 @@ def _draw_kernel(
     bits_ptr = packed_ptr + row.to(tl.int64) * row_bytes
     state = tl.zeros([1], tl.uint32) + seed_state.to(tl.uint32)
     state = _mix(state, row // (heads * blocks))
-    state = _mix(state, row // blocks % heads)
+    state = _mix(state, first_head + row // blocks % heads)
     state = _mix(state, row % blocks)
     for turn in range(0, turns):
         for first in range(0, tl.cdiv(strata - turn, turns), STRATA):
@@ -676,6 +686,7 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
                 row_bytes,
                 strata,
                 state - (1 << 32) if state >= 1 << 31 else state,
+                call.first_head,
                 turns=-(-BYTE_COLUMNS // (columns // strata)) + 1,
                 WIDE=strata >= 1 << 15,
                 STRATA=STRATA,

@@ -387,3 +387,14 @@ def test_mistakes_are_named(options, message):
     arguments = {"column_sums": torch.rand(1, 2, 3, 9), "keep_count": 3, **options}
     with pytest.raises(ValueError, match=message):
         column_selection(**arguments)
+
+
+@backend_names(column_selection)
+def test_random_columns_of_some_heads_are_those_of_all(backend, device):
+    sums = torch.randn(2, 3, 4, 100, generator=torch.Generator().manual_seed(0)).to(device)
+    skip_unless_it_runs(column_selection, backend, sums)
+    options = {"keep_count": 5, "random_count": 7, "seed": 3, "backend": backend}
+    found = column_selection(sums, **options)
+    later = column_selection(sums[:, 1:].contiguous(), first_head=1, **options)
+    assert torch.equal(found[:, 1:], later)
+    assert not torch.equal(column_selection(sums[:, 1:].contiguous(), **options), later)

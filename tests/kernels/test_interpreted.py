@@ -25,6 +25,7 @@ OPERATIONS = {
     "fp8_dense_attention": "small_weights",
     "fp8_quantization": "zeros_and_equal_rows",
     "merge_residual": "what_the_kept_columns_leave or other_strides",
+    "rank_pieces": "one_behind_the_other or nothing_is_copied",
 }
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")

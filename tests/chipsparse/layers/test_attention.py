@@ -1,5 +1,7 @@
 """What each action of self-attention computes and records, against float64 formulas."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -241,15 +243,14 @@ def test_the_residual_of_a_few_heads_at_a_time(monkeypatch):
 
 
 def test_random_columns_of_heads_in_chunks():
-    """As the config says: they depend on the chunks, no two heads share them, all are counted."""
+    """They do not depend on the chunks, no two heads share them, and all are counted."""
     masks = [
         unpack_mask(refreshed("merge", column_sums_bytes=limit)[0].columns, TOKENS)
         for limit in (2 << 30, 1, 1)
     ]
     assert (masks[1].sum(-1) == KEEP + RANDOM).all()
     assert torch.equal(masks[1], masks[2])
-    assert torch.equal(masks[0][:, 0], masks[1][:, 0])
-    assert not torch.equal(masks[0], masks[1])
+    assert torch.equal(masks[0], masks[1])
     budget = AttentionBudget(0, RANDOM, None, seed=5)
     alone = unpack_mask(refreshed("merge", column_sums_bytes=1, budget=budget)[0].columns, TOKENS)
     assert len({tuple(row) for row in alone[0].flatten(1).int().tolist()}) == 3
@@ -362,6 +363,22 @@ def test_a_share_of_the_error_at_the_refresh_is_added(rule, share):
 def test_no_drift_is_kept_without_a_forecast():
     cache, _ = run_actions("rsrs")
     assert cache.drift is None
+
+
+def test_the_random_columns_of_some_heads_are_those_of_all():
+    """As of a process that has the last two heads alone."""
+    config, budget = AttentionConfig(block_size_q=ROWS), AttentionBudget(0, RANDOM, None, seed=5)
+    found = {}
+    for first in (0, 1):
+        cache = AttentionCache()
+        own = [each[:, first:] for each in inputs(0)]
+        options = {"scale": None, "backend": None}
+        dense_step(cache, *own, **options)
+        refresh_step(
+            cache, *own, config=config, budget=replace(budget, first_head=first), **options
+        )
+        found[first] = unpack_mask(cache.columns, TOKENS)
+    assert torch.equal(found[0][:, 1:], found[1])
 
 
 @pytest.mark.parametrize("rule", ["merge", "difference"])

@@ -1,0 +1,66 @@
+"""What a session decides together with the processes that run the same calls."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from chipsparse.cache.memory_plan import Capacity
+from chipsparse.parallel.branch_columns import BranchColumns
+from chipsparse.parallel.peers import Peers
+
+
+class Agreement(Protocol):
+    """Decisions that must be the same on all processes.
+
+    Attributes:
+        columns: that guidance branches on other processes keep, too; None where there are none.
+    """
+
+    columns: BranchColumns | None
+
+    def first(self, value: float | None) -> float | None:
+        """The number that the first process found, which decides for all."""
+
+    def capacity(self, own: Capacity, device: torch.device) -> Capacity:
+        """What every process has for its caches, with this one's and where it computes."""
+
+
+class Alone:
+    """The agreement of a single process."""
+
+    columns = None
+
+    def first(self, value: float | None) -> float | None:
+        """Its own number."""
+        return value
+
+    def capacity(self, own: Capacity, device: torch.device) -> Capacity:
+        """Its own capacity."""
+        return own
+
+
+class Together:
+    """The agreement of several processes.
+
+    Args:
+        peers: they.
+        columns: see `Agreement`.
+    """
+
+    def __init__(self, peers: Peers, columns: BranchColumns | None = None) -> None:
+        self._peers = peers
+        self.columns = columns
+
+    def first(self, value: float | None) -> float | None:
+        """See `Agreement`."""
+        found: float | None = self._peers.first(value)
+        return found
+
+    def capacity(self, own: Capacity, device: torch.device) -> Capacity:
+        """The least of all, since they wait for the slowest; a machine's memory is shared."""
+        sharing = self._peers.on_this_host
+        on_device = own.device // sharing if device.type == "cpu" else own.device
+        on_device, host = self._peers.least(on_device, own.host // sharing)
+        return Capacity(on_device, host, one_memory=own.one_memory)

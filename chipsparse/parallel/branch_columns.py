@@ -1,0 +1,62 @@
+"""The columns that guidance branches share, where each branch is on a process of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from chipsparse.layers.state import StepState
+from chipsparse.parallel.peers import PeerError, Peers
+from chipsparse.plan import Action
+
+
+class BranchColumns:
+    """Hands the columns that the first branch chose to the others, layer by layer.
+
+    Args:
+        group: the processes of the branches, with the same heads.
+        peers: the same.
+    """
+
+    def __init__(self, group: Any, peers: Peers) -> None:
+        self._group = group
+        self._peers = peers
+        self._source = dist.get_process_group_ranks(group)[0]
+        self._shared = False
+
+    def open(self, state: StepState) -> None:
+        """Begins a call on every process of the branches.
+
+        Raises:
+            PeerError: they do not do the same.
+        """
+        context = state.context
+        said = self._peers.tell([context.step, state.action.value, str(state.plan.layout)])
+        for rank, (step, action, _) in enumerate(said):
+            if [step, action] != said[0][:2]:
+                raise PeerError(
+                    f"{self._peers.names[0]} is at step {said[0][0]} ({said[0][1]}) and "
+                    f"{self._peers.names[rank]} at step {step} ({action})"
+                )
+        # As in one process: prompts of other lengths in the sequence choose for themselves.
+        alike = all(layout == said[0][2] for *_, layout in said)
+        self._shared = alike and state.action is Action.REFRESH
+
+    def give(self, columns: torch.Tensor) -> None:
+        """Sends what a layer chose at a refresh, uint8 ``[B, H, G, n]``, if this is the first."""
+        if self._shared and self._peers.rank == 0:
+            self._broadcast(columns.contiguous())
+
+    def take(self, shape: tuple[int, ...], device: torch.device) -> torch.Tensor | None:
+        """What the first process sent for this layer; None where it chooses for itself."""
+        if not self._shared or self._peers.rank == 0:
+            return None
+        columns = torch.empty(shape, dtype=torch.uint8, device=device)
+        self._broadcast(columns)
+        return columns
+
+    def _broadcast(self, columns: torch.Tensor) -> None:
+        with self._peers.exchange():
+            dist.broadcast(columns, self._source, group=self._group)

@@ -1,0 +1,172 @@
+"""What the processes of one generation tell each other besides tensors: decisions, and failures.
+
+They tell it through the key-value store that their process group was made with, and so on the host:
+no GPU waits for it, and who does not answer is known by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+TIMEOUT_SECONDS = 120.0  # of processes that take part in the same call
+GRACE_SECONDS = 5.0  # until who is still there has said so, after a connection broke
+
+
+class PeerError(RuntimeError):
+    """Another process failed, is gone, or does something else; the text names its rank."""
+
+
+class _BrokenExchangeError(RuntimeError):
+    """An exchange of tensors did not come to its end."""
+
+
+class Peers:
+    """The processes of one generation, as one of them sees the others.
+
+    Every process makes these objects in the same order, and the same calls of each.
+
+    Args:
+        ranks: global ranks of all of them, in order; this process is one.
+        timeout_s: how long one waits for the others.
+
+    Attributes:
+        rank: place of this process in the order.
+        names: how messages call them.
+        on_this_host: how many of them share this machine.
+    """
+
+    def __init__(self, ranks: Sequence[int], *, timeout_s: float = TIMEOUT_SECONDS) -> None:
+        own, store = dist.get_rank(), distributed_c10d._get_default_store()
+        self.names = [f"rank {rank}" for rank in ranks]
+        self.rank = list(ranks).index(own)
+        self._timeout_s = timeout_s
+        made = store.add(f"chipsparse/made by {own}", 1)
+        members = ",".join(map(str, ranks))
+        self._store = dist.PrefixStore(f"chipsparse/{members}/{made}", store)
+        self._told = 0
+        self._heard = False  # of a failure, so that it need not be told once more
+        hosts = self.tell(socket.gethostname())
+        self.on_this_host = hosts.count(hosts[self.rank])
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def tell(self, value: Any) -> list[Any]:
+        """What all of them say at this point, in order, as JSON carries it.
+
+        Raises:
+            PeerError: another one failed, or did not get here in time.
+        """
+        self._told += 1
+        self._say("said", value)
+        said = []
+        for rank, (kind, each) in enumerate(self._answers(self._timeout_s)):
+            self._heard = kind != "said"
+            if kind == "failed":
+                raise PeerError(f"{self.names[rank]} failed: {each}")
+            if kind == "broken":
+                raise PeerError(f"{self.names[rank]} lost another process")
+            if kind == "silent":
+                raise PeerError(
+                    f"{self.names[rank]} has not got here for {self._timeout_s:.0f} s: it is gone, "
+                    "hangs, or makes other calls"
+                )
+            said.append(each)
+        # Nobody is here who has not read what was said the time before.
+        self._store.delete_key(f"{self._told - 1}/{self.rank}")
+        return said
+
+    def first(self, value: Any) -> Any:
+        """What the first of them says, which so decides for all."""
+        return self.tell(value if self.rank == 0 else None)[0]
+
+    def least(self, *numbers: int) -> tuple[int, ...]:
+        """The lowest that any of them says of each number."""
+        return tuple(map(min, zip(*self.tell(numbers), strict=True)))
+
+    def check_same(self, facts: Mapping[str, Any]) -> None:
+        """Raises `PeerError` where they differ in a fact, with the ranks and what each says.
+
+        Args:
+            facts: what must be equal, by its name in words.
+        """
+        said = self.tell(dict(facts))
+        for rank, other in enumerate(said):
+            for name, value in said[0].items():
+                if other.get(name) != value:
+                    raise PeerError(
+                        f"{self.names[0]} and {self.names[rank]} differ in {name}: {value} and "
+                        f"{other.get(name)}; every process must be called with the same arguments "
+                        "and seed"
+                    )
+
+    @contextlib.contextmanager
+    def exchange(self) -> Iterator[None]:
+        """Around an exchange of tensors: a failure in it is another process's."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise _BrokenExchangeError(str(error)) from error
+
+    def failed(self, error: BaseException) -> None:
+        """Tells the others that this process failed.
+
+        Raises:
+            PeerError: where it failed because another one did, with its name.
+        """
+        if self._heard:
+            self._heard = False
+            return
+        self._told += 1
+        if not isinstance(error, _BrokenExchangeError):
+            with contextlib.suppress(RuntimeError):  # whoever has the store may be gone
+                self._say("failed", f"{type(error).__name__}: {_first_line(error)}")
+            return
+        raise PeerError(self._blame(error)) from error
+
+    def _blame(self, error: BaseException) -> str:
+        """Who broke an exchange, as far as the others tell."""
+        reason = f"an exchange of tensors broke off ({_first_line(error)})"
+        try:
+            self._say("broken", None)
+            answers = list(self._answers(GRACE_SECONDS))
+        except RuntimeError:
+            return f"{reason}, and so did the connection to the process that keeps the store"
+        for rank, (kind, said) in enumerate(answers):
+            if kind == "failed":
+                return f"{self.names[rank]} failed: {said}"
+        silent = [self.names[rank] for rank, (kind, _) in enumerate(answers) if kind == "silent"]
+        if silent:
+            return f"{' and '.join(silent)} is gone or hangs: {reason}"
+        return reason
+
+    def _say(self, kind: str, value: Any) -> None:
+        self._store.set(f"{self._told}/{self.rank}", json.dumps([kind, value]))
+
+    def _answers(self, timeout_s: float) -> Iterator[tuple[str, Any]]:
+        """What each says, with its kind: said, failed, broken, or silent."""
+        end = time.monotonic() + timeout_s
+        for rank in range(len(self)):
+            key = f"{self._told}/{rank}"
+            left = timedelta(seconds=max(0.01, end - time.monotonic()))
+            try:
+                self._store.wait([key], left)
+            except RuntimeError:
+                if not self._store.check([key]):
+                    yield "silent", None
+                    continue
+            kind, value = json.loads(self._store.get(key))
+            yield kind, value
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0]

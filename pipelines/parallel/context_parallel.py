@@ -1,0 +1,60 @@
+"""diffusers' own context parallelism on a transformer: seen, taken off while patched, put back.
+
+Its hooks cut tokens inside of a module's ``forward``, before PyTorch's hooks see them, so what puts
+tokens in order would come too late, and a block with one is no whole graph. Ours cut instead. The
+interface is announced as experimental, and this is the only file that reads it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chipsparse.pipelines.patches import Patches
+
+HOOKS = ("cp_input---", "cp_output---")
+
+
+def ulysses_group(transformer: Any) -> Any | None:
+    """The process group over which diffusers was told to share the tokens; None where it was not.
+
+    Raises:
+        ValueError: it was told to be parallel in another way.
+    """
+    config = getattr(transformer, "_parallel_config", None)
+    if config is None:
+        return None
+    context = getattr(config, "context_parallel_config", None)
+    name = type(transformer).__name__
+    if context is None or getattr(config, "tensor_parallel_config", None) is not None:
+        raise ValueError(
+            f"this {name} runs under tensor parallelism, which shares weights between processes; "
+            "chipsparse runs under context parallelism: ContextParallelConfig(ulysses_degree=...)"
+        )
+    if context.ring_degree > 1:
+        raise ValueError(
+            f"this {name} runs under ring attention (ring_degree={context.ring_degree}), which "
+            "passes keys on from process to process, while kept columns belong to all of them; use "
+            "ContextParallelConfig(ulysses_degree=...)"
+        )
+    return context._ulysses_mesh.get_group()
+
+
+def take_off(transformer: Any, patches: Patches) -> None:
+    """Lets a transformer run as if it were on one device, until the patches are undone."""
+    if getattr(transformer, "_parallel_config", None) is None:
+        return
+    for module in transformer.modules():
+        registry = getattr(module, "_diffusers_hook", None)
+        hooks = {} if registry is None else dict(registry.hooks)
+        for name, hook in hooks.items():
+            if name.startswith(HOOKS):
+                _take_off_hook(registry, name, hook, patches)
+    processors = [getattr(module, "processor", None) for module in transformer.modules()]
+    for processor in {id(each): each for each in processors}.values():
+        if getattr(processor, "_parallel_config", None) is not None:
+            patches.set_attribute(processor, "_parallel_config", None)
+
+
+def _take_off_hook(registry: Any, name: str, hook: Any, patches: Patches) -> None:
+    registry.remove_hook(name, recurse=False)
+    patches.add_undo(lambda: registry.register_hook(hook, name))

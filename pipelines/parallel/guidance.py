@@ -1,0 +1,127 @@
+"""Guidance branches on different processes: each computes a call of a step, and they swap outputs.
+
+A pipeline calls the transformer once for each branch and looks at the outputs after the last one. A
+call that another process computes returns a tensor that gets its values at the last call of the
+step. What reads it before is told so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from chipsparse.parallel.peers import Peers
+from chipsparse.step import StepContext
+
+
+class Unfilled(torch.Tensor):
+    """An output that another process has yet to send; then it stands for that, in every operation.
+
+    A piece of it that is cut out before (FLUX.2 leaves reference images out) waits as well.
+
+    Attributes:
+        output: what was sent; None until then.
+        cut: of such a piece, what it is cut out of, and the index.
+    """
+
+    output: torch.Tensor | None
+    cut: tuple[Unfilled, Any] | None
+
+    @classmethod
+    def wait(cls, cut: tuple[Unfilled, Any] | None = None) -> Unfilled:
+        """One that is yet to get its values."""
+        waiting = torch.empty(0).as_subclass(cls)
+        waiting.output, waiting.cut = None, cut
+        return waiting
+
+    @classmethod
+    def __torch_function__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs what uses it on what was sent; raises `RuntimeError` where that is not there yet."""
+        whole = args[0] if func is torch.Tensor.__getitem__ else None
+        if isinstance(whole, Unfilled) and whole.output is None:
+            return cls.wait((whole, args[1]))
+        named = {name: _sent(each, func) for name, each in (kwargs or {}).items()}
+        return func(*(_sent(each, func) for each in args), **named)
+
+
+def _sent(value: Any, func: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(_sent(each, func) for each in value)
+    if not isinstance(value, Unfilled):
+        return value
+    if value.output is None and value.cut is not None:
+        whole, index = value.cut
+        value.output = _sent(whole, func)[index]
+    if value.output is None:
+        raise RuntimeError(
+            f"the pipeline uses the output of a guidance branch ({getattr(func, '__name__', func)})"
+            " before it calls the transformer for the last one, so these branches cannot be on "
+            "different processes; use Parallel(guidance=1)"
+        )
+    return value.output
+
+
+class GuidanceSplit:
+    """This process's part in the guidance branches of a pipeline.
+
+    Args:
+        group: processes that compute one branch each, of the tokens that this one has.
+        peers: the same; the first one computes the first call of a step, and so on.
+    """
+
+    def __init__(self, group: Any, peers: Peers) -> None:
+        self.peers = peers
+        self._group = group
+        self._begin(None)
+
+    def _begin(self, step: tuple[int, int] | None) -> None:
+        self._step = step
+        self._calls = 0
+        self._own: torch.Tensor | None = None
+        self._waiting: list[Unfilled] = []
+
+    def call(self, context: StepContext, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The output of one branch at one step, computed here or elsewhere.
+
+        Args:
+            context: position of the call; the calls of a step come one after the other.
+            compute: computes it.
+        """
+        step = context.generation, context.step
+        if step != self._step:
+            self._begin(step)
+        place, self._calls = self._calls, self._calls + 1
+        if place >= len(self.peers):
+            raise ValueError(
+                f"step {context.step} has more than {len(self.peers)} guidance branches, so they "
+                "cannot be on as many processes; use Parallel(guidance=1)"
+            )
+        if place == self.peers.rank:
+            self._own = compute()
+        if place < len(self.peers) - 1:
+            if place == self.peers.rank:
+                assert self._own is not None
+                return self._own
+            self._waiting.append(Unfilled.wait())
+            return self._waiting[-1]
+        assert self._own is not None
+        outputs = self._swapped(self._own.contiguous())
+        others = [each for rank, each in enumerate(outputs) if rank != self.peers.rank]
+        for waiting, output in zip(self._waiting, others, strict=False):
+            waiting.output = output
+        self._begin(step)
+        self._calls = len(self.peers)
+        return outputs[place]
+
+    def _swapped(self, own: torch.Tensor) -> list[torch.Tensor]:
+        """The outputs of all branches, in the order of their calls."""
+        outputs = [
+            own if rank == self.peers.rank else torch.empty_like(own)
+            for rank in range(len(self.peers))
+        ]
+        with self.peers.exchange():
+            dist.all_gather(outputs, own, group=self._group)
+        return outputs

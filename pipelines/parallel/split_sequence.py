@@ -1,0 +1,162 @@
+"""A transformer whose tokens several processes share: what is cut where, and attention between.
+
+The adapter's hooks that put tokens in order cut them as well, and the one that restores their order
+gathers them before, so each process runs the blocks on its own tokens. The exchange of tokens for
+heads stands around the attention of a layer, whatever that does: all processes make the same
+exchanges, and what a layer decides cannot let one wait for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from chipsparse.layers.attention import Unpatched
+from chipsparse.layers.state import StepState
+from chipsparse.layout import ModelLayout
+from chipsparse.parallel.head_exchange import HeadExchange
+from chipsparse.parallel.sequence_cut import check_heads, cut_sequence, on_rank
+from chipsparse.pipelines.bridge import LayerCall
+from chipsparse.pipelines.patches import Patches
+
+CUT = "chipsparse_cut"
+
+
+class SplitSequence:
+    """What one process does of the calls of one transformer.
+
+    Args:
+        exchange: with the processes that share its tokens.
+        rows: tokens that stay together, because they share a list of neurons.
+        least_text: text tokens that a process without text passes through the blocks, since the
+            model's code needs one; attention leaves them out.
+    """
+
+    def __init__(self, exchange: HeadExchange, *, rows: int, least_text: int = 0) -> None:
+        self._exchange = exchange
+        self._rows = rows
+        self._least_text = least_text
+        self._layout: ModelLayout
+
+    def open(self, layout: ModelLayout) -> ModelLayout:
+        """Cuts the tokens of a call, and returns its layout with this process's share.
+
+        Raises:
+            ValueError: there are too few tokens or heads.
+        """
+        check_heads(layout, self._exchange.ranks)
+        self._layout = layout
+        self._cut = cut_sequence(layout, self._exchange.ranks, self._rows)
+        return on_rank(layout, self._cut, self._exchange.rank)
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the text of the open call is on this process."""
+        return self._cut.text[self._exchange.rank] > 0
+
+    def own_grid(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """This process's part of a tensor with all video or image tokens along a dimension."""
+        rank = self._exchange.rank
+        return tensor.narrow(dim, self._cut.first(rank), self._cut.grid[rank])
+
+    def own_text(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """The same of a tensor with the text tokens: all of them, or hardly any."""
+        return tensor if self.has_text else tensor.narrow(dim, 0, self._least_text)
+
+    def whole_grid(self, tokens: torch.Tensor) -> torch.Tensor:
+        """All video or image tokens ``[B, N, C]``, from those of each process."""
+        return self._exchange.gather(tokens, self._cut.grid)
+
+    def attend(
+        self,
+        attend: LayerCall,
+        state: StepState | None,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float | None,
+        unpatched: Unpatched,
+    ) -> torch.Tensor:
+        """As `AttentionLayer`, of this process's tokens ``[B, H, n, D]``."""
+        heads, tokens = query.shape[1], self._cut.tokens
+        own = tokens[self._exchange.rank]
+        spare = query.shape[2] - own  # of `least_text`, where the text would stand
+        front, back = (spare, 0) if self._layout.text_first else (0, spare)
+        # In the model's order [B, N, H, D], in which q, k and v come.
+        states = tuple(each.transpose(1, 2)[:, front : front + own] for each in (query, key, value))
+        query, key, value = (
+            each.transpose(1, 2) for each in self._exchange.to_heads(states, tokens)
+        )
+        output = attend(state, query, key, value, scale=scale, unpatched=unpatched)
+        output = self._exchange.to_tokens(output.transpose(1, 2), heads, tokens)
+        output = F.pad(output, (0, 0, 0, 0, front, back)) if spare else output
+        return output.transpose(1, 2)
+
+    def check_same_calls(self, state: StepState, arguments: dict[str, Any], *, first: bool) -> None:
+        """Raises `PeerError` where other processes make another call.
+
+        Args:
+            state: of the open call.
+            arguments: of the transformer.
+            first: whether it is the first of a guidance branch, whose inputs are compared, too.
+        """
+        context = state.context
+        facts: dict[str, object] = {
+            "what they compute": f"step {context.step} of {context.branch!r}, {state.action.value}",
+        }
+        if first:
+            plan = state.plan
+            facts |= {
+                "steps": plan.steps,
+                "config": str(plan.config),
+                "size": str([plan.layout.grids, plan.layout.batch, plan.layout.text_tokens]),
+                "latents": checksum(arguments["hidden_states"]),
+                "prompt": checksum(arguments.get("encoder_hidden_states")),
+            }
+        self._exchange.peers.check_same(facts)
+
+
+class CutAtEntry:
+    """Mixin of transformer blocks: the first one cuts the tokens that it is called with.
+
+    Outside of ``forward`` and of hooks, so that compiled blocks do not see it.
+    """
+
+    def __call__(
+        self,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """The block's own call."""
+        cut = vars(self).get(CUT)
+        if cut is not None:
+            hidden_states, encoder_hidden_states = cut(hidden_states, encoder_hidden_states)
+        return super().__call__(  # type: ignore[misc]
+            hidden_states, encoder_hidden_states, *args, **kwargs
+        )
+
+
+def cut_at_entry(
+    blocks: list[Any],
+    cut: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+    patches: Patches,
+) -> None:
+    """Lets the first block cut its tokens; all get one class, so that they share a graph."""
+    for block in blocks:
+        patches.set_class(block, CutAtEntry)
+    patches.set_attribute(blocks[0], CUT, cut)
+
+
+def checksum(tensor: torch.Tensor | None) -> str:
+    """What differs wherever a tensor does, in all likelihood. Waits for the device."""
+    if tensor is None:
+        return "none"
+    wide = tensor.detach().double().flatten()
+    weights = torch.linspace(1.0, 2.0, wide.numel(), dtype=wide.dtype, device=wide.device)
+    return f"{list(tensor.shape)} {float(wide @ weights):.17g}"

@@ -1,0 +1,102 @@
+from dataclasses import replace
+
+import pytest
+
+from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.parallel.degrees import Parallel
+from chipsparse.parallel.sequence_cut import check_heads, cut_sequence, on_rank, shares
+
+ROWS = 16
+VIDEO = ModelLayout(
+    kinds=(LayerKind("block", 2, 64),), heads=5, head_dim=8, batch=1, grids=((4, 8, 8),)
+)
+
+
+def starts(cut):
+    return [cut.first(rank) for rank in range(len(cut.grid))]
+
+
+@pytest.mark.parametrize(("total", "ranks"), [(4, 3), (5, 2), (24, 8), (3, 3)])
+def test_shares_are_even(total, ranks):
+    found = shares(total, ranks)
+    assert sum(found) == total
+    assert max(found) - min(found) <= 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 16])
+def test_a_video_is_cut_at_blocks_of_rows(ranks):
+    cut = cut_sequence(VIDEO, ranks, ROWS)
+    assert sum(cut.grid) == 256
+    assert cut.text == (0,) * ranks
+    assert all(start % ROWS == 0 for start in starts(cut))
+    assert max(cut.grid) - min(cut.grid) <= ROWS
+
+
+def test_the_last_block_may_be_ragged():
+    odd = replace(VIDEO, grids=((1, 5, 9),))
+    assert cut_sequence(odd, 3, ROWS).grid == (16, 16, 13)
+
+
+def test_text_behind_the_video_is_on_the_last_rank_which_has_less_video():
+    cut = cut_sequence(replace(VIDEO, text_tokens=64), 4, ROWS)
+    assert cut.text == (0, 0, 0, 64)
+    assert cut.tokens == (80, 80, 80, 80)
+
+
+def test_text_before_the_image_is_on_the_first_rank():
+    cut = cut_sequence(replace(VIDEO, text_tokens=64, text_first=True), 4, ROWS)
+    assert cut.text == (64, 0, 0, 0)
+    assert cut.tokens == (80, 80, 80, 80)
+
+
+def test_a_text_that_is_longer_than_a_share_leaves_a_block_of_the_image_beside_it():
+    cut = cut_sequence(replace(VIDEO, text_tokens=500, text_first=True), 4, ROWS)
+    assert cut.text[0] == 500
+    assert 0 < cut.grid[0] <= ROWS
+    assert sum(cut.grid) == 256
+    assert min(cut.grid) > 0
+
+
+@pytest.mark.parametrize("text", [1, 7, 16, 33])
+def test_where_the_mlp_sees_leading_text_blocks_are_counted_from_it(text):
+    cut = cut_sequence(replace(VIDEO, text_tokens=text, text_first=True), 3, ROWS)
+    assert all((text + start) % ROWS == 0 for start in starts(cut)[1:])
+
+
+@pytest.mark.parametrize("text", [7, 33])
+def test_where_it_does_not_they_are_counted_from_the_image(text):
+    kinds = (LayerKind("block", 2, 64, mlp_sees_text=False),)
+    apart = replace(VIDEO, kinds=kinds, text_tokens=text, text_first=True)
+    assert all(start % ROWS == 0 for start in starts(cut_sequence(apart, 3, ROWS)))
+
+
+def test_too_few_blocks_and_heads_are_refused_with_the_numbers():
+    with pytest.raises(ValueError, match=r"256 .* make 16 blocks of 16 rows, fewer than the 17"):
+        cut_sequence(VIDEO, 17, ROWS)
+    with pytest.raises(ValueError, match="5 attention heads, fewer than the 6"):
+        check_heads(VIDEO, 6)
+    check_heads(VIDEO, 5)
+
+
+def test_every_rank_plans_with_the_largest_share():
+    text = replace(VIDEO, text_tokens=20)
+    cut = cut_sequence(text, 2, ROWS)
+    first, last = (on_rank(text, cut, rank) for rank in range(2))
+    assert (first.share.first_head, last.share.first_head) == (0, 3)
+    assert replace(first.share, first_head=3) == last.share
+    assert first.own_heads == 3
+    assert first.own_tokens == max(cut.tokens)
+    assert first.mlp_tokens(0) == max(cut.tokens)
+    assert first.tokens == 276
+
+
+@pytest.mark.parametrize("degree", [0, -1, 1.5, True, "2"])
+def test_a_degree_is_a_whole_number(degree):
+    with pytest.raises(ValueError, match="ulysses: must be a whole number from 1 on"):
+        Parallel(ulysses=degree)
+
+
+def test_guidance_has_two_branches_at_most():
+    assert Parallel(ulysses=3, guidance=2).ranks == 6
+    with pytest.raises(ValueError, match="guidance: pipelines have two branches"):
+        Parallel(guidance=3)

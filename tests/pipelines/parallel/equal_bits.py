@@ -1,0 +1,186 @@
+"""What the ranks of the tests run: whole tiny generations, alone and together."""
+
+import torch
+import torch.distributed as dist
+from diffusers import ContextParallelConfig
+
+import chipsparse
+from tests.pipelines.families import flux2, hunyuan_video, wan
+from tests.pipelines.test_families import FAMILIES, SPARSE, STEPS
+from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
+
+# A text of one whole block of the MLP. Linears round the last rows of others otherwise on a CPU.
+TEXT = 16
+WHOLE_BLOCKS = {
+    "hunyuan video": {
+        "prompt_embeds": hunyuan_video.random(1, TEXT, hunyuan_video.TEXT_DIM, seed=1),
+        "prompt_attention_mask": torch.ones(1, TEXT, dtype=torch.long),
+    },
+    "flux2": {"prompt_embeds": flux2.random(1, TEXT, flux2.TEXT_DIM, seed=3)},
+}
+BIG = {**wan.VIDEO, "height": 128, "width": 128, "num_frames": 13}  # 16 blocks of 16 rows
+
+
+def wan_of(heads):
+    sizes = {"num_attention_heads": heads, "attention_head_dim": 16}
+    return tiny_wan_pipeline(transformer=tiny_wan_transformer(**sizes))
+
+
+def hunyuan_of(heads):
+    return hunyuan_video.pipeline(num_attention_heads=heads)
+
+
+def experts_of(heads):
+    sizes = {"num_attention_heads": heads, "attention_head_dim": 16}
+    return tiny_wan_pipeline(
+        transformer=tiny_wan_transformer(**sizes),
+        transformer_2=tiny_wan_transformer(seed=9, **sizes),
+        boundary_ratio=0.95,
+    )
+
+
+HUNYUAN = {
+    **FAMILIES["hunyuan video"].call,
+    **WHOLE_BLOCKS["hunyuan video"],
+    "height": 128,
+    "width": 128,
+}
+OTHERS = {
+    "four heads": (lambda: wan_of(4), BIG, {}),
+    "uneven heads": (lambda: wan_of(5), BIG, {}),
+    "joint text, four heads": (lambda: hunyuan_of(4), HUNYUAN, {}),
+    "two experts": (lambda: experts_of(4), {**BIG, "height": 80, "width": 48}, {}),
+    "one head's columns at a time": (lambda: wan_of(4), BIG, {"attention.column_sums_bytes": 1}),
+    "skipped by a threshold, with a forecast": (
+        lambda: wan_of(4),
+        {**BIG, "num_inference_steps": 10},
+        {"schedule.skip_threshold": 1.0, "schedule.skip_steps": [], "schedule.forecast": 0.5},
+    ),
+    "forecast of the error": (lambda: wan_of(4), BIG, {"attention.forecast": 0.5}),
+    "attention alone": (lambda: wan_of(4), BIG, {"mlp.enabled": False}),
+    "nothing sparse": (lambda: wan_of(4), BIG, {"schedule.actions": ["dense"]}),
+}
+
+
+# Cases whose pipelines guide by calls of their own.
+GUIDED = [
+    "four heads",
+    "two experts",
+    "skipped by a threshold, with a forecast",
+    "flux2 klein",
+]
+
+
+def case(name):
+    """What makes a pipeline, its call, and changes of the config."""
+    if name in OTHERS:
+        return OTHERS[name]
+    family, _, variant = (name, "", "") if name in FAMILIES else name.partition(", ")
+    found = FAMILIES[family]
+    extra = found.variants[variant] if variant else WHOLE_BLOCKS.get(family, {})
+    return found.make, {**found.call, **extra}, {}
+
+
+def generate(pipe, call, seed=0):
+    return pipe(
+        **{"num_inference_steps": STEPS, **call},
+        generator=torch.Generator().manual_seed(seed),
+        output_type="latent",
+        return_dict=False,
+    )[0]
+
+
+def everything(names):
+    """What `together` finds, also of guidance branches, and a pipeline that diffusers shared."""
+    return {
+        **together(names),
+        "guidance": together(GUIDED, guidance=2),
+        "unguided": said_of_an_unguided_pipeline(),
+        "stock": {name: stock(name) for name in ("plain", "compiled")},
+    }
+
+
+def together(names, guidance=1):
+    """By name, what is found of each case; one rank of several computes it alone as well."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    parallel = chipsparse.Parallel(ulysses=ranks // guidance, guidance=guidance)
+    with torch.no_grad():
+        return {
+            name: compared(name, parallel, judge=place % ranks == rank)
+            for place, name in enumerate(names)
+        }
+
+
+def said_of_an_unguided_pipeline():
+    with torch.no_grad():
+        try:
+            call = {**BIG, "guidance_scale": 1.0}
+            run(wan_of(4), call, SPARSE, chipsparse.Parallel(guidance=2))
+        except ValueError as error:
+            return str(error)
+    return None
+
+
+def compared(name, parallel, *, judge):
+    make, call, changes = case(name)
+    config = SPARSE.override(changes)
+    found, report = run(make(), call, config, parallel)
+    result = {"ranks agree": ranks_agree(found), "actions": report.actions()}
+    result["layers"] = dict(report_of_layers(report))
+    if judge:
+        alone, expected = run(make(), call, config, None)
+        result["difference"] = largest_difference(found, alone)
+        result["cache share"] = report.cache_bytes / max(1, expected.cache_bytes)
+        result["same actions"] = report.actions() == expected.actions()
+        result["same layers"] = result["layers"] == dict(report_of_layers(expected))
+    return result
+
+
+def run(pipe, call, config, parallel):
+    with chipsparse.enable(pipe, config, parallel=parallel) as handle:
+        return generate(pipe, call), handle.report
+
+
+def report_of_layers(report):
+    """How often layers took each action."""
+    counts = {}
+    for step in report.steps:
+        for entry in step.layers:
+            key = f"{entry.part} {entry.action}"
+            counts[key] = counts.get(key, 0) + 1
+    return counts
+
+
+def ranks_agree(tensor):
+    others = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(others, tensor.contiguous())
+    return all(torch.equal(each, tensor) for each in others)
+
+
+def largest_difference(found, alone):
+    return float((found - alone).abs().max() / alone.abs().max())
+
+
+def stock(name):
+    """A pipeline that diffusers made parallel: before, while and after it is patched."""
+    call = {**BIG, "guidance_scale": 1.0}
+    with torch.no_grad():
+        alone, _ = run(wan_of(4), call, SPARSE, None)
+        pipe = wan_of(4)
+        pipe.transformer.enable_parallelism(
+            config=ContextParallelConfig(ulysses_degree=dist.get_world_size())
+        )
+        before = generate(pipe, call)
+        with chipsparse.enable(pipe, SPARSE):
+            if name == "compiled":
+                pipe.transformer.compile_repeated_blocks(backend="aot_eager", fullgraph=True)
+            patched = generate(pipe, call)
+            again = generate(pipe, call)
+        after = generate(pipe, call) if name != "compiled" else before
+    return {
+        "patched as alone": torch.equal(patched, alone),
+        "difference": largest_difference(patched, alone),
+        "sparse": not torch.equal(patched, before),
+        "again the same": torch.equal(patched, again),
+        "restored": torch.equal(before, after),
+    }

@@ -1,0 +1,109 @@
+"""Mistakes put into one rank or all, and what the ranks make of them."""
+
+import os
+import signal
+from dataclasses import replace
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+import chipsparse
+from chipsparse.parallel import head_exchange
+from chipsparse.pipelines.parallel import split_sequence
+from chipsparse.pipelines.wan import WanAdapter
+from chipsparse.plan import Action, SparsityPlan
+from tests.pipelines.parallel.equal_bits import BIG, generate, largest_difference, run, wan_of
+from tests.pipelines.test_families import SPARSE
+
+CALL = {**BIG, "height": 80, "width": 64, "guidance_scale": 1.0}
+BOTH = chipsparse.Parallel(ulysses=2)
+
+
+def forgotten_head_offset():
+    on_rank = split_sequence.on_rank
+
+    def without(layout, cut, rank):
+        found = on_rank(layout, cut, rank)
+        return replace(found, share=replace(found.share, first_head=0))
+
+    return mock.patch.object(split_sequence, "on_rank", without)
+
+
+def rotary_cut_before_ordering():
+    def cut(self, _module, _args, output):
+        return tuple(self.split.own_grid(part, 1) for part in output)
+
+    return mock.patch.object(WanAdapter, "_order_rotary", cut)
+
+
+def swapped_ranks():
+    unpack = head_exchange.unpack_pieces
+
+    def swapped(received, counts, *, dim, shape):
+        if dim == head_exchange.TOKENS:
+            received = torch.cat(received.chunk(2)[::-1])
+        return unpack(received, counts, dim=dim, shape=shape)
+
+    return mock.patch.object(head_exchange, "unpack_pieces", swapped)
+
+
+WRONG = [forgotten_head_offset, rotary_cut_before_ordering, swapped_ranks]
+
+
+def skips_alone():
+    """Rank 1 skips a step that rank 0 computes."""
+    taken = SparsityPlan.taken
+
+    def skipping(self, step, recorded):
+        return Action.SKIP if dist.get_rank() == 1 and step == 4 else taken(self, step, recorded)
+
+    return mock.patch.object(SparsityPlan, "taken", skipping)
+
+
+def seen():
+    """How far each mistake is from one process, and what ranks that differ are told."""
+    with torch.no_grad():
+        alone, _ = run(wan_of(4), CALL, SPARSE, None)
+        found = {"right": largest_difference(run(wan_of(4), CALL, SPARSE, BOTH)[0], alone)}
+        for fault in WRONG:
+            with fault():
+                wrong, _ = run(wan_of(4), CALL, SPARSE, BOTH)
+            found[fault.__name__] = largest_difference(wrong, alone)
+        with skips_alone():
+            found["skips alone"] = said(wan_of(4), CALL)
+        found["seed"] = said(wan_of(4), CALL, seed=dist.get_rank())
+        found["prompt"] = said(wan_of(4), {**CALL, "prompt": ["a cat", "a dog"][dist.get_rank()]})
+        config = SPARSE.override({"attention.density": 0.2 + 0.1 * dist.get_rank()})
+        found["config"] = said(wan_of(4), CALL, config)
+        found["heads"] = said(wan_of(1), CALL)
+        found["tokens"] = said(wan_of(4), {**CALL, "height": 16, "width": 16, "num_frames": 1})
+        found["processes"] = said(wan_of(4), CALL, parallel=chipsparse.Parallel(ulysses=3))
+        # The next generation is as if nothing had been.
+        found["afterwards"] = largest_difference(run(wan_of(4), CALL, SPARSE, BOTH)[0], alone)
+    return found
+
+
+def said(pipe, call, config=SPARSE, *, parallel=BOTH, seed=0):
+    """The error of a generation."""
+    try:
+        with chipsparse.enable(pipe, config, parallel=parallel):
+            generate(pipe, call, seed)
+    except (ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def breaks_off(how):
+    """Rank 1 raises, or is killed, within a block of the model."""
+    pipe = wan_of(4)
+
+    def broken(*_):
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ArithmeticError("no sum today")
+
+    if dist.get_rank() == 1:
+        pipe.transformer.blocks[1].register_forward_pre_hook(broken)
+    with torch.no_grad(), chipsparse.enable(pipe, SPARSE, parallel=BOTH):
+        generate(pipe, CALL)

@@ -1,0 +1,47 @@
+"""Mistakes are seen: wrong results are far from right ones, and no rank waits for another."""
+
+import time
+
+import pytest
+
+from tests.ranks import run_ranks
+
+MODULE = "tests.pipelines.parallel.faults"
+WRONG = ("forgotten_head_offset", "rotary_cut_before_ordering", "swapped_ranks")
+
+
+@pytest.mark.slow
+def test_wrong_results_and_ranks_that_differ_are_seen(tmp_path):
+    for ended in run_ranks(2, f"{MODULE}:seen", folder=tmp_path, seconds=900):
+        found = ended.result
+        assert found["right"] == found["afterwards"] == 0
+        assert all(found[name] > 1e-4 for name in WRONG), found
+        both = "step 4 of 'cond', refresh and step 4 of 'cond', skip"
+        assert f"differ in what they compute: {both}" in found["skips alone"]
+        for name, what in (("seed", "latents"), ("prompt", "prompt"), ("config", "config")):
+            assert found[name].startswith(f"PeerError: rank 0 and rank 1 differ in {what}"), name
+        assert found["heads"] == (
+            "ValueError: this model has 1 attention heads, fewer than the 2 processes that are to "
+            "share them"
+        )
+        assert "1 video or image tokens make 1 blocks of 16 rows" in found["tokens"]
+        assert "needs 3 processes, and there are 2" in found["processes"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raises", "rank 1 failed: ArithmeticError: no sum today"),
+        ("killed", "rank 1 is gone or hangs: an exchange of tensors broke off"),
+    ],
+)
+def test_a_rank_that_breaks_off_ends_the_others_with_its_name(how, said, tmp_path):
+    start = time.monotonic()
+    alone, broken = run_ranks(
+        2, f"{MODULE}:breaks_off", how, folder=tmp_path, seconds=600, check=False
+    )
+    assert broken.status != 0
+    assert alone.status != 0
+    assert f"PeerError: {said}" in alone.text
+    assert time.monotonic() - start < 500
