@@ -24,7 +24,7 @@ from chipsparse.step import PositionTracker
 
 EVERY = 12  # so many steps one is probed
 ROWS = 256  # of a head, against float64
-DENSE = {"mlp.enabled": False, "schedule.actions": ["dense", "refresh", "sparse"]}
+IN_FP8 = SparsityConfig.dense().override({"attention.precision": "fp8"})
 COLUMNS = {
     "case": "",
     "rel_error": ".1e",
@@ -124,8 +124,7 @@ def measure(workload: Workload, steps: int | None = None) -> list[Record]:
     pipe: Any = workload.pipe
     steps = steps or workload.settings().get("num_inference_steps", 50)
     probe = ErrorProbe(frozenset(range(0, steps, EVERY)) | {steps - 1})
-    config = workload.profile.sparsity.override(DENSE)
-    session = Session(config, GenerationReport(), observer=probe)
+    session = Session(IN_FP8, GenerationReport(), observer=probe)
     adapter = ADAPTERS[type(pipe.transformer).__name__](
         pipe.transformer, session, PositionTracker(), DenoisingLoop(pipe)
     )
@@ -145,8 +144,7 @@ def clips(workload: Workload, steps: int | None = None) -> list[Record]:
     """The PSNR of dense clips in FP8 against dense ones in the model's own precision."""
     changes: dict[str, Any] = {} if steps is None else {"num_inference_steps": steps}
     own = workload.generate(None, **changes)
-    config = SparsityConfig.dense().override({"attention.precision": "fp8"})
-    in_fp8 = workload.generate(config, **changes)
+    in_fp8 = workload.generate(IN_FP8, **changes)
     return [
         {
             "op": "fp8_captured",

@@ -182,6 +182,30 @@ class ChromaAdapter(FluxAdapter):
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({"attention": MASKED})
 
 
+class LongCatImageAdapter(FluxAdapter):
+    """LongCat-Image has the blocks of FLUX."""
+
+    transformer_class = "LongCatImageTransformer2DModel"
+    families = "LongCat-Image: text to image, editing"
+    guidance_argument = "guidance_scale"
+    announces_guidance = True
+
+
+class BriaAdapter(FluxAdapter):
+    """Bria 3 has the blocks of FLUX, and pipelines that pass the scheduler's timesteps."""
+
+    transformer_class = "BriaTransformer2DModel"
+    families = "Bria 3: text to image"
+    guidance_argument = "guidance_scale"
+    announces_guidance = True
+    guides_in_batch = True
+
+    def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
+        """The scheduler's value, perhaps rounded to the latents' dtype."""
+        value = value_passed_as(timestep, schedule)
+        return float(torch.as_tensor(timestep).max()) if value is None else value
+
+
 def undivided_timestep(timestep: Any, schedule: Any) -> float:
     """The scheduler's value that pipelines divide by 1,000 and round to the latents' dtype.
 

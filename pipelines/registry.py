@@ -6,7 +6,7 @@ from typing import Any
 
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.cogvideox import CogVideoXAdapter
-from chipsparse.pipelines.flux import ChromaAdapter, FluxAdapter
+from chipsparse.pipelines.flux import BriaAdapter, ChromaAdapter, FluxAdapter, LongCatImageAdapter
 from chipsparse.pipelines.flux2 import Flux2Adapter
 from chipsparse.pipelines.flux3 import Flux3Adapter
 from chipsparse.pipelines.generic import GenericAdapter
@@ -41,6 +41,8 @@ ADAPTERS: dict[str, type[ModelAdapter]] = {
         HeliosAdapter,
         FluxAdapter,
         ChromaAdapter,
+        LongCatImageAdapter,
+        BriaAdapter,
         CogVideoXAdapter,
         MochiAdapter,
         StableDiffusion3Adapter,

@@ -609,6 +609,19 @@ def test_other_pipeline_benchmarks_run_on_images(image_model):
     assert all(0.05 < record["top_5%"] < record["top_20%"] < 1 for record in masses)
 
 
+def test_errors_of_fp8_are_measured_in_a_model(image_model):
+    code, found = pipeline_run(image_model, "fp8_captured", "--count", "1", "--steps", "2")
+    assert code == 0
+    *layers, clip = found
+    assert {(record["layer"], record["step"]) for record in layers} == {
+        (layer, step) for layer in range(5) for step in (0, 1)
+    }
+    for record in layers:
+        assert record["rel_error_own"] < 1e-5 < 1e-3 < record["rel_error"] < 0.1
+    assert clip["case"] == "clip 0"
+    assert 30 < clip["psnr"] < 100
+
+
 @pytest.mark.parametrize("mlp", [(), ("--mlp",)])
 def test_offloaded_steps_are_measured(tmp_path, mlp):
     shape = ("--heads", "2", "--layers", "3", "--dtype", "float32", "--block-size", "64")
