@@ -12,8 +12,6 @@ import torch
 
 from benchmarks.random_inputs import generator_on
 from chipsparse import SparsityConfig, find_profile
-from chipsparse.pipelines.minimax_h3 import AUDIO_CHANNELS, audio_rows
-from chipsparse.pipelines.packed_rows import AUDIO, TEXT, VIDEO
 
 STEPS = 50
 # Fields of the configs that say how many blocks there are in the first and the second list.
@@ -207,6 +205,9 @@ def minimax_h3_inputs(latent_frames: int) -> Inputs:
             MiniMaxH3PrepareLayoutStep,
             MiniMaxH3SetTimestepsStep,
         )
+
+        from chipsparse.pipelines.minimax_h3 import AUDIO_CHANNELS, audio_rows
+        from chipsparse.pipelines.packed_rows import AUDIO, TEXT, VIDEO
 
         text, frames = (512, latent_frames) if scale >= 1 else (16, 7)
         sounds = audio_rows(frames) // AUDIO_CHANNELS

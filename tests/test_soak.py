@@ -60,6 +60,12 @@ def script(*calls, ways=("captured", "one handle"), settings=(), surroundings=()
     return Script(7, 3, "flux", settings, False, ways, surroundings, "wan 2.1", calls)
 
 
+@pytest.fixture(autouse=True)
+def temporary_files_alone(tmp_path, monkeypatch):
+    """What other processes write into the machine's temporary folder is none of a run's files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def new_objects_alone():
     """What other tests left in the process is not looked at again in each collection."""

@@ -168,11 +168,13 @@ class Schedule:
         """What of it cannot be done with this number of steps, a sentence each."""
         config, steps = self.config, self.steps
         if self.is_few:
-            refreshes = len(range(0, steps or 0, config.few_refresh_every))
+            count = len(range(0, steps or 0, config.few_refresh_every))
+            choose = (
+                "the first one chooses" if count == 1 else f"the first and {count - 1} more choose"
+            )
             return [
-                f"{steps} steps are few (at most schedule.few_steps, {config.few_steps}): none is "
-                f"skipped, {refreshes} of them choose the columns, the first one too, and the "
-                "others are sparse"
+                f"{steps} steps are few (at most schedule.few_steps, {config.few_steps}): {choose} "
+                "the columns, the others are sparse, and none is skipped"
             ]
         if config.lists_full:
             return self._remarks_on_lists()

@@ -116,9 +116,9 @@ def test_memory_is_planned_and_layers_are_timed_where_the_model_computes(monkeyp
         begin = adapter.session.begin
         pipe.transformer._hf_hook = SimpleNamespace(execution_device=torch.device("meta"))
 
-        def look(context, layout, device, *rest):
+        def look(context, layout, device, *rest, **options):
             asked.append(device)
-            return begin(context, layout, CPU, *rest)
+            return begin(context, layout, CPU, *rest, **options)
 
         monkeypatch.setattr(adapter.session, "begin", look)
         flux.generate(pipe, num_inference_steps=3)
