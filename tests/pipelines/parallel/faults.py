@@ -73,7 +73,8 @@ def seen():
         with skips_alone():
             found["skips alone"] = said(wan_of(4), CALL)
         found["seed"] = said(wan_of(4), CALL, seed=dist.get_rank())
-        found["prompt"] = said(wan_of(4), {**CALL, "prompt": ["a cat", "a dog"][dist.get_rank()]})
+        prompt = ("a red circle", "a blue square")[dist.get_rank()]
+        found["prompt"] = said(wan_of(4), {**CALL, "prompt": prompt})
         config = SPARSE.override({"attention.density": 0.2 + 0.1 * dist.get_rank()})
         found["config"] = said(wan_of(4), CALL, config)
         found["heads"] = said(wan_of(1), CALL)
