@@ -90,7 +90,9 @@ class WanAdapter(ModelAdapter):
         add(model.norm_out.register_forward_pre_hook(self.restore_order))
 
     def _order_latents(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
-        return self.ordered(output.flatten(2), 2)  # the model flattens it, too
+        tokens = self.ordered(output.flatten(2), 2)
+        # A piece of the sequence has no frames; the model flattens what it gets.
+        return tokens.view(output.shape) if self.split is None else tokens
 
     def _order_rotary(
         self, _module: Any, _args: Any, output: tuple[torch.Tensor, torch.Tensor]

@@ -103,8 +103,8 @@ def test_without_a_report_no_layer_is_timed(generate, monkeypatch):
     assert generate("-o", "out.gif").exit_code == 0
     assert generate("-o", "out.gif", "--strict", "--report", "r.json").exit_code == 0
     assert enabled == [
-        {"strict": False, "layer_times": False},
-        {"strict": True, "layer_times": True},
+        {"strict": False, "layer_times": False, "parallel": None},
+        {"strict": True, "layer_times": True, "parallel": None},
     ]
 
 

@@ -64,6 +64,6 @@ def test_golden_files_are_lossless(tmp_path, monkeypatch):
     monkeypatch.setattr("tests.regression.golden.FOLDER", tmp_path)
     strip = torch.cat(list(shown(frames)), dim=1)
     for path in paths(CLIP):
-        Image.fromarray((strip * 255).round().byte().numpy()).save(path)
+        Image.fromarray((strip * 255).round().byte().numpy()).save(path, lossless=True)
     assert torch.equal(read(CLIP).sparse, shown(frames))
     assert torch.equal(shown(frames)[1], shown(frames[4:5])[0])  # evenly spaced: 0, 4, 8, ...
