@@ -236,6 +236,9 @@ FAST = ("flux", "wan 2.1", "sd3")
 def test_a_random_pipeline_runs_as_the_real_one_does(name, tmp_path):
     family = FAMILIES[name]
     real = family.make()
+    parts = [real, *getattr(real, "components", {}).values()]
+    if any(type(part).__module__.startswith("tests.") for part in parts):
+        pytest.skip("the tests call its transformer without a pipeline that could be saved")
     real.save_pretrained(tmp_path)
     for file in tmp_path.rglob("*.safetensors"):
         file.unlink()
