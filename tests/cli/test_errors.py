@@ -361,6 +361,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_during_generation_leaves_nothing(model_folder, workdir):
     running = subprocess.Popen(
         [
