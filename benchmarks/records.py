@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import tempfile
@@ -12,9 +13,12 @@ from typing import Any
 
 import torch
 
+from chipsparse.common.finished_files import write_whole
 from chipsparse.common.machine import device_name, package_version
 
 Record = dict[str, Any]
+ABSENT = object()  # of a field that a record does not have
+SEPARATORS: dict[str, Any] = {"separators": (",", ":")}
 
 # Fields that records made before have under another name.
 RENAMED = {
@@ -49,10 +53,32 @@ def write(records: Sequence[Record], path: Path) -> None:
     os.replace(file.name, path)
 
 
-def read(path: Path) -> list[Record]:
-    """The records of a file, by the names that their fields have now."""
-    records: list[Record] = json.loads(path.read_text(encoding="utf-8"))
-    return [{RENAMED.get(name, name): each[name] for name in each} for each in records]
+def write_compact(records: Sequence[Record], path: Path) -> None:
+    """Writes a file for the repository: a line for each field, texts once and then by number.
+
+    Numbers are rounded to six digits. The file appears whole or not at all.
+    """
+    names = dict.fromkeys(name for record in records for name in record)
+    fields = {
+        name: _field([_rounded(each[name]) if name in each else ABSENT for each in records])
+        for name in names
+    }
+    lines = (f"{json.dumps(name)}: {json.dumps(fields[name], **SEPARATORS)}" for name in names)
+    write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def read(*paths: Path | None) -> list[Record]:
+    """The records of files, one behind the other, by the names that their fields have now.
+
+    Args:
+        paths: of files of either form; there is none of a file that is not there yet.
+    """
+    found: list[Record] = []
+    for path in paths:
+        if path is not None and path.exists():
+            content = json.loads(path.read_text(encoding="utf-8"))
+            found += _records(content) if isinstance(content, dict) else content
+    return [{RENAMED.get(name, name): each[name] for name in each} for each in found]
 
 
 def table(records: Sequence[Record], columns: dict[str, str]) -> str:
@@ -65,6 +91,39 @@ def table(records: Sequence[Record], columns: dict[str, str]) -> str:
             cells.append("" if value is None else format(value, form))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _field(values: list[Any]) -> list[Any] | dict[str, list[Any]]:
+    """The values of one field, or where these repeat, each of them once and which one it is."""
+    keys = [None if value is ABSENT else json.dumps(value) for value in values]
+    numbers = {key: number for number, key in enumerate(k for k in dict.fromkeys(keys) if k)}
+    if None not in keys and 2 * len(numbers) > len(values):
+        return values
+    of = [-1 if key is None else numbers[key] for key in keys]
+    return {"values": [json.loads(key) for key in numbers], "of": of if any(of) else []}
+
+
+def _records(fields: dict[str, Any]) -> list[Record]:
+    """The records of a file of `write_compact`."""
+    count = max(len(each["of"] if isinstance(each, dict) else each) for each in fields.values())
+    found: list[Record] = [{} for _ in range(max(count, 1))]
+    for name, field in fields.items():
+        if not isinstance(field, dict):
+            field = {"values": field, "of": range(len(found))}
+        for record, number in zip(found, field["of"] or len(found) * [0], strict=True):
+            if number >= 0:
+                record[name] = field["values"][number]
+    return found
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(each) for each in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
 
 
 def _commit() -> str | None:

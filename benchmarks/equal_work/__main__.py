@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 
 from benchmarks.equal_work.curves import compared
-from benchmarks.equal_work.records import joined, read, write_compact
+from benchmarks.equal_work.records import joined
 from benchmarks.equal_work.tables import text_of
+from benchmarks.records import read, write_compact
 
 
 def main() -> None:

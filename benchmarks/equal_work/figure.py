@@ -18,10 +18,10 @@ from matplotlib.ticker import MultipleLocator, PercentFormatter
 
 from benchmarks.equal_work.curves import OURS, SKIPS, compared, known_methods, qualities
 from benchmarks.equal_work.curves import Axis as Measure
-from benchmarks.equal_work.records import joined, read
+from benchmarks.equal_work.records import joined
 from benchmarks.equal_work.tables import on_gpu
 from benchmarks.figures import NOTE, axes_of, figure_of
-from benchmarks.records import Record
+from benchmarks.records import Record, read
 
 COLOURS = {
     OURS: "#0072b2",

@@ -26,9 +26,9 @@ from benchmarks.contact_sheet import contact_sheet
 from benchmarks.equal_work.beneath_hooks import with_cache
 from benchmarks.equal_work.curves import OP, OURS, SKIPS, chosen
 from benchmarks.equal_work.methods import Entry, dense, entries
-from benchmarks.equal_work.records import CALIBRATION, IDENTITY, joined, read
+from benchmarks.equal_work.records import CALIBRATION, IDENTITY, joined
 from benchmarks.equal_work.work import DenseWork
-from benchmarks.records import Record, environment
+from benchmarks.records import Record, environment, read
 from benchmarks.run import Run
 from benchmarks.transformer_step import COMPILE_OPTIONS, attention_backend
 from chipsparse.measure.quality import psnr, ssim

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.equal_work.curves import TARGETS, Axis
-from benchmarks.equal_work.records import read as of_equal_work
 from benchmarks.equal_work.tables import quality_rows
 from benchmarks.records import Record
 from benchmarks.records import read as read_records
@@ -328,7 +327,7 @@ def equal_work(workload: str) -> str:
         workload: as in the name of the file of records.
     """
     file = f"equal_work_{workload}_h200.json"
-    clips = of_equal_work(RESULTS / file)
+    clips = read_records(RESULTS / file)
     shares = [f"{share:.0%}" for share in TARGETS]
 
     def rows(axis: Axis) -> list[tuple[str, ...]]:

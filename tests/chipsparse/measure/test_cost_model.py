@@ -1,12 +1,12 @@
 """Times computed by hand, and those that were measured on the device of the default rates."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.records import read
 from chipsparse.config import SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.measure.cost_model import (
@@ -109,7 +109,7 @@ def test_more_samples_take_longer():
 
 def test_the_measured_transformer():
     results = Path(__file__).parents[3] / "benchmarks/results/transformer_step_h200.json"
-    (measured,) = json.loads(results.read_text())
+    (measured,) = read(results)
     config = {
         "num_layers": 19,
         "num_single_layers": 38,
