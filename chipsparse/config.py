@@ -413,8 +413,8 @@ class SparsityConfig(Validated):
     seed: int = option(0, "seed of the random columns", minimum=0)
     cuda_graphs: CaptureMode = option(
         "auto",
-        "auto: sparse steps of at most 16,384 tokens are captured once and then replayed, "
-        "where their caches are on the GPU; always: longer ones too",
+        "auto: sparse steps of at most 16,384 tokens are captured once and then replayed, where "
+        "there are 12 of them and their caches are on the GPU; always: fewer and longer ones too",
     )
     where_slower: WhereSlower = option(
         "dense",
