@@ -418,8 +418,8 @@ class SparsityConfig(Validated):
     )
     where_slower: WhereSlower = option(
         "dense",
-        "what a part of a layer does on a GPU whose sparse step is estimated to be slower than a "
-        "dense one: dense, which the report notes; or sparse all the same",
+        "what a part of a layer does on a GPU whose sparse step saves next to nothing of a dense "
+        "one, as measured there: dense, which the report notes; or sparse all the same",
     )
     backend: BackendName = option("auto", "auto: the fastest kernels that can run; or reference")
 

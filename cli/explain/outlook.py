@@ -26,7 +26,8 @@ from chipsparse.config import Part
 from chipsparse.measure.cost_model import Rates
 from chipsparse.measure.estimate import RunEstimate, estimate_run
 from chipsparse.measure.measured_rates import measure_rates
-from chipsparse.measure.slower_parts import slower_parts
+from chipsparse.measure.slower_parts import PartSeconds, part_seconds, slower_parts
+from chipsparse.measure.step_clock import StepClock, clock_of_this_machine
 from chipsparse.plan import SparsityPlan
 from chipsparse.profiles.profile import Profile
 
@@ -41,6 +42,7 @@ class Target:
         dtype: of weights and hidden states.
         rates: of the device; None where times cannot be estimated.
         why_untimed: why not, one sentence.
+        clock: tells what is slower sparse than dense.
     """
 
     device: torch.device
@@ -48,6 +50,7 @@ class Target:
     dtype: torch.dtype
     rates: Rates | None
     why_untimed: str | None
+    clock: StepClock
 
     @classmethod
     def of(cls, device: torch.device, dtype: torch.dtype, *, here: bool) -> Target:
@@ -58,7 +61,7 @@ class Target:
         elif dtype is torch.float32:
             why = "times are not estimated: the known rates are those of 16-bit types"
         rates = None if why is not None else measure_rates(device) if here else Rates()
-        return cls(device, here, dtype, rates, why)
+        return cls(device, here, dtype, rates, why, clock_of_this_machine())
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Outlook:
         planned: sizes, settings and plan.
         working: bytes that a transformer call needs besides weights and caches.
         memory: where the caches live.
+        times: of a step of what the config has sparse; empty where they are not known.
         dense: layers of each part that never run sparse, and why.
         estimate: expected times; None where they are not known.
         why_untimed: why not, one sentence.
@@ -77,6 +81,7 @@ class Outlook:
     planned: PlannedGeneration
     working: int
     memory: MemoryPlan
+    times: PartSeconds
     dense: dict[Part, dict[int, str]]
     estimate: RunEstimate | None
     why_untimed: str | None
@@ -127,8 +132,9 @@ def look_ahead(
     plan = planned.plan
     captures = target.device.type == "cuda" and plan.captures_steps()
     working = working_bytes(plan, dtype=target.dtype, captured=planned.branches if captures else 0)
-    slower = slower_parts(plan, target.device, target.dtype)
     never = {(layer, part) for part in planned.never for layer in range(plan.layout.layers)}
+    times = part_seconds(plan, target.device, target.dtype, target.clock, dense=never)
+    slower = slower_parts(plan, times)
     memory = plan_memory(
         plan,
         _capacity(plan, target, working=working, weights=weights),
@@ -136,7 +142,7 @@ def look_ahead(
     )
     dense = dense_layers(plan, planned.never, slower, memory.placement)
     estimate, why = _estimate(plan, memory, dense, target)
-    return Outlook(planned, working, memory, dense, estimate, why)
+    return Outlook(planned, working, memory, times, dense, estimate, why)
 
 
 def _capacity(plan: SparsityPlan, target: Target, *, working: int, weights: int) -> Capacity:

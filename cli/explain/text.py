@@ -17,6 +17,7 @@ from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import ranges_text
 from chipsparse.kernels.checks import block_count
 from chipsparse.measure.estimate import RunEstimate
+from chipsparse.measure.slower_parts import milliseconds_text
 from chipsparse.plan import SparsityPlan
 
 HIDDEN_ENOUGH = 0.995
@@ -26,6 +27,8 @@ def print_explanation(explained: Explanation, console: Console) -> None:
     """The page: the generation, its layers, its memory, its times, and notes."""
     print_table(console, facts_table(_generation_facts(explained)))
     print_table(console, _layer_table(explained))
+    if times := _part_time_facts(explained):
+        print_table(console, facts_table(times))
     if budgets := _budget_facts(explained):
         print_table(console, facts_table(budgets))
     if reasons := _reason_facts(explained):
@@ -144,6 +147,25 @@ def _sparse_text(part: PartLayers) -> str:
     if dense and part.sparse:
         return f"{part.sparse} sparse, {dense} dense"
     return "dense" if dense else "sparse"
+
+
+def _part_time_facts(explained: Explanation) -> Facts:
+    """What a sparse and a dense step of a layer take, each of which may be the faster."""
+    facts: Facts = []
+    for kind in explained.layers:
+        for part in (kind.attention, kind.mlp):
+            if part.step is None:
+                continue
+            source = "measured" if part.step.measured else "estimated"
+            facts.append(
+                (
+                    "" if facts else "one layer",
+                    f"{PART_NAMES['mlp' if part is kind.mlp else 'attention']} of {kind.name}: "
+                    f"{milliseconds_text(part.step.sparse)} sparse, "
+                    f"{milliseconds_text(part.step.dense)} dense ({source})",
+                )
+            )
+    return facts
 
 
 def _reason_facts(explained: Explanation) -> Facts:

@@ -16,8 +16,14 @@ from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.lpips import find_lpips
 from chipsparse.cli.model.description import ModelDescription, load_pipeline, quiet_libraries
+from chipsparse.cli.planning.planned import called_steps
 from chipsparse.cli.planning.profile_range import range_of
-from chipsparse.cli.planning.request import device_and_dtype, look_up, required_profile
+from chipsparse.cli.planning.request import (
+    check_prompt_is_enough,
+    device_and_dtype,
+    look_up,
+    required_profile,
+)
 from chipsparse.cli.planning.settings import GenerationSettings, resolve_settings
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.prompts import Prompt, read_prompts, shapes
@@ -76,7 +82,8 @@ def _run(options: TuneOptions) -> Tuned:
         model = look_up(options, display)
         profile = required_profile(options, model)
         settings = resolve_settings(options, model, profile.generation)
-        steps = settings.num_inference_steps
+        check_prompt_is_enough(model, "a schedule is tuned on prompts alone")
+        steps = called_steps(settings, model)
         if steps < LEAST_STEPS:
             raise UserError(f"tune needs at least {LEAST_STEPS} denoising steps, got {steps}")
         prompts = choose_prompts(options, video=model.accepts("num_frames"))
@@ -98,6 +105,7 @@ def _run(options: TuneOptions) -> Tuned:
             results,
             options.budget,
             lpips,
+            uncalled_steps=settings.num_inference_steps - steps,
         )
         _keep(results, options, prompts, None)
         display.tell(

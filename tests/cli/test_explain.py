@@ -13,6 +13,7 @@ from chipsparse.cache.kinds import KINDS
 from chipsparse.cli.explain import outlook
 from chipsparse.cli.main import app
 from chipsparse.measure.cost_model import Rates
+from chipsparse.measure.step_seconds import StepSeconds
 from chipsparse.profiles.profile import ASSETS, load_profile
 from tests.cli.conftest import Ran
 from tests.pipelines.families.ltx import tiny_ltx_pipeline
@@ -427,11 +428,18 @@ def test_what_would_be_slower_sparse_runs_dense(explained, explain, folder, work
         ((reason, layers),) = row[part]["dense"].items()
         assert reason.startswith("a sparse step of it is estimated at 0.")
         assert (layers, row[part]["sparse"]) == (40, 0)
+        step = row[part]["step"]
+        assert step["measured"] is False
+        assert step["dense"] < step["sparse"] < 1e-3
     assert found["caches"] == {}
     page = " ".join(explain(*small, "--quality", "published").stdout.split())
     assert "a sparse step of it is estimated at 0." in page
+    assert re.search(
+        r"one layer attention of block: 0\.\d+ ms sparse, 0\.\d+ ms dense \(esti", page
+    )
     (row,) = explained(*small, "--config", "mine.yaml")["layers"]
     assert row["attention"]["sparse"] == row["mlp"]["sparse"] == 40
+    assert row["mlp"]["step"] == step  # told in any case
 
 
 def test_steps_skipped_by_a_threshold_are_said_to_be_unknown(explained, explain, folder, workdir):
@@ -569,14 +577,26 @@ def test_two_experts(explained, folder):
     assert any("second expert" in note for note in found["notes"])
 
 
+class MeasuredHere:
+    """A clock of a GPU that is not here either."""
+
+    device_type = "cuda"
+
+    def seconds(self, plan, part, layers, *, device, dtype):
+        return dict.fromkeys(layers, StepSeconds(1e-3, 5e-3, measured=True))
+
+
 def test_a_gpu_that_is_here_is_asked_and_measured(explained, folder, monkeypatch):
     rates = Rates(device="Some GPU", measured=True, attention=100e12)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda _: 0)
     monkeypatch.setattr("chipsparse.cache.memory_plan.device_free_bytes", lambda _: 60 * GIB)
     monkeypatch.setattr(outlook, "measure_rates", lambda _: rates)
+    monkeypatch.setattr(outlook, "clock_of_this_machine", MeasuredHere)
     arguments = ("--model", folder("wan"), *LARGE, "--ram", "1T")
     found = explained(*arguments)
+    (row,) = found["layers"]
+    assert row["attention"]["step"] == {"sparse": 1e-3, "dense": 5e-3, "measured": True}
     memory = found["memory"]
     on_gpu = memory["weights"] + memory["working"] + memory["caches_on_device"] + memory["slots"]
     assert 55 * GIB < on_gpu <= 60 * GIB
@@ -733,8 +753,8 @@ def test_budgets_of_layers(explained, explain, folder, workdir):
     assert found["attention"]["columns"] == 2304
     assert (double["mlp"]["neurons_kept"], single["mlp"]["neurons_kept"]) == (3686, 7373)
     reason = "layers names it dense in the profile"
-    assert double["attention"] == {"sparse": 17, "dense": {reason: 2}}
-    assert single["attention"] == {"sparse": 37, "dense": {reason: 1}}
+    assert (double["attention"]["sparse"], double["attention"]["dense"]) == (17, {reason: 2})
+    assert (single["attention"]["sparse"], single["attention"]["dense"]) == (37, {reason: 1})
     similar = [(row["name"], row["layers"]) for row in found["estimate"]["similar"]]
     assert similar == [("double", 2), ("double", 17), ("single", 1), ("single", 36), ("single", 1)]
     ran = explain(*arguments, columns=120)

@@ -5,6 +5,7 @@ import time
 import torch
 import torch.distributed as dist
 
+from chipsparse.parallel.agreement import Together
 from chipsparse.parallel.head_exchange import HeadExchange
 from chipsparse.parallel.peers import PeerError, Peers
 from chipsparse.parallel.sequence_cut import shares
@@ -18,6 +19,7 @@ def all_of_it():
     return {
         "told": peers.tell(f"I am {peers.rank}"),
         "first": peers.first(0.1 * (1 + peers.rank)),
+        "agreed": Together(peers).first([[peers.rank, "mlp", "slow"]]),
         "least": peers.least(5 - peers.rank, 3),
         "hosts": peers.on_this_host,
         "there": exchanged(peers),

@@ -12,6 +12,7 @@ def test_three_ranks(tmp_path):
         found = ended.result
         assert found["told"] == ["I am 0", "I am 1", "I am 2"]
         assert found["first"] == 0.1
+        assert found["agreed"] == [[0, "mlp", "slow"]]
         assert found["least"] == [3, 3]
         assert found["hosts"] == 3
         assert found["there"] == [True] * 3, rank
