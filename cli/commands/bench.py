@@ -31,6 +31,8 @@ class BenchOptions(GenerationOptions):
         before="device",
     )
     negative_prompt: None = None
+    gpus: None = None
+    guidance_parallel: None = None
 
     def check(self) -> None:
         """Raises `UserError` for what is wrong with any model and on any device."""

@@ -92,6 +92,8 @@ class CompareOptions(GenerationOptions):
         check=check_seed,
     )
     negative_prompt: None = None
+    gpus: None = None
+    guidance_parallel: None = None
     config: Path | None = None
     quality: str | None = None
 

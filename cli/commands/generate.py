@@ -13,7 +13,7 @@ import typer
 from chipsparse.cli.errors import EXIT_FAILED, UserError, reported_errors
 from chipsparse.cli.generate.series import Item, series
 from chipsparse.cli.generation_options import GENERATION, SPARSITY, GenerationOptions
-from chipsparse.cli.option_checks import check_branches, check_fps, check_positive, check_seed
+from chipsparse.cli.option_checks import check_fps, check_positive, check_seed
 from chipsparse.cli.options import MODEL, OUTPUT, REQUIRED, argument, option
 from chipsparse.cli.prompts import read_prompts, typed_prompt
 from chipsparse.cli.results import results_alone, tell
@@ -79,21 +79,6 @@ class GenerateOptions(GenerationOptions):
         shown="the model's own",
         panel=MODEL,
         before="device",
-    )
-    gpus: int | None = option(
-        help="GPUs of this machine that make it together; with --device cpu so many processes.",
-        shown="1, or as many as torchrun started",
-        panel=MODEL,
-        before="device",
-        check=check_positive,
-    )
-    guidance_parallel: int | None = option(
-        help="How many of those GPUs compute guidance branches of their own: 2, where the model's "
-        "guidance is two calls per step.",
-        shown="1",
-        panel=MODEL,
-        before="device",
-        check=check_branches,
     )
     seed: int = option(
         help="Seed of the noise; the same one gives the same result.",

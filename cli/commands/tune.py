@@ -86,6 +86,8 @@ class TuneOptions(GenerationOptions):
         panel=OUTPUT,
     )
     quality: None = None
+    gpus: None = None
+    guidance_parallel: None = None
 
     @property
     def results_file(self) -> Path:
