@@ -206,21 +206,19 @@ class GenerateOptions(GenerationOptions):
 def generate(options: GenerateOptions) -> None:
     """Make a video or an image from a prompt, or a series of them."""
     # Imported here so that neither --help nor a simple mistake waits for torch and diffusers.
-    from chipsparse.cli.ranks.joined import joined
+    from chipsparse.cli.generate.several import check
+    from chipsparse.cli.ranks.several import taking_part
 
     with reported_errors(debug=options.debug):
-        process = joined(options.gpus, options.guidance_parallel)
-        if process is None:
-            from chipsparse.cli.generate.several import start
-
-            start(options)
-            return
+        process = taking_part("generate", options, check)
+    if process is None:
+        return
     from chipsparse.cli.generate.job import run
 
     outcomes: list[Outcome] = []
     with reported_errors(debug=options.debug, kept=lambda: _kept(outcomes, many=options.many)):
         try:
-            with results_alone():
+            with results_alone(), process.after_first():
                 run(options, outcomes, process)
         finally:  # what was made of a series that is broken off
             if outcomes and process.writes:

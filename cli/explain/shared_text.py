@@ -12,16 +12,7 @@ from chipsparse.cli.wording import seconds_text
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.measure.cost_model import Rates
 from chipsparse.measure.estimate import RunEstimate
-from chipsparse.parallel.degrees import Parallel
 from chipsparse.plan import Action
-
-
-def sharing_text(parallel: Parallel) -> str:
-    """How many share what."""
-    if parallel.guidance == 1:
-        return f"{parallel.ranks}, which share the tokens and heads of a call"
-    each = "one each" if parallel.ulysses == 1 else f"{parallel.ulysses} for each"
-    return f"{parallel.ranks}, on both guidance branches: {each}"
 
 
 def print_shared(shared: SharedOutlook, outlook: Outlook, console: Console) -> None:

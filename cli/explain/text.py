@@ -11,9 +11,16 @@ from chipsparse.cache.kinds import PARTS
 from chipsparse.cli.explain.explanation import Explanation
 from chipsparse.cli.explain.outlook import Outlook
 from chipsparse.cli.explain.records import KindLayers, PartLayers
-from chipsparse.cli.explain.shared_text import print_shared, sharing_text
+from chipsparse.cli.explain.shared_text import print_shared
 from chipsparse.cli.tables import Facts, facts_table, number_table, print_table
-from chipsparse.cli.wording import PART_NAMES, counted, profile_text, seconds_text, short_place
+from chipsparse.cli.wording import (
+    PART_NAMES,
+    counted,
+    profile_text,
+    seconds_text,
+    sharing_text,
+    short_place,
+)
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import ranges_text
 from chipsparse.kernels.checks import block_count
