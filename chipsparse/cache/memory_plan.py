@@ -48,6 +48,9 @@ NORM_TENSORS, ATTENTION_TENSORS, MLP_TENSORS = 13, 9, 7
 # last block the tokens of all processes, before and in the output norm with its float32 copies.
 EXCHANGE_TENSORS, GATHERED_TENSORS = 6, 8
 BRANCHES = 2  # guidance branches whose small lists of columns there is room for
+# What the link carries each way while it carries both ways, in shares of its rate: in a sparse step
+# of HunyuanVideo at 720p an H200 waited for transfers that the full rate would have hidden.
+BOTH_WAYS = 0.85
 
 
 class BudgetError(ConfigError):
@@ -241,7 +244,8 @@ def worth_moving(
         time = layer_time(
             layer, Action.SPARSE, plan=plan, rates=rates, dtype=dtype, dense_parts=dense
         )
-        return max(time.total, max(to_device, to_host) / rates.link)
+        link = rates.link * (BOTH_WAYS if to_device and to_host else 1.0)
+        return max(time.total, max(to_device, to_host) / link)
 
     counts = range(len(sizes), -1, -1)  # of equal choices the one that keeps more
     choices = [chosen for count in counts for chosen in combinations(sizes, count)]

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from chipsparse.graphs.cuda_capture import CudaCapture, CudaCapturer
+
 REPEATS = 10
 LONG_MS, LONG_REPEATS = 100.0, 3
 # Below this a launch from Python may take as long as the kernel.
@@ -91,16 +93,10 @@ def _events_ms(call: Call, repeats: int) -> list[float]:
     return [start.elapsed_time(end) for start, end in events]
 
 
-def _captured(call: Call, launches: int) -> torch.cuda.CUDAGraph | None:
+def _captured(call: Call, launches: int) -> CudaCapture | None:
     """A graph of several calls, or None where the call cannot be captured."""
-    graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.current_stream()
     try:
-        with torch.cuda.graph(graph):
-            for _ in range(launches):
-                call()
+        return CudaCapturer().capture(lambda: [call() for _ in range(launches)])[1]
     except RuntimeError:
-        torch.cuda.set_stream(stream)  # a capture that fails leaves its own stream current
         torch.cuda.synchronize()
         return None
-    return graph

@@ -54,11 +54,11 @@ def _copy_kernel(
     if CUTS_HEADS:
         piece_tokens, piece_heads = tokens, count
         first_token, first_head = 0, start
-        per_count = batch.to(tl.int64) * tokens
+        per_count = tl.cast(batch, tl.int64) * tokens  # an int where it is 1
     else:
         piece_tokens, piece_heads = count, heads
         first_token, first_head = start, 0
-        per_count = batch.to(tl.int64) * heads
+        per_count = tl.cast(batch, tl.int64) * heads
     rows = per_count * count
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
