@@ -45,6 +45,11 @@ class Rates:
         linear: operations of linears.
         memory: bytes of elementwise work, reads and writes.
         link: bytes between host and device, each way.
+        peer_link: bytes between devices of one machine, that one of them sends to the others while
+            it receives as many. Fitted, with ``peer_seconds``, to exchanges of 137 to 581 MB
+            between two and four H200s over NVLink (NCCL, PyTorch 2.11), 0.60 to 1.81 ms, all of
+            which it meets within 7 %.
+        peer_seconds: what an exchange between devices takes besides, whatever is sent.
         sparse_attention: share of the dense rate that sparse attention reaches.
         sparse_mlp: likewise the sparse feed-forward layer, choice of neurons included.
         refresh_attention: time of a refresh's attention, column sums included, over that of a
@@ -62,6 +67,8 @@ class Rates:
     linear: float = 700e12
     memory: float = 4.26e12
     link: float = 55e9
+    peer_link: float = 350e9
+    peer_seconds: float = 0.2e-3
     sparse_attention: float = 0.85
     sparse_mlp: float = 0.75
     refresh_attention: float = 1.12
