@@ -81,9 +81,9 @@ class AttentionConfig(Validated):
     )
     precision: Precision = option(
         "auto",
-        "of the products of full attention, at dense steps and refreshes: fp8 rounds queries, "
-        "keys, values and weights to e4m3, in layers that are never sparse too; auto and bf16: the "
-        "model's own, as sparse steps always have",
+        "of the products of full attention, at dense steps and refreshes: fp8 is 8 bits, int8 for "
+        "queries and keys, e4m3 for values and weights, in layers that are never sparse too; auto "
+        "and bf16: the model's own, as sparse steps always have",
     )
     block_size_q: int = option(
         128, "queries of a block, which share one list of columns", minimum=1

@@ -30,7 +30,8 @@ from chipsparse.plan import Action, SparsityPlan
 # what a dense step of FLUX.1-dev takes beyond its attention and linears.
 ELEMENTWISE_PASSES = 66
 FORECAST_PASSES = 3  # reads the output and the drift, writes the output
-# To make e4m3 of queries, keys and values: the latter two are read twice, all are written at half.
+# To make queries, keys and values 8 bits wide: the latter two are read twice, all are written at
+# half.
 FP8_PASSES = 6.5
 
 

@@ -92,7 +92,7 @@ def _generation_facts(explained: Explanation) -> Facts:
         ),
     ]
     if config.precision == "fp8":
-        facts.append(("", "in FP8 (e4m3) at dense steps and refreshes"))
+        facts.append(("", "in 8 bits (int8 and FP8) at dense steps and refreshes"))
     for number, kind in enumerate(explained.layers):
         name = f"{kind.name}: " if len(explained.layers) > 1 else ""
         facts.append(("MLP" if number == 0 else "", name + _mlp_text(kind)))
