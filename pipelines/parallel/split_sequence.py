@@ -18,6 +18,7 @@ from chipsparse.layers.attention import Unpatched
 from chipsparse.layers.state import StepState
 from chipsparse.layout import ModelLayout
 from chipsparse.parallel.head_exchange import HeadExchange
+from chipsparse.parallel.head_turns import HeadTurns
 from chipsparse.parallel.sequence_cut import check_heads, cut_sequence, on_rank
 from chipsparse.pipelines.bridge import LayerCall
 from chipsparse.pipelines.patches import Patches
@@ -31,13 +32,17 @@ class SplitSequence:
     Args:
         exchange: with the processes that share its tokens.
         rows: tokens that stay together, because they share a list of neurons.
+        query_rows: likewise a list of columns, where processes share the query rows.
         least_text: text tokens that a process without text passes through the blocks, since the
             model's code needs one; attention leaves them out.
     """
 
-    def __init__(self, exchange: HeadExchange, *, rows: int, least_text: int = 0) -> None:
+    def __init__(
+        self, exchange: HeadExchange, *, rows: int, query_rows: int, least_text: int = 0
+    ) -> None:
         self._exchange = exchange
         self._rows = rows
+        self._query_rows = query_rows
         self._least_text = least_text
         self._layout: ModelLayout
 
@@ -47,9 +52,10 @@ class SplitSequence:
         Raises:
             ValueError: there are too few tokens or heads.
         """
-        check_heads(layout, self._exchange.ranks)
+        ranks, ring = self._exchange.ranks, self._exchange.groups.ring
+        check_heads(layout, ranks // ring)
         self._layout = layout
-        self._cut = cut_sequence(layout, self._exchange.ranks, self._rows)
+        self._cut = cut_sequence(layout, ranks, self._rows, ring=ring, query_rows=self._query_rows)
         return on_rank(layout, self._cut, self._exchange.rank)
 
     @property
@@ -82,19 +88,26 @@ class SplitSequence:
         unpatched: Unpatched,
     ) -> torch.Tensor:
         """As `AttentionLayer`, of this process's tokens ``[B, H, n, D]``."""
-        heads, tokens = query.shape[1], self._cut.tokens
-        own = tokens[self._exchange.rank]
+        own = self._cut.tokens[self._exchange.rank]
         spare = query.shape[2] - own  # of `least_text`, where the text would stand
         front, back = (spare, 0) if self._layout.text_first else (0, spare)
         # In the model's order [B, N, H, D], in which q, k and v come.
         states = tuple(each.transpose(1, 2)[:, front : front + own] for each in (query, key, value))
-        query, key, value = (
-            each.transpose(1, 2) for each in self._exchange.to_heads(states, tokens)
+        turns = HeadTurns(self._exchange, states, self._cut)
+        output = turns.finish(
+            attend(
+                state,
+                turns.query,
+                turns.key,
+                turns.value,
+                scale=scale,
+                unpatched=unpatched,
+                turns=turns,
+            )
         )
-        output = attend(state, query, key, value, scale=scale, unpatched=unpatched)
-        output = self._exchange.to_tokens(output.transpose(1, 2), heads, tokens)
-        output = F.pad(output, (0, 0, 0, 0, front, back)) if spare else output
-        return output.transpose(1, 2)
+        if not spare:
+            return output
+        return F.pad(output.transpose(1, 2), (0, 0, 0, 0, front, back)).transpose(1, 2)
 
     def check_same_calls(self, state: StepState, arguments: dict[str, Any], *, first: bool) -> None:
         """Raises `PeerError` where other processes make another call.
