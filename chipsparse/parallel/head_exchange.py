@@ -75,7 +75,8 @@ class HeadExchange:
         groups: see above.
         peers: see above.
         parts: see above.
-        watch: what runs around everything that lets attention wait for an exchange, to measure it.
+        watch: runs around what an exchange adds to a call besides its run beside others: packing,
+            waiting, unpacking. To measure that; by default it does nothing.
     """
 
     def __init__(self, groups: SharingGroups, peers: Peers, *, parts: int = PARTS) -> None:
@@ -87,12 +88,13 @@ class HeadExchange:
         """``[B, N, C]`` on every rank, from the tokens ``[B, n, C]`` of each."""
         batch, own, channels = tensor.shape
         most = max(tokens)  # all ranks send as much
-        sent = tensor.new_zeros(most, batch, channels)
-        sent[:own] = tensor.transpose(0, 1)
-        received = self.wait(self.start_gather(sent.flatten(), self.groups.tokens))
-        parts = received.view(self.ranks, most, batch, channels)
-        pieces = [part[:count] for part, count in zip(parts, tokens, strict=True)]
-        return torch.cat(pieces).transpose(0, 1)
+        with self.watch():
+            sent = tensor.new_zeros(most, batch, channels)
+            sent[:own] = tensor.transpose(0, 1)
+            received = self.wait(self.start_gather(sent.flatten(), self.groups.tokens))
+            parts = received.view(self.ranks, most, batch, channels)
+            pieces = [part[:count] for part, count in zip(parts, tokens, strict=True)]
+            return torch.cat(pieces).transpose(0, 1)
 
     def start_gather(self, sent: torch.Tensor, group: Any) -> Pending:
         """Begins to send a buffer ``[n]`` to all of a group, which all send as much."""

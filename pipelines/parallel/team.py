@@ -112,8 +112,17 @@ def _sharing_groups(ranks: Sequence[int], parallel: Parallel) -> SharingGroups:
 def _own_group(groups: Sequence[Sequence[int]]) -> Any:
     """The one of these groups that this process is in."""
     own = dist.get_rank()
-    made = [(dist.new_group(list(members)), members) for members in groups]
+    made = [(_new_group(list(members)), members) for members in groups]
     return next(group for group, members in made if own in members)
+
+
+def _new_group(ranks: list[int]) -> Any:
+    """A process group whose exchanges a GPU begins although it has other work before it."""
+    options = None
+    if dist.get_backend() == "nccl":
+        nccl: Any = vars(dist)["ProcessGroupNCCL"]  # builds for CPUs lack it
+        options = nccl.Options(is_high_priority_stream=True)
+    return dist.new_group(ranks, pg_options=options)
 
 
 def team_of(transformers: Sequence[Any], parallel: Parallel | None) -> Team | None:
