@@ -156,7 +156,7 @@ def layer_time(
     tokens = layout.batch * layout.own_tokens
     attended = layout.batch * layout.tokens * layout.own_attention_channels
     column = 4.0 * attended / rates.attention
-    attention = column * len(layout.query_rows)
+    attention = column * layout.own_query_rows
     sixteen_bit = attention
     if plan.config.attention.precision == "fp8":
         rounding = FP8_PASSES * attended * dtype.itemsize / rates.memory
@@ -173,7 +173,7 @@ def layer_time(
             expected = kept if forecast else 0.0
             attention *= rates.refresh_attention if chooses else 1.0
             attention += rates.refresh_seconds + expected
-    attention += column * (layout.tokens - len(layout.query_rows))  # these rows see everything
+    attention += column * layout.exact_rows  # these rows see everything
     kind = layout.kind(layer)
     rows = kind.mlp_linears * kind.intermediate_size
     mlp_tokens = layout.batch * layout.mlp_tokens(layer)

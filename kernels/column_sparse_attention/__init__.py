@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -23,6 +23,7 @@ from chipsparse.kernels.triton_support import (
 )
 
 OP = "column_sparse_attention"
+OF_HEADS = ("query", "key", "value", "indices", "counts")
 CACHED = {None: (), "difference": ("residual",), "merge": ("residual", "lse_dense", "kept_mass")}
 
 
@@ -62,6 +63,9 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
         residual: ``[B, H, N, D]`` floating point, for either rule.
         lse_dense: ``[B, H, N]`` float32, for ``merge``.
         kept_mass: w, ``[B, H, N]`` float32, for ``merge``.
+        shares_device: whether other kernels run beside, which exchange tensors with other GPUs.
+            Then no program of this one waits for the multiprocessors that those occupy, with work
+            of its own that others could do.
         backend: forces one (``gluon``, ``triton``, ``reference``); None takes the first that can
             run.
 
@@ -82,6 +86,14 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
     residual: torch.Tensor | None = None
     lse_dense: torch.Tensor | None = None
     kept_mass: torch.Tensor | None = None
+    shares_device: bool = False
+
+    def of_heads(self, heads: slice) -> ColumnSparseAttention:
+        """The same of some heads."""
+        tensors = {
+            name: getattr(self, name)[:, heads] for name in (*OF_HEADS, *CACHED[self.delta_rule])
+        }
+        return replace(self, **tensors)
 
     def facts(self) -> tuple[Any, ...]:
         """Query, key, value and the rows of a block."""
