@@ -196,6 +196,8 @@ def _memory_facts(explained: Explanation) -> Facts:
         ("working", f"about {format_bytes(memory.working)} at most during a step"),
         (name, f"{format_bytes(memory.device)}{of_budget} for weights, work, caches and slots"),
     ]
+    if memory.residuals == "fp8":
+        facts.append(("residuals", "in FP8 (e4m3) with a scale for each row, half of their bytes"))
     if on_gpu and memory.caches_on_host:
         facts.append(("host", f"{format_bytes(memory.caches_on_host)} of pinned memory for caches"))
     kept = sum(sizes.total for sizes in explained.caches.values())
