@@ -25,6 +25,7 @@ Precision = Literal["auto", "bf16", "fp8"]
 ActionName = Literal["dense", "refresh", "sparse", "skip"]
 BackendName = Literal["auto", "reference"]
 OffloadMode = Literal["auto", "always", "never"]
+ResidualPrecision = Literal["auto", "full", "fp8"]
 CaptureMode = Literal["auto", "always", "never"]
 WhereSlower = Literal["dense", "sparse"]
 Dense = Literal["dense"]
@@ -376,6 +377,12 @@ class MemoryConfig(Validated):
         "auto",
         "auto: caches stay on the GPU while they fit, the others in host memory; always: all of "
         "them in host memory; never: none",
+    )
+    residuals: ResidualPrecision = option(
+        "auto",
+        "what attention keeps of the dropped columns: full: in the model's precision; fp8: in e4m3 "
+        "with a scale for each row, half of the bytes; auto: in fp8 where that keeps all caches on "
+        "the GPU, or more layers sparse, and else in full",
     )
 
     def __post_init__(self) -> None:

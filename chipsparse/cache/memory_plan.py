@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Literal
 
 import torch
 
@@ -17,14 +18,15 @@ from chipsparse.cache.kinds import (
     kind_bytes,
     read_kinds,
     saved_work,
+    with_residuals,
     written_kinds,
 )
 from chipsparse.cache.placement import PartNeed, Placement, place
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.machine import device_free_bytes, host_budget, host_free_bytes
 from chipsparse.config import ConfigError, MemoryConfig
+from chipsparse.kernels.attention_residual.reference import TRANSIENT_BYTES, TRANSIENT_TENSORS
 from chipsparse.kernels.checks import block_count
-from chipsparse.kernels.merge_residual.reference import TRANSIENT_BYTES, TRANSIENT_TENSORS
 from chipsparse.layers.column_budget import CAPACITY_MULTIPLE, LISTS_BYTES
 from chipsparse.measure.cost_model import Rates, layer_time
 from chipsparse.plan import Action, SparsityPlan
@@ -106,12 +108,16 @@ class MemoryPlan:
         branches: guidance branches that it was made for.
         capacity: what there was.
         wanted: bytes of all that the config wants kept, for all branches.
+        lost: work that sparse steps would save in what is recomputed.
+        residuals: how attention's are kept: in the model's precision, or in FP8.
     """
 
     placement: Placement
     branches: int
     capacity: Capacity
     wanted: int
+    lost: float = 0.0
+    residuals: Literal["full", "fp8"] = "full"
 
     @property
     def device_bytes(self) -> int:
@@ -127,6 +133,12 @@ class MemoryPlan:
     def needs_host(self) -> bool:
         """Whether caches live in host memory, or would if there were more of it."""
         return bool(self.placement.host or self.placement.recomputed)
+
+    def is_better_than(self, other: MemoryPlan) -> bool:
+        """Whether more is kept, or the same without host memory."""
+        if self.lost != other.lost:
+            return self.lost < other.lost
+        return bool(other.placement.host) and not self.placement.host
 
     def fits(self, capacity: Capacity) -> bool:
         """Whether there is room for it as it is."""
@@ -170,19 +182,42 @@ def plan_memory(
         demand: what the generation asks for.
         open_slots: bytes of slots that are there already, by kind.
     """
-    branches = demand.branches
+    residuals = plan.config.memory.residuals
+    if residuals == "fp8":
+        return _planned(plan, "fp8", capacity, demand, open_slots)
+    full = _planned(plan, "full", capacity, demand, open_slots)
+    if residuals == "full" or not full.needs_host:
+        return full
+    rounded = _planned(plan, "fp8", capacity, demand, open_slots)
+    return rounded if rounded.is_better_than(full) else full
+
+
+def _planned(
+    plan: SparsityPlan,
+    residuals: Literal["full", "fp8"],
+    capacity: Capacity,
+    demand: MemoryDemand,
+    open_slots: Mapping[str, int] | None,
+) -> MemoryPlan:
+    plan = replace(plan, config=with_residuals(plan.config, residuals))
     needs = cache_needs(plan, dtype=demand.dtype, dense=demand.dense)
     placement = place(
         needs,
         device_bytes=capacity.device,
         host_bytes=capacity.host,
-        branches=branches,
+        branches=demand.branches,
         one_memory=capacity.one_memory,
         open_slots=open_slots,
         prefer_host=plan.config.memory.offload == "always" and capacity.host > 0,
     )
-    wanted = branches * sum(need.nbytes for need in needs)
-    return MemoryPlan(placement, branches, capacity, wanted)
+    return MemoryPlan(
+        placement,
+        demand.branches,
+        capacity,
+        wanted=demand.branches * sum(need.nbytes for need in needs),
+        lost=sum(need.saved for need in needs if (need.layer, need.part) in placement.recomputed),
+        residuals=residuals,
+    )
 
 
 def cache_needs(
@@ -235,7 +270,7 @@ def worth_moving(
         return sum(
             sizes[part][kind]
             for part in parts
-            for kind in kinds_of(plan.config, part, Action.SPARSE)
+            for kind in kinds_of(plan.config, part, Action.SPARSE) & sizes[part].keys()
         )
 
     def seconds(moved: Iterable[Part]) -> float:

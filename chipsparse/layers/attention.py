@@ -15,6 +15,7 @@ import torch
 from chipsparse.cache.tensors import AttentionCache
 from chipsparse.common.device_number import DeviceNumber
 from chipsparse.config import AttentionConfig, Precision
+from chipsparse.kernels.attention_residual import attention_residual
 from chipsparse.kernels.checks import block_count, ranges
 from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import (
@@ -28,7 +29,6 @@ from chipsparse.kernels.dense_attention_column_sums.reference import column_sums
 from chipsparse.kernels.dispatch import Choice, kind_of
 from chipsparse.kernels.fp8_dense_attention import fp8_dense_attention
 from chipsparse.kernels.mask_packing import packed_to_indices
-from chipsparse.kernels.merge_residual import merge_residual
 from chipsparse.layers.column_budget import LISTS_BYTES, AttentionBudget
 from chipsparse.layers.exact_rows import apart, joined
 from chipsparse.layers.fp8_attention import fp8_choices, fp8_full_attention, fp8_tensors
@@ -494,13 +494,20 @@ def record_residual(
         scale=scale,
         backend=backend,
     )
-    if config.delta_rule == "difference":
-        cache.residual = output - kept
-    else:
-        cache.lse_dense = cache.lse
-        cache.residual, cache.kept_mass = merge_residual(
-            output, kept, kept_lse, cache.lse, backend=backend
-        )
+    residual = attention_residual(
+        output,
+        kept,
+        kept_lse,
+        cache.lse,
+        delta_rule=config.delta_rule,
+        fp8=cache.residual_in_fp8,
+        backend=backend,
+    )
+    cache.residual = residual.values
+    if residual.scale is not None:
+        cache.residual_scale = residual.scale
+    if residual.kept_mass is not None:
+        cache.lse_dense, cache.kept_mass = cache.lse, residual.kept_mass
     return counts
 
 
@@ -619,6 +626,7 @@ def sparse_step(
         scale=scale,
         delta_rule=config.delta_rule,
         residual=cache.residual,
+        residual_scale=cache.residual_scale,
         lse_dense=cache.lse_dense,
         kept_mass=cache.kept_mass,
         shares_device=turns is not None,

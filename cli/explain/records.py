@@ -79,6 +79,7 @@ class MemoryNeeds:
         device: of weights, work, caches and slots; on a CPU, where all memory is one, of all.
         vram: budget of the device, if there is one.
         ram: budget of host memory, likewise.
+        residuals: how those of attention are kept: ``full`` or ``fp8``.
     """
 
     weights: int
@@ -90,6 +91,7 @@ class MemoryNeeds:
     device: int
     vram: int | None
     ram: int | None
+    residuals: str
 
 
 def kinds_of_layers(outlook: Outlook) -> list[KindLayers]:
@@ -143,4 +145,5 @@ def memory_needs(outlook: Outlook, *, weights: int, on_gpu: bool) -> MemoryNeeds
         device=weights + outlook.working + memory.device_bytes + on_host,
         vram=budgets.vram,
         ram=budgets.ram,
+        residuals=memory.residuals,
     )

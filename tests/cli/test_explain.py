@@ -292,12 +292,27 @@ def test_what_fits_nowhere_runs_dense(explained, folder):
     found = explained("--model", folder("wan"), *LARGE, "--vram", "48G", "--ram", "64G")
     (layers,) = found["layers"]
     reason = "its caches do not fit into the memory budgets"
-    assert layers["mlp"] | {"dense": {reason: 40}, "sparse": 0} == layers["mlp"]
-    assert layers["attention"]["dense"] == {reason: 40 - layers["attention"]["sparse"]}
-    assert 20 < layers["attention"]["sparse"] < 40
+    # With residuals in FP8 all attention fits; in full a part of it would run dense, too.
+    assert found["memory"]["residuals"] == "fp8"
+    assert (layers["attention"]["sparse"], layers["attention"]["dense"]) == (40, {})
+    assert 0 < layers["mlp"]["sparse"] < 10
+    assert layers["mlp"]["dense"] == {reason: 40 - layers["mlp"]["sparse"]}
+    one = {kind: sizes["layer"]["block"] for kind, sizes in found["caches"].items()}
+    assert (one["residual"], one["residual_scale"]) == (75600 * 5120, 40 * 75600 * 4)
     kept = sum(sizes["total"] for sizes in found["caches"].values())
     assert kept < found["memory"]["caches_wanted"]
     assert found["memory"]["caches_on_host"] <= 64 * GIB
+
+
+def test_residuals_in_full_where_the_profile_wants_it(explained, folder, workdir):
+    (workdir / "full.yaml").write_text(
+        "sparsity: {mlp: {enabled: false}, memory: {residuals: full}}"
+    )
+    arguments = ("--model", folder("wan"), *SIZE, "--vram", "48G", "--ram", "64G")
+    found = explained(*arguments, "--config", "full.yaml")
+    assert found["memory"]["residuals"] == "full"
+    assert 20 < found["layers"][0]["attention"]["sparse"] < 40
+    assert "residual_scale" not in found["caches"]
 
 
 def test_times_of_a_large_model(explained, folder):
@@ -658,7 +673,8 @@ def test_what_the_page_says(explain, folder):
         "591 blocks of 128 queries, each keeps 8,316 columns (11.0%)",
         "each recomputes 4,147 of 13,824 neurons (30.0%)",
         "7 dense, 5 refresh, 38 sparse",
-        "MLP of 40 layers: its caches do not fit into the memory budgets",
+        "MLP of 37 layers: its caches do not fit into the memory budgets",
+        "residuals in FP8 (e4m3) with a scale for each row, half of their bytes",
         "of 48.00 GiB for weights, work, caches and slots",
         "of pinned memory for caches",
         "a sparse step brings",

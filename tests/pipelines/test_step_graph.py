@@ -132,9 +132,11 @@ def same(found, expected):
     return torch.equal(found.cpu(), expected.cpu())
 
 
-@pytest.mark.parametrize("rule", ["merge", "difference"])
-def test_recorded_steps_give_the_same(rule, pipe):
-    rules = {"attention.delta_rule": rule}
+@pytest.mark.parametrize(
+    ("rule", "residuals"), [("merge", "auto"), ("difference", "auto"), ("merge", "fp8")]
+)
+def test_recorded_steps_give_the_same(rule, residuals, pipe):
+    rules = {"attention.delta_rule": rule, "memory.residuals": residuals}
     expected, usual = generate(pipe, NEVER.override(rules))
     found, report = generate(pipe, SPARSE.override(rules))
     assert same(found, expected)
