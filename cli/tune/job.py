@@ -16,6 +16,7 @@ from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.lpips import find_lpips
 from chipsparse.cli.model.description import ModelDescription, load_pipeline, quiet_libraries
+from chipsparse.cli.planning.profile_file import write_profile
 from chipsparse.cli.planning.profile_range import range_of
 from chipsparse.cli.planning.request import device_and_dtype, look_up, required_profile
 from chipsparse.cli.planning.settings import GenerationSettings, resolve_settings
@@ -23,12 +24,11 @@ from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.prompts import Prompt, read_prompts, shapes
 from chipsparse.cli.results import UNTOLD, fields_json
 from chipsparse.cli.tune.lab import TuneLab, config_digest
-from chipsparse.cli.tune.profile import write_profile
 from chipsparse.cli.tune.unreachable import unreachable_text
 from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.measure.clip_comparison import PerceptualDistance
 from chipsparse.profiles.profile import ASSETS, Profile
-from chipsparse.profiles.tuned_range import TunedFor, Versions, digest
+from chipsparse.profiles.tuned_range import TunedFor, Versions, digest, target_text
 from chipsparse.tuning.results_file import ResultsError, ResultsFile, ResultsWriteError
 from chipsparse.tuning.search import Search, Tried, Unreachable
 from chipsparse.tuning.targets import measurement
@@ -120,7 +120,15 @@ def _run(options: TuneOptions) -> Tuned:
     _keep(results, options, prompts, found)
     tuned = dataclasses.replace(tuned, measured=measurement(found.pairs))
     config = found.candidate.config
-    write_profile(options.output, model.transformer_class, settings, config, tuned)
+    write_profile(
+        options.output,
+        command="tune",
+        model_class=model.transformer_class,
+        description=f"{tuned.model}, tuned for {target_text(vars(tuned.target))}.",
+        settings=settings,
+        config=config,
+        tuned=tuned,
+    )
     return Tuned(options.output, options.results_file, found, tuned, lab.candidates)
 
 
