@@ -17,6 +17,7 @@ from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.lpips import find_lpips
 from chipsparse.cli.model.description import ModelDescription, load_pipeline, quiet_libraries
 from chipsparse.cli.planning.planned import called_steps
+from chipsparse.cli.planning.profile_file import write_profile
 from chipsparse.cli.planning.profile_range import range_of
 from chipsparse.cli.planning.request import (
     check_prompt_is_enough,
@@ -30,14 +31,13 @@ from chipsparse.cli.ranks.joined import Joined
 from chipsparse.cli.ranks.several import check_shared
 from chipsparse.cli.results import UNTOLD, fields_json
 from chipsparse.cli.tune.lab import TuneLab, config_digest
-from chipsparse.cli.tune.profile import write_profile
 from chipsparse.cli.tune.shared_results import SharedResults
 from chipsparse.cli.tune.unreachable import unreachable_text
 from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.measure.clip_comparison import PerceptualDistance
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import ASSETS, Profile
-from chipsparse.profiles.tuned_range import TunedFor, Versions, digest
+from chipsparse.profiles.tuned_range import TunedFor, Versions, digest, target_text
 from chipsparse.tuning.results_file import ResultsError, ResultsFile, ResultsWriteError
 from chipsparse.tuning.search import Search, Tried, Unreachable
 from chipsparse.tuning.targets import measurement
@@ -143,7 +143,15 @@ def _run(options: TuneOptions, process: Joined) -> Tuned:
     tuned = dataclasses.replace(tuned, measured=measurement(found.pairs))
     config = found.candidate.config
     if process.writes:
-        write_profile(options.output, model.transformer_class, settings, config, tuned)
+        write_profile(
+            options.output,
+            command="tune",
+            model_class=model.transformer_class,
+            description=f"{tuned.model}, tuned for {target_text(vars(tuned.target))}.",
+            settings=settings,
+            config=config,
+            tuned=tuned,
+        )
     return Tuned(options.output, options.results_file, found, tuned, lab.candidates)
 
 
