@@ -109,7 +109,7 @@ def _attention_bytes(plan: SparsityPlan, layer: int, itemsize: int) -> tuple[int
     """Bytes that a sparse step gathers, that it reads and writes, and that a dense one does."""
     layout = plan.layout
     hidden = layout.batch * layout.tokens * layout.own_attention_channels * itemsize
-    blocks = block_count(len(layout.query_rows), plan.config.attention.block_size_q)
+    blocks = block_count(layout.own_query_rows, plan.config.attention.block_size_q)
     kept = kept_columns(plan, layer)
     gathered = 2 * layout.batch * blocks * kept * layout.own_attention_channels * itemsize
     return gathered, 3 * hidden, 4 * hidden

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chipsparse.cache.kinds import PARTS, Part
 from chipsparse.cli.explain.outlook import Outlook
@@ -79,6 +79,7 @@ class MemoryNeeds:
         device: of weights, work, caches and slots; on a CPU, where all memory is one, of all.
         vram: budget of the device, if there is one.
         ram: budget of host memory, likewise.
+        residuals: how those of attention are kept: ``full`` or ``fp8``.
     """
 
     weights: int
@@ -90,12 +91,14 @@ class MemoryNeeds:
     device: int
     vram: int | None
     ram: int | None
+    residuals: str
 
 
 def kinds_of_layers(outlook: Outlook) -> list[KindLayers]:
     """The layers, by the model's name for them."""
     plan = outlook.planned.plan
     groups, rows = layer_groups(plan), plan.config.mlp.block_size
+    whole = replace(plan.layout, share=None)  # of all processes together
     found, first = [], 0
     for kind in plan.layout.kinds:
         keep = [group for group in groups if group.kind == kind.name]
@@ -105,7 +108,7 @@ def kinds_of_layers(outlook: Outlook) -> list[KindLayers]:
             mlp.sparse,
             mlp.dense,
             mlp.step,
-            token_blocks=block_count(plan.layout.mlp_tokens(first), rows),
+            token_blocks=block_count(whole.mlp_tokens(first), rows),
             block_size=rows,
             neurons=kind.intermediate_size,
             neurons_kept=most(group.neurons for group in keep),
@@ -142,4 +145,5 @@ def memory_needs(outlook: Outlook, *, weights: int, on_gpu: bool) -> MemoryNeeds
         device=weights + outlook.working + memory.device_bytes + on_host,
         vram=budgets.vram,
         ram=budgets.ram,
+        residuals=memory.residuals,
     )
