@@ -6,8 +6,10 @@ import torch.nn.functional as F
 
 from chipsparse.cache.tensors import MLPCache
 from chipsparse.config import MLPConfig
+from chipsparse.kernels.token_layout import is_token_contiguous
 from chipsparse.layers import mlp
 from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights, fp8_form
+from tests.devices import DEVICES
 
 torchao = pytest.importorskip("torchao.quantization")
 
@@ -15,10 +17,11 @@ CHANNELS, NEURONS, CONFIG = 16, 40, MLPConfig(block_size=8)
 GATES = ["none", "first", "second", "apart"]
 
 
-def in_fp8(*shape, seed):
+def in_fp8(*shape, seed, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
     linear = torch.nn.Linear(shape[1], shape[0])
     linear.weight.data = torch.randn(*shape, generator=generator) / shape[1] ** 0.5
+    linear.to(dtype)
     torchao.quantize_(linear, torchao.Float8WeightOnlyConfig())
     return linear.weight
 
@@ -73,6 +76,30 @@ def test_dense_and_sparse_steps_compute_the_layer(gate):
     torch.testing.assert_close(
         sparse.double(), formula(hidden, weights, gate), rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("where", DEVICES)
+def test_in_16_bits_the_kernels_of_the_device_run_on_what_is_read(where):
+    device, channels, neurons = torch.device(where), 64, 256
+    up, down = (
+        in_fp8(*shape, seed=n, dtype=torch.bfloat16).to(device)
+        for n, shape in enumerate(((neurons, channels), (channels, neurons)))
+    )
+    weights, cache = Fp8MLPWeights(up, None, down, None, "gelu-tanh"), MLPCache()
+    config = MLPConfig(block_size=128)
+    before, hidden = torch.randn(2, 1, 300, channels, device=device, dtype=torch.bfloat16)
+    read = weights.read(torch.bfloat16, backend=None)
+    mlp.dense_step(cache, before, weights, config=config, backend=None)
+    choices = mlp.backend_choices(cache, hidden, read, config=config, backend=None)
+    on_gpu = device.type == "cuda"
+    assert {choice.backend.name == "reference" for choice in choices.values()} == {not on_gpu}
+    assert is_token_contiguous(cache.activation) is on_gpu
+    found = mlp.sparse_step(
+        cache, hidden, read, config=config, keep_count=neurons, backend=None, choices=choices
+    )
+    wide = hidden.double() @ up.dequantize().double().T
+    expected = F.gelu(wide, approximate="tanh") @ down.dequantize().double().T
+    assert (found.double() - expected).norm() < 2e-2 * expected.norm()
 
 
 def test_without_a_cache_a_dense_step_is_the_models_own():
