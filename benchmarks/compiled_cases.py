@@ -57,6 +57,13 @@ FP8_TYPES = {
 }
 QUANTIZED_TYPES = {"(query|key)_ptr": "*i8:16", "value_ptr": "*fp8e4nv:16"}
 RESIDUAL_BYTES = {"residual_ptr": "*u8:16"}  # of FP8, for plain Triton
+WEIGHT_TYPES = {
+    "data_ptr": "*u8:16",
+    "scale_ptr": "*fp32:16",
+    "result_ptr": "*{half}:16",
+    "(data_stride|rows|columns)": "i32:16",
+    "scale_stride": "i32",
+}
 TOP_TYPES = {"cache_ptr": "*fp32:16", "cache_stride_g": "i32:16", "cache_stride_f": "i32:1"}
 
 
@@ -86,7 +93,18 @@ class CompiledCase:
 
 def cases() -> list[CompiledCase]:
     """Every kernel in all configurations that the launchers choose from."""
-    makers = (_gluon, _attention, _fp8, _selection, _packing, _residuals, _pieces, _mlp, _neurons)
+    makers = (
+        _gluon,
+        _attention,
+        _fp8,
+        _selection,
+        _packing,
+        _residuals,
+        _pieces,
+        _mlp,
+        _weights,
+        _neurons,
+    )
     return [case for make in makers for case in make()]
 
 
@@ -321,6 +339,27 @@ def _pieces() -> Iterator[CompiledCase]:
             }
             variant = f"{'pack' if packs else 'unpack'} {'heads' if cuts_heads else 'tokens'}"
             yield _triton("rank_pieces", "_copy_kernel", variant, True, constants)
+
+
+def _weights() -> Iterator[CompiledCase]:
+    module = _module("fp8_dequantization")
+    for capability in (HOPPER, ADA, AMPERE, BLACKWELL):
+        for turned in (False, True):
+            constants = {
+                "TURNED": turned,
+                "ROWS": module.TILE_ROWS,
+                "COLUMNS": module.TILE_COLUMNS,
+                "num_warps": module.WARPS,
+            }
+            yield _triton(
+                "fp8_dequantization",
+                "_dequantize_kernel",
+                "turned" if turned else "as it lies",
+                True,
+                constants,
+                capability,
+                types=WEIGHT_TYPES,
+            )
 
 
 def _mlp() -> Iterator[CompiledCase]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import attention_ops, fp8_ops, mlp_ops
+from benchmarks import attention_ops, fp8_mlp_ops, fp8_ops, mlp_ops
 from benchmarks.attention_ops import DELTA_RULES
 from benchmarks.case_tensors import CaseTensors
 from benchmarks.cases import CASES, Case
@@ -19,7 +19,7 @@ from benchmarks.run import Run
 from benchmarks.sampled_checks import check_finite, worst
 from chipsparse.measure.timing import time_call
 
-OPS = {**attention_ops.OPS, **fp8_ops.OPS, **mlp_ops.OPS}
+OPS = {**attention_ops.OPS, **fp8_ops.OPS, **mlp_ops.OPS, **fp8_mlp_ops.OPS}
 # Names for several operations at once.
 GROUPS = {"fp8_attention": fp8_ops.GROUP}
 COLUMNS = {

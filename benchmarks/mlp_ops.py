@@ -261,6 +261,8 @@ def mlp_work(
     products: int,
     tensors: CaseTensors,
     settings: Settings,
+    *,
+    make: Callable[[CaseTensors, Settings], Layer] = make_layer,
 ) -> Work:
     """An operation of the sparse MLP on a case.
 
@@ -274,13 +276,14 @@ def mlp_work(
         products: sparse ones, of two operations per weight and token each; none reads everything.
         tensors: of the case.
         settings: of the command line.
+        make: makes the layer.
     """
     case = tensors.case
     rows, width = case.batch * case.mlp_rows, case.mlp_width
     count = kept(settings, case.mlp_density, width)
 
     def parts() -> Iterator[TimedCall]:
-        layer = make_layer(tensors, settings)
+        layer = make(tensors, settings)
         yield TimedCall(
             call_on(layer), partial(compare, layer), references(layer), baseline_on(layer)
         )

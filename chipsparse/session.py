@@ -354,7 +354,14 @@ class Session:
         """What is better left dense, and why: the same on all processes, whatever each measured."""
         if self.config.where_slower == "sparse":
             return {}
-        times = part_seconds(plan, device, demand.dtype, self._clock, dense=demand.dense)
+        times = part_seconds(
+            plan,
+            device,
+            demand.dtype,
+            self._clock,
+            dense=demand.dense,
+            fp8_mlps=dict(demand.fp8_mlps),
+        )
         slower = slower_parts(plan, times)
         found = [(layer, part, reason) for (layer, part), reason in slower.items()]
         return {(layer, part): reason for layer, part, reason in self._agreement.first(found)}

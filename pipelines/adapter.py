@@ -26,6 +26,7 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from chipsparse.cache.memory_plan import MemoryDemand
 from chipsparse.config import Part
 from chipsparse.graphs.model_state import ModelState
+from chipsparse.layers.mlp_weights import Fp8MLPWeights
 from chipsparse.layout import Grid, ModelLayout
 from chipsparse.pipelines.bridge import (
     LayerCall,
@@ -125,6 +126,8 @@ class ModelAdapter:
         guides_in_batch: whether in plain pipelines those second calls are no calls of their own,
             but the other half of the batch.
         masked_parts: parts that the family's own pipelines keep from running sparse, and why.
+        shared_mlp_kinds: names of layers whose feed-forward layer shares a linear with the
+            attention.
         default_latents: rows and columns of the latents that pipelines make where nobody names a
             size, None where their call has a default for it.
         uncalled_steps: how many of ``num_inference_steps`` do not call the transformer.
@@ -147,6 +150,7 @@ class ModelAdapter:
     guides_in_batch: ClassVar[bool] = False
     calls_branches: ClassVar[bool] = True
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})
+    shared_mlp_kinds: ClassVar[frozenset[str]] = frozenset()
     default_latents: ClassVar[int | None] = None
     uncalled_steps: ClassVar[int] = 0
     timestep_argument: ClassVar[str] = "timestep"
@@ -569,10 +573,12 @@ class ModelAdapter:
             for layer, module in enumerate(self.self_attentions())
             if all_dense or not is_claimed(module)
         }
-        dense |= {
-            (layer, "mlp")
-            for layer, site in enumerate(self._feed_forwards)
-            if isinstance(self._form(site), str)
+        forms = dict(enumerate(map(self._form, self._feed_forwards)))
+        dense |= {(layer, "mlp") for layer, form in forms.items() if isinstance(form, str)}
+        fp8 = {
+            (layer, form.fp8)
+            for layer, form in forms.items()
+            if isinstance(form, Form) and form.fp8 is not None
         }
         pending = pending_bytes(self.transformer, execution.device)
         if execution.autocast:
@@ -582,6 +588,7 @@ class ModelAdapter:
             branches=self.branches(),
             pending_bytes=pending,
             dense=frozenset(dense),
+            fp8_mlps=frozenset(fp8),
         )
 
     def branches(self) -> int:
@@ -701,6 +708,10 @@ class ModelAdapter:
         attend = self.session.attention[layer]
         return attend if self.split is None else partial(self.split.attend, attend)
 
+    def fp8_weights(self, layer: int) -> Fp8MLPWeights:
+        """The weights of a feed-forward layer that has them in FP8."""
+        return self._feed_forwards[layer].fp8_weights()
+
     def unpatched_attention(
         self,
         layer: int,
@@ -778,7 +789,7 @@ class ModelAdapter:
     def _readable_form(self, site: FeedForwardSite) -> Form | str:
         """As `_form`, with the second weight of what runs sparse laid out for the kernels."""
         form = self._form(site)
-        if isinstance(form, Form) and self._wants_contiguous_channels():
+        if isinstance(form, Form) and form.fp8 is None and self._wants_contiguous_channels():
             linear = site.second_linear()
             if not has_contiguous_channels(linear):
                 make_channels_contiguous(linear, self._layouts)
@@ -789,6 +800,7 @@ class ModelAdapter:
         form = site.form()
         if (
             isinstance(form, Form)
+            and form.fp8 is None
             and self._wants_contiguous_channels()
             and not has_contiguous_channels(site.second_linear())
             and site.keeps_its_layout()

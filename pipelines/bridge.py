@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from diffusers.models import attention_dispatch
 
-from chipsparse.layers.mlp import MLPWeights
+from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights
 from chipsparse.session import Session
 
 BACKEND_NAME = "chipsparse"
@@ -88,6 +88,9 @@ class LayerRunner(Protocol):
 
     def attention(self, layer: int) -> LayerCall:
         """What computes the self-attention of a layer."""
+
+    def fp8_weights(self, layer: int) -> Fp8MLPWeights:
+        """The weights of a feed-forward layer that has them in FP8."""
 
     def unpatched_attention(
         self,
@@ -197,6 +200,22 @@ def _(
     gate_bias: torch.Tensor | None,
 ) -> torch.Tensor:
     return hidden.new_empty((*hidden.shape[:-1], down.shape[0]))
+
+
+@_operation
+def fp8_feed_forward(hidden: torch.Tensor, tag: torch.Tensor, channels: int) -> torch.Tensor:
+    """Feed-forward layer of the tagged block, ``[B, N, channels]``, whose weights are in FP8.
+
+    They are torchao's tensors, which operations of ours cannot take: the layer is asked for them.
+    """
+    runner, layer = _find(tag)
+    weights = runner.fp8_weights(layer)
+    return runner.session.mlp[layer](runner.session.state, hidden, weights).contiguous()
+
+
+@_fake("fp8_feed_forward")
+def _(hidden: torch.Tensor, tag: torch.Tensor, channels: int) -> torch.Tensor:
+    return hidden.new_empty((*hidden.shape[:-1], channels))
 
 
 @_operation

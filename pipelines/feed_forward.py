@@ -9,7 +9,7 @@ and hooks come and go.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from chipsparse.kernels.checks import FLOATING
-from chipsparse.layers.mlp import Activation, Gate
+from chipsparse.layers.mlp_weights import Activation, Fp8Form, Fp8MLPWeights, Gate, fp8_form
 from chipsparse.pipelines.patches import TAG, Patches, stock_class
 
 GROUP_OFFLOADING = "group_offloading"  # what diffusers calls its hook
@@ -30,10 +30,12 @@ class Form:
     Attributes:
         activation: its activation function.
         gate: which half of the first linear is the gate, or that it is a linear of its own.
+        fp8: what its linears round to FP8; None where its weights are not in it.
     """
 
     activation: Activation
     gate: Gate = "none"
+    fp8: Fp8Form | None = None
 
 
 class FeedForwardSite(Protocol):
@@ -48,6 +50,9 @@ class FeedForwardSite(Protocol):
     def run_as(self, form: Form | None) -> None:
         """Runs the layer as one op from now on, or as diffusers made it."""
 
+    def fp8_weights(self) -> Fp8MLPWeights:
+        """The live weights of a layer whose form says that they are in FP8."""
+
     def second_linear(self) -> torch.nn.Linear:
         """The linear that holds the second weight."""
 
@@ -61,6 +66,7 @@ class PatchedFeedForward:
     chipsparse_tag: torch.Tensor
     chipsparse_activation: str | None
     chipsparse_gate: str
+    chipsparse_fp8: bool
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Feed-forward for ``[B, N, C]``."""
@@ -68,6 +74,10 @@ class PatchedFeedForward:
             output: torch.Tensor = super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
             return output
         up, down, gate = linears(self)
+        if self.chipsparse_fp8:
+            return torch.ops.chipsparse.fp8_feed_forward(
+                hidden_states, self.chipsparse_tag, down.out_features
+            )
         return torch.ops.chipsparse.feed_forward(
             hidden_states,
             up.weight,
@@ -100,6 +110,7 @@ class FeedForwardModule:
         patches.set_attribute(self._module, TAG, tag)
         patches.set_attribute(self._module, "chipsparse_activation", None)
         patches.set_attribute(self._module, "chipsparse_gate", "none")
+        patches.set_attribute(self._module, "chipsparse_fp8", False)
         patches.set_class(self._module, PatchedFeedForward)
 
     def form(self) -> Form | str:
@@ -111,18 +122,35 @@ class FeedForwardModule:
         found = feed_forward_form(self._module)
         if isinstance(found, str):
             return found
-        up, down, gate = linears(self._module)
-        return (
-            why_unreadable("first", up)
-            or (None if gate is None else why_unreadable("gate's", gate))
-            or why_unreadable("second", down)
-            or found
-        )
+        named = dict(zip(("first", "second", "gate's"), linears(self._module), strict=True))
+        present = {name: linear for name, linear in named.items() if linear is not None}
+        for name, linear in present.items():
+            if reason := why_unreadable(name, linear, reads_fp8=True):
+                return reason
+        fp8 = {fp8_form(linear.weight) for linear in present.values()}
+        if len(fp8) > 1:
+            return "its weights are not all in FP8, or not all in the same way"
+        return replace(found, fp8=fp8.pop())
 
     def run_as(self, form: Form | None) -> None:
         """See `FeedForwardSite`."""
         self._module.chipsparse_activation = None if form is None else form.activation
         self._module.chipsparse_gate = "none" if form is None else form.gate
+        self._module.chipsparse_fp8 = form is not None and form.fp8 is not None
+
+    def fp8_weights(self) -> Fp8MLPWeights:
+        """See `FeedForwardSite`."""
+        up, down, gate = linears(self._module)
+        return Fp8MLPWeights(
+            up.weight,
+            up.bias,
+            down.weight,
+            down.bias,
+            self._module.chipsparse_activation,
+            self._module.chipsparse_gate,
+            None if gate is None else gate.weight,
+            None if gate is None else gate.bias,
+        )
 
     def second_linear(self) -> torch.nn.Linear:
         """See `FeedForwardSite`."""
@@ -232,6 +260,10 @@ class ParallelFeedForward:
         for module in self._modules:
             module.chipsparse_activation = None if form is None else form.activation
         self._modules[2].chipsparse_gate = "none" if form is None else form.gate
+
+    def fp8_weights(self) -> Fp8MLPWeights:
+        """See `FeedForwardSite`."""
+        raise AssertionError("a linear of attention and neurons is not read in FP8")
 
     def second_linear(self) -> torch.nn.Linear:
         """See `FeedForwardSite`."""
@@ -445,8 +477,14 @@ def without_adapters(module: Any) -> Any:
     return module
 
 
-def why_unreadable(name: str, linear: Any) -> str | None:
-    """Why a linear computes something else than its plain weight says, or None."""
+def why_unreadable(name: str, linear: Any, *, reads_fp8: bool = False) -> str | None:
+    """Why a linear computes something else than its plain weight says, or None.
+
+    Args:
+        name: which linear it is.
+        linear: the module.
+        reads_fp8: whether its weight may also be one that has an `fp8_form`.
+    """
     while hasattr(linear, "base_layer"):
         if not hasattr(linear, "adapter_layer_names"):  # not one of PEFT's: nothing known about it
             break
@@ -460,7 +498,8 @@ def why_unreadable(name: str, linear: Any) -> str | None:
         linear = linear.base_layer
     if hasattr(linear, "base_layer") or not hasattr(linear, "weight"):
         return f"its {name} linear is of class {type(linear).__name__} (an adapter, or quantized)"
-    if type(linear.weight) is not torch.nn.Parameter:
+    in_fp8 = reads_fp8 and fp8_form(linear.weight) is not None
+    if type(linear.weight) is not torch.nn.Parameter and not in_fp8:
         return f"the weight of its {name} linear is a {type(linear.weight).__name__}"
     if linear.weight.dtype not in FLOATING:
         return f"the weight of its {name} linear is of type {linear.weight.dtype}"

@@ -31,6 +31,7 @@ class Flux3Adapter(FluxAdapter):
     sparse_attention = "joint attention of the single blocks"
     sparse_mlp = "feed-forward (gated) of all tokens in single blocks"
     guidance_argument = "guidance_scale"
+    shared_mlp_kinds = frozenset()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

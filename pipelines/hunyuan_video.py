@@ -34,6 +34,7 @@ class HunyuanVideoAdapter(PaddedTextAdapter):
     families = "HunyuanVideo: text and image to video; SkyReels"
     sparse_attention = "joint attention of double and single blocks"
     sparse_mlp = "feed-forward of the video tokens in double blocks, of all tokens in single ones"
+    shared_mlp_kinds = frozenset({"single"})
     shares_tokens = True
     guidance_argument = "true_cfg_scale"
     announces_guidance = False

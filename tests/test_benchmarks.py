@@ -15,6 +15,8 @@ from PIL import Image
 from benchmarks import (
     attention_curve,
     curve_figure,
+    fp8_mlp_ops,
+    mlp_ops,
     offload,
     quality,
     random_inputs,
@@ -23,6 +25,7 @@ from benchmarks import (
 )
 from benchmarks.__main__ import main
 from benchmarks.attention_ops import OPS
+from benchmarks.case_tensors import CaseTensors
 from benchmarks.cases import CASES
 from benchmarks.clips import Workload
 from benchmarks.contact_sheet import contact_sheet
@@ -35,6 +38,7 @@ from benchmarks.controls import (
     random_columns,
 )
 from benchmarks.figures import COLOURS
+from benchmarks.kernel_work import Settings
 from benchmarks.quality import image_rows, video_rows
 from benchmarks.records import table, write
 from benchmarks.run import Run
@@ -213,6 +217,31 @@ def test_attention_in_fp8_is_measured_beside_the_16_bit_kernel(tmp_path):
     for record in found[1:3]:
         assert 1e-2 < record["rel_error"] < 8e-2  # random values cancel, their rounding does not
         assert record["kernel_error"] == record["lse_error"] == 0  # the reference against itself
+
+
+def test_the_mlp_in_fp8_is_measured_beside_linears_in_fp8(tmp_path):
+    code, (record,) = dry_run(tmp_path, "--op", "fp8_mlp", "--case", "odd")
+    assert (code, record["baseline"]) == (0, "two linears in FP8 and GELU")
+    assert record["rel_error"] < 1e-2
+    assert record["ideal"] == pytest.approx(1 / record["density"])
+    assert record["speedup"] == pytest.approx(record["baseline_ms"] / record["latency_ms"])
+
+
+def test_linears_in_fp8_compute_the_layer_but_for_their_rounding():
+    tensors = CaseTensors(CASES["odd"].scaled(tokens=200, heads=2), CPU, torch.float32)
+    layer = fp8_mlp_ops.make_fp8_layer(tensors, Settings())
+    found, exact = fp8_mlp_ops.linears_in_fp8(layer)(), mlp_ops.whole_layer(layer)()
+    error = (found - exact).norm() / exact.norm()
+    assert 1e-3 < error < 6e-2  # inputs alone are rounded, by half of an eighth at most
+
+
+def test_rows_are_rounded_as_torchao_does():
+    quantization = pytest.importorskip("torchao.quantization")
+    linear = torch.nn.Linear(64, 48)
+    data, scale = fp8_mlp_ops.rounded_rows(linear.weight.data)
+    quantization.quantize_(linear, quantization.Float8WeightOnlyConfig())
+    assert torch.equal(data.float(), linear.weight.qdata.float())
+    assert torch.equal(scale, linear.weight.scale)
 
 
 @pytest.mark.parametrize("rule", ["merge", "difference"])

@@ -28,6 +28,7 @@ from chipsparse.config import ConfigError, MemoryConfig
 from chipsparse.kernels.attention_residual.reference import TRANSIENT_BYTES, TRANSIENT_TENSORS
 from chipsparse.kernels.checks import block_count
 from chipsparse.layers.column_budget import CAPACITY_MULTIPLE, LISTS_BYTES
+from chipsparse.layers.mlp_weights import Fp8Form
 from chipsparse.measure.cost_model import Rates, layer_time
 from chipsparse.plan import Action, SparsityPlan
 
@@ -91,12 +92,14 @@ class MemoryDemand:
         branches: guidance branches that the generation is known to have.
         pending_bytes: weights that come to the device during a call, less those that leave it.
         dense: (layer, part) of what cannot run sparse, so that nothing need be kept for it.
+        fp8_mlps: layers whose feed-forward weights are in FP8, and what their linears round.
     """
 
     dtype: torch.dtype = torch.float32
     branches: int = 1
     pending_bytes: int = 0
     dense: frozenset[tuple[int, Part]] = frozenset()
+    fp8_mlps: frozenset[tuple[int, Fp8Form]] = frozenset()
 
 
 @dataclass(frozen=True)

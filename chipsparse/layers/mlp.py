@@ -7,16 +7,15 @@ stay in charge of them. Source of the method: Chipmunk's sparse MLP delta, as fo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from chipsparse.cache.tensors import MLPCache
 from chipsparse.config import MLPConfig
-from chipsparse.kernels.calls import Activation
 from chipsparse.kernels.dispatch import Choice, kind_of
+from chipsparse.kernels.fp8_dequantization import fp8_dequantization
 from chipsparse.kernels.neuron_selection import (
     NeuronSelection,
     mean_preactivations,
@@ -24,75 +23,12 @@ from chipsparse.kernels.neuron_selection import (
 )
 from chipsparse.kernels.sparse_mlp_down import SparseMLPDown, sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import SparseMLPUp, dense_activation, sparse_mlp_up
+from chipsparse.kernels.token_layout import empty_token_contiguous
 from chipsparse.layers.exact_rows import apart, joined
+from chipsparse.layers.mlp_weights import Fp8MLPWeights
+from chipsparse.layers.mlp_weights import MLPWeights as MLPWeights
 from chipsparse.layers.state import Shared, StepState
 from chipsparse.plan import Action
-
-Gate = Literal["none", "first", "second", "apart"]
-
-
-@dataclass(frozen=True)
-class MLPWeights:
-    """The live weights of an MLP: ``h @ down.T + down_bias``.
-
-    h is ``activation(x @ up.T + up_bias)``, or in a gated MLP
-    ``activation(x @ gate.T + gate_bias) * (x @ up.T + up_bias)``.
-
-    Shapes: up and gate ``[F, C]``, up_bias and gate_bias ``[F]``, down ``[C, F]``, down_bias
-    ``[C]``.
-    """
-
-    up: torch.Tensor
-    up_bias: torch.Tensor | None
-    down: torch.Tensor
-    down_bias: torch.Tensor | None
-    activation: Activation
-    gate: torch.Tensor | None = None
-    gate_bias: torch.Tensor | None = None
-
-    @classmethod
-    def from_linears(
-        cls,
-        up: torch.Tensor,
-        up_bias: torch.Tensor | None,
-        down: torch.Tensor,
-        down_bias: torch.Tensor | None,
-        activation: str,
-        gate: str = "none",
-        gate_weight: torch.Tensor | None = None,
-        gate_bias: torch.Tensor | None = None,
-    ) -> MLPWeights:
-        """Views of two or three linear layers, as models store them.
-
-        Args:
-            up: ``[F, C]``; of a gated MLP ``[2 F, C]``, one half of which is the gate, unless that
-                is ``apart``.
-            up_bias: ``[F]`` or ``[2 F]``, or None.
-            down: ``[C, F]``.
-            down_bias: ``[C]`` or None.
-            activation: one of `Activation`.
-            gate: which half of ``up`` the gate is, ``first`` or ``second``, or ``none``; ``apart``
-                where it is a linear of its own.
-            gate_weight: ``[F, C]`` of that.
-            gate_bias: ``[F]`` of that, or None.
-
-        Raises:
-            ValueError: if the activation or the gate is unknown.
-        """
-        if activation not in get_args(Activation) or gate not in get_args(Gate):
-            raise ValueError(
-                f"activation must be one of {', '.join(get_args(Activation))} and gate one of "
-                f"{', '.join(get_args(Gate))}, got {activation!r} and {gate!r}"
-            )
-        kind: Activation = activation  # type: ignore[assignment]
-        if gate in ("none", "apart"):
-            return cls(up, up_bias, down, down_bias, kind, gate_weight, gate_bias)
-        halves = list(up.chunk(2))
-        biases = [None, None] if up_bias is None else list(up_bias.chunk(2))
-        if gate == "first":
-            halves.reverse()
-            biases.reverse()
-        return cls(halves[0], biases[0], down, down_bias, kind, halves[1], biases[1])
 
 
 class MLPLayer:
@@ -112,7 +48,7 @@ class MLPLayer:
         self,
         state: StepState | None,
         hidden: torch.Tensor,
-        weights: MLPWeights,
+        weights: MLPWeights | Fp8MLPWeights,
         *,
         addend: Callable[[], torch.Tensor] | None = None,
     ) -> torch.Tensor:
@@ -154,10 +90,14 @@ class MLPLayer:
                             addend=None if addend is None else addend(),
                         )
                 else:
+                    read = _read(weights, hidden, shared.backend)
                     choices = shared.recorder.choices(
-                        ("mlp", *_kind(hidden, weights, cache)),
-                        lambda: backend_choices(
-                            cache, hidden, weights, config=config, backend=shared.backend
+                        ("mlp", type(weights), *_kind(hidden, read, cache)),
+                        lambda: (
+                            backend_choices(
+                                cache, hidden, read, config=config, backend=shared.backend
+                            )
+                            | _reading_choices(weights, hidden, shared.backend)
                         ),
                     )
                     backends = [
@@ -165,11 +105,11 @@ class MLPLayer:
                     ]
                     entry.backend = "+".join(dict.fromkeys(backends))
                     keep_count = state.plan.mlp_keep_count(self.number)
-                    entry.computed = keep_count / weights.up.shape[0]
+                    entry.computed = keep_count / read.up.shape[0]
                     output = sparse_step(
                         cache,
                         hidden,
-                        weights,
+                        read,
                         config=config,
                         keep_count=keep_count,
                         backend=shared.backend,
@@ -183,7 +123,7 @@ class MLPLayer:
     def _uncached(
         self,
         hidden: torch.Tensor,
-        weights: MLPWeights,
+        weights: MLPWeights | Fp8MLPWeights,
         addend: Callable[[], torch.Tensor] | None,
     ) -> torch.Tensor:
         return dense_step(
@@ -212,6 +152,26 @@ def _kind(hidden: torch.Tensor, weights: MLPWeights, cache: MLPCache) -> tuple[o
     return kind_of(hidden, weights.up, weights.gate, weights.down, cache.activation, cache.mean)
 
 
+def _read(
+    weights: MLPWeights | Fp8MLPWeights, hidden: torch.Tensor, backend: str | None
+) -> MLPWeights:
+    """What sparse kernels read."""
+    if isinstance(weights, MLPWeights):
+        return weights
+    return weights.read(hidden.dtype, backend=backend)
+
+
+def _reading_choices(
+    weights: MLPWeights | Fp8MLPWeights, hidden: torch.Tensor, backend: str | None
+) -> dict[str, Choice]:
+    """What FP8 weights are read by; nothing of others."""
+    if isinstance(weights, MLPWeights):
+        return {}
+    data: Any = weights.down
+    choice = fp8_dequantization.choose(data.qdata, hidden.dtype, backend=backend)
+    return {"fp8_dequantization": choice}
+
+
 def backend_choices(
     cache: MLPCache,
     hidden: torch.Tensor,
@@ -238,7 +198,7 @@ def backend_choices(
 def dense_step(
     cache: MLPCache | None,
     hidden: torch.Tensor,
-    weights: MLPWeights,
+    weights: MLPWeights | Fp8MLPWeights,
     *,
     config: MLPConfig,
     backend: str | None,
@@ -248,8 +208,11 @@ def dense_step(
 
     Without a cache it records nothing and computes in the model's own layout, as fast as PyTorch
     can. An ``addend`` ``[B, N, C]``, which may be overwritten, is added to the result, but not to
-    what is recorded.
+    what is recorded. Weights in FP8 have no addend.
     """
+    if isinstance(weights, Fp8MLPWeights):
+        assert addend is None
+        return _fp8_dense_step(cache, hidden, weights, config=config, backend=backend)
     activation = dense_activation(
         hidden,
         weights.up,
@@ -264,20 +227,48 @@ def dense_step(
         return _add_second_linear(activation, weights, addend.contiguous())
     output = _second_linear(activation, weights)
     if cache is not None:
-        cache.mean = mean_preactivations(
-            hidden,
-            weights.up,
-            weights.up_bias,
-            gate_weight=weights.gate,
-            gate_bias=weights.gate_bias,
-            activation=None if weights.gate is None else weights.activation,
-            block_size=config.block_size,
-            backend=backend,
-        )
+        cache.mean = _means(hidden, weights, config=config, backend=backend)
         cache.activation = activation
         # Compiled code may reuse the memory of what it is given.
         cache.output = output.clone() if addend is None else output
     return output if addend is None else output + addend
+
+
+def _fp8_dense_step(
+    cache: MLPCache | None,
+    hidden: torch.Tensor,
+    weights: Fp8MLPWeights,
+    *,
+    config: MLPConfig,
+    backend: str | None,
+) -> torch.Tensor:
+    """What the model computes, with its own rounding; recorded as sparse steps want it."""
+    activation = weights.neurons(hidden)
+    output = weights.output(activation)
+    if cache is not None:
+        read = weights.read(hidden.dtype, backend=backend)
+        cache.mean = _means(hidden, read, config=config, backend=backend)
+        facts = (hidden, read.up, None, read.gate, config.block_size)
+        if sparse_mlp_up.choose(*facts, backend=backend).backend.name != "reference":
+            contiguous = empty_token_contiguous(hidden, *activation.shape)
+            activation = contiguous.copy_(activation)
+        cache.activation, cache.output = activation, output.clone()
+    return output
+
+
+def _means(
+    hidden: torch.Tensor, weights: MLPWeights, *, config: MLPConfig, backend: str | None
+) -> torch.Tensor:
+    return mean_preactivations(
+        hidden,
+        weights.up,
+        weights.up_bias,
+        gate_weight=weights.gate,
+        gate_bias=weights.gate_bias,
+        activation=None if weights.gate is None else weights.activation,
+        block_size=config.block_size,
+        backend=backend,
+    )
 
 
 def _second_linear(activation: torch.Tensor, weights: MLPWeights) -> torch.Tensor:

@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping
 import torch
 
 from chipsparse.cache.kinds import PARTS, Part
+from chipsparse.layers.mlp_weights import Fp8Form
 from chipsparse.measure.step_clock import StepClock
-from chipsparse.measure.step_seconds import StepSeconds
+from chipsparse.measure.step_seconds import StepSeconds, estimated_seconds
 from chipsparse.plan import SparsityPlan
 
 PartSeconds = Mapping[tuple[int, Part], StepSeconds]
@@ -25,6 +26,7 @@ def part_seconds(
     clock: StepClock,
     *,
     dense: Collection[tuple[int, Part]] = (),
+    fp8_mlps: Mapping[int, Fp8Form] | None = None,
 ) -> PartSeconds:
     """The times of what the plan has sparse.
 
@@ -36,17 +38,24 @@ def part_seconds(
         dtype: that it computes in.
         clock: knows or measures them.
         dense: what cannot run sparse, so that its times do not matter.
+        fp8_mlps: layers whose feed-forward weights are in FP8, which are estimated, and what their
+            linears round.
     """
     config = plan.config
     if device.type != clock.device_type or config.backend != "auto" or plan.is_dense():
         return {}
-    found = {}
+    fp8_mlps, found = fp8_mlps or {}, {}
     for part in PARTS:
         layers = [
             layer
             for layer in range(plan.layout.layers)
             if plan.is_sparse(layer, part) and (layer, part) not in dense
         ]
+        for layer in sorted(fp8_mlps.keys() & set(layers)) if part == "mlp" else ():
+            layers.remove(layer)
+            found[layer, part] = estimated_seconds(
+                plan, layer, part, dtype=dtype, fp8=fp8_mlps[layer]
+            )
         times = clock.seconds(plan, part, layers, device=device, dtype=dtype)
         found.update({(layer, part): seconds for layer, seconds in times.items()})
     return found

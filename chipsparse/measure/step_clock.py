@@ -29,6 +29,8 @@ from chipsparse.plan import SparsityPlan
 
 # A dense step of what is measured takes about this at most by the cost model, one head in any case.
 SAMPLE_SECONDS: Mapping[Part, float] = {"attention": 8e-3, "mlp": 2.5e-3}
+# What the host does for a sparse layer besides its launches, which a captured step does without.
+HOST_SECONDS = 60e-6
 # Sizes are rounded up to a multiple of a sixteenth of the power of two below them.
 FINENESS, LEAST_STEP = 16, 16
 # What else times depend on; raised where what is measured changes.
@@ -127,7 +129,10 @@ class StepClock:
         found = self._found[key]
         if found is None:
             return estimated_seconds(plan, layer, part, dtype=dtype)
-        return StepSeconds(sample.scale * found.sparse, sample.scale * found.dense, measured=True)
+        host = 0.0 if captured else HOST_SECONDS
+        return StepSeconds(
+            sample.scale * found.sparse + host, sample.scale * found.dense, measured=True
+        )
 
     def _milliseconds(
         self,

@@ -18,6 +18,7 @@ import torch
 
 from chipsparse.cache.kinds import Part
 from chipsparse.kernels.checks import block_count
+from chipsparse.layers.mlp_weights import Fp8Form
 from chipsparse.measure.cost_model import Rates, kept_columns, layer_time
 from chipsparse.plan import Action, SparsityPlan
 
@@ -25,6 +26,8 @@ from chipsparse.plan import Action, SparsityPlan
 LEAST_GAIN = 0.05
 # Of a sparse step beside what its operations take: kernels that begin and end, lists, scores.
 SPARSE_SECONDS: Mapping[Part, float] = {"attention": 55e-6, "mlp": 90e-6}
+# Of a sparse step whose weights are in FP8, besides: two kernels that read them.
+READING_SECONDS = 10e-6
 # Bytes in a second in which blocks of rows gather what they keep, mostly from the L2 cache.
 GATHER_RATE = 5e12
 # Passes over the kept neurons (old and new activations, changes) and over the layer's output.
@@ -52,7 +55,13 @@ class StepSeconds:
 
 
 def estimated_seconds(
-    plan: SparsityPlan, layer: int, part: Part, *, dtype: torch.dtype, rates: Rates | None = None
+    plan: SparsityPlan,
+    layer: int,
+    part: Part,
+    *,
+    dtype: torch.dtype,
+    rates: Rates | None = None,
+    fp8: Fp8Form | None = None,
 ) -> StepSeconds:
     """How long a part of a layer takes that the plan has sparse.
 
@@ -62,6 +71,7 @@ def estimated_seconds(
         part: attention or feed-forward layer.
         dtype: of the hidden states.
         rates: of the device; by default those of an H200.
+        fp8: what the linears of the feed-forward layer round to FP8, if their weights are in it.
     """
     rates = Rates() if rates is None else rates
     sparse, dense = (
@@ -70,8 +80,29 @@ def estimated_seconds(
     )
     moved = _attention_bytes if part == "attention" else _mlp_bytes
     gathered, read, read_dense = moved(plan, layer, dtype.itemsize)
-    sparse = max(sparse, gathered / GATHER_RATE, read / rates.memory)
-    return StepSeconds(sparse + SPARSE_SECONDS[part], max(dense, read_dense / rates.memory))
+    sparse = max(sparse, gathered / GATHER_RATE, read / rates.memory) + SPARSE_SECONDS[part]
+    dense = max(dense, read_dense / rates.memory)
+    if fp8 is None or part == "attention":
+        return StepSeconds(sparse, dense)
+    read_weights = _fp8_weight_bytes(plan, layer, dtype.itemsize) / rates.memory
+    sparse += read_weights + READING_SECONDS
+    if fp8 == "weights":
+        return StepSeconds(sparse, dense + read_weights)
+    rounding = _fp8_input_bytes(plan, layer, dtype.itemsize) / rates.memory
+    return StepSeconds(sparse, dense / rates.fp8_linear + rounding)
+
+
+def _fp8_weight_bytes(plan: SparsityPlan, layer: int, itemsize: int) -> int:
+    """Bytes to read the weights of a feed-forward layer in FP8 and write them in another type."""
+    kind = plan.layout.kind(layer)
+    return kind.mlp_linears * kind.intermediate_size * plan.layout.width * (1 + itemsize)
+
+
+def _fp8_input_bytes(plan: SparsityPlan, layer: int, itemsize: int) -> int:
+    """Bytes to find the largest number of each row that its linears read, and to round them."""
+    layout, kind = plan.layout, plan.layout.kind(layer)
+    numbers = (kind.mlp_linears - 1) * layout.width + kind.intermediate_size
+    return layout.batch * layout.mlp_tokens(layer) * numbers * (2 * itemsize + 1)
 
 
 def _attention_bytes(plan: SparsityPlan, layer: int, itemsize: int) -> tuple[int, int, int]:

@@ -13,6 +13,7 @@ from chipsparse.cli.bench.step_times import StepTimes, measure_steps
 from chipsparse.cli.command_line import command_words, settled_values
 from chipsparse.cli.commands.bench import BenchOptions
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.model.dense_layers import fp8_weights
 from chipsparse.cli.model.description import (
     ModelDescription,
     load_pipeline,
@@ -120,7 +121,7 @@ def run_benchmark(options: BenchOptions, process: Joined) -> Benchmark:
         layers: list[PartTimes] = []
         dense: list[str] = []
         if process.parallel is None:
-            layers, dense = _measure_layers(planned, device, dtype, display)
+            layers, dense = _measure_layers(planned, model, device, dtype, display)
         steps = None
         if not options.kernels:
             pipe = _pipeline(options, model, device, dtype, display)
@@ -155,18 +156,24 @@ def run_benchmark(options: BenchOptions, process: Joined) -> Benchmark:
 
 
 def _measure_layers(
-    planned: PlannedGeneration, device: torch.device, dtype: torch.dtype, display: ProgressDisplay
+    planned: PlannedGeneration,
+    model: ModelDescription,
+    device: torch.device,
+    dtype: torch.dtype,
+    display: ProgressDisplay,
 ) -> tuple[list[PartTimes], list[str]]:
     """One layer of each kind, and why some have nothing to measure."""
-    measured, dense = [], []
+    measured, dense, never = [], [], dict(planned.never)
+    if fp8_weights(model) is not None:
+        never.setdefault("mlp", "its weights are in FP8, which whole steps alone measure")
     first = 0
     for kind in planned.plan.layout.kinds:
         layers = range(first, first + kind.layers)
         first += kind.layers
         for part in PARTS:
-            layer = None if part in planned.never else typical_layer(planned.plan, layers, part)
+            layer = None if part in never else typical_layer(planned.plan, layers, part)
             if layer is None:
-                why = planned.never.get(part) or planned.plan.why_dense(layers[0], part)
+                why = never.get(part) or planned.plan.why_dense(layers[0], part)
                 dense.append(f"{part} of {kind.name} layers: {why}")
                 continue
             with display.stage(f"measuring {part} of layer {layer} ({kind.name})"):

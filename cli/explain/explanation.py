@@ -253,7 +253,10 @@ def _notes(
     if unknown:
         notes.append(f"the weights of {', '.join(unknown)} are not counted: no config.json there")
     if QUANTIZED in model.transformer_config:
-        notes.append("the transformer's weights are counted as if they were not quantized")
+        notes.append(
+            "the transformer's weights are counted, and its linears timed, as if they were not "
+            "quantized"
+        )
     if {"transformer", "transformer_2"} <= set(model.components):
         notes.append(
             "the second expert takes over with a dense step and a refresh of its own, which are "

@@ -18,7 +18,7 @@ from chipsparse.cache.memory_plan import (
     working_bytes,
 )
 from chipsparse.cli.generation_options import GenerationOptions
-from chipsparse.cli.model.dense_layers import dense_layers
+from chipsparse.cli.model.dense_layers import dense_layers, fp8_weights, shared_fp8_layers
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.planning.planned import PlannedGeneration, plan_generation
 from chipsparse.cli.planning.work_share import planned_share
@@ -145,15 +145,27 @@ def look_ahead(
     calls = planned.branches if sharing is None else sharing.calls
     captures = target.device.type == "cuda" and sharing is None and plan.captures_steps()
     working = working_bytes(plan, dtype=target.dtype, captured=calls if captures else 0)
-    never = {(layer, part) for part in planned.never for layer in range(plan.layout.layers)}
-    times = part_seconds(plan, target.device, target.dtype, target.clock, dense=never)
+    never: set[tuple[int, Part]] = {
+        (layer, part) for part in planned.never for layer in range(plan.layout.layers)
+    }
+    shared = shared_fp8_layers(plan, planned.adapter, model)
+    never |= {(layer, "mlp") for layer in shared}
+    fp8 = fp8_weights(model)
+    times = part_seconds(
+        plan,
+        target.device,
+        target.dtype,
+        target.clock,
+        dense=never,
+        fp8_mlps={} if fp8 is None else dict.fromkeys(range(plan.layout.layers), fp8),
+    )
     slower = slower_parts(plan, times)
     memory = plan_memory(
         plan,
         _capacity(plan, target, parallel, working=working, weights=weights),
         MemoryDemand(target.dtype, calls, dense=frozenset(never | slower.keys())),
     )
-    dense = dense_layers(plan, planned.never, slower, memory.placement)
+    dense = dense_layers(plan, planned.never, shared, slower, memory.placement)
     if sharing is not None:
         sharing = replace(sharing, dense=frozenset(dense["attention"]))
     estimate, why = _estimate(planned, memory, dense, target, sharing)

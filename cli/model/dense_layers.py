@@ -7,10 +7,35 @@ from collections.abc import Mapping
 from chipsparse.cache.kinds import PARTS, Part
 from chipsparse.cache.placement import Placement
 from chipsparse.cli.model.description import ModelDescription
+from chipsparse.layers.mlp_weights import Fp8Form
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.plan import SparsityPlan
 
 QUANTIZED = "quantization_config"  # in a transformer's config
+# Configs of torchao, as diffusers writes them down, by what their linears round to FP8.
+FP8_CONFIGS: Mapping[str, Fp8Form] = {
+    "Float8WeightOnlyConfig": "weights",
+    "Float8DynamicActivationFloat8WeightConfig": "weights and inputs",
+}
+
+
+def fp8_weights(model: ModelDescription) -> Fp8Form | None:
+    """What the linears of a transformer round to FP8; None where its weights are not in it."""
+    config = model.transformer_config.get(QUANTIZED) or {}
+    kind = config.get("quant_type") if config.get("quant_method") == "torchao" else None
+    default = kind.get("default") if isinstance(kind, Mapping) else None
+    return FP8_CONFIGS.get(default.get("_type", "")) if isinstance(default, Mapping) else None
+
+
+def shared_fp8_layers(
+    plan: SparsityPlan, adapter: type[ModelAdapter], model: ModelDescription
+) -> dict[int, str]:
+    """Layers whose feed-forward weights in FP8 are not read, and why."""
+    if fp8_weights(model) is None:
+        return {}
+    reason = "its weights are quantized, one of them together with the attention's"
+    kinds = ((layer, plan.layout.kind(layer).name) for layer in range(plan.layout.layers))
+    return {layer: reason for layer, name in kinds if name in adapter.shared_mlp_kinds}
 
 
 def never_sparse(
@@ -18,7 +43,7 @@ def never_sparse(
 ) -> dict[Part, str]:
     """Parts that run dense in every layer, and why."""
     reasons: dict[Part, str] = {}
-    if QUANTIZED in model.transformer_config:
+    if QUANTIZED in model.transformer_config and fp8_weights(model) is None:
         reasons["mlp"] = "its weights are quantized"
     reasons |= adapter.masked_parts
     if not plan.config.attention.enabled:
@@ -33,6 +58,7 @@ def never_sparse(
 def dense_layers(
     plan: SparsityPlan,
     never: Mapping[Part, str],
+    shared: Mapping[int, str],
     slower: Mapping[tuple[int, Part], str],
     placement: Placement,
 ) -> dict[Part, dict[int, str]]:
@@ -41,6 +67,7 @@ def dense_layers(
     Args:
         plan: what is sparse, for which sizes.
         never: parts that run dense in every layer, and why.
+        shared: layers whose feed-forward weights are not read, and why.
         slower: what would be slower sparse, and why.
         placement: where caches live.
     """
@@ -52,6 +79,8 @@ def dense_layers(
                 dense[part][layer] = never[part]
             elif why := plan.why_dense(layer, part):
                 dense[part][layer] = f"{why} in the profile"
+            elif part == "mlp" and layer in shared:
+                dense[part][layer] = shared[layer]
             elif (layer, part) in slower:
                 dense[part][layer] = slower[layer, part]
             elif (layer, part) in placement.recomputed:

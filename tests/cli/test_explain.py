@@ -510,6 +510,27 @@ def test_quantized_weights_run_dense(explained, folder):
     assert any("as if they were not quantized" in note for note in found["notes"])
 
 
+@pytest.mark.parametrize(
+    "config", ["Float8WeightOnlyConfig", "Float8DynamicActivationFloat8WeightConfig"]
+)
+def test_weights_in_fp8_run_sparse_where_no_attention_shares_them(explained, folder, config):
+    quant_type = {"default": {"_type": config, "_version": 2, "_data": {}}}
+    quantized = {"quantization_config": {"quant_method": "torchao", "quant_type": quant_type}}
+    model = folder("flux", transformer=quantized)
+    double, single = explained("--model", model, "--steps", "20", "--quality", "published")[
+        "layers"
+    ]
+    assert double["mlp"]["sparse"] == double["layers"]
+    ((reason, layers),) = single["mlp"]["dense"].items()
+    assert (layers, "together with the attention's" in reason) == (single["layers"], True)
+    step = double["mlp"]["step"]
+    rounds_inputs = config.startswith("Float8Dynamic")
+    assert step["measured"] is False
+    gain = step["dense"] / step["sparse"]
+    assert 1.1 < gain < 1.2 if rounds_inputs else 1.2 < gain < 2.2
+    assert single["mlp"]["step"] is None
+
+
 def test_a_model_whose_pipeline_masks_its_attention(explained, folder):
     index = {
         "_class_name": "ChromaPipeline",

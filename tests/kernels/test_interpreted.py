@@ -24,6 +24,7 @@ OPERATIONS = {
     "mask_packing": "packs_like_bitarray or padding_bits or test_capacity",
     "fp8_dense_attention": "small_weights",
     "fp8_quantization": "zeros_and_equal_rows",
+    "fp8_dequantization": "every_number",
     "attention_residual": "what_the_kept_columns_leave or other_strides or nearest_of_e4m3 or nan",
     "rank_pieces": "one_behind_the_other or nothing_is_copied",
 }

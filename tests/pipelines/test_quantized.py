@@ -1,12 +1,17 @@
-"""Quantized weights, with LoRA and offloading: attention is sparse, MLPs dense, and it is said."""
+"""Quantized weights, with LoRA and offloading: attention is sparse, MLPs where they are in FP8.
+
+Of the others, and of linears that attention and neurons share, the report says why they are dense.
+"""
 
 import importlib
+import re
 
 import pytest
 import torch
 from accelerate import cpu_offload_with_hook
 
 import chipsparse
+from chipsparse.layers.mlp_weights import fp8_form
 from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, generate
 from tests.tiny_models import (
     PROMPT,
@@ -64,6 +69,23 @@ def by_torchao(config):
     return quantize
 
 
+def by_torchao_with_activations(transformer, ends=None):
+    """As ``Float8DynamicActivationFloat8WeightConfig`` does, which itself wants a GPU."""
+    tensors = importlib.import_module(
+        "torchao.quantization.quantize_.workflows.float8.float8_tensor"
+    )
+    granularity = importlib.import_module("torchao.quantization").PerRow()
+    inference = importlib.import_module("torchao.float8.inference")
+    for _, _, linear in linears(transformer, ends):
+        weight = tensors.Float8Tensor.from_hp(
+            linear.weight.data,
+            granularity=granularity,
+            mm_config=inference.Float8MMConfig(use_fast_accum=True),
+            act_quant_kwargs=tensors.QuantizeTensorToFloat8Kwargs(granularity=granularity),
+        )
+        linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+
+
 def by_bitsandbytes(transformer, ends=None):
     """As diffusers replaces linears, which wants a GPU; the library itself runs without."""
     nn = importlib.import_module("bitsandbytes").nn
@@ -110,6 +132,7 @@ def by_casting(transformer, ends=None):
 # The package that each of them needs, and what the reason for a dense MLP says.
 QUANTIZERS = {
     "torchao FP8": ("torchao", by_torchao("Float8WeightOnlyConfig"), "Float8Tensor"),
+    "torchao FP8, activations too": ("torchao", by_torchao_with_activations, "Float8Tensor"),
     "torchao INT8": ("torchao", by_torchao("Int8WeightOnlyConfig"), "Int8Tensor"),
     "torchao INT8, activations too": (
         "torchao",
@@ -121,7 +144,7 @@ QUANTIZERS = {
     "layerwise casting": (None, by_casting, "torch.float8_e4m3fn"),
 }
 # Where activations are quantized, rounding in attention may move one of them by a whole level.
-TOLERANCE = {"torchao INT8, activations too": 3e-2}
+TOLERANCE = {"torchao INT8, activations too": 3e-2, "torchao FP8, activations too": 6e-2}
 
 
 def add_lora(transformer):
@@ -182,7 +205,11 @@ def quantized(model, quantizer, *, lora=False, ends=None):
     return pipe
 
 
-QUICK = {("torchao FP8", "wan", True, "groups"), ("GGUF", "flux", True, "not offloaded")}
+QUICK = {
+    ("torchao FP8", "flux", False, "groups"),
+    ("torchao FP8, activations too", "wan", False, "not offloaded"),
+    ("GGUF", "flux", True, "not offloaded"),
+}
 COMBINATIONS = [
     pytest.param(*each, marks=[] if each in QUICK else pytest.mark.slow)
     for each in [
@@ -209,11 +236,18 @@ def test_attention_runs_sparse_and_the_report_says_why_mlps_do_not(
     with chipsparse.enable(pipe, EXACT) as handle:
         found = generate(pipe, call)
     assert_close(found, expected, TOLERANCE.get(quantizer, 1e-4))
+    # The second linear of a feed-forward layer has a LoRA where there is any; single blocks of FLUX
+    # share theirs with the attention.
+    sparse = 0 if lora or "FP8" not in quantizer else 1 if model == "flux" else 2
     kept = [(r.attention_kept, r.mlp_kept) for r in handle.report.steps if r.action == "sparse"]
-    assert kept == [(1.0, None)]
-    (reason,) = handle.report.fallbacks
-    assert reason.startswith("MLP runs dense in 2 of 2 layers (first: layer 0): ")
-    assert QUANTIZERS[quantizer][2] in reason
+    assert kept == [(1.0, 1.0 if sparse else None)]
+    dense = 0
+    for reason in handle.report.fallbacks:
+        dense += int(
+            re.match(r"MLP runs dense in (\d) of 2 layers \(first: layer \d\): ", reason)[1]
+        )
+        assert QUANTIZERS[quantizer][2] in reason or (lora and "an active adapter" in reason)
+    assert dense == 2 - sparse
     assert torch.equal(generate(pipe, call), expected)
 
 
@@ -238,3 +272,57 @@ def test_sparse_steps_of_quantized_weights_keep_what_they_are_told():
     assert sparse.mlp_kept is None
     assert found.isfinite().all()
     assert not torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("quantizer", ["torchao FP8", "torchao FP8, activations too"])
+def test_sparse_steps_of_fp8_weights_compute_the_neurons_that_they_are_told(quantizer):
+    """Near what the same numbers give in 32 bits, and the report names what read them."""
+    pipe, call = quantized("wan", quantizer, ends=MLP), CALLS["wan"]
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        found = generate(pipe, call)
+    (sparse,) = [record for record in handle.report.steps if record.action == "sparse"]
+    assert 0.2 < sparse.mlp_kept < 0.5
+    assert handle.report.fallbacks == []
+    assert handle.report.backends["fp8_dequantization"] == "reference"
+    for _, _, linear in linears(pipe.transformer, MLP):
+        linear.weight = torch.nn.Parameter(linear.weight.dequantize(), requires_grad=False)
+    with chipsparse.enable(pipe, SPARSE):
+        expected = generate(pipe, call)
+    assert_close(found, expected, TOLERANCE.get(quantizer, 1e-4))
+    assert not torch.equal(found, generate(pipe, call))
+
+
+def test_an_mlp_of_which_a_part_is_in_fp8_runs_dense():
+    pipe, call = quantized("wan", "torchao FP8", ends=["net.0.proj"]), CALLS["wan"]
+    expected = generate(pipe, call)
+    with chipsparse.enable(pipe, EXACT) as handle:
+        assert_close(generate(pipe, call), expected)
+    assert [text.split(": ")[-1] for text in handle.report.fallbacks] == [
+        "its weights are not all in FP8, or not all in the same way"
+    ]
+
+
+def test_scales_of_blocks_are_not_read():
+    quantize = pytest.importorskip("torchao.quantization")
+    pipe = quantized("wan", "torchao FP8")
+    weight = pipe.transformer.blocks[0].ffn.net[2].weight
+    assert fp8_form(weight) == "weights"
+    assert fp8_form(weight.dequantize()) is None
+    columns = quantize.PerRow(dim=0)
+    assert fp8_form(type(weight).from_hp(weight.dequantize(), granularity=columns)) is None
+    whole = type(weight).from_hp(weight.dequantize(), granularity=quantize.PerTensor())
+    assert fp8_form(whole) == "weights"
+
+
+@pytest.mark.slow
+def test_compiled_blocks_of_fp8_weights():
+    """One graph for all blocks, as without FP8."""
+    pipe, call = quantized("wan", "torchao FP8", ends=MLP), CALLS["wan"]
+    with chipsparse.enable(pipe, SPARSE):
+        expected = generate(pipe, call)
+    pipe.transformer.compile_repeated_blocks(fullgraph=True, backend="aot_eager")
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        found = generate(pipe, call)
+    (sparse,) = [record for record in handle.report.steps if record.action == "sparse"]
+    assert 0.2 < sparse.mlp_kept < 0.5
+    assert_close(found, expected, 1e-3)

@@ -9,11 +9,10 @@ import torch.nn.functional as F
 
 from chipsparse import SparsityConfig
 from chipsparse.cache.memory_plan import MemoryDemand
-from chipsparse.layers import mlp
 from chipsparse.layers.mlp import MLPWeights
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.measure.known_times import KnownTimes
-from chipsparse.measure.step_clock import StepClock
+from chipsparse.measure.step_clock import HOST_SECONDS, StepClock
 from chipsparse.measure.timing import time_in_turn
 from chipsparse.plan import Action
 from chipsparse.report.generation import GenerationReport
@@ -21,6 +20,7 @@ from chipsparse.session import Session
 from chipsparse.step import StepContext
 
 MOST_SLOWER = 1.05
+STEPS = 40  # most of them sparse, so that those of short sequences are captured
 
 
 class OneLayer:
@@ -64,7 +64,7 @@ class OneLayer:
         )
         self.steps = {"attention": self.attend, "mlp": self.feed_forward}
         for step in range(3):
-            context = StepContext(1, step, "cond", 8)
+            context = StepContext(1, step, "cond", STEPS)
             self.session.begin(context, layout, device, lambda: MemoryDemand(dtype))
             for run in self.steps.values():
                 run()
@@ -84,11 +84,6 @@ class OneLayer:
     def feed_forward(self):
         return self.session.mlp[0](self.session.state, self.hidden, self.weights)
 
-    def dense(self, part):
-        if part == "attention":
-            return F.scaled_dot_product_attention(self.query, self.key, self.value)
-        return mlp.dense_step(None, self.hidden, self.weights, config=self.config.mlp, backend=None)
-
 
 @pytest.mark.parametrize("seed", range(6))
 @torch.inference_mode()
@@ -105,13 +100,13 @@ def test_what_the_clock_says_is_done(seed):
     clock = StepClock(measure=measure, device_type="cpu")
     device = torch.device("cpu")
     layer = OneLayer(seed, largest=256, clock=clock, device=device, dtype=torch.float32)
-    pays = {part for part, (sparse, _) in zip(layer.steps, told, strict=True) if sparse <= 0.95}
+    most = 0.95 if layer.session.plan.captures_steps() else 0.95 - 1e3 * HOST_SECONDS
+    pays = {part for part, (sparse, _) in zip(layer.steps, told, strict=True) if sparse <= most}
     assert layer.sparse == pays
     notes = [note.split(" runs dense")[0] for note in layer.report.notes]
     assert {note.lower() for note in notes} == layer.steps.keys() - pays
-    if pays:
-        for part, (sparse, dense) in zip(layer.steps, told, strict=True):
-            assert part not in pays or sparse <= MOST_SLOWER * dense
+    for part, (sparse, dense) in zip(layer.steps, told, strict=True):
+        assert part not in pays or sparse <= MOST_SLOWER * dense
 
 
 @pytest.mark.gpu
@@ -119,11 +114,14 @@ def test_what_the_clock_says_is_done(seed):
 @pytest.mark.parametrize("seed", range(24))
 @torch.inference_mode()
 def test_no_sparse_step_is_slower(seed, tmp_path):
-    device, clock = torch.device("cuda", 0), StepClock(KnownTimes(tmp_path))
-    layer = OneLayer(seed, largest=40_000, clock=clock, device=device, dtype=torch.bfloat16)
+    device = torch.device("cuda", 0)
+    make = partial(OneLayer, seed, largest=40_000, device=device, dtype=torch.bfloat16)
+    layer = make(clock=StepClock(KnownTimes(tmp_path)))
+    # Dense as a session runs it, too: nothing pays by this clock.
+    plain = make(clock=StepClock(measure=lambda *_: [2.0, 1.0]))
+    assert plain.sparse == set()
     captured = layer.session.plan.captures_steps()
     for part in layer.sparse:
-        sparse_ms, dense_ms = time_in_turn(
-            (layer.steps[part], partial(layer.dense, part)), device, captured=captured
-        )
+        calls = (layer.steps[part], plain.steps[part])
+        sparse_ms, dense_ms = time_in_turn(calls, device, captured=captured)
         assert sparse_ms <= MOST_SLOWER * dense_ms, (part, layer.session.plan.layout)

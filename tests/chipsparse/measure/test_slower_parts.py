@@ -134,6 +134,30 @@ def test_parts_that_are_never_sparse_are_not_named():
     assert places == {(0, "attention"), (1, "attention"), (0, "mlp")}
 
 
+@pytest.mark.parametrize(
+    ("tokens", "fp8", "pays"),
+    [
+        (1024, "weights", True),
+        (1024, "weights and inputs", False),
+        (32_760, "weights and inputs", True),
+    ],
+)
+def test_fp8_linears_are_what_sparse_steps_are_compared_with(tokens, fp8, pays):
+    """An MLP of FLUX's size; a sparse step reads its weights once more."""
+    plan = plan_of(tokens, 24, 128, 12_288, attention__enabled=False)
+    times = part_seconds(plan, GPU, BF16, StepClock(), fp8_mlps={1: fp8})
+    plain, rounded = times[0, "mlp"], times[1, "mlp"]
+    read = 2 * 3072 * 12_288 * 3 / 4.26e12
+    assert rounded.sparse - plain.sparse == pytest.approx(read + 10e-6, rel=1e-3)
+    if fp8 == "weights":
+        assert rounded.dense - plain.dense == pytest.approx(read, rel=1e-3)
+    else:
+        rounding = tokens * (3072 + 12_288) * 5 / 4.26e12
+        assert rounded.dense == pytest.approx(plain.dense / 1.6 + rounding, rel=1e-3)
+    assert plain.pays
+    assert rounded.pays is pays
+
+
 def test_what_saves_next_to_nothing_runs_dense_and_the_times_are_said():
     times = {(0, "mlp"): StepSeconds(0.94e-3, 1e-3, measured=True)}
     assert slower_parts(SMALL, times) == {}

@@ -79,7 +79,8 @@ def test_a_kind_and_shape_is_measured_once(part):
         assert fake.seconds(other, part)[1] == found[1]
     assert len(fake.measured) == 1
     fake.seconds(plan_of(tokens=200), part)
-    fake.seconds(plan_of(cuda_graphs="never"), part)
+    launched = fake.seconds(plan_of(cuda_graphs="never"), part)[0]
+    assert launched.sparse == pytest.approx(3e-3 + step_clock.HOST_SECONDS)
     fake.seconds(plan_of(), part, dtype=torch.float64)
     assert len(fake.measured) == 4
     assert [captured for _, captured, _ in fake.measured] == [True, True, False, True]

@@ -396,7 +396,7 @@ def test_refused_host_memory_ends_a_strict_run_where_layers_run_dense(monkeypatc
     session.report.strict = True
     with pytest.raises(FallbackError, match="its caches do not fit into the memory budgets"):
         generate(session)
-    (note,) = session.report.notes
+    note, *_ = session.report.notes
     assert note.startswith("host memory for caches was refused (no more)")
 
 

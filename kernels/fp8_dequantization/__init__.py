@@ -1,0 +1,85 @@
+"""Weights of linear layers in FP8 (e4m3), read with their scales for kernels of 16-bit numbers."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import torch
+
+from chipsparse.kernels.checks import FLOATING
+from chipsparse.kernels.dispatch import Backend, Call, Operation, imported
+from chipsparse.kernels.triton_support import (
+    HALF_PRECISION,
+    not_auto_reason,
+    triton_unsupported_reason,
+)
+
+OP = "fp8_dequantization"
+FP8 = torch.float8_e4m3fn
+
+
+@dataclass(slots=True, eq=False)
+class Fp8Dequantization(Call[torch.Tensor]):
+    """Multiplies the numbers of a weight with their scales: ``data[r] * scale[r]``, rounded once.
+
+    NaN stays NaN; e4m3 has no infinities.
+
+    Args:
+        data: e4m3 ``[R, K]`` with contiguous rows, as linears store their weights.
+        scale: float32 ``[R, 1]``, one for each row (output channel), or ``[1, 1]``, one for all.
+        dtype: of the result: fp16, bf16, fp32 or fp64.
+        turned: whether the columns of the result are contiguous instead of its rows.
+        backend: forces one (``triton``, ``reference``); None takes the first that can run.
+
+    Returns:
+        ``[R, K]``, a new tensor; where it is turned, the transpose of a contiguous ``[K, R]``.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit, or the forced backend cannot run.
+    """
+
+    data: torch.Tensor
+    scale: torch.Tensor
+    _: KW_ONLY
+    dtype: torch.dtype
+    turned: bool = False
+
+    def facts(self) -> tuple[Any, ...]:
+        """The data and the dtype of the result."""
+        return self.data, self.dtype
+
+    def check(self) -> None:
+        """Raises ``ValueError`` where shapes or dtypes do not fit."""
+        data, scale = self.data, self.scale
+        if data.dtype != FP8 or data.dim() != 2 or (data.shape[1] > 1 and data.stride(1) != 1):
+            raise ValueError(
+                f"{OP}: data must be {FP8} [R, K] with contiguous rows, got {data.dtype} "
+                f"{list(data.shape)} with strides {list(data.stride())}"
+            )
+        if scale.dtype != torch.float32 or scale.shape not in ((data.shape[0], 1), (1, 1)):
+            raise ValueError(
+                f"{OP}: scale must be float32 [{data.shape[0]}, 1] or [1, 1], got {scale.dtype} "
+                f"{list(scale.shape)}"
+            )
+        if self.dtype not in FLOATING:
+            raise ValueError(f"{OP}: dtype must be a floating point type, got {self.dtype}")
+
+
+def _triton_unsupported_reason(data: torch.Tensor, dtype: torch.dtype) -> str | None:
+    if (reason := triton_unsupported_reason(data)) is not None:
+        return reason
+    return None if dtype in HALF_PRECISION else f"needs fp16 or bf16, got {dtype}"
+
+
+fp8_dequantization = Operation(
+    OP,
+    Fp8Dequantization,
+    Backend(
+        "triton",
+        imported(f"{__name__}.triton_kernel", OP),
+        _triton_unsupported_reason,
+        not_auto_reason,
+    ),
+    Backend("reference", imported(f"{__name__}.reference", OP)),
+)

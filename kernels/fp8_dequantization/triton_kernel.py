@@ -1,0 +1,78 @@
+"""`fp8_dequantization` in Triton: every number is read once and written once.
+
+A number of e4m3 is the upper half of a float16 whose exponent counts from elsewhere, so its bits
+are moved instead of converted: GPUs before Ada have no conversion, Triton's interpreter has none of
+NaN.
+"""
+
+# Triton reads the annotations of a kernel in its own way.
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from chipsparse.kernels.fp8_dequantization import Fp8Dequantization
+from chipsparse.kernels.launch import launch
+from chipsparse.kernels.triton_support import cdiv
+
+TILE_ROWS, TILE_COLUMNS, WARPS = 64, 128, 8
+
+
+def fp8_dequantization(call: Fp8Dequantization) -> torch.Tensor:
+    """See `Fp8Dequantization`; the call is checked."""
+    data, scale = call.data, call.scale
+    rows, columns = data.shape
+    shape = (columns, rows) if call.turned else (rows, columns)
+    stored = torch.empty(shape, dtype=call.dtype, device=data.device)
+    if stored.numel():
+        with torch.cuda.device_of(data):
+            launch(
+                _dequantize_kernel,
+                (cdiv(columns, TILE_COLUMNS), cdiv(rows, TILE_ROWS)),
+                data.view(torch.uint8),
+                scale,
+                stored,
+                data.stride(0),
+                scale.stride(0) if scale.shape[0] > 1 else 0,
+                rows,
+                columns,
+                TURNED=call.turned,
+                ROWS=TILE_ROWS,
+                COLUMNS=TILE_COLUMNS,
+                num_warps=WARPS,
+            )
+    return stored.t() if call.turned else stored
+
+
+@triton.jit(do_not_specialize=["scale_stride"])
+def _dequantize_kernel(
+    data_ptr,  # [R, K] bytes of e4m3, rows contiguous
+    scale_ptr,  # [R]
+    result_ptr,  # [R, K], or [K, R] where it is turned
+    data_stride,
+    scale_stride,
+    rows,
+    columns,
+    TURNED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    mask = (row < rows)[:, None] & (column < columns)[None, :]
+    wide_row = row.to(tl.int64)
+    bits = tl.load(data_ptr + wide_row[:, None] * data_stride + column[None, :], mask=mask, other=0)
+    scale = tl.load(scale_ptr + row * scale_stride, mask=row < rows, other=0.0)
+    bits = bits.to(tl.int16)
+    moved = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
+    number = moved.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    number = tl.where((bits & 0x7F) == 0x7F, float("nan"), number)
+    result = (number * scale[:, None]).to(result_ptr.dtype.element_ty)
+    if TURNED:
+        places = column.to(tl.int64)[:, None] * rows + row[None, :]
+        inside = (column < columns)[:, None] & (row < rows)[None, :]
+        tl.store(result_ptr + places, result.T, mask=inside)
+    else:
+        tl.store(result_ptr + wide_row[:, None] * columns + column[None, :], result, mask=mask)

@@ -1,0 +1,118 @@
+"""Feed-forward weights in FP8 compute what the model does, and are read as their numbers."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from chipsparse.cache.tensors import MLPCache
+from chipsparse.config import MLPConfig
+from chipsparse.kernels.token_layout import is_token_contiguous
+from chipsparse.layers import mlp
+from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights, fp8_form
+from tests.devices import DEVICES
+
+torchao = pytest.importorskip("torchao.quantization")
+
+CHANNELS, NEURONS, CONFIG = 16, 40, MLPConfig(block_size=8)
+GATES = ["none", "first", "second", "apart"]
+
+
+def in_fp8(*shape, seed, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    linear = torch.nn.Linear(shape[1], shape[0])
+    linear.weight.data = torch.randn(*shape, generator=generator) / shape[1] ** 0.5
+    linear.to(dtype)
+    torchao.quantize_(linear, torchao.Float8WeightOnlyConfig())
+    return linear.weight
+
+
+def weights_of(gate):
+    normal = torch.randn(2 * NEURONS, generator=torch.Generator().manual_seed(9))
+    rows = 2 * NEURONS if gate in ("first", "second") else NEURONS
+    apart = gate == "apart"
+    return Fp8MLPWeights(
+        in_fp8(rows, CHANNELS, seed=1),
+        normal[:rows],
+        in_fp8(CHANNELS, NEURONS, seed=2),
+        normal[:CHANNELS],
+        "gelu-tanh" if gate == "none" else "silu",
+        gate,
+        in_fp8(NEURONS, CHANNELS, seed=3) if apart else None,
+        normal[NEURONS:] if apart else None,
+    )
+
+
+def formula(hidden, weights, gate):
+    """The layer in float64."""
+    wide = {
+        name: None if each is None else each.dequantize().double()
+        for name, each in (("up", weights.up), ("gate", weights.gate_weight))
+    }
+    up = hidden.double() @ wide["up"].T + weights.up_bias.double()
+    if gate == "none":
+        neurons = F.gelu(up, approximate="tanh")
+    else:
+        if gate == "apart":
+            act = hidden.double() @ wide["gate"].T + weights.gate_bias.double()
+        else:
+            act, up = (each for each in up.split(NEURONS, -1)[:: 1 if gate == "first" else -1])
+        neurons = act * torch.sigmoid(act) * up
+    return neurons @ weights.down.dequantize().double().T + weights.down_bias.double()
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_dense_and_sparse_steps_compute_the_layer(gate):
+    weights, cache = weights_of(gate), MLPCache()
+    before, hidden = torch.randn(2, 1, 20, CHANNELS, generator=torch.Generator().manual_seed(5))
+    dense = mlp.dense_step(cache, before, weights, config=CONFIG, backend=None)
+    torch.testing.assert_close(dense.double(), formula(before, weights, gate), rtol=1e-4, atol=1e-5)
+    assert torch.equal(cache.output, dense)
+    read = weights.read(torch.float32, backend=None)
+    assert isinstance(read, MLPWeights)
+    assert read.down.t().is_contiguous()
+    sparse = mlp.sparse_step(
+        cache, hidden, read, config=CONFIG, keep_count=NEURONS, backend=None
+    )  # which recomputes all of them
+    torch.testing.assert_close(
+        sparse.double(), formula(hidden, weights, gate), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("where", DEVICES)
+def test_in_16_bits_the_kernels_of_the_device_run_on_what_is_read(where):
+    device, channels, neurons = torch.device(where), 64, 256
+    up, down = (
+        in_fp8(*shape, seed=n, dtype=torch.bfloat16).to(device)
+        for n, shape in enumerate(((neurons, channels), (channels, neurons)))
+    )
+    weights, cache = Fp8MLPWeights(up, None, down, None, "gelu-tanh"), MLPCache()
+    config = MLPConfig(block_size=128)
+    before, hidden = torch.randn(2, 1, 300, channels, device=device, dtype=torch.bfloat16)
+    read = weights.read(torch.bfloat16, backend=None)
+    mlp.dense_step(cache, before, weights, config=config, backend=None)
+    choices = mlp.backend_choices(cache, hidden, read, config=config, backend=None)
+    on_gpu = device.type == "cuda"
+    assert {choice.backend.name == "reference" for choice in choices.values()} == {not on_gpu}
+    assert is_token_contiguous(cache.activation) is on_gpu
+    found = mlp.sparse_step(
+        cache, hidden, read, config=config, keep_count=neurons, backend=None, choices=choices
+    )
+    wide = hidden.double() @ up.dequantize().double().T
+    expected = F.gelu(wide, approximate="tanh") @ down.dequantize().double().T
+    assert (found.double() - expected).norm() < 2e-2 * expected.norm()
+
+
+def test_without_a_cache_a_dense_step_is_the_models_own():
+    weights = weights_of("none")
+    hidden = torch.randn(2, 20, CHANNELS)
+    neurons = F.gelu(F.linear(hidden, weights.up, weights.up_bias), approximate="tanh")
+    expected = F.linear(neurons, weights.down, weights.down_bias)
+    found = mlp.dense_step(None, hidden, weights, config=CONFIG, backend=None)
+    assert torch.equal(found, expected)
+
+
+def test_which_weights_are_in_fp8():
+    weight = in_fp8(8, 16, seed=0)
+    assert fp8_form(weight) == "weights"
+    assert fp8_form(weight.dequantize()) is None
+    assert fp8_form(None) is None
