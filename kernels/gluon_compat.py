@@ -57,7 +57,7 @@ __all__ = [
 # for a multiple of 16, which the kernels' callers see to for the strides of rows.
 ARGUMENT_TYPES = {
     "(q|k|v|o|residual)_ptr": "*{half}:16",
-    "(lse|lse_dense|previous|mass|factor|shift|v_scale|v_mean)_ptr": "*fp32:16",
+    "(lse|lse_dense|previous|mass|scale|factor|shift|v_scale|v_mean)_ptr": "*fp32:16",
     "(indices|counts)_ptr": "*i32:16",
     "sums_ptr": "*bf16:16",
     "stride_[qkvor][bhn]|stride_g|M": "i32:16",
@@ -104,7 +104,12 @@ def _unsupported_reason(version: str) -> str | None:
 
 
 def compile_column_sparse_attention(
-    head_dim: int, tile_rows: int, delta_rule: str | None = None, half: str = "bf16"
+    head_dim: int,
+    tile_rows: int,
+    delta_rule: str | None = None,
+    half: str = "bf16",
+    *,
+    in_fp8: bool = False,
 ) -> Any:
     """Compiles ``column_sparse_attention.gluon_sm90`` for query tiles of so many rows."""
     module = importlib.import_module("chipsparse.kernels.column_sparse_attention.gluon_sm90")
@@ -115,13 +120,15 @@ def compile_column_sparse_attention(
         "TILES_PER_BLOCK": 1,
         "BLOCK_SIZE_Q": tile_rows,
         "RULE": module.RULES[delta_rule],
+        "IN_FP8": in_fp8,
         "WIDE_ROWS": False,
         "num_warps": 4,
     }
     options = {"num_warps": 4, "maxnreg": 128 if config.blocks_per_sm == 2 else None}
+    types = {"residual_ptr": "*fp8e4nv:16"} if in_fp8 else {}
     return compile_kernel(
         module._column_sparse_attention_kernel,
-        ARGUMENT_TYPES,
+        types | ARGUMENT_TYPES,
         constants,
         half=half,
         options=options,

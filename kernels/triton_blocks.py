@@ -70,6 +70,29 @@ def fp8_dot(a, b, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
+def fp8_bits(x):
+    """Numbers within ±448 as bytes of e4m3, rounded to nearest even; on every GPU alike."""
+    bits = x.to(tl.int32, bitcast=True)
+    size = tl.abs(x)
+    # Three digits behind the first one: what is rounded off carries into them, and they into the
+    # exponent. Below 2^-6 digits stand for multiples of 2^-9, which a large sum rounds to.
+    magnitude = bits & 0x7FFFFFFF
+    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
+    subnormal = (size * 512.0 + 8388608.0).to(tl.int32, bitcast=True) & 15
+    code = tl.where(size < 0.015625, subnormal, normal)
+    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def from_fp8_bits(bits):
+    """Bytes of finite e4m3 numbers in fp32; on every GPU alike."""
+    # As fp16, whose exponents are 8 higher and whose subnormal numbers have as many digits.
+    wide = bits.to(tl.uint16)
+    half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
+    return half.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+
+
+@triton.jit
 def stored_token(place):
     """Which token stands at a place of stored FP8 values: 8 u + 2 t + e of 16 at 4 t + 2 u + e."""
     return (place & ~15) + ((place & 2) << 2) + ((place & 12) >> 1) + (place & 1)
