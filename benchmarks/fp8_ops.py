@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -23,9 +24,12 @@ from chipsparse.kernels.dense_attention import dense_attention
 from chipsparse.kernels.fp8_dense_attention import fp8_dense_attention
 from chipsparse.kernels.fp8_quantization import Fp8Attention, fp8_quantization
 
-# Largest error against attention of what was rounded, and of that after it: weights rounded twice.
-# The values are random, so the output is a mean of what cancels, and errors are large beside it.
-OUTPUT_LIMIT, ROUNDED_LIMIT = 5e-2, 5e-2
+# Largest error against float64, and of a kernel against attention of what was rounded. The values
+# are random, so the output is a mean of what cancels, and errors are large beside it: it falls with
+# the root of the columns, and what tensor cores cut off from their sums does not. On an H200 that
+# came to 2.3e-4 times this root.
+OUTPUT_LIMIT = 5e-2
+CUT_OFF_LIMIT = 3e-4
 LSE_ROUNDED_LIMIT = 1e-2  # root mean square, against float64
 # Elements of a channel read and written, in bytes, by what makes 8 bits of 16-bit tensors.
 QUANTIZED_BYTES = 13
@@ -165,9 +169,11 @@ def _check(
     lse_error = (found[1] - lse).abs().max().item()
     rounding = (found[1] - exact_lse).pow(2).mean().sqrt().item()
     require("lse error by rounding", rounding, LSE_ROUNDED_LIMIT, of_all)
-    require("error of the kernel", kernel_error, ROUNDED_LIMIT, of_all)
+    cut_off = CUT_OFF_LIMIT * tensors.case.tokens**0.5
+    limit = math.hypot(OUTPUT_LIMIT, cut_off)
+    require("error of the kernel", kernel_error, limit, of_all)
     return {
-        "rel_error": require("relative error", error, OUTPUT_LIMIT, of_all),
+        "rel_error": require("relative error", error, limit, of_all),
         "kernel_error": kernel_error,
         "lse_error": require("lse error", lse_error, LSE_LIMIT, of_all),
     }

@@ -86,6 +86,9 @@ class AttentionConfig(Validated):
         "queries and keys, e4m3 for values and weights, in layers that are never sparse too; auto "
         "and bf16: the model's own, as sparse steps always have",
     )
+    refresh_precision: Precision = option(
+        "auto", "the same of refreshes alone, whose error sparse steps inherit; auto: as precision"
+    )
     block_size_q: int = option(
         128, "queries of a block, which share one list of columns", minimum=1
     )
@@ -95,6 +98,17 @@ class AttentionConfig(Validated):
         "more, it goes over as many heads at once as fit, one at least",
         minimum=1,
     )
+
+    def precision_of(self, action: str) -> Precision:
+        """Of attention at a step of this action; auto: the model's own."""
+        if action == "refresh" and self.refresh_precision != "auto":
+            return self.refresh_precision
+        return self.precision if action in ("dense", "refresh") else "auto"
+
+    @property
+    def uses_fp8(self) -> bool:
+        """Whether full attention of any action is computed in 8 bits."""
+        return "fp8" in (self.precision, self.refresh_precision)
 
 
 @reads_old_names("mlp")

@@ -118,7 +118,7 @@ class AttentionLayer:
             if entry.reason is not None:
                 _arrive(turns)
                 if config.precision == "fp8":
-                    entry.backend = _backend_name(self._choices(query, key, value), Action.DENSE)
+                    entry.backend = _fp8_backend_name(self._choices(query, key, value))
                 return self._dense(query, key, value, scale, unpatched)
             query, exact = apart(query, layout, 2)
             choices = self._choices(query, key, value)
@@ -131,7 +131,8 @@ class AttentionLayer:
             )
             caches = shared.caches
             with caches.acquire(state.branch, self.number, "attention", kinds, ahead) as cache:
-                entry.backend = _backend_name(choices, entry.action)
+                precision = config.precision_of(entry.action)
+                entry.backend = _backend_name(choices, entry.action, precision)
                 if entry.action is Action.DENSE:
                     output = dense_step(
                         cache,
@@ -141,7 +142,7 @@ class AttentionLayer:
                         scale=scale,
                         backend=shared.backend,
                         kernels=shared.kernels,
-                        precision=config.precision,
+                        precision=precision,
                     )
                 elif entry.action is Action.SPARSE:
                     entry.computed = cache.kept_fraction
@@ -160,7 +161,7 @@ class AttentionLayer:
                 else:
                     columns = self._columns_of_another_branch(state, query, key)
                     if columns is not None:
-                        entry.backend = _backend_name(choices, Action.DENSE)
+                        entry.backend = _backend_name(choices, Action.DENSE, precision)
                     output = self._refresh(state, cache, query, key, value, scale, columns)
             if exact is None:
                 return output
@@ -181,7 +182,7 @@ class AttentionLayer:
                 value,
                 block_size_q=config.block_size_q,
                 backend=shared.backend,
-                precision=config.precision,
+                in_fp8=config.uses_fp8,
             ),
         )
 
@@ -308,19 +309,19 @@ def backend_choices(
     *,
     block_size_q: int,
     backend: str | None,
-    precision: Precision = "auto",
+    in_fp8: bool = False,
 ) -> dict[str, Choice]:
     """The backend that each operation on these tensors runs on, and why not on others.
 
     Raises:
-        ConfigError: full attention cannot run in this precision.
+        ConfigError: full attention is to run in 8 bits, and cannot.
     """
     # What decides about column sums and packed bits is their dtype and device alone.
     sums = query.new_empty(0, dtype=column_sums_dtype(query))
     packed = query.new_empty(0, dtype=torch.uint8)
     in_blocks = (query, key, value, block_size_q)
     in_full = {}
-    if precision == "fp8":
+    if in_fp8:
         in_full = fp8_choices(query, key, value, block_size_q=block_size_q, backend=backend)
     return {
         **in_full,
@@ -334,11 +335,15 @@ def backend_choices(
     }
 
 
-def _backend_name(choices: Mapping[str, Choice], action: Action) -> str:
+def _backend_name(choices: Mapping[str, Choice], action: Action, precision: Precision) -> str:
     """What computes an action's attention, as the report names it."""
-    if action is not Action.SPARSE and "fp8_dense_attention" in choices:
-        return f"{choices['fp8_dense_attention'].backend.name} fp8"
+    if precision == "fp8":
+        return _fp8_backend_name(choices)
     return choices[MAIN_OPS[action]].backend.name
+
+
+def _fp8_backend_name(choices: Mapping[str, Choice]) -> str:
+    return f"{choices['fp8_dense_attention'].backend.name} fp8"
 
 
 def dense_step(
@@ -443,7 +448,7 @@ def refresh_step(
             scale=scale,
             backend=backend,
             kernels=kernels,
-            precision=config.precision,
+            precision=config.precision_of("refresh"),
         )
         cache.columns = columns
     cache.capacity = budget.capacity
@@ -533,7 +538,7 @@ def _choose_columns(
     head_bytes = batch * blocks * columns * column_sums_dtype(query).itemsize
     chunks = list(ranges(heads, head_bytes, config.column_sums_bytes))
     rounded = None
-    if config.precision == "fp8":
+    if config.precision_of("refresh") == "fp8":
         rounded = fp8_tensors(query, key, value, scale=scale, backend=backend)
 
     def attend(first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

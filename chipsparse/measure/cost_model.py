@@ -161,10 +161,12 @@ def layer_time(
     column = 4.0 * attended / rates.attention
     attention = column * layout.own_query_rows
     sixteen_bit = attention
-    if plan.config.attention.precision == "fp8":
+    sparse = {part for part in PARTS if part not in dense_parts and plan.is_sparse(layer, part)}
+    refreshes = "attention" in sparse and action is Action.REFRESH
+    in_full = Action.REFRESH if refreshes else Action.DENSE
+    if plan.config.attention.precision_of(in_full) == "fp8":
         rounding = FP8_PASSES * attended * dtype.itemsize / rates.memory
         attention = attention / rates.fp8_attention + rounding
-    sparse = {part for part in PARTS if part not in dense_parts and plan.is_sparse(layer, part)}
     if "attention" in sparse:
         kept = kept_columns(plan, layer) / layout.tokens / rates.sparse_attention * sixteen_bit
         forecast = plan.config.attention.forecast > 0

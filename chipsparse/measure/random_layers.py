@@ -94,6 +94,7 @@ class RandomAttention:
                 scale=None,
                 backend=None,
                 kernels=self._kernels,
+                precision=self._config.precision,
             )
         )
 

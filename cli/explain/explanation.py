@@ -130,7 +130,9 @@ class Explanation:
             "attention": {
                 "query_blocks": block_count(len(layout.query_rows), attention.block_size_q),
                 "block_size_q": attention.block_size_q,
-                "precision": attention.precision,
+                "precision": {
+                    action: attention.precision_of(action) for action in ("dense", "refresh")
+                },
                 "columns_by_score": most(map(plan.attention_keep_count, sparse)),
                 "columns_at_random": plan.attention_random_count(),
                 "columns": most(group.columns for group in self.groups),

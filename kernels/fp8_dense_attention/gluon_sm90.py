@@ -4,6 +4,7 @@ The plan is that of ``dense_attention_column_sums/gluon_sm90.py``: two consumer 
 query rows, one warp that loads tiles and one that finishes the column sums. What 8 bits change:
 
 - Scores come as int32, and one integer addition makes fp32 of each.
+- The product of a tile's weights with its values runs under the softmax of the next tile.
 - In both operands of a product the summed dimension is contiguous, so values come transposed, in
   the order in which a thread holds its scores: weights become an operand where they are.
 - Tensor cores keep about 14 bits of a sum of e4m3 products. So the product of each tile starts from
@@ -53,6 +54,9 @@ TILE = 128
 # Tiles of keys, and of values, in flight, by head size.
 STAGES = {128: 4, 64: 8}
 CONSUMER_REGISTERS, HELPER_REGISTERS = 240, 24
+# Whether the wait for the product with the values comes after the softmax that is to hide it, which
+# ptxas would turn round; in 16 bits its order is the faster one.
+WAITS_LATE = True
 
 
 @gluon.jit
@@ -87,22 +91,49 @@ def _load(descriptors, smem, sizes, TILE: gl.constexpr, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _operand(p, TILE: gl.constexpr, layout: gl.constexpr):
-    """Weights in e4m3, each token at its place in the stored values: nothing moves."""
+def _packed(p, TILE: gl.constexpr, layout: gl.constexpr):
+    """Weights in e4m3, four to an int32, each token at its place in the stored values.
+
+    Nothing moves. Triton takes e4m3 apart into bytes where it goes around a loop, and puts it
+    together again; an int32 it leaves alone. Not pure, so that it stays behind the product before:
+    ptxas lets no two products overlap where one is under way while the operand of the next is made.
+    """
     p = p.reshape([64, TILE // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([64, TILE])
     p = gl.convert_layout(p, layout, assert_trivial=True)
-    # As ``p.to(gl.float8e4nv)``, after which four bytes would be put into a register one by one.
-    return gl.inline_asm_elementwise(
+    # Of the four numbers of a register the first has all; the others are dropped.
+    packed = gl.inline_asm_elementwise(
         """{
             .reg .b16 low, high;
-            cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
-            cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
+            cvt.rn.satfinite.e4m3x2.f32 low, $5, $4;
+            cvt.rn.satfinite.e4m3x2.f32 high, $7, $6;
             mov.b32 $0, {low, high};
+            mov.b32 $1, 0;
+            mov.b32 $2, 0;
+            mov.b32 $3, 0;
         }""",
-        "=r,f,f,f,f",
+        "=r,=r,=r,=r,f,f,f,f",
         [p],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=4,
+    )
+    packed, _ = gl.split(packed.reshape([64, TILE // 4, 2, 2]))
+    packed, _ = gl.split(packed)
+    return packed
+
+
+@gluon.jit
+def _operand(packed, TILE: gl.constexpr, layout: gl.constexpr):
+    """What was packed, as the tensor cores take it."""
+    packed = gl.join(packed, packed)
+    packed = gl.join(packed, packed).reshape([64, TILE])
+    packed = gl.convert_layout(packed, layout, assert_trivial=True)
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;",
+        "=r,r,r,r,r",
+        [packed],
         dtype=gl.float8e4nv,
-        is_pure=True,
+        is_pure=False,
         pack=4,
     )
 
@@ -124,6 +155,27 @@ def _softmax(s, factor, total, level, largest):
 
 
 @gluon.jit
+def _when_known(total):
+    """The same, by a branch that is never taken: ptxas moves no wait from behind it to before it.
+
+    Without, the wait for the product with the values comes before the softmax that hides it.
+    """
+    return gl.inline_asm_elementwise(
+        """{
+            .reg .pred never;
+            setp.lt.f32 never, $1, 0fBF800000;
+            @never nanosleep.u32 1;
+            mov.b32 $0, $1;
+        }""",
+        "=r,r",
+        [total],
+        dtype=gl.float32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
 def _pass_sums(p, level, previous, summed, smem, TILE: gl.constexpr, WG: gl.constexpr):
     """Hands the sums of a tile's weights over the rows of each warp to the warp that adds them."""
     sums_smem, full_s, empty_s = smem
@@ -136,7 +188,8 @@ def _pass_sums(p, level, previous, summed, smem, TILE: gl.constexpr, WG: gl.cons
 @gluon.jit
 def _attend(
     pointers, smem, strides, sizes,
-    TILE: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr, SUMS: gl.constexpr, WG: gl.constexpr,
+    TILE: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr, SUMS: gl.constexpr,
+    WAITS_LATE: gl.constexpr, WG: gl.constexpr,
 ):  # fmt: skip
     """Attention of 64 query rows over all tiles, and their part of the column sums."""
     o_ptr, lse_ptr, previous_ptr, factor_ptr, shift_ptr, v_scale_ptr, v_mean_ptr = pointers
@@ -180,39 +233,43 @@ def _attend(
         level = gl.full([64], float("-inf"), gl.float32, s_rows)
         largest = level
         total = gl.full([64], 0.0, gl.float32, s_rows)
-        # The next scores and the product with the values are begun and finished in one round, as
-        # ptxas makes every product wait for the one before where one is under way between rounds.
+        p, total, rescale, level, largest = _softmax(s, factor, total, level, largest)
+        if SUMS:
+            _pass_sums(p, level, previous, summed, of_sums, TILE, WG)
+            summed += 1
+        weights = _packed(p, TILE, p_layout)
+        # The product with the values of a tile runs under the softmax of the next one.
         for _ in range(tiles - 1):
-            p, total, rescale, level, largest = _softmax(s, factor, total, level, largest)
-            if SUMS:
-                _pass_sums(p, level, previous, summed, of_sums, TILE, WG)
-                summed += 1
-            weights = _operand(p, TILE, p_layout)
             stage = used % STAGES
             phase = (used // STAGES) & 1
             used += 1
             next_stage = used % STAGES
+            operand = _operand(weights, TILE, p_layout)
             mbarrier.wait(full_k.index(next_stage), (used // STAGES) & 1)
             k_tile = k_smem.index(next_stage).reshape([TILE, D]).permute((1, 0))
             s_token = warpgroup_mma(q, k_tile, s, use_acc=False, is_async=True)
             mbarrier.wait(full_v.index(stage), phase)
             v_tile = v_smem.index(stage).reshape([D, TILE]).permute((1, 0))
-            part_token = warpgroup_mma(weights, v_tile, part, use_acc=False, is_async=True)
+            part_token = warpgroup_mma(operand, v_tile, part, use_acc=False, is_async=True)
             s = warpgroup_mma_wait(1, deps=[s_token])
             mbarrier.arrive(empty_k.index(next_stage), count=1)
+            before = rescale
+            p, total, rescale, level, largest = _softmax(s, factor, total, level, largest)
+            if WAITS_LATE:
+                total = _when_known(total)
             part = warpgroup_mma_wait(0, deps=[part_token])
             mbarrier.arrive(empty_v.index(stage), count=1)
-            o = o * gl.convert_layout(rescale, o_rows)[:, None] + part
+            o = o * gl.convert_layout(before, o_rows)[:, None] + part
+            if SUMS:
+                _pass_sums(p, level, previous, summed, of_sums, TILE, WG)
+                summed += 1
+            weights = _packed(p, TILE, p_layout)
         mbarrier.arrive(empty_q.index(turn & 1), count=1)
-        p, total, rescale, level, largest = _softmax(s, factor, total, level, largest)
-        if SUMS:
-            _pass_sums(p, level, previous, summed, of_sums, TILE, WG)
-            summed += 1
-        weights = _operand(p, TILE, p_layout)
         stage = used % STAGES
         mbarrier.wait(full_v.index(stage), (used // STAGES) & 1)
         v_tile = v_smem.index(stage).reshape([D, TILE]).permute((1, 0))
-        part_token = warpgroup_mma(weights, v_tile, part, use_acc=False, is_async=True)
+        operand = _operand(weights, TILE, p_layout)
+        part_token = warpgroup_mma(operand, v_tile, part, use_acc=False, is_async=True)
         used += 1
         turn += 1
         lse = (level - BITS + gl.log2(total) + shift) * LN_2
@@ -240,8 +297,8 @@ def _fp8_dense_attention_kernel(
     v_scale_ptr, v_mean_ptr, sums_ptr,
     stride_ob, stride_oh, stride_on, items, row_tiles, H, N, M, parts, stride_g,
     TILE: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr, PART_ROWS: gl.constexpr,
-    SUMS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, HELPER_REGISTERS: gl.constexpr,
-    num_warps: gl.constexpr,
+    SUMS: gl.constexpr, WAITS_LATE: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, HELPER_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     barrier_layout: gl.constexpr = mbarrier.MBarrierLayout()
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [4, 1, 1, 64, D], q_desc.layout)
@@ -279,8 +336,8 @@ def _fp8_dense_attention_kernel(
     # Constants survive only inside these literals, so each partition spells them out.
     gl.warp_specialize(
         [
-            (_attend, (tensors, smem, strides, sizes, TILE, STAGES, D, SUMS, 0)),
-            (_attend, (tensors, smem, strides, sizes, TILE, STAGES, D, SUMS, 1)),
+            (_attend, (tensors, smem, strides, sizes, TILE, STAGES, D, SUMS, WAITS_LATE, 0)),
+            (_attend, (tensors, smem, strides, sizes, TILE, STAGES, D, SUMS, WAITS_LATE, 1)),
             (_load, (descriptors, smem, sizes, TILE, STAGES)),
             (
                 write_sums,
@@ -351,6 +408,7 @@ def fp8_dense_attention(
             D=head_dim,
             PART_ROWS=part_rows,
             SUMS=sums is not None,
+            WAITS_LATE=WAITS_LATE,
             CONSUMER_REGISTERS=CONSUMER_REGISTERS,
             HELPER_REGISTERS=HELPER_REGISTERS,
             num_warps=4,

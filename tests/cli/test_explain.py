@@ -235,7 +235,7 @@ def test_a_large_model_without_weights(explained, folder):
     assert found["attention"] == {
         "query_blocks": 591,
         "block_size_q": 128,
-        "precision": "auto",
+        "precision": {"dense": "auto", "refresh": "auto"},
         "columns_by_score": 7560,
         "columns_at_random": 756,
         "columns": 8316,

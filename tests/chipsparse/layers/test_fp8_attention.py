@@ -52,6 +52,25 @@ def test_a_refresh_keeps_much_the_same_columns():
     assert (in_fp8.kept_mass - exact.kept_mass).abs().mean() < 1e-2
 
 
+@pytest.mark.parametrize(
+    ("precision", "of_refreshes", "expected"),
+    [
+        ("fp8", "bf16", ["fp8", "bf16"]),
+        ("auto", "fp8", ["auto", "fp8"]),
+        ("fp8", "auto", ["fp8"] * 2),
+    ],
+)
+def test_refreshes_may_have_a_precision_of_their_own(precision, of_refreshes, expected):
+    config = AttentionConfig(precision=precision, refresh_precision=of_refreshes, block_size_q=ROWS)
+    assert [config.precision_of(each) for each in ("dense", "refresh")] == expected
+    assert config.precision_of("sparse") == "auto"
+    assert config.uses_fp8
+    _, output = refreshed(config)
+    whole, _ = softmax_parts(*inputs())
+    in_fp8 = expected[1] == "fp8"
+    assert (1e-2 if in_fp8 else 0) <= far(output, whole) < (5e-2 if in_fp8 else 1e-6)
+
+
 def test_heads_may_come_in_chunks():
     at_once, output = refreshed()
     sums_of_a_head = 2 * 5 * TOKENS * 4
@@ -82,7 +101,7 @@ def test_a_gpu_without_fp8_is_refused(monkeypatch):
 
 
 def test_the_choices_name_what_it_runs_on():
-    choices = backend_choices(*inputs(), block_size_q=ROWS, backend=None, precision="fp8")
+    choices = backend_choices(*inputs(), block_size_q=ROWS, backend=None, in_fp8=True)
     for name in ("fp8_quantization", "fp8_dense_attention"):
         assert choices[name].backend.name == "reference"
     assert (
