@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from chipsparse.cli.errors import UserError
 from chipsparse.parallel.degrees import Parallel
@@ -30,6 +30,21 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
+class Meeting:
+    """Where processes meet that no launcher started: a key-value store that another one has.
+
+    Attributes:
+        host: of the store.
+        port: likewise.
+        name: of these processes, since others meet there, too.
+    """
+
+    host: str
+    port: int
+    name: str
+
+
+@dataclass(frozen=True)
 class Joined:
     """A process of a launch; by default one that is alone.
 
@@ -38,6 +53,7 @@ class Joined:
         ranks: how many there are.
         local_rank: its number on this machine, which is also its GPU's.
         guidance: how many guidance branches are on processes of their own.
+        meeting: where they meet; None where a launcher says so.
         peers: all of them, as soon as they have met.
     """
 
@@ -45,6 +61,7 @@ class Joined:
     ranks: int = 1
     local_rank: int = 0
     guidance: int = 1
+    meeting: Meeting | None = None
     peers: Peers | None = field(default=None, compare=False)
 
     @property
@@ -80,16 +97,26 @@ class Joined:
 
         from chipsparse.parallel.peers import TIMEOUT_SECONDS, Peers
 
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        else:  # they share the machine's cores
+        if device.type != "cuda":  # they share the machine's cores
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.ranks))
+        elif device.index is not None:
+            torch.cuda.set_device(device)
         if not dist.is_initialized():
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
                 timeout=timedelta(seconds=TIMEOUT_SECONDS),
+                **self._store(),
             )
         return replace(self, peers=Peers(range(self.ranks), timeout_s=FIRST_SECONDS))
+
+    def _store(self) -> dict[str, Any]:
+        if self.meeting is None:
+            return {}
+        import torch.distributed as dist
+
+        there = dist.TCPStore(self.meeting.host, self.meeting.port, is_master=False)
+        store = dist.PrefixStore(self.meeting.name, there)
+        return {"store": store, "rank": self.rank, "world_size": self.ranks}
 
     def first(self, make: Callable[[], Value]) -> Value | None:
         """What the first process makes, which so decides for all; the others wait for it.
@@ -144,6 +171,12 @@ def launched(environment: Mapping[str, str] | None = None) -> Joined | None:
     return Joined(rank, ranks, local_rank)
 
 
+def forget_launcher() -> None:
+    """For what this process starts, which is none of the launcher's."""
+    for name in LAUNCHED:
+        os.environ.pop(name, None)
+
+
 def check_alone(what: str) -> None:
     """Raises `UserError` under a launcher of several processes, which could not share this."""
     found = launched()
@@ -153,8 +186,13 @@ def check_alone(what: str) -> None:
         )
 
 
-def shared_by(processes: int, guidance: int | None) -> Parallel:
+def shared_by(processes: int, guidance: int | None, *, option: str = "--gpus") -> Parallel:
     """What so many processes share, with guidance branches on so many of them.
+
+    Args:
+        processes: of them all.
+        guidance: of ``--guidance-parallel``, or None.
+        option: that says how many processes there are.
 
     Raises:
         UserError: the one is no multiple of the other.
@@ -163,7 +201,7 @@ def shared_by(processes: int, guidance: int | None) -> Parallel:
     if processes % guidance:
         raise UserError(
             f"--guidance-parallel {guidance} needs a multiple of {guidance} GPUs, and there are to "
-            f"be {processes}; give --gpus"
+            f"be {processes}; give {option}"
         )
     return Parallel(ulysses=processes // guidance, guidance=guidance)
 

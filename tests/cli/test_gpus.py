@@ -96,7 +96,7 @@ def test_gpus_that_are_not_there_or_differ(monkeypatch):
         ),
         (("--guidance-parallel", "2"), "needs a multiple of 2 GPUs, and there are to be 1"),
         (("--gpus", "4", "--guidance-parallel", "4"), "--guidance-parallel 4 must be 1 or 2"),
-        (("--gpus", "2", "--dense"), "--gpus shares the sparse run, which --dense leaves out"),
+        (("--gpus", "2", "--dense"), "several GPUs share the sparse run, which --dense leaves out"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_starts(
