@@ -26,8 +26,8 @@ from chipsparse.cli.generate.job import WARNING
 from chipsparse.cli.model.description import choose_device, choose_dtype, quiet_libraries
 from chipsparse.cli.pages.batch_page import batch_page
 from chipsparse.cli.planning.request import look_up
+from chipsparse.cli.ranks.gpus import check_gpus
 from chipsparse.cli.ranks.joined import Joined
-from chipsparse.cli.ranks.launch import check_gpus
 from chipsparse.common.finished_files import write_whole
 
 Some = TypeVar("Some")

@@ -28,6 +28,7 @@ from chipsparse.cli.model.description import quiet_libraries
 from chipsparse.cli.planning.request import device_and_dtype
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks.joined import Joined
+from chipsparse.cli.ranks.meeting import meet
 from chipsparse.cli.results import results_alone
 from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.common.scratch import scratch_folder
@@ -61,7 +62,7 @@ class PipelineWorker:
         try:
             with self._quiet():
                 job = self._settled(self._options)
-                self._place = self._place.join(job.device)
+                self._place = meet(self._place, job.device)
                 if self._threads is not None:
                     torch.set_num_threads(self._threads)
                 self._pipe = load(job)

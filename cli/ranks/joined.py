@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from chipsparse.cli.errors import UserError
 from chipsparse.parallel.degrees import Parallel
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from chipsparse.report.generation import GenerationReport
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-# How long the others wait for what the first process does alone, such as comparing long videos.
-FIRST_SECONDS = 3600.0
 # How long they wait before they end for a reason that the first one is likely to tell.
 QUIET_SECONDS = 5.0
 
@@ -81,42 +78,16 @@ class Joined:
         return ProgressDisplay() if self.writes else silent_display()
 
     def device(self, chosen: torch.device) -> torch.device:
-        """Where this process computes, where the first would on the chosen device."""
-        import torch
+        """Where this process computes, where the first would on the chosen device.
 
+        Raises:
+            UserError: its machine has no GPU for it.
+        """
         if self.ranks == 1 or chosen.type != "cuda":
             return chosen
-        return torch.device("cuda", self.local_rank)
+        from chipsparse.cli.ranks.gpus import gpu_of
 
-    def join(self, device: torch.device) -> Joined:
-        """Meets the others, for the life of the process; returns this one with its peers."""
-        if self.ranks == 1:
-            return self
-        import torch
-        import torch.distributed as dist
-
-        from chipsparse.parallel.peers import TIMEOUT_SECONDS, Peers
-
-        if device.type != "cuda":  # they share the machine's cores
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.ranks))
-        elif device.index is not None:
-            torch.cuda.set_device(device)
-        if not dist.is_initialized():
-            dist.init_process_group(
-                "nccl" if device.type == "cuda" else "gloo",
-                timeout=timedelta(seconds=TIMEOUT_SECONDS),
-                **self._store(),
-            )
-        return replace(self, peers=Peers(range(self.ranks), timeout_s=FIRST_SECONDS))
-
-    def _store(self) -> dict[str, Any]:
-        if self.meeting is None:
-            return {}
-        import torch.distributed as dist
-
-        there = dist.TCPStore(self.meeting.host, self.meeting.port, is_master=False)
-        store = dist.PrefixStore(self.meeting.name, there)
-        return {"store": store, "rank": self.rank, "world_size": self.ranks}
+        return gpu_of(self.local_rank)
 
     def first(self, make: Callable[[], Value]) -> Value | None:
         """What the first process makes, which so decides for all; the others wait for it.

@@ -170,12 +170,18 @@ def test_two_processes_find_what_one_does(small, workdir, tmp_path_factory):
         2,
         "tests.cli.ranks:commands",
         str(workdir),
+        ["generate", "a circle", *given, "-o", "no.png", "--seed", "RANK"],
         ["bench", *given],
         [*compare, "-o", "shared.png"],
         ["tune", *given, *few, *TARGET, "--budget", "12"],
         folder=tmp_path_factory.mktemp("ranks"),
     )
     first, other = (each.result for each in ended)
+    for told in (first.pop(0), other.pop(0)):
+        assert (told["exit"], told["made"]) == (2, [])
+        assert "rank 0 and rank 1 differ in seed: 0 and 1; every process" in " ".join(
+            told["stderr"]
+        )
     assert [told["exit"] for told in (*first, *other)] == [0] * 6, (first, other)
     assert [told["stdout"] for told in other] == [""] * 3
     bench, compared, tuned = (json.loads(told["stdout"]) for told in first)

@@ -1,5 +1,7 @@
 """Workers of several processes: where each is, and what their answers are as one."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -74,6 +76,8 @@ def test_every_worker_has_gpus_of_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 5)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "H200")
+    equal = SimpleNamespace(total_memory=140 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: equal)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     engine = job._engine(options(gpus_per_job=2), Joined())
     assert (engine.device, engine.most) == ("cuda:0", 2)
