@@ -30,7 +30,8 @@ from chipsparse.plan import Action, SparsityPlan
 # what a dense step of FLUX.1-dev takes beyond its attention and linears.
 ELEMENTWISE_PASSES = 66
 FORECAST_PASSES = 3  # reads the output and the drift, writes the output
-# To make e4m3 of queries, keys and values: the latter two are read twice, all are written at half.
+# To make queries, keys and values 8 bits wide: the latter two are read twice, all are written at
+# half.
 FP8_PASSES = 6.5
 
 
@@ -155,7 +156,7 @@ def layer_time(
     tokens = layout.batch * layout.own_tokens
     attended = layout.batch * layout.tokens * layout.own_attention_channels
     column = 4.0 * attended / rates.attention
-    attention = column * len(layout.query_rows)
+    attention = column * layout.own_query_rows
     sixteen_bit = attention
     if plan.config.attention.precision == "fp8":
         rounding = FP8_PASSES * attended * dtype.itemsize / rates.memory
@@ -172,7 +173,7 @@ def layer_time(
             expected = kept if forecast else 0.0
             attention *= rates.refresh_attention if chooses else 1.0
             attention += rates.refresh_seconds + expected
-    attention += column * (layout.tokens - len(layout.query_rows))  # these rows see everything
+    attention += column * layout.exact_rows  # these rows see everything
     kind = layout.kind(layer)
     rows = kind.mlp_linears * kind.intermediate_size
     mlp_tokens = layout.batch * layout.mlp_tokens(layer)

@@ -20,7 +20,7 @@ from chipsparse.cache.kinds import kind_bytes
 from chipsparse.layout import ModelLayout, Share
 from chipsparse.measure.cost_model import Rates
 from chipsparse.parallel.degrees import Parallel
-from chipsparse.parallel.sequence_cut import SequenceCut, cut_sequence, shares
+from chipsparse.parallel.sequence_cut import SequenceCut, cut_sequence, on_rank, shares
 from chipsparse.plan import Action, SparsityPlan
 
 # Reads and writes of what is exchanged, where it is packed and unpacked.
@@ -121,12 +121,10 @@ class Sharing:
         ]
 
     def _share(self, place: int) -> Share:
-        return Share(
-            heads=self.heads[place],
-            first_head=sum(self.heads[:place]),
-            tokens=self.cut.tokens[place],
-            grid_tokens=self.cut.grid[place],
-        )
+        share = on_rank(self.plan.layout, self.cut, place).share
+        assert share is not None
+        tokens, grid_tokens = self.cut.tokens[place], self.cut.grid[place]
+        return replace(share, heads=self.heads[place], tokens=tokens, grid_tokens=grid_tokens)
 
     def exchanges(self, action: Action) -> list[Exchange]:
         """What is sent in a step of this action."""

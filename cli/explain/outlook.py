@@ -28,7 +28,8 @@ from chipsparse.measure.cost_model import Rates
 from chipsparse.measure.estimate import RunEstimate, estimate_run
 from chipsparse.measure.exchanges import Sharing
 from chipsparse.measure.measured_rates import measure_rates
-from chipsparse.measure.slower_parts import slower_parts
+from chipsparse.measure.slower_parts import PartSeconds, part_seconds, slower_parts
+from chipsparse.measure.step_clock import StepClock, clock_of_this_machine
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import on_rank
 from chipsparse.plan import SparsityPlan
@@ -45,6 +46,7 @@ class Target:
         dtype: of weights and hidden states.
         rates: of the device; None where times cannot be estimated.
         why_untimed: why not, one sentence.
+        clock: tells what is slower sparse than dense.
     """
 
     device: torch.device
@@ -52,6 +54,7 @@ class Target:
     dtype: torch.dtype
     rates: Rates | None
     why_untimed: str | None
+    clock: StepClock
 
     @classmethod
     def of(cls, device: torch.device, dtype: torch.dtype, *, here: bool) -> Target:
@@ -62,7 +65,7 @@ class Target:
         elif dtype is torch.float32:
             why = "times are not estimated: the known rates are those of 16-bit types"
         rates = None if why is not None else measure_rates(device) if here else Rates()
-        return cls(device, here, dtype, rates, why)
+        return cls(device, here, dtype, rates, why, clock_of_this_machine())
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class Outlook:
         planned: sizes, settings and plan.
         working: bytes that a transformer call needs besides weights and caches.
         memory: where the caches live.
+        times: of a step of what the config has sparse; empty where they are not known.
         dense: layers of each part that never run sparse, and why.
         estimate: expected times; None where they are not known.
         why_untimed: why not, one sentence.
@@ -82,6 +86,7 @@ class Outlook:
     planned: PlannedGeneration
     working: int
     memory: MemoryPlan
+    times: PartSeconds
     dense: dict[Part, dict[int, str]]
     estimate: RunEstimate | None
     why_untimed: str | None
@@ -140,8 +145,9 @@ def look_ahead(
     calls = planned.branches if sharing is None else sharing.calls
     captures = target.device.type == "cuda" and sharing is None and plan.captures_steps()
     working = working_bytes(plan, dtype=target.dtype, captured=calls if captures else 0)
-    slower = slower_parts(plan, target.device, target.dtype)
     never = {(layer, part) for part in planned.never for layer in range(plan.layout.layers)}
+    times = part_seconds(plan, target.device, target.dtype, target.clock, dense=never)
+    slower = slower_parts(plan, times)
     memory = plan_memory(
         plan,
         _capacity(plan, target, parallel, working=working, weights=weights),
@@ -151,7 +157,7 @@ def look_ahead(
     if sharing is not None:
         sharing = replace(sharing, dense=frozenset(dense["attention"]))
     estimate, why = _estimate(planned, memory, dense, target, sharing)
-    return Outlook(planned, working, memory, dense, estimate, why, sharing)
+    return Outlook(planned, working, memory, times, dense, estimate, why, sharing)
 
 
 def _largest(sharing: Sharing) -> SparsityPlan:

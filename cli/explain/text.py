@@ -25,6 +25,7 @@ from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import ranges_text
 from chipsparse.kernels.checks import block_count
 from chipsparse.measure.estimate import RunEstimate
+from chipsparse.measure.slower_parts import milliseconds_text
 from chipsparse.plan import SparsityPlan
 
 HIDDEN_ENOUGH = 0.995
@@ -34,6 +35,8 @@ def print_explanation(explained: Explanation, console: Console) -> None:
     """The page: the generation, its layers, its memory, its times, and notes."""
     print_table(console, facts_table(_generation_facts(explained)))
     print_table(console, _layer_table(explained))
+    if times := _part_time_facts(explained):
+        print_table(console, facts_table(times))
     if budgets := _budget_facts(explained):
         print_table(console, facts_table(budgets))
     if reasons := _reason_facts(explained):
@@ -89,7 +92,7 @@ def _generation_facts(explained: Explanation) -> Facts:
         ),
     ]
     if config.precision == "fp8":
-        facts.append(("", "in FP8 (e4m3) at dense steps and refreshes"))
+        facts.append(("", "in 8 bits (int8 and FP8) at dense steps and refreshes"))
     for number, kind in enumerate(explained.layers):
         name = f"{kind.name}: " if len(explained.layers) > 1 else ""
         facts.append(("MLP" if number == 0 else "", name + _mlp_text(kind)))
@@ -157,6 +160,25 @@ def _sparse_text(part: PartLayers) -> str:
     return "dense" if dense else "sparse"
 
 
+def _part_time_facts(explained: Explanation) -> Facts:
+    """What a sparse and a dense step of a layer take, each of which may be the faster."""
+    facts: Facts = []
+    for kind in explained.layers:
+        for part in (kind.attention, kind.mlp):
+            if part.step is None:
+                continue
+            source = "measured" if part.step.measured else "estimated"
+            facts.append(
+                (
+                    "" if facts else "one layer",
+                    f"{PART_NAMES['mlp' if part is kind.mlp else 'attention']} of {kind.name}: "
+                    f"{milliseconds_text(part.step.sparse)} sparse, "
+                    f"{milliseconds_text(part.step.dense)} dense ({source})",
+                )
+            )
+    return facts
+
+
 def _reason_facts(explained: Explanation) -> Facts:
     facts = []
     for part in PARTS:
@@ -211,6 +233,8 @@ def _memory_facts(explained: Explanation) -> Facts:
             f"{format_bytes(memory.device)}{of_budget} for weights, work, caches and slots{each}",
         ),
     ]
+    if memory.residuals == "fp8":
+        facts.append(("residuals", "in FP8 (e4m3) with a scale for each row, half of their bytes"))
     if on_gpu and memory.caches_on_host:
         facts.append(
             ("host", f"{format_bytes(memory.caches_on_host)} of pinned memory for caches{each}")

@@ -16,8 +16,15 @@ from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.lpips import find_lpips
 from chipsparse.cli.model.description import ModelDescription, load_pipeline, quiet_libraries
+from chipsparse.cli.planning.planned import called_steps
+from chipsparse.cli.planning.profile_file import write_profile
 from chipsparse.cli.planning.profile_range import range_of
-from chipsparse.cli.planning.request import device_and_dtype, look_up, required_profile
+from chipsparse.cli.planning.request import (
+    check_prompt_is_enough,
+    device_and_dtype,
+    look_up,
+    required_profile,
+)
 from chipsparse.cli.planning.settings import GenerationSettings, resolve_settings
 from chipsparse.cli.prompts import Prompt, read_prompts, shapes
 from chipsparse.cli.ranks.joined import Joined
@@ -25,14 +32,13 @@ from chipsparse.cli.ranks.meeting import meet
 from chipsparse.cli.ranks.several import called, check_shared
 from chipsparse.cli.results import UNTOLD, fields_json
 from chipsparse.cli.tune.lab import TuneLab, config_digest
-from chipsparse.cli.tune.profile import write_profile
 from chipsparse.cli.tune.shared_results import SharedResults
 from chipsparse.cli.tune.unreachable import unreachable_text
 from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.measure.clip_comparison import PerceptualDistance
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import ASSETS, Profile
-from chipsparse.profiles.tuned_range import TunedFor, Versions, digest
+from chipsparse.profiles.tuned_range import TunedFor, Versions, digest, target_text
 from chipsparse.tuning.results_file import ResultsError, ResultsFile, ResultsWriteError
 from chipsparse.tuning.search import Search, Tried, Unreachable
 from chipsparse.tuning.targets import measurement
@@ -87,7 +93,8 @@ def _run(options: TuneOptions, process: Joined) -> Tuned:
         model = look_up(options, display)
         profile = required_profile(options, model)
         settings = resolve_settings(options, model, profile.generation)
-        steps = settings.num_inference_steps
+        check_prompt_is_enough(model, "a schedule is tuned on prompts alone")
+        steps = called_steps(settings, model)
         if steps < LEAST_STEPS:
             raise UserError(f"tune needs at least {LEAST_STEPS} denoising steps, got {steps}")
         prompts = choose_prompts(options, video=model.accepts("num_frames"))
@@ -113,6 +120,7 @@ def _run(options: TuneOptions, process: Joined) -> Tuned:
             results,
             options.budget,
             lpips,
+            settings.num_inference_steps - steps,
             process,
         )
         _keep(results, options, prompts, None)
@@ -137,7 +145,15 @@ def _run(options: TuneOptions, process: Joined) -> Tuned:
     tuned = dataclasses.replace(tuned, measured=measurement(found.pairs))
     config = found.candidate.config
     if process.writes:
-        write_profile(options.output, model.transformer_class, settings, config, tuned)
+        write_profile(
+            options.output,
+            command="tune",
+            model_class=model.transformer_class,
+            description=f"{tuned.model}, tuned for {target_text(vars(tuned.target))}.",
+            settings=settings,
+            config=config,
+            tuned=tuned,
+        )
     return Tuned(options.output, options.results_file, found, tuned, lab.candidates)
 
 

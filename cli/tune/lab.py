@@ -56,6 +56,7 @@ class TuneLab:
         results: where measurements are kept.
         budget: dense generations that a search may take, in all.
         lpips: measures LPIPS, where it is asked for.
+        uncalled_steps: how many of ``num_inference_steps`` do not call the transformer.
         process: this one, of those that generate together, dense clips too. The first one has the
             files and compares.
     """
@@ -67,6 +68,7 @@ class TuneLab:
     results: ResultsFile
     budget: float
     lpips: PerceptualDistance | None = None
+    uncalled_steps: int = 0
     process: Joined = Joined()
     _used: dict[str, float] = field(default_factory=dict, init=False)  # of the budget
     _told: bool = field(default=False, init=False)
@@ -164,7 +166,8 @@ class TuneLab:
         )
 
     def _timed(self, keep: float, sparse_mlp: bool) -> dict[str, float]:
-        share = len(TIMED_ACTIONS) / self.generator.settings.num_inference_steps
+        steps = self.generator.settings.num_inference_steps - self.uncalled_steps
+        share = len(TIMED_ACTIONS) / steps
         name = times_name(keep, sparse_mlp=sparse_mlp)
         timed: dict[str, float] = self._measured(
             name, share, lambda: self._time_steps(keep, sparse_mlp)
@@ -185,7 +188,7 @@ class TuneLab:
         )
         arguments = {
             **self.generator.arguments(self.prompts[0].text),
-            "num_inference_steps": len(TIMED_ACTIONS),
+            "num_inference_steps": len(TIMED_ACTIONS) + self.uncalled_steps,
         }
         count, seed = len(TIMED_ACTIONS), self.prompts[0].seed
         title = f"steps with {keep:.0%} of the columns{' and sparse MLPs' * sparse_mlp}"

@@ -330,6 +330,19 @@ def test_a_pipeline_that_wants_more_than_a_prompt(fails, bench, tmp_path):
     assert len(as_json(bench("--kernels", "--json", model=tmp_path))["layers"]) == 2
 
 
+def test_a_model_without_a_text_encoder(fails, bench, broken_model):
+    index = json.loads((broken_model / "model_index.json").read_text())
+    index |= {"text_encoder": [None, None], "tokenizer": [None, None]}
+    (broken_model / "model_index.json").write_text(json.dumps(index))
+    expected = (
+        f"{broken_model} has no text encoder, so WanPipeline cannot read a prompt; --kernels "
+        "measures its layers without a call"
+    )
+    assert fails(model=broken_model) == expected
+    assert fails("--random-weights", model=broken_model) == expected
+    assert len(as_json(bench("--kernels", "--json", model=broken_model))["layers"]) == 2
+
+
 def test_a_component_that_cannot_be_made(fails, without_weights):
     file = without_weights / "text_encoder" / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "d_model": "wide"}))

@@ -13,6 +13,7 @@ from chipsparse.cache.kinds import KINDS
 from chipsparse.cli.explain import outlook
 from chipsparse.cli.main import app
 from chipsparse.measure.cost_model import Rates
+from chipsparse.measure.step_seconds import StepSeconds
 from chipsparse.profiles.profile import ASSETS, load_profile
 from tests.cli.conftest import Ran
 from tests.pipelines.families.ltx import tiny_ltx_pipeline
@@ -291,12 +292,27 @@ def test_what_fits_nowhere_runs_dense(explained, folder):
     found = explained("--model", folder("wan"), *LARGE, "--vram", "48G", "--ram", "64G")
     (layers,) = found["layers"]
     reason = "its caches do not fit into the memory budgets"
-    assert layers["mlp"] | {"dense": {reason: 40}, "sparse": 0} == layers["mlp"]
-    assert layers["attention"]["dense"] == {reason: 40 - layers["attention"]["sparse"]}
-    assert 20 < layers["attention"]["sparse"] < 40
+    # With residuals in FP8 all attention fits; in full a part of it would run dense, too.
+    assert found["memory"]["residuals"] == "fp8"
+    assert (layers["attention"]["sparse"], layers["attention"]["dense"]) == (40, {})
+    assert 0 < layers["mlp"]["sparse"] < 10
+    assert layers["mlp"]["dense"] == {reason: 40 - layers["mlp"]["sparse"]}
+    one = {kind: sizes["layer"]["block"] for kind, sizes in found["caches"].items()}
+    assert (one["residual"], one["residual_scale"]) == (75600 * 5120, 40 * 75600 * 4)
     kept = sum(sizes["total"] for sizes in found["caches"].values())
     assert kept < found["memory"]["caches_wanted"]
     assert found["memory"]["caches_on_host"] <= 64 * GIB
+
+
+def test_residuals_in_full_where_the_profile_wants_it(explained, folder, workdir):
+    (workdir / "full.yaml").write_text(
+        "sparsity: {mlp: {enabled: false}, memory: {residuals: full}}"
+    )
+    arguments = ("--model", folder("wan"), *SIZE, "--vram", "48G", "--ram", "64G")
+    found = explained(*arguments, "--config", "full.yaml")
+    assert found["memory"]["residuals"] == "full"
+    assert 20 < found["layers"][0]["attention"]["sparse"] < 40
+    assert "residual_scale" not in found["caches"]
 
 
 def test_times_of_a_large_model(explained, folder):
@@ -427,11 +443,18 @@ def test_what_would_be_slower_sparse_runs_dense(explained, explain, folder, work
         ((reason, layers),) = row[part]["dense"].items()
         assert reason.startswith("a sparse step of it is estimated at 0.")
         assert (layers, row[part]["sparse"]) == (40, 0)
+        step = row[part]["step"]
+        assert step["measured"] is False
+        assert step["dense"] < step["sparse"] < 1e-3
     assert found["caches"] == {}
     page = " ".join(explain(*small, "--quality", "published").stdout.split())
     assert "a sparse step of it is estimated at 0." in page
+    assert re.search(
+        r"one layer attention of block: 0\.\d+ ms sparse, 0\.\d+ ms dense \(esti", page
+    )
     (row,) = explained(*small, "--config", "mine.yaml")["layers"]
     assert row["attention"]["sparse"] == row["mlp"]["sparse"] == 40
+    assert row["mlp"]["step"] == step  # told in any case
 
 
 def test_steps_skipped_by_a_threshold_are_said_to_be_unknown(explained, explain, folder, workdir):
@@ -569,14 +592,26 @@ def test_two_experts(explained, folder):
     assert any("second expert" in note for note in found["notes"])
 
 
+class MeasuredHere:
+    """A clock of a GPU that is not here either."""
+
+    device_type = "cuda"
+
+    def seconds(self, plan, part, layers, *, device, dtype):
+        return dict.fromkeys(layers, StepSeconds(1e-3, 5e-3, measured=True))
+
+
 def test_a_gpu_that_is_here_is_asked_and_measured(explained, folder, monkeypatch):
     rates = Rates(device="Some GPU", measured=True, attention=100e12)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda _: 0)
     monkeypatch.setattr("chipsparse.cache.memory_plan.device_free_bytes", lambda _: 60 * GIB)
     monkeypatch.setattr(outlook, "measure_rates", lambda _: rates)
+    monkeypatch.setattr(outlook, "clock_of_this_machine", MeasuredHere)
     arguments = ("--model", folder("wan"), *LARGE, "--ram", "1T")
     found = explained(*arguments)
+    (row,) = found["layers"]
+    assert row["attention"]["step"] == {"sparse": 1e-3, "dense": 5e-3, "measured": True}
     memory = found["memory"]
     on_gpu = memory["weights"] + memory["working"] + memory["caches_on_device"] + memory["slots"]
     assert 55 * GIB < on_gpu <= 60 * GIB
@@ -638,7 +673,8 @@ def test_what_the_page_says(explain, folder):
         "591 blocks of 128 queries, each keeps 8,316 columns (11.0%)",
         "each recomputes 4,147 of 13,824 neurons (30.0%)",
         "7 dense, 5 refresh, 38 sparse",
-        "MLP of 40 layers: its caches do not fit into the memory budgets",
+        "MLP of 37 layers: its caches do not fit into the memory budgets",
+        "residuals in FP8 (e4m3) with a scale for each row, half of their bytes",
         "of 48.00 GiB for weights, work, caches and slots",
         "of pinned memory for caches",
         "a sparse step brings",
@@ -733,8 +769,8 @@ def test_budgets_of_layers(explained, explain, folder, workdir):
     assert found["attention"]["columns"] == 2304
     assert (double["mlp"]["neurons_kept"], single["mlp"]["neurons_kept"]) == (3686, 7373)
     reason = "layers names it dense in the profile"
-    assert double["attention"] == {"sparse": 17, "dense": {reason: 2}}
-    assert single["attention"] == {"sparse": 37, "dense": {reason: 1}}
+    assert (double["attention"]["sparse"], double["attention"]["dense"]) == (17, {reason: 2})
+    assert (single["attention"]["sparse"], single["attention"]["dense"]) == (37, {reason: 1})
     similar = [(row["name"], row["layers"]) for row in found["estimate"]["similar"]]
     assert similar == [("double", 2), ("double", 17), ("single", 1), ("single", 36), ("single", 1)]
     ran = explain(*arguments, columns=120)
