@@ -257,13 +257,18 @@ def test_ray_chooses_the_gpus():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("per_worker", [1, 2])
 @pytest.mark.parametrize("engine", ["accelerate", "ray"])
-def test_on_gpus(model_folder, workdir, engine):
-    """A worker on each GPU of this machine; all of them make something."""
-    count = torch.cuda.device_count()
+def test_on_gpus(model_folder, workdir, engine, per_worker):
+    """Workers on all GPUs of this machine; all of them make something."""
+    count = torch.cuda.device_count() // per_worker
+    if not count:
+        pytest.skip(f"needs {per_worker} GPUs")
     (workdir / "p.txt").write_text("a circle moves left\n")
     given = ["p.txt", "-o", "out", "--model", str(model_folder), "--device", "cuda"]
+    given += ["--height", "128", "--width", "128", "--frames", "13"]
     small = ["--num", str(8 * count), "--engine", engine, "--json"]
+    small += ["--gpus-per-job", str(per_worker)]
     ran = subprocess.run(
         [sys.executable, "-m", "chipsparse", "batch", *given, *small],
         capture_output=True,
