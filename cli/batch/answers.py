@@ -85,9 +85,11 @@ class Failed:
 
     Attributes:
         sentence: what it was.
+        of_another: whether another of the worker's processes failed first.
     """
 
     sentence: str
+    of_another: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,13 @@ class Died:
 
 @dataclass(frozen=True)
 class Unavailable:
-    """The worker could not be reached, and may be there again."""
+    """The worker could not be reached, and may be there again.
+
+    Attributes:
+        in_part: whether some of its processes go on, so that it must be started anew all the same.
+    """
+
+    in_part: bool = False
 
 
 Answer = Loaded | NotLoaded | Made | Refused | Failed | Died | Unavailable

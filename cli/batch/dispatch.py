@@ -191,7 +191,7 @@ class Dispatch:
         elif isinstance(answer, NotLoaded):
             raise UserError(answer.sentence)
         elif isinstance(answer, Unavailable):
-            self._rest(number, work)
+            self._rest(number, work, lost=answer.in_part)
         elif work is None:
             self._restart(number, answer)
         else:
@@ -202,14 +202,14 @@ class Dispatch:
                 worker.state = "idle"
             self._settle(work, answer, worker.where)
 
-    def _rest(self, number: int, work: _Work | None) -> None:
+    def _rest(self, number: int, work: _Work | None, *, lost: bool) -> None:
         """Nobody's fault, and no try: the file goes to the next worker that is there."""
         worker = self._workers[number]
         if work is not None:
             self._todo.appendleft(work)
             self.live.gave_back(work.entry, f"{work.entry.label}: its worker cannot be reached")
         worker.rests += 1
-        if work is None or worker.rests > RESTS:
+        if work is None or lost or worker.rests > RESTS:
             self._start(number)
         else:
             worker.state, worker.since = "resting", self.clock()

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from chipsparse.cli.batch.answers import Answer, Failed, Loaded, Made, NotLoaded, Refused, Task
 from chipsparse.cli.commands.generate import GenerateOptions
+from chipsparse.cli.ranks.joined import Joined
 
 
 class Worker(Protocol):
@@ -19,13 +20,13 @@ class Worker(Protocol):
         """Makes a file."""
 
 
-# Makes a worker where it is to run, and is pickled on its way there: of a worker's options, and the
-# number of threads on a CPU.
-MakeWorker = Callable[[GenerateOptions, int | None], Worker]
+# Makes a worker where it is to run, and is pickled on its way there: of a worker's options, the
+# number of threads on a CPU, and its place where several processes are one worker.
+MakeWorker = Callable[[GenerateOptions, int | None, Joined], Worker]
 
 
 class Engine(Protocol):
-    """Workers by their numbers, from 0. A worker does one thing at a time.
+    """Workers by their numbers, from 0. A worker does one thing at a time, with all its processes.
 
     Attributes:
         device: that workers compute on, as PyTorch calls it.

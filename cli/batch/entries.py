@@ -17,8 +17,10 @@ from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate.prepared import Job, settle
 from chipsparse.cli.generate.series import Item
+from chipsparse.cli.generate.several import check_shared
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weights_digest import files_digest, weights_digest
+from chipsparse.cli.ranks.joined import shared_by
 from chipsparse.cli.results import json_values
 
 DIGITS = 16  # of a digest: 2^64 of them
@@ -181,6 +183,8 @@ class _Groups:
         }
         options = self._options.of_line({**own, **settled})
         job = settle(options, self._model, self._device, self._dtype)
+        if options.gpus is not None:
+            check_shared(job, shared_by(options.gpus, options.guidance_parallel))
         if self.suffix == ".png" and (job.settings.num_frames or 1) > 1:
             raise UserError(
                 f"a video of {job.settings.num_frames} frames is no single .png; use --format mp4"

@@ -6,30 +6,34 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from typing import TypeVar
 
 import torch
+from rich.console import Console
 
 from chipsparse.cli.batch.claims import Claims
 from chipsparse.cli.batch.dispatch import Dispatch
 from chipsparse.cli.batch.engine import Engine
 from chipsparse.cli.batch.entries import Entry, find_entries
 from chipsparse.cli.batch.folder import Folder
-from chipsparse.cli.batch.launched import Place
 from chipsparse.cli.batch.live import LiveLine
 from chipsparse.cli.batch.processes import Processes
 from chipsparse.cli.batch.record import Batch, batch_record
 from chipsparse.cli.batch.worker import PipelineWorker
 from chipsparse.cli.commands.batch import RAY, BatchOptions
-from chipsparse.cli.errors import user_errors
+from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.generate.job import WARNING
 from chipsparse.cli.model.description import choose_device, choose_dtype, quiet_libraries
 from chipsparse.cli.pages.batch_page import batch_page
 from chipsparse.cli.planning.request import look_up
-from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.ranks.gpus import check_gpus
+from chipsparse.cli.ranks.joined import Joined
 from chipsparse.common.finished_files import write_whole
 
+Some = TypeVar("Some")
 
-def run_batch(options: BatchOptions, here: Place) -> Batch:
+
+def run_batch(options: BatchOptions, here: Joined) -> Batch:
     """Checks all lines, then makes the files that are missing.
 
     Args:
@@ -45,7 +49,7 @@ def run_batch(options: BatchOptions, here: Place) -> Batch:
         entries = _entries(options, engine, here)
         folder = Folder(options.output)
         folder.note([entry for entry in entries if folder.has(entry)])
-        missing = here.in_turn([entry for entry in entries if not folder.has(entry)])
+        missing = in_turn([entry for entry in entries if not folder.has(entry)], here)
         made: set[str] = set()
         given_up: set[str] = set()
         try:
@@ -55,7 +59,7 @@ def run_batch(options: BatchOptions, here: Place) -> Batch:
             if any(folder.has(entry) for entry in entries) or given_up:
                 seconds = time.monotonic() - start
                 batch = batch_record(folder, entries, made, given_up, seconds)
-                if here.tells:
+                if here.writes:
                     with user_errors(OSError, what=f"{batch.page} could not be written"):
                         write_whole(batch.page, batch_page(batch, options.prompts))
             else:
@@ -63,25 +67,39 @@ def run_batch(options: BatchOptions, here: Place) -> Batch:
     return batch
 
 
-def _engine(options: BatchOptions, here: Place) -> Engine:
+def in_turn(things: Sequence[Some], here: Joined) -> list[Some]:
+    """This process's share first, then the others', which it takes over where it is done early."""
+    shares = [things[rank :: here.ranks] for rank in range(here.ranks)]
+    return [each for share in shares[here.rank :] + shares[: here.rank] for each in share]
+
+
+def _engine(options: BatchOptions, here: Joined) -> Engine:
+    count = options.gpus_per_job
+    if count > 1 and here.ranks > 1:
+        raise UserError(
+            f"--gpus-per-job {count} takes several GPUs of a machine, and a launcher started "
+            f"{here.ranks} processes with one each; run the command by itself"
+        )
     if options.engine == RAY:
         from chipsparse.cli.batch.ray_actors import RayActors
 
-        return RayActors(options.device, options.workers, PipelineWorker)
+        return RayActors(options.device, options.workers, PipelineWorker, per_worker=count)
+    if count > 1:
+        check_gpus(count, options.device, option="--gpus-per-job")
     device = choose_device(options.device)
-    if device.type == "cuda" and here.count > 1:
+    if device.type == "cuda" and here.ranks > 1:
         device = choose_device(f"cuda:{here.local_rank}")
-    if device.type == "cuda" and device.index is None:
+    devices = [str(device)]
+    if device.type == "cuda" and (device.index is None or count > 1):
         devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-        return Processes(devices, PipelineWorker)
-    return Processes([str(device)], PipelineWorker)
+    return Processes(devices, PipelineWorker, per_worker=count)
 
 
-def _entries(options: BatchOptions, engine: Engine, here: Place) -> list[Entry]:
+def _entries(options: BatchOptions, engine: Engine, here: Joined) -> list[Entry]:
     device = torch.device(engine.device)
     options.check_vram(device)
     dtype = choose_dtype(options.dtype, device)
-    with ProgressDisplay(here.console()) as display, quiet_libraries(debug=options.debug):
+    with here.display() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)
         entries = find_entries(options, options.check_lines(), model, device, dtype)
         told = [each for entry in entries for each in entry.group.job.warnings]
@@ -99,18 +117,19 @@ def _make(
     missing: Sequence[Entry],
     made: set[str],
     given_up: set[str],
-    here: Place,
+    here: Joined,
 ) -> None:
     workers = min(options.workers or engine.most, len(missing))
     on_cpu = engine.device == "cpu"
+    processes = workers * options.gpus_per_job
     with (
         user_errors(OSError, what=f"the folder {folder.path} cannot be used"),
         Claims(folder.path) as claims,
-        LiveLine(missing, workers, console=here.console()) as live,
+        LiveLine(missing, workers, console=Console(stderr=True, quiet=not here.writes)) as live,
     ):
         Dispatch(engine, folder, claims, live, options.tries, made, given_up).run(
             missing,
             workers=workers,
             options=missing[0].group.options,
-            threads=max(1, (os.cpu_count() or 1) // workers) if on_cpu else None,
+            threads=max(1, (os.cpu_count() or 1) // processes) if on_cpu else None,
         )

@@ -17,89 +17,129 @@ from multiprocessing.context import SpawnProcess
 
 from chipsparse.cli.batch.answers import Answer, Died, Task
 from chipsparse.cli.batch.engine import MakeWorker
-from chipsparse.cli.batch.launched import forget_place
+from chipsparse.cli.batch.members import Answers, Meetings
 from chipsparse.cli.commands.generate import GenerateOptions
+from chipsparse.cli.ranks.joined import Joined, forget_launcher
 
 SECONDS_TO_END = 5.0
 
 
 @dataclass(frozen=True)
 class _Running:
-    process: SpawnProcess
-    connection: Connection
+    """A worker: its processes, how each is talked to, and what they answered."""
+
+    processes: Sequence[SpawnProcess]
+    connections: Sequence[Connection]
+    answers: Answers
 
 
 class Processes:
     """See `Engine`. On GPUs every worker has its own; more workers than GPUs share them.
 
     Args:
-        devices: that workers compute on, one each, as PyTorch calls them.
+        devices: that workers compute on, as PyTorch calls them.
         make_worker: see `MakeWorker`.
+        per_worker: processes of each worker, which take devices that follow each other.
     """
 
     page = ""
 
-    def __init__(self, devices: Sequence[str], make_worker: MakeWorker) -> None:
+    def __init__(
+        self, devices: Sequence[str], make_worker: MakeWorker, *, per_worker: int = 1
+    ) -> None:
         self.device = devices[0]
-        self.most = len(devices)
+        self.most = max(1, len(devices) // per_worker)
         self._devices = devices
         self._make_worker = make_worker
+        self._per_worker = per_worker
+        self._meetings = Meetings("localhost")
         self._running: dict[int, _Running] = {}
 
     def start(self, worker: int, options: GenerateOptions, threads: int | None) -> None:
         """See `Engine`."""
         self._end(worker)
-        device = self._devices[worker % len(self._devices)]
-        options = dataclasses.replace(options, device=device)
+        places = self._meetings.places(self._per_worker, options.guidance_parallel)
+        first = worker % self.most * self._per_worker
+        started = [
+            self._started(
+                dataclasses.replace(
+                    options, device=self._devices[(first + place.rank) % len(self._devices)]
+                ),
+                threads,
+                place,
+            )
+            for place in places
+        ]
+        processes, connections = zip(*started, strict=True)
+        self._running[worker] = _Running(processes, connections, Answers(self._per_worker))
+
+    def _started(
+        self, options: GenerateOptions, threads: int | None, place: Joined
+    ) -> tuple[SpawnProcess, Connection]:
         context = multiprocessing.get_context("spawn")  # CUDA survives no fork
         ours, theirs = context.Pipe()
-        process = context.Process(
-            target=_serve, args=(theirs, self._make_worker, options, threads), daemon=True
-        )
+        given = (theirs, self._make_worker, options, threads, place)
+        process = context.Process(target=_serve, args=given, daemon=True)
         process.start()
         theirs.close()  # so that its end is seen here when the process ends
-        self._running[worker] = _Running(process, ours)
+        return process, ours
 
     def submit(self, worker: int, task: Task) -> None:
         """See `Engine`."""
-        with suppress(OSError):  # it ended, which `wait` will find
-            self._running[worker].connection.send(task)
+        for connection in self._running[worker].connections:
+            with suppress(OSError):  # it ended, which `wait` will find
+                connection.send(task)
 
     def wait(self, seconds: float) -> Sequence[tuple[int, Answer]]:
         """See `Engine`."""
-        numbers = {each.connection: number for number, each in self._running.items()}
-        if not numbers:
+        members = {
+            connection: (worker, member)
+            for worker, running in self._running.items()
+            for member, connection in enumerate(running.connections)
+            if not connection.closed
+        }
+        if not members:
             time.sleep(seconds)
-        ready = wait(list(numbers), timeout=seconds)
-        return [(numbers[each], self._answer(numbers[each])) for each in ready]  # type: ignore[index]
+        found = []
+        for ready in wait(list(members), timeout=seconds):
+            worker, member = members[ready]  # type: ignore[index]
+            running = self._running[worker]
+            told = running.answers.take(member, _answer(running, member))
+            if told is not None:
+                found.append((worker, told))
+        return found
 
     def close(self) -> None:
         """See `Engine`."""
         for running in self._running.values():
-            running.process.terminate()
+            for process in running.processes:
+                process.terminate()
         for worker in list(self._running):
             self._end(worker)
-
-    def _answer(self, worker: int) -> Answer:
-        running = self._running[worker]
-        try:
-            answer: Answer = running.connection.recv()
-        except (EOFError, OSError):
-            running.process.join(SECONDS_TO_END)
-            del self._running[worker]
-            running.connection.close()
-            return Died(_how(running.process.exitcode))
-        return answer
 
     def _end(self, worker: int) -> None:
         running = self._running.pop(worker, None)
         if running is None:
             return
-        running.process.terminate()
-        running.process.join(SECONDS_TO_END)
-        running.process.kill()
-        running.process.join()
-        running.connection.close()
+        for process in running.processes:
+            process.terminate()
+        for process, connection in zip(running.processes, running.connections, strict=True):
+            process.join(SECONDS_TO_END)
+            process.kill()
+            process.join()
+            connection.close()
+
+
+def _answer(running: _Running, member: int) -> Answer:
+    connection = running.connections[member]
+    try:
+        answer: Answer = connection.recv()
+    except (EOFError, OSError):
+        process = running.processes[member]
+        process.join(SECONDS_TO_END)
+        connection.close()
+        return Died(_how(process.exitcode))
+    return answer
 
 
 def _how(code: int | None) -> str:
@@ -111,14 +151,18 @@ def _how(code: int | None) -> str:
 
 
 def _serve(
-    connection: Connection, make_worker: MakeWorker, options: GenerateOptions, threads: int | None
+    connection: Connection,
+    make_worker: MakeWorker,
+    options: GenerateOptions,
+    threads: int | None,
+    place: Joined,
 ) -> None:
     """A worker's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all: the command ends this one
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # on its way out it removes what is half
-    forget_place()
+    forget_launcher()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    worker = make_worker(options, threads)
+    worker = make_worker(options, threads, place)
     with suppress(EOFError, OSError):  # the command ended
         connection.send(worker.load())
         while True:

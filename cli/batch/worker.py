@@ -27,9 +27,12 @@ from chipsparse.cli.generate.series import Item
 from chipsparse.cli.model.description import quiet_libraries
 from chipsparse.cli.planning.request import device_and_dtype
 from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.ranks.joined import Joined
+from chipsparse.cli.ranks.meeting import meet
 from chipsparse.cli.results import results_alone
 from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.common.scratch import scratch_folder
+from chipsparse.parallel.peers import PeerError
 
 THUMBNAIL_SIDE, JPEG_QUALITY = 320, 85
 
@@ -40,22 +43,29 @@ class PipelineWorker:
     Args:
         options: of `generate`, without a prompt: which model, on which device.
         threads: of a CPU; None for PyTorch's own choice.
+        place: of this process among those that are one worker. The first one answers with the file.
     """
 
-    def __init__(self, options: GenerateOptions, threads: int | None) -> None:
+    def __init__(
+        self, options: GenerateOptions, threads: int | None, place: Joined | None = None
+    ) -> None:
         self._options = options
+        self._threads = threads
+        self._place = place or Joined()
         self._display = ProgressDisplay(Console(quiet=True, force_terminal=False))
         self._stack = ExitStack()
         self._open: tuple[GenerateOptions, Job, Runner] | None = None
         self._pipe: Any = None
-        if threads is not None:
-            torch.set_num_threads(threads)
 
     def load(self) -> Loaded | NotLoaded:
-        """Loads the pipeline."""
+        """Meets the others and loads the pipeline."""
         try:
             with self._quiet():
-                self._pipe = load(self._settled(self._options))
+                job = self._settled(self._options)
+                self._place = meet(self._place, job.device)
+                if self._threads is not None:
+                    torch.set_num_threads(self._threads)
+                self._pipe = load(job)
         except UserError as error:
             return NotLoaded(described(error))
         return Loaded(chipsparse.__version__, f"{self._options.device} of {platform.node()}")
@@ -65,6 +75,8 @@ class PipelineWorker:
         try:
             with self._quiet():
                 return self._made(task)
+        except PeerError as error:
+            return Failed(described(error), of_another=True)
         except (UserError, ValueError) as error:
             return Refused(described(error))
         except Exception as error:
@@ -79,6 +91,8 @@ class PipelineWorker:
             item = Item(task.prompt, task.seed, folder / task.name, None)
             warnings = prompt_warnings(job, item, runner)
             outcome = make(job, item, runner, self._display, warnings)
+            if not self._place.writes:
+                return Made(b"", b"", 0.0, (), ())
             content = item.output.read_bytes()
         made = outcome.sparse or outcome.dense
         assert made is not None
@@ -98,7 +112,7 @@ class PipelineWorker:
             self._stack.close()
             job = self._settled(options)
             runner = self._stack.enter_context(
-                opened(job, WorkProgress(self._display), lambda: self._pipe)
+                opened(job, WorkProgress(self._display), lambda: self._pipe, self._place)
             )
             self._open = options, job, runner
         return self._open[1:]

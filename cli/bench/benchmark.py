@@ -31,7 +31,8 @@ from chipsparse.cli.planning.request import (
 from chipsparse.cli.planning.settings import GenerationSettings
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks.joined import Joined
-from chipsparse.cli.ranks.several import check_shared
+from chipsparse.cli.ranks.meeting import meet
+from chipsparse.cli.ranks.several import called, check_shared
 from chipsparse.cli.results import UNTOLD, fields_json
 from chipsparse.common.machine import device_name, package_version
 from chipsparse.measure.layer_times import PartTimes, attention_times, mlp_times
@@ -117,7 +118,7 @@ def run_benchmark(options: BenchOptions, process: Joined) -> Benchmark:
         if not options.kernels:
             check_prompt_is_enough(model, "--kernels measures its layers without a call")
         check_shared(options, model, profile, process.parallel)
-        process = process.join(device)
+        process = meet(process, device, called(options, profile))
         layers: list[PartTimes] = []
         dense: list[str] = []
         if process.parallel is None:

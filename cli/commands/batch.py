@@ -73,12 +73,15 @@ class BatchOptions(GenerateOptions):
     )
     workers: int | None = option(
         help="Pipelines that are loaded and generate side by side.",
-        shown="one a GPU; one on a CPU",
+        shown="one for each --gpus-per-job GPUs; one on a CPU",
         panel=WORKERS,
         check=check_positive,
     )
     gpus_per_job: int = option(
-        help="GPUs that make a video together.", default=1, panel=WORKERS, check=check_positive
+        help="GPUs that make a video together; with --device cpu so many processes.",
+        default=1,
+        panel=WORKERS,
+        check=check_positive,
     )
     tries: int = option(
         help="How often a prompt is tried whose worker ends or fails. What is wrong with the "
@@ -89,7 +92,6 @@ class BatchOptions(GenerateOptions):
     )
     prompt: None = None
     gpus: None = None
-    guidance_parallel: None = None
     compare: bool = False
     report: None = None
     verbose: bool = False
@@ -97,10 +99,10 @@ class BatchOptions(GenerateOptions):
     def check(self) -> None:
         """Raises `UserError` for what is wrong with any model and on any device."""
         GenerationOptions.check(self)  # not that of `generate`: there is no file to write yet
-        if self.gpus_per_job > 1:
-            raise UserError(
-                f"--gpus-per-job {self.gpus_per_job} is not there yet: one video is made on one GPU"
-            )
+        # Imported here so that --help does not wait for torch.
+        from chipsparse.cli.ranks.joined import shared_by
+
+        shared_by(self.gpus_per_job, self.guidance_parallel, option="--gpus-per-job")
         self._check_folder()
         self.check_lines()
 
@@ -130,7 +132,12 @@ class BatchOptions(GenerateOptions):
             each.name: getattr(self, each.name) for each in dataclasses.fields(GenerateOptions)
         }
         folder = self.output if self.output.is_dir() else self.output.parent
-        settled = {"prompt": "", "prompts": None, "output": folder / f"clip.{self.format or 'mp4'}"}
+        settled = {
+            "prompt": "",
+            "prompts": None,
+            "output": folder / f"clip.{self.format or 'mp4'}",
+            "gpus": self.gpus_per_job if self.gpus_per_job > 1 else None,
+        }
         return GenerateOptions(**{**shared, **settled, **settings})
 
     def _check_folder(self) -> None:
@@ -159,14 +166,14 @@ def batch(options: BatchOptions) -> None:
     """
     # Imported here so that neither --help nor a simple mistake waits for torch and diffusers.
     from chipsparse.cli.batch.job import run_batch
-    from chipsparse.cli.batch.launched import place
     from chipsparse.cli.batch.text import print_batch
+    from chipsparse.cli.ranks.joined import Joined, launched
 
     with reported_errors(debug=options.debug, kept=options.kept):
-        here = place()
+        here = launched() or Joined()
         with results_alone():
             made = run_batch(options, here)
-        if not here.tells:
+        if not here.writes:
             return
         tell(made, print_batch, as_json=options.json)
         if made.failed:

@@ -187,7 +187,7 @@ class GenerateOptions(GenerationOptions):
                 raise UserError(f"{name} is about the sparse run, which --dense leaves out")
         check_seed("--seed", self.seed, count=self.num or 1)
         if self.dense and self.gpus is not None and self.gpus > 1:
-            raise UserError("--gpus shares the sparse run, which --dense leaves out")
+            raise UserError("several GPUs share the sparse run, which --dense leaves out")
         if self.strength is not None and self.image is None:
             raise UserError("--strength is about the image of --image, and there is none")
         if self.strength is not None and not 0 < self.strength <= 1:

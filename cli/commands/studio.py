@@ -37,6 +37,8 @@ class StudioOptions(GenerationOptions):
         help="Frames per second of a video.", default=16, panel=OUTPUT, check=check_fps
     )
     json: bool = False
+    gpus: None = None
+    guidance_parallel: None = None
 
     def kept(self) -> str:
         """What an interruption leaves."""

@@ -47,7 +47,8 @@ from chipsparse.cli.planning.settings import (
 )
 from chipsparse.cli.prompts import Prompt, first_prompts, shapes
 from chipsparse.cli.ranks.joined import Joined
-from chipsparse.cli.ranks.several import check_shared
+from chipsparse.cli.ranks.meeting import meet
+from chipsparse.cli.ranks.several import called, check_shared
 from chipsparse.cli.results import fields_json
 from chipsparse.cli.wording import counted, sharing_text
 from chipsparse.cli.work_progress import WorkProgress
@@ -155,7 +156,8 @@ def compare_configs(options: CompareOptions, process: Joined) -> ConfigsComparis
             settings,
             WorkProgress(display),
         )
-        process = process.join(device)
+        facts = called(options, *profiles.values(), prompts=[prompt.text for prompt in prompts])
+        process = meet(process, device, facts)
         runs = run_prompts(generator, profiles, prompts, process)
         if runs is None:
             return None

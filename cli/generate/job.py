@@ -30,6 +30,8 @@ from chipsparse.cli.model.lora import load_loras
 from chipsparse.cli.planning.request import device_and_dtype
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks.joined import Joined
+from chipsparse.cli.ranks.meeting import meet
+from chipsparse.cli.ranks.several import called
 from chipsparse.cli.results import json_values
 from chipsparse.cli.wording import seconds_text
 from chipsparse.cli.work_progress import WorkProgress
@@ -53,7 +55,8 @@ def run(options: GenerateOptions, outcomes: list[Outcome], process: Joined) -> N
     with process.display() as display, quiet_libraries(debug=options.debug):
         job = prepare(options, device, dtype, display)
         check_shared(job, process.parallel)
-        process = process.join(device)
+        facts = called(options, job.profile, prompts=[item.prompt for item in options.items])
+        process = meet(process, device, facts)
         for warning in job.warnings:
             display.tell(WARNING + warning)
         with opened(job, WorkProgress(display), lambda: load(job), process) as runner:

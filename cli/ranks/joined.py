@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from chipsparse.cli.errors import UserError
@@ -21,12 +20,25 @@ if TYPE_CHECKING:
     from chipsparse.report.generation import GenerationReport
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-# How long the others wait for what the first process does alone, such as comparing long videos.
-FIRST_SECONDS = 3600.0
 # How long they wait before they end for a reason that the first one is likely to tell.
 QUIET_SECONDS = 5.0
 
 Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where processes meet that no launcher started: a key-value store that another one has.
+
+    Attributes:
+        host: of the store.
+        port: likewise.
+        name: of these processes, since others meet there, too.
+    """
+
+    host: str
+    port: int
+    name: str
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,7 @@ class Joined:
         ranks: how many there are.
         local_rank: its number on this machine, which is also its GPU's.
         guidance: how many guidance branches are on processes of their own.
+        meeting: where they meet; None where a launcher says so.
         peers: all of them, as soon as they have met.
     """
 
@@ -45,6 +58,7 @@ class Joined:
     ranks: int = 1
     local_rank: int = 0
     guidance: int = 1
+    meeting: Meeting | None = None
     peers: Peers | None = field(default=None, compare=False)
 
     @property
@@ -64,32 +78,16 @@ class Joined:
         return ProgressDisplay() if self.writes else silent_display()
 
     def device(self, chosen: torch.device) -> torch.device:
-        """Where this process computes, where the first would on the chosen device."""
-        import torch
+        """Where this process computes, where the first would on the chosen device.
 
+        Raises:
+            UserError: its machine has no GPU for it.
+        """
         if self.ranks == 1 or chosen.type != "cuda":
             return chosen
-        return torch.device("cuda", self.local_rank)
+        from chipsparse.cli.ranks.gpus import gpu_of
 
-    def join(self, device: torch.device) -> Joined:
-        """Meets the others, for the life of the process; returns this one with its peers."""
-        if self.ranks == 1:
-            return self
-        import torch
-        import torch.distributed as dist
-
-        from chipsparse.parallel.peers import TIMEOUT_SECONDS, Peers
-
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        else:  # they share the machine's cores
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.ranks))
-        if not dist.is_initialized():
-            dist.init_process_group(
-                "nccl" if device.type == "cuda" else "gloo",
-                timeout=timedelta(seconds=TIMEOUT_SECONDS),
-            )
-        return replace(self, peers=Peers(range(self.ranks), timeout_s=FIRST_SECONDS))
+        return gpu_of(self.local_rank)
 
     def first(self, make: Callable[[], Value]) -> Value | None:
         """What the first process makes, which so decides for all; the others wait for it.
@@ -144,6 +142,12 @@ def launched(environment: Mapping[str, str] | None = None) -> Joined | None:
     return Joined(rank, ranks, local_rank)
 
 
+def forget_launcher() -> None:
+    """For what this process starts, which is none of the launcher's."""
+    for name in LAUNCHED:
+        os.environ.pop(name, None)
+
+
 def check_alone(what: str) -> None:
     """Raises `UserError` under a launcher of several processes, which could not share this."""
     found = launched()
@@ -153,8 +157,13 @@ def check_alone(what: str) -> None:
         )
 
 
-def shared_by(processes: int, guidance: int | None) -> Parallel:
+def shared_by(processes: int, guidance: int | None, *, option: str = "--gpus") -> Parallel:
     """What so many processes share, with guidance branches on so many of them.
+
+    Args:
+        processes: of them all.
+        guidance: of ``--guidance-parallel``, or None.
+        option: that says how many processes there are.
 
     Raises:
         UserError: the one is no multiple of the other.
@@ -163,7 +172,7 @@ def shared_by(processes: int, guidance: int | None) -> Parallel:
     if processes % guidance:
         raise UserError(
             f"--guidance-parallel {guidance} needs a multiple of {guidance} GPUs, and there are to "
-            f"be {processes}; give --gpus"
+            f"be {processes}; give {option}"
         )
     return Parallel(ulysses=processes // guidance, guidance=guidance)
 

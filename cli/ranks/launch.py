@@ -10,42 +10,9 @@ from pathlib import Path
 
 import typer
 
-from chipsparse.cli.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError
+from chipsparse.cli.errors import EXIT_FAILED, EXIT_USER_ERROR
 
 OURS = "chipsparse: "
-
-
-def check_gpus(gpus: int, device_name: str) -> None:
-    """Raises `UserError` where there are fewer GPUs, or they cannot exchange tensors.
-
-    Args:
-        gpus: processes to start.
-        device_name: of ``--device``.
-    """
-    import torch
-    import torch.distributed as dist
-
-    from chipsparse.cli.model.description import choose_device
-
-    device = choose_device(device_name)
-    if device.type != "cuda":
-        return
-    if device.index is not None and device_name != "auto":
-        raise UserError(
-            f"--gpus {gpus} takes the first GPUs, and --device {device_name} is one; use --device "
-            "cuda, and CUDA_VISIBLE_DEVICES to choose"
-        )
-    there = torch.cuda.device_count()
-    if gpus > there:
-        raise UserError(f"--gpus {gpus} is more than the {there} GPUs that this machine has")
-    if not dist.is_nccl_available():
-        raise UserError(f"--gpus {gpus} needs NCCL, which this build of PyTorch lacks")
-    names = {torch.cuda.get_device_name(index) for index in range(gpus)}
-    if len(names) > 1:
-        raise UserError(
-            f"--gpus {gpus} would run on GPUs of several kinds, {' and '.join(sorted(names))}, "
-            "which wait for the slowest; choose equal ones with CUDA_VISIBLE_DEVICES"
-        )
 
 
 def launch(words: list[str], gpus: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from chipsparse.cli.command_line import SHOWING, command_words
@@ -12,12 +13,15 @@ from chipsparse.cli.options import option_name
 from chipsparse.cli.planning.planned import planned_if_known
 from chipsparse.cli.planning.request import look_up, required_profile
 from chipsparse.cli.progress import ProgressDisplay, silent_display
+from chipsparse.cli.ranks.gpus import check_gpus
 from chipsparse.cli.ranks.joined import Joined, joined, shared_by
-from chipsparse.cli.ranks.launch import check_gpus, launch
+from chipsparse.cli.ranks.launch import launch
 from chipsparse.cli.ranks.sharing import check_sharing
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import Profile
+from chipsparse.profiles.tuned_range import digest
 
+WRITTEN = frozenset({"output", "report", "results"})
 Options = TypeVar("Options", bound=GenerationOptions)
 # Raises `UserError` where these processes cannot share what the options ask for; loads no weight.
 Check = Callable[[Options, Parallel, ProgressDisplay], None]
@@ -64,3 +68,27 @@ def taking_part(command: str, options: Options, check: Check[Options]) -> Joined
     shown = [option_name(name) for name in sorted(SHOWING) if getattr(options, name, False)]
     launch([words[0], *shown, *words[1:]], options.gpus)
     return None
+
+
+def called(
+    options: GenerationOptions, *profiles: Profile | None, prompts: Sequence[str] = ()
+) -> dict[str, str]:
+    """What processes that make something together must have been called with alike.
+
+    Args:
+        options: what was typed; where files are written does not matter.
+        profiles: what is computed, as it stands in this machine's files.
+        prompts: likewise.
+    """
+    left_out = SHOWING | WRITTEN
+    facts = {
+        field.name: str(getattr(options, field.name))
+        for field in dataclasses.fields(options)
+        if field.name not in left_out
+    }
+    computed = [digest(dataclasses.asdict(each.sparsity)) for each in profiles if each is not None]
+    return {
+        **facts,
+        "what the profile says": ", ".join(computed),
+        "what the prompts say": digest({"prompts": list(prompts)}),
+    }

@@ -28,7 +28,8 @@ from chipsparse.cli.planning.request import (
 from chipsparse.cli.planning.settings import GenerationSettings, resolve_settings
 from chipsparse.cli.prompts import Prompt, read_prompts, shapes
 from chipsparse.cli.ranks.joined import Joined
-from chipsparse.cli.ranks.several import check_shared
+from chipsparse.cli.ranks.meeting import meet
+from chipsparse.cli.ranks.several import called, check_shared
 from chipsparse.cli.results import UNTOLD, fields_json
 from chipsparse.cli.tune.lab import TuneLab, config_digest
 from chipsparse.cli.tune.shared_results import SharedResults
@@ -100,9 +101,10 @@ def _run(options: TuneOptions, process: Joined) -> Tuned:
         lpips = _lpips(options, settings)
         tuned = _tuned_for(options, model, settings, device, dtype)
         check_shared(options, model, profile, process.parallel)
-        process = process.join(device)
-        facts = about(tuned, model, profile, options, process.parallel)
-        results = SharedResults(options.results_file, facts, process)
+        facts = called(options, profile, prompts=[prompt.text for prompt in prompts])
+        process = meet(process, device, facts)
+        common = about(tuned, model, profile, options, process.parallel)
+        results = SharedResults(options.results_file, common, process)
         generator = Generator(
             lambda: load_pipeline(model, device=device, dtype=dtype),
             settings,

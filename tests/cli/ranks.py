@@ -10,17 +10,19 @@ from chipsparse.cli.main import app
 
 
 def commands(folder, *asked):
-    """The exit status of each command on this rank, and what it printed."""
+    """The exit status of each command on this rank, and what it printed.
+
+    The word ``RANK`` stands for the rank's number.
+    """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
     os.chdir(folder)
     told = []
     for words in asked:
         files = set(Path().rglob("*"))
-        ran = CliRunner().invoke(app, words)
+        ran = CliRunner().invoke(app, [str(rank) if word == "RANK" else word for word in words])
         dist.barrier()
         made = sorted(map(str, set(Path().rglob("*")) - files))
-        told.append({"exit": ran.exit_code, "stdout": ran.stdout, "made": made})
-        if ran.exit_code:
-            told[-1]["stderr"] = ran.stderr
+        stderr = [line for line in ran.stderr.splitlines() if line.startswith("chipsparse: error")]
+        told.append({"exit": ran.exit_code, "stdout": ran.stdout, "stderr": stderr, "made": made})
     return told

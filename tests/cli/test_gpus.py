@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,9 @@ from PIL import Image
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.ranks import launch as launching
+from chipsparse.cli.ranks.gpus import check_gpus
 from chipsparse.cli.ranks.joined import Joined, joined, launched
+from chipsparse.cli.ranks.meeting import meet
 from chipsparse.parallel.degrees import Parallel
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +31,6 @@ def test_a_launcher_says_which_process_this_is():
     assert process == Joined(3, 4, 1)
     assert process.parallel == Parallel(ulysses=4)
     assert not process.writes
-    assert process.device(torch.device("cuda")) == torch.device("cuda", 1)
     assert process.device(CPU) == CPU
 
 
@@ -61,27 +63,57 @@ def test_under_torchrun_its_processes_count(monkeypatch):
         joined(2)
 
 
-def gpus(monkeypatch, *names, nccl=True):
+def gpus(monkeypatch, *names, nccl=True, memory=None):
     """A machine with these GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: names[index])
+    properties = [SimpleNamespace(total_memory=each) for each in memory or [140 << 30] * len(names)]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties[index])
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: nccl)
 
 
 def test_gpus_that_are_not_there_or_differ(monkeypatch):
     gpus(monkeypatch, "H200", "H200", "L4")
-    launching.check_gpus(2, "auto")
+    check_gpus(2, "auto")
     for count, device, said in (
         (4, "cuda", "--gpus 4 is more than the 3 GPUs that this machine has"),
-        (3, "cuda", "GPUs of several kinds, H200 and L4"),
+        (3, "cuda", r"several kinds, H200 \(140.00 GiB\) and L4 \(140.00 GiB\)"),
         (2, "cuda:1", "--device cuda:1 is one; use --device cuda"),
     ):
         with pytest.raises(UserError, match=said):
-            launching.check_gpus(count, device)
+            check_gpus(count, device)
+    gpus(monkeypatch, "H100", "H100", memory=[(80 << 30) - 5, 40 << 30])
+    with pytest.raises(UserError, match=r"H100 \(40.00 GiB\) and H100 \(79.00 GiB\), which wait"):
+        check_gpus(2, "cuda")
     gpus(monkeypatch, "H200", "H200", nccl=False)
-    with pytest.raises(UserError, match="--gpus 2 needs NCCL"):
-        launching.check_gpus(2, "cuda")
+    with pytest.raises(UserError, match="several GPUs need NCCL, which this build of PyTorch"):
+        check_gpus(2, "cuda")
+    # Those of a launcher, which did not ask.
+    with pytest.raises(UserError, match="several GPUs need NCCL, which this build of PyTorch"):
+        meet(Joined(0, 2), torch.device("cuda", 0))
+    assert Joined(1, 2, 1).device(torch.device("cuda")) == torch.device("cuda", 1)
+    with pytest.raises(UserError, match="process 4 of this machine, which has 2 GPUs; start one"):
+        Joined(3, 4, 3).device(torch.device("cuda"))
+
+
+def test_processes_that_cannot_meet(monkeypatch):
+    for name, value in {"MASTER_ADDR": "localhost", "RANK": 0, "WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    threads = torch.get_num_threads()
+    try:
+        with pytest.raises(UserError, match=r"could not meet: .*MASTER_PORT expected"):
+            meet(Joined(0, 2), CPU)
+        with socket.socket() as taken:
+            taken.bind(("localhost", 0))
+            taken.listen()
+            monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+            with pytest.raises(UserError, match=r"could not meet: .*address already in use"):
+                meet(Joined(0, 2), CPU)
+    finally:
+        torch.set_num_threads(threads)
+    assert meet(Joined(), CPU) == Joined()
 
 
 @pytest.mark.parametrize(
@@ -96,7 +128,7 @@ def test_gpus_that_are_not_there_or_differ(monkeypatch):
         ),
         (("--guidance-parallel", "2"), "needs a multiple of 2 GPUs, and there are to be 1"),
         (("--gpus", "4", "--guidance-parallel", "4"), "--guidance-parallel 4 must be 1 or 2"),
-        (("--gpus", "2", "--dense"), "--gpus shares the sparse run, which --dense leaves out"),
+        (("--gpus", "2", "--dense"), "several GPUs share the sparse run, which --dense leaves out"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_starts(

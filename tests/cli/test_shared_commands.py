@@ -1,9 +1,12 @@
 """`bench`, `compare` and `tune` on several processes: what they start, refuse and find."""
 
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from chipsparse.cli.errors import UserError
@@ -170,16 +173,22 @@ def test_two_processes_find_what_one_does(small, workdir, tmp_path_factory):
         2,
         "tests.cli.ranks:commands",
         str(workdir),
+        ["generate", "a circle", *given, "-o", "no.png", "--seed", "RANK"],
         ["bench", *given],
         [*compare, "-o", "shared.png"],
         ["tune", *given, *few, *TARGET, "--budget", "12"],
         folder=tmp_path_factory.mktemp("ranks"),
     )
     first, other = (each.result for each in ended)
+    for told in (first.pop(0), other.pop(0)):
+        assert (told["exit"], told["made"]) == (2, [])
+        assert "rank 0 and rank 1 differ in seed: 0 and 1; every process" in " ".join(
+            told["stderr"]
+        )
     assert [told["exit"] for told in (*first, *other)] == [0] * 6, (first, other)
     assert [told["stdout"] for told in other] == [""] * 3
     bench, compared, tuned = (json.loads(told["stdout"]) for told in first)
-    assert bench["parallel"] == {"ulysses": 2, "guidance": 1}
+    assert bench["parallel"] == {"ulysses": 2, "guidance": 1, "ring": 1}
     assert bench["layers"] == []
     assert {"dense", "refresh", "sparse"} <= set(bench["steps"]["patched"])
     assert first[0]["made"] == []
@@ -191,7 +200,7 @@ def test_two_processes_find_what_one_does(small, workdir, tmp_path_factory):
         for side in ("A", "B"):
             for metric in ("psnr_db", "ssim"):
                 assert own[side][metric] == together[side][metric]
-    assert compared["parallel"] == {"ulysses": 2, "guidance": 1}
+    assert compared["parallel"] == {"ulysses": 2, "guidance": 1, "ring": 1}
     assert "both configs ran on the same GPUs" in " ".join(compared["notes"])
     assert {"p.yaml", "p.tune.json"} <= set(first[2]["made"])
     profile = load_profile(workdir / "p.yaml")
@@ -201,3 +210,29 @@ def test_two_processes_find_what_one_does(small, workdir, tmp_path_factory):
     about = json.loads((workdir / "p.tune.json").read_text())["about"]
     assert (about["ulysses"], about["guidance"]) == (2, 1)
     assert tuned["configs_tried"] >= 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("command", ["bench", "compare", "tune"])
+def test_on_two_gpus(small, workdir, command):
+    own = {
+        "bench": (),
+        "compare": ("dense", "small.yaml", "--prompts", "prompts.txt", "--num", "2"),
+        "tune": ("--prompts", "prompts.txt", *TARGET, "--held-out-prompts", "2", "--budget", "12"),
+    }
+    words = [command, *own[command], *small, "--device", "cuda", "--gpus", "2"]
+    words += [] if command == "compare" else ["--config", "small.yaml"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "chipsparse", *words], capture_output=True, text=True, timeout=600
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    if command == "tune":
+        assert (workdir / "p.yaml").is_file()
+    else:
+        assert found["parallel"] == {"ulysses": 2, "guidance": 1, "ring": 1}
+    if command == "compare":
+        assert all(
+            each["B"]["psnr_db"] is None or each["B"]["psnr_db"] > 10 for each in found["prompts"]
+        )

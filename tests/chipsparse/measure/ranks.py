@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 import chipsparse
 from chipsparse.config import SparsityConfig
+from chipsparse.parallel import head_exchange
 from tests.tiny_models import PROMPT, tiny_wan_pipeline
 
 CONFIG = SparsityConfig().override(
@@ -51,27 +52,28 @@ def counted(ulysses, guidance):
 def _count_exchanges(sent):
     """Lets the collectives that carry tensors count what leaves this rank."""
 
-    def counting(name, nbytes):
-        whole = getattr(dist, name, None)
-        if whole is None:
-            return
+    def counting(owner, name, nbytes):
+        whole = getattr(owner, name)
 
         def call(*args, group=None, **kwargs):
             others = dist.get_world_size(group) - 1
             sent["bytes"] += nbytes(others, group, *args)
             return whole(*args, group=group, **kwargs)
 
-        setattr(dist, name, call)
+        setattr(owner, name, call)
 
     def to_others(_others, group, received, given, _taken, sizes):
         own = sizes[dist.get_rank(group)]
         return (given.numel() - own) * given.element_size()
 
-    counting("all_to_all_single", to_others)
-    for name in ("all_gather_into_tensor", "all_gather_single"):
-        counting(name, lambda others, _, out, own: others * own.nbytes)
-    counting("all_gather", lambda others, _, out, own: others * own.nbytes)
+    def to_all(others, _group, _received, own):
+        return others * own.nbytes
+
+    counting(dist, "all_to_all_single", to_others)
+    counting(head_exchange, "all_gather_tensor", to_all)
+    counting(dist, "all_gather", to_all)
     counting(
+        dist,
         "broadcast",
         lambda others, _, tensor, source: others * tensor.nbytes * (source == dist.get_rank()),
     )

@@ -10,16 +10,24 @@ from chipsparse.cli.batch.answers import Loaded, Made, Refused
 
 
 class DeadlyWorker:
-    """Prompts: ``fine``, ``kill``, ``exit``, ``refuse``, and ``kill unless FILE``, made by it."""
+    """Prompts: ``fine``, ``kill``, ``exit``, ``refuse``, and ``kill unless FILE``, made by it.
 
-    def __init__(self, options, threads):
+    ``last kill`` is done by the last of several processes alone; the others wait for it.
+    """
+
+    def __init__(self, options, threads, place):
         self._where = f"{options.device} of {os.getpid()}"
+        self._place = place
 
     def load(self):
         return Loaded(chipsparse.__version__, self._where)
 
     def make(self, task):
         what, _, file = task.prompt.partition(" unless ")
+        if what.startswith("last "):
+            if self._place.rank < self._place.ranks - 1:
+                time.sleep(60)
+            what = what.removeprefix("last ")
         if file:
             what = "fine" if Path(file).exists() else what
             Path(file).touch()

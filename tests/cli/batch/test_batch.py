@@ -156,7 +156,17 @@ def test_bad_lines_are_named_before_anything_is_loaded(
     ("arguments", "sentence"),
     [
         (("--engine", "dask"), "--engine dask is not known; use accelerate or ray"),
-        (("--gpus-per-job", "2"), "--gpus-per-job 2 is not there yet"),
+        (("--gpus-per-job", "0"), "--gpus-per-job 0 is too small"),
+        (("--gpus-per-job", "2"), "error: 12 video or image tokens make 1 blocks of 128 rows"),
+        (("--gpus-per-job", "3"), "error: this model has 2 attention heads, fewer than the 3"),
+        (
+            ("--gpus-per-job", "2", "--dense"),
+            "error: several GPUs share the sparse run, which --dense",
+        ),
+        (
+            ("--gpus-per-job", "3", "--guidance-parallel", "2"),
+            "needs a multiple of 2 GPUs, and there are to be 3; give --gpus-per-job",
+        ),
         (("--tries", "0"), "--tries 0 is too small"),
         (("--workers", "0"), "--workers 0 is too small"),
         (("--format", "avi"), "--format avi is not known"),

@@ -7,7 +7,6 @@ import pytest
 from rich.console import Console
 
 import chipsparse
-from chipsparse.cli.batch import launched
 from chipsparse.cli.batch.answers import (
     Died,
     Failed,
@@ -18,8 +17,10 @@ from chipsparse.cli.batch.answers import (
     Unavailable,
 )
 from chipsparse.cli.batch.dispatch import REST_SECONDS, RESTS, Dispatch
+from chipsparse.cli.batch.job import in_turn
 from chipsparse.cli.batch.live import LiveLine
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.ranks.joined import Joined
 
 LOADED = Loaded(chipsparse.__version__, "here")
 MADE = Made(b"clip", b"thumbnail", 2.0, (), ())
@@ -176,6 +177,12 @@ def test_a_worker_that_can_never_be_reached_is_replaced():
     assert engine.started == [0, 0]
 
 
+def test_a_worker_of_which_some_cannot_be_reached_is_started_anew():
+    engine, folder, _ = dispatched({"a": [Unavailable(in_part=True), MADE]})
+    assert folder.tries == {"a": 1}  # that was no try
+    assert engine.started == [0, 0]
+
+
 def test_a_worker_that_cannot_be_reached_is_left_alone_for_a_while():
     engine, _, _ = dispatched({"a": [Unavailable(), MADE], "b": [MADE]}, workers=2)
     assert engine.submitted[0] == (0, "a")
@@ -249,27 +256,11 @@ def test_what_another_command_gave_up_is_given_up():
 
 
 @pytest.mark.parametrize("rank", range(3))
-def test_processes_of_a_launcher_begin_with_their_own_share(monkeypatch, rank):
-    for name, value in {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": 3}.items():
-        monkeypatch.setenv(name, str(value))
-    here = launched.place()
-    assert here == launched.Place(rank, 0, 3)
-    assert here.tells == (rank == 0)
+def test_processes_of_a_launcher_begin_with_their_own_share(rank):
     shares = ["adg", "be", "cf"]
-    assert "".join(here.in_turn("abcdefg")) == "".join(shares[rank:] + shares[:rank])
-
-
-def test_without_a_launcher_there_is_one_process(monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
-    assert launched.place() == launched.Place(0, 0, 1)
-    assert launched.place().in_turn("abc") == ["a", "b", "c"]
-
-
-def test_a_launcher_that_sets_no_numbers(monkeypatch):
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        monkeypatch.setenv(name, "one")
-    with pytest.raises(UserError, match=r"must be numbers, as a launcher sets them; they are"):
-        launched.place()
+    expected = "".join(shares[rank:] + shares[:rank])
+    assert "".join(in_turn("abcdefg", Joined(rank, 3))) == expected
+    assert in_turn("abc", Joined()) == ["a", "b", "c"]
 
 
 def live(names, workers, clock):

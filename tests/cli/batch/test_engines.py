@@ -15,6 +15,7 @@ from chipsparse.cli.batch.answers import Died, Failed, Unavailable
 from chipsparse.cli.batch.processes import Processes
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.main import app
+from tests.cli.batch.conftest import InThisProcess
 from tests.cli.batch.deadly_worker import DeadlyWorker
 
 ray = pytest.importorskip("ray")
@@ -28,6 +29,14 @@ def processes():
 
 def ray_of_its_own():
     return RayActors("cpu", 2, DeadlyWorker)
+
+
+def processes_of_two():
+    return Processes(["cpu"], DeadlyWorker, per_worker=2)
+
+
+def ray_of_two():
+    return RayActors("cpu", 1, DeadlyWorker, per_worker=2)
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +96,52 @@ def test_workers_that_are_killed(run, workdir, make_engine):
     assert (second["made"], second["already_there"], second["failed"]) == (1, 5, 3)
     assert by_prompt(second)["fine 2"]["state"] == "made"
     assert by_prompt(second)["kill"]["tries"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make_engine", [processes_of_two, ray_of_two])
+def test_a_worker_ends_as_a_whole_where_one_of_its_processes_does(run, workdir, make_engine):
+    once = f"last kill unless {workdir / 'marker'}"
+    ran, found = run(["fine", once, "last exit"], make_engine, "--workers", "1")
+    assert ran.exit_code == 1, ran.stderr
+    rows = by_prompt(found)
+    assert {text: row["state"] for text, row in rows.items()} == {
+        "fine": "made",
+        once: "made",
+        "last exit": "failed",
+    }
+    assert {text: row["tries"] for text, row in rows.items()} == {
+        "fine": 1,
+        once: 2,
+        "last exit": 2,
+    }
+    assert rows["last exit"]["error"].startswith("process 2 of 2: ")
+
+
+@pytest.mark.slow
+def test_files_of_several_processes_are_those_of_one(model_folder, workdir, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (workdir / "p.csv").write_text("prompt,frames\na circle,5\na square,9\n")
+    profile = (model_folder / "chipsparse.yaml").read_text()
+    blocks = "sparsity:\n  attention: {block_size_q: 16}\n  mlp: {block_size: 16}"
+    (workdir / "small.yaml").write_text(profile.replace("sparsity:", blocks))
+    given = ["batch", "p.csv", "--device", "cpu", "--model", str(model_folder), "--json"]
+    given += ["--config", "small.yaml", "--height", "64", "--width", "64", "--format", "gif"]
+
+    def files(folder, *also):
+        ran = CliRunner().invoke(app, [*given, "--workers", "1", "-o", folder, *also])
+        assert ran.exit_code == 0, ran.stderr
+        return {file.name: file.read_bytes() for file in (workdir / folder).glob("*.gif")}
+
+    with monkeypatch.context() as here:
+        here.setattr(job, "_engine", lambda options, _: InThisProcess(options.device))
+        one = files("one")
+    assert len(one) == 2
+    for engine in ("accelerate", "ray"):
+        assert files(engine, "--engine", engine, "--gpus-per-job", "2") == one
+        (line, _) = (workdir / engine / "manifest.jsonl").read_text().splitlines()
+        command = json.loads(line)["command"]
+        assert command[command.index("--gpus") + 1] == "2"
 
 
 @pytest.mark.slow
@@ -182,19 +237,38 @@ def test_what_ray_says_of_a_worker():
     assert answer_of(raised) == Failed("'x'")
 
 
+def test_processes_that_no_machine_of_ray_has_gpus_for(monkeypatch):
+    nodes = [{"Alive": True, "Resources": {"CPU": 4.0, "GPU": gpus}} for gpus in (1.0, 2.0)]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 3.0})
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(RayActors, "_connect", lambda _: "")
+    assert RayActors("cuda", None, DeadlyWorker, per_worker=2).most == 1
+    assert RayActors("cuda", None, DeadlyWorker).most == 3
+    sentence = "^--gpus-per-job 4 is more than the 2 GPUs that any machine of Ray has$"
+    with pytest.raises(UserError, match=sentence):
+        RayActors("cuda", None, DeadlyWorker, per_worker=4)
+
+
 def test_ray_chooses_the_gpus():
     with pytest.raises(UserError, match=r"^--device cuda:1: Ray chooses the GPUs"):
         RayActors("cuda:1", None, DeadlyWorker)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("per_worker", [1, 2])
 @pytest.mark.parametrize("engine", ["accelerate", "ray"])
-def test_on_gpus(model_folder, workdir, engine):
-    """A worker on each GPU of this machine; all of them make something."""
-    count = torch.cuda.device_count()
+def test_on_gpus(model_folder, workdir, engine, per_worker):
+    """Workers on all GPUs of this machine; all of them make something."""
+    count = torch.cuda.device_count() // per_worker
+    if not count:
+        pytest.skip(f"needs {per_worker} GPUs")
     (workdir / "p.txt").write_text("a circle moves left\n")
     given = ["p.txt", "-o", "out", "--model", str(model_folder), "--device", "cuda"]
+    given += ["--height", "128", "--width", "128", "--frames", "13"]
     small = ["--num", str(8 * count), "--engine", engine, "--json"]
+    small += ["--gpus-per-job", str(per_worker)]
     ran = subprocess.run(
         [sys.executable, "-m", "chipsparse", "batch", *given, *small],
         capture_output=True,
