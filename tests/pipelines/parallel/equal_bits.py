@@ -57,6 +57,7 @@ OTHERS = {
         {"schedule.skip_threshold": 1.0, "schedule.skip_steps": [], "schedule.forecast": 0.5},
     ),
     "forecast of the error": (lambda: wan_of(4), BIG, {"attention.forecast": 0.5}),
+    "residuals in e4m3": (lambda: wan_of(4), BIG, {"memory.residuals": "fp8"}),
     "attention alone": (lambda: wan_of(4), BIG, {"mlp.enabled": False}),
     "one head": (lambda: wan_of(1), BIG, {}),
     "qwen-image, attention alone": (

@@ -30,6 +30,7 @@ PAIRS = [
     "skipped by a threshold, with a forecast",
     "forecast of the error",
     "attention alone",
+    "residuals in e4m3",
     "nothing sparse",
 ]
 # Where rows of a linear are no multiple of 16, a CPU rounds the last ones otherwise.
