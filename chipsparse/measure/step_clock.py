@@ -219,7 +219,7 @@ def _attention_sample(plan: SparsityPlan, layer: int, share: float) -> Sample:
     taken = min(whole, max(1, round(share * whole)))
     batch, heads = (layout.batch, layout.own_heads) if taken == whole else (1, taken)
     columns = _rounded(layout.tokens)
-    rows = min(columns, _rounded(len(layout.query_rows))) if layout.exact_text else columns
+    rows = min(columns, _rounded(layout.own_query_rows)) if layout.exact_text else columns
     alone = ModelLayout(
         (LayerKind("", 1, 1),),
         heads,

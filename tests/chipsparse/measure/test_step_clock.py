@@ -19,7 +19,11 @@ from chipsparse.plan import SparsityPlan
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 FP32, BF16 = torch.float32, torch.bfloat16
 PARTS = ["attention", "mlp"]
-OPTIONS = {"attention.block_size_q": 16, "mlp.block_size": 16}
+OPTIONS = {
+    "cuda_graphs": "always",  # there are few sparse steps
+    "attention.block_size_q": 16,
+    "mlp.block_size": 16,
+}
 
 
 def plan_of(*, layers=4, tokens=96, text=0, batch=1, heads=2, head_dim=16, **options):
