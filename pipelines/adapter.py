@@ -134,6 +134,7 @@ class ModelAdapter:
         timestep_argument: what the transformer calls its timestep.
         shares_tokens: whether several processes can share its tokens: its hooks cut and gather what
             they put in order. Not inherited, since it is to be tested for each.
+        why_whole: why not, where that is known.
         shares_guidance: whether guidance branches can be on different processes: its pipelines say
             before the first call that they guide, by two calls per step. Not inherited.
         entry_blocks: name of the list of blocks in front of which the text is cut for several
@@ -155,6 +156,7 @@ class ModelAdapter:
     uncalled_steps: ClassVar[int] = 0
     timestep_argument: ClassVar[str] = "timestep"
     shares_tokens: ClassVar[bool] = False
+    why_whole: ClassVar[str] = "its tokens cannot be shared yet"
     shares_guidance: ClassVar[bool] = False
     entry_blocks: ClassVar[str] = ""
     least_text: ClassVar[int] = 0
@@ -326,9 +328,7 @@ class ModelAdapter:
         Args:
             config: the transformer's.
         """
-        if vars(cls).get("shares_tokens", False):
-            return None
-        return "its tokens cannot be shared yet"
+        return None if vars(cls).get("shares_tokens", False) else cls.why_whole
 
     @classmethod
     def why_guidance_stays(cls) -> str | None:

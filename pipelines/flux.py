@@ -195,6 +195,8 @@ class LongCatImageAdapter(FluxAdapter):
 
     transformer_class = "LongCatImageTransformer2DModel"
     families = "LongCat-Image: text to image, editing"
+    shares_tokens = True
+    shares_guidance = True
     guidance_argument = "guidance_scale"
     announces_guidance = True
 
@@ -204,6 +206,7 @@ class BriaAdapter(FluxAdapter):
 
     transformer_class = "BriaTransformer2DModel"
     families = "Bria 3: text to image"
+    shares_tokens = True
     guidance_argument = "guidance_scale"
     announces_guidance = True
     guides_in_batch = True

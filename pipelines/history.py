@@ -27,6 +27,8 @@ class HistoryAdapter(ModelAdapter):
             the present the patches are, and how many frames pipelines pass, even if they are empty.
     """
 
+    why_whole = "its blocks tell earlier frames from present ones by their places among all tokens"
+
     present_indices: ClassVar[str]
     history: ClassVar[Mapping[str, tuple[int, int]]]
 

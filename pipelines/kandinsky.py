@@ -30,6 +30,7 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
     transformer_class = "Kandinsky5Transformer3DModel"
     families = "Kandinsky 5: text and image to video, text and image to image"
     sparse_attention = "self-attention, unless it is the model's own NABLA; cross-attention is left"
+    shares_tokens = True
     announces_guidance = False
     default_latents = 128
 
@@ -90,12 +91,21 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
         """Hooks the tokens' embedding, their rotary embedding and the output layer."""
         model, add = self._model, self._patches.add_hook
         add(model.visual_embeddings.register_forward_hook(self._order_tokens))
+        add(model.visual_rope_embeddings.register_forward_pre_hook(self._name_whole_grid))
         add(model.visual_rope_embeddings.register_forward_hook(self._order_rotary))
         add(model.out_layer.register_forward_pre_hook(self._restore_tokens))
 
     def _order_tokens(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
-        """Of ``[B, T, H, W, ...]``."""
-        return self.ordered(output.flatten(1, 3), 1).view(output.shape)
+        """Of ``[B, T, H, W, ...]``; what a process has of it is one row of tokens."""
+        tokens = self.ordered(output.flatten(1, 3), 1)
+        return tokens.unflatten(1, (-1, 1, 1)) if self.split else tokens.view(output.shape)
+
+    def _name_whole_grid(self, _module: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Forward pre-hook of the rotary embedding, which is told the sizes of the tokens."""
+        if self.split is None:
+            return None
+        (batch, *_), *rest = args
+        return ((batch, *self._grid()), *rest)
 
     def _order_rotary(self, module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
         return self._order_tokens(module, args, output)
@@ -103,7 +113,17 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
     def _restore_tokens(self, module: Any, args: tuple[torch.Tensor, ...]) -> Any:
         tokens, *rest = args
         restored = self.restore_order(module, (tokens.flatten(1, 3),))
-        return None if restored is None else (restored[0].view(tokens.shape), *rest)
+        if restored is None:
+            return None
+        if self.split is None:
+            return (restored[0].view(tokens.shape), *rest)
+        return (restored[0].unflatten(1, self._grid()), *rest)
+
+    def _grid(self) -> Grid:
+        """Of the open call."""
+        assert self.session.plan is not None
+        (grid,) = self.session.plan.layout.grids
+        return grid
 
     def held_output(self, result: Any) -> torch.Tensor:
         """The model returns no tuple where it returns no output class."""
@@ -128,6 +148,7 @@ class Kandinsky6Adapter(Kandinsky5Adapter):
     families = "Kandinsky 6: text and image to video with sound"
     sparse_attention = "self-attention of the video; the sound's and cross-attention are left"
     sparse_mlp = "feed-forward of the video tokens"
+    why_whole = "its sound attends to all tokens of the video"
     announces_guidance = True
 
     projections = 10  # as Kandinsky 5; q and out to the sound, k and v from it

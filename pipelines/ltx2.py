@@ -25,6 +25,7 @@ class LTX2Adapter(LTXAdapter):
     families = "LTX-2: text and image to video with sound, conditions"
     sparse_attention = "self-attention of the video; the sound's and cross-attention are left"
     sparse_mlp = "feed-forward of the video tokens"
+    why_whole = "its sound attends to all tokens of the video"
 
     projections = 10  # as LTX-Video; q and out to the sound, k and v from it
 

@@ -43,6 +43,7 @@ class MiniMaxH3Adapter(ModelAdapter):
     families = "MiniMax-H3: text, images, video and audio to video with sound"
     sparse_attention = "self-attention of the video rows; text, audio and conditions are exact"
     sparse_mlp = "feed-forward (gated) of the video rows"
+    why_whole = "it finds rows of text, sound and video by their places among all rows"
     guidance_argument = None
     uncalled_steps = 1  # the scheduler counts the end
 

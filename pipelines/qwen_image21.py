@@ -42,6 +42,7 @@ class QwenImage21Adapter(ModelAdapter):
     families = "Qwen-Image 2.1, turbo too: text to image, editing"
     sparse_attention = "the image's, to the prompt and itself; the first step is the model's own"
     sparse_mlp = "feed-forward (gated) of the image tokens"
+    why_whole = "its first step, which keeps keys of the prompt, runs as without chipsparse"
     guidance_argument = "true_cfg_scale"
     announces_guidance = False
 

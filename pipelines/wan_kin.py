@@ -11,12 +11,16 @@ import torch
 from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.wan import PROJECTIONS, WanAdapter
 
+MASKED = "the model masks later blocks of frames"
+
 
 class ChronoEditAdapter(WanAdapter):
     """As Wan; another rotary embedding where two frames stand for more."""
 
     transformer_class = "ChronoEditTransformer3DModel"
     families = "ChronoEdit: edits of an image, with or without frames in between"
+    shares_tokens = True
+    shares_guidance = True
 
 
 class WanVACEAdapter(WanAdapter):
@@ -24,6 +28,8 @@ class WanVACEAdapter(WanAdapter):
 
     transformer_class = "WanVACETransformer3DModel"
     families = "Wan VACE 2.1 and 2.2: text, references, masks and control to video"
+    shares_tokens = True
+    shares_guidance = True
 
     def blocks(self) -> list[Any]:
         """Those of the control video, then the model's."""
@@ -49,6 +55,8 @@ class WanAnimateAdapter(WanAdapter):
 
     transformer_class = "WanAnimateTransformer3DModel"
     families = "Wan 2.2 Animate: a character follows a video, or takes a place in it"
+    shares_guidance = True
+    why_whole = "its blocks see faces frame by frame, and a process would have parts of frames"
 
     @classmethod
     def grids(cls, tokens: Grid) -> tuple[Grid, ...]:
@@ -79,27 +87,41 @@ class SkyReelsV2Adapter(WanAdapter):
 
     transformer_class = "SkyReelsV2Transformer3DModel"
     families = "SkyReels V2: text, image and video to video, diffusion forcing"
+    shares_tokens = True
+    shares_guidance = True
 
     def layout(self, arguments: dict[str, Any]) -> ModelLayout:
         """As Wan, but for diffusion forcing and for models that mask by frames."""
         layout = super().layout(arguments)
+        if arguments.get("enable_diffusion_forcing"):
+            self._refuse_split(
+                "with diffusion forcing it repeats timesteps for all tokens of a frame"
+            )
         if arguments.get("enable_diffusion_forcing") or self.needs_mask(arguments):
             return replace(layout, grids=frame_by_frame(layout.grids[0]))
         return layout
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
         """Models that generate block by block mask what comes later."""
-        if not self.needs_mask(arguments):
-            return None
-        return "the model masks later blocks of frames"
+        return MASKED if self.needs_mask(arguments) else None
 
     def needs_mask(self, arguments: dict[str, Any]) -> bool:
         """As `why_attention_is_dense`."""
-        return bool(self._model.config.num_frame_per_block > 1)
+        return masks_frames(self._model.config)
+
+    @classmethod
+    def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
+        """Where attention is masked, it is not ours."""
+        return MASKED if masks_frames(config) else super().why_not_split(config)
 
     def _order_timesteps(self, _module: Any, _args: Any, output: tuple[Any, ...]) -> Any:
         """Leaves them: they are for all tokens, or for frames."""
         return output
+
+
+def masks_frames(config: Mapping[str, Any]) -> bool:
+    """Whether a SkyReels V2 generates block by block."""
+    return bool(config.get("num_frame_per_block", 1) > 1)
 
 
 def frame_by_frame(tokens: Grid) -> tuple[Grid, ...]:

@@ -35,6 +35,7 @@ class ZImageAdapter(SeparateLengths):
     families = "Z-Image: text and image to image, inpainting, ControlNet (not Omni)"
     sparse_attention = "joint attention of the main layers"
     sparse_mlp = "feed-forward (gated) of all tokens"
+    why_whole = "layers before the joint ones see the image or the text alone, and stay as they are"
     default_latents = 128
     timestep_argument = "t"
 

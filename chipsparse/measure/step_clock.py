@@ -240,7 +240,9 @@ def _attention_sample(plan: SparsityPlan, layer: int, share: float) -> Sample:
         random_fraction=0.0,
         local_blocks=None,
     )
-    return Sample(SparsityPlan(SparsityConfig(attention=config), alone), whole / (batch * heads))
+    own = layout.own_query_rows / len(layout.all_query_rows)  # other processes have the others
+    scale = own * whole / (batch * heads)
+    return Sample(SparsityPlan(SparsityConfig(attention=config), alone), scale)
 
 
 def _mlp_sample(plan: SparsityPlan, layer: int, share: float) -> Sample:

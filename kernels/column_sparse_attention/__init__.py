@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -24,7 +24,6 @@ from chipsparse.kernels.triton_support import (
 )
 
 OP = "column_sparse_attention"
-OF_HEADS = ("query", "key", "value", "indices", "counts")
 CACHED = {None: (), "difference": ("residual",), "merge": ("residual", "lse_dense", "kept_mass")}
 
 
@@ -93,9 +92,12 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
     shares_device: bool = False
 
     def of_heads(self, heads: slice) -> ColumnSparseAttention:
-        """The same of some heads."""
-        tensors = {
-            name: getattr(self, name)[:, heads] for name in (*OF_HEADS, *CACHED[self.delta_rule])
+        """The same of some heads, which are the second dimension of every tensor."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors: dict[str, Any] = {
+            name: value[:, heads]
+            for name, value in values.items()
+            if isinstance(value, torch.Tensor)
         }
         return replace(self, **tensors)
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -497,6 +499,39 @@ def test_a_residual_in_fp8_counts_as_what_it_stands_for(backend, rule, head_dim,
         assert (mass[~nothing] > 1 - torch.finfo(torch.float8_e4m3fn).eps).any()
         expected = torch.where(nothing[..., None], kept, expected)
     assert_close(output, expected, TOLERANCE[torch.bfloat16])
+
+
+@backend_names(column_sparse_attention)
+@pytest.mark.parametrize("residuals", ["bf16", "fp8"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_heads_in_turn_beside_an_exchange_are_those_of_one_launch(
+    backend, residuals, batch, device
+):
+    """Bit for bit: a block's rows do not depend on which program has them, nor on other heads."""
+    shape = (batch, 3, 300, 131, 64)
+    inputs = attention_inputs(*shape, dtype=torch.bfloat16, device=device, strided=True)
+    skip_unless_it_runs(column_sparse_attention, backend, *inputs)
+    mask = random_mask(*shape[:4], 128, device=device)
+    cache = refreshed(inputs, mask, 128, torch.bfloat16)
+    residual, scale = cache["merge"], None
+    if residuals == "fp8":
+        residual, scale = residual.to(FP8), torch.rand(shape[:3], device=device) + 0.5
+    call = ColumnSparseAttention(
+        *inputs,
+        *index_lists(mask),
+        delta_rule="merge",
+        residual=residual,
+        residual_scale=scale,
+        lse_dense=cache["lse_dense"],
+        kept_mass=cache["kept_mass"],
+        shares_device=True,
+        backend=backend,
+    )
+    whole, lse = column_sparse_attention.run(replace(call, shares_device=False))
+    for heads in (slice(0, 2), slice(2, 3)):
+        part, part_lse = column_sparse_attention.run(call.of_heads(heads))
+        assert torch.equal(part, whole[:, heads])
+        assert torch.equal(part_lse, lse[:, heads])
 
 
 def test_merge_formula_at_its_edges():

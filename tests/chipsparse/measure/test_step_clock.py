@@ -179,10 +179,12 @@ def test_a_sample_has_the_rows_and_columns_of_the_layer():
     assert sample.layout.tokens == 4352  # 4196, rounded up
     kept = sample.attention_keep_count(0)
     assert kept == math.ceil(420 / 16) * 16  # a tenth of 4196
-    shared = replace(
-        plan, layout=replace(plan.layout, share=Share(2, 0, 0, 4196, 4196, 1049, 1024))
-    )
-    assert sample_of(shared, 0, "attention", dtype=BF16).plan.layout.heads == 2
+    share = Share(2, 0, first_row=0, rows=4196, most_rows=4196, tokens=1049, grid_tokens=1024)
+    shared = replace(plan, layout=replace(plan.layout, share=share))
+    sample = sample_of(shared, 0, "attention", dtype=BF16)
+    assert sample.plan.layout.heads == 2
+    half = replace(plan, layout=replace(plan.layout, share=replace(share, rows=1, most_rows=2098)))
+    assert sample_of(half, 0, "attention", dtype=BF16).scale == sample.scale / 2
     assert sample_of(shared, 0, "mlp", dtype=BF16).plan.layout.tokens == 1088  # 1049 rounded up
 
 

@@ -27,17 +27,17 @@ def shape(*, height, width, batch=1, **_):
     return batch, (height // 16) * (width // 16), CHANNELS
 
 
-def arguments(latents, timestep, branch, *, height, width, **_):
+def arguments(latents, timestep, branch, *, height, width, text=TEXT, **_):
     rows, columns = torch.meshgrid(
         torch.arange(height // 16), torch.arange(width // 16), indexing="ij"
     )
-    text = random(1, TEXT, TEXT_DIM, seed=len(branch)).repeat(len(latents), 1, 1)
+    prompt = random(1, text, TEXT_DIM, seed=len(branch)).repeat(len(latents), 1, 1)
     return {
         "hidden_states": latents,
-        "encoder_hidden_states": text,
+        "encoder_hidden_states": prompt,
         "timestep": timestep,
         "img_ids": torch.stack([0 * rows, rows, columns], dim=-1).view(-1, 3).float(),
-        "txt_ids": torch.zeros(TEXT, 3),
+        "txt_ids": torch.zeros(text, 3),
     }
 
 

@@ -1,11 +1,14 @@
 """What the ranks of the tests run: whole tiny generations, alone and together."""
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from diffusers import ContextParallelConfig
 
 import chipsparse
 from tests.pipelines.families import flux2, hunyuan_video, wan
+from tests.pipelines.families.wan_kin import forced_arguments, skyreels
 from tests.pipelines.test_families import FAMILIES, SPARSE, STEPS
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
 
@@ -17,6 +20,8 @@ WHOLE_BLOCKS = {
         "prompt_attention_mask": torch.ones(1, TEXT, dtype=torch.long),
     },
     "flux2": {"prompt_embeds": flux2.random(1, TEXT, flux2.TEXT_DIM, seed=3)},
+    "longcat-image": {"text": TEXT},
+    "bria": {"text": TEXT},
 }
 BIG = {**wan.VIDEO, "height": 128, "width": 128, "num_frames": 13}  # 16 blocks of 16 rows
 
@@ -39,6 +44,13 @@ def experts_of(heads):
     )
 
 
+def announced(name):
+    """A family's loop that tells, as the family's own pipeline does, that it guides."""
+    pipe = FAMILIES[name].make()
+    pipe.do_classifier_free_guidance = True
+    return pipe
+
+
 HUNYUAN = {
     **FAMILIES["hunyuan video"].call,
     **WHOLE_BLOCKS["hunyuan video"],
@@ -57,7 +69,12 @@ OTHERS = {
         {"schedule.skip_threshold": 1.0, "schedule.skip_steps": [], "schedule.forecast": 0.5},
     ),
     "forecast of the error": (lambda: wan_of(4), BIG, {"attention.forecast": 0.5}),
+    "residuals in e4m3": (lambda: wan_of(4), BIG, {"memory.residuals": "fp8"}),
     "attention alone": (lambda: wan_of(4), BIG, {"mlp.enabled": False}),
+    **{
+        f"{name}, announced": (partial(announced, name), FAMILIES[name].call, {})
+        for name in ("chrono edit", "longcat-image", "skyreels v2", "wan animate")
+    },
     "one head": (lambda: wan_of(1), BIG, {}),
     "qwen-image, attention alone": (
         FAMILIES["qwen-image"].make,
@@ -74,6 +91,26 @@ GUIDED = [
     "two experts",
     "skipped by a threshold, with a forecast",
     "flux2 klein",
+    "chrono edit, announced",
+    "longcat-image, announced",
+    "skyreels v2, announced",
+    "wan animate, announced",
+    "wan vace",
+]
+# Families whose tokens cannot be shared.
+WHOLE = [
+    "chroma",
+    "flux3",
+    "framepack",
+    "helios",
+    "hunyuan video image to video, tokens replaced",
+    "kandinsky 6",
+    "ltx-2",
+    "minimax h3",
+    "qwen-image 2.1",
+    "sd3.5 medium",
+    "wan animate",
+    "z-image",
 ]
 # Where processes share the query rows; of every way to have text in the sequence, and none.
 RING = [
@@ -118,6 +155,10 @@ def everything(names):
         **together(names),
         "guidance": together(GUIDED, guidance=2),
         "ring": together(RING, ring=2),
+        "whole": {name: said_of(FAMILIES[name].make()) for name in WHOLE},
+        "forced": said_of(
+            skyreels(forced_arguments, inject_sample_info=True), FAMILIES["skyreels v2"].call
+        ),
         "unguided": said_of_an_unguided_pipeline(),
         "stock": {name: stock(name) for name in ("plain", "compiled", "ring")},
     }
@@ -147,6 +188,16 @@ def said_of_an_unguided_pipeline():
         except ValueError as error:
             return str(error)
     return None
+
+
+def said_of(pipe, call=None):
+    """What is said of a pipeline that shares tokens, at once or before the first step of a call."""
+    try:
+        parallel = chipsparse.Parallel(ulysses=dist.get_world_size())
+        with torch.no_grad(), chipsparse.enable(pipe, SPARSE, parallel=parallel):
+            return call and generate(pipe, call)
+    except ValueError as error:
+        return str(error)
 
 
 def compared(name, parallel, *, judge):

@@ -136,9 +136,9 @@ def said(pipe, call, config=SPARSE, *, parallel=BOTH, seed=0):
     return None
 
 
-def breaks_off(how):
+def breaks_off(how, shared):
     """Rank 1 raises, or is killed, within a block of the model."""
-    pipe = wan_of(4)
+    pipe, call = wan_of(4), {**CALL, "guidance_scale": 3.0 if shared == "guidance" else 1.0}
 
     def broken(*_):
         if how == "killed":
@@ -147,5 +147,6 @@ def breaks_off(how):
 
     if dist.get_rank() == 1:
         pipe.transformer.blocks[1].register_forward_pre_hook(broken)
-    with torch.no_grad(), chipsparse.enable(pipe, SPARSE, parallel=BOTH):
-        generate(pipe, CALL)
+    parallel = chipsparse.Parallel(**{shared: 2})
+    with torch.no_grad(), chipsparse.enable(pipe, SPARSE, parallel=parallel):
+        generate(pipe, call)

@@ -2,11 +2,15 @@
 
 import pytest
 
+from chipsparse.pipelines.registry import ADAPTERS
+from tests.pipelines.test_families import FAMILIES
 from tests.ranks import run_ranks
 
 MODULE = "tests.pipelines.parallel.equal_bits"
-# Every transformer that several processes can share; the others are refused (`test_refusals`).
+# Every transformer that several processes can share; see also `REASONS`.
 PAIRS = [
+    "bria",
+    "chrono edit",
     "cogvideox 2b",
     "cogvideox 2b, guided",
     "flux",
@@ -15,12 +19,16 @@ PAIRS = [
     "hunyuan video",
     "hunyuan video 1.5",
     "hunyuan video 1.5, odd size",
+    "kandinsky 5",
+    "longcat-image",
     "ltx",
     "ltx, odd size",
     "mochi",
     "qwen-image",
     "qwen-image, padded and guided",
     "sd3",
+    "skyreels v2",
+    "wan vace",
     "wan 2.1",
     "wan 2.1, odd size",
     "wan 2.1, unguided batch",
@@ -30,6 +38,7 @@ PAIRS = [
     "skipped by a threshold, with a forecast",
     "forecast of the error",
     "attention alone",
+    "residuals in e4m3",
     "nothing sparse",
 ]
 # Where rows of a linear are no multiple of 16, a CPU rounds the last ones otherwise.
@@ -85,6 +94,45 @@ def test_guidance_branches_on_two_ranks(two_ranks):
         check_guided(name, [each.result["guidance"][name] for each in two_ranks])
     for each in two_ranks:
         assert "needs a pipeline that guides" in each.result["unguided"]
+
+
+REASONS = {
+    "chroma": "the pipeline passes an attention mask",
+    "flux3": "blocks before the joint ones see the image or the text alone",
+    "framepack": "its blocks tell earlier frames from present ones",
+    "helios": "its blocks tell earlier frames from present ones",
+    "hunyuan video image to video, tokens replaced": "it modulates the tokens of the first frame",
+    "kandinsky 6": "its sound attends to all tokens of the video",
+    "ltx-2": "its sound attends to all tokens of the video",
+    "minimax h3": "it finds rows of text, sound and video by their places",
+    "qwen-image 2.1": "its first step, which keeps keys of the prompt",
+    "sd3.5 medium": "its second attention (attn2, in dual layers) is not exchanged",
+    "wan animate": "its blocks see faces frame by frame",
+    "z-image": "layers before the joint ones see the image or the text alone",
+}
+
+
+@pytest.mark.slow
+def test_families_whose_tokens_cannot_be_shared_are_refused_with_the_reason(two_ranks):
+    for ended in two_ranks:
+        found = ended.result["whole"]
+        assert found.keys() == REASONS.keys()
+        for name, reason in REASONS.items():
+            assert f"cannot run on several processes: {reason}" in found[name], (name, found[name])
+        assert "with diffusion forcing it repeats timesteps" in ended.result["forced"]
+
+
+@pytest.mark.slow
+def test_every_transformer_is_shared_or_refused():
+    sharing = {name for name, adapter in ADAPTERS.items() if "shares_tokens" in vars(adapter)}
+    assert transformers_of(PAIRS) == sharing
+    assert transformers_of(REASONS) >= ADAPTERS.keys() - sharing
+
+
+def transformers_of(names):
+    """Classes of the families among the cases."""
+    made = (FAMILIES[name].make() for name in names if name in FAMILIES)
+    return {type(pipe.components["transformer"]).__name__ for pipe in made}
 
 
 @pytest.mark.slow
