@@ -156,6 +156,7 @@ def measure(
             check_finite(outputs[-1])
             session, report = handle._adapters[0].session, handle.report
             memory = session._caches._branches[model.branches[0]].memory
+            assert session.plan is not None
             tokens, layers = session.plan.layout.tokens, session.plan.layout.layers
             recomputed = sum(part == "attention" for _, part in memory.placement.recomputed)
             found = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -32,6 +33,7 @@ from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.layers.column_budget import LISTS_BYTES, AttentionBudget
 from chipsparse.layers.exact_rows import apart, joined
 from chipsparse.layers.fp8_attention import fp8_choices, fp8_full_attention, fp8_tensors
+from chipsparse.layers.pooled_columns import pooled_attention
 from chipsparse.layers.state import Shared, StepState
 from chipsparse.plan import Action, SparsityPlan
 
@@ -146,6 +148,7 @@ class AttentionLayer:
                         backend=shared.backend,
                         choices=choices,
                         step=state.context.step,
+                        kernels=shared.kernels,
                     )
                 else:
                     columns = self._columns_of_another_branch(state, query, key)
@@ -456,7 +459,7 @@ def record_residual(
     scale: float | None,
     backend: str | None,
 ) -> torch.Tensor:
-    """Fills the residual cache of the delta rule from an exact output and the columns chosen.
+    """Fills the residual cache of the delta rule, if it has one, and makes lists of the columns.
 
     ``cache.lse`` and ``cache.columns`` must be those of the output ``[B, H, N, D]``. Returns how
     many columns each query block has in its list, int32 ``[B, H, G]``.
@@ -469,6 +472,8 @@ def record_residual(
     cache.capacity = indices.shape[-1]
     cache.lists = (indices, counts) if indices.nbytes <= LISTS_BYTES else None
     cache.kept_fraction = counts.float().mean() / key.shape[2]
+    if config.delta_rule == "pooled":
+        return counts
     kept, kept_lse = column_sparse_attention(
         query,
         key,
@@ -580,8 +585,9 @@ def sparse_step(
     backend: str | None,
     choices: Mapping[str, Choice] | None = None,
     step: int | None = None,
+    kernels: FastestKernel | None = None,
 ) -> torch.Tensor:
-    """Attention over the kept columns only, combined with the residual cache.
+    """Attention over the kept columns only, combined with the residual cache or pooled columns.
 
     The host does not wait for a GPU: the length of the lists is known from the refresh. With the
     `backend_choices` for tensors of this kind it does not look at them again either.
@@ -597,6 +603,22 @@ def sparse_step(
         )
     else:
         indices, counts = cache.lists
+    rest: dict[str, Any]
+    if config.delta_rule == "pooled":
+        output, lse = pooled_attention(
+            query, key, value, scale=scale, backend=backend, kernels=kernels
+        )
+        # As a residual that has all of its mass: the merge rule then joins the two softmaxes.
+        nothing = torch.zeros_like(lse)
+        rest = {"delta_rule": "merge", "residual": output, "lse_dense": lse, "kept_mass": nothing}
+    else:
+        rest = {
+            "delta_rule": config.delta_rule,
+            "residual": cache.residual,
+            "residual_scale": cache.residual_scale,
+            "lse_dense": cache.lse_dense,
+            "kept_mass": cache.kept_mass,
+        }
     call = ColumnSparseAttention(
         query,
         key,
@@ -605,16 +627,11 @@ def sparse_step(
         counts,
         block_size_q=config.block_size_q,
         scale=scale,
-        delta_rule=config.delta_rule,
-        residual=cache.residual,
-        residual_scale=cache.residual_scale,
-        lse_dense=cache.lse_dense,
-        kept_mass=cache.kept_mass,
         backend=backend,
+        **rest,
     )
     run = column_sparse_attention.run
     launch = choices["column_sparse_attention"].backend.launch if choices else run
-    output: torch.Tensor
     output, _ = launch(call)
     if step is not None and cache.drift is not None and cache.refreshed_at is not None:
         grown = config.forecast * (step - cache.refreshed_at) / cache.interval
