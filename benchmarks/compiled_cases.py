@@ -29,9 +29,9 @@ TRITON_TYPES = {
     "heads|rows|row_tiles|blocks|first_unit|columns|num_columns": "i32",
     "row_bytes|keep_count|capacity": "i32",
     "block_size_q": "i32:16",
-    "strata|seed_state|first_head|turns|loose": "i32",
+    "strata|seed_state|first_head|first_block|turns|loose": "i32",
     "(first|second|third|buffer)_ptr": "*{half}:16",
-    "starts_ptr": "*i32:16",
+    "pieces_ptr": "*i32:16",
     "(first|second|third)_stride_[bnh]": "i32:16",
     "batch|tokens": "i32",
     "scale|rounding": "fp32",
@@ -49,13 +49,14 @@ MLP_TYPES = {
 } | TRITON_TYPES
 FP8_TYPES = {
     "(row_factor|row_shift|value_mean|value_scale|noted|made)_ptr": "*fp32:16",
-    "(query8|key8|value8)_ptr": "*fp8e4nv:16",
+    "(query8|key8)_ptr": "*i8:16",
+    "value8_ptr": "*fp8e4nv:16",
     "query8_stride_[bhn]|value_stride_d": "i32:16",
     "chunks": "i32",
     "stored": "i32:16",
 }
+QUANTIZED_TYPES = {"(query|key)_ptr": "*i8:16", "value_ptr": "*fp8e4nv:16"}
 RESIDUAL_BYTES = {"residual_ptr": "*u8:16"}  # of FP8, for plain Triton
-QUANTIZED_TYPES = {"(query|key|value)_ptr": "*fp8e4nv:16"}
 TOP_TYPES = {"cache_ptr": "*fp32:16", "cache_stride_g": "i32:16", "cache_stride_f": "i32:1"}
 
 
@@ -192,8 +193,8 @@ def _fp8() -> Iterator[CompiledCase]:
         for head_dim in (64, 128):
             for part, rotate in (
                 ("note", False),
+                ("note", True),
                 ("make", False),
-                ("make", True),
                 ("round", False),
                 ("round", True),
             ):
@@ -208,7 +209,9 @@ def _fp8() -> Iterator[CompiledCase]:
                         "WIDE_PRODUCTS": False,
                         "TILE": quantization.TILE_TOKENS,
                         "TILES": quantization.TILES_PER_CHUNK,
-                        "num_warps": quantization.WARPS,
+                        "num_warps": quantization.NOTE_WARPS
+                        if part == "note"
+                        else quantization.WARPS,
                     },
                     capability,
                     types=FP8_TYPES | TRITON_TYPES,

@@ -70,6 +70,7 @@ ELEMENTS = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
     torch.float8_e4m3fn: "fp8e4nv",
+    torch.int8: "i8",
 }
 
 MLP_ARGUMENT_TYPES = {
@@ -177,12 +178,9 @@ def compile_fp8_dense_attention(
         "num_warps": 4,
     }
     types = {"sums_ptr": "*bf16:16" if with_column_sums else "*fp32:16"}  # unused: any pointer
-    for name, block in {
-        "q_desc": [1, 1, 64, head_dim],
-        "k_desc": [1, 1, module.TILE, head_dim],
-        "v_desc": [1, 1, head_dim, module.TILE],
-    }.items():
-        types[name] = _descriptor_type(block, "fp8e4nv")
+    types["q_desc"] = _descriptor_type([1, 1, 64, head_dim], "i8")
+    types["k_desc"] = _descriptor_type([1, 1, module.TILE, head_dim], "i8")
+    types["v_desc"] = _descriptor_type([1, 1, head_dim, module.TILE], "fp8e4nv")
     return compile_kernel(
         module._fp8_dense_attention_kernel,
         ARGUMENT_TYPES | types,
@@ -249,7 +247,7 @@ def descriptor(tensor: torch.Tensor, block: list[int]) -> Any:
 @functools.cache
 def _block_layout(block: tuple[int, ...], element: str) -> Any:
     """Where the elements of a loaded block lie; to ask Gluon takes longer than a launch."""
-    types = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp8e4nv": gl.float8e4nv}
+    types = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp8e4nv": gl.float8e4nv, "i8": gl.int8}
     return gl.NVMMASharedLayout.get_default_for(list(block), types[element])
 
 

@@ -42,6 +42,18 @@ def to_fp8(x, INTERPRETED: tl.constexpr):
     return tl.where(x == x, bits, 0x7F).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
 
 
+# What `int8_dot` adds: sums over up to 128 channels are below 2 ** 21, and become the last digits
+# of this number.
+SCORE_OFFSET = tl.constexpr(1.5 * 2.0**23)
+OFFSET_BITS = tl.constexpr(0x4B400000)
+
+
+@triton.jit
+def int8_dot(a, b):
+    """``a @ b + SCORE_OFFSET`` of int8 numbers in fp32, without rounding."""
+    return (tl.dot(a, b) + OFFSET_BITS).to(tl.float32, bitcast=True)
+
+
 @triton.jit
 def _wide(x):
     """e4m3 in fp32, for the interpreter, which reads NaN as 480."""

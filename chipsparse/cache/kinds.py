@@ -100,7 +100,7 @@ def kind_bytes(
         dtype: of the hidden states.
     """
     residual = FP8 if config.memory.residuals == "fp8" else dtype
-    tokens, rows = len(layout.query_rows), layout.mlp_tokens(layer)
+    tokens, rows = layout.own_query_rows, layout.mlp_tokens(layer)
     neurons = layout.kind(layer).intermediate_size
     mlp_groups = block_count(rows, config.mlp.block_size)
     blocks = block_count(tokens, config.attention.block_size_q)
@@ -127,7 +127,7 @@ def saved_work(part: Part, layer: int, *, layout: ModelLayout, config: SparsityC
         return 0.0
     if part == "attention":
         kept = min(1.0, kept + config.attention.random_fraction)
-        whole = 4.0 * len(layout.query_rows) * layout.tokens * layout.own_attention_channels
+        whole = 4.0 * layout.own_query_rows * layout.tokens * layout.own_attention_channels
     else:
         whole = 4.0 * layout.mlp_tokens(layer) * layout.width * layout.kind(layer).intermediate_size
     return layout.batch * whole * (1 - kept)

@@ -48,8 +48,12 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 NORM_TENSORS, ATTENTION_TENSORS, MLP_TENSORS = 13, 9, 7
 # Where processes share the tokens: q, k and v as they are sent and received besides; and behind the
 # last block the tokens of all processes, before and in the output norm with its float32 copies.
-EXCHANGE_TENSORS, GATHERED_TENSORS = 6, 8
+# Where they share query rows, the keys and values of all rows: as they come and as they are read.
+EXCHANGE_TENSORS, GATHERED_TENSORS, RING_TENSORS = 6, 8, 4
 BRANCHES = 2  # guidance branches whose small lists of columns there is room for
+# What the link carries each way while it carries both ways, in shares of its rate: in a sparse step
+# of HunyuanVideo at 720p an H200 waited for transfers that the full rate would have hidden.
+BOTH_WAYS = 0.85
 
 
 class BudgetError(ConfigError):
@@ -276,7 +280,8 @@ def worth_moving(
         time = layer_time(
             layer, Action.SPARSE, plan=plan, rates=rates, dtype=dtype, dense_parts=dense
         )
-        return max(time.total, max(to_device, to_host) / rates.link)
+        link = rates.link * (BOTH_WAYS if to_device and to_host else 1.0)
+        return max(time.total, max(to_device, to_host) / link)
 
     counts = range(len(sizes), -1, -1)  # of equal choices the one that keeps more
     choices = [chosen for count in counts for chosen in combinations(sizes, count)]
@@ -307,11 +312,13 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, captured: int = 0) 
     if layout.share is not None:
         attention += EXCHANGE_TENSORS * heads_side_by_side
         gathered = GATHERED_TENSORS * layout.batch * tokens * layout.width * dtype.itemsize
+        if layout.share.most_rows < len(layout.all_query_rows):
+            attention += RING_TENSORS * heads * tokens * layout.head_dim * dtype.itemsize
     if config.attention.precision == "fp8":
         attention += 3 * heads * tokens * layout.head_dim
     sparse = [layer for layer in range(layout.layers) if plan.is_sparse(layer, "attention")]
     if sparse:
-        blocks = block_count(len(layout.query_rows), config.attention.block_size_q)
+        blocks = block_count(layout.own_query_rows, config.attention.block_size_q)
         sums = heads * blocks * tokens * min(dtype.itemsize, 4)
         kept = max(plan.attention_keep_count(layer) for layer in sparse)
         kept += plan.attention_random_count()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -33,8 +32,8 @@ from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.layers.column_budget import LISTS_BYTES, AttentionBudget
 from chipsparse.layers.exact_rows import apart, joined
 from chipsparse.layers.fp8_attention import fp8_choices, fp8_full_attention, fp8_tensors
-from chipsparse.layers.pooled_columns import pooled_attention
-from chipsparse.layers.state import Shared, StepState
+from chipsparse.layers.pooled_columns import with_means
+from chipsparse.layers.state import HeadTurns, Shared, StepState
 from chipsparse.plan import Action, SparsityPlan
 
 # Where the host need not wait for what it reads.
@@ -92,6 +91,7 @@ class AttentionLayer:
         *,
         scale: float | None,
         unpatched: Unpatched,
+        turns: HeadTurns | None = None,
     ) -> torch.Tensor:
         """Attention as the open call wants it; rows that the layout wants exact see all columns.
 
@@ -102,23 +102,31 @@ class AttentionLayer:
             value: as query.
             scale: factor of the scores, None for ``D ** -0.5``.
             unpatched: computes query, key, value and scale as the model would without chipsparse.
+            turns: brings query, key and value, of which only the sizes are known before; None where
+                they are there.
         """
         shared, config = self._shared, self._shared.config.attention
         if state is None or not (state.caching or config.precision == "fp8"):
+            _arrive(turns)
             return unpatched(query, key, value, scale)
         if not state.caching:
+            _arrive(turns)
             self._choices(query, key, value)  # which reports them
             return self._dense(query, key, value, scale, unpatched)
         layout = state.plan.layout
         dense = state.dense.get((self.number, "attention"))
         with shared.recorder.watch(self.number, "attention", dense) as entry:
             if entry.reason is not None:
+                _arrive(turns)
                 if config.precision == "fp8":
                     entry.backend = _backend_name(self._choices(query, key, value), Action.DENSE)
                 return self._dense(query, key, value, scale, unpatched)
             query, exact = apart(query, layout, 2)
             choices = self._choices(query, key, value)
             entry.action = self._decide(state)
+            if entry.action is not Action.SPARSE or exact is not None:
+                _arrive(turns)
+                turns = None
             kinds, ahead = (
                 shared.caches.reads("attention", action) for action in (entry.action, state.action)
             )
@@ -149,6 +157,7 @@ class AttentionLayer:
                         choices=choices,
                         step=state.context.step,
                         kernels=shared.kernels,
+                        turns=turns,
                     )
                 else:
                     columns = self._columns_of_another_branch(state, query, key)
@@ -287,6 +296,11 @@ class AttentionLayer:
             f"instead of {most_columns} at most: column sums were NaN, and their query blocks keep "
             "every column"
         )
+
+
+def _arrive(turns: HeadTurns | None) -> None:
+    if turns is not None:
+        turns.arrive()
 
 
 def backend_choices(
@@ -556,6 +570,7 @@ def _choose_columns(
             static_columns=budget.static_columns,
             seed=budget.seed,
             first_head=budget.first_head + first,
+            first_block=budget.first_block,
             backend=backend,
         )
         if budget.branches > 1:
@@ -586,6 +601,7 @@ def sparse_step(
     choices: Mapping[str, Choice] | None = None,
     step: int | None = None,
     kernels: FastestKernel | None = None,
+    turns: HeadTurns | None = None,
 ) -> torch.Tensor:
     """Attention over the kept columns only, combined with the residual cache or pooled columns.
 
@@ -594,6 +610,8 @@ def sparse_step(
 
     With a forecast and the ``step``, the error is taken to grow with the steps since the refresh as
     it did before it, times ``config.forecast``, and that is added.
+
+    Where heads come in ``turns``, they are computed so, and the result is what those make of it.
     """
     if cache.lists is None:
         assert cache.columns is not None
@@ -603,22 +621,6 @@ def sparse_step(
         )
     else:
         indices, counts = cache.lists
-    rest: dict[str, Any]
-    if config.delta_rule == "pooled":
-        output, lse = pooled_attention(
-            query, key, value, scale=scale, backend=backend, kernels=kernels
-        )
-        # As a residual that has all of its mass: the merge rule then joins the two softmaxes.
-        nothing = torch.zeros_like(lse)
-        rest = {"delta_rule": "merge", "residual": output, "lse_dense": lse, "kept_mass": nothing}
-    else:
-        rest = {
-            "delta_rule": config.delta_rule,
-            "residual": cache.residual,
-            "residual_scale": cache.residual_scale,
-            "lse_dense": cache.lse_dense,
-            "kept_mass": cache.kept_mass,
-        }
     call = ColumnSparseAttention(
         query,
         key,
@@ -627,13 +629,28 @@ def sparse_step(
         counts,
         block_size_q=config.block_size_q,
         scale=scale,
+        delta_rule=None if config.delta_rule == "pooled" else config.delta_rule,
+        residual=cache.residual,
+        residual_scale=cache.residual_scale,
+        lse_dense=cache.lse_dense,
+        kept_mass=cache.kept_mass,
+        shares_device=turns is not None,
         backend=backend,
-        **rest,
     )
     run = column_sparse_attention.run
     launch = choices["column_sparse_attention"].backend.launch if choices else run
-    output, _ = launch(call)
-    if step is not None and cache.drift is not None and cache.refreshed_at is not None:
+    grown, drift = 0.0, cache.drift
+    if step is not None and drift is not None and cache.refreshed_at is not None:
         grown = config.forecast * (step - cache.refreshed_at) / cache.interval
-        output.add_(cache.drift, alpha=grown)
-    return output
+
+    def compute(heads: slice | None = None) -> torch.Tensor:
+        part = call if heads is None else call.of_heads(heads)
+        if config.delta_rule == "pooled":
+            part = with_means(part, kernels)
+        output: torch.Tensor
+        output, _ = launch(part)
+        if drift is None or not grown:
+            return output
+        return output.add_(drift if heads is None else drift[:, heads], alpha=grown)
+
+    return compute() if turns is None else turns.each(compute)

@@ -10,13 +10,34 @@ the error (benchmarks/notes/few_steps.md).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
+from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
 from chipsparse.kernels.dense_attention import dense_attention
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 
 POOLED = 64  # columns of a mean, at most
+
+
+def with_means(
+    call: ColumnSparseAttention, kernels: FastestKernel | None = None
+) -> ColumnSparseAttention:
+    """Sparse attention without a rule, joined with attention over the means of its columns.
+
+    As with a residual that has all of its mass: the merge rule then joins the two softmaxes.
+    """
+    output, lse = pooled_attention(
+        call.query,
+        call.key,
+        call.value,
+        scale=call.scale,
+        backend=call.backend,
+        kernels=kernels,
+    )
+    nothing = torch.zeros_like(lse)
+    return replace(call, delta_rule="merge", residual=output, lse_dense=lse, kept_mass=nothing)
 
 
 def pooled_attention(

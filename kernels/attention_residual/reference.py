@@ -6,7 +6,7 @@ import torch
 
 from chipsparse.kernels.attention_residual import AttentionResidual, Residual
 from chipsparse.kernels.checks import compute_dtype, ranges
-from chipsparse.kernels.fp8_quantization import FP8, LARGEST
+from chipsparse.kernels.fp8_quantization import FP8, LARGEST_FP8
 
 # What it may hold at a time of output, weighed kept part, and their difference.
 TRANSIENT_BYTES = 256 << 20
@@ -44,5 +44,5 @@ def attention_residual(call: AttentionResidual) -> Residual:
 
 def row_scale(rows: torch.Tensor) -> torch.Tensor:
     """What makes the largest value of each row ``[..., D]`` 448; NaN where one is not finite."""
-    scale = (rows.abs().amax(-1) / LARGEST).clamp_(min=SMALLEST_SCALE)
+    scale = (rows.abs().amax(-1) / LARGEST_FP8).clamp_(min=SMALLEST_SCALE)
     return torch.where(scale.isfinite(), scale, torch.nan)

@@ -13,7 +13,8 @@ import triton.language as tl
 
 from chipsparse.kernels.attention_residual import AttentionResidual, Residual
 from chipsparse.kernels.attention_residual.reference import SMALLEST_SCALE
-from chipsparse.kernels.fp8_quantization import FP8, LARGEST
+from chipsparse.kernels.fp8_quantization import FP8
+from chipsparse.kernels.fp8_quantization import LARGEST_FP8 as LARGEST
 from chipsparse.kernels.launch import launch
 from chipsparse.kernels.triton_blocks import fp8_bits
 from chipsparse.kernels.triton_support import cdiv, next_power_of_2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -24,6 +24,7 @@ from chipsparse.kernels.triton_support import (
 )
 
 OP = "column_sparse_attention"
+OF_HEADS = ("query", "key", "value", "indices", "counts")
 CACHED = {None: (), "difference": ("residual",), "merge": ("residual", "lse_dense", "kept_mass")}
 
 
@@ -65,6 +66,9 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
             multiplied; given with such a residual and no other.
         lse_dense: ``[B, H, N]`` float32, for ``merge``.
         kept_mass: w, ``[B, H, N]`` float32, for ``merge``.
+        shares_device: whether other kernels run beside, which exchange tensors with other GPUs.
+            Then no program of this one waits for the multiprocessors that those occupy, with work
+            of its own that others could do.
         backend: forces one (``gluon``, ``triton``, ``reference``); None takes the first that can
             run.
 
@@ -86,6 +90,14 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
     residual_scale: torch.Tensor | None = None
     lse_dense: torch.Tensor | None = None
     kept_mass: torch.Tensor | None = None
+    shares_device: bool = False
+
+    def of_heads(self, heads: slice) -> ColumnSparseAttention:
+        """The same of some heads."""
+        names = [*OF_HEADS, *CACHED[self.delta_rule]]
+        if self.residual_scale is not None:
+            names.append("residual_scale")
+        return replace(self, **{name: getattr(self, name)[:, heads] for name in names})
 
     def facts(self) -> tuple[Any, ...]:
         """Query, key, value and the rows of a block."""

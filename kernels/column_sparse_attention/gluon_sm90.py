@@ -435,11 +435,14 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
     elif residual.stride(-1) != 1:
         residual = residual.contiguous()
     furthest_row = (key.shape[2] - 1) * max(key.stride(2), value.stride(2)) + head_dim
-    sms = triton_support.multiprocessors(device)
+    # One program per place on the GPU goes from tile to tile; where some places are taken for a
+    # while, one program per tile, so that those go to whichever is free.
+    places = triton_support.multiprocessors(device) * config.blocks_per_sm
+    programs = items if call.shares_device else min(items, places)
     with torch.cuda.device(device):
         launch(
             _column_sparse_attention_kernel,
-            (min(items, sms * config.blocks_per_sm),),
+            (programs,),
             query,
             key,
             value,
