@@ -643,14 +643,17 @@ def sparse_step(
     if step is not None and drift is not None and cache.refreshed_at is not None:
         grown = config.forecast * (step - cache.refreshed_at) / cache.interval
 
-    def compute(heads: slice | None = None) -> torch.Tensor:
-        part = call if heads is None else call.of_heads(heads)
-        if config.delta_rule == "pooled":
-            part = with_means(part, kernels)
-        output: torch.Tensor
-        output, _ = launch(part)
-        if drift is None or not grown:
-            return output
-        return output.add_(drift if heads is None else drift[:, heads], alpha=grown)
+    def with_rest(call: ColumnSparseAttention) -> ColumnSparseAttention:
+        return with_means(call, kernels) if config.delta_rule == "pooled" else call
 
-    return compute() if turns is None else turns.each(compute)
+    if turns is not None:
+
+        def compute(heads: slice) -> torch.Tensor:
+            part: torch.Tensor
+            part, _ = launch(with_rest(call.of_heads(heads)))
+            return part if drift is None or not grown else part.add_(drift[:, heads], alpha=grown)
+
+        return turns.each(compute)
+    output: torch.Tensor
+    output, _ = launch(with_rest(call))
+    return output if drift is None or not grown else output.add_(drift, alpha=grown)
