@@ -23,6 +23,7 @@ from benchmarks import (
     kernel_runs,
     offload,
     quality,
+    small_card,
 )
 from benchmarks.equal_work import command as equal_work
 from benchmarks.records import table
@@ -40,6 +41,7 @@ MODULES: dict[str, ModuleType] = {
     "attention_curve": attention_curve,
     "full_size": full_size,
     "offload": offload,
+    "small_card": small_card,
     "soak": soak,
     "equal_work": equal_work,
     **dict.fromkeys(kernel_runs.OPS, kernel_runs),
@@ -88,7 +90,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, help="write the records here")
     parser.add_argument("--figure", type=Path, help="write a PNG of the curves (attention_curve)")
-    for module in (kernel_runs, full_size, offload, soak, equal_work):
+    for module in (kernel_runs, full_size, offload, small_card, soak, equal_work):
         module.add_arguments(parser)
     group = parser.add_argument_group("pipelines")
     group.add_argument("--model", type=Path, default=bundled_model())

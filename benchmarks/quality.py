@@ -73,7 +73,11 @@ def video_rows(base: SparsityConfig) -> dict[str, Row]:
         for parts, change in (("attention", alone), ("attention + MLP", {})):
             for keep in KEEP_FRACTIONS:
                 rows[f"{rule}, keep {keep:.0%}, {parts}"] = row(attention(rule, keep, **change))
+        rows[f"{rule}, keep 10%, attention, residuals in FP8"] = row(
+            attention(rule, 0.1, **alone, **{"memory.residuals": "fp8"})
+        )
     for keep in KEEP_FRACTIONS:
+        rows[f"pooled, keep {keep:.0%}, attention"] = row(attention("pooled", keep, **alone))
         rows[f"control: kept columns only, keep {keep:.0%}, attention"] = row(
             attention("merge", keep, **alone), kept_columns_only
         )

@@ -20,7 +20,7 @@ from chipsparse.old_names import nested, reads_old_names, renewed, tell
 from chipsparse.schedule.step_lists import Between
 
 Part = Literal["attention", "mlp"]
-DeltaRule = Literal["merge", "difference"]
+DeltaRule = Literal["merge", "difference", "pooled"]
 Precision = Literal["auto", "bf16", "fp8"]
 ActionName = Literal["dense", "refresh", "sparse", "skip"]
 BackendName = Literal["auto", "reference"]
@@ -69,8 +69,9 @@ class AttentionConfig(Validated):
     )
     delta_rule: DeltaRule = option(
         "merge",
-        "how kept columns join the cache: merge weighs both by their softmax mass, difference adds "
-        "the change",
+        "how kept columns join the others: merge weighs them and the cached rest by their softmax "
+        "mass, difference adds their change to what was cached; pooled caches nothing, and lets "
+        "means of 64 columns each stand for the others",
     )
     forecast: float = option(
         0.0,

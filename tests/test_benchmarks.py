@@ -70,6 +70,9 @@ def test_the_quality_table_has_every_row_and_control():
                 assert config.attention.delta_rule == rule
                 assert config.attention.density == keep
                 assert config.mlp.enabled == (parts != "attention")
+        rounded = rows[f"{rule}, keep 10%, attention, residuals in FP8"].config
+        assert (rounded.attention.delta_rule, rounded.memory.residuals) == (rule, "fp8")
+    assert rows["pooled, keep 20%, attention"].config.attention.delta_rule == "pooled"
     assert all(row.config.schedule.skip_steps == () for row in rows.values())
     assert len(set(rows.values())) == len(rows)
     kept = [name for name in rows if name.startswith("control:")]

@@ -103,6 +103,16 @@ def merges(config: SparsityConfig) -> bool:
     return config.attention.delta_rule == "merge"
 
 
+def caches_residual(config: SparsityConfig) -> bool:
+    """Whether a config has a delta rule that reads a cached residual."""
+    return config.attention.delta_rule != "pooled"
+
+
+def rounds_residual(config: SparsityConfig) -> bool:
+    """Whether that residual is in FP8."""
+    return caches_residual(config) and config.memory.residuals == "fp8"
+
+
 class AttentionCache(TensorCache):
     """What self-attention remembers of its last dense and refresh steps.
 
@@ -118,7 +128,7 @@ class AttentionCache(TensorCache):
             the columns themselves, so that lists may have been cut off there; None once it is known
             that none was.
         kept_fraction: mean share of the columns that is kept, as a number or 0-d tensor.
-        residual: what the delta rule adds to the kept columns, ``[B, H, N, D]``.
+        residual: (merge, difference) what is added to the kept columns, ``[B, H, N, D]``.
         residual_scale: (e4m3) by which its rows are multiplied, float32 ``[B, H, N]``.
         lists: the kept columns as lists, with their lengths (see `packed_to_indices`), where they
             are small; else they are made of ``columns`` at every step. Memory for them is reserved
@@ -135,8 +145,8 @@ class AttentionCache(TensorCache):
     lse_dense = CacheField(wanted=merges)
     kept_mass = CacheField(wanted=merges)
     columns = CacheField()
-    residual = CacheField()
-    residual_scale = CacheField(wanted=lambda config: config.memory.residuals == "fp8")
+    residual = CacheField(wanted=caches_residual)
+    residual_scale = CacheField(wanted=rounds_residual)
     drift = CacheField(wanted=lambda config: config.attention.forecast > 0)
 
     def __init__(self, *, residual_in_fp8: bool = False) -> None:

@@ -45,10 +45,14 @@ def package_version(package: str) -> str | None:
 
 
 def device_free_bytes(device: torch.device) -> int:
-    """Bytes that PyTorch can still allocate on a GPU; what it holds in its own cache included."""
-    free, _ = torch.cuda.mem_get_info(device)
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return free + cached
+    """Bytes that PyTorch can still allocate on a GPU; what it holds in its own cache included.
+
+    No more than its limit leaves, where `torch.cuda.set_per_process_memory_fraction` has set one.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    allocated = torch.cuda.memory_allocated(device)
+    limit = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+    return min(free + torch.cuda.memory_reserved(device), limit) - allocated
 
 
 def device_allocated_bytes(device: torch.device) -> tuple[int, int] | None:

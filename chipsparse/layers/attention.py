@@ -32,6 +32,7 @@ from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.layers.column_budget import LISTS_BYTES, AttentionBudget
 from chipsparse.layers.exact_rows import apart, joined
 from chipsparse.layers.fp8_attention import fp8_choices, fp8_full_attention, fp8_tensors
+from chipsparse.layers.pooled_columns import with_means
 from chipsparse.layers.state import HeadTurns, Shared, StepState
 from chipsparse.plan import Action, SparsityPlan
 
@@ -156,6 +157,7 @@ class AttentionLayer:
                         backend=shared.backend,
                         choices=choices,
                         step=state.context.step,
+                        kernels=shared.kernels,
                         turns=turns,
                     )
                 else:
@@ -476,7 +478,7 @@ def record_residual(
     scale: float | None,
     backend: str | None,
 ) -> torch.Tensor:
-    """Fills the residual cache of the delta rule from an exact output and the columns chosen.
+    """Fills the residual cache of the delta rule, if it has one, and makes lists of the columns.
 
     ``cache.lse`` and ``cache.columns`` must be those of the output ``[B, H, N, D]``. Returns how
     many columns each query block has in its list, int32 ``[B, H, G]``.
@@ -489,6 +491,8 @@ def record_residual(
     cache.capacity = indices.shape[-1]
     cache.lists = (indices, counts) if indices.nbytes <= LISTS_BYTES else None
     cache.kept_fraction = counts.float().mean() / key.shape[2]
+    if config.delta_rule == "pooled":
+        return counts
     kept, kept_lse = column_sparse_attention(
         query,
         key,
@@ -601,9 +605,10 @@ def sparse_step(
     backend: str | None,
     choices: Mapping[str, Choice] | None = None,
     step: int | None = None,
+    kernels: FastestKernel | None = None,
     turns: HeadTurns | None = None,
 ) -> torch.Tensor:
-    """Attention over the kept columns only, combined with the residual cache.
+    """Attention over the kept columns only, combined with the residual cache or pooled columns.
 
     The host does not wait for a GPU: the length of the lists is known from the refresh. With the
     `backend_choices` for tensors of this kind it does not look at them again either.
@@ -629,7 +634,7 @@ def sparse_step(
         counts,
         block_size_q=config.block_size_q,
         scale=scale,
-        delta_rule=config.delta_rule,
+        delta_rule=None if config.delta_rule == "pooled" else config.delta_rule,
         residual=cache.residual,
         residual_scale=cache.residual_scale,
         lse_dense=cache.lse_dense,
@@ -642,14 +647,18 @@ def sparse_step(
     grown, drift = 0.0, cache.drift
     if step is not None and drift is not None and cache.refreshed_at is not None:
         grown = config.forecast * (step - cache.refreshed_at) / cache.interval
+
+    def with_rest(call: ColumnSparseAttention) -> ColumnSparseAttention:
+        return with_means(call, kernels) if config.delta_rule == "pooled" else call
+
     if turns is not None:
 
         def compute(heads: slice) -> torch.Tensor:
             part: torch.Tensor
-            part, _ = launch(call.of_heads(heads))
+            part, _ = launch(with_rest(call.of_heads(heads)))
             return part if drift is None or not grown else part.add_(drift[:, heads], alpha=grown)
 
         return turns.each(compute)
     output: torch.Tensor
-    output, _ = launch(call)
+    output, _ = launch(with_rest(call))
     return output if drift is None or not grown else output.add_(drift, alpha=grown)

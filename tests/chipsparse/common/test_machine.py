@@ -135,3 +135,16 @@ def test_the_cache_of_the_allocator_counts_as_free():
     before = device_free_bytes(device)
     del held
     assert device_free_bytes(device) >= before + 64 * MIB
+
+
+@pytest.mark.parametrize(("share", "left"), [(1.0, 70), (0.5, 40), (0.05, -5)])
+def test_a_limit_of_the_process_counts(share, left, monkeypatch):
+    """100 bytes, of which this process holds 10 and keeps 20, and others have 10."""
+    for name, value in {
+        "mem_get_info": (60, 100),
+        "memory_allocated": 10,
+        "memory_reserved": 20,
+        "get_per_process_memory_fraction": share,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
+    assert device_free_bytes(torch.device("cuda")) == left

@@ -261,6 +261,27 @@ def test_a_residual_in_fp8_changes_a_sparse_step_by_its_rounding_alone(rule):
     assert 0 < (found - expected).norm() < 0.03 * output.norm()
 
 
+class InParts:
+    """Heads that come in two turns."""
+
+    def arrive(self):
+        raise AssertionError("a sparse step need not wait for all heads")
+
+    def each(self, compute):
+        return torch.cat([compute(slice(0, 1)), compute(slice(1, None))], 1)
+
+
+@pytest.mark.parametrize(
+    ("rule", "in_fp8"), [("merge", False), ("merge", True), ("difference", True), ("pooled", False)]
+)
+def test_heads_in_turns_give_what_all_of_them_give(rule, in_fp8):
+    cache, config, _ = refreshed(rule, in_fp8=in_fp8)
+    options = {"config": config, "scale": None, "backend": None}
+    expected = sparse_step(cache, *inputs(9), **options)
+    found = sparse_step(cache, *inputs(9), **options, turns=InParts())
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
 def test_random_columns_of_heads_in_chunks():
     """They do not depend on the chunks, no two heads share them, and all are counted."""
     masks = [
