@@ -110,7 +110,7 @@ class Page:
                 label="dense | sparse",
                 format="png",
                 interactive=False,
-                buttons=["fullscreen"],
+                buttons=["download", "fullscreen"],
                 elem_id="beside",
             )
             self._frame = gr.Slider(0, 1, step=1, label="Frame, from 0", elem_id="frame")
@@ -154,8 +154,9 @@ class Page:
             [self._model, self._quality, *self._numbers.values(), self._moment],
             **quiet,
         )
-        for trigger in (self._generate.click, self._prompt.submit):
-            trigger(self._made, set(fields), views, concurrency_id="make", **quiet)
+        # Without a limit: a page that was loaded anew need not wait for what the old one began.
+        self._generate.click(self._made, set(fields), views, concurrency_limit=None, **quiet)
+        self.blocks.load(self._loaded, None, views, **quiet)
         self._stop.click(self._studio.stop, queue=False, **quiet)
         self._frame.change(
             self._at, [self._frame], [self._slider], trigger_mode="always_last", **quiet
@@ -215,6 +216,10 @@ class Page:
         if end.why is not None:
             return {self._moment: view.moment(Shown("", runs=end.last.runs), error=_told(end.why))}
         return {self._moment: view.moment(dataclasses.replace(end.last, stage="stopped", clock=""))}
+
+    def _loaded(self) -> Updates:
+        """What a page that is loaded anew shows: what was made last."""
+        return {} if self._result is None else self._finished(self._result)
 
     def _finished(self, made: Result) -> Updates:
         self._result = made
