@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import shutil
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.generate.job import load, opened, prompt_warnings
@@ -70,6 +71,17 @@ class Result:
             return 0
         return int(np.argmin(self.comparison.psnr_per_frame))
 
+    def still(self, way: Way, frame: int) -> Path:
+        """A frame as a PNG beside its clip, which is written once: a browser may be reading it."""
+        made = self.sparse if way == "sparse" else self.dense
+        assert made is not None
+        file = self.clips[way].with_name(f"{way}-{frame}.png")
+        if not file.exists():
+            half = file.with_suffix(f".{threading.get_ident()}")
+            Image.fromarray(made.frames[frame]).save(half, "png")
+            half.replace(file)
+        return file
+
 
 @dataclass(frozen=True)
 class _Loaded:
@@ -85,7 +97,7 @@ class Maker:
 
     Args:
         settle: gives the job of what is chosen, and of a folder for its clip; see `settled`.
-        folder: for what is made, of which the latest is kept; an empty one.
+        folder: for what is made; an empty one.
     """
 
     def __init__(self, settle: Callable[[Choices, Path], Job], folder: Path) -> None:
@@ -142,8 +154,7 @@ class Maker:
         )
 
     def _next_folder(self) -> Path:
-        """A new one in place of the last: a browser must not take its files for those."""
-        shutil.rmtree(self._folder / str(self._count), ignore_errors=True)
+        """A new one: a browser must not take its files for those of before, which it may show."""
         self._count += 1
         folder = self._folder / str(self._count)
         folder.mkdir()
