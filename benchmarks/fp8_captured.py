@@ -111,25 +111,28 @@ def errors(
 def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
     """Adds a record per layer and probed step of a dense generation, then one for each clip."""
     workload = Workload.of(args, device, dtype)
+    settings: dict[str, Any] = {"num_inference_steps": args.steps} if args.steps else {}
+    if args.size is not None:
+        settings |= dict(zip(("height", "width", "num_frames"), args.size, strict=False))
     with to.attempt("errors"):
-        to.add(*measure(workload, args.steps))
+        to.add(*measure(workload, settings))
     with to.attempt("clips"):
-        to.add(*clips(workload, args.steps))
+        to.add(*clips(workload, settings))
 
 
-def measure(workload: Workload, steps: int | None = None) -> list[Record]:
+def measure(workload: Workload, settings: dict[str, Any]) -> list[Record]:
     """The records of a generation; every few steps are probed, and the last one."""
     from chipsparse.pipelines.registry import ADAPTERS  # needs diffusers
 
     pipe: Any = workload.pipe
-    steps = steps or workload.settings().get("num_inference_steps", 50)
+    steps = workload.settings(**settings).get("num_inference_steps", 50)
     probe = ErrorProbe(frozenset(range(0, steps, EVERY)) | {steps - 1})
     session = Session(IN_FP8, GenerationReport(), observer=probe)
     adapter = ADAPTERS[type(pipe.transformer).__name__](
         pipe.transformer, session, PositionTracker(), DenoisingLoop(pipe)
     )
     try:
-        workload.generate(None, num_inference_steps=steps)
+        workload.generate(None, **settings)
     finally:
         adapter.remove()
     records = []
@@ -140,11 +143,10 @@ def measure(workload: Workload, steps: int | None = None) -> list[Record]:
     return records
 
 
-def clips(workload: Workload, steps: int | None = None) -> list[Record]:
+def clips(workload: Workload, settings: dict[str, Any]) -> list[Record]:
     """The PSNR of dense clips in FP8 against dense ones in the model's own precision."""
-    changes: dict[str, Any] = {} if steps is None else {"num_inference_steps": steps}
-    own = workload.generate(None, **changes)
-    in_fp8 = workload.generate(IN_FP8, **changes)
+    own = workload.generate(None, **settings)
+    in_fp8 = workload.generate(IN_FP8, **settings)
     return [
         {
             "op": "fp8_captured",

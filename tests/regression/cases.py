@@ -91,7 +91,7 @@ CASES = {
                 "num_inference_steps": SHORT_STEPS,
             },
             sparsity=SHORT,
-            bounds=Bounds(psnr=22, ssim=0.9, flicker=1.25, golden=40, golden_half=33),
+            bounds=Bounds(psnr=22, ssim=0.9, flicker=1.25, golden=40, golden_half=31),
         ),
         Case(
             "flux-profile",
