@@ -127,8 +127,8 @@ class _LoopClock:
         self._hook = pipe.transformer.register_forward_pre_hook(self._call_begins)
 
     def _call_begins(self, *_: Any) -> None:
-        if self._timer is None:
-            self._timer = StepTimer(self._device, time.perf_counter)
+        self._timer = StepTimer(self._device, time.perf_counter)
+        self._hook.remove()  # no step is captured while a hook runs with the model
 
     def step_ended(self, _pipe: Any, _step: int, _timestep: Any, tensors: Any) -> Any:
         """Callback of the pipeline."""
