@@ -53,14 +53,19 @@ class Choices:
 
 
 def settled(
-    typed: StudioOptions, choices: Choices, folder: Path, device: torch.device, dtype: torch.dtype
+    choices: Choices,
+    folder: Path,
+    *,
+    typed: StudioOptions,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Job:
     """What `generate --compare` would settle; raises `UserError`.
 
     Args:
-        typed: at the start of the studio, which also says what the page has no field for.
-        choices: take the place of those.
+        choices: what is chosen.
         folder: for the clip.
+        typed: at the start of the studio, which says what the page has no field for.
         device: to compute on.
         dtype: to compute in.
     """

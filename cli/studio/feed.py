@@ -66,6 +66,7 @@ class Feed(ProgressDisplay):
         super().__init__(Console(quiet=True, force_terminal=False))
         self._put = put
         self._stop = threading.Event()
+        self._source: tuple[Preview, Any] | None = None
         self.now = Shown("")
 
     def stop(self) -> None:
@@ -90,7 +91,7 @@ class Feed(ProgressDisplay):
             preview: of its latents.
             scheduler: the pipeline's.
         """
-        self._preview, self._scheduler = preview, scheduler
+        self._source = preview, scheduler
         self.now = dataclasses.replace(self.now, runs=(*self.now.runs, run), preview=None)
 
     @contextmanager
@@ -121,8 +122,10 @@ class Feed(ProgressDisplay):
         """Shows a step of the run that began last; raises `Stopped` where that is wished."""
         *before, run = self.now.runs
         run = dataclasses.replace(run, actions=(*run.actions, action))
-        preview = self._preview.pictures(latents, noise_levels(self._scheduler, step))
-        self.show(stage=stage, clock=clock, runs=(*before, run), preview=preview)
+        assert self._source is not None
+        preview, scheduler = self._source
+        pictures = preview.pictures(latents, noise_levels(scheduler, step))
+        self.show(stage=stage, clock=clock, runs=(*before, run), preview=pictures)
         self.check()
 
 

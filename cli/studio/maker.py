@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from chipsparse.cli.commands.generate import GenerateOptions
-from chipsparse.cli.commands.studio import StudioOptions
 from chipsparse.cli.generate.job import load, opened, prompt_warnings
 from chipsparse.cli.generate.prepared import Job
 from chipsparse.cli.generate.runner import Runner, work_name
@@ -25,7 +27,7 @@ from chipsparse.cli.media.metadata import generation_metadata
 from chipsparse.cli.media.write import write_media
 from chipsparse.cli.pages.names import name_of
 from chipsparse.cli.planning.profile_file import write_profile
-from chipsparse.cli.studio.choices import Choices, settled
+from chipsparse.cli.studio.choices import Choices
 from chipsparse.cli.studio.feed import Feed, Run, Stopped, Way
 from chipsparse.cli.studio.preview import Colours, Preview
 from chipsparse.cli.work_progress import WorkProgress
@@ -69,6 +71,17 @@ class Result:
             return 0
         return int(np.argmin(self.comparison.psnr_per_frame))
 
+    def still(self, way: Way, frame: int) -> Path:
+        """A frame as a PNG beside its clip, which is written once: a browser may be reading it."""
+        made = self.sparse if way == "sparse" else self.dense
+        assert made is not None
+        file = self.clips[way].with_name(f"{way}-{frame}.png")
+        if not file.exists():
+            half = file.with_suffix(f".{threading.get_ident()}")
+            Image.fromarray(made.frames[frame]).save(half, "png")
+            half.replace(file)
+        return file
+
 
 @dataclass(frozen=True)
 class _Loaded:
@@ -83,16 +96,12 @@ class Maker:
     """Keeps the pipeline, and the last dense clip; works in one thread.
 
     Args:
-        options: what the user typed.
-        device: to compute on.
-        dtype: to compute in.
+        settle: gives the job of what is chosen, and of a folder for its clip; see `settled`.
         folder: for what is made; an empty one.
     """
 
-    def __init__(
-        self, options: StudioOptions, device: torch.device, dtype: torch.dtype, folder: Path
-    ) -> None:
-        self._options, self._device, self._dtype = options, device, dtype
+    def __init__(self, settle: Callable[[Choices, Path], Job], folder: Path) -> None:
+        self._settle = settle
         self._folder = folder
         self._count = 0
         self._stack = ExitStack()
@@ -112,10 +121,7 @@ class Maker:
             UserError: what was chosen does not fit.
             Stopped: before the sparse clip was there.
         """
-        folder = self._folder / f"{self._count:03}"
-        self._count += 1
-        folder.mkdir()
-        job, runner = self._opened(settled(*self._place(choices, folder)), feed)
+        job, runner = self._opened(self._settle(choices, self._next_folder()), feed)
         # Its command writes to where it is typed.
         item = Item(choices.prompt, choices.seed, Path(job.options.output.name), None)
         warnings = prompt_warnings(job, item, runner)
@@ -143,12 +149,16 @@ class Maker:
             kept=dense is not None and dense is kept,
             comparison=None if dense is None else compare(dense, sparse),
             clips=_written(job, request, sparse, dense),
-            profile=_profile(job, folder),
+            profile=_profile(job),
             runs=feed.now.runs,
         )
 
-    def _place(self, choices: Choices, folder: Path) -> tuple[Any, ...]:
-        return self._options, choices, folder, self._device, self._dtype
+    def _next_folder(self) -> Path:
+        """A new one: a browser must not take its files for those of before, which it may show."""
+        self._count += 1
+        folder = self._folder / str(self._count)
+        folder.mkdir()
+        return folder
 
     def _opened(self, job: Job, feed: Feed) -> tuple[Job, Runner]:
         """What generates; the one of before where nothing but prompt, seed and file differ."""
@@ -167,7 +177,7 @@ class Maker:
         if self._loaded is None or self._loaded.model != job.model.location:
             self._loaded = self._dense = None
             gc.collect()
-            if self._device.type == "cuda":
+            if job.device.type == "cuda":
                 torch.cuda.empty_cache()
             self._loaded = _Loaded(job.model.location, load(job), Colours())
         return self._loaded.pipe
@@ -207,12 +217,12 @@ def _written(
     return clips
 
 
-def _profile(job: Job, folder: Path) -> Path:
+def _profile(job: Job) -> Path:
     """Writes the profile that was used: one quality, for these settings."""
     assert job.profile is not None
     model = name_of(job.model.location)
     words = [model.rpartition("/")[2], *([job.profile.quality] if job.profile.quality else [])]
-    path = folder / f"{'-'.join(words)}.yaml"
+    path = job.options.output.with_name(f"{'-'.join(words)}.yaml")
     write_profile(
         path,
         command="studio",

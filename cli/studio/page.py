@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
-import numpy as np
 
 from chipsparse.cli.errors import UserError, described
 from chipsparse.cli.generate.prepared import Job
@@ -78,7 +77,7 @@ class Page:
         self._quality = gr.Radio(
             **_qualities(job),
             label="Quality",
-            info="Less is computed from left to right.",
+            info="faithful computes most and is closest to dense, fast computes least.",
             elem_id="quality",
         )
         self._seed = gr.Number(first.seed, label="Seed", precision=0, minimum=0, elem_id="seed")
@@ -110,7 +109,7 @@ class Page:
                 label="dense | sparse",
                 format="png",
                 interactive=False,
-                buttons=["fullscreen"],
+                buttons=["download", "fullscreen"],
                 elem_id="beside",
             )
             self._frame = gr.Slider(0, 1, step=1, label="Frame, from 0", elem_id="frame")
@@ -128,12 +127,12 @@ class Page:
                 }
             self._image = gr.Image(label="sparse", interactive=False, format="png", elem_id="image")
             self._profile = gr.DownloadButton("Save the profile", elem_id="profile")
-            self._command = gr.Code(
+            self._command = gr.Textbox(
                 label="The same in a terminal",
-                language="shell",
-                interactive=False,
-                wrap_lines=True,
+                lines=2,
                 max_lines=8,
+                interactive=False,
+                buttons=["copy"],
                 elem_id="command",
             )
 
@@ -154,10 +153,11 @@ class Page:
             [self._model, self._quality, *self._numbers.values(), self._moment],
             **quiet,
         )
-        for trigger in (self._generate.click, self._prompt.submit):
-            trigger(self._made, set(fields), views, concurrency_id="make", **quiet)
+        # Without a limit: a page that was loaded anew need not wait for what the old one began.
+        self._generate.click(self._made, set(fields), views, concurrency_limit=None, **quiet)
+        self.blocks.load(self._loaded, None, views, **quiet)
         self._stop.click(self._studio.stop, queue=False, **quiet)
-        self._frame.change(
+        self._frame.input(
             self._at, [self._frame], [self._slider], trigger_mode="always_last", **quiet
         )
 
@@ -216,6 +216,12 @@ class Page:
             return {self._moment: view.moment(Shown("", runs=end.last.runs), error=_told(end.why))}
         return {self._moment: view.moment(dataclasses.replace(end.last, stage="stopped", clock=""))}
 
+    def _loaded(self) -> Updates:
+        """What a page that is loaded anew shows: what was made last."""
+        if self._result is None:
+            return {self._results: gr.update(visible=False)}
+        return self._finished(self._result)
+
     def _finished(self, made: Result) -> Updates:
         self._result = made
         video, dense = made.video, made.dense is not None
@@ -237,20 +243,20 @@ class Page:
                 for way, field in self._videos.items()
             },
             self._image: gr.update(
-                value=None if video or dense else made.sparse.frames[0],
+                value=None if video or dense else str(made.clips["sparse"]),
                 visible=not video and not dense,
             ),
             self._profile: str(made.profile),
             self._command: shlex.join(made.request["command"]),
         }
 
-    def _at(self, frame: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """A frame of both clips."""
+    def _at(self, frame: int) -> tuple[str, str] | None:
+        """A frame of both clips, as files."""
         made = self._result
         if made is None or made.dense is None:
             return None
         place = min(int(frame), len(made.sparse.frames) - 1)
-        return made.dense.frames[place], made.sparse.frames[place]
+        return str(made.still("dense", place)), str(made.still("sparse", place))
 
 
 def _about(job: Job) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -47,9 +48,10 @@ class Studio:
 
     def __init__(self, options: StudioOptions, folder: Path) -> None:
         self.options = options
-        self.device, self.dtype = device_and_dtype(options)
+        device, dtype = device_and_dtype(options)
+        self._settled = functools.partial(settled, typed=options, device=device, dtype=dtype)
         self._folder = folder
-        self._maker = Maker(options, self.device, self.dtype, folder)
+        self._maker = Maker(self._settled, folder)
         # All that touches the pipeline is done by one thread, one thing after the other.
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="studio")
         self._feeds: set[Feed] = set()
@@ -65,7 +67,7 @@ class Studio:
 
     def settle(self, choices: Choices) -> Job:
         """What would be made, from the model's configs alone; raises `UserError`."""
-        return settled(self.options, choices, self._folder, self.device, self.dtype)
+        return self._settled(choices, self._folder)
 
     def start(self, choices: Choices) -> queue.SimpleQueue[Told]:
         """Begins a generation, in place of one that still runs."""

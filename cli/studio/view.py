@@ -8,6 +8,7 @@ import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -15,7 +16,7 @@ from PIL import Image
 
 from chipsparse.cli.generation.denoise import Generation
 from chipsparse.cli.pages.units import decibels, percent, times
-from chipsparse.cli.studio.feed import Shown
+from chipsparse.cli.studio.feed import Run, Shown, Way
 from chipsparse.cli.studio.maker import Result
 from chipsparse.cli.wording import counted, seconds_text
 
@@ -31,6 +32,32 @@ class Tile:
     name: str
 
 
+@dataclass(frozen=True)
+class Cell:
+    """A step of a strip.
+
+    Attributes:
+        letter: says what it did.
+        kind: an action, which has a colour.
+        told: all that is known of it.
+        planned: whether it is to come.
+    """
+
+    letter: str
+    kind: str
+    told: str
+    planned: bool = False
+
+
+@dataclass(frozen=True)
+class Strip:
+    """The steps of a run, and what is to be said of it."""
+
+    way: Way
+    cells: list[Cell]
+    note: str
+
+
 def style() -> str:
     """The style sheet of both."""
     return (TEMPLATES / "studio.css").read_text(encoding="utf-8")
@@ -44,38 +71,23 @@ def moment(shown: Shown, *, error: str | None = None) -> str:
         error: one sentence about what went wrong there.
     """
     pictures = [] if shown.preview is None else [_picture(each) for each in shown.preview]
-    return (
-        _templates()
-        .get_template("moment.html")
-        .render(
-            stage=shown.stage,
-            clock=shown.clock,
-            runs=shown.runs,
-            pictures=pictures,
-            letters=LETTERS,
-            error=error,
-        )
-    )
+    facts = {"stage": shown.stage, "clock": shown.clock, "error": error}
+    strips = [_strip(run) for run in shown.runs]
+    return _filled("moment.html", strips=strips, pictures=pictures, **facts)
 
 
 def result(made: Result) -> str:
     """Times and differences, the steps, and what else is worth knowing."""
     by_way = {"sparse": made.sparse, "dense": made.dense}
-    notes = {run.way: _note(by_way[run.way]) for run in made.runs}
+    strips = [_strip(run, by_way[run.way], _note(by_way[run.way])) for run in made.runs]
     remarks = [*made.request["warnings"], *made.sparse.fallbacks, *made.sparse.notes]
     if made.kept:
         remarks.append("The dense run is that of before: it does not depend on the quality.")
-    return (
-        _templates()
-        .get_template("result.html")
-        .render(
-            tiles=_tiles(made),
-            runs=made.runs,
-            notes=notes,
-            letters=LETTERS,
-            remarks=remarks,
-        )
-    )
+    return _filled("result.html", tiles=_tiles(made), strips=strips, remarks=remarks)
+
+
+def _filled(template: str, **values: Any) -> str:
+    return _templates().get_template(template).render(letters=LETTERS, **values)
 
 
 @functools.cache
@@ -106,6 +118,26 @@ def _tiles(made: Result) -> list[Tile]:
         worst = compared.psnr_per_frame[made.worst_frame]
         tiles.append(Tile(_decibels(worst), f"worst frame, number {made.worst_frame}"))
     return tiles
+
+
+def _strip(run: Run, made: Generation | None = None, note: str = "") -> Strip:
+    """The steps of a run; of one that is finished with times and shares.
+
+    Steps whose branches differ have the letter M.
+    """
+    cells = []
+    for number, action in enumerate(run.actions):
+        told = [f"step {number + 1}: {action}"]
+        if made is not None:
+            step = made.steps[number]
+            shares = {"attention": step.attention_kept, "MLP": step.mlp_kept}
+            told += [f"{percent(v)} of {name}" for name, v in shares.items() if v is not None]
+            told.append(seconds_text(step.seconds))
+        cells.append(Cell(LETTERS.get(action, "M"), action.partition("+")[0], ", ".join(told)))
+    for number, action in enumerate(run.planned[len(cells) :], start=len(cells)):
+        planned = f"step {number + 1}: {action}, planned"
+        cells.append(Cell(LETTERS[action], action, planned, planned=True))
+    return Strip(run.way, cells, note)
 
 
 def _decibels(value: float) -> str:

@@ -36,10 +36,22 @@ MISTAKES = [
     ["tune", "-o", "p.yaml", "--min-psnr", "30", "--height", "0"],
     ["compare", "dense", "profile", "--guidance-scale", "-1"],
     ["bench", "--vram", "much"],
+    ["studio", "--port", "65536"],
+    ["studio", "--seed", "-1"],
 ]
 HELP = [
     [command, "--help"]
-    for command in ("generate", "batch", "explain", "tune", "compare", "bench", "report", "models")
+    for command in (
+        "generate",
+        "batch",
+        "explain",
+        "tune",
+        "compare",
+        "bench",
+        "report",
+        "models",
+        "studio",
+    )
 ]
 
 

@@ -190,4 +190,6 @@ def test_the_result_says_times_and_differences(made):
     assert f"{result.comparison.psnr_db:.2f} dB" in text
     assert f"{result.comparison.ssim:.4f}" in text
     assert f"{result.comparison.speedup:.2f}" in text
+    first = result.sparse.steps[2]
+    assert f'title="step 3: sparse, {first.attention_kept:.1%} of attention, ' in text
     assert text.count('class="cs-dense"') == 1 + 4 + 1  # sparse run, dense run, legend

@@ -1,0 +1,45 @@
+"""Who shows the steps of a generation: is given what they made, and costs it no time."""
+
+from types import SimpleNamespace
+
+import torch
+
+from chipsparse.cli.generation import denoise
+from tests.tiny_models import PROMPT, tiny_flux_pipeline
+
+STEPS = 3
+CALL = {
+    "prompt": PROMPT,
+    "height": 32,
+    "width": 32,
+    "num_inference_steps": STEPS,
+    "max_sequence_length": 16,
+}
+
+
+class Slow:
+    """A display that takes a hundred seconds a step, on a clock that nothing else moves."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.latents = []
+
+    def perf_counter(self):
+        return self.now
+
+    def done(self, step, action, latents):
+        self.now += 100
+        self.latents.append(latents.clone())
+
+
+def test_showing_takes_no_time_and_sees_the_latents(monkeypatch):
+    display = Slow()
+    monkeypatch.setattr(denoise, "time", SimpleNamespace(perf_counter=display.perf_counter))
+    pipe = tiny_flux_pipeline()
+    made = denoise.generate(pipe, CALL, seed=0, display=display, report=None)
+    assert display.now == STEPS * 100
+    assert [step.seconds for step in made.steps] == [0.0] * STEPS
+    assert made.denoising_seconds == made.total_seconds == 0.0
+    last = pipe(**CALL, generator=torch.Generator().manual_seed(0), output_type="latent").images
+    assert torch.equal(display.latents[-1], last)
+    assert len({latents.sum().item() for latents in display.latents}) == STEPS
