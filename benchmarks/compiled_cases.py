@@ -17,7 +17,7 @@ ADA, BLACKWELL = 89, 100  # for FP8, besides Hopper
 # Types of arguments by name, for plain Triton; Gluon's are in `gluon_compat`, which explains them.
 TRITON_TYPES = {
     "(query|key|value|output|kept|residual)_ptr": "*{half}:16",
-    "(lse|lse_dense|lse_previous|kept_lse|kept_mass)_ptr": "*fp32:16",
+    "(lse|lse_dense|lse_previous|kept_lse|kept_mass|residual_scale)_ptr": "*fp32:16",
     "column_sums_ptr": "*bf16:16",
     "(query|key|value|output|kept|residual)_stride_[bhnm]": "i32:16",
     "indices_stride_[bhg]": "i32",
@@ -29,9 +29,9 @@ TRITON_TYPES = {
     "heads|rows|row_tiles|blocks|first_unit|columns|num_columns": "i32",
     "row_bytes|keep_count|capacity": "i32",
     "block_size_q": "i32:16",
-    "strata|seed_state|first_head|turns|loose": "i32",
+    "strata|seed_state|first_head|first_block|turns|loose": "i32",
     "(first|second|third|buffer)_ptr": "*{half}:16",
-    "starts_ptr": "*i32:16",
+    "pieces_ptr": "*i32:16",
     "(first|second|third)_stride_[bnh]": "i32:16",
     "batch|tokens": "i32",
     "scale|rounding": "fp32",
@@ -49,12 +49,14 @@ MLP_TYPES = {
 } | TRITON_TYPES
 FP8_TYPES = {
     "(row_factor|row_shift|value_mean|value_scale|noted|made)_ptr": "*fp32:16",
-    "(query8|key8|value8)_ptr": "*fp8e4nv:16",
+    "(query8|key8)_ptr": "*i8:16",
+    "value8_ptr": "*fp8e4nv:16",
     "query8_stride_[bhn]|value_stride_d": "i32:16",
     "chunks": "i32",
     "stored": "i32:16",
 }
-QUANTIZED_TYPES = {"(query|key|value)_ptr": "*fp8e4nv:16"}
+QUANTIZED_TYPES = {"(query|key)_ptr": "*i8:16", "value_ptr": "*fp8e4nv:16"}
+RESIDUAL_BYTES = {"residual_ptr": "*u8:16"}  # of FP8, for plain Triton
 TOP_TYPES = {"cache_ptr": "*fp32:16", "cache_stride_g": "i32:16", "cache_stride_f": "i32:1"}
 
 
@@ -98,12 +100,18 @@ def _gluon() -> Iterator[CompiledCase]:
 
     sparse = import_module("chipsparse.kernels.column_sparse_attention.gluon_sm90")
     for head_dim, rows in sparse.CONFIGS:
-        for rule, half in ((None, "bf16"), ("merge", "bf16"), ("merge", "fp16")):
+        for rule, half, in_fp8 in (
+            (None, "bf16", False),
+            ("merge", "bf16", False),
+            ("merge", "fp16", False),
+            ("merge", "bf16", True),
+            ("difference", "bf16", True),
+        ):
             if half == "bf16" or (head_dim, rows) == (128, 128):
-                variant = f"D{head_dim} rows{rows} {rule or 'none'} {half}"
+                variant = f"D{head_dim} rows{rows} {rule or 'none'}{' fp8' * in_fp8} {half}"
                 default = rows == 128 and half == "bf16"
                 arguments = (head_dim, rows, rule, half)
-                yield case("column_sparse_attention", variant, default, *arguments)
+                yield case("column_sparse_attention", variant, default, *arguments, in_fp8=in_fp8)
     for head_dim in (64, 128):
         for sums, rows, half in (
             (True, 128, "bf16"),
@@ -152,8 +160,13 @@ def _attention() -> Iterator[CompiledCase]:
         for head_dim in (64, 128):
             Query.shape = (1, 1, 1, head_dim)
             variants = [
-                ("column_sparse_attention", True, rule, {"RULE": rule, "WIDE_OFFSETS": False})
-                for rule in ("none", "merge")
+                (
+                    "column_sparse_attention",
+                    True,
+                    f"{rule}{' fp8' * in_fp8}",
+                    {"RULE": rule, "IN_FP8": in_fp8, "WIDE_OFFSETS": False},
+                )
+                for rule, in_fp8 in (("none", False), ("merge", False), ("merge", True))
             ] + [
                 ("dense_attention_column_sums", sums, text, {"WITH_COLUMN_SUMS": sums})
                 for sums, text in ((True, "sums"), (False, "no sums"))
@@ -170,6 +183,7 @@ def _attention() -> Iterator[CompiledCase]:
                     default,
                     {"HEAD_DIM": head_dim, "WIDE_PRODUCTS": False, **constants, **config},
                     capability,
+                    types=RESIDUAL_BYTES | TRITON_TYPES if "fp8" in text else TRITON_TYPES,
                 )
 
 
@@ -179,8 +193,8 @@ def _fp8() -> Iterator[CompiledCase]:
         for head_dim in (64, 128):
             for part, rotate in (
                 ("note", False),
+                ("note", True),
                 ("make", False),
-                ("make", True),
                 ("round", False),
                 ("round", True),
             ):
@@ -195,7 +209,9 @@ def _fp8() -> Iterator[CompiledCase]:
                         "WIDE_PRODUCTS": False,
                         "TILE": quantization.TILE_TOKENS,
                         "TILES": quantization.TILES_PER_CHUNK,
-                        "num_warps": quantization.WARPS,
+                        "num_warps": quantization.NOTE_WARPS
+                        if part == "note"
+                        else quantization.WARPS,
                     },
                     capability,
                     types=FP8_TYPES | TRITON_TYPES,
@@ -260,17 +276,34 @@ def _packing() -> Iterator[CompiledCase]:
 
 
 def _residuals() -> Iterator[CompiledCase]:
-    module = _module("merge_residual")
-    for half in ("bf16", "fp32"):
+    module = _module("attention_residual")
+    for half, capability, rule, in_fp8 in (
+        ("bf16", HOPPER, "merge", False),
+        ("fp32", HOPPER, "merge", False),
+        ("bf16", HOPPER, "difference", False),
+        ("bf16", HOPPER, "merge", True),
+        ("bf16", AMPERE, "merge", True),  # which cannot convert FP8 itself
+        ("bf16", HOPPER, "difference", True),
+    ):
         for head_dim in (64, 128):
             constants = {
+                "MERGES": rule == "merge",
+                "IN_FP8": in_fp8,
                 "WIDTH": head_dim,
                 "ROWS": module.TILE_ELEMENTS // head_dim,
                 "COLUMNS": head_dim,
                 "num_warps": module.WARPS,
             }
-            variant = f"D{head_dim} {half}"
-            yield _triton("merge_residual", "_residual_kernel", variant, True, constants, half=half)
+            yield _triton(
+                "attention_residual",
+                "_residual_kernel",
+                f"D{head_dim} {rule}{' fp8' * in_fp8} {half}",
+                True,
+                constants,
+                capability,
+                half=half,
+                types=RESIDUAL_BYTES | TRITON_TYPES if in_fp8 else TRITON_TYPES,
+            )
 
 
 def _pieces() -> Iterator[CompiledCase]:

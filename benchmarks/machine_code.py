@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-# Products on Hopper, and on other GPUs; of 8-bit numbers those with a Q.
-PRODUCTS = ("HGMMA", "HMMA", "QGMMA", "QMMA", "UTCQMMA")
+# Products on Hopper, and on other GPUs; of FP8 those with a Q, of int8 those with an I.
+PRODUCTS = ("HGMMA", "HMMA", "QGMMA", "QMMA", "UTCQMMA", "IGMMA", "IMMA", "UTCIMMA")
 HOT = {*PRODUCTS, "LDGSTS", "UTMALDG"}
 HOT_ELSEWHERE = {"LDG"}
 LEAVING = {"BRA", "BRX", "EXIT", "RET"}  # after these another basic block starts

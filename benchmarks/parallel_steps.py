@@ -3,14 +3,20 @@
 ``torchrun --nproc-per-node 4 -m benchmarks.parallel_steps --case hunyuan_720p --json record.json``;
 with ``--small`` on CPUs, over gloo. The first process runs all actions alone, then all run them
 together: the same weights, latents and config. Each time is that of the slowest process.
+
+Of each action it is told which share of the time is exchange that nothing hides: the time that the
+stream on which layers compute spends with packing, with waiting (for slower processes, too) and
+with unpacking, between CUDA events around each; the largest share of all processes.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -26,8 +32,9 @@ from benchmarks.full_models import MODELS, STEPS
 from benchmarks.full_size import ACTIONS, RUNS, SCALE, of_action, of_steps
 from benchmarks.records import environment
 from benchmarks.sampled_checks import check_finite
-from benchmarks.transformer_step import run_timed
+from benchmarks.transformer_step import mark, milliseconds, run_timed
 from chipsparse import Parallel, SparsityConfig
+from chipsparse.parallel.head_exchange import PARTS, HeadExchange
 
 WAIT = timedelta(minutes=20)  # of the others, while the first process runs alone
 
@@ -40,10 +47,12 @@ def main() -> None:
     if cuda:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if cuda else "gloo", timeout=WAIT)
-    parallel = Parallel(ulysses=ranks // args.guidance, guidance=args.guidance)
+    parallel = Parallel(
+        ulysses=ranks // args.guidance // args.ring, guidance=args.guidance, ring=args.ring
+    )
     model, dtype = MODELS[args.case], torch.bfloat16 if cuda else torch.float32
     if args.small:
-        model = replace(model, tiny={**model.tiny, "num_attention_heads": ranks})
+        model = replace(model, tiny={**model.tiny, "num_attention_heads": 2 * ranks})
     transformer = model.make(model.layers_of(args.depth), args.small, device, dtype)
     scale = SCALE if args.small else 1.0
     inputs = model.inputs(scale, transformer.config, STEPS, device, dtype)
@@ -55,11 +64,13 @@ def main() -> None:
     with torch.no_grad():
         alone = measured(None) if rank == 0 and not args.skip_alone else None
         dist.barrier()
-        together = measured(parallel)
+        found = {parts: measured(parallel, parts) for parts in args.parts}
+    together = found[args.parts[-1]]
+    slowest = {parts: of_all_ranks(each) for parts, each in found.items()}
     peaks: list[Any] = [None] * ranks
-    dist.all_gather_object(peaks, [together["ms"], together["peak_gpu_bytes"]])
+    dist.all_gather_object(peaks, together["peak_gpu_bytes"])
     if rank == 0:
-        times = {name: max(each[0][name] for each in peaks) for name in together["ms"]}
+        times = slowest[args.parts[-1]]["ms"]
         record = {
             "benchmark": "parallel_steps",
             "case": args.case,
@@ -67,9 +78,12 @@ def main() -> None:
             "ranks": ranks,
             "ulysses": parallel.ulysses,
             "guidance": parallel.guidance,
+            "ring": parallel.ring,
             "dtype": str(dtype).removeprefix("torch."),
-            "ms": times,
-            "peak_gpu_bytes": [each[1] for each in peaks],
+            "parts": args.parts[-1],
+            **slowest[args.parts[-1]],
+            "of_other_parts": {parts: slowest[parts] for parts in args.parts[:-1]},
+            "peak_gpu_bytes": peaks,
             "same_again": together["same_again"],
             **against(alone, times, together),
             **environment(device),
@@ -79,6 +93,16 @@ def main() -> None:
         if args.json is not None:
             args.json.write_text(text + "\n")
     dist.destroy_process_group()
+
+
+def of_all_ranks(found: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """The longest time of each action, and the largest share of an exchange that is not hidden."""
+    all_found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(all_found, {"ms": found["ms"], "exposed_share": found["exposed_share"]})
+    return {
+        key: {name: max(each[key][name] for each in all_found) for name in found[key]}
+        for key in ("ms", "exposed_share")
+    }
 
 
 def against(alone: dict[str, Any] | None, times: dict[str, float], found: Any) -> dict[str, Any]:
@@ -102,8 +126,10 @@ def measure(
     config: SparsityConfig,
     device: torch.device,
     parallel: Parallel | None,
+    parts: int = PARTS,
 ) -> dict[str, Any]:
     """Times of the actions in a second generation, and the output of its last sparse step."""
+    watched = WatchedExchange(device)
     pipe = SimpleNamespace(
         components={"transformer": transformer},
         scheduler=None,
@@ -111,6 +137,7 @@ def measure(
     )
 
     def step(number: int) -> torch.Tensor:
+        watched.step = number
         for branch in branches:
             with transformer.cache_context(
                 branch, step_index=number, num_inference_steps=len(ACTIONS) + 1
@@ -121,20 +148,67 @@ def measure(
     last = max(number for number, action in enumerate(ACTIONS) if action == "sparse")
     calls = [partial(step, number) for number in range(len(ACTIONS))]
     with chipsparse.enable(pipe, config, parallel=parallel):
+        split = transformer.chipsparse_adapter.split
+        if split is not None:
+            watched.watch(split.exchange, parts)
         _, first = run_timed(calls, device)
         before = first[last].clone()
         del first
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
+        watched.forget()
         times, outputs = run_timed(calls, device)
+    exposed = watched.milliseconds(len(calls))
     check_finite(outputs[last])
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    ms, unhidden = (
+        {"all": math.fsum(steps), **{action: of_action(steps, action) for action in RUNS}}
+        for steps in (times, exposed)
+    )
     return {
-        "ms": {action: of_action(times, action) for action in RUNS} | {"all": math.fsum(times)},
+        "ms": ms,
+        "exposed_share": {name: unhidden[name] / ms[name] for name in ms if ms[name]},
         "output": outputs[last],
         "same_again": torch.equal(outputs[last], before),
         "peak_gpu_bytes": peak,
     }
+
+
+class WatchedExchange:
+    """Times what the exchanges of each step add to the stream on which layers compute.
+
+    Args:
+        device: of the stream.
+
+    Attributes:
+        step: the one that is computed now.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.step = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Starts anew."""
+        self._spans: list[tuple[int, Any, Any]] = []
+
+    def watch(self, exchange: HeadExchange, parts: int) -> None:
+        """Sees an exchange from now on, which is to be made in so many parts at most."""
+        exchange.watch, exchange.parts = self._around, parts
+
+    @contextlib.contextmanager
+    def _around(self) -> Iterator[None]:
+        start = mark(self._device)
+        yield
+        self._spans.append((self.step, start, mark(self._device)))
+
+    def milliseconds(self, steps: int) -> list[float]:
+        """Of each step, once the device is done."""
+        found = [0.0] * steps
+        for step, start, end in self._spans:
+            found[step] += milliseconds(start, end)
+        return found
 
 
 def parsed() -> argparse.Namespace:
@@ -143,6 +217,10 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--case", choices=sorted(MODELS), required=True)
     parser.add_argument("--quality", default="balanced")
     parser.add_argument("--guidance", type=int, default=1, choices=(1, 2))
+    parser.add_argument("--ring", type=int, default=1, help="processes that share query rows")
+    parser.add_argument(
+        "--parts", type=int, nargs="+", default=[PARTS], help="of the heads; the last is told of"
+    )
     parser.add_argument("--depth", type=float, default=1.0, help="share of the blocks")
     parser.add_argument("--skip-alone", action="store_true", help="where one GPU cannot hold it")
     parser.add_argument("--small", action="store_true", help="tiny, on CPUs: a dry run")

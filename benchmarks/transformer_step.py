@@ -45,20 +45,27 @@ def run_timed(
     """One time in ms and one output per call, in order. The host runs ahead of a GPU, as it may."""
     outputs, marks = [], []
     for call in calls:
-        marks.append(_mark(device))
+        marks.append(mark(device))
         outputs.append(call())
-        marks.append(_mark(device))
+        marks.append(mark(device))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        times = [a.elapsed_time(b) for a, b in zip(marks[::2], marks[1::2], strict=True)]
-    else:
-        times = [(b - a) * 1e3 for a, b in zip(marks[::2], marks[1::2], strict=True)]
+    times = [milliseconds(*span) for span in zip(marks[::2], marks[1::2], strict=True)]
     return times, outputs
 
 
-def _mark(device: torch.device) -> Any:
+def mark(device: torch.device) -> Any:
+    """This moment: on a GPU an event of its stream, which the host does not wait for."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
     event.record(torch.cuda.current_stream(device))
     return event
+
+
+def milliseconds(start: Any, end: Any) -> float:
+    """Between two moments of `mark`, which the device has come to."""
+    if isinstance(start, float):
+        return (end - start) * 1e3
+    elapsed: float = start.elapsed_time(end)
+    return elapsed

@@ -25,6 +25,7 @@ Precision = Literal["auto", "bf16", "fp8"]
 ActionName = Literal["dense", "refresh", "sparse", "skip"]
 BackendName = Literal["auto", "reference"]
 OffloadMode = Literal["auto", "always", "never"]
+ResidualPrecision = Literal["auto", "full", "fp8"]
 CaptureMode = Literal["auto", "always", "never"]
 WhereSlower = Literal["dense", "sparse"]
 Dense = Literal["dense"]
@@ -81,9 +82,9 @@ class AttentionConfig(Validated):
     )
     precision: Precision = option(
         "auto",
-        "of the products of full attention, at dense steps and refreshes: fp8 rounds queries, "
-        "keys, values and weights to e4m3, in layers that are never sparse too; auto and bf16: the "
-        "model's own, as sparse steps always have",
+        "of the products of full attention, at dense steps and refreshes: fp8 is 8 bits, int8 for "
+        "queries and keys, e4m3 for values and weights, in layers that are never sparse too; auto "
+        "and bf16: the model's own, as sparse steps always have",
     )
     block_size_q: int = option(
         128, "queries of a block, which share one list of columns", minimum=1
@@ -377,6 +378,12 @@ class MemoryConfig(Validated):
         "auto: caches stay on the GPU while they fit, the others in host memory; always: all of "
         "them in host memory; never: none",
     )
+    residuals: ResidualPrecision = option(
+        "auto",
+        "what attention keeps of the dropped columns: full: in the model's precision; fp8: in e4m3 "
+        "with a scale for each row, half of the bytes; auto: in fp8 where that keeps all caches on "
+        "the GPU, or more layers sparse, and else in full",
+    )
 
     def __post_init__(self) -> None:
         for name in ("vram", "ram"):
@@ -413,13 +420,13 @@ class SparsityConfig(Validated):
     seed: int = option(0, "seed of the random columns", minimum=0)
     cuda_graphs: CaptureMode = option(
         "auto",
-        "auto: sparse steps of at most 16,384 tokens are captured once and then replayed, "
-        "where their caches are on the GPU; always: longer ones too",
+        "auto: sparse steps of at most 16,384 tokens are captured once and then replayed, where "
+        "there are 12 of them and their caches are on the GPU; always: fewer and longer ones too",
     )
     where_slower: WhereSlower = option(
         "dense",
-        "what a part of a layer does on a GPU whose sparse step is estimated to be slower than a "
-        "dense one: dense, which the report notes; or sparse all the same",
+        "what a part of a layer does on a GPU whose sparse step saves next to nothing of a dense "
+        "one, as measured there: dense, which the report notes; or sparse all the same",
     )
     backend: BackendName = option("auto", "auto: the fastest kernels that can run; or reference")
 

@@ -40,12 +40,18 @@ class Share:
     Attributes:
         heads: inside of attention, the most that any of them has.
         first_head: number of its own first one.
+        first_row: likewise of the query rows.
+        rows: how many query rows are its own.
+        most_rows: the most that any of them has.
         tokens: outside of attention, the most that any of them has, text included.
         grid_tokens: the same of video or image tokens alone.
     """
 
     heads: int
     first_head: int
+    first_row: int
+    rows: int
+    most_rows: int
     tokens: int
     grid_tokens: int
 
@@ -115,11 +121,28 @@ class ModelLayout:
 
     @property
     def query_rows(self) -> range:
-        """The rows of self-attention that may run sparse; the others see all columns."""
+        """This process's rows of self-attention that may run sparse; others see all columns."""
+        if self.share is not None:
+            return range(self.share.first_row, self.share.first_row + self.share.rows)
+        return self.all_query_rows
+
+    @property
+    def all_query_rows(self) -> range:
+        """The same of all processes."""
         if not self.exact_text:
             return range(self.tokens)
         first = self.text_tokens if self.text_first else 0
         return range(first, first + self.grid_tokens)
+
+    @property
+    def exact_rows(self) -> int:
+        """Rows of self-attention that see all columns at every step."""
+        return self.text_tokens if self.exact_text else 0
+
+    @property
+    def own_query_rows(self) -> int:
+        """How many `query_rows` a process has."""
+        return len(self.query_rows) if self.share is None else self.share.most_rows
 
     @property
     def own_heads(self) -> int:

@@ -29,7 +29,8 @@ from chipsparse.layers.state import Shared, StepState
 from chipsparse.layers.static_columns import check_static_bits
 from chipsparse.layers.tile_order import grids_order, inverse_order
 from chipsparse.layout import ModelLayout
-from chipsparse.measure.slower_parts import remarks_on, slower_parts
+from chipsparse.measure.slower_parts import part_seconds, remarks_on, slower_parts
+from chipsparse.measure.step_clock import StepClock, clock_of_this_machine
 from chipsparse.parallel.agreement import Agreement, Alone
 from chipsparse.plan import CACHED, Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
@@ -136,6 +137,7 @@ class Session:
         static_bits: columns that are always kept, see `static_mask`; None for none but the text's.
         observer: runs the layers, where something is to be measured.
         agreement: with other processes that run the same calls; by default there are none.
+        clock: tells what is slower sparse than dense; by default one that measures GPUs.
 
     Attributes:
         state: the open call, which its layers are handed; None where there is none.
@@ -153,12 +155,14 @@ class Session:
         static_bits: frozenbitarray | None = None,
         observer: LayerObserver | None = None,
         agreement: Agreement | None = None,
+        clock: StepClock | None = None,
     ) -> None:
         self.config = config
         self.report = report
         self.name = name
         self._pool = OffloadPool(HostMemory(), report.note) if pool is None else pool
         self._agreement = Alone() if agreement is None else agreement
+        self._clock = clock_of_this_machine(report.note) if clock is None else clock
         self._caches = CacheStore(
             config, self._pool, report.note, report.fall_back, self._agreement.capacity
         )
@@ -327,7 +331,7 @@ class Session:
         generation, branch = self._generation, self._generation.branches[name]
         plan, layers = branch.plan, range(branch.plan.layout.layers)
         self.report.dtype = demand.dtype
-        slower = slower_parts(plan, device, demand.dtype)
+        slower = self._slower_parts(plan, device, demand)
         for remark in remarks_on(slower, len(layers)):
             self.report.note(remark)
         demand = replace(demand, dense=demand.dense | slower.keys())
@@ -343,6 +347,17 @@ class Session:
         can_be_sparse = set(parts) - branch.dense.keys() - demand.dense
         if is_first and not can_be_sparse and not plan.schedule.skips_any:
             generation.all_dense = remarks_on(slower, len(layers))
+
+    def _slower_parts(
+        self, plan: SparsityPlan, device: torch.device, demand: MemoryDemand
+    ) -> dict[tuple[int, Part], str]:
+        """What is better left dense, and why: the same on all processes, whatever each measured."""
+        if self.config.where_slower == "sparse":
+            return {}
+        times = part_seconds(plan, device, demand.dtype, self._clock, dense=demand.dense)
+        slower = slower_parts(plan, times)
+        found = [(layer, part, reason) for (layer, part), reason in slower.items()]
+        return {(layer, part): reason for layer, part, reason in self._agreement.first(found)}
 
     def say_if_all_dense(self) -> None:
         """Says at the first call, once the reasons are reported, that no layer can run sparse."""

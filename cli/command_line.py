@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from chipsparse.cli.generation_options import GenerationOptions
-from chipsparse.cli.options import option_name
+from chipsparse.cli.options import argument_names, option_name
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,7 @@ def command_words(
 
     Args:
         command: its name.
-        options: as they were typed; ``prompt`` is an argument, the others are options.
+        options: as they were typed.
         settled: values that stand in place of those, by the names that the options have.
 
     Returns:
@@ -33,7 +33,8 @@ def command_words(
     """
     typed = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     values = {**typed, **settled}
-    prompt = values.pop("prompt", None)
+    arguments = [values.pop(name) for name in argument_names(type(options))]
+    arguments = [str(each) for each in arguments if each is not None]
     words: list[str] = []
     for name, value in values.items():
         option = option_name(name)
@@ -44,11 +45,9 @@ def command_words(
             continue
         for each in value if isinstance(value, (list, tuple)) else (value,):
             words += [option, str(each)]
-    if prompt is None:
-        return ["chipsparse", command, *words]
-    if prompt.startswith("-"):  # else it would be taken for an option
-        return ["chipsparse", command, *words, "--", prompt]
-    return ["chipsparse", command, prompt, *words]
+    if any(each.startswith("-") for each in arguments):  # else it would be taken for an option
+        return ["chipsparse", command, *words, "--", *arguments]
+    return ["chipsparse", command, *arguments, *words]
 
 
 def settled_values(

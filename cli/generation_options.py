@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.option_checks import (
+    check_branches,
     check_device,
     check_dtype,
     check_guidance,
@@ -51,6 +52,19 @@ class GenerationOptions(PrintOptions):
         default="auto",
         panel=MODEL,
         check=check_dtype,
+    )
+    gpus: int | None = option(
+        help="GPUs of this machine that make it together; with --device cpu so many processes.",
+        shown="1, or as many as torchrun started",
+        panel=MODEL,
+        check=check_positive,
+    )
+    guidance_parallel: int | None = option(
+        help="How many of those GPUs compute guidance branches of their own: 2, where the model's "
+        "guidance is two calls per step.",
+        shown="1",
+        panel=MODEL,
+        check=check_branches,
     )
     height: int | None = option(
         help="Height in pixels.", shown=FROM_PROFILE, panel=GENERATION, check=check_positive

@@ -20,6 +20,7 @@ from chipsparse.cli.commands import (
     generate,
     models,
     report,
+    studio,
     tune,
 )
 from chipsparse.cli.errors import EXIT_USER_ERROR, written_output
@@ -46,6 +47,7 @@ for command, example in (
     (compare.compare, compare.EXAMPLE),
     (bench.bench, bench.EXAMPLE),
     (report.report, report.EXAMPLE),
+    (studio.studio, studio.EXAMPLE),
     (models.models, None),
 ):
     app.command(epilog=example)(as_command(command))

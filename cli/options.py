@@ -145,6 +145,11 @@ def panel_options(kind: type[PrintOptions], panel: str) -> list[str]:
     return [name for name, each in declared if each.words.get("rich_help_panel") == panel]
 
 
+def argument_names(kind: type[PrintOptions]) -> list[str]:
+    """The fields that are arguments, in their order."""
+    return [name for name, each in _declared(kind).items() if each.make is typer.Argument]
+
+
 def _declared(kind: type[PrintOptions]) -> dict[str, _Declared]:
     """The options and arguments by their fields, in the order of the help."""
     fields = {field.name: field.metadata for field in dataclasses.fields(kind)}

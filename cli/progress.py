@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
@@ -18,6 +19,9 @@ from rich.progress import (
     TextColumn,
 )
 from rich.text import Text
+
+if TYPE_CHECKING:
+    import torch
 
 PLAIN_LINES_PER_GENERATION = 5
 
@@ -130,6 +134,9 @@ class ProgressDisplay:
         finally:
             display.close()
 
+    def check(self) -> None:
+        """Asked between steps that are not shown; what can be told to stop raises here."""
+
     def tell(self, text: str) -> None:
         """A line that stays."""
         self._print(text)
@@ -159,8 +166,8 @@ class StepDisplay:
         if bar is not None:
             self._task = bar.add_task(text, total=steps, note=f"step 1 of {steps}", clock=clock)
 
-    def done(self, step: int, action: str) -> None:
-        """Marks `step` (from 0) as finished, having taken `action`."""
+    def done(self, step: int, action: str, latents: torch.Tensor | None = None) -> None:
+        """Marks `step` (from 0) as finished, having taken `action` and made `latents`."""
         count = step + 1
         if self._bar is not None and self._task is not None:
             finished = count >= self._steps

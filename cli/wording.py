@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from chipsparse.config import Part
+from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import ASSETS
 
 PART_NAMES: dict[Part, str] = {"attention": "attention", "mlp": "MLP"}
@@ -49,3 +50,11 @@ def seconds_text(seconds: float) -> str:
         minutes, rest = divmod(round(seconds), 60)
         return f"{minutes} min {rest} s"
     return f"{seconds:.2f} s" if seconds >= 0.1 else f"{seconds * 1e3:.1f} ms"
+
+
+def sharing_text(parallel: Parallel) -> str:
+    """How many share what."""
+    if parallel.guidance == 1:
+        return f"{parallel.ranks}, which share the tokens and heads of a call"
+    each = "one each" if parallel.ulysses == 1 else f"{parallel.ulysses} for each"
+    return f"{parallel.ranks}, on both guidance branches: {each}"

@@ -128,6 +128,10 @@ class WorkProgress:
 
         return self._display.denoising(title, steps, plain_lines=plain_lines, clock=clock)
 
+    def check(self) -> None:
+        """See `ProgressDisplay`."""
+        self._display.check()
+
     def tell(self, text: str) -> None:
         """A line that stays."""
         self._display.tell(text)

@@ -57,7 +57,7 @@ __all__ = [
 # for a multiple of 16, which the kernels' callers see to for the strides of rows.
 ARGUMENT_TYPES = {
     "(q|k|v|o|residual)_ptr": "*{half}:16",
-    "(lse|lse_dense|previous|mass|factor|shift|v_scale|v_mean)_ptr": "*fp32:16",
+    "(lse|lse_dense|previous|mass|scale|factor|shift|v_scale|v_mean)_ptr": "*fp32:16",
     "(indices|counts)_ptr": "*i32:16",
     "sums_ptr": "*bf16:16",
     "stride_[qkvor][bhn]|stride_g|M": "i32:16",
@@ -70,6 +70,7 @@ ELEMENTS = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
     torch.float8_e4m3fn: "fp8e4nv",
+    torch.int8: "i8",
 }
 
 MLP_ARGUMENT_TYPES = {
@@ -103,7 +104,12 @@ def _unsupported_reason(version: str) -> str | None:
 
 
 def compile_column_sparse_attention(
-    head_dim: int, tile_rows: int, delta_rule: str | None = None, half: str = "bf16"
+    head_dim: int,
+    tile_rows: int,
+    delta_rule: str | None = None,
+    half: str = "bf16",
+    *,
+    in_fp8: bool = False,
 ) -> Any:
     """Compiles ``column_sparse_attention.gluon_sm90`` for query tiles of so many rows."""
     module = importlib.import_module("chipsparse.kernels.column_sparse_attention.gluon_sm90")
@@ -114,13 +120,15 @@ def compile_column_sparse_attention(
         "TILES_PER_BLOCK": 1,
         "BLOCK_SIZE_Q": tile_rows,
         "RULE": module.RULES[delta_rule],
+        "IN_FP8": in_fp8,
         "WIDE_ROWS": False,
         "num_warps": 4,
     }
     options = {"num_warps": 4, "maxnreg": 128 if config.blocks_per_sm == 2 else None}
+    types = {"residual_ptr": "*fp8e4nv:16"} if in_fp8 else {}
     return compile_kernel(
         module._column_sparse_attention_kernel,
-        ARGUMENT_TYPES,
+        types | ARGUMENT_TYPES,
         constants,
         half=half,
         options=options,
@@ -170,12 +178,9 @@ def compile_fp8_dense_attention(
         "num_warps": 4,
     }
     types = {"sums_ptr": "*bf16:16" if with_column_sums else "*fp32:16"}  # unused: any pointer
-    for name, block in {
-        "q_desc": [1, 1, 64, head_dim],
-        "k_desc": [1, 1, module.TILE, head_dim],
-        "v_desc": [1, 1, head_dim, module.TILE],
-    }.items():
-        types[name] = _descriptor_type(block, "fp8e4nv")
+    types["q_desc"] = _descriptor_type([1, 1, 64, head_dim], "i8")
+    types["k_desc"] = _descriptor_type([1, 1, module.TILE, head_dim], "i8")
+    types["v_desc"] = _descriptor_type([1, 1, head_dim, module.TILE], "fp8e4nv")
     return compile_kernel(
         module._fp8_dense_attention_kernel,
         ARGUMENT_TYPES | types,
@@ -242,7 +247,7 @@ def descriptor(tensor: torch.Tensor, block: list[int]) -> Any:
 @functools.cache
 def _block_layout(block: tuple[int, ...], element: str) -> Any:
     """Where the elements of a loaded block lie; to ask Gluon takes longer than a launch."""
-    types = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp8e4nv": gl.float8e4nv}
+    types = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp8e4nv": gl.float8e4nv, "i8": gl.int8}
     return gl.NVMMASharedLayout.get_default_for(list(block), types[element])
 
 

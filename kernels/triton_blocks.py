@@ -42,6 +42,18 @@ def to_fp8(x, INTERPRETED: tl.constexpr):
     return tl.where(x == x, bits, 0x7F).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
 
 
+# What `int8_dot` adds: sums over up to 128 channels are below 2 ** 21, and become the last digits
+# of this number.
+SCORE_OFFSET = tl.constexpr(1.5 * 2.0**23)
+OFFSET_BITS = tl.constexpr(0x4B400000)
+
+
+@triton.jit
+def int8_dot(a, b):
+    """``a @ b + SCORE_OFFSET`` of int8 numbers in fp32, without rounding."""
+    return (tl.dot(a, b) + OFFSET_BITS).to(tl.float32, bitcast=True)
+
+
 @triton.jit
 def _wide(x):
     """e4m3 in fp32, for the interpreter, which reads NaN as 480."""
@@ -55,6 +67,29 @@ def fp8_dot(a, b, INTERPRETED: tl.constexpr):
     if INTERPRETED:
         return tl.dot(_wide(a), _wide(b))
     return tl.dot(a, b)
+
+
+@triton.jit
+def fp8_bits(x):
+    """Numbers within ±448 as bytes of e4m3, rounded to nearest even; on every GPU alike."""
+    bits = x.to(tl.int32, bitcast=True)
+    size = tl.abs(x)
+    # Three digits behind the first one: what is rounded off carries into them, and they into the
+    # exponent. Below 2^-6 digits stand for multiples of 2^-9, which a large sum rounds to.
+    magnitude = bits & 0x7FFFFFFF
+    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
+    subnormal = (size * 512.0 + 8388608.0).to(tl.int32, bitcast=True) & 15
+    code = tl.where(size < 0.015625, subnormal, normal)
+    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def from_fp8_bits(bits):
+    """Bytes of finite e4m3 numbers in fp32; on every GPU alike."""
+    # As fp16, whose exponents are 8 higher and whose subnormal numbers have as many digits.
+    wide = bits.to(tl.uint16)
+    half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
+    return half.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
 
 
 @triton.jit

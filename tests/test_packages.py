@@ -16,7 +16,7 @@ PACKAGE = (*LIBRARY, "cli")
 BESIDE = ("benchmarks", "docs", "tests", "assets")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-FOR_TESTS = ("test", "test-quantized")
+FOR_TESTS = ("test", "test-browser", "test-quantized")
 FOR_USERS = sorted(EXTRAS.keys() - {*FOR_TESTS, "dev"})
 # Modules that are not called as the package that has them.
 MODULES = {"markdown_it_py": "markdown_it", "pillow": "PIL", "pyyaml": "yaml"}

@@ -5,20 +5,21 @@ Known from the sizes of a model alone, so that memory can be planned before anyt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from chipsparse.cache.tensors import AttentionCache, MLPCache, TensorCache
-from chipsparse.config import Part, SparsityConfig
+from chipsparse.config import Part, ResidualPrecision, SparsityConfig
 from chipsparse.kernels.checks import block_count
+from chipsparse.kernels.fp8_quantization import FP8
 from chipsparse.kernels.token_layout import ALIGNMENT
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import Action, SparsityPlan
 
 PARTS: tuple[Part, ...] = ("attention", "mlp")
 
-SOFTMAX_BYTES = 4  # LSE and means are float32 whatever the model computes in
+SOFTMAX_BYTES = 4  # LSE, means and scales are float32 whatever the model computes in
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,25 @@ KINDS = {
 
 
 def kept_kinds(config: SparsityConfig, part: Part) -> frozenset[str]:
-    """What a sparse layer of this config keeps."""
+    """What a sparse layer of this config keeps; with residuals in full unless it says ``fp8``."""
     return frozenset(name for name, kept in CACHES[part].kept.items() if kept.wanted(config))
 
 
+def _may_keep(config: SparsityConfig, part: Part) -> frozenset[str]:
+    """What it may keep, where the memory decides about residuals."""
+    if config.memory.residuals == "auto":
+        config = with_residuals(config, "fp8")
+    return kept_kinds(config, part)
+
+
+def with_residuals(config: SparsityConfig, precision: ResidualPrecision) -> SparsityConfig:
+    """The config with residuals in this precision."""
+    return replace(config, memory=replace(config.memory, residuals=precision))
+
+
 def read_kinds(config: SparsityConfig, part: Part, action: Action) -> frozenset[str]:
-    """What a layer reads of its cache when it takes an action."""
-    kept = kept_kinds(config, part)
+    """What a layer reads of its cache when it takes an action, as far as it is kept."""
+    kept = _may_keep(config, part)
     if action is Action.SPARSE:
         return kept - {"lse"}
     if action is Action.REFRESH and part == "attention":
@@ -63,8 +76,8 @@ def read_kinds(config: SparsityConfig, part: Part, action: Action) -> frozenset[
 
 
 def written_kinds(config: SparsityConfig, part: Part, action: Action) -> frozenset[str]:
-    """What a layer records or changes when it takes an action."""
-    kept = kept_kinds(config, part)
+    """What a layer records or changes when it takes an action, as far as it is kept."""
+    kept = _may_keep(config, part)
     if action is Action.SPARSE:
         return frozenset(kind for kind in kept if KINDS[kind].rewritten)
     if action is Action.SKIP:
@@ -83,10 +96,11 @@ def kind_bytes(
         kind: one of `KINDS`.
         layer: number of the transformer block.
         layout: sizes of the model and of one call; has the batch.
-        config: has the block sizes and shares.
+        config: has the block sizes and shares; residuals are in FP8 where it says ``fp8``.
         dtype: of the hidden states.
     """
-    tokens, rows = len(layout.query_rows), layout.mlp_tokens(layer)
+    residual = FP8 if config.memory.residuals == "fp8" else dtype
+    tokens, rows = layout.own_query_rows, layout.mlp_tokens(layer)
     neurons = layout.kind(layer).intermediate_size
     mlp_groups = block_count(rows, config.mlp.block_size)
     blocks = block_count(tokens, config.attention.block_size_q)
@@ -96,7 +110,8 @@ def kind_bytes(
         "lse_dense": layout.own_heads * tokens * SOFTMAX_BYTES,
         "kept_mass": layout.own_heads * tokens * SOFTMAX_BYTES,
         "columns": layout.own_heads * blocks * -(-layout.tokens // 8),
-        "residual": layout.own_attention_channels * tokens * dtype.itemsize,
+        "residual": layout.own_attention_channels * tokens * residual.itemsize,
+        "residual_scale": layout.own_heads * tokens * SOFTMAX_BYTES,
         "drift": layout.own_attention_channels * tokens * dtype.itemsize,
         "activation": neurons * padded_rows * dtype.itemsize,
         "output": layout.width * rows * dtype.itemsize,
@@ -112,7 +127,7 @@ def saved_work(part: Part, layer: int, *, layout: ModelLayout, config: SparsityC
         return 0.0
     if part == "attention":
         kept = min(1.0, kept + config.attention.random_fraction)
-        whole = 4.0 * len(layout.query_rows) * layout.tokens * layout.own_attention_channels
+        whole = 4.0 * layout.own_query_rows * layout.tokens * layout.own_attention_channels
     else:
         whole = 4.0 * layout.mlp_tokens(layer) * layout.width * layout.kind(layer).intermediate_size
     return layout.batch * whole * (1 - kept)

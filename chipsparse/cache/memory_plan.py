@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Literal
 
 import torch
 
@@ -17,14 +18,15 @@ from chipsparse.cache.kinds import (
     kind_bytes,
     read_kinds,
     saved_work,
+    with_residuals,
     written_kinds,
 )
 from chipsparse.cache.placement import PartNeed, Placement, place
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.machine import device_free_bytes, host_budget, host_free_bytes
 from chipsparse.config import ConfigError, MemoryConfig
+from chipsparse.kernels.attention_residual.reference import TRANSIENT_BYTES, TRANSIENT_TENSORS
 from chipsparse.kernels.checks import block_count
-from chipsparse.kernels.merge_residual.reference import TRANSIENT_BYTES, TRANSIENT_TENSORS
 from chipsparse.layers.column_budget import CAPACITY_MULTIPLE, LISTS_BYTES
 from chipsparse.measure.cost_model import Rates, layer_time
 from chipsparse.plan import Action, SparsityPlan
@@ -46,8 +48,12 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 NORM_TENSORS, ATTENTION_TENSORS, MLP_TENSORS = 13, 9, 7
 # Where processes share the tokens: q, k and v as they are sent and received besides; and behind the
 # last block the tokens of all processes, before and in the output norm with its float32 copies.
-EXCHANGE_TENSORS, GATHERED_TENSORS = 6, 8
+# Where they share query rows, the keys and values of all rows: as they come and as they are read.
+EXCHANGE_TENSORS, GATHERED_TENSORS, RING_TENSORS = 6, 8, 4
 BRANCHES = 2  # guidance branches whose small lists of columns there is room for
+# What the link carries each way while it carries both ways, in shares of its rate: in a sparse step
+# of HunyuanVideo at 720p an H200 waited for transfers that the full rate would have hidden.
+BOTH_WAYS = 0.85
 
 
 class BudgetError(ConfigError):
@@ -102,12 +108,16 @@ class MemoryPlan:
         branches: guidance branches that it was made for.
         capacity: what there was.
         wanted: bytes of all that the config wants kept, for all branches.
+        lost: work that sparse steps would save in what is recomputed.
+        residuals: how attention's are kept: in the model's precision, or in FP8.
     """
 
     placement: Placement
     branches: int
     capacity: Capacity
     wanted: int
+    lost: float = 0.0
+    residuals: Literal["full", "fp8"] = "full"
 
     @property
     def device_bytes(self) -> int:
@@ -123,6 +133,12 @@ class MemoryPlan:
     def needs_host(self) -> bool:
         """Whether caches live in host memory, or would if there were more of it."""
         return bool(self.placement.host or self.placement.recomputed)
+
+    def is_better_than(self, other: MemoryPlan) -> bool:
+        """Whether more is kept, or the same without host memory."""
+        if self.lost != other.lost:
+            return self.lost < other.lost
+        return bool(other.placement.host) and not self.placement.host
 
     def fits(self, capacity: Capacity) -> bool:
         """Whether there is room for it as it is."""
@@ -166,19 +182,42 @@ def plan_memory(
         demand: what the generation asks for.
         open_slots: bytes of slots that are there already, by kind.
     """
-    branches = demand.branches
+    residuals = plan.config.memory.residuals
+    if residuals == "fp8":
+        return _planned(plan, "fp8", capacity, demand, open_slots)
+    full = _planned(plan, "full", capacity, demand, open_slots)
+    if residuals == "full" or not full.needs_host:
+        return full
+    rounded = _planned(plan, "fp8", capacity, demand, open_slots)
+    return rounded if rounded.is_better_than(full) else full
+
+
+def _planned(
+    plan: SparsityPlan,
+    residuals: Literal["full", "fp8"],
+    capacity: Capacity,
+    demand: MemoryDemand,
+    open_slots: Mapping[str, int] | None,
+) -> MemoryPlan:
+    plan = replace(plan, config=with_residuals(plan.config, residuals))
     needs = cache_needs(plan, dtype=demand.dtype, dense=demand.dense)
     placement = place(
         needs,
         device_bytes=capacity.device,
         host_bytes=capacity.host,
-        branches=branches,
+        branches=demand.branches,
         one_memory=capacity.one_memory,
         open_slots=open_slots,
         prefer_host=plan.config.memory.offload == "always" and capacity.host > 0,
     )
-    wanted = branches * sum(need.nbytes for need in needs)
-    return MemoryPlan(placement, branches, capacity, wanted)
+    return MemoryPlan(
+        placement,
+        demand.branches,
+        capacity,
+        wanted=demand.branches * sum(need.nbytes for need in needs),
+        lost=sum(need.saved for need in needs if (need.layer, need.part) in placement.recomputed),
+        residuals=residuals,
+    )
 
 
 def cache_needs(
@@ -231,7 +270,7 @@ def worth_moving(
         return sum(
             sizes[part][kind]
             for part in parts
-            for kind in kinds_of(plan.config, part, Action.SPARSE)
+            for kind in kinds_of(plan.config, part, Action.SPARSE) & sizes[part].keys()
         )
 
     def seconds(moved: Iterable[Part]) -> float:
@@ -241,7 +280,8 @@ def worth_moving(
         time = layer_time(
             layer, Action.SPARSE, plan=plan, rates=rates, dtype=dtype, dense_parts=dense
         )
-        return max(time.total, max(to_device, to_host) / rates.link)
+        link = rates.link * (BOTH_WAYS if to_device and to_host else 1.0)
+        return max(time.total, max(to_device, to_host) / link)
 
     counts = range(len(sizes), -1, -1)  # of equal choices the one that keeps more
     choices = [chosen for count in counts for chosen in combinations(sizes, count)]
@@ -272,11 +312,13 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, captured: int = 0) 
     if layout.share is not None:
         attention += EXCHANGE_TENSORS * heads_side_by_side
         gathered = GATHERED_TENSORS * layout.batch * tokens * layout.width * dtype.itemsize
+        if layout.share.most_rows < len(layout.all_query_rows):
+            attention += RING_TENSORS * heads * tokens * layout.head_dim * dtype.itemsize
     if config.attention.precision == "fp8":
         attention += 3 * heads * tokens * layout.head_dim
     sparse = [layer for layer in range(layout.layers) if plan.is_sparse(layer, "attention")]
     if sparse:
-        blocks = block_count(len(layout.query_rows), config.attention.block_size_q)
+        blocks = block_count(layout.own_query_rows, config.attention.block_size_q)
         sums = heads * blocks * tokens * min(dtype.itemsize, 4)
         kept = max(plan.attention_keep_count(layer) for layer in sparse)
         kept += plan.attention_random_count()

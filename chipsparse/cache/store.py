@@ -30,6 +30,11 @@ from chipsparse.cache.tensors import CachedTensor, LayerCache, TensorCache
 from chipsparse.config import Part, SparsityConfig
 from chipsparse.plan import Action, SparsityPlan
 
+IN_FP8 = (
+    "what attention keeps of dropped columns is in FP8, which takes half of the bytes: in full, "
+    "caches would go to host memory or layers run dense (memory.residuals: full has it so)"
+)
+
 
 @dataclass(eq=False)
 class _Branch:
@@ -118,6 +123,8 @@ class CacheStore:
             memory = self._plan(plan, device, demand, host=False)
             self._open(branch, memory, device)
         self._branches[branch] = _Branch(plan, memory)
+        if memory.residuals == "fp8" and plan.config.memory.residuals == "auto":
+            self._note(IN_FP8)
         for remark in memory.remarks(plan.layout.layers):
             self._fall_back(remark)
 
@@ -183,9 +190,11 @@ class CacheStore:
     def __getitem__(self, key: tuple[str, int]) -> LayerCache:
         """The cache of a branch and layer, with what lives on the device."""
         branch, layer = key
-        caches = self._branches[branch].caches
+        each = self._branches[branch]
+        caches = each.caches
         if layer not in caches:
-            caches[layer] = cache = LayerCache()
+            cache = LayerCache(residual_in_fp8=each.memory.residuals == "fp8")
+            caches[layer] = cache
             for name, kind in KINDS.items():
                 place = (branch, layer, name)
                 if place in self._pool:

@@ -106,6 +106,9 @@ def merges(config: SparsityConfig) -> bool:
 class AttentionCache(TensorCache):
     """What self-attention remembers of its last dense and refresh steps.
 
+    Args:
+        residual_in_fp8: whether a refresh rounds the residual to e4m3.
+
     Attributes:
         lse: log-sum-exp of the last dense or refresh step, float32 ``[B, H, N]``.
         columns: packed bits of the kept columns, uint8 ``[B, H, G, ceil(N / 8)]``.
@@ -116,6 +119,7 @@ class AttentionCache(TensorCache):
             that none was.
         kept_fraction: mean share of the columns that is kept, as a number or 0-d tensor.
         residual: what the delta rule adds to the kept columns, ``[B, H, N, D]``.
+        residual_scale: (e4m3) by which its rows are multiplied, float32 ``[B, H, N]``.
         lists: the kept columns as lists, with their lengths (see `packed_to_indices`), where they
             are small; else they are made of ``columns`` at every step. Memory for them is reserved
             with the working memory, wherever the cache lives.
@@ -132,10 +136,12 @@ class AttentionCache(TensorCache):
     kept_mass = CacheField(wanted=merges)
     columns = CacheField()
     residual = CacheField()
+    residual_scale = CacheField(wanted=lambda config: config.memory.residuals == "fp8")
     drift = CacheField(wanted=lambda config: config.attention.forecast > 0)
 
-    def __init__(self) -> None:
+    def __init__(self, *, residual_in_fp8: bool = False) -> None:
         super().__init__()
+        self.residual_in_fp8 = residual_in_fp8
         self.capacity: int | None = None
         self.longest: DeviceNumber | None = None
         self.kept_fraction: torch.Tensor | float = 0.0
@@ -179,10 +185,14 @@ class MLPCache(TensorCache):
 
 
 class LayerCache:
-    """The caches of one transformer block and guidance branch."""
+    """The caches of one transformer block and guidance branch.
 
-    def __init__(self) -> None:
-        self.attention = AttentionCache()
+    Args:
+        residual_in_fp8: see `AttentionCache`.
+    """
+
+    def __init__(self, *, residual_in_fp8: bool = False) -> None:
+        self.attention = AttentionCache(residual_in_fp8=residual_in_fp8)
         self.mlp = MLPCache()
 
     def nbytes(self) -> int:

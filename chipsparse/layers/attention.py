@@ -15,6 +15,7 @@ import torch
 from chipsparse.cache.tensors import AttentionCache
 from chipsparse.common.device_number import DeviceNumber
 from chipsparse.config import AttentionConfig, Precision
+from chipsparse.kernels.attention_residual import attention_residual
 from chipsparse.kernels.checks import block_count, ranges
 from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import (
@@ -28,11 +29,10 @@ from chipsparse.kernels.dense_attention_column_sums.reference import column_sums
 from chipsparse.kernels.dispatch import Choice, kind_of
 from chipsparse.kernels.fp8_dense_attention import fp8_dense_attention
 from chipsparse.kernels.mask_packing import packed_to_indices
-from chipsparse.kernels.merge_residual import merge_residual
 from chipsparse.layers.column_budget import LISTS_BYTES, AttentionBudget
 from chipsparse.layers.exact_rows import apart, joined
 from chipsparse.layers.fp8_attention import fp8_choices, fp8_full_attention, fp8_tensors
-from chipsparse.layers.state import Shared, StepState
+from chipsparse.layers.state import HeadTurns, Shared, StepState
 from chipsparse.plan import Action, SparsityPlan
 
 # Where the host need not wait for what it reads.
@@ -90,6 +90,7 @@ class AttentionLayer:
         *,
         scale: float | None,
         unpatched: Unpatched,
+        turns: HeadTurns | None = None,
     ) -> torch.Tensor:
         """Attention as the open call wants it; rows that the layout wants exact see all columns.
 
@@ -100,23 +101,31 @@ class AttentionLayer:
             value: as query.
             scale: factor of the scores, None for ``D ** -0.5``.
             unpatched: computes query, key, value and scale as the model would without chipsparse.
+            turns: brings query, key and value, of which only the sizes are known before; None where
+                they are there.
         """
         shared, config = self._shared, self._shared.config.attention
         if state is None or not (state.caching or config.precision == "fp8"):
+            _arrive(turns)
             return unpatched(query, key, value, scale)
         if not state.caching:
+            _arrive(turns)
             self._choices(query, key, value)  # which reports them
             return self._dense(query, key, value, scale, unpatched)
         layout = state.plan.layout
         dense = state.dense.get((self.number, "attention"))
         with shared.recorder.watch(self.number, "attention", dense) as entry:
             if entry.reason is not None:
+                _arrive(turns)
                 if config.precision == "fp8":
                     entry.backend = _backend_name(self._choices(query, key, value), Action.DENSE)
                 return self._dense(query, key, value, scale, unpatched)
             query, exact = apart(query, layout, 2)
             choices = self._choices(query, key, value)
             entry.action = self._decide(state)
+            if entry.action is not Action.SPARSE or exact is not None:
+                _arrive(turns)
+                turns = None
             kinds, ahead = (
                 shared.caches.reads("attention", action) for action in (entry.action, state.action)
             )
@@ -146,6 +155,7 @@ class AttentionLayer:
                         backend=shared.backend,
                         choices=choices,
                         step=state.context.step,
+                        turns=turns,
                     )
                 else:
                     columns = self._columns_of_another_branch(state, query, key)
@@ -284,6 +294,11 @@ class AttentionLayer:
             f"instead of {most_columns} at most: column sums were NaN, and their query blocks keep "
             "every column"
         )
+
+
+def _arrive(turns: HeadTurns | None) -> None:
+    if turns is not None:
+        turns.arrive()
 
 
 def backend_choices(
@@ -479,13 +494,20 @@ def record_residual(
         scale=scale,
         backend=backend,
     )
-    if config.delta_rule == "difference":
-        cache.residual = output - kept
-    else:
-        cache.lse_dense = cache.lse
-        cache.residual, cache.kept_mass = merge_residual(
-            output, kept, kept_lse, cache.lse, backend=backend
-        )
+    residual = attention_residual(
+        output,
+        kept,
+        kept_lse,
+        cache.lse,
+        delta_rule=config.delta_rule,
+        fp8=cache.residual_in_fp8,
+        backend=backend,
+    )
+    cache.residual = residual.values
+    if residual.scale is not None:
+        cache.residual_scale = residual.scale
+    if residual.kept_mass is not None:
+        cache.lse_dense, cache.kept_mass = cache.lse, residual.kept_mass
     return counts
 
 
@@ -544,6 +566,7 @@ def _choose_columns(
             static_columns=budget.static_columns,
             seed=budget.seed,
             first_head=budget.first_head + first,
+            first_block=budget.first_block,
             backend=backend,
         )
         if budget.branches > 1:
@@ -573,6 +596,7 @@ def sparse_step(
     backend: str | None,
     choices: Mapping[str, Choice] | None = None,
     step: int | None = None,
+    turns: HeadTurns | None = None,
 ) -> torch.Tensor:
     """Attention over the kept columns only, combined with the residual cache.
 
@@ -581,6 +605,8 @@ def sparse_step(
 
     With a forecast and the ``step``, the error is taken to grow with the steps since the refresh as
     it did before it, times ``config.forecast``, and that is added.
+
+    Where heads come in ``turns``, they are computed so, and the result is what those make of it.
     """
     if cache.lists is None:
         assert cache.columns is not None
@@ -600,15 +626,25 @@ def sparse_step(
         scale=scale,
         delta_rule=config.delta_rule,
         residual=cache.residual,
+        residual_scale=cache.residual_scale,
         lse_dense=cache.lse_dense,
         kept_mass=cache.kept_mass,
+        shares_device=turns is not None,
         backend=backend,
     )
     run = column_sparse_attention.run
     launch = choices["column_sparse_attention"].backend.launch if choices else run
+    grown, drift = 0.0, cache.drift
+    if step is not None and drift is not None and cache.refreshed_at is not None:
+        grown = config.forecast * (step - cache.refreshed_at) / cache.interval
+    if turns is not None:
+
+        def compute(heads: slice) -> torch.Tensor:
+            part: torch.Tensor
+            part, _ = launch(call.of_heads(heads))
+            return part if drift is None or not grown else part.add_(drift[:, heads], alpha=grown)
+
+        return turns.each(compute)
     output: torch.Tensor
     output, _ = launch(call)
-    if step is not None and cache.drift is not None and cache.refreshed_at is not None:
-        grown = config.forecast * (step - cache.refreshed_at) / cache.interval
-        output.add_(cache.drift, alpha=grown)
-    return output
+    return output if drift is None or not grown else output.add_(drift, alpha=grown)

@@ -38,6 +38,7 @@ class AttentionBudget:
         capacity: entries that the lists of columns get; None for as many as the longest needs, for
             which the host waits.
         first_head: number of the first head, where these are not all of the layer's.
+        first_block: number of the first query block, where these are not all of a head's.
         branches: guidance branches that the batch holds, which keep the same columns.
     """
 
@@ -48,6 +49,7 @@ class AttentionBudget:
     static_count: int = 0
     capacity: int | None = None
     first_head: int = 0
+    first_block: int = 0
     branches: int = 1
 
     @property
@@ -130,6 +132,7 @@ class ColumnBudgets:
     ) -> AttentionBudget:
         """The budget of a layer whose keys are ``[B, H, N, D]``, with lists as long as they get."""
         config, layout, tokens = self._config.attention, plan.layout, key.shape[2]
+        share = layout.share
         if layout not in self._static_columns:
             self._static_columns[layout] = static_columns(
                 tokens,
@@ -152,7 +155,8 @@ class ColumnBudgets:
                 text_tokens=layout.text_tokens,
                 always=0 if self._static_bits is None else self._static_bits.count(),
             ),
-            first_head=0 if layout.share is None else layout.share.first_head,
+            first_head=0 if share is None else share.first_head,
+            first_block=0 if share is None else share.first_row // config.block_size_q,
             branches=layout.guided_in_batch,
         )
 

@@ -17,9 +17,9 @@ def apart(
         layout: of the call.
         dim: not negative.
     """
-    rows = layout.query_rows
-    if len(rows) == layout.tokens:
+    if not layout.exact_rows:
         return tensor, None
+    rows = layout.query_rows
     first, last = (0, rows.start) if layout.text_first else (rows.stop, layout.tokens)
     return tensor.narrow(dim, rows.start, len(rows)), tensor.narrow(dim, first, last - first)
 

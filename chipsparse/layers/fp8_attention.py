@@ -1,4 +1,4 @@
-"""Full attention of a layer in FP8."""
+"""Full attention of a layer in 8 bits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def fp8_choices(
     block_size_q: int,
     backend: str | None,
 ) -> dict[str, Choice]:
-    """The backend of each operation that full attention in FP8 takes.
+    """The backend of each operation that full attention in 8 bits takes.
 
     Raises:
         ConfigError: there is none on this GPU or for these tensors but the references.
@@ -44,7 +44,7 @@ def fp8_tensors(
     scale: float | None,
     backend: str | None,
 ) -> Fp8Attention:
-    """Query, key and value ``[B, H, N, D]`` in e4m3, rotated where D is a power of two.
+    """Query, key and value ``[B, H, N, D]`` in 8 bits, rotated where D is a power of two.
 
     Rotated, no single large channel decides about the error (benchmarks/notes/fp8_attention.md).
     """
@@ -61,7 +61,7 @@ def fp8_full_attention(
     scale: float | None,
     backend: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output ``[B, H, N, D]`` and LSE ``[B, H, N]`` of attention computed in e4m3."""
+    """Output ``[B, H, N, D]`` and LSE ``[B, H, N]`` of attention computed in 8 bits."""
     tensors = fp8_tensors(query, key, value, scale=scale, backend=backend)
     output, lse, _ = fp8_dense_attention(tensors, backend=backend)
     return output, lse

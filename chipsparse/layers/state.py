@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,6 +51,19 @@ class StepState:
     def branch(self) -> str:
         """The guidance branch of the call."""
         return self.context.branch
+
+
+class HeadTurns(Protocol):
+    """Query, key and value that come from other processes some heads at a time.
+
+    See the class of this name in `chipsparse.parallel.head_turns`.
+    """
+
+    def arrive(self) -> None:
+        """Waits until all of them are there."""
+
+    def each(self, compute: Callable[[slice], torch.Tensor]) -> torch.Tensor:
+        """The attention of one part of the heads after the other, as that process wants it."""
 
 
 class SharedColumns(Protocol):

@@ -30,7 +30,8 @@ from chipsparse.plan import Action, SparsityPlan
 # what a dense step of FLUX.1-dev takes beyond its attention and linears.
 ELEMENTWISE_PASSES = 66
 FORECAST_PASSES = 3  # reads the output and the drift, writes the output
-# To make e4m3 of queries, keys and values: the latter two are read twice, all are written at half.
+# To make queries, keys and values 8 bits wide: the latter two are read twice, all are written at
+# half.
 FP8_PASSES = 6.5
 
 
@@ -45,6 +46,11 @@ class Rates:
         linear: operations of linears.
         memory: bytes of elementwise work, reads and writes.
         link: bytes between host and device, each way.
+        peer_link: bytes between devices of one machine, that one of them sends to the others while
+            it receives as many. Fitted, with ``peer_seconds``, to exchanges of 137 to 581 MB
+            between two and four H200s over NVLink (NCCL, PyTorch 2.11), 0.60 to 1.81 ms, all of
+            which it meets within 7 %.
+        peer_seconds: what an exchange between devices takes besides, whatever is sent.
         sparse_attention: share of the dense rate that sparse attention reaches.
         sparse_mlp: likewise the sparse feed-forward layer, choice of neurons included.
         refresh_attention: time of a refresh's attention, column sums included, over that of a
@@ -62,6 +68,8 @@ class Rates:
     linear: float = 700e12
     memory: float = 4.26e12
     link: float = 55e9
+    peer_link: float = 350e9
+    peer_seconds: float = 0.2e-3
     sparse_attention: float = 0.85
     sparse_mlp: float = 0.75
     refresh_attention: float = 1.12
@@ -148,7 +156,7 @@ def layer_time(
     tokens = layout.batch * layout.own_tokens
     attended = layout.batch * layout.tokens * layout.own_attention_channels
     column = 4.0 * attended / rates.attention
-    attention = column * len(layout.query_rows)
+    attention = column * layout.own_query_rows
     sixteen_bit = attention
     if plan.config.attention.precision == "fp8":
         rounding = FP8_PASSES * attended * dtype.itemsize / rates.memory
@@ -165,7 +173,7 @@ def layer_time(
             expected = kept if forecast else 0.0
             attention *= rates.refresh_attention if chooses else 1.0
             attention += rates.refresh_seconds + expected
-    attention += column * (layout.tokens - len(layout.query_rows))  # these rows see everything
+    attention += column * layout.exact_rows  # these rows see everything
     kind = layout.kind(layer)
     rows = kind.mlp_linears * kind.intermediate_size
     mlp_tokens = layout.batch * layout.mlp_tokens(layer)

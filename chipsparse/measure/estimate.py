@@ -1,4 +1,4 @@
-"""The expected time of a generation's steps, caches in host memory included."""
+"""The expected time of a generation's steps, with caches in host memory, on several processes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from chipsparse.cache.kinds import PARTS, Part, read_kinds, written_kinds
 from chipsparse.cache.placement import Placement
 from chipsparse.config import SparsityConfig
 from chipsparse.measure.cost_model import LayerTime, Load, Rates, layer_time, step_seconds
+from chipsparse.measure.exchanges import Sharing
 from chipsparse.plan import Action, SparsityPlan
 
 DenseParts = Mapping[Part, Mapping[int, str]]  # layers that never run sparse, and why
@@ -37,24 +38,26 @@ class SimilarLayers:
 
 @dataclass(frozen=True)
 class RunEstimate:
-    """Seconds and bytes of denoising steps, all guidance branches together.
+    """Seconds and bytes of denoising steps, all guidance branches of a process together.
 
     Attributes:
         rates: what they were computed from.
-        stock: a step of the model without chipsparse.
-        steps: one step of each action, transfers included.
+        stock: a step of the model without chipsparse, on one device.
+        steps: one step of each action, transfers and exchanges included.
+        exchanging: what of each action's step processes take to send each other what they need.
         computing: the computation of a sparse step alone.
         moving: the transfers of a sparse step alone.
         to_device: bytes that a sparse step brings from host memory.
         to_host: bytes that it writes back.
         similar: the layers of a sparse step.
-        stock_run: all steps without chipsparse.
+        stock_run: all steps without chipsparse, on one device.
         run: all steps, of which ``skip_threshold`` skips none: how many it will is not known.
     """
 
     rates: Rates
     stock: float
     steps: Mapping[Action, float]
+    exchanging: Mapping[Action, float]
     computing: float
     moving: float
     to_device: int
@@ -81,7 +84,7 @@ class RunEstimate:
     @property
     def hidden(self) -> float:
         """The share of a sparse step's transfers that takes no time of its own."""
-        waiting = self.steps[Action.SPARSE] - self.computing
+        waiting = self.steps[Action.SPARSE] - self.exchanging[Action.SPARSE] - self.computing
         return 1.0 if self.moving == 0 else max(0.0, 1 - waiting / self.moving)
 
 
@@ -105,18 +108,22 @@ def estimate_run(
     dtype: torch.dtype,
     branches: int,
     rates: Rates,
+    sharing: Sharing | None = None,
 ) -> RunEstimate:
     """Estimates a generation whose number of steps the plan knows.
 
     Args:
-        plan: what is sparse, for which sizes and steps.
+        plan: what is sparse, for which sizes and steps; of several processes with what the one has
+            that has most.
         placement: where the caches of a branch live.
         dense_parts: what runs dense all the time.
         dtype: of the hidden states.
         branches: transformer calls per step; at a refresh the first of them chooses the columns.
         rates: of the device.
+        sharing: of several processes; None for one.
     """
     assert plan.steps is not None
+    calls = branches if sharing is None else sharing.calls
     layers = range(plan.layout.layers)
 
     def time_of(layer: int, action: Action, chooses: bool = True) -> LayerTime:
@@ -133,8 +140,8 @@ def estimate_run(
     def moved(layer: int, part: Part, action: Action) -> tuple[int, int]:
         return moved_bytes(layer, part, action, config=plan.config, placement=placement)
 
-    # A captured sparse step is replayed.
-    captured = plan.captures_steps() and not placement.host
+    # A captured sparse step is replayed; what is exchanged is not captured.
+    captured = plan.captures_steps() and not placement.host and sharing is None
     launched = {Action.REFRESH} if captured else {Action.REFRESH, Action.SPARSE}
 
     def pieces(layer: int, action: Action, chooses: bool) -> list[Load]:
@@ -152,13 +159,20 @@ def estimate_run(
 
     sparse = loads(Action.SPARSE)
     up, down = sum(load.to_device for load in sparse), sum(load.to_host for load in sparse)
+    exchanging = {
+        action: 0.0 if sharing is None else sharing.seconds(action, rates) for action in Action
+    }
     steps = {
-        action: step_seconds(loads(action), rates)
-        + (branches - 1) * step_seconds(loads(action, chooses=False), rates)
+        action: exchanging[action]
+        + step_seconds(loads(action), rates)
+        + (calls - 1) * step_seconds(loads(action, chooses=False), rates)
         for action in Action
     }
-    steps[Action.SKIP] = 0.0
-    own = replace(plan, config=plan.config.override({"attention.precision": "auto"}))
+    own = replace(
+        plan,
+        config=plan.config.override({"attention.precision": "auto"}),
+        layout=replace(plan.layout, share=None),
+    )
     stock = branches * sum(
         layer_time(layer, Action.DENSE, plan=own, rates=rates, dtype=dtype, dense_parts=PARTS).total
         for layer in layers
@@ -174,10 +188,11 @@ def estimate_run(
         rates=rates,
         stock=stock,
         steps=steps,
-        computing=branches * sum(load.seconds for load in sparse),
-        moving=branches * max(up, down) / rates.link,
-        to_device=branches * up,
-        to_host=branches * down,
+        exchanging=exchanging,
+        computing=calls * sum(load.seconds for load in sparse),
+        moving=calls * max(up, down) / rates.link,
+        to_device=calls * up,
+        to_host=calls * down,
         similar=tuple(
             SimilarLayers(name, count, time, moved_in, moved_out)
             for (name, time, moved_in, moved_out), count in similar.items()

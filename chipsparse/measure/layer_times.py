@@ -1,36 +1,29 @@
 """How long one layer's attention and MLP take, dense and at every action, on random tensors.
 
-What is timed is what a generation runs: `layers.attention` and `layers.mlp` at the sizes and shares
-of a plan, projections left out. The baseline is PyTorch in the same process, the faster
-of its times before and after the others. Before a sparse step is timed, its result is compared with
-that of a dense one where the two must agree.
+What is timed is what a generation runs, see `random_layers`. The baseline is PyTorch in the same
+process, the faster of its times before and after the others. Before a sparse step is timed, its
+result is compared with that of a dense one where the two must agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from chipsparse.cache.tensors import AttentionCache, MLPCache
 from chipsparse.config import Part
-from chipsparse.kernels.dense_attention.measure import FastestKernel
-from chipsparse.layers import attention, mlp
-from chipsparse.layers.column_budget import AttentionBudget, static_columns, static_count
-from chipsparse.layers.exact_rows import apart, joined
-from chipsparse.layers.mlp import MLPWeights
+from chipsparse.kernels.dispatch import Choice
 from chipsparse.measure.cost_model import kept_columns
+from chipsparse.measure.random_layers import RandomAttention, RandomMLP
 from chipsparse.measure.timing import Call, time_call
 from chipsparse.plan import SparsityPlan
 
 # Largest ||sparse - dense|| / ||dense||, by dtype; a wrong kernel is off by more than a tenth.
 ERROR_LIMIT = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-SEED = 0
 
 
 class WrongResultError(RuntimeError):
@@ -87,87 +80,20 @@ def attention_times(
     Raises:
         WrongResultError: a sparse step right after the refresh does not give what that gave.
     """
-    layout, config = plan.layout, plan.config.attention
-    shape = (3, layout.batch, layout.tokens, layout.heads, layout.head_dim)
-    # As models have them: heads beside each other in a token's channels.
-    whole, key, value = (
-        each.transpose(1, 2) for each in _random(*shape, device=device, dtype=dtype)
-    )
-    query, exact = apart(whole, layout, 2)
-    kernels = FastestKernel()
-    budget = AttentionBudget(
-        keep_count=plan.attention_keep_count(layer),
-        random_count=plan.attention_random_count(),
-        static_columns=static_columns(
-            layout.tokens,
-            config,
-            text_tokens=layout.text_tokens,
-            text_first=layout.text_first,
-            rows=layout.query_rows,
-            device=device,
-        ),
-        seed=SEED,
-        static_count=static_count(layout.tokens, config, text_tokens=layout.text_tokens),
-    )
-
-    # Each call gets a cache of its own, which leaves the ones below as they are: what is recorded
-    # in a call that is captured for a graph is computed later, or never.
-    def dense(cache: AttentionCache | None = None) -> torch.Tensor:
-        return attention.dense_step(
-            cache or AttentionCache(), query, key, value, scale=None, backend=None, kernels=kernels
-        )
-
-    def with_exact_rows(compute: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        if exact is None:
-            return compute
-
-        def both() -> torch.Tensor:
-            seen = F.scaled_dot_product_attention(exact, key, value)
-            return joined(compute().transpose(1, 2), seen.transpose(1, 2), layout).transpose(1, 2)
-
-        return both
-
-    before = AttentionCache()
-    expected = dense(before)
-
-    def refresh(cache: AttentionCache | None = None) -> torch.Tensor:
-        return attention.refresh_step(
-            cache or copy(before),
-            query,
-            key,
-            value,
-            config=config,
-            budget=budget,
-            scale=None,
-            backend=None,
-        )
-
-    choices = attention.backend_choices(
-        query, key, value, block_size_q=config.block_size_q, backend=None
-    )
-    refreshed = copy(before)
-    refresh(refreshed)
-
-    def sparse() -> torch.Tensor:
-        return attention.sparse_step(
-            refreshed,
-            query,
-            key,
-            value,
-            config=config,
-            scale=None,
-            backend=None,
-            choices=choices,
-        )
+    random = RandomAttention(plan, layer, device=device, dtype=dtype)
 
     def baselines() -> dict[str, float]:
-        return _attention_baselines(whole, key, value)
+        return _attention_baselines(random.query, random.key, random.value)
 
-    error = _checked("attention", sparse(), expected, layer)
+    error = _checked("attention", random.sparse(), random.dense(), layer)
     stock = baselines()
     times = {
-        name: time_call(with_exact_rows(call), device).latency_ms
-        for name, call in (("dense", dense), ("refresh", refresh), ("sparse", sparse))
+        name: time_call(call, device).latency_ms
+        for name, call in (
+            ("dense", random.dense),
+            ("refresh", random.refresh),
+            ("sparse", random.sparse),
+        )
     }
     for name, found in baselines().items():
         stock[name] = min(found, stock[name])
@@ -175,14 +101,14 @@ def attention_times(
     return PartTimes(
         part="attention",
         layer=layer,
-        kind=layout.kind(layer).name,
+        kind=plan.layout.kind(layer).name,
         kept=kept_columns(plan, layer),
-        total=layout.tokens,
+        total=plan.layout.tokens,
         baseline_ms=stock[fastest],
         baseline=f"scaled_dot_product_attention{fastest}",
         milliseconds=times,
         error=error,
-        backends={op: choice.backend.name for op, choice in choices.items()},
+        backends=_names(random.choices),
     )
 
 
@@ -192,85 +118,33 @@ def mlp_times(
 ) -> PartTimes:
     """As `attention_times`, for the feed-forward layer; every sparse step chooses its neurons.
 
-    The activation function is taken to be GELU, or SiLU where the layer is gated.
-
     Raises:
         WrongResultError: a sparse step that recomputes every neuron does not give what a dense one
             gives.
     """
-    layout, config = plan.layout, plan.config.mlp
-    kind = layout.kind(layer)
-    tokens, width, channels = layout.mlp_tokens(layer), kind.intermediate_size, layout.width
-    gated = kind.mlp_linears > 2
-
-    def weight(rows: int, columns: int) -> torch.Tensor:
-        return _random(rows, columns, device=device, dtype=dtype).div_(columns**0.5)
-
-    up, down = weight((2 if gated else 1) * width, channels), weight(channels, width)
-    up_bias, down_bias = (weight(1, len(each))[0] for each in (up, down))
-    weights = MLPWeights.from_linears(
-        up,
-        up_bias,
-        down,
-        down_bias,
-        "silu" if gated else "gelu-tanh",
-        "second" if gated else "none",
-    )
-    before = _random(layout.batch, tokens, channels, device=device, dtype=dtype)
-    after = before + 0.1 * _random(
-        layout.batch, tokens, channels, device=device, dtype=dtype, seed=SEED + 1
-    )
-    cache = MLPCache()
-
-    def dense(to: MLPCache | None = None) -> torch.Tensor:
-        return mlp.dense_step(to or MLPCache(), before, weights, config=config, backend=None)
-
-    def sparse(keep_count: int = plan.mlp_keep_count(layer)) -> torch.Tensor:
-        return mlp.sparse_step(
-            copy(cache),
-            after,
-            weights,
-            config=config,
-            keep_count=keep_count,
-            backend=None,
-            choices=choices,
-        )
-
-    def stock() -> torch.Tensor:
-        hidden = F.linear(after, up, up_bias)
-        if gated:
-            hidden, gate = hidden.chunk(2, dim=-1)
-            hidden = hidden * F.silu(gate)
-        else:
-            hidden = F.gelu(hidden, approximate="tanh")
-        return F.linear(hidden, down, down_bias)
-
-    dense(cache)
-    choices = mlp.backend_choices(cache, after, weights, config=config, backend=None)
-    error = _checked("the MLP", sparse(width), stock(), layer)
-    dense(cache)
+    random = RandomMLP(plan, layer, device=device, dtype=dtype)
+    error = _checked("the MLP", random.sparse(random.neurons), random.stock(), layer)
+    random.record()
     first_ms, full_ms, sparse_ms, last_ms = (
-        time_call(call, device).latency_ms for call in (stock, dense, sparse, stock)
+        time_call(call, device).latency_ms
+        for call in (random.stock, random.dense, random.sparse, random.stock)
     )
     return PartTimes(
         part="mlp",
         layer=layer,
-        kind=kind.name,
+        kind=plan.layout.kind(layer).name,
         kept=plan.mlp_keep_count(layer),
-        total=width,
+        total=random.neurons,
         baseline_ms=min(first_ms, last_ms),
-        baseline="two linears and SiLU, gated" if gated else "two linears and GELU",
+        baseline="two linears and SiLU, gated" if random.gated else "two linears and GELU",
         milliseconds={"dense": full_ms, "refresh": full_ms, "sparse": sparse_ms},
         error=error,
-        backends={op: choice.backend.name for op, choice in choices.items()},
+        backends=_names(random.choices),
     )
 
 
-def _random(
-    *shape: int, device: torch.device, dtype: torch.dtype, seed: int = SEED
-) -> torch.Tensor:
-    generator = torch.Generator(device).manual_seed(seed)
-    return torch.randn(shape, generator=generator, device=device, dtype=dtype)
+def _names(choices: Mapping[str, Choice]) -> dict[str, str]:
+    return {op: choice.backend.name for op, choice in choices.items()}
 
 
 def _checked(what: str, sparse: torch.Tensor, dense: torch.Tensor, layer: int) -> float:

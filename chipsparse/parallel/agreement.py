@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
 from chipsparse.cache.memory_plan import Capacity
 from chipsparse.parallel.branch_columns import BranchColumns
 from chipsparse.parallel.peers import Peers
+
+Found = TypeVar("Found")
 
 
 class Agreement(Protocol):
@@ -20,8 +22,8 @@ class Agreement(Protocol):
 
     columns: BranchColumns | None
 
-    def first(self, value: float | None) -> float | None:
-        """The number that the first process found, which decides for all."""
+    def first(self, value: Found) -> Found:
+        """What the first process found, as JSON carries it, which decides for all."""
 
     def capacity(self, own: Capacity, device: torch.device) -> Capacity:
         """What every process has for its caches, with this one's and where it computes."""
@@ -32,8 +34,8 @@ class Alone:
 
     columns = None
 
-    def first(self, value: float | None) -> float | None:
-        """Its own number."""
+    def first(self, value: Found) -> Found:
+        """What it found itself."""
         return value
 
     def capacity(self, own: Capacity, device: torch.device) -> Capacity:
@@ -53,9 +55,9 @@ class Together:
         self._peers = peers
         self.columns = columns
 
-    def first(self, value: float | None) -> float | None:
+    def first(self, value: Found) -> Found:
         """See `Agreement`."""
-        found: float | None = self._peers.first(value)
+        found: Found = self._peers.first(value)
         return found
 
     def capacity(self, own: Capacity, device: torch.device) -> Capacity:

@@ -1,97 +1,119 @@
-"""Tokens for heads and back, between the processes that share a sequence.
+"""What the processes that share a sequence send each other, in buffers of numbers.
 
-Outside of attention each has some of the tokens, with all heads. Inside it has all tokens of some
-heads (Jacobs et al., "DeepSpeed Ulysses", arXiv 2309.14509), so that attention is that of a single
-process, head by head. What is sent is known from the sizes: none are exchanged, and no host waits.
+What is sent is known from the sizes: none are exchanged, and no host waits for a GPU. An exchange
+runs beside what the GPU computes until somebody waits for it; NCCL has a stream of its own for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from chipsparse.kernels.rank_pieces import pack_pieces, unpack_pieces
 from chipsparse.parallel.peers import Peers
-from chipsparse.parallel.sequence_cut import shares
 
-TOKENS, HEADS = 1, 2  # dimensions of ``[B, N, H, D]``
+# In so many parts heads are exchanged, where each process has as many: the attention of one part
+# hides the exchange of the next. More would leave a GPU too few blocks at a time.
+PARTS = 3
+
+# PyTorch 2.13 has another name, and warns of the old one.
+all_gather_tensor = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+@dataclass(frozen=True)
+class SharingGroups:
+    """Process groups of those that share the tokens of a call.
+
+    Attributes:
+        tokens: all of them.
+        heads: those with the same query rows, which share the heads; None: this one alone.
+        rows: those with the same heads, which share the query rows; None: this one alone.
+    """
+
+    tokens: Any
+    heads: Any | None
+    rows: Any | None
+
+    @property
+    def ring(self) -> int:
+        """How many processes share the query rows of a head."""
+        return 1 if self.rows is None else dist.get_world_size(self.rows)
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An exchange under way.
+
+    Attributes:
+        work: its handle.
+        received: the buffer that it fills.
+        sent: what it sends, which must live until then.
+    """
+
+    work: Any
+    received: torch.Tensor
+    sent: torch.Tensor
 
 
 class HeadExchange:
-    """The exchanges of one process with the others of its group.
+    """The exchanges of one process with the others of its groups.
 
-    Every process of the group makes the same ones in the same order.
+    Every process makes the same ones in the same order.
 
     Args:
-        group: the process group.
-        peers: its processes.
+        groups: the process groups.
+        peers: all processes that share the tokens.
+        parts: see `PARTS`.
 
     Attributes:
-        ranks: how many there are.
+        ranks: how many share the tokens.
         rank: place of this one.
+        groups: see above.
         peers: see above.
+        parts: see above.
+        watch: runs around what an exchange adds to a call besides its run beside others: packing,
+            waiting, unpacking. To measure that; by default it does nothing.
     """
 
-    def __init__(self, group: Any, peers: Peers) -> None:
-        self._group = group
-        self.peers = peers
-        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-
-    def to_heads(
-        self, states: tuple[torch.Tensor, ...], tokens: Sequence[int]
-    ) -> tuple[torch.Tensor, ...]:
-        """All tokens of this rank's heads, of what has this rank's tokens of all heads.
-
-        Args:
-            states: query, key and value ``[B, n, H, D]``.
-            tokens: how many each rank has; n is one of them.
-
-        Returns:
-            Query, key and value ``[B, N, h, D]``.
-        """
-        batch, own, heads, width = states[0].shape
-        assert own == tokens[self.rank]
-        counts = shares(heads, self.ranks)
-        mine, unit = counts[self.rank], len(states) * batch * width
-        received = self._all_to_all(
-            pack_pieces(states, counts, dim=HEADS),
-            [unit * own * count for count in counts],
-            [unit * count * mine for count in tokens],
-        )
-        return unpack_pieces(received, tokens, dim=TOKENS, shape=(len(states), batch, mine, width))
-
-    def to_tokens(self, output: torch.Tensor, heads: int, tokens: Sequence[int]) -> torch.Tensor:
-        """Back: ``[B, N, h, D]`` of this rank's heads as ``[B, n, H, D]`` of its tokens."""
-        batch, _, mine, width = output.shape
-        counts, own = shares(heads, self.ranks), tokens[self.rank]
-        unit = batch * width
-        received = self._all_to_all(
-            pack_pieces((output,), tokens, dim=TOKENS),
-            [unit * count * mine for count in tokens],
-            [unit * own * count for count in counts],
-        )
-        (whole,) = unpack_pieces(received, counts, dim=HEADS, shape=(1, batch, own, width))
-        return whole
-
-    def _all_to_all(self, sent: torch.Tensor, given: list[int], taken: list[int]) -> torch.Tensor:
-        received = sent.new_empty(sum(taken))
-        with self.peers.exchange():
-            dist.all_to_all_single(received, sent, taken, given, group=self._group)
-        return received
+    def __init__(self, groups: SharingGroups, peers: Peers, *, parts: int = PARTS) -> None:
+        self.groups, self.peers, self.parts = groups, peers, parts
+        self.rank, self.ranks = dist.get_rank(groups.tokens), dist.get_world_size(groups.tokens)
+        self.watch: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
     def gather(self, tensor: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
         """``[B, N, C]`` on every rank, from the tokens ``[B, n, C]`` of each."""
         batch, own, channels = tensor.shape
         most = max(tokens)  # all ranks send as much
-        sent = tensor.new_zeros(most, batch, channels)
-        sent[:own] = tensor.transpose(0, 1)
-        received = tensor.new_empty(self.ranks * most, batch, channels)
-        # Its new name since PyTorch 2.13, which warns of the old one.
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        with self.watch():
+            sent = tensor.new_zeros(most, batch, channels)
+            sent[:own] = tensor.transpose(0, 1)
+            received = self.wait(self.start_gather(sent.flatten(), self.groups.tokens))
+            parts = received.view(self.ranks, most, batch, channels)
+            pieces = [part[:count] for part, count in zip(parts, tokens, strict=True)]
+            return torch.cat(pieces).transpose(0, 1)
+
+    def start_gather(self, sent: torch.Tensor, group: Any) -> Pending:
+        """Begins to send a buffer ``[n]`` to all of a group, which all send as much."""
+        received = sent.new_empty(dist.get_world_size(group) * sent.numel())
         with self.peers.exchange():
-            gather(received, sent, group=self._group)
-        pieces = [part[:count] for part, count in zip(received.split(most), tokens, strict=True)]
-        return torch.cat(pieces).transpose(0, 1)
+            work = all_gather_tensor(received, sent, group=group, async_op=True)
+        return Pending(work, received, sent)
+
+    def start_swap(self, sent: torch.Tensor, given: list[int], taken: list[int]) -> Pending:
+        """Begins to send each process that shares the heads its piece of a buffer ``[n]``."""
+        received = sent.new_empty(sum(taken))
+        with self.peers.exchange():
+            work = dist.all_to_all_single(
+                received, sent, taken, given, group=self.groups.heads, async_op=True
+            )
+        return Pending(work, received, sent)
+
+    def wait(self, pending: Pending) -> torch.Tensor:
+        """What an exchange brought; on a GPU the stream waits, and not the host."""
+        with self.peers.exchange():
+            pending.work.wait()
+        return pending.received

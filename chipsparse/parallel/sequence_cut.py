@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 
 from chipsparse.layout import ModelLayout, Share
@@ -20,15 +21,29 @@ class SequenceCut:
     Attributes:
         grid: video or image tokens of each rank.
         text: text tokens of each rank.
+        ring: runs of ranks with query rows of their own in attention, those of their tokens; within
+            a run, each rank has some of the heads.
     """
 
     grid: tuple[int, ...]
     text: tuple[int, ...]
+    ring: int = 1
 
     @property
     def tokens(self) -> tuple[int, ...]:
         """Tokens of each rank."""
         return tuple(map(sum, zip(self.grid, self.text, strict=True)))
+
+    @property
+    def ulysses(self) -> int:
+        """Ranks of a run."""
+        return len(self.grid) // self.ring
+
+    @property
+    def query_rows(self) -> tuple[int, ...]:
+        """Tokens of each run."""
+        runs = range(0, len(self.grid), self.ulysses)
+        return tuple(sum(self.tokens[first : first + self.ulysses]) for first in runs)
 
     def first(self, rank: int) -> int:
         """The first video or image token of a rank, counted from that of rank 0."""
@@ -41,17 +56,21 @@ def shares(total: int, ranks: int) -> tuple[int, ...]:
     return tuple(small + (rank < more) for rank in range(ranks))
 
 
-def cut_sequence(layout: ModelLayout, ranks: int, rows: int) -> SequenceCut:
-    """Cuts where blocks of rows end that share a list of neurons.
+def cut_sequence(
+    layout: ModelLayout, ranks: int, rows: int, *, ring: int = 1, query_rows: int = 1
+) -> SequenceCut:
+    """Cuts where blocks of rows end that share a list of neurons or, in a ring, of columns.
 
-    So the blocks are those of a single process. Only where feed-forward layers see text that stands
-    in front and fills no whole number of blocks, and others do not see it (FLUX), those others
-    begin their blocks anew on each rank.
+    So the blocks are those of a single process. Only where the text stands in front and fills no
+    whole number of blocks of neurons' rows, some feed-forward layers begin their blocks anew on
+    each rank: those that do not see the text where others do (FLUX), and in a ring all that do not.
 
     Args:
         layout: of the call.
         ranks: how many pieces.
-        rows: of a block.
+        rows: of a block that shares a list of neurons.
+        ring: how many of the pieces, or runs of pieces, have their own query rows in attention.
+        query_rows: of a block that shares a list of columns.
 
     Raises:
         ValueError: there are fewer blocks of video or image tokens than ranks.
@@ -60,28 +79,77 @@ def cut_sequence(layout: ModelLayout, ranks: int, rows: int) -> SequenceCut:
     leading = text if layout.text_first else 0
     sees_text = any(kind.mlp_sees_text for kind in layout.kinds)
     offset = leading % rows if sees_text else 0  # rows of the first block that are text
-    blocks = -(-(grid + offset) // rows)
-    if blocks < ranks:
-        raise ValueError(
-            f"{grid:,} video or image tokens make {blocks} blocks of {rows} rows, fewer than the "
-            f"{ranks} processes that are to share them; use fewer processes or a larger size"
-        )
-    ends, block = [0], 0
-    for rank in range(1, ranks):
-        wanted = layout.tokens * rank / ranks - leading
-        block = min(max(round((wanted + offset) / rows), block + 1), blocks - (ranks - rank))
-        ends.append(block * rows - offset)
-    pieces = tuple(end - start for start, end in itertools.pairwise([*ends, grid]))
+    places, each = _Places(-offset, rows), ranks // ring
+    ends = [0, grid]
+    if ring > 1:
+        at_lists = _Places(-leading, query_rows)
+        at_both = at_lists.among(places)
+        where = at_both or at_lists
+        least = -(-each * rows // where.step)  # so that each of a run gets a block
+        whole = -leading, layout.tokens - leading
+        ends = where.cut(0, grid, ring, whole=whole, least=least)
+    pieces: list[int] = []
+    for first, last in itertools.pairwise(ends):
+        if ring > 1 and at_both is None:
+            places = _Places(first, rows)
+        whole = -leading if first == 0 else first, layout.tokens - leading if last == grid else last
+        inner = places.cut(first, last, each, whole=whole)
+        pieces += (end - start for start, end in itertools.pairwise(inner))
     owner = 0 if layout.text_first else ranks - 1
-    return SequenceCut(pieces, tuple(text if rank == owner else 0 for rank in range(ranks)))
+    texts = tuple(text if rank == owner else 0 for rank in range(ranks))
+    return SequenceCut(tuple(pieces), texts, ring)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where video or image tokens can be cut: ``anchor`` and every ``step`` from there."""
+
+    anchor: int
+    step: int
+
+    def among(self, other: _Places) -> _Places | None:
+        """Those of both, None where there are none."""
+        step = math.lcm(self.step, other.step)
+        for place in range(self.anchor, self.anchor + step, self.step):
+            if (place - other.anchor) % other.step == 0:
+                return _Places(place, step)
+        return None
+
+    def cut(
+        self, first: int, last: int, pieces: int, *, whole: tuple[int, int], least: int = 1
+    ) -> list[int]:
+        """Ends of so many pieces, the first and the last included, as even as can be.
+
+        Args:
+            first: of the tokens.
+            last: behind the last one.
+            pieces: how many.
+            whole: the same with the text, which counts for evenness.
+            least: steps of each piece.
+        """
+        before = (first - self.anchor) // self.step  # of the last place that is not inside
+        after = -((self.anchor - last) // self.step)
+        if after - before < pieces * least:
+            raise ValueError(
+                f"{last - first:,} video or image tokens make {after - before} blocks of "
+                f"{self.step} rows, fewer than the {pieces * least} that so many processes need; "
+                "use fewer processes or a larger size"
+            )
+        ends, start, end = [first], *whole
+        for piece in range(1, pieces):
+            wanted = start + (end - start) * piece / pieces
+            nearest = round((wanted - self.anchor) / self.step)
+            before = min(max(nearest, before + least), after - (pieces - piece) * least)
+            ends.append(self.anchor + before * self.step)
+        return [*ends, last]
 
 
 def check_heads(layout: ModelLayout, ranks: int) -> None:
-    """Raises `ValueError` where a rank would be without a head."""
+    """Raises `ValueError` where one of the ranks that share heads would be without."""
     if layout.heads < ranks:
         raise ValueError(
             f"this model has {layout.heads} attention heads, fewer than the {ranks} processes that "
-            "are to share them"
+            "are to share them; use fewer, or let them share the query rows (ring)"
         )
 
 
@@ -89,12 +157,20 @@ def on_rank(layout: ModelLayout, cut: SequenceCut, rank: int) -> ModelLayout:
     """The layout with what a rank has of it.
 
     What is planned from it must be the same on all ranks, so the sizes are those of the largest
-    share, and only the first head is the rank's own.
+    share, and only the first head and the query rows are the rank's own.
     """
-    heads = shares(layout.heads, len(cut.grid))
+    heads = shares(layout.heads, cut.ulysses)
+    run, place = divmod(rank, cut.ulysses)
+    rows, first = layout.all_query_rows, sum(cut.query_rows[:run])
+    if cut.ring > 1:
+        assert not layout.exact_rows
+        rows = range(first, first + cut.query_rows[run])
     share = Share(
         heads=max(heads),
-        first_head=sum(heads[:rank]),
+        first_head=sum(heads[:place]),
+        first_row=rows.start,
+        rows=len(rows),
+        most_rows=len(rows) if cut.ring == 1 else max(cut.query_rows),
         tokens=max(cut.tokens),
         grid_tokens=max(cut.grid),
     )

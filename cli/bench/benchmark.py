@@ -29,9 +29,12 @@ from chipsparse.cli.planning.request import (
 )
 from chipsparse.cli.planning.settings import GenerationSettings
 from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.ranks.joined import Joined
+from chipsparse.cli.ranks.several import check_shared
 from chipsparse.cli.results import UNTOLD, fields_json
 from chipsparse.common.machine import device_name, package_version
 from chipsparse.measure.layer_times import PartTimes, attention_times, mlp_times
+from chipsparse.parallel.degrees import Parallel
 from chipsparse.plan import SparsityPlan
 
 MEASURES = {"attention": attention_times, "mlp": mlp_times}
@@ -61,6 +64,7 @@ class Benchmark:
         layers: times of one layer of each kind.
         dense: why a part of a kind of layers has no sparse step to time, one sentence each.
         steps: times of denoising steps; None where only kernels were asked for.
+        parallel: the processes that share the patched steps; None for one.
         command: runs the same again.
         pixels: height and width of a frame.
         skips_by_threshold: whether it is not known beforehand which steps are skipped.
@@ -84,6 +88,7 @@ class Benchmark:
     layers: list[PartTimes]
     dense: list[str]
     steps: StepTimes | None
+    parallel: Parallel | None
     command: str
     pixels: tuple[int, int] = field(metadata=UNTOLD)
     skips_by_threshold: bool = field(metadata=UNTOLD)
@@ -94,20 +99,32 @@ class Benchmark:
         return {**fields_json(self), "layers": layers}
 
 
-def run_benchmark(options: BenchOptions) -> Benchmark:
-    """Checks all that is cheap to check, then measures."""
+def run_benchmark(options: BenchOptions, process: Joined) -> Benchmark:
+    """Checks all that is cheap to check, then measures.
+
+    Args:
+        options: what the user typed.
+        process: this one, of those that share the patched steps. Of several, each measures the
+            stock ones by itself, and none a single layer.
+    """
     device, dtype = device_and_dtype(options)
-    with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
+    device = process.device(device)
+    with process.display() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)
         profile = required_profile(options, model)
         planned = plan_generation(options, model, profile)
         if not options.kernels:
             check_prompt_is_enough(model, "--kernels measures its layers without a call")
-        layers, dense = _measure_layers(planned, device, dtype, display)
+        check_shared(options, model, profile, process.parallel)
+        process = process.join(device)
+        layers: list[PartTimes] = []
+        dense: list[str] = []
+        if process.parallel is None:
+            layers, dense = _measure_layers(planned, device, dtype, display)
         steps = None
         if not options.kernels:
             pipe = _pipeline(options, model, device, dtype, display)
-            steps = measure_steps(pipe, planned, display)
+            steps = measure_steps(pipe, planned, display, process)
     layout = planned.plan.layout
     return Benchmark(
         model=model.location,
@@ -128,6 +145,7 @@ def run_benchmark(options: BenchOptions) -> Benchmark:
         layers=layers,
         dense=dense,
         steps=steps,
+        parallel=process.parallel,
         command=shlex.join(
             command_words("bench", options, settled_values(planned.settings, device, dtype))
         ),

@@ -12,6 +12,7 @@ from chipsparse.cli.generation.denoise import StepResult
 from chipsparse.cli.generation.patching import patched
 from chipsparse.cli.planning.planned import PlannedGeneration
 from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.ranks.joined import Joined
 
 PROMPT = "a red circle moves left over a blue gradient"
 SEED = 0
@@ -28,14 +29,14 @@ class StepTimes:
     """Median seconds of a denoising step, all guidance branches together.
 
     Attributes:
-        stock: of the pipeline as it was, all of its steps.
+        stock: of the pipeline as it was, all of its steps; on one device.
         stock_before: of those before the patched ones.
         stock_after: of those behind them; another time than before tells how even the machine is.
         patched: of each action.
         counts: how often a generation takes each action.
         attention_kept: mean share of the columns that the sparse steps computed, if any.
         mlp_kept: the same of neurons.
-        stock_peak_bytes: most memory allocated on the GPU; None on a CPU.
+        stock_peak_bytes: most memory allocated on the (first) GPU; None on a CPU.
         patched_peak_bytes: likewise.
         backends: what each operation ran on.
         fallbacks: what ran dense although the profile wants it sparse.
@@ -72,13 +73,16 @@ class StepTimes:
         return None if self.patched_run is None else self.stock_run / self.patched_run
 
 
-def measure_steps(pipe: Any, planned: PlannedGeneration, display: ProgressDisplay) -> StepTimes:
+def measure_steps(
+    pipe: Any, planned: PlannedGeneration, display: ProgressDisplay, process: Joined
+) -> StepTimes:
     """Runs a few steps of the stock pipeline and of the patched one; decodes nothing.
 
     Args:
         pipe: loaded, not patched.
         planned: the generation whose steps they are.
         display: told what goes on.
+        process: this one, of those that share the patched steps.
     """
     call = planned.settings.pipeline_call(PROMPT)
     counts: dict[str, int] = defaultdict(int)
@@ -97,8 +101,9 @@ def measure_steps(pipe: Any, planned: PlannedGeneration, display: ProgressDispla
             return denoise.time_steps(pipe, arguments, seed=SEED, display=shown, report=report)
 
     before, stock_peak = run("stock", STOCK_STEPS, None)
-    with patched(pipe, config) as report:
+    with patched(pipe, config, parallel=process.parallel) as report:
         steps, patched_peak = run("patched", len(actions), report)
+        process.gather_fallbacks(report)
         backends, fallbacks = dict(report.backends), list(report.fallbacks)
     after, _ = run("stock", STOCK_STEPS, None)
     times: dict[str, list[float]] = defaultdict(list)

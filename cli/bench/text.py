@@ -8,7 +8,14 @@ from rich.table import Table
 from chipsparse.cli.bench.benchmark import Benchmark
 from chipsparse.cli.bench.step_times import StepTimes
 from chipsparse.cli.tables import Facts, facts_table, number_table, print_table
-from chipsparse.cli.wording import PART_NAMES, counted, profile_text, seconds_text, short_place
+from chipsparse.cli.wording import (
+    PART_NAMES,
+    counted,
+    profile_text,
+    seconds_text,
+    sharing_text,
+    short_place,
+)
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.measure.layer_times import PartTimes
 
@@ -24,7 +31,8 @@ def print_benchmark(found: Benchmark, console: Console) -> None:
     if notes := _layer_facts(found):
         print_table(console, facts_table(notes))
     if found.steps is not None:
-        print_table(console, _step_table(found.steps))
+        alone = "stock" if found.parallel is None else "stock, 1 GPU"
+        print_table(console, _step_table(found.steps, alone))
         print_table(console, facts_table(_step_facts(found.steps, found)))
     console.print(" again:", style="bold")
     console.print(f" {found.command}", highlight=False, markup=False, soft_wrap=True)
@@ -44,6 +52,7 @@ def _facts(found: Benchmark) -> Facts:
             f"{size}: {found.tokens:,} tokens, {found.heads} heads of {found.head_dim}",
         ),
         ("device", f"{found.device_name}{threads}, {dtype}"),
+        *([] if found.parallel is None else [("GPUs", sharing_text(found.parallel))]),
         ("versions", ", ".join(versions)),
     ]
 
@@ -84,9 +93,9 @@ def _layer_facts(found: Benchmark) -> Facts:
     return facts + [("dense", reason) for reason in found.dense]
 
 
-def _step_table(steps: StepTimes) -> Table:
+def _step_table(steps: StepTimes, stock: str) -> Table:
     table = number_table("one step", "time", "speed-up", "in a generation", gap=1)
-    table.add_row("stock", seconds_text(steps.stock), "1.00x", "")
+    table.add_row(stock, seconds_text(steps.stock), "1.00x", "")
     others = [action for action in steps.patched if action not in ORDER]
     for action in (*ORDER, *others):
         if action not in steps.patched:

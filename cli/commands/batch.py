@@ -88,6 +88,8 @@ class BatchOptions(GenerateOptions):
         check=check_positive,
     )
     prompt: None = None
+    gpus: None = None
+    guidance_parallel: None = None
     compare: bool = False
     report: None = None
     verbose: bool = False

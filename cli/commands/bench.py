@@ -37,6 +37,8 @@ class BenchOptions(GenerationOptions):
         super().check()
         if self.kernels and self.random_weights:
             raise UserError("--kernels loads no weights: --random-weights has no effect")
+        if self.kernels and self.gpus is not None and self.gpus > 1:
+            raise UserError(f"--kernels measures one GPU; leave --gpus {self.gpus} out")
 
 
 def bench(options: BenchOptions) -> None:
@@ -47,7 +49,15 @@ def bench(options: BenchOptions) -> None:
     # Imported here so that --help does not wait for torch and diffusers.
     from chipsparse.cli.bench.benchmark import run_benchmark
     from chipsparse.cli.bench.text import print_benchmark
+    from chipsparse.cli.ranks.joined import check_alone
+    from chipsparse.cli.ranks.several import check_profile_shared, taking_part
 
-    with results_alone():
-        found = run_benchmark(options)
-    tell(found, print_benchmark, as_json=options.json)
+    if options.kernels:
+        check_alone("--kernels")
+    process = taking_part("bench", options, check_profile_shared)
+    if process is None:
+        return
+    with results_alone(), process.after_first():
+        found = run_benchmark(options, process)
+    if process.writes:
+        tell(found, print_benchmark, as_json=options.json)

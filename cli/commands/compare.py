@@ -140,6 +140,8 @@ class CompareOptions(GenerationOptions):
         senseless = [name for name in self.given() if name in NOT_OF_SUITES]
         if senseless:
             raise UserError(f"--suite MODEL compares what it compares; leave {senseless[0]} out")
+        if (self.gpus or 1) > 1 or self.guidance_parallel is not None:
+            raise UserError("--suite compares methods that one GPU runs; leave --gpus out")
         if self.count is not None:
             check_positive("--count", self.count)
         if self.folder.exists() and not self.folder.is_dir():
@@ -186,9 +188,11 @@ def compare(options: CompareOptions) -> None:
 
 
 def _compare_suite(options: CompareOptions) -> None:
+    from chipsparse.cli.ranks.joined import check_alone
     from chipsparse.cli.suite.job import run_suite, to_send
     from chipsparse.cli.suite.text import print_suite
 
+    check_alone("--suite")
     with results_alone():
         suite = run_suite(options)
     if options.json:
@@ -208,10 +212,17 @@ def _compare_files(options: CompareOptions) -> None:
 
 def _compare_configs(options: CompareOptions) -> None:
     from chipsparse.cli.compare.configs import compare_configs
+    from chipsparse.cli.compare.shared import check
     from chipsparse.cli.compare.text import print_configs
+    from chipsparse.cli.ranks.several import taking_part
 
-    with results_alone():
-        configs = compare_configs(options)
+    process = taking_part("compare", options, check)
+    if process is None:
+        return
+    with results_alone(), process.after_first():
+        configs = compare_configs(options, process)
+    if configs is None:  # the first process tells
+        return
     tell(configs, print_configs, as_json=options.json)
     if configs.unwritten:
         raise UserError(configs.unwritten)

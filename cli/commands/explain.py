@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chipsparse.cli.generation_options import GenerationOptions
-from chipsparse.cli.option_checks import check_device
+from chipsparse.cli.option_checks import check_device, check_positive
 from chipsparse.cli.options import MODEL, option
 from chipsparse.cli.results import results_alone, tell
 
@@ -23,6 +23,12 @@ class ExplainOptions(GenerationOptions):
         default="auto",
         panel=MODEL,
         check=check_device,
+    )
+    gpus: int | None = option(
+        help="GPUs that make it together, be they here or not.",
+        shown="1",
+        panel=MODEL,
+        check=check_positive,
     )
     negative_prompt: None = None
 

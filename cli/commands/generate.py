@@ -13,7 +13,7 @@ import typer
 from chipsparse.cli.errors import EXIT_FAILED, UserError, reported_errors
 from chipsparse.cli.generate.series import Item, series
 from chipsparse.cli.generation_options import GENERATION, SPARSITY, GenerationOptions
-from chipsparse.cli.option_checks import check_branches, check_fps, check_positive, check_seed
+from chipsparse.cli.option_checks import check_fps, check_positive, check_seed
 from chipsparse.cli.options import MODEL, OUTPUT, REQUIRED, argument, option
 from chipsparse.cli.prompts import read_prompts, typed_prompt
 from chipsparse.cli.results import results_alone, tell
@@ -79,21 +79,6 @@ class GenerateOptions(GenerationOptions):
         shown="the model's own",
         panel=MODEL,
         before="device",
-    )
-    gpus: int | None = option(
-        help="GPUs of this machine that make it together; with --device cpu so many processes.",
-        shown="1, or as many as torchrun started",
-        panel=MODEL,
-        before="device",
-        check=check_positive,
-    )
-    guidance_parallel: int | None = option(
-        help="How many of those GPUs compute guidance branches of their own: 2, where the model's "
-        "guidance is two calls per step.",
-        shown="1",
-        panel=MODEL,
-        before="device",
-        check=check_branches,
     )
     seed: int = option(
         help="Seed of the noise; the same one gives the same result.",
@@ -221,21 +206,19 @@ class GenerateOptions(GenerationOptions):
 def generate(options: GenerateOptions) -> None:
     """Make a video or an image from a prompt, or a series of them."""
     # Imported here so that neither --help nor a simple mistake waits for torch and diffusers.
-    from chipsparse.cli.ranks.joined import joined
+    from chipsparse.cli.generate.several import check
+    from chipsparse.cli.ranks.several import taking_part
 
     with reported_errors(debug=options.debug):
-        process = joined(options.gpus, options.guidance_parallel)
-        if process is None:
-            from chipsparse.cli.generate.several import start
-
-            start(options)
-            return
+        process = taking_part("generate", options, check)
+    if process is None:
+        return
     from chipsparse.cli.generate.job import run
 
     outcomes: list[Outcome] = []
     with reported_errors(debug=options.debug, kept=lambda: _kept(outcomes, many=options.many)):
         try:
-            with results_alone():
+            with results_alone(), process.after_first():
                 run(options, outcomes, process)
         finally:  # what was made of a series that is broken off
             if outcomes and process.writes:

@@ -155,9 +155,14 @@ def tune(options: TuneOptions) -> None:
     prompts.
     """
     # Imported here so that --help does not wait for torch and diffusers.
+    from chipsparse.cli.ranks.several import check_profile_shared, taking_part
     from chipsparse.cli.tune.job import run
     from chipsparse.cli.tune.summary import print_summary
 
-    with results_alone():
-        tuned = run(options)
-    tell(tuned, print_summary, as_json=options.json)
+    process = taking_part("tune", options, check_profile_shared)
+    if process is None:
+        return
+    with results_alone(), process.after_first():
+        tuned = run(options, process)
+    if process.writes:
+        tell(tuned, print_summary, as_json=options.json)

@@ -45,12 +45,14 @@ from chipsparse.cli.planning.settings import (
     GenerationSettings,
     resolve_settings,
 )
-from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.prompts import Prompt, first_prompts, shapes
+from chipsparse.cli.ranks.joined import Joined
+from chipsparse.cli.ranks.several import check_shared
 from chipsparse.cli.results import fields_json
-from chipsparse.cli.wording import counted
+from chipsparse.cli.wording import counted, sharing_text
 from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.measure.bootstrap import LEAST_VALUES, LEVEL, RESAMPLES
+from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import Profile
 
 BUNDLED_COUNT = 8  # prompts, where no file of them is given
@@ -68,6 +70,7 @@ class ConfigsComparison:
         profiles: of A and B; None for the stock model.
         settings: of every generation.
         out_of_range: how they differ from what the profile of A or B was tuned for, a phrase each.
+        parallel: the processes that made all clips together, dense ones too; None for one.
         runs: what was generated.
         clip: of the worst prompt, if one was asked for.
         unwritten: why the clip could not be written.
@@ -80,6 +83,7 @@ class ConfigsComparison:
     profiles: dict[Side, Profile | None]
     settings: GenerationSettings
     out_of_range: dict[Side, list[str]]
+    parallel: Parallel | None
     runs: PairedRuns
     clip: ComparisonClip | None
     unwritten: str | None
@@ -99,6 +103,7 @@ class ConfigsComparison:
             "device": self.device,
             "dtype": self.dtype,
             "settings": self.settings,
+            "parallel": self.parallel,
             "configs": {
                 side: {"name": subject.text, "profile": None if profile is None else profile.source}
                 for side, subject, profile in sides
@@ -116,16 +121,23 @@ class ConfigsComparison:
         }
 
 
-def compare_configs(options: CompareOptions) -> ConfigsComparison:
-    """Checks all that is cheap to check, then generates, compares and writes."""
+def compare_configs(options: CompareOptions, process: Joined) -> ConfigsComparison | None:
+    """Checks all that is cheap to check, then generates, compares and writes.
+
+    Args:
+        options: what the user typed.
+        process: this one, of those that make the clips together. The first one compares and
+            writes; the others return None.
+    """
     device, dtype = device_and_dtype(options)
-    with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
+    device = process.device(device)
+    with process.display() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)
         check_prompt_is_enough(model, "configs are compared on prompts alone")
-        profiles = {
-            side: _profile(options, subject, model)
-            for side, subject in zip(SIDES, options.subjects, strict=True)
-        }
+        profiles = profiles_of(options, model)
+        for profile in profiles.values():
+            if profile is not None:
+                check_shared(options, model, profile, process.parallel)
         settings = _common_settings(options, model, profiles)
         video = model.accepts("num_frames")
         prompts = _prompts(options, video=video)
@@ -143,7 +155,10 @@ def compare_configs(options: CompareOptions) -> ConfigsComparison:
             settings,
             WorkProgress(display),
         )
-        runs = run_prompts(generator, profiles, prompts)
+        process = process.join(device)
+        runs = run_prompts(generator, profiles, prompts, process)
+        if runs is None:
+            return None
         clip, unwritten = None, None
         if options.output is not None:
             try:
@@ -159,6 +174,7 @@ def compare_configs(options: CompareOptions) -> ConfigsComparison:
         profiles=profiles,
         settings=settings,
         out_of_range=out_of_range,
+        parallel=process.parallel,
         runs=runs,
         clip=clip,
         unwritten=unwritten,
@@ -181,13 +197,13 @@ def _prompts(options: CompareOptions, *, video: bool) -> list[Prompt]:
     return found
 
 
-def _profile(
-    options: GenerationOptions, subject: Subject, model: ModelDescription
-) -> Profile | None:
-    if subject.kind == "dense":
-        return None
-    taken = dataclasses.replace(options, config=subject.path, quality=subject.quality)
-    return required_profile(taken, model)
+def profiles_of(options: CompareOptions, model: ModelDescription) -> dict[Side, Profile | None]:
+    """The profiles of A and B; None for the stock model."""
+    found: dict[Side, Profile | None] = {}
+    for side, subject in zip(SIDES, options.subjects, strict=True):
+        taken = dataclasses.replace(options, config=subject.path, quality=subject.quality)
+        found[side] = None if subject.kind == "dense" else required_profile(taken, model)
+    return found
 
 
 def _common_settings(
@@ -238,6 +254,8 @@ def notes(comparison: ConfigsComparison) -> Iterator[str]:
     count = len(runs.prompts)
     if runs.interrupted:
         yield f"interrupted: of {runs.asked} prompts, the first {count} are told"
+    if comparison.parallel is not None:
+        yield f"dense and both configs ran on the same GPUs: {sharing_text(comparison.parallel)}"
     if count < 10:
         yield f"intervals from {count} prompts are rough and tend to be too narrow; use more"
     for side, sentence in _range_notes(comparison.profiles, comparison.out_of_range):

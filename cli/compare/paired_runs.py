@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -13,13 +14,16 @@ from chipsparse.cli.compare.clip_json import clip_json
 from chipsparse.cli.generation.denoise import Generation
 from chipsparse.cli.generation.generator import Generator, in_turn
 from chipsparse.cli.generation.lpips import Lpips, find_lpips
-from chipsparse.cli.generation.patching import patched
+from chipsparse.cli.generation.patching import patched, stock
 from chipsparse.cli.prompts import Prompt
+from chipsparse.cli.ranks.joined import Joined
 from chipsparse.cli.results import UNTOLD, fields_json
 from chipsparse.cli.signals import exit_code
 from chipsparse.measure.bootstrap import LEAST_VALUES
 from chipsparse.measure.clip_comparison import ClipComparison, compare_clips
+from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import Profile
+from chipsparse.report.generation import GenerationReport
 
 Side = Literal["A", "B"]
 SIDES: tuple[Side, Side] = ("A", "B")
@@ -108,8 +112,11 @@ class PairedRuns:
 
 
 def run_prompts(
-    generator: Generator, profiles: dict[Side, Profile | None], prompts: list[Prompt]
-) -> PairedRuns:
+    generator: Generator,
+    profiles: dict[Side, Profile | None],
+    prompts: list[Prompt],
+    process: Joined,
+) -> PairedRuns | None:
     """Generates every prompt with the stock model and under both configs, and compares.
 
     Keeps what it has where the user interrupts after two prompts: that many give intervals.
@@ -118,45 +125,61 @@ def run_prompts(
         generator: has the pipeline, not patched.
         profiles: of A and B; None for the stock model.
         prompts: two or more.
+        process: this one, of those that make the clips together. The first one compares them, and
+            the others return None.
     """
     ways: dict[str, Profile | None] = {"dense": None}
     ways |= {side: profile for side, profile in profiles.items() if profile is not None}
-    runs: list[PromptRuns] = []
-    lpips: Lpips | None = None
-    worst: WorstClips | None = None
-    code = 0
+    compared, code = _Compared(), 0
     generator.progress.plan({_work(name, each): 1.0 for each in prompts for name in ways})
-    for prompt in prompts:
+    for done, prompt in enumerate(prompts):
         try:
-            made = _generate(generator, ways, prompt, len(prompts))
+            made = _generate(generator, ways, prompt, len(prompts), process)
         except KeyboardInterrupt as error:
-            if len(runs) < LEAST_VALUES:
+            if done < LEAST_VALUES:
                 raise
             code = exit_code(error)
             break
+        process.first(partial(compared.add, prompt, made))
+    if not process.writes:
+        return None
+    assert compared.lpips is not None
+    assert compared.worst is not None
+    return PairedRuns(compared.runs, len(prompts), compared.lpips, compared.worst, code)
+
+
+@dataclass
+class _Compared:
+    """The prompts so far."""
+
+    runs: list[PromptRuns] = field(default_factory=list)
+    lpips: Lpips | None = None
+    worst: WorstClips | None = None
+
+    def add(self, prompt: Prompt, made: Mapping[str, Generation]) -> None:
+        """Compares the generations of a prompt."""
         dense = made["dense"]
-        lpips = lpips or find_lpips(*dense.frames.shape[1:3])
+        lpips = self.lpips = self.lpips or find_lpips(*dense.frames.shape[1:3])
         sides = {side: _against(dense, made[side], lpips) for side in SIDES}
-        runs.append(PromptRuns(prompt.text, prompt.seed, dense.denoising_seconds, sides))
+        self.runs.append(PromptRuns(prompt.text, prompt.seed, dense.denoising_seconds, sides))
         lowest = min(run.clip.psnr_db for run in sides.values())
-        if worst is None or lowest < worst.psnr_db:
+        if self.worst is None or lowest < self.worst.psnr_db:
             frames = {name: each.frames for name, each in made.items()}
-            worst = WorstClips(prompt.index, lowest, frames)
-    assert lpips is not None
-    assert worst is not None
-    return PairedRuns(runs, len(prompts), lpips, worst, code)
+            self.worst = WorstClips(prompt.index, lowest, frames)
 
 
 def _generate(
-    generator: Generator, ways: Mapping[str, Profile | None], prompt: Prompt, count: int
+    generator: Generator,
+    ways: Mapping[str, Profile | None],
+    prompt: Prompt,
+    count: int,
+    process: Joined,
 ) -> dict[str, Generation]:
     """The generations of one of so many prompts by the names "dense", "A" and "B"."""
     made = {}
     for name in in_turn(list(ways), prompt.index):
-        profile = ways[name]
-        patch = nullcontext() if profile is None else patched(generator.pipe, profile)
-        with patch as report:
-            made[name] = generator.make(
+        with _patch(generator.pipe, ways[name], process.parallel) as report:
+            found = generator.make(
                 prompt.text,
                 seed=prompt.seed,
                 title=f"prompt {prompt.index + 1} of {count}, {name}",
@@ -164,7 +187,23 @@ def _generate(
                 way=name,
                 work=_work(name, prompt),
             )
+            if report is not None:
+                process.gather_fallbacks(report)
+                found = replace(found, fallbacks=list(report.fallbacks))
+            made[name] = found
     return {name: made.get(name, made["dense"]) for name in ("dense", *SIDES)}
+
+
+@contextmanager
+def _patch(
+    pipe: Any, profile: Profile | None, parallel: Parallel | None
+) -> Iterator[GenerationReport | None]:
+    if profile is None:
+        with stock(pipe, parallel):
+            yield None
+    else:
+        with patched(pipe, profile, parallel=parallel) as report:
+            yield report
 
 
 def _work(name: str, prompt: Prompt) -> str:

@@ -19,6 +19,7 @@ from chipsparse.cli.explain.records import (
     memory_needs,
     most,
 )
+from chipsparse.cli.explain.shared import SharedOutlook, share_out
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model.dense_layers import QUANTIZED
 from chipsparse.cli.model.description import ModelDescription, choose_device, choose_dtype
@@ -27,11 +28,13 @@ from chipsparse.cli.planning import profile_range
 from chipsparse.cli.planning.layer_budgets import LayerGroup
 from chipsparse.cli.planning.settings import GenerationSettings
 from chipsparse.cli.planning.sparse_steps import too_few_steps
+from chipsparse.cli.ranks.joined import shared_by
 from chipsparse.cli.results import fields_json
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import MemoryConfig
 from chipsparse.kernels.checks import block_count
 from chipsparse.measure.estimate import RunEstimate
+from chipsparse.parallel.degrees import Parallel
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.plan import SparsityPlan
 from chipsparse.profiles.profile import Profile
@@ -56,6 +59,7 @@ class Explanation:
         pixels: height and width of the image.
         target: where it would run.
         outlook: plan, caches and times of the quality that is taken, or of the profile's config.
+        shared: how several processes share it; None for one.
         qualities: outlooks of all that the profile has, by name.
         layers: what of them is sparse.
         weights: of every component.
@@ -71,6 +75,7 @@ class Explanation:
     pixels: tuple[int, int]
     target: Target
     outlook: Outlook
+    shared: SharedOutlook | None
     qualities: dict[str, Outlook]
     layers: list[KindLayers]
     weights: list[ComponentWeights]
@@ -140,6 +145,7 @@ class Explanation:
             "memory": self.memory,
             "caches": self.caches,
             "estimate": None if estimate is None else _estimate_json(estimate),
+            "shared": self.shared,
             "qualities": self.qualities,
             "notes": self.notes,
         }
@@ -160,10 +166,14 @@ def explain(options: GenerationOptions, model: ModelDescription, profile: Profil
     weights = count_weights(model, target.dtype)
     weight_bytes = sum(component.nbytes or 0 for component in weights)
 
-    def outlook_of(taken: Profile) -> Outlook:
-        return look_ahead(options, model, taken, target, weights=weight_bytes)
+    parallel = shared_by(options.gpus or 1, options.guidance_parallel)
+    several = parallel if parallel.ranks > 1 else None
+
+    def outlook_of(taken: Profile, parallel: Parallel | None = several) -> Outlook:
+        return look_ahead(options, model, taken, target, weights=weight_bytes, parallel=parallel)
 
     outlook = outlook_of(profile)
+    alone = outlook if several is None else outlook_of(profile, None)
     planned, memory = outlook.planned, outlook.memory
     plan, settings = planned.plan, planned.settings
     _check(memory, plan.config.memory, weights=weight_bytes, working=outlook.working)
@@ -187,6 +197,7 @@ def explain(options: GenerationOptions, model: ModelDescription, profile: Profil
         pixels=planned.pixels,
         target=target,
         outlook=outlook,
+        shared=share_out(outlook, alone),
         qualities={
             name: outlook if name == profile.quality else outlook_of(profile.of_quality(name))
             for name in profile.qualities

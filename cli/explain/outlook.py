@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,11 +22,16 @@ from chipsparse.cli.model.dense_layers import dense_layers
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.planning.planned import PlannedGeneration, plan_generation
 from chipsparse.cli.planning.work_share import planned_share
+from chipsparse.cli.ranks.sharing import check_sharing, sharing_of
 from chipsparse.config import Part
 from chipsparse.measure.cost_model import Rates
 from chipsparse.measure.estimate import RunEstimate, estimate_run
+from chipsparse.measure.exchanges import Sharing
 from chipsparse.measure.measured_rates import measure_rates
-from chipsparse.measure.slower_parts import slower_parts
+from chipsparse.measure.slower_parts import PartSeconds, part_seconds, slower_parts
+from chipsparse.measure.step_clock import StepClock, clock_of_this_machine
+from chipsparse.parallel.degrees import Parallel
+from chipsparse.parallel.sequence_cut import on_rank
 from chipsparse.plan import SparsityPlan
 from chipsparse.profiles.profile import Profile
 
@@ -41,6 +46,7 @@ class Target:
         dtype: of weights and hidden states.
         rates: of the device; None where times cannot be estimated.
         why_untimed: why not, one sentence.
+        clock: tells what is slower sparse than dense.
     """
 
     device: torch.device
@@ -48,6 +54,7 @@ class Target:
     dtype: torch.dtype
     rates: Rates | None
     why_untimed: str | None
+    clock: StepClock
 
     @classmethod
     def of(cls, device: torch.device, dtype: torch.dtype, *, here: bool) -> Target:
@@ -58,28 +65,32 @@ class Target:
         elif dtype is torch.float32:
             why = "times are not estimated: the known rates are those of 16-bit types"
         rates = None if why is not None else measure_rates(device) if here else Rates()
-        return cls(device, here, dtype, rates, why)
+        return cls(device, here, dtype, rates, why, clock_of_this_machine())
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is known of a generation beforehand.
+    """What is known of a generation beforehand; of several processes, of the one with most of it.
 
     Attributes:
         planned: sizes, settings and plan.
         working: bytes that a transformer call needs besides weights and caches.
         memory: where the caches live.
+        times: of a step of what the config has sparse; empty where they are not known.
         dense: layers of each part that never run sparse, and why.
         estimate: expected times; None where they are not known.
         why_untimed: why not, one sentence.
+        sharing: how several processes share it; None for one.
     """
 
     planned: PlannedGeneration
     working: int
     memory: MemoryPlan
+    times: PartSeconds
     dense: dict[Part, dict[int, str]]
     estimate: RunEstimate | None
     why_untimed: str | None
+    sharing: Sharing | None
 
     @property
     def action_counts(self) -> Counter[str]:
@@ -113,6 +124,7 @@ def look_ahead(
     target: Target,
     *,
     weights: int,
+    parallel: Parallel | None = None,
 ) -> Outlook:
     """The outlook of what a profile computes; raises `UserError`.
 
@@ -122,45 +134,75 @@ def look_ahead(
         profile: what is computed.
         target: where.
         weights: bytes of them all.
+        parallel: the processes that share it; None for one.
     """
-    planned = plan_generation(options, model, profile)
+    planned, sharing = plan_generation(options, model, profile), None
+    check_sharing(model, planned, parallel)
+    if parallel is not None:
+        sharing = sharing_of(model, planned, parallel, target.dtype)
+        planned = replace(planned, plan=_largest(sharing))
     plan = planned.plan
-    captures = target.device.type == "cuda" and plan.captures_steps()
-    working = working_bytes(plan, dtype=target.dtype, captured=planned.branches if captures else 0)
-    slower = slower_parts(plan, target.device, target.dtype)
+    calls = planned.branches if sharing is None else sharing.calls
+    captures = target.device.type == "cuda" and sharing is None and plan.captures_steps()
+    working = working_bytes(plan, dtype=target.dtype, captured=calls if captures else 0)
     never = {(layer, part) for part in planned.never for layer in range(plan.layout.layers)}
+    times = part_seconds(plan, target.device, target.dtype, target.clock, dense=never)
+    slower = slower_parts(plan, times)
     memory = plan_memory(
         plan,
-        _capacity(plan, target, working=working, weights=weights),
-        MemoryDemand(target.dtype, planned.branches, dense=frozenset(never | slower.keys())),
+        _capacity(plan, target, parallel, working=working, weights=weights),
+        MemoryDemand(target.dtype, calls, dense=frozenset(never | slower.keys())),
     )
     dense = dense_layers(plan, planned.never, slower, memory.placement)
-    estimate, why = _estimate(plan, memory, dense, target)
-    return Outlook(planned, working, memory, dense, estimate, why)
+    if sharing is not None:
+        sharing = replace(sharing, dense=frozenset(dense["attention"]))
+    estimate, why = _estimate(planned, memory, dense, target, sharing)
+    return Outlook(planned, working, memory, times, dense, estimate, why, sharing)
 
 
-def _capacity(plan: SparsityPlan, target: Target, *, working: int, weights: int) -> Capacity:
+def _largest(sharing: Sharing) -> SparsityPlan:
+    """The plan of a process with the largest share, from which all of them plan their memory."""
+    plan = sharing.plan
+    if sharing.parallel.ulysses == 1:
+        return plan
+    return replace(plan, layout=on_rank(plan.layout, sharing.cut, 0))
+
+
+def _capacity(
+    plan: SparsityPlan, target: Target, parallel: Parallel | None, *, working: int, weights: int
+) -> Capacity:
     budgets = plan.config.memory
     if target.here:
-        return available(budgets, target.device, working=working, pending=weights)
-    return declared(budgets, working=working, pending=weights)
+        found = available(budgets, target.device, working=working, pending=weights)
+    else:
+        found = declared(budgets, working=working, pending=weights)
+    if parallel is None:
+        return found
+    # The processes of a machine share its memory.
+    device = found.device // parallel.ranks if target.device.type == "cpu" else found.device
+    return replace(found, device=device, host=found.host // parallel.ranks)
 
 
 def _estimate(
-    plan: SparsityPlan, memory: MemoryPlan, dense: dict[Part, dict[int, str]], target: Target
+    planned: PlannedGeneration,
+    memory: MemoryPlan,
+    dense: dict[Part, dict[int, str]],
+    target: Target,
+    sharing: Sharing | None,
 ) -> tuple[RunEstimate | None, str | None]:
     """The expected times, or a sentence that says why there are none."""
     if target.rates is None:
         return None, target.why_untimed
     estimate = estimate_run(
-        plan,
+        planned.plan,
         memory.placement,
         dense_parts=dense,
         dtype=target.dtype,
-        branches=memory.branches,
+        branches=planned.branches,
         rates=target.rates,
+        sharing=sharing,
     )
-    if estimate.stock_layer < memory.branches * estimate.rates.launch_seconds:
+    if estimate.stock_layer < planned.branches * estimate.rates.launch_seconds:
         return None, (
             "times are not estimated: a layer this small computes in less time than the host takes "
             f"to launch a sparse one, about {estimate.rates.launch_seconds * 1e3:.1f} ms"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from chipsparse.cache.kinds import PARTS
+from chipsparse.cache.kinds import PARTS, Part
 from chipsparse.cli.explain.outlook import Outlook
 from chipsparse.cli.planning.layer_budgets import LayerGroup, layer_groups
 from chipsparse.kernels.checks import block_count
+from chipsparse.measure.step_seconds import StepSeconds
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,13 @@ class PartLayers:
     Attributes:
         sparse: how many run it sparse.
         dense: how many do not, by the reason.
+        step: seconds of a sparse and of a dense step, of the layer that keeps most; None where
+            they are not known, or the config has it dense.
     """
 
     sparse: int
     dense: Counter[str]
+    step: StepSeconds | None
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ class MemoryNeeds:
         device: of weights, work, caches and slots; on a CPU, where all memory is one, of all.
         vram: budget of the device, if there is one.
         ram: budget of host memory, likewise.
+        residuals: how those of attention are kept: ``full`` or ``fp8``.
     """
 
     weights: int
@@ -86,21 +91,24 @@ class MemoryNeeds:
     device: int
     vram: int | None
     ram: int | None
+    residuals: str
 
 
 def kinds_of_layers(outlook: Outlook) -> list[KindLayers]:
     """The layers, by the model's name for them."""
     plan = outlook.planned.plan
     groups, rows = layer_groups(plan), plan.config.mlp.block_size
+    whole = replace(plan.layout, share=None)  # of all processes together
     found, first = [], 0
     for kind in plan.layout.kinds:
         keep = [group for group in groups if group.kind == kind.name]
         numbers = range(first, first + kind.layers)
-        attention, mlp = (_part(outlook.dense[part], numbers) for part in PARTS)
+        attention, mlp = (_part(outlook, part, numbers) for part in PARTS)
         mlp = MLPLayers(
             mlp.sparse,
             mlp.dense,
-            token_blocks=block_count(plan.layout.mlp_tokens(first), rows),
+            mlp.step,
+            token_blocks=block_count(whole.mlp_tokens(first), rows),
             block_size=rows,
             neurons=kind.intermediate_size,
             neurons_kept=most(group.neurons for group in keep),
@@ -110,9 +118,12 @@ def kinds_of_layers(outlook: Outlook) -> list[KindLayers]:
     return found
 
 
-def _part(reasons: Mapping[int, str], layers: range) -> PartLayers:
+def _part(outlook: Outlook, part: Part, layers: range) -> PartLayers:
+    reasons = outlook.dense[part]
     dense = Counter(reasons[layer] for layer in layers if layer in reasons)
-    return PartLayers(len(layers) - dense.total(), dense)
+    times = [outlook.times[layer, part] for layer in layers if (layer, part) in outlook.times]
+    step = max(times, key=lambda time: time.sparse, default=None)
+    return PartLayers(len(layers) - dense.total(), dense, step)
 
 
 def most(counts: Iterable[int | None]) -> int | None:
@@ -134,4 +145,5 @@ def memory_needs(outlook: Outlook, *, weights: int, on_gpu: bool) -> MemoryNeeds
         device=weights + outlook.working + memory.device_bytes + on_host,
         vram=budgets.vram,
         ram=budgets.ram,
+        residuals=memory.residuals,
     )

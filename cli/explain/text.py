@@ -11,12 +11,21 @@ from chipsparse.cache.kinds import PARTS
 from chipsparse.cli.explain.explanation import Explanation
 from chipsparse.cli.explain.outlook import Outlook
 from chipsparse.cli.explain.records import KindLayers, PartLayers
+from chipsparse.cli.explain.shared_text import print_shared
 from chipsparse.cli.tables import Facts, facts_table, number_table, print_table
-from chipsparse.cli.wording import PART_NAMES, counted, profile_text, seconds_text, short_place
+from chipsparse.cli.wording import (
+    PART_NAMES,
+    counted,
+    profile_text,
+    seconds_text,
+    sharing_text,
+    short_place,
+)
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import ranges_text
 from chipsparse.kernels.checks import block_count
 from chipsparse.measure.estimate import RunEstimate
+from chipsparse.measure.slower_parts import milliseconds_text
 from chipsparse.plan import SparsityPlan
 
 HIDDEN_ENOUGH = 0.995
@@ -26,6 +35,8 @@ def print_explanation(explained: Explanation, console: Console) -> None:
     """The page: the generation, its layers, its memory, its times, and notes."""
     print_table(console, facts_table(_generation_facts(explained)))
     print_table(console, _layer_table(explained))
+    if times := _part_time_facts(explained):
+        print_table(console, facts_table(times))
     if budgets := _budget_facts(explained):
         print_table(console, facts_table(budgets))
     if reasons := _reason_facts(explained):
@@ -39,6 +50,8 @@ def print_explanation(explained: Explanation, console: Console) -> None:
         if explained.outlook.action_counts["sparse"]:
             print_table(console, _similar_table(estimate))
         print_table(console, facts_table(_time_facts(estimate)))
+    if explained.shared is not None:
+        print_shared(explained.shared, explained.outlook, console)
     if explained.qualities:
         print_table(console, _quality_table(explained.qualities))
     if explained.notes:
@@ -70,6 +83,7 @@ def _generation_facts(explained: Explanation) -> Facts:
         ("model", f"{short_place(explained.model.location)} ({explained.model.transformer_class})"),
         ("profile", profile_text(explained.profile.source, explained.profile.quality)),
         ("size", f"{size}{counted(settings.num_inference_steps, 'step')}{again}"),
+        *([] if explained.shared is None else [("GPUs", sharing_text(explained.shared.parallel))]),
         ("tokens", tokens),
         (
             "attention",
@@ -78,7 +92,7 @@ def _generation_facts(explained: Explanation) -> Facts:
         ),
     ]
     if config.precision == "fp8":
-        facts.append(("", "in FP8 (e4m3) at dense steps and refreshes"))
+        facts.append(("", "in 8 bits (int8 and FP8) at dense steps and refreshes"))
     for number, kind in enumerate(explained.layers):
         name = f"{kind.name}: " if len(explained.layers) > 1 else ""
         facts.append(("MLP" if number == 0 else "", name + _mlp_text(kind)))
@@ -146,6 +160,25 @@ def _sparse_text(part: PartLayers) -> str:
     return "dense" if dense else "sparse"
 
 
+def _part_time_facts(explained: Explanation) -> Facts:
+    """What a sparse and a dense step of a layer take, each of which may be the faster."""
+    facts: Facts = []
+    for kind in explained.layers:
+        for part in (kind.attention, kind.mlp):
+            if part.step is None:
+                continue
+            source = "measured" if part.step.measured else "estimated"
+            facts.append(
+                (
+                    "" if facts else "one layer",
+                    f"{PART_NAMES['mlp' if part is kind.mlp else 'attention']} of {kind.name}: "
+                    f"{milliseconds_text(part.step.sparse)} sparse, "
+                    f"{milliseconds_text(part.step.dense)} dense ({source})",
+                )
+            )
+    return facts
+
+
 def _reason_facts(explained: Explanation) -> Facts:
     facts = []
     for part in PARTS:
@@ -190,14 +223,22 @@ def _memory_facts(explained: Explanation) -> Facts:
     ]
     on_gpu = explained.target.device.type == "cuda"
     name = "GPU" if on_gpu else "memory"
+    each = "" if explained.shared is None else ", on each of them"
     of_budget = "" if memory.vram is None else f" of {format_bytes(memory.vram)}"
     facts = [
         ("weights", f"{format_bytes(memory.weights)}: {', '.join(parts)}"),
         ("working", f"about {format_bytes(memory.working)} at most during a step"),
-        (name, f"{format_bytes(memory.device)}{of_budget} for weights, work, caches and slots"),
+        (
+            name,
+            f"{format_bytes(memory.device)}{of_budget} for weights, work, caches and slots{each}",
+        ),
     ]
+    if memory.residuals == "fp8":
+        facts.append(("residuals", "in FP8 (e4m3) with a scale for each row, half of their bytes"))
     if on_gpu and memory.caches_on_host:
-        facts.append(("host", f"{format_bytes(memory.caches_on_host)} of pinned memory for caches"))
+        facts.append(
+            ("host", f"{format_bytes(memory.caches_on_host)} of pinned memory for caches{each}")
+        )
     kept = sum(sizes.total for sizes in explained.caches.values())
     left = memory.caches_wanted - kept
     if left > 0:
@@ -213,7 +254,8 @@ def _size(count: int) -> str:
 
 
 def _step_table(explained: Explanation, estimate: RunEstimate) -> Table:
-    table = number_table("action", "steps", "a step", "against dense")
+    against = "against dense" if explained.shared is None else "against dense, 1 GPU"
+    table = number_table("action", "steps", "a step", against)
     for name, count in explained.outlook.action_counts.items():
         seconds = next(time for action, time in estimate.steps.items() if action.value == name)
         speedup = f"{estimate.stock / seconds:.2f}x" if seconds else "-"

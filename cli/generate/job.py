@@ -28,7 +28,7 @@ from chipsparse.cli.media.report_file import staged_report
 from chipsparse.cli.model.description import load_pipeline, quiet_libraries
 from chipsparse.cli.model.lora import load_loras
 from chipsparse.cli.planning.request import device_and_dtype
-from chipsparse.cli.progress import ProgressDisplay, silent_display
+from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks.joined import Joined
 from chipsparse.cli.results import json_values
 from chipsparse.cli.wording import seconds_text
@@ -50,11 +50,10 @@ def run(options: GenerateOptions, outcomes: list[Outcome], process: Joined) -> N
     """
     device, dtype = device_and_dtype(options)
     device = process.device(device)
-    shown = ProgressDisplay() if process.writes else silent_display()
-    with shown as display, quiet_libraries(debug=options.debug):
+    with process.display() as display, quiet_libraries(debug=options.debug):
         job = prepare(options, device, dtype, display)
         check_shared(job, process.parallel)
-        process.join(device)
+        process = process.join(device)
         for warning in job.warnings:
             display.tell(WARNING + warning)
         with opened(job, WorkProgress(display), lambda: load(job), process) as runner:

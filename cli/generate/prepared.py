@@ -20,7 +20,7 @@ from chipsparse.cli.media.write import check_kind
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.schedulers import choose_scheduler
 from chipsparse.cli.planning import profile_range
-from chipsparse.cli.planning.planned import PlannedGeneration, called_steps, plan_generation
+from chipsparse.cli.planning.planned import PlannedGeneration, called_steps, planned_if_known
 from chipsparse.cli.planning.request import check_prompt_is_enough, choose_profile, look_up
 from chipsparse.cli.planning.room import check_room
 from chipsparse.cli.planning.settings import (
@@ -171,7 +171,7 @@ def settle(
     scheduler = choose_scheduler(model, options.scheduler, sparse=sparse)
     begin = _first_step(options, model)
     first = begin(settings.num_inference_steps)
-    planned = _plan(sized, model, profile, settings)
+    planned = planned_if_known(sized, model, profile)
     too_few = too_few_steps(planned.plan, begin) if planned is not None and sparse else None
     if too_few is not None and options.strict:
         raise UserError(too_few)
@@ -230,18 +230,3 @@ def _first_step(options: GenerateOptions, model: ModelDescription) -> Callable[[
     if options.image is None or strength is None:
         return lambda _: 0
     return lambda steps: int(max(steps - min(steps * strength, steps), 0))  # as diffusers has it
-
-
-def _plan(
-    options: GenerateOptions,
-    model: ModelDescription,
-    profile: Profile | None,
-    settings: GenerationSettings,
-) -> PlannedGeneration | None:
-    """What the configs tell; None where the model's own code decides on what they do not say."""
-    adapter = ADAPTERS.get(model.transformer_class)
-    if profile is None or adapter is None:
-        return None
-    if usual_size(settings, model, default=adapter.default_latents) is None:
-        return None
-    return plan_generation(options, model, profile)

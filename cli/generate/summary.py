@@ -34,11 +34,13 @@ class Comparison:
         speedup: dense over sparse time of the denoising loop.
         psnr_db: over the 8-bit frames before compression; infinite where they are the same.
         ssim: likewise; None for frames smaller than its window.
+        psnr_per_frame: of each frame alone, in dB; `compare --json` tells it of files.
     """
 
     speedup: float
     psnr_db: float
     ssim: float | None
+    psnr_per_frame: Sequence[float] = field(default=(), metadata=UNTOLD)
     also_told: ClassVar = ("identical",)
 
     @property
@@ -81,6 +83,7 @@ def compare(dense: Generation, sparse: Generation) -> Comparison:
         speedup=dense.denoising_seconds / sparse.denoising_seconds,
         psnr_db=compared.psnr_db,
         ssim=compared.ssim,
+        psnr_per_frame=compared.psnr_per_frame,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -37,7 +37,8 @@ class StepResult:
     Attributes:
         step: from 0.
         action: "dense", "refresh", "sparse" or "skip"; joined by "+" where branches differ.
-        seconds: from the end of the step before to the end of this one.
+        seconds: from the end of the step before to the end of this one, what shows the steps left
+            out.
         attention_kept: mean share of attention columns computed; None where nothing ran sparse.
         mlp_kept: the same of MLP neurons.
         predicted_change: see `StepRecord`; the same in all branches.
@@ -115,7 +116,7 @@ def generate(
         pipe: a loaded diffusers pipeline, patched or not.
         arguments: what to call it with, without generator, callback and output type.
         seed: of the noise, drawn on the CPU so that it is the same on every device.
-        display: told of each finished step.
+        display: told of each finished step; its own time is nobody's.
         report: of the patched pipeline; None where it is not patched.
     """
     run = _run(pipe, arguments, seed, display, report, output_type="np")
@@ -174,12 +175,15 @@ def _run(
     output_type: str,
 ) -> _Call:
     watch = _LoopWatch(pipe)
+    # When each step ended, and when it had been shown.
     ends: list[float] = []
+    shown: list[float] = []
 
-    def on_step_end(step: int) -> bool:
+    def on_step_end(step: int, latents: torch.Tensor | None) -> bool:
         watch.wait()
         ends.append(time.perf_counter())
-        display.done(step, _action_of(report, step))
+        display.done(step, _action_of(report, step), latents)
+        shown.append(time.perf_counter())
         return False
 
     if watch.on_cuda:
@@ -194,14 +198,15 @@ def _run(
             on_step_end=on_step_end,
         )
     watch.wait()
-    total_seconds = time.perf_counter() - start
+    showing = sum(shown) - sum(ends)
+    total_seconds = time.perf_counter() - start - showing
     if not ends:
         raise RuntimeError(f"{type(pipe).__name__} made no denoising step")
     # Where no step was computed at all, the first one counts from the start of the call.
     loop_start = start if watch.loop_start is None else watch.loop_start
     return _Call(
         result=result,
-        steps=_step_results(report, loop_start, ends),
+        steps=_step_results(report, [loop_start, *shown], ends),
         total_seconds=total_seconds,
         peak_gpu_bytes=torch.cuda.max_memory_allocated(watch.device) if watch.on_cuda else None,
     )
@@ -213,13 +218,16 @@ def warm_up(
     *,
     seed: int,
     report: GenerationReport | None,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Runs the first steps only, so that a timed run pays for no compilation and no allocation.
 
-    Stops after the first sparse step, or after two steps of a pipeline that is not patched.
+    Stops after the first sparse step, or after two steps of a pipeline that is not patched; or
+    where ``check``, which is asked after each, raises.
     """
 
-    def on_step_end(step: int) -> bool:
+    def on_step_end(step: int, _: torch.Tensor | None) -> bool:
+        check()
         return step + 1 >= WARM_UP_DENSE_STEPS if report is None else "sparse" in report.actions()
 
     call_pipeline(
@@ -303,10 +311,10 @@ def _action_of(report: GenerationReport | None, step: int) -> str:
 
 
 def _step_results(
-    report: GenerationReport | None, loop_start: float, ends: list[float]
+    report: GenerationReport | None, starts: list[float], ends: list[float]
 ) -> list[StepResult]:
     results = []
-    for step, (start, end) in enumerate(zip([loop_start, *ends], ends, strict=False)):
+    for step, (start, end) in enumerate(zip(starts, ends, strict=False)):
         records = _records(report, step) if report else []
         results.append(
             StepResult(

@@ -76,7 +76,9 @@ class Generator:
         steps = self.steps or self.settings.num_inference_steps
         if way is not None and way not in self._warm:
             with self.progress.stage(f"{title}: warming up"):
-                denoise.warm_up(pipe, arguments, seed=seed, report=report)
+                denoise.warm_up(
+                    pipe, arguments, seed=seed, report=report, check=self.progress.check
+                )
         with (
             self.progress.working(work, step_costs=step_costs),
             self.progress.denoising(title, steps, plain_lines=self.plain_lines) as display,

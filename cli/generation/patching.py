@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import chipsparse
@@ -14,6 +14,10 @@ from chipsparse.pipelines.generic import UnservedModelError
 from chipsparse.profiles.profile import Profile
 from chipsparse.report.generation import GenerationReport
 
+# Every step in full, over nothing that could be cut in fewer pieces than there are tokens.
+IN_FULL = SparsityConfig().override(
+    {"attention.enabled": False, "mlp.enabled": False, "schedule.actions": ["dense"], "tile": None}
+)
 # What the first call of a patched pipeline raises where it cannot run so.
 REFUSED = (ConfigError, UnservedModelError)
 
@@ -34,3 +38,13 @@ def patched(
         )
     with handle, user_errors(*REFUSED):
         yield handle.report
+
+
+def stock(pipe: Any, parallel: Parallel | None) -> AbstractContextManager[object]:
+    """The stock pipeline: as it is, or computed in full by several processes together.
+
+    Args:
+        pipe: loaded, not patched.
+        parallel: the processes; None for one.
+    """
+    return nullcontext() if parallel is None else patched(pipe, IN_FULL, parallel=parallel)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from chipsparse.cli.media.images import write_pngs
+from chipsparse.common.machine import cache_folder
 
 
 def keep_elsewhere(clips: Mapping[Path, np.ndarray], *, metadata: Mapping[str, str]) -> Path | None:
@@ -45,5 +45,5 @@ def keep_elsewhere(clips: Mapping[Path, np.ndarray], *, metadata: Mapping[str, s
 def _places() -> Iterator[Path]:
     with suppress(OSError):  # where no temporary folder can be written to
         yield Path(tempfile.gettempdir())
-    with suppress(RuntimeError):  # without a home
-        yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chipsparse"
+    if (folder := cache_folder()) is not None:
+        yield folder

@@ -77,6 +77,15 @@ class ModelDescription:
             needed |= {"image"}
         return needed
 
+    def lacks_text_encoder(self) -> bool:
+        """Whether the pipeline reads prompts with text encoders and the model has none of them."""
+        wanted = [
+            name
+            for name in inspect.signature(self.pipeline_class).parameters
+            if name.startswith("text_encoder")
+        ]
+        return bool(wanted) and not any(name in self.components for name in wanted)
+
     def from_image(self) -> ModelDescription:
         """The same model as a pipeline that starts from an image; raises `UserError`."""
         if self.accepts("image"):

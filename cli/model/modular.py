@@ -17,6 +17,9 @@ from chipsparse.cli.errors import UserError
 from chipsparse.cli.model.description import ModelDescription, component_config
 from chipsparse.pipelines.denoising_loop import denoising_loops, is_modular
 
+# Told of the end of each step, from 0, with the latents that it made, None where the pipeline does
+# not give them; where it returns True, the loop ends.
+OnStepEnd = Callable[[int, "torch.Tensor | None"], bool]
 GUIDANCE = "guidance_scale"
 RESULTS = {"videos": "frames", "images": "images"}  # and what plain pipelines call them
 
@@ -146,7 +149,7 @@ def call_pipeline(
     *,
     generator: torch.Generator,
     output_type: str,
-    on_step_end: Callable[[int], bool],
+    on_step_end: OnStepEnd,
 ) -> Any:
     """Calls a pipeline of either kind.
 
@@ -156,7 +159,7 @@ def call_pipeline(
             its guiders is given to those.
         generator: of the noise.
         output_type: "np", or "latent" for what is not to be decoded.
-        on_step_end: told of each step's end, from 0; where it returns True, the loop ends.
+        on_step_end: see `OnStepEnd`.
 
     Returns:
         What has ``frames`` or ``images``; without decoding or where the loop was ended, anything.
@@ -165,7 +168,7 @@ def call_pipeline(
     if not is_modular(pipe):
 
         def callback(pipe: Any, step: int, _: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-            if on_step_end(step):
+            if on_step_end(step, tensors.get("latents")):
                 pipe._interrupt = True  # diffusers' own switch: the rest is passed over
             return tensors
 
@@ -196,7 +199,7 @@ class _Ended(BaseException):
 
 
 @contextmanager
-def _steps_watched(scheduler: Any, on_step_end: Callable[[int], bool]) -> Iterator[None]:
+def _steps_watched(scheduler: Any, on_step_end: OnStepEnd) -> Iterator[None]:
     """Tells of each call of the scheduler's ``step``: there is one at the end of each step."""
     own, done = scheduler.step, 0
 
@@ -204,7 +207,7 @@ def _steps_watched(scheduler: Any, on_step_end: Callable[[int], bool]) -> Iterat
         nonlocal done
         result = own(*args, **kwargs)
         done += 1
-        if on_step_end(done - 1):
+        if on_step_end(done - 1, result[0]):  # a tuple, or what diffusers makes like one
             raise _Ended
         return result
 

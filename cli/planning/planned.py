@@ -12,6 +12,7 @@ from chipsparse.cli.planning.settings import (
     GenerationSettings,
     latent_sizes,
     resolve_settings,
+    usual_size,
     vae_factors,
 )
 from chipsparse.config import ConfigError, Part
@@ -81,3 +82,16 @@ def plan_generation(
         branches=2 if guided and not in_batch else 1,
         never=never_sparse(plan, adapter, model),
     )
+
+
+def planned_if_known(
+    options: GenerationOptions, model: ModelDescription, profile: Profile | None
+) -> PlannedGeneration | None:
+    """As `plan_generation`; None where the model's own code decides on what its configs leave."""
+    adapter = ADAPTERS.get(model.transformer_class)
+    if profile is None or adapter is None:
+        return None
+    settings = resolve_settings(options, model, profile.generation)
+    if usual_size(settings, model, default=adapter.default_latents) is None:
+        return None
+    return plan_generation(options, model, profile)

@@ -59,6 +59,11 @@ def check_prompt_is_enough(
         raise UserError(
             f"{model.pipeline_class.__name__} also needs {', '.join(sorted(missing))}; {instead}"
         )
+    if model.lacks_text_encoder():
+        raise UserError(
+            f"{model.location} has no text encoder, so {model.pipeline_class.__name__} cannot read "
+            f"a prompt; {instead}"
+        )
 
 
 def choose_profile(

@@ -54,19 +54,16 @@ def resolve_settings(
     options: GenerationOptions, model: ModelDescription, defaults: GenerationDefaults
 ) -> GenerationSettings:
     """Each value from the options, else the profile, else the pipeline's own default."""
-    asked = {
+    asked: dict[str, float | None] = {
         "height": options.height,
         "width": options.width,
         "num_frames": options.frames,
         "num_inference_steps": options.steps,
-        "guidance_scale": options.guidance_scale,
+        "guidance_scale": None,
         "true_cfg_scale": None,
         "max_sequence_length": None,
     }
-    told = model.transformer_config.get("guidance_embeds", True)
-    if model.accepts("true_cfg_scale") and not told:
-        # A model that cannot be told a guidance scale: what is asked for is the classifier-free.
-        asked |= {"guidance_scale": None, "true_cfg_scale": options.guidance_scale}
+    asked[guidance_argument(model)] = options.guidance_scale
     for name, value in {**asked, "negative_prompt": options.negative_prompt}.items():
         if value is not None and not model.accepts(name):
             raise UserError(
@@ -84,10 +81,23 @@ def resolve_settings(
     if options.negative_prompt is not None and scale is not None and scale <= 1:
         raise UserError(
             "--negative-prompt has no effect without classifier-free guidance; "
-            + ("set generation.true_cfg_scale in a profile" if told else "raise --guidance-scale")
+            + (
+                "raise --guidance-scale"
+                if guidance_argument(model) == "true_cfg_scale"
+                else "set generation.true_cfg_scale in a profile"
+            )
         )
     check_sizes(settings, model)
     return settings
+
+
+def guidance_argument(model: ModelDescription) -> str:
+    """The argument of the pipeline's call that ``--guidance-scale`` is for.
+
+    A model that cannot be told a guidance scale is given the classifier-free one.
+    """
+    told = model.transformer_config.get("guidance_embeds", True)
+    return "true_cfg_scale" if model.accepts("true_cfg_scale") and not told else "guidance_scale"
 
 
 def check_sizes(settings: GenerationSettings, model: ModelDescription) -> None:

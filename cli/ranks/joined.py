@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from chipsparse.cli.errors import UserError
 from chipsparse.parallel.degrees import Parallel
@@ -14,9 +16,17 @@ from chipsparse.parallel.degrees import Parallel
 if TYPE_CHECKING:
     import torch
 
+    from chipsparse.cli.progress import ProgressDisplay
+    from chipsparse.parallel.peers import Peers
     from chipsparse.report.generation import GenerationReport
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+# How long the others wait for what the first process does alone, such as comparing long videos.
+FIRST_SECONDS = 3600.0
+# How long they wait before they end for a reason that the first one is likely to tell.
+QUIET_SECONDS = 5.0
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -28,12 +38,14 @@ class Joined:
         ranks: how many there are.
         local_rank: its number on this machine, which is also its GPU's.
         guidance: how many guidance branches are on processes of their own.
+        peers: all of them, as soon as they have met.
     """
 
     rank: int = 0
     ranks: int = 1
     local_rank: int = 0
     guidance: int = 1
+    peers: Peers | None = field(default=None, compare=False)
 
     @property
     def writes(self) -> bool:
@@ -45,6 +57,12 @@ class Joined:
         """What `chipsparse.enable` is told."""
         return None if self.ranks == 1 else shared_by(self.ranks, self.guidance)
 
+    def display(self) -> ProgressDisplay:
+        """What shows its progress: one of several processes is enough to look at."""
+        from chipsparse.cli.progress import ProgressDisplay, silent_display
+
+        return ProgressDisplay() if self.writes else silent_display()
+
     def device(self, chosen: torch.device) -> torch.device:
         """Where this process computes, where the first would on the chosen device."""
         import torch
@@ -53,33 +71,57 @@ class Joined:
             return chosen
         return torch.device("cuda", self.local_rank)
 
-    def join(self, device: torch.device) -> None:
-        """Meets the others, for the life of the process."""
+    def join(self, device: torch.device) -> Joined:
+        """Meets the others, for the life of the process; returns this one with its peers."""
         if self.ranks == 1:
-            return
+            return self
         import torch
         import torch.distributed as dist
 
-        from chipsparse.parallel.peers import TIMEOUT_SECONDS
+        from chipsparse.parallel.peers import TIMEOUT_SECONDS, Peers
 
         if device.type == "cuda":
             torch.cuda.set_device(device)
         else:  # they share the machine's cores
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.ranks))
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            timeout=timedelta(seconds=TIMEOUT_SECONDS),
-        )
+        if not dist.is_initialized():
+            dist.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                timeout=timedelta(seconds=TIMEOUT_SECONDS),
+            )
+        return replace(self, peers=Peers(range(self.ranks), timeout_s=FIRST_SECONDS))
+
+    def first(self, make: Callable[[], Value]) -> Value | None:
+        """What the first process makes, which so decides for all; the others wait for it.
+
+        Args:
+            make: makes it, as JSON values; only called on the first one.
+        """
+        if self.peers is None:
+            return make()
+        try:
+            value = make() if self.writes else None
+        except BaseException as error:
+            self.peers.failed(error)
+            raise
+        found: Value | None = self.peers.first(value)
+        return found
+
+    @contextmanager
+    def after_first(self) -> Iterator[None]:
+        """Lets the first process tell what is the user's to put right, where all find it."""
+        try:
+            yield
+        except UserError:
+            if not self.writes:
+                time.sleep(QUIET_SECONDS)
+            raise
 
     def gather_fallbacks(self, report: GenerationReport | None) -> None:
         """Notes in the first rank's report what ran dense on others alone."""
-        if self.ranks == 1 or report is None:
+        if self.peers is None or report is None:
             return
-        import torch.distributed as dist
-
-        found: list[Any] = [None] * self.ranks
-        dist.all_gather_object(found, list(report.fallbacks))
-        for rank, sentences in enumerate(found):
+        for rank, sentences in enumerate(self.peers.tell(list(report.fallbacks))):
             for sentence in sentences if self.writes else ():
                 if sentence not in report.fallbacks:
                     report.fall_back(f"rank {rank}: {sentence}")
@@ -100,6 +142,15 @@ def launched(environment: Mapping[str, str] | None = None) -> Joined | None:
         said = ", ".join(f"{name}={environment[name]}" for name in LAUNCHED)
         raise UserError(f"the launcher's variables are no numbers: {said}") from None
     return Joined(rank, ranks, local_rank)
+
+
+def check_alone(what: str) -> None:
+    """Raises `UserError` under a launcher of several processes, which could not share this."""
+    found = launched()
+    if found is not None and found.ranks > 1:
+        raise UserError(
+            f"{what} runs on one GPU, and a launcher started {found.ranks} processes; start one"
+        )
 
 
 def shared_by(processes: int, guidance: int | None) -> Parallel:

@@ -16,19 +16,28 @@ from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.lpips import find_lpips
 from chipsparse.cli.model.description import ModelDescription, load_pipeline, quiet_libraries
+from chipsparse.cli.planning.planned import called_steps
+from chipsparse.cli.planning.profile_file import write_profile
 from chipsparse.cli.planning.profile_range import range_of
-from chipsparse.cli.planning.request import device_and_dtype, look_up, required_profile
+from chipsparse.cli.planning.request import (
+    check_prompt_is_enough,
+    device_and_dtype,
+    look_up,
+    required_profile,
+)
 from chipsparse.cli.planning.settings import GenerationSettings, resolve_settings
-from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.prompts import Prompt, read_prompts, shapes
+from chipsparse.cli.ranks.joined import Joined
+from chipsparse.cli.ranks.several import check_shared
 from chipsparse.cli.results import UNTOLD, fields_json
 from chipsparse.cli.tune.lab import TuneLab, config_digest
-from chipsparse.cli.tune.profile import write_profile
+from chipsparse.cli.tune.shared_results import SharedResults
 from chipsparse.cli.tune.unreachable import unreachable_text
 from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.measure.clip_comparison import PerceptualDistance
+from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import ASSETS, Profile
-from chipsparse.profiles.tuned_range import TunedFor, Versions, digest
+from chipsparse.profiles.tuned_range import TunedFor, Versions, digest, target_text
 from chipsparse.tuning.results_file import ResultsError, ResultsFile, ResultsWriteError
 from chipsparse.tuning.search import Search, Tried, Unreachable
 from chipsparse.tuning.targets import measurement
@@ -64,25 +73,36 @@ class Tuned:
         }
 
 
-def run(options: TuneOptions) -> Tuned:
-    """Checks all that is cheap to check, then measures, searches and writes."""
+def run(options: TuneOptions, process: Joined) -> Tuned:
+    """Checks all that is cheap to check, then measures, searches and writes.
+
+    Args:
+        options: what the user typed.
+        process: this one, of those that generate together. The first one keeps what is measured,
+            compares and writes.
+    """
     with user_errors(ResultsError, ResultsWriteError):
-        return _run(options)
+        return _run(options, process)
 
 
-def _run(options: TuneOptions) -> Tuned:
+def _run(options: TuneOptions, process: Joined) -> Tuned:
     device, dtype = device_and_dtype(options)
-    with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
+    device = process.device(device)
+    with process.display() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)
         profile = required_profile(options, model)
         settings = resolve_settings(options, model, profile.generation)
-        steps = settings.num_inference_steps
+        check_prompt_is_enough(model, "a schedule is tuned on prompts alone")
+        steps = called_steps(settings, model)
         if steps < LEAST_STEPS:
             raise UserError(f"tune needs at least {LEAST_STEPS} denoising steps, got {steps}")
         prompts = choose_prompts(options, video=model.accepts("num_frames"))
         lpips = _lpips(options, settings)
         tuned = _tuned_for(options, model, settings, device, dtype)
-        results = ResultsFile(options.results_file, about(tuned, model, profile, options))
+        check_shared(options, model, profile, process.parallel)
+        process = process.join(device)
+        facts = about(tuned, model, profile, options, process.parallel)
+        results = SharedResults(options.results_file, facts, process)
         generator = Generator(
             lambda: load_pipeline(model, device=device, dtype=dtype),
             settings,
@@ -98,6 +118,8 @@ def _run(options: TuneOptions) -> Tuned:
             results,
             options.budget,
             lpips,
+            settings.num_inference_steps - steps,
+            process,
         )
         _keep(results, options, prompts, None)
         display.tell(
@@ -120,7 +142,16 @@ def _run(options: TuneOptions) -> Tuned:
     _keep(results, options, prompts, found)
     tuned = dataclasses.replace(tuned, measured=measurement(found.pairs))
     config = found.candidate.config
-    write_profile(options.output, model.transformer_class, settings, config, tuned)
+    if process.writes:
+        write_profile(
+            options.output,
+            command="tune",
+            model_class=model.transformer_class,
+            description=f"{tuned.model}, tuned for {target_text(vars(tuned.target))}.",
+            settings=settings,
+            config=config,
+            tuned=tuned,
+        )
     return Tuned(options.output, options.results_file, found, tuned, lab.candidates)
 
 
@@ -187,7 +218,11 @@ def _tuned_for(
 
 
 def about(
-    tuned: TunedFor, model: ModelDescription, profile: Profile, options: TuneOptions
+    tuned: TunedFor,
+    model: ModelDescription,
+    profile: Profile,
+    options: TuneOptions,
+    parallel: Parallel | None,
 ) -> dict[str, Any]:
     """What all measurements of a results file have in common."""
     facts = dataclasses.asdict(tuned)
@@ -197,6 +232,7 @@ def about(
     # What is tuned. Memory stays: it changes no result, but what steps take.
     del config["schedule"], config["attention"]["density"]
     return {
+        **({} if parallel is None else dataclasses.asdict(parallel)),
         **versions,
         **facts,
         "transformer_class": model.transformer_class,

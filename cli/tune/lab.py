@@ -18,10 +18,11 @@ from chipsparse.cli.generation import denoise
 from chipsparse.cli.generation.against_dense import keep_frames, quality
 from chipsparse.cli.generation.denoise import Generation
 from chipsparse.cli.generation.generator import Generator
-from chipsparse.cli.generation.patching import patched
+from chipsparse.cli.generation.patching import patched, stock
 from chipsparse.cli.media.output_names import check_writable
 from chipsparse.cli.progress import duration
 from chipsparse.cli.prompts import Prompt
+from chipsparse.cli.ranks.joined import Joined
 from chipsparse.cli.tune.names import dense_name, pair_name, pair_of, times_name
 from chipsparse.config import SparsityConfig
 from chipsparse.measure.clip_comparison import PerceptualDistance
@@ -55,6 +56,9 @@ class TuneLab:
         results: where measurements are kept.
         budget: dense generations that a search may take, in all.
         lpips: measures LPIPS, where it is asked for.
+        uncalled_steps: how many of ``num_inference_steps`` do not call the transformer.
+        process: this one, of those that generate together, dense clips too. The first one has the
+            files and compares.
     """
 
     generator: Generator
@@ -64,6 +68,8 @@ class TuneLab:
     results: ResultsFile
     budget: float
     lpips: PerceptualDistance | None = None
+    uncalled_steps: int = 0
+    process: Joined = Joined()
     _used: dict[str, float] = field(default_factory=dict, init=False)  # of the budget
     _told: bool = field(default=False, init=False)
 
@@ -79,7 +85,10 @@ class TuneLab:
         with user_errors(ValueError):
             check_scheduler(getattr(pipe, "scheduler", None))
         arguments = self.generator.arguments(self.prompts[0].text)
-        with self.generator.progress.stage("warming up"):
+        with (
+            self.generator.progress.stage("warming up"),
+            stock(pipe, self.process.parallel),
+        ):
             denoise.warm_up(pipe, arguments, seed=self.prompts[0].seed, report=None)
         return pipe
 
@@ -106,7 +115,7 @@ class TuneLab:
 
     def _make_dense(self, number: int) -> dict[str, Any]:
         prompt, pipe = self.prompts[number], self._pipe
-        with SchedulerTap(pipe.scheduler) as tap:
+        with stock(pipe, self.process.parallel), SchedulerTap(pipe.scheduler) as tap:
             made = self._generate(prompt, f"dense, prompt {prompt.seed}", None)
         trajectory = tap.trajectory()
         if trajectory.steps != len(made.steps):
@@ -114,7 +123,8 @@ class TuneLab:
                 f"{type(pipe).__name__} calls its scheduler {trajectory.steps} times for "
                 f"{len(made.steps)} steps; only schedulers of one call a step can be tuned for"
             )
-        keep_frames(self._frames_file(prompt), made.frames)
+        if self.process.writes:
+            keep_frames(self._frames_file(prompt), made.frames)
         return {
             "seconds": made.total_seconds,
             "step_seconds": statistics.median(step.seconds for step in made.steps),
@@ -122,12 +132,12 @@ class TuneLab:
             "trajectory": {name: each.tolist() for name, each in vars(trajectory).items()},
         }
 
-    def _dense_frames(self, number: int) -> np.ndarray:
+    def _dense_file(self, number: int) -> Path:
+        """Where the first process has the frames of the dense clip of a prompt."""
         file = self._frames_file(self.prompts[number])
-        if not file.is_file():  # the folder may be deleted at any time
+        if not self.process.first(file.is_file):  # the folder may be deleted at any time
             self._make_dense(number)
-        frames: np.ndarray = np.load(file)
-        return frames
+        return file
 
     def _frames_file(self, prompt: Prompt) -> Path:
         digest = hashlib.sha256(prompt.name.encode()).hexdigest()[:16]
@@ -156,7 +166,8 @@ class TuneLab:
         )
 
     def _timed(self, keep: float, sparse_mlp: bool) -> dict[str, float]:
-        share = len(TIMED_ACTIONS) / self.generator.settings.num_inference_steps
+        steps = self.generator.settings.num_inference_steps - self.uncalled_steps
+        share = len(TIMED_ACTIONS) / steps
         name = times_name(keep, sparse_mlp=sparse_mlp)
         timed: dict[str, float] = self._measured(
             name, share, lambda: self._time_steps(keep, sparse_mlp)
@@ -177,12 +188,12 @@ class TuneLab:
         )
         arguments = {
             **self.generator.arguments(self.prompts[0].text),
-            "num_inference_steps": len(TIMED_ACTIONS),
+            "num_inference_steps": len(TIMED_ACTIONS) + self.uncalled_steps,
         }
         count, seed = len(TIMED_ACTIONS), self.prompts[0].seed
         title = f"steps with {keep:.0%} of the columns{' and sparse MLPs' * sparse_mlp}"
         with (
-            patched(self._pipe, config) as report,
+            patched(self._pipe, config, parallel=self.process.parallel) as report,
             self.generator.progress.denoising(title, count, plain_lines=1) as steps,
         ):
             timed, _ = denoise.time_steps(
@@ -220,15 +231,17 @@ class TuneLab:
         )
 
     def _make_pair(self, config: SparsityConfig, number: int) -> dict[str, Any]:
-        dense, prompt = self._dense_frames(number), self.prompts[number]
-        with patched(self._pipe, config) as report:
+        file, prompt = self._dense_file(number), self.prompts[number]
+        with patched(self._pipe, config, parallel=self.process.parallel) as report:
             made = self._generate(prompt, f"candidate, prompt {prompt.seed}", report)
+            self.process.gather_fallbacks(report)
+        measured = quality(np.load(file), made.frames, self.lpips) if self.process.writes else {}
         return {
-            **quality(dense, made.frames, self.lpips),
+            **measured,
             "seconds": made.total_seconds,
             "actions": [step.action for step in made.steps],
             "work": made.work_share,
-            "fallbacks": made.fallbacks,
+            "fallbacks": list(report.fallbacks),
         }
 
     # Generating.

@@ -40,6 +40,7 @@ class ColumnSelection(Call[torch.Tensor]):
             strata are kept.
         seed: seed of the random columns, any integer; its lower 64 bits count.
         first_head: position of the first head for that hash, where these are not all of a layer's.
+        first_block: the same of the first query block.
         backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
@@ -57,6 +58,7 @@ class ColumnSelection(Call[torch.Tensor]):
     random_count: int = 0
     seed: int = 0
     first_head: int = 0
+    first_block: int = 0
 
     def facts(self) -> tuple[torch.Tensor]:
         """The column sums."""

@@ -38,7 +38,7 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
             if static is not None:
                 mask |= static
             if call.random_count > 0 and columns > 0:
-                blocks_drawn = range(first, last)
+                blocks_drawn = range(call.first_block + first, call.first_block + last)
                 head = call.first_head + h
                 mask |= drawn_columns(mask, call.random_count, call.seed, b, head, blocks_drawn)
             mask |= sums.isnan().any(-1, keepdim=True)

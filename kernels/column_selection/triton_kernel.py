@@ -550,6 +550,7 @@ def _mix(state, part):
         "strata",
         "seed_state",
         "first_head",
+        "first_block",
         "turns",
     ]
 )
@@ -562,6 +563,7 @@ def _draw_kernel(
     strata,
     seed_state,
     first_head,
+    first_block,
     turns,
     WIDE: tl.constexpr,
     STRATA: tl.constexpr,
@@ -575,7 +577,7 @@ def _draw_kernel(
     state = tl.zeros([1], tl.uint32) + seed_state.to(tl.uint32)
     state = _mix(state, row // (heads * blocks))
     state = _mix(state, first_head + row // blocks % heads)
-    state = _mix(state, row % blocks)
+    state = _mix(state, first_block + row % blocks)
     for turn in range(0, turns):
         for first in range(0, tl.cdiv(strata - turn, turns), STRATA):
             stratum = turn + (first + tl.arange(0, STRATA)) * turns
@@ -687,6 +689,7 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
                 strata,
                 state - (1 << 32) if state >= 1 << 31 else state,
                 call.first_head,
+                call.first_block,
                 turns=-(-BYTE_COLUMNS // (columns // strata)) + 1,
                 WIDE=strata >= 1 << 15,
                 STRATA=STRATA,

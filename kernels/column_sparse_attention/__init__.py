@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -16,6 +16,7 @@ from chipsparse.kernels.checks import (
     check_shape,
 )
 from chipsparse.kernels.dispatch import Backend, Operation, imported
+from chipsparse.kernels.fp8_quantization import FP8
 from chipsparse.kernels.triton_support import (
     attention_unsupported_reason,
     gluon_attention_unsupported_reason,
@@ -23,6 +24,7 @@ from chipsparse.kernels.triton_support import (
 )
 
 OP = "column_sparse_attention"
+OF_HEADS = ("query", "key", "value", "indices", "counts")
 CACHED = {None: (), "difference": ("residual",), "merge": ("residual", "lse_dense", "kept_mass")}
 
 
@@ -42,7 +44,7 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
       refresh recorded ``lse_dense`` of all columns, ``w = exp(lse - lse_dense)`` and
       ``residual = o - w A``. It weighs kept and dropped columns by their softmax mass, is exact
       when nothing changed, and safe for any ``lse``. Where ``1 - w`` is within the rounding of the
-      residual's dtype nothing was dropped, and the output is A.
+      residual's dtype (query's, for one in e4m3) nothing was dropped, and the output is A.
 
     NaN in a query, or in a key or value that a list names, comes out as NaN in the rows that it
     enters, an infinite score as NaN too; no other row of key and value is read.
@@ -59,9 +61,14 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
         block_size_q: R, query rows per block; the last of the G = ceil(N / R) blocks may be ragged.
         scale: factor of the scores; None for ``D ** -0.5``.
         delta_rule: how A joins the residual, None for not at all.
-        residual: ``[B, H, N, D]`` floating point, for either rule.
+        residual: ``[B, H, N, D]`` floating point, for either rule; or e4m3 of finite numbers.
+        residual_scale: float32 ``[B, H, N]``, by which the rows of a residual in e4m3 are
+            multiplied; given with such a residual and no other.
         lse_dense: ``[B, H, N]`` float32, for ``merge``.
         kept_mass: w, ``[B, H, N]`` float32, for ``merge``.
+        shares_device: whether other kernels run beside, which exchange tensors with other GPUs.
+            Then no program of this one waits for the multiprocessors that those occupy, with work
+            of its own that others could do.
         backend: forces one (``gluon``, ``triton``, ``reference``); None takes the first that can
             run.
 
@@ -80,8 +87,17 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
     block_size_q: int = 128
     delta_rule: Literal["merge", "difference"] | None = None
     residual: torch.Tensor | None = None
+    residual_scale: torch.Tensor | None = None
     lse_dense: torch.Tensor | None = None
     kept_mass: torch.Tensor | None = None
+    shares_device: bool = False
+
+    def of_heads(self, heads: slice) -> ColumnSparseAttention:
+        """The same of some heads."""
+        tensors = {
+            name: getattr(self, name)[:, heads] for name in (*OF_HEADS, *CACHED[self.delta_rule])
+        }
+        return replace(self, **tensors)
 
     def facts(self) -> tuple[Any, ...]:
         """Query, key, value and the rows of a block."""
@@ -107,8 +123,30 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
             if tensor is None:
                 needed = ", ".join(CACHED[rule])
                 raise ValueError(f"{OP}: delta_rule {rule!r} needs {needed}; {name} is None")
-            check_floating(OP, **{name: tensor})
+            if not (name == "residual" and tensor.dtype == FP8):
+                check_floating(OP, **{name: tensor})
             check_shape(OP, name, tensor, self.query.shape[: 4 if name == "residual" else 3])
+        if rule is not None:
+            self._check_scale()
+
+    def _check_scale(self) -> None:
+        assert self.residual is not None
+        scale = self.residual_scale
+        if (scale is not None) != (self.residual.dtype == FP8):
+            raise ValueError(
+                f"{OP}: residual_scale belongs to a residual in {FP8}; got one of "
+                f"{self.residual.dtype} {'without' if scale is None else 'with'} it"
+            )
+        if scale is not None:
+            check_shape(OP, "residual_scale", scale, self.query.shape[:3])
+            check_dtype(OP, "residual_scale", scale, torch.float32)
+
+    @property
+    def residual_rounding(self) -> torch.dtype:
+        """The dtype whose rounding the residual has from the outputs that it was made of."""
+        if self.residual is None or self.residual_scale is not None:
+            return self.query.dtype
+        return self.residual.dtype
 
 
 column_sparse_attention = Operation(

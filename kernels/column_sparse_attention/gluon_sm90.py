@@ -198,10 +198,11 @@ def _produce(
 def _consume(
     pointers, smem, strides, sizes, scale_log2, rounding,
     CONSUMERS: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr,
-    TILES_PER_BLOCK: gl.constexpr, BLOCK_SIZE_Q: gl.constexpr, RULE: gl.constexpr, WG: gl.constexpr,
+    TILES_PER_BLOCK: gl.constexpr, BLOCK_SIZE_Q: gl.constexpr, RULE: gl.constexpr,
+    IN_FP8: gl.constexpr, WG: gl.constexpr,
 ):  # fmt: skip
     """Attention of 64 query rows over the tiles, and the delta rule."""
-    o_ptr, lse_ptr, residual_ptr, lse_dense_ptr, mass_ptr, counts_ptr = pointers
+    o_ptr, lse_ptr, residual_ptr, scale_ptr, lse_dense_ptr, mass_ptr, counts_ptr = pointers
     q_smem, k_smem, v_smem, full_q, empty_q, full_k, empty_k, full_v, empty_v = smem
     stride_ob, stride_oh, stride_on, stride_rb, stride_rh, stride_rn = strides
     items, row_tiles, H, N = sizes
@@ -289,6 +290,8 @@ def _consume(
             both = kept_share + residual_share * dropped
             kept_share = gl.where(dropped <= rounding, 1.0, kept_share / both)
             residual_share = gl.where(dropped <= rounding, 0.0, residual_share / both)
+        if IN_FP8:
+            residual_share *= gl.load(scale_ptr + per_row, mask=inside, other=0.0)
         kept_share = kept_share / total
         o = warpgroup_mma_wait(1, deps=[o_token])
         mbarrier.arrive(empty_v.index(stage), count=1)
@@ -317,7 +320,7 @@ def _consume(
 @gluon.jit
 def _column_sparse_attention_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, indices_ptr, counts_ptr,
-    residual_ptr, lse_dense_ptr, mass_ptr,
+    residual_ptr, scale_ptr, lse_dense_ptr, mass_ptr,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
     stride_rb, stride_rh, stride_rn,
@@ -326,7 +329,7 @@ def _column_sparse_attention_kernel(
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
     PRODUCER_WARPS: gl.constexpr, D: gl.constexpr,
     TILES_PER_BLOCK: gl.constexpr, BLOCK_SIZE_Q: gl.constexpr, RULE: gl.constexpr,
-    WIDE_ROWS: gl.constexpr, num_warps: gl.constexpr,
+    IN_FP8: gl.constexpr, WIDE_ROWS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     tile_layout: gl.constexpr = gl.NVMMASharedLayout(
@@ -353,7 +356,7 @@ def _column_sparse_attention_kernel(
         mbarrier.init(empty_v.index(i), count=CONSUMERS)
     partition_barrier()
     smem = (q_smem, k_smem, v_smem, full_q, empty_q, full_k, empty_k, full_v, empty_v)
-    results = (o_ptr, lse_ptr, residual_ptr, lse_dense_ptr, mass_ptr, counts_ptr)
+    results = (o_ptr, lse_ptr, residual_ptr, scale_ptr, lse_dense_ptr, mass_ptr, counts_ptr)
     result_strides = (stride_ob, stride_oh, stride_on, stride_rb, stride_rh, stride_rn)
     inputs = (q_ptr, k_ptr, v_ptr, indices_ptr, counts_ptr)
     input_strides = (
@@ -367,7 +370,8 @@ def _column_sparse_attention_kernel(
         gl.warp_specialize(
             [
                 (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, 0)),
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, IN_FP8,
+                            0)),
                 (_produce, (inputs, smem, input_strides, sizes, capacity,
                             CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, WIDE_ROWS,
                             PRODUCER_WARPS)),
@@ -378,9 +382,11 @@ def _column_sparse_attention_kernel(
         gl.warp_specialize(
             [
                 (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, 0)),
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, IN_FP8,
+                            0)),
                 (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, 1)),
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, IN_FP8,
+                            1)),
                 (_produce, (inputs, smem, input_strides, sizes, capacity,
                             CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, WIDE_ROWS,
                             PRODUCER_WARPS)),
@@ -391,11 +397,14 @@ def _column_sparse_attention_kernel(
         gl.warp_specialize(
             [
                 (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, 0)),
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, IN_FP8,
+                            0)),
                 (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, 1)),
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, IN_FP8,
+                            1)),
                 (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, 2)),
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, IN_FP8,
+                            2)),
                 (_produce, (inputs, smem, input_strides, sizes, capacity,
                             CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, WIDE_ROWS,
                             PRODUCER_WARPS)),
@@ -426,11 +435,14 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
     elif residual.stride(-1) != 1:
         residual = residual.contiguous()
     furthest_row = (key.shape[2] - 1) * max(key.stride(2), value.stride(2)) + head_dim
-    sms = triton_support.multiprocessors(device)
+    # One program per place on the GPU goes from tile to tile; where some places are taken for a
+    # while, one program per tile, so that those go to whichever is free.
+    places = triton_support.multiprocessors(device) * config.blocks_per_sm
+    programs = items if call.shares_device else min(items, places)
     with torch.cuda.device(device):
         launch(
             _column_sparse_attention_kernel,
-            (min(items, sms * config.blocks_per_sm),),
+            (programs,),
             query,
             key,
             value,
@@ -439,6 +451,7 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
             indices.contiguous(),
             counts.contiguous(),
             residual,
+            lse if call.residual_scale is None else call.residual_scale.contiguous(),
             lse if call.lse_dense is None else call.lse_dense.float().contiguous(),
             lse if call.kept_mass is None else call.kept_mass.float().contiguous(),
             *query.stride()[:3],
@@ -452,7 +465,7 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
             rows,
             indices.shape[3],
             scale * LOG2_E.value,
-            merge_rounding(residual.dtype, torch.float32),
+            merge_rounding(call.residual_rounding, torch.float32),
             CONSUMERS=config.consumers,
             TILE=config.tile,
             STAGES=config.stages,
@@ -463,6 +476,7 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
             TILES_PER_BLOCK=tiles_per_block,
             BLOCK_SIZE_Q=block_size_q,
             RULE=RULES[call.delta_rule],
+            IN_FP8=call.residual_scale is not None,
             WIDE_ROWS=furthest_row >= 2**31,
             num_warps=4,
             maxnreg=128 if config.blocks_per_sm == 2 else None,

@@ -61,14 +61,25 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
             )
         output[:, :, row_slice] = kept.view(batch, heads, -1, head_dim)
         lse[:, :, row_slice] = kept_lse.view(batch, heads, -1)
+    if call.delta_rule is None:
+        return output.to(query.dtype), lse
+    residual = call.residual
+    assert residual is not None
+    if call.residual_scale is not None:
+        residual = residual.to(dtype) * call.residual_scale.unsqueeze(-1)
     if call.delta_rule == "difference":
-        assert call.residual is not None
-        output = apply_difference(output, call.residual)
-    elif call.delta_rule == "merge":
-        assert call.residual is not None
+        output = apply_difference(output, residual)
+    else:
         assert call.lse_dense is not None
         assert call.kept_mass is not None
-        output = apply_merge(output, lse, call.residual, call.lse_dense, call.kept_mass)
+        output = apply_merge(
+            output,
+            lse,
+            residual,
+            call.lse_dense,
+            call.kept_mass,
+            rounding=merge_rounding(call.residual_rounding, dtype),
+        )
     return output.to(query.dtype), lse
 
 
@@ -91,6 +102,8 @@ def apply_merge(
     residual: torch.Tensor,
     lse_dense: torch.Tensor,
     kept_mass: torch.Tensor,
+    *,
+    rounding: float | None = None,
 ) -> torch.Tensor:
     """The ``merge`` rule: kept and dropped columns, weighed by their softmax mass.
 
@@ -105,13 +118,16 @@ def apply_merge(
         residual: u = ``o - w A`` of the refresh, ``[..., D]``.
         lse_dense: log-sum-exp over all columns at the refresh, ``[...]`` float32.
         kept_mass: w, share of the softmax mass on the kept columns at the refresh, ``[...]``.
+        rounding: up to here ``1 - w`` is a rounding error; None for `merge_rounding` of the dtypes.
 
     Returns:
         ``[..., D]`` float32.
     """
     shift = (kept_lse - lse_dense).unsqueeze(-1)
     dropped_mass = (1 - kept_mass.to(kept.dtype)).unsqueeze(-1)
-    nothing_dropped = dropped_mass <= merge_rounding(residual.dtype, kept.dtype)
+    if rounding is None:
+        rounding = merge_rounding(residual.dtype, kept.dtype)
+    nothing_dropped = dropped_mass <= rounding
     kept_weight = shift.clamp(max=0).exp_()
     dropped_weight = (-shift).clamp_(max=0).exp_()
     total = kept_weight + dropped_weight * dropped_mass

@@ -19,7 +19,7 @@ from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
 from chipsparse.kernels.column_sparse_attention.reference import merge_rounding
 from chipsparse.kernels.launch import launch
-from chipsparse.kernels.triton_blocks import dot, rows_per_program
+from chipsparse.kernels.triton_blocks import dot, from_fp8_bits, rows_per_program
 from chipsparse.kernels.triton_support import cdiv, with_positive_scale
 
 LOG2_E = math.log2(math.e)
@@ -53,6 +53,8 @@ def column_sparse_attention(
     lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=query.device)
     # The kernel never reads the tensors of a rule that is not asked for.
     residual = query if call.residual is None else call.residual
+    in_fp8 = call.residual_scale is not None
+    residual_scale = lse if call.residual_scale is None else call.residual_scale.contiguous()
     lse_dense = lse if call.lse_dense is None else call.lse_dense.contiguous()
     kept_mass = lse if call.kept_mass is None else call.kept_mass.contiguous()
     # Consecutive programs share a head, and tiles of a block are neighbours: both reuse the cache.
@@ -67,7 +69,8 @@ def column_sparse_attention(
             call.counts.contiguous(),
             output,
             lse,
-            residual,
+            residual.view(torch.uint8) if in_fp8 else residual,
+            residual_scale,
             lse_dense,
             kept_mass,
             *query.stride()[:3],
@@ -82,9 +85,10 @@ def column_sparse_attention(
             block_size_q,
             row_tiles,
             scale * LOG2_E,
-            merge_rounding(residual.dtype, torch.float32),
+            merge_rounding(call.residual_rounding, torch.float32),
             HEAD_DIM=head_dim,
             RULE=call.delta_rule or "none",
+            IN_FP8=in_fp8,
             WIDE_OFFSETS=max(largest_offset(key), largest_offset(value)) >= 2**31,
             WIDE_PRODUCTS=query.device.type == "cpu",
             BLOCK_M=tile_rows,
@@ -123,7 +127,8 @@ def _column_sparse_attention_kernel(
     counts_ptr,  # [B, H, G], contiguous
     output_ptr,  # [B, H, N, D]
     lse_ptr,  # [B, H, N], contiguous, as the tensors of the rules
-    residual_ptr,  # [B, H, N, D]
+    residual_ptr,  # [B, H, N, D]; bytes of e4m3 where IN_FP8
+    residual_scale_ptr,
     lse_dense_ptr,
     kept_mass_ptr,
     query_stride_b,
@@ -155,6 +160,7 @@ def _column_sparse_attention_kernel(
     rounding,  # up to here, a dropped mass is none
     HEAD_DIM: tl.constexpr,
     RULE: tl.constexpr,
+    IN_FP8: tl.constexpr,
     WIDE_OFFSETS: tl.constexpr,
     WIDE_PRODUCTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -246,8 +252,13 @@ def _column_sparse_attention_kernel(
             + row[:, None].to(tl.int64) * residual_stride_n
             + dims[None, :] * residual_stride_d,
             mask=row_exists[:, None],
-            other=0.0,
-        ).to(tl.float32)
+            other=0,
+        )
+        if IN_FP8:
+            residual_scale = tl.load(residual_scale_ptr + per_row, mask=row_exists, other=0.0)
+            residual = from_fp8_bits(residual) * residual_scale[:, None]
+        else:
+            residual = residual.to(tl.float32)
         if RULE == "difference":
             kept += residual
         else:

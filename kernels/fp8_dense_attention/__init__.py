@@ -1,4 +1,4 @@
-"""Full attention in FP8, with the column sums of each query block where they are asked for."""
+"""Full attention in 8 bits, with the column sums of each query block where they are asked for."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ LOWEST_BITS = 32
 
 @dataclass(slots=True, eq=False)
 class Fp8DenseAttention(Call[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]):
-    """Softmax attention of e4m3 queries over e4m3 keys and values, all sums in float32.
+    """Softmax attention of int8 queries over int8 keys and e4m3 values; sums are int32 and float32.
 
-    The weights of a row are rounded to e4m3 too, as tensor cores multiply nothing else with e4m3
-    values: relative to the row's largest, times 256, so that they are normal numbers down to
-    2 ** -14 of it. The log-sum-exp and the column sums are those of the weights before.
+    Scores are exact integers before they are scaled. The weights of a row are rounded to e4m3, as
+    tensor cores multiply nothing else with e4m3 values: relative to the row's largest, times 256,
+    so that they are normal numbers down to 2 ** -14 of it. The log-sum-exp and the column sums are
+    those of the weights before.
 
     Args:
         tensors: what `fp8_quantization` gives.

@@ -1,8 +1,9 @@
 """`fp8_dense_attention` for Hopper: TMA tiles, warp-specialized, persistent.
 
 The plan is that of ``dense_attention_column_sums/gluon_sm90.py``: two consumer warpgroups of 64
-query rows, one warp that loads tiles and one that finishes the column sums. What FP8 changes:
+query rows, one warp that loads tiles and one that finishes the column sums. What 8 bits change:
 
+- Scores come as int32, and one integer addition makes fp32 of each.
 - In both operands of a product the summed dimension is contiguous, so values come transposed, in
   the order in which a thread holds its scores: weights become an operand where they are.
 - Tensor cores keep about 14 bits of a sum of e4m3 products. So the product of each tile starts from
@@ -39,6 +40,12 @@ from chipsparse.kernels.gluon_compat import descriptor, partition_barrier, tma_l
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
+# Sums of int8 products, below 2 ** 21, become the last digits of this fp32 by an integer addition,
+# which does not take the slow units that convert.
+SCORE_OFFSET = gl.constexpr(1.5 * 2.0**23)
+OFFSET_BITS = gl.constexpr(0x4B400000)
+# The score that becomes minus infinity so.
+NO_SCORE = gl.constexpr(-0x800000 - 0x4B400000)
 BITS = gl.constexpr(float(WEIGHT_BITS))
 LOWEST = gl.constexpr(float(LOWEST_BITS))
 BLOCK_ROWS = 128
@@ -102,14 +109,15 @@ def _operand(p, TILE: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def _softmax(s, factor, total, level, largest):
-    """Weights of a tile, times 2 ** BITS, and what they make of the running numbers of a row.
+    """Weights of a tile of int32 scores, times 2 ** BITS, and what becomes of a row's numbers.
 
     The level is the score, in units of ln 2, that a weight of 1 has in the total and in the output;
     ``rescale`` takes these from the level before to the new one.
     """
-    of_tile = gl.max(s, 1) * factor
+    s = (s + OFFSET_BITS).to(gl.float32, bitcast=True)
+    of_tile = (gl.max(s, 1) - SCORE_OFFSET) * factor
     new_level = gl.maximum(of_tile, largest - LOWEST)
-    p = gl.exp2(s * factor[:, None] - (new_level - BITS)[:, None])
+    p = gl.exp2(s * factor[:, None] - (new_level - BITS + SCORE_OFFSET * factor)[:, None])
     rescale = gl.exp2(level - new_level)
     total = total * rescale + gl.sum(p, 1)
     return p, total, rescale, new_level, gl.maximum(largest, of_tile)
@@ -158,7 +166,7 @@ def _attend(
         # Rows past the end get factors of exp2(-inf) = 0.
         previous = gl.load(previous_ptr + per_row, mask=s_row < N, other=float("inf"))
         previous = previous * LOG2_E - shift
-        s = gl.full([64, TILE], 0.0, gl.float32, s_layout)
+        s = gl.full([64, TILE], 0, gl.int32, s_layout)
         part = gl.full([64, D], 0.0, gl.float32, o_layout)
         o = gl.full([64, D], 0.0, gl.float32, o_layout)
         q = q_smem.index(2 * (turn & 1) + WG).reshape([64, D])
@@ -168,7 +176,7 @@ def _attend(
         s_token = warpgroup_mma(q, k_tile, s, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=[s_token])
         mbarrier.arrive(empty_k.index(used % STAGES), count=1)
-        s = gl.where((in_tile < M - (tiles - 1) * TILE)[None, :], s, float("-inf"))
+        s = gl.where((in_tile < M - (tiles - 1) * TILE)[None, :], s, NO_SCORE)
         level = gl.full([64], float("-inf"), gl.float32, s_rows)
         largest = level
         total = gl.full([64], 0.0, gl.float32, s_rows)

@@ -19,7 +19,14 @@ import triton.language as tl
 from chipsparse.kernels.checks import TRANSIENT_BYTES, block_count, ranges
 from chipsparse.kernels.dense_attention_column_sums.triton_kernel import sum_weights
 from chipsparse.kernels.fp8_dense_attention import LOWEST_BITS, WEIGHT_BITS, Fp8DenseAttention
-from chipsparse.kernels.triton_blocks import fp8_dot, rows_per_program, stored_token, to_fp8
+from chipsparse.kernels.triton_blocks import (
+    SCORE_OFFSET,
+    fp8_dot,
+    int8_dot,
+    rows_per_program,
+    stored_token,
+    to_fp8,
+)
 from chipsparse.kernels.triton_support import cdiv
 
 LOG2_E = tl.constexpr(math.log2(math.e))
@@ -162,10 +169,11 @@ def _fp8_dense_attention_kernel(
     query = tl.load(
         query_ptr + row[:, None].to(tl.int64) * query_stride_n + dims[None, :],
         mask=row_exists[:, None],
-        other=0.0,
+        other=0,
     )
     factor = tl.load(row_factor_ptr + per_row, mask=row_exists, other=0.0) * LOG2_E
     shift = tl.load(row_shift_ptr + per_row, mask=row_exists, other=0.0) * LOG2_E
+    offset = SCORE_OFFSET * factor
     # Rows that do not exist weigh exp(-inf) in the column sums.
     lse_previous = float("inf") + shift
     if WITH_COLUMN_SUMS:
@@ -188,11 +196,11 @@ def _fp8_dense_attention_kernel(
     for first in tl.range(0, tl.maximum(full, BLOCK_N), BLOCK_N, num_stages=STAGES):
         key = tl.load(key_tile_ptr + tl.cast(first, tl.int64) * key_stride_m)
         value = tl.load(value_tile_ptr + first, mask=in_stored, other=0.0)
-        scores = fp8_dot(query, key.T, WIDE_PRODUCTS)
-        of_tile = tl.max(scores, 1) * factor
+        scores = int8_dot(query, key.T)
+        of_tile = (tl.max(scores, 1) - SCORE_OFFSET) * factor
         new_level = tl.maximum(of_tile, largest - LOWEST)
         largest = tl.maximum(largest, of_tile)
-        weights = tl.exp2(scores * factor[:, None] - (new_level - BITS)[:, None])
+        weights = tl.exp2(scores * factor[:, None] - (new_level - BITS + offset)[:, None])
         rescale = tl.exp2(level - new_level)
         level = new_level
         total = total * rescale + tl.sum(weights, 1)
@@ -212,14 +220,14 @@ def _fp8_dense_attention_kernel(
     column = full + token
     column_exists = column < num_columns
     offsets = column[:, None].to(tl.int64) * key_stride_m + dims[None, :]
-    key = tl.load(key_ptr + offsets, mask=column_exists[:, None], other=0.0)
+    key = tl.load(key_ptr + offsets, mask=column_exists[:, None], other=0)
     in_stored = (full + place < stored)[None, :]
     value = tl.load(value_tile_ptr + full, mask=in_stored, other=0.0)
-    scores = fp8_dot(query, key.T, WIDE_PRODUCTS)
+    scores = int8_dot(query, key.T)
     scores = tl.where(column_exists[None, :], scores, float("-inf"))
-    of_tile = tl.max(scores, 1) * factor
+    of_tile = (tl.max(scores, 1) - SCORE_OFFSET) * factor
     new_level = tl.maximum(of_tile, largest - LOWEST)
-    weights = tl.exp2(scores * factor[:, None] - (new_level - BITS)[:, None])
+    weights = tl.exp2(scores * factor[:, None] - (new_level - BITS + offset)[:, None])
     rescale = tl.exp2(level - new_level)
     total = total * rescale + tl.sum(weights, 1)
     part = fp8_dot(to_fp8(weights, WIDE_PRODUCTS), value.T, WIDE_PRODUCTS)

@@ -1,4 +1,4 @@
-"""Queries, keys and values of attention in FP8 (e4m3), with the scales that give them back."""
+"""Queries and keys of attention in int8, values in FP8 (e4m3), and what gives them back."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from chipsparse.kernels.triton_support import (
 
 OP = "fp8_quantization"
 FP8 = torch.float8_e4m3fn
-LARGEST = 448.0  # finite value of e4m3
+LARGEST_FP8 = 448.0  # finite value of e4m3
+LARGEST_INT8 = 127.0
+# Queries, or keys of a head, that are all smaller count as zeros.
+SMALLEST = 1e-30
 # Values are stored in groups of so many tokens, each in the order of `stored_order`.
 STORED_TOGETHER = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Fp8Attention:
-    """What attention in FP8 reads. With ``q8``, ``k8`` and ``v8`` the three tensors as numbers:
+    """What attention in 8 bits reads. With ``q8``, ``k8`` and ``v8`` the three tensors as numbers:
 
     - score of row i and column j, scaled: ``row_factor[i] (q8[i] · k8[j]) + row_shift[i]``;
     - value of column j, channel d: ``value_scale[d] v8[j, d] + value_mean[d]``.
@@ -32,13 +35,13 @@ class Fp8Attention:
     weights of one sum give a mean unchanged. So only what differs from a mean is rounded.
 
     Attributes:
-        query: e4m3 ``[B, H, N, D]``, rotated where that was asked for; laid out as the query was.
-        key: e4m3 ``[B, H, M, D]``, less its mean over tokens; contiguous, like all that follow.
+        query: int8 ``[B, H, N, D]``, rotated where that was asked for; laid out as the query was.
+        key: int8 ``[B, H, M, D]``, less its mean over tokens; contiguous, like all that follow.
         value: e4m3 ``[B, H, D, M']``, less its mean over tokens, M' = M rounded up to a multiple
             of 16. Tensor cores want the tokens of a channel side by side; within 16 tokens they
             have the `stored_order`, and past the last one stand zeros.
         row_factor: float32 ``[B, H, N]``, above 0: the scale of the row, of all keys of the head,
-            and of the scores.
+            and of the scores. NaN where the row, or a key of the head, holds NaN or an infinity.
         row_shift: float32 ``[B, H, N]``.
         value_scale: float32 ``[B, H, D]``.
         value_mean: float32 ``[B, H, D]``.
@@ -66,22 +69,24 @@ class Fp8Attention:
 
 @dataclass(slots=True, eq=False)
 class Fp8Quantization(AttentionCall[Fp8Attention]):
-    """Rounds query, key and value to e4m3: 4 bits of exponent, 3 of mantissa, at most 448.
+    """Rounds query and key to int8, and value to e4m3: 4 bits of exponent, 3 of mantissa.
 
-    Keys lose their mean over tokens, which changes no softmax (SageAttention, Zhang et al., 2024,
-    arXiv:2410.02367), values theirs, which is added to the output again. There is a scale for each
-    row of the query, one for all keys of a head, so that single rows of them can be gathered, and
-    one for each channel of the values. Numbers of e4m3 have a relative error whatever the scale, of
-    at most 1/16, so finer scales for keys gain nothing.
+    Keys lose their mean over tokens, which changes no softmax, and go with queries in int8
+    (SageAttention, Zhang et al., 2024, arXiv:2410.02367); values lose theirs, which is added to the
+    output again. There is a scale for each row of the query, one for all keys of a head, so that
+    single rows of them can be gathered, and one for each channel of the values.
 
     ``rotate`` multiplies queries and keys with a Hadamard matrix, which leaves their products as
     they are and spreads single large channels over all (FlashAttention-3, Shah et al., 2024,
-    arXiv:2407.08608).
+    arXiv:2407.08608). What is left is nearly normal, and a fixed step serves it better than the
+    three digits of e4m3.
 
-    A scale makes the largest finite value 448 (of rotated keys, a bound of it that the ranges of
-    the channels give), so none overflows; rounding saturates. NaN and
-    infinities become NaN in their own place and count in no mean or scale: a key row with one
-    counts in none at all.
+    A scale makes the largest finite value 127 or 448, so none overflows. That of a query row is
+    then corrected: ``q8`` times it has with the row the product that the row has with itself. What
+    is off along the row itself is off for all columns at once, and so in the log-sum-exp.
+
+    A query row with NaN or an infinity gets NaN as its factor, a head with such a key in all rows.
+    In values both become NaN in their own place, and count in no mean or scale.
 
     Args:
         query: ``[B, H, N, D]`` fp16, bf16, fp32 or fp64, of any strides.

@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from chipsparse.kernels.checks import compute_dtype
 from chipsparse.kernels.fp8_quantization import (
     FP8,
-    LARGEST,
+    LARGEST_FP8,
+    LARGEST_INT8,
+    SMALLEST,
     STORED_TOGETHER,
     Fp8Attention,
     Fp8Quantization,
@@ -27,8 +29,8 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
     columns, device, dtype = key.shape[2], query.device, compute_dtype(query)
     stored = -(-columns // STORED_TOGETHER) * STORED_TOGETHER
     found = Fp8Attention(
-        query=torch.empty_like(query, dtype=FP8),
-        key=torch.empty(batch, heads, columns, head_dim, dtype=FP8, device=device),
+        query=torch.empty_like(query, dtype=torch.int8),
+        key=torch.empty(batch, heads, columns, head_dim, dtype=torch.int8, device=device),
         value=torch.empty(batch, heads, head_dim, stored, dtype=FP8, device=device),
         row_factor=torch.empty(batch, heads, rows, device=device),
         row_shift=torch.empty(batch, heads, rows, device=device),
@@ -39,33 +41,37 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
     )
     for head in product(range(batch), range(heads)):
         head_query, head_key = query[head].to(dtype), key[head].to(dtype)
-        finite = head_key.isfinite().all(-1, keepdim=True)
-        mean = torch.where(finite, head_key, 0).mean(0)
-        found.row_shift[head] = (head_query @ mean) * scale
-        head_key = head_key - mean
-        ranges = torch.where(finite, head_key, 0).abs().amax(0)
-        largest = ranges.amax()
         if call.rotate:
             head_query, head_key = (hadamard_transform(each) for each in (head_query, head_key))
-            largest = ranges.sum() * head_dim**-0.5
-        key_scale = _scale(largest)
-        row_scale = _scale(_finite(head_query).abs().amax(-1))
-        found.query[head] = to_fp8(head_query / row_scale[:, None])
-        found.key[head] = to_fp8(head_key / key_scale)
-        found.row_factor[head] = row_scale * key_scale * scale
+        mean = head_key.mean(0)
+        found.row_shift[head] = (head_query @ mean) * scale
+        head_key = head_key - mean
+        key_scale = _int8_scale(head_key.abs().amax())
+        found.key[head] = to_int8(head_key / key_scale)
+        row_scale = _int8_scale(head_query.abs().amax(-1))
+        head_query = head_query / row_scale[:, None]
+        found.query[head] = to_int8(head_query)
+        along = (head_query * found.query[head]).sum(-1)
+        correction = torch.where(along == 0, 1, head_query.square().sum(-1) / along)
+        found.row_factor[head] = correction * row_scale * key_scale * scale
 
         head_value = value[head].to(dtype)
         mean = _finite(head_value).mean(0)
         head_value = head_value - mean
-        value_scale = _scale(_finite(head_value).abs().amax(0))
+        value_scale = _fp8_scale(_finite(head_value).abs().amax(0))
         found.value_mean[head], found.value_scale[head] = mean, value_scale
         found.value[head] = store(to_fp8(head_value / value_scale))
     return found
 
 
+def to_int8(scaled: torch.Tensor) -> torch.Tensor:
+    """Rounds numbers within ±127 to int8; NaN, whose rows get a factor of NaN, becomes 0."""
+    return scaled.nan_to_num(0.0).round().to(torch.int8)
+
+
 def to_fp8(scaled: torch.Tensor) -> torch.Tensor:
     """Rounds to e4m3; saturates, but an infinity becomes NaN."""
-    return torch.where(scaled.isinf(), torch.nan, scaled.clamp(-LARGEST, LARGEST)).to(FP8)
+    return torch.where(scaled.isinf(), torch.nan, scaled.clamp(-LARGEST_FP8, LARGEST_FP8)).to(FP8)
 
 
 def store(value: torch.Tensor) -> torch.Tensor:
@@ -98,6 +104,12 @@ def _finite(values: torch.Tensor) -> torch.Tensor:
     return torch.where(values.isfinite(), values, 0)
 
 
-def _scale(largest: torch.Tensor) -> torch.Tensor:
+def _int8_scale(largest: torch.Tensor) -> torch.Tensor:
+    """What makes the largest value 127; NaN where one is not finite, 1 where all are 0."""
+    scale = torch.where(largest > SMALLEST, largest / LARGEST_INT8, 1.0)
+    return torch.where(largest.isfinite(), scale, torch.nan)
+
+
+def _fp8_scale(largest: torch.Tensor) -> torch.Tensor:
     """What makes the largest value 448; 1 where all are 0."""
-    return torch.where(largest > 0, largest / LARGEST, 1.0)
+    return torch.where(largest > 0, largest / LARGEST_FP8, 1.0)

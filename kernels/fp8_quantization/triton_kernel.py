@@ -1,8 +1,8 @@
 """`fp8_quantization` in Triton: three launches that read keys and values twice, the query once.
 
 The first goes over chunks of tokens and notes the sum and the range of every channel, the second
-makes means and scales of them, and the third rounds. There keys are rotated before the mean is
-taken off: products with ±1 of 16-bit numbers are exact, so that tensor cores can do it.
+makes means and scales of them, and the third rounds. Keys are rotated in the first and in the last:
+products with ±1 of 16-bit numbers are exact, so that tensor cores can do it.
 """
 
 # Triton reads the annotations of a kernel in its own way.
@@ -15,7 +15,9 @@ import triton.language as tl
 
 from chipsparse.kernels.fp8_quantization import (
     FP8,
-    LARGEST,
+    LARGEST_FP8,
+    LARGEST_INT8,
+    SMALLEST,
     STORED_TOGETHER,
     Fp8Attention,
     Fp8Quantization,
@@ -24,14 +26,16 @@ from chipsparse.kernels.launch import launch
 from chipsparse.kernels.triton_blocks import dot, stored_token, to_fp8
 from chipsparse.kernels.triton_support import cdiv, with_positive_scale
 
-LARGEST_FP8 = tl.constexpr(LARGEST)
+MOST_FP8 = tl.constexpr(LARGEST_FP8)
+MOST_INT8 = tl.constexpr(LARGEST_INT8)
+LEAST = tl.constexpr(SMALLEST)
 INFINITY = tl.constexpr(float("inf"))
 TILE_TOKENS = 64
 TILES_PER_CHUNK = 16
-WARPS = 4
+WARPS, NOTE_WARPS = 4, 8
 # Rows of what a chunk notes, and of what becomes of it; each has D numbers.
 NOTED = tl.constexpr(6)  # sum, least and largest of the keys, then of the values
-MADE = tl.constexpr(5)  # mean of the keys, that rotated, their scale, mean and scale of the values
+MADE = tl.constexpr(4)  # mean of the keys and their scale, mean of the values and their scale
 
 
 def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
@@ -51,8 +55,8 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
         numbers(MADE.value, head_dim),
     )
     found = Fp8Attention(
-        query=torch.empty_like(query, dtype=FP8),
-        key=torch.empty(batch, heads, columns, head_dim, dtype=FP8, device=device),
+        query=torch.empty_like(query, dtype=torch.int8),
+        key=torch.empty(batch, heads, columns, head_dim, dtype=torch.int8, device=device),
         value=torch.empty(batch, heads, head_dim, stored, dtype=FP8, device=device),
         row_factor=numbers(rows),
         row_shift=numbers(rows),
@@ -62,6 +66,7 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
         dtype=query.dtype,
     )
     strides = (*key.stride()[:3], *value.stride()[:3])
+    wide = device.type == "cpu"
     with torch.cuda.device_of(query):
         launch(
             _note_kernel,
@@ -75,8 +80,10 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
             chunks,
             TILES=TILES_PER_CHUNK,
             HEAD_DIM=head_dim,
+            ROTATE=call.rotate,
+            WIDE_PRODUCTS=wide,
             TILE=TILE_TOKENS,
-            num_warps=WARPS,
+            num_warps=NOTE_WARPS,
         )
         launch(
             _make_kernel,
@@ -88,7 +95,6 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
             columns,
             chunks,
             HEAD_DIM=head_dim,
-            ROTATE=call.rotate,
             num_warps=WARPS,
         )
         launch(
@@ -113,7 +119,7 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
             scale,
             HEAD_DIM=head_dim,
             ROTATE=call.rotate,
-            WIDE_PRODUCTS=device.type == "cpu",
+            WIDE_PRODUCTS=wide,
             TILE=TILE_TOKENS,
             num_warps=WARPS,
         )
@@ -132,7 +138,10 @@ def _signs(HEAD_DIM: tl.constexpr):
 
 
 @triton.jit
-def _rotated(tile, HEAD_DIM: tl.constexpr, WIDE_PRODUCTS: tl.constexpr):
+def _wide(tile, HEAD_DIM: tl.constexpr, ROTATE: tl.constexpr, WIDE_PRODUCTS: tl.constexpr):
+    """Rows in fp32, rotated where that was asked for."""
+    if not ROTATE:
+        return tile.to(tl.float32)
     signs = _signs(HEAD_DIM).to(tile.dtype)
     return dot(tile, signs, None, WIDE_PRODUCTS) * (HEAD_DIM**-0.5)
 
@@ -143,11 +152,31 @@ def _is_finite(x):
 
 
 @triton.jit
-def _saturated(x, WIDE_PRODUCTS: tl.constexpr):
-    """As e4m3; an infinity becomes NaN."""
+def _to_int8(x):
+    """Numbers within ±127 rounded to the nearest, by what an fp32 of this size has room for."""
+    return (x + 1.5 * 2.0**23).to(tl.int32, bitcast=True).to(tl.int8)
+
+
+@triton.jit
+def _to_fp8(x, WIDE_PRODUCTS: tl.constexpr):
+    """As e4m3; saturates, but an infinity becomes NaN."""
     x = tl.where(tl.abs(x) == INFINITY, float("nan"), x)
-    x = tl.where(x > LARGEST_FP8, LARGEST_FP8, x)
-    return to_fp8(tl.where(x < -LARGEST_FP8, -LARGEST_FP8, x), WIDE_PRODUCTS)
+    x = tl.where(x > MOST_FP8, MOST_FP8, x)
+    return to_fp8(tl.where(x < -MOST_FP8, -MOST_FP8, x), WIDE_PRODUCTS)
+
+
+@triton.jit
+def _no_range(HEAD_DIM: tl.constexpr):
+    """The sum and the range of each channel of no tokens."""
+    nothing = tl.zeros([HEAD_DIM], tl.float32)
+    return nothing, nothing + INFINITY, nothing - INFINITY
+
+
+@triton.jit
+def _range(x, counts, least, most):
+    """The range of each channel with that of more tokens."""
+    least = tl.minimum(least, tl.min(tl.where(counts, x, INFINITY), 0))
+    return least, tl.maximum(most, tl.max(tl.where(counts, x, -INFINITY), 0))
 
 
 @triton.jit
@@ -166,6 +195,8 @@ def _note_kernel(
     chunks,
     TILES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    ROTATE: tl.constexpr,
+    WIDE_PRODUCTS: tl.constexpr,
     TILE: tl.constexpr,
 ):
     chunk, head = tl.program_id(0), tl.program_id(1)
@@ -173,29 +204,26 @@ def _note_kernel(
     key_ptr += b * key_stride_b + h * key_stride_h
     value_ptr += b * value_stride_b + h * value_stride_h
     dims = tl.arange(0, HEAD_DIM)
-    key_sum = tl.zeros([HEAD_DIM], tl.float32)
-    value_sum = tl.zeros([HEAD_DIM], tl.float32)
-    key_least = tl.full([HEAD_DIM], INFINITY, tl.float32)
-    value_least = tl.full([HEAD_DIM], INFINITY, tl.float32)
-    key_most = tl.full([HEAD_DIM], -INFINITY, tl.float32)
-    value_most = tl.full([HEAD_DIM], -INFINITY, tl.float32)
+    first = chunk * TILES * TILE
+    key_sum, key_least, key_most = _no_range(HEAD_DIM)
     for tile in range(TILES):
-        token = (chunk * TILES + tile) * TILE + tl.arange(0, TILE)
+        token = first + tile * TILE + tl.arange(0, TILE)
         exists = (token < columns)[:, None]
-        row = token.to(tl.int64)[:, None]
-        key = tl.load(key_ptr + row * key_stride_m + dims[None, :], mask=exists, other=0.0)
-        key = key.to(tl.float32)
-        strange = tl.sum((~_is_finite(key)).to(tl.int32), 1) > 0
-        counts = exists & ~strange[:, None]
-        key_sum += tl.sum(tl.where(counts, key, 0.0), 0)
-        key_least = tl.minimum(key_least, tl.min(tl.where(counts, key, INFINITY), 0))
-        key_most = tl.maximum(key_most, tl.max(tl.where(counts, key, -INFINITY), 0))
-        value = tl.load(value_ptr + row * value_stride_m + dims[None, :], mask=exists, other=0.0)
-        value = value.to(tl.float32)
+        offsets = token.to(tl.int64)[:, None] * key_stride_m + dims[None, :]
+        key = tl.load(key_ptr + offsets, mask=exists, other=0.0)
+        key = _wide(key, HEAD_DIM, ROTATE, WIDE_PRODUCTS)
+        # What is not finite stays in the sum, which is how the next launch finds it.
+        key_sum += tl.sum(key, 0)
+        key_least, key_most = _range(key, exists, key_least, key_most)
+    value_sum, value_least, value_most = _no_range(HEAD_DIM)
+    for tile in range(TILES):
+        token = first + tile * TILE + tl.arange(0, TILE)
+        exists = (token < columns)[:, None]
+        offsets = token.to(tl.int64)[:, None] * value_stride_m + dims[None, :]
+        value = tl.load(value_ptr + offsets, mask=exists, other=0.0).to(tl.float32)
         counts = exists & _is_finite(value)
         value_sum += tl.sum(tl.where(counts, value, 0.0), 0)
-        value_least = tl.minimum(value_least, tl.min(tl.where(counts, value, INFINITY), 0))
-        value_most = tl.maximum(value_most, tl.max(tl.where(counts, value, -INFINITY), 0))
+        value_least, value_most = _range(value, counts, value_least, value_most)
     noted_ptr += (head.to(tl.int64) * chunks + chunk) * NOTED * HEAD_DIM
     tl.store(noted_ptr + dims, key_sum)
     tl.store(noted_ptr + HEAD_DIM + dims, key_least)
@@ -206,9 +234,15 @@ def _note_kernel(
 
 
 @triton.jit
-def _scale(largest):
+def _int8_scale(largest):
+    """What makes the largest value 127; 1 where all are 0."""
+    return tl.where(largest > LEAST, largest / MOST_INT8, 1.0)
+
+
+@triton.jit
+def _fp8_scale(largest):
     """What makes the largest value 448; 1 where all are 0 or none is finite."""
-    return tl.where(largest > 0, largest / LARGEST_FP8, 1.0)
+    return tl.where(largest > 0, largest / MOST_FP8, 1.0)
 
 
 @triton.jit
@@ -220,17 +254,12 @@ def _make_kernel(
     columns,
     chunks,
     HEAD_DIM: tl.constexpr,
-    ROTATE: tl.constexpr,
 ):
     head = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, HEAD_DIM)
     noted_ptr += head * chunks * NOTED * HEAD_DIM + dims
-    key_sum = tl.zeros([HEAD_DIM], tl.float32)
-    value_sum = tl.zeros([HEAD_DIM], tl.float32)
-    key_least = tl.full([HEAD_DIM], INFINITY, tl.float32)
-    value_least = tl.full([HEAD_DIM], INFINITY, tl.float32)
-    key_most = tl.full([HEAD_DIM], -INFINITY, tl.float32)
-    value_most = tl.full([HEAD_DIM], -INFINITY, tl.float32)
+    key_sum, key_least, key_most = _no_range(HEAD_DIM)
+    value_sum, value_least, value_most = _no_range(HEAD_DIM)
     for chunk in range(chunks):
         at = noted_ptr + chunk * NOTED * HEAD_DIM
         key_sum += tl.load(at)
@@ -240,21 +269,17 @@ def _make_kernel(
         value_least = tl.minimum(value_least, tl.load(at + 4 * HEAD_DIM))
         value_most = tl.maximum(value_most, tl.load(at + 5 * HEAD_DIM))
     key_mean = key_sum / columns
-    rotated_mean = key_mean
-    if ROTATE:
-        rotated_mean = tl.sum(_signs(HEAD_DIM) * key_mean[:, None], 0) * (HEAD_DIM**-0.5)
-    ranges = tl.maximum(key_most - key_mean, key_mean - key_least)
-    key_scale = _scale(tl.max(ranges, 0))
-    if ROTATE:
-        key_scale = _scale(tl.sum(ranges, 0) * (HEAD_DIM**-0.5))
+    key_scale = _int8_scale(tl.max(tl.maximum(key_most - key_mean, key_mean - key_least), 0))
+    # A sum is not finite where a number is not.
+    strange = tl.sum((~_is_finite(key_sum)).to(tl.int32), 0) > 0
+    key_scale = tl.where(strange, float("nan"), key_scale)
     value_mean = value_sum / columns
-    value_scale = _scale(tl.maximum(value_most - value_mean, value_mean - value_least))
+    value_scale = _fp8_scale(tl.maximum(value_most - value_mean, value_mean - value_least))
     made_ptr += head * MADE * HEAD_DIM + dims
     tl.store(made_ptr, key_mean)
-    tl.store(made_ptr + HEAD_DIM, rotated_mean)
-    tl.store(made_ptr + 2 * HEAD_DIM, tl.zeros([HEAD_DIM], tl.float32) + key_scale)
-    tl.store(made_ptr + 3 * HEAD_DIM, value_mean)
-    tl.store(made_ptr + 4 * HEAD_DIM, value_scale)
+    tl.store(made_ptr + HEAD_DIM, tl.zeros([HEAD_DIM], tl.float32) + key_scale)
+    tl.store(made_ptr + 2 * HEAD_DIM, value_mean)
+    tl.store(made_ptr + 3 * HEAD_DIM, value_scale)
     tl.store(value_mean_ptr + head * HEAD_DIM + dims, value_mean)
     tl.store(value_scale_ptr + head * HEAD_DIM + dims, value_scale)
 
@@ -298,7 +323,8 @@ def _round_kernel(
     dims = tl.arange(0, HEAD_DIM)
     place = tl.arange(0, TILE)
     made_ptr += head * MADE * HEAD_DIM + dims
-    key_scale = tl.max(tl.load(made_ptr + 2 * HEAD_DIM), 0)
+    key_mean = tl.load(made_ptr)[None, :]
+    key_scale = tl.load(made_ptr + HEAD_DIM)
 
     token = first + place
     row = token.to(tl.int64)[:, None]
@@ -307,30 +333,26 @@ def _round_kernel(
     query = tl.load(
         query_ptr + row * query_stride_n + dims[None, :], mask=exists[:, None], other=0.0
     )
-    x = query.to(tl.float32)
-    shift = tl.sum(x * tl.load(made_ptr)[None, :], 1) * scale
-    if ROTATE:
-        x = _rotated(query, HEAD_DIM, WIDE_PRODUCTS)
-    row_scale = _scale(tl.max(tl.where(_is_finite(x), tl.abs(x), 0.0), 1))
+    x = _wide(query, HEAD_DIM, ROTATE, WIDE_PRODUCTS)
+    shift = tl.sum(x * key_mean, 1) * scale
+    row_scale = _int8_scale(tl.max(tl.abs(x), 1))
+    x = x / row_scale[:, None]
+    query8 = _to_int8(x)
+    along = tl.sum(x * query8.to(tl.float32), 1)
+    row_scale *= tl.where(along == 0.0, 1.0, tl.sum(x * x, 1) / along)
     query8_ptr += b * query8_stride_b + h * query8_stride_h
-    tl.store(
-        query8_ptr + row * query8_stride_n + dims[None, :],
-        _saturated(x / row_scale[:, None], WIDE_PRODUCTS),
-        mask=exists[:, None],
-    )
-    tl.store(row_factor_ptr + head * rows + token, row_scale * key_scale * scale, mask=exists)
+    tl.store(query8_ptr + row * query8_stride_n + dims[None, :], query8, mask=exists[:, None])
+    factor = row_scale * tl.max(key_scale, 0) * scale
+    tl.store(row_factor_ptr + head * rows + token, factor, mask=exists)
     tl.store(row_shift_ptr + head * rows + token, shift, mask=exists)
 
     exists = (token < columns)[:, None]
     key_ptr += b * key_stride_b + h * key_stride_h
     key = tl.load(key_ptr + row * key_stride_m + dims[None, :], mask=exists, other=0.0)
-    x = key.to(tl.float32)
-    if ROTATE:
-        x = _rotated(key, HEAD_DIM, WIDE_PRODUCTS)
-    x = (x - tl.load(made_ptr + HEAD_DIM)[None, :]) / key_scale
+    x = _wide(key, HEAD_DIM, ROTATE, WIDE_PRODUCTS)
     tl.store(
         key8_ptr + (head * columns + row) * HEAD_DIM + dims[None, :],
-        _saturated(x, WIDE_PRODUCTS),
+        _to_int8((x - key_mean) / key_scale[None, :]),
         mask=exists,
     )
 
@@ -340,12 +362,12 @@ def _round_kernel(
     row = token.to(tl.int64)[:, None]
     value_ptr += b * value_stride_b + h * value_stride_h
     x = tl.load(value_ptr + row * value_stride_m + dims[None, :], mask=exists, other=0.0)
-    x = x.to(tl.float32) - tl.load(made_ptr + 3 * HEAD_DIM)[None, :]
-    x = tl.where(exists, x / tl.load(made_ptr + 4 * HEAD_DIM)[None, :], 0.0)
+    x = x.to(tl.float32) - tl.load(made_ptr + 2 * HEAD_DIM)[None, :]
+    x = tl.where(exists, x / tl.load(made_ptr + 3 * HEAD_DIM)[None, :], 0.0)
     value8_ptr += head * HEAD_DIM * stored
     place += first
     tl.store(
         value8_ptr + dims[:, None].to(tl.int64) * stored + place[None, :],
-        tl.trans(_saturated(x, WIDE_PRODUCTS)),
+        tl.trans(_to_fp8(x, WIDE_PRODUCTS)),
         mask=(place < stored)[None, :],
     )

@@ -1,7 +1,8 @@
-"""Tensors as processes exchange them: cut along a dimension, one contiguous piece for each rank."""
+"""Tensors as processes exchange them: cut along a dimension, a contiguous piece for each rank."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
@@ -13,22 +14,35 @@ from chipsparse.kernels.triton_support import not_auto_reason, triton_unsupporte
 
 PACK, UNPACK = "pack_pieces", "unpack_pieces"
 DIMS = (1, 2)  # tokens and heads of ``[B, N, H, D]``
+MOST_TENSORS = 3
 
 
-def _check_cut(op: str, counts: Sequence[int], dim: int) -> None:
+def _check_pieces(
+    op: str, tensors: tuple[torch.Tensor, ...], pieces: Sequence[range], dim: int
+) -> None:
     if dim not in DIMS:
         raise ValueError(f"{op}: dim must be 1 (tokens) or 2 (heads), got {dim}")
-    if not counts or min(counts) < 0:
-        raise ValueError(f"{op}: counts must be one from 0 on for each rank, got {list(counts)}")
+    if not 1 <= len(tensors) <= MOST_TENSORS:
+        raise ValueError(f"{op}: takes one to three tensors, got {len(tensors)}")
+    first = tensors[0]
+    check_floating(op, tensors=first)
+    if first.dim() != 4:
+        raise ValueError(f"{op}: tensors must be [B, N, H, D], got {list(first.shape)}")
+    for each in tensors[1:]:
+        check_shape(op, "tensors", each, tuple(first.shape))
+        check_dtype(op, "tensors", each, first.dtype)
+    for piece in pieces:
+        if not 0 <= piece.start <= piece.stop <= first.shape[dim] or piece.step != 1:
+            raise ValueError(f"{op}: {piece} is not within dimension {dim} of {list(first.shape)}")
 
 
 @dataclass(slots=True, eq=False)
 class PackPieces(Call[torch.Tensor]):
-    """Cuts tensors along a dimension and lays the pieces one behind the other.
+    """Cuts pieces out of tensors along a dimension and lays them one behind the other.
 
     Args:
         tensors: one to three of one shape ``[B, N, H, D]`` and dtype, of any strides.
-        counts: length of each piece; together that of the dimension.
+        pieces: where each begins and ends.
         dim: 1 to cut tokens, 2 to cut heads.
         backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
@@ -37,11 +51,11 @@ class PackPieces(Call[torch.Tensor]):
         cut, in order.
 
     Raises:
-        ValueError: shapes, dtypes or counts do not fit, or the forced backend cannot run.
+        ValueError: shapes, dtypes or pieces do not fit, or the forced backend cannot run.
     """
 
     tensors: tuple[torch.Tensor, ...]
-    counts: Sequence[int]
+    pieces: Sequence[range]
     _: KW_ONLY
     dim: int
 
@@ -50,70 +64,63 @@ class PackPieces(Call[torch.Tensor]):
         return self.tensors
 
     def check(self) -> None:
-        """Raises ``ValueError`` where shapes, dtypes or counts do not fit."""
-        _check_cut(PACK, self.counts, self.dim)
-        if not 1 <= len(self.tensors) <= 3:
-            raise ValueError(f"{PACK}: takes one to three tensors, got {len(self.tensors)}")
-        first = self.tensors[0]
-        check_floating(PACK, tensors=first)
-        if first.dim() != 4:
-            raise ValueError(f"{PACK}: tensors must be [B, N, H, D], got {list(first.shape)}")
-        for each in self.tensors[1:]:
-            check_shape(PACK, "tensors", each, tuple(first.shape))
-            check_dtype(PACK, "tensors", each, first.dtype)
-        if sum(self.counts) != first.shape[self.dim]:
-            raise ValueError(
-                f"{PACK}: counts {list(self.counts)} do not add up to dimension {self.dim} of "
-                f"{list(first.shape)}"
-            )
+        """Raises ``ValueError`` where shapes, dtypes or pieces do not fit."""
+        _check_pieces(PACK, self.tensors, self.pieces, self.dim)
 
 
 @dataclass(slots=True, eq=False)
-class UnpackPieces(Call[tuple[torch.Tensor, ...]]):
-    """Joins what `PackPieces` cut.
+class UnpackPieces(Call[None]):
+    """Writes what `PackPieces` cut out to tensors; their other elements stay.
 
     Args:
-        buffer: contiguous ``[n]``.
-        counts: length of each piece.
-        dim: along which the pieces follow each other, 1 for tokens and 2 for heads.
-        shape: number of tensors, and the sizes of ``[B, N, H, D]`` without that dimension.
+        buffer: contiguous ``[n]``; a piece behind the other.
+        tensors: one to three of one shape ``[B, N, H, D]`` and the buffer's dtype, of any strides.
+            Changed in place.
+        pieces: where each goes to.
+        dim: 1 for tokens, 2 for heads.
+        room: tokens or heads that each piece has room for in the buffer; None for its own.
         backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
-    Returns:
-        The tensors, each contiguous ``[B, N, H, D]``.
-
     Raises:
-        ValueError: sizes do not fit, or the forced backend cannot run.
+        ValueError: shapes, dtypes or pieces do not fit, or the forced backend cannot run.
     """
 
     buffer: torch.Tensor
-    counts: Sequence[int]
+    tensors: tuple[torch.Tensor, ...]
+    pieces: Sequence[range]
     _: KW_ONLY
     dim: int
-    shape: tuple[int, int, int, int]
+    room: int | None = None
 
-    def facts(self) -> tuple[torch.Tensor]:
-        """The buffer."""
-        return (self.buffer,)
+    def facts(self) -> tuple[torch.Tensor, ...]:
+        """The tensors."""
+        return self.tensors
 
     def check(self) -> None:
-        """Raises ``ValueError`` where sizes do not fit."""
-        _check_cut(UNPACK, self.counts, self.dim)
-        check_floating(UNPACK, buffer=self.buffer)
-        wanted = torch.Size(self.whole_shape()).numel()
+        """Raises ``ValueError`` where shapes, dtypes or pieces do not fit."""
+        _check_pieces(UNPACK, self.tensors, self.pieces, self.dim)
+        check_dtype(UNPACK, "buffer", self.buffer, self.tensors[0].dtype)
+        longest = max(map(len, self.pieces), default=0)
+        if self.room is not None and self.room < longest:
+            raise ValueError(f"{UNPACK}: room must be at least {longest}, got {self.room}")
+        wanted = sum(self.rooms()) * self.unit()
         if self.buffer.dim() != 1 or self.buffer.numel() != wanted:
             raise ValueError(
-                f"{UNPACK}: buffer must have {wanted} elements for {list(self.whole_shape())}, got "
+                f"{UNPACK}: buffer must have {wanted} elements for {list(self.pieces)}, got "
                 f"{list(self.buffer.shape)}"
             )
         if not self.buffer.is_contiguous():
             raise ValueError(f"{UNPACK}: buffer must be contiguous")
 
-    def whole_shape(self) -> tuple[int, ...]:
-        """``[K, B, N, H, D]``."""
-        sizes = list(self.shape)
-        sizes.insert(1 + self.dim, sum(self.counts))
-        return tuple(sizes)
+    def rooms(self) -> list[int]:
+        """Tokens or heads that each piece has room for in the buffer."""
+        return [len(piece) if self.room is None else self.room for piece in self.pieces]
+
+    def unit(self) -> int:
+        """Elements of all tensors that belong to one token or head."""
+        first = self.tensors[0]
+        sizes = [size for place, size in enumerate(first.shape) if place != self.dim]
+        return len(self.tensors) * math.prod(sizes)
 
 
 def _triton_unsupported_reason(*tensors: torch.Tensor) -> str | None:

@@ -13,12 +13,11 @@ import triton
 import triton.language as tl
 
 from chipsparse.kernels.launch import launch
-from chipsparse.kernels.rank_pieces import PackPieces, UnpackPieces
+from chipsparse.kernels.rank_pieces import MOST_TENSORS, PackPieces, UnpackPieces
 from chipsparse.kernels.triton_support import cdiv, next_power_of_2
 
 TILE_ELEMENTS = 4096
 WARPS = 4
-MOST_TENSORS = 3
 
 
 @triton.jit
@@ -27,7 +26,7 @@ def _copy_kernel(
     second_ptr,
     third_ptr,
     buffer_ptr,
-    starts_ptr,
+    pieces_ptr,
     batch,
     tokens,
     heads,
@@ -49,8 +48,9 @@ def _copy_kernel(
 ):
     """A tile of rows ``[D]`` of one tensor, between its place there and its rank's piece."""
     rank, number = tl.program_id(1), tl.program_id(2)
-    start = tl.load(starts_ptr + rank)
-    count = tl.load(starts_ptr + rank + 1) - start
+    start = tl.load(pieces_ptr + 3 * rank)
+    count = tl.load(pieces_ptr + 3 * rank + 1)
+    room = tl.load(pieces_ptr + 3 * rank + 2)  # before it in the buffer
     if CUTS_HEADS:
         piece_tokens, piece_heads = tokens, count
         first_token, first_head = 0, start
@@ -79,7 +79,7 @@ def _copy_kernel(
         stride_b, stride_n, stride_h = third_stride_b, third_stride_n, third_stride_h
     place = sample * stride_b + token * stride_n + head * stride_h
     in_tensor = tensor_ptr + place[:, None] + column[None, :]
-    piece = (per_count * start * TENSORS + number * rows + row) * WIDTH
+    piece = (per_count * room * TENSORS + number * rows + row) * WIDTH
     in_buffer = buffer_ptr + piece[:, None] + column[None, :]
     if PACKS:
         tl.store(in_buffer, tl.load(in_tensor, mask=mask), mask=mask)
@@ -91,26 +91,26 @@ def pack_pieces(call: PackPieces) -> torch.Tensor:
     """See `PackPieces`; the call is checked. What lies so already is not copied."""
     first = call.tensors[0]
     if len(call.tensors) == 1 and first.shape[0] == 1 and call.dim == 1 and first.is_contiguous():
-        return first.flatten()
-    buffer = first.new_empty(len(call.tensors) * first.numel())
-    _copy(call.tensors, buffer, call.counts, call.dim, packs=True)
+        starts = [0, *(piece.stop for piece in call.pieces)]
+        if [piece.start for piece in call.pieces] == starts[:-1] and starts[-1] == first.shape[1]:
+            return first.flatten()
+    lengths = [len(piece) for piece in call.pieces]
+    rest = first.numel() // max(1, first.shape[call.dim])
+    buffer = first.new_empty(len(call.tensors) * rest * sum(lengths))
+    _copy(call.tensors, buffer, call.pieces, lengths, call.dim, packs=True)
     return buffer
 
 
-def unpack_pieces(call: UnpackPieces) -> tuple[torch.Tensor, ...]:
-    """See `UnpackPieces`; the call is checked. What lies so already is not copied."""
-    shape = call.whole_shape()
-    if shape[:2] == (1, 1) and call.dim == 1:
-        return call.buffer.view(shape).unbind(0)
-    tensors = call.buffer.new_empty(shape).unbind(0)
-    _copy(tensors, call.buffer, call.counts, call.dim, packs=False)
-    return tensors
+def unpack_pieces(call: UnpackPieces) -> None:
+    """See `UnpackPieces`; the call is checked."""
+    _copy(call.tensors, call.buffer, call.pieces, call.rooms(), call.dim, packs=False)
 
 
 def _copy(
     tensors: tuple[torch.Tensor, ...],
     buffer: torch.Tensor,
-    counts: Sequence[int],
+    pieces: Sequence[range],
+    rooms: Sequence[int],
     dim: int,
     *,
     packs: bool,
@@ -120,15 +120,19 @@ def _copy(
     batch, tokens, heads, width = tensors[0].shape
     columns = next_power_of_2(width)
     rows = max(1, TILE_ELEMENTS // columns)
-    longest = batch * max(counts) * (tokens if dim == 2 else heads)
+    longest = batch * max(map(len, pieces)) * (tokens if dim == 2 else heads)
     three = (*tensors, *(tensors[:1] * (MOST_TENSORS - len(tensors))))
+    before = itertools.accumulate(rooms[:-1], initial=0)
+    places = tuple(
+        (piece.start, len(piece), room) for piece, room in zip(pieces, before, strict=True)
+    )
     with torch.cuda.device_of(buffer):
         launch(
             _copy_kernel,
-            (cdiv(longest, rows), len(counts), len(tensors)),
+            (cdiv(longest, rows), len(pieces), len(tensors)),
             *three,
             buffer,
-            _starts(tuple(counts), buffer.device),
+            _table(places, buffer.device),
             batch,
             tokens,
             heads,
@@ -143,7 +147,7 @@ def _copy(
         )
 
 
-@functools.lru_cache(maxsize=64)
-def _starts(counts: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Where the pieces begin and the last one ends; kept, since the host waits to send it."""
-    return torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device)
+@functools.lru_cache(maxsize=256)
+def _table(places: tuple[tuple[int, int, int], ...], device: torch.device) -> torch.Tensor:
+    """Start, length and place in the buffer of each; kept, since the host waits to send it."""
+    return torch.tensor(places, dtype=torch.int32, device=device)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from chipsparse.parallel.head_exchange import SharingGroups
 from chipsparse.pipelines.patches import Patches
 
 HOOKS = ("cp_input---", "cp_output---")
 
 
-def ulysses_group(transformer: Any) -> Any | None:
-    """The process group over which diffusers was told to share the tokens; None where it was not.
+def sharing_groups(transformer: Any) -> SharingGroups | None:
+    """The processes over which diffusers was told to share the tokens; None where it was not.
 
     Raises:
         ValueError: it was told to be parallel in another way.
@@ -28,15 +29,14 @@ def ulysses_group(transformer: Any) -> Any | None:
     if context is None or getattr(config, "tensor_parallel_config", None) is not None:
         raise ValueError(
             f"this {name} runs under tensor parallelism, which shares weights between processes; "
-            "chipsparse runs under context parallelism: ContextParallelConfig(ulysses_degree=...)"
+            "chipsparse runs under context parallelism: ContextParallelConfig(ulysses_degree=...) "
+            "or ring_degree"
         )
-    if context.ring_degree > 1:
-        raise ValueError(
-            f"this {name} runs under ring attention (ring_degree={context.ring_degree}), which "
-            "passes keys on from process to process, while kept columns belong to all of them; use "
-            "ContextParallelConfig(ulysses_degree=...)"
-        )
-    return context._ulysses_mesh.get_group()
+    return SharingGroups(
+        context._flattened_mesh.get_group(),
+        heads=context._ulysses_mesh.get_group() if context.ulysses_degree > 1 else None,
+        rows=context._ring_mesh.get_group() if context.ring_degree > 1 else None,
+    )
 
 
 def take_off(transformer: Any, patches: Patches) -> None:

@@ -18,6 +18,7 @@ from chipsparse.layers.attention import Unpatched
 from chipsparse.layers.state import StepState
 from chipsparse.layout import ModelLayout
 from chipsparse.parallel.head_exchange import HeadExchange
+from chipsparse.parallel.head_turns import HeadTurns
 from chipsparse.parallel.sequence_cut import check_heads, cut_sequence, on_rank
 from chipsparse.pipelines.bridge import LayerCall
 from chipsparse.pipelines.patches import Patches
@@ -31,13 +32,20 @@ class SplitSequence:
     Args:
         exchange: with the processes that share its tokens.
         rows: tokens that stay together, because they share a list of neurons.
+        query_rows: likewise a list of columns, where processes share the query rows.
         least_text: text tokens that a process without text passes through the blocks, since the
             model's code needs one; attention leaves them out.
+
+    Attributes:
+        exchange: see above.
     """
 
-    def __init__(self, exchange: HeadExchange, *, rows: int, least_text: int = 0) -> None:
-        self._exchange = exchange
+    def __init__(
+        self, exchange: HeadExchange, *, rows: int, query_rows: int, least_text: int = 0
+    ) -> None:
+        self.exchange = exchange
         self._rows = rows
+        self._query_rows = query_rows
         self._least_text = least_text
         self._layout: ModelLayout
 
@@ -47,19 +55,20 @@ class SplitSequence:
         Raises:
             ValueError: there are too few tokens or heads.
         """
-        check_heads(layout, self._exchange.ranks)
+        ranks, ring = self.exchange.ranks, self.exchange.groups.ring
+        check_heads(layout, ranks // ring)
         self._layout = layout
-        self._cut = cut_sequence(layout, self._exchange.ranks, self._rows)
-        return on_rank(layout, self._cut, self._exchange.rank)
+        self._cut = cut_sequence(layout, ranks, self._rows, ring=ring, query_rows=self._query_rows)
+        return on_rank(layout, self._cut, self.exchange.rank)
 
     @property
     def has_text(self) -> bool:
         """Whether the text of the open call is on this process."""
-        return self._cut.text[self._exchange.rank] > 0
+        return self._cut.text[self.exchange.rank] > 0
 
     def own_grid(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """This process's part of a tensor with all video or image tokens along a dimension."""
-        rank = self._exchange.rank
+        rank = self.exchange.rank
         return tensor.narrow(dim, self._cut.first(rank), self._cut.grid[rank])
 
     def own_text(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
@@ -68,7 +77,7 @@ class SplitSequence:
 
     def whole_grid(self, tokens: torch.Tensor) -> torch.Tensor:
         """All video or image tokens ``[B, N, C]``, from those of each process."""
-        return self._exchange.gather(tokens, self._cut.grid)
+        return self.exchange.gather(tokens, self._cut.grid)
 
     def attend(
         self,
@@ -82,19 +91,26 @@ class SplitSequence:
         unpatched: Unpatched,
     ) -> torch.Tensor:
         """As `AttentionLayer`, of this process's tokens ``[B, H, n, D]``."""
-        heads, tokens = query.shape[1], self._cut.tokens
-        own = tokens[self._exchange.rank]
+        own = self._cut.tokens[self.exchange.rank]
         spare = query.shape[2] - own  # of `least_text`, where the text would stand
         front, back = (spare, 0) if self._layout.text_first else (0, spare)
         # In the model's order [B, N, H, D], in which q, k and v come.
         states = tuple(each.transpose(1, 2)[:, front : front + own] for each in (query, key, value))
-        query, key, value = (
-            each.transpose(1, 2) for each in self._exchange.to_heads(states, tokens)
+        turns = HeadTurns(self.exchange, states, self._cut)
+        output = turns.finish(
+            attend(
+                state,
+                turns.query,
+                turns.key,
+                turns.value,
+                scale=scale,
+                unpatched=unpatched,
+                turns=turns,
+            )
         )
-        output = attend(state, query, key, value, scale=scale, unpatched=unpatched)
-        output = self._exchange.to_tokens(output.transpose(1, 2), heads, tokens)
-        output = F.pad(output, (0, 0, 0, 0, front, back)) if spare else output
-        return output.transpose(1, 2)
+        if not spare:
+            return output
+        return F.pad(output.transpose(1, 2), (0, 0, 0, 0, front, back)).transpose(1, 2)
 
     def check_same_calls(self, state: StepState, arguments: dict[str, Any], *, first: bool) -> None:
         """Raises `PeerError` where other processes make another call.
@@ -117,7 +133,7 @@ class SplitSequence:
                 "latents": checksum(arguments["hidden_states"]),
                 "prompt": checksum(arguments.get("encoder_hidden_states")),
             }
-        self._exchange.peers.check_same(facts)
+        self.exchange.peers.check_same(facts)
 
 
 class CutAtEntry:

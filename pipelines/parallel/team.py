@@ -14,9 +14,9 @@ from chipsparse.config import SparsityConfig
 from chipsparse.parallel.agreement import Together
 from chipsparse.parallel.branch_columns import BranchColumns
 from chipsparse.parallel.degrees import Parallel
-from chipsparse.parallel.head_exchange import HeadExchange
+from chipsparse.parallel.head_exchange import HeadExchange, SharingGroups
 from chipsparse.parallel.peers import PeerError, Peers
-from chipsparse.pipelines.parallel.context_parallel import ulysses_group
+from chipsparse.pipelines.parallel.context_parallel import sharing_groups
 from chipsparse.pipelines.parallel.guidance import GuidanceSplit
 from chipsparse.pipelines.parallel.split_sequence import SplitSequence
 
@@ -25,15 +25,18 @@ class Team:
     """The processes of one patched pipeline.
 
     Args:
-        ranks: their global ranks. Those that share the tokens of a call follow each other.
-        guidance: how many guidance branches are on processes of their own.
-        group: those that share the tokens, where that is there already and ``guidance`` is 1.
+        ranks: their global ranks. Those that share the tokens of a call follow each other, and of
+            these those that share the heads.
+        parallel: what they share.
+        groups: those that share the tokens, where they are there already.
 
     Raises:
         PeerError: other processes run other versions, or do not join.
     """
 
-    def __init__(self, ranks: Sequence[int], *, guidance: int = 1, group: Any = None) -> None:
+    def __init__(
+        self, ranks: Sequence[int], parallel: Parallel, *, groups: SharingGroups | None = None
+    ) -> None:
         self._all = Peers(ranks)
         self._all.check_same(
             {
@@ -42,19 +45,18 @@ class Team:
                 "version of diffusers": diffusers.__version__,
             }
         )
-        ulysses = len(ranks) // guidance
-        together = [list(ranks[first : first + ulysses]) for first in range(0, len(ranks), ulysses)]
-        across = [list(ranks[place::ulysses]) for place in range(ulysses)]
+        sharing = parallel.sharing
         self._told: BaseException | None = None
         self._exchange: HeadExchange | None = None
         self.guidance: GuidanceSplit | None = None
         columns = None
-        if ulysses > 1:
-            group, members = (group, together[0]) if group is not None else _own_group(together)
-            self._exchange = HeadExchange(group, Peers(members))
-        if guidance > 1:
-            group, members = _own_group(across)
-            peers = Peers(members)
+        if sharing > 1:
+            groups = groups or _sharing_groups(ranks, parallel)
+            members = dist.get_process_group_ranks(groups.tokens)
+            self._exchange = HeadExchange(groups, Peers(members))
+        if parallel.guidance > 1:
+            group = _own_group([ranks[place::sharing] for place in range(sharing)])
+            peers = Peers(dist.get_process_group_ranks(group))
             self.guidance = GuidanceSplit(group, peers)
             columns = BranchColumns(group, peers)
         self.agreement = Together(self._all, columns)
@@ -63,8 +65,12 @@ class Team:
         """This process's share of one transformer; None where no tokens are shared."""
         if self._exchange is None:
             return None
-        rows = config.mlp.block_size if config.mlp.enabled else 1
-        return SplitSequence(self._exchange, rows=rows, least_text=least_text)
+        return SplitSequence(
+            self._exchange,
+            rows=config.mlp.block_size if config.mlp.enabled else 1,
+            query_rows=config.attention.block_size_q if config.attention.enabled else 1,
+            least_text=least_text,
+        )
 
     def failed(self, error: BaseException) -> None:
         """Tells all others, once, that this process failed; see `Peers.failed`.
@@ -89,11 +95,34 @@ class Team:
             raise blamed from error
 
 
-def _own_group(groups: Sequence[list[int]]) -> tuple[Any, list[int]]:
-    """The one of these groups that this process is in, and its ranks; all processes make all."""
+def _sharing_groups(ranks: Sequence[int], parallel: Parallel) -> SharingGroups:
+    """The groups of this process; all processes make those of all."""
+    ulysses, sharing = parallel.ulysses, parallel.sharing
+    together = [ranks[first : first + sharing] for first in range(0, len(ranks), sharing)]
+    tokens = _own_group(together)
+    if parallel.ring == 1:
+        return SharingGroups(tokens, heads=tokens, rows=None)
+    if ulysses == 1:
+        return SharingGroups(tokens, heads=None, rows=tokens)
+    runs = [ranks[first : first + ulysses] for first in range(0, len(ranks), ulysses)]
+    across = [members[place::ulysses] for members in together for place in range(ulysses)]
+    return SharingGroups(tokens, heads=_own_group(runs), rows=_own_group(across))
+
+
+def _own_group(groups: Sequence[Sequence[int]]) -> Any:
+    """The one of these groups that this process is in."""
     own = dist.get_rank()
-    made = [(dist.new_group(members), members) for members in groups]
-    return next((group, members) for group, members in made if own in members)
+    made = [(_new_group(list(members)), members) for members in groups]
+    return next(group for group, members in made if own in members)
+
+
+def _new_group(ranks: list[int]) -> Any:
+    """A process group whose exchanges a GPU begins although it has other work before it."""
+    options = None
+    if dist.get_backend() == "nccl":
+        nccl: Any = vars(dist)["ProcessGroupNCCL"]  # builds for CPUs lack it
+        options = nccl.Options(is_high_priority_stream=True)
+    return dist.new_group(ranks, pg_options=options)
 
 
 def team_of(transformers: Sequence[Any], parallel: Parallel | None) -> Team | None:
@@ -108,7 +137,7 @@ def team_of(transformers: Sequence[Any], parallel: Parallel | None) -> Team | No
         ValueError: both are there, or one expert is parallel and another is not, or there are no
             such processes.
     """
-    groups = [ulysses_group(each) for each in transformers]
+    groups = [sharing_groups(each) for each in transformers]
     named = next((group for group in groups if group is not None), None)
     if named is not None:
         if parallel is not None:
@@ -121,7 +150,9 @@ def team_of(transformers: Sequence[Any], parallel: Parallel | None) -> Team | No
                 "enable_parallelism was called on one of this pipeline's transformers only; call "
                 "it on all of them"
             )
-        return Team(dist.get_process_group_ranks(named), group=named)
+        ranks = dist.get_process_group_ranks(named.tokens)
+        found = Parallel(ulysses=len(ranks) // named.ring, ring=named.ring)
+        return Team(ranks, found, groups=named)
     if parallel is None or parallel.ranks == 1:
         return None
     if not (dist.is_available() and dist.is_initialized()):
@@ -134,4 +165,4 @@ def team_of(transformers: Sequence[Any], parallel: Parallel | None) -> Team | No
         raise ValueError(
             f"{parallel} needs {parallel.ranks} processes, and there are {dist.get_world_size()}"
         )
-    return Team(range(parallel.ranks), guidance=parallel.guidance)
+    return Team(range(parallel.ranks), parallel)

@@ -224,6 +224,46 @@ def test_no_released_slot_is_used():
 
 
 @pytest.mark.parametrize("rule", RULES)
+def test_residuals_in_fp8_give_the_same_bits_wherever_they_live(rule):
+    overrides = {"attention.delta_rule": rule, "memory.residuals": "fp8"}
+    here = session_with(overrides)
+    expected = generate(here)
+    hosted = session_with(overrides | HOSTED, poison=True)
+    assert equal(generate(hosted), expected)
+    assert equal(generate(hosted, generation=2), expected)
+    full = session_with({"attention.delta_rule": rule})
+    exact = generate(full)
+    assert not equal(exact, expected)
+    # Attention's outputs stand before the MLPs'; those do not depend on them here.
+    errors = [(a - b).norm() / b.norm() for a, b in zip(expected, exact, strict=True)][::2]
+    assert 0 < max(errors) < 0.04
+    layout = layout_of()
+    residual = layout.tokens * layout.channels * 4  # in float32 bytes
+    less = residual * 3 // 4 - layout.tokens * layout.heads * 4  # one byte, and scales
+    assert full.report.cache_bytes - here.report.cache_bytes == 2 * layout.layers * less
+
+
+def test_residuals_are_rounded_where_the_memory_wants_it_and_the_report_says_so(monkeypatch):
+    rounded = {"memory.residuals": "fp8"}
+    expected = generate(session_with(rounded))
+    plan = SparsityPlan(CONFIG.override(rounded), layout_of(), len(ACTIONS))
+    room = 2 * sum(need.nbytes for need in cache_needs(plan, dtype=torch.float32))
+    assert room < wanted()
+    with_capacity(monkeypatch, room)
+    session = session_with()
+    assert equal(generate(session), expected)
+    assert equal(generate(session, generation=2), expected)
+    assert session.report.fallbacks == []
+    assert [note.split(",")[0] for note in session.report.notes] == [
+        "what attention keeps of dropped columns is in FP8"
+    ]
+    in_full = session_with({"memory.residuals": "full"})
+    generate(in_full)
+    assert in_full.report.fallbacks != []
+    assert in_full.report.notes == []
+
+
+@pytest.mark.parametrize("rule", RULES)
 def test_no_copy_can_overtake_a_layer(rule):
     traces = []
 
@@ -264,9 +304,9 @@ def test_each_layer_is_fetched_once_and_before_it_is_due():
             assert record.bytes_to_device == record.bytes_to_host == 0
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-def test_the_planned_bytes_are_the_bytes_that_are_kept(batch):
-    session = session_with({"attention.forecast": 0.5})
+@pytest.mark.parametrize(("batch", "residuals"), [(1, "full"), (3, "full"), (2, "fp8")])
+def test_the_planned_bytes_are_the_bytes_that_are_kept(batch, residuals):
+    session = session_with({"attention.forecast": 0.5, "memory.residuals": residuals})
     layout = layout_of(batch=batch)
     generate(session, layout=layout)
     seen = set()
@@ -399,7 +439,8 @@ def on_a_machine(monkeypatch, session, device, host):
 
 def test_there_is_room_for_a_recorded_call_of_each_branch(monkeypatch):
     """Also for those that nobody announced."""
-    plan, asked = SparsityPlan(CONFIG, layout_of(), len(ACTIONS)), []
+    config = CONFIG.override({"cuda_graphs": "always"})
+    plan, asked = SparsityPlan(config, layout_of(), len(ACTIONS)), []
 
     def available(*args, working, **kwargs):
         asked.append(working)

@@ -14,6 +14,7 @@ from chipsparse.cli.generation.denoise import StepResult
 from chipsparse.cli.main import app
 from chipsparse.cli.model.description import describe_model
 from chipsparse.cli.model.random_pipeline import random_pipeline
+from chipsparse.cli.ranks.joined import Joined
 from chipsparse.config import SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import SparsityPlan
@@ -170,7 +171,7 @@ def test_medians_without_the_last_step(monkeypatch):
     runs = iter([(before, None), (patched, None), (after, None)])
     monkeypatch.setattr(step_times.denoise, "warm_up", lambda *_, **__: None)
     monkeypatch.setattr(step_times.denoise, "time_steps", lambda *_, **__: next(runs))
-    found = step_times.measure_steps(tiny_wan_pipeline(), planned(), display())
+    found = step_times.measure_steps(tiny_wan_pipeline(), planned(), display(), Joined())
     assert (found.stock, found.stock_before, found.stock_after) == (3.5, 2.0, 5.0)
     assert found.patched == {"dense": 5.0, "refresh": 8.0, "sparse": 2.25}
     assert found.counts == {"dense": 1, "refresh": 1, "sparse": 8}
@@ -327,6 +328,19 @@ def test_a_pipeline_that_wants_more_than_a_prompt(fails, bench, tmp_path):
         "WanImageToVideoPipeline also needs image; --kernels measures its layers without a call"
     )
     assert len(as_json(bench("--kernels", "--json", model=tmp_path))["layers"]) == 2
+
+
+def test_a_model_without_a_text_encoder(fails, bench, broken_model):
+    index = json.loads((broken_model / "model_index.json").read_text())
+    index |= {"text_encoder": [None, None], "tokenizer": [None, None]}
+    (broken_model / "model_index.json").write_text(json.dumps(index))
+    expected = (
+        f"{broken_model} has no text encoder, so WanPipeline cannot read a prompt; --kernels "
+        "measures its layers without a call"
+    )
+    assert fails(model=broken_model) == expected
+    assert fails("--random-weights", model=broken_model) == expected
+    assert len(as_json(bench("--kernels", "--json", model=broken_model))["layers"]) == 2
 
 
 def test_a_component_that_cannot_be_made(fails, without_weights):

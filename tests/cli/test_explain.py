@@ -13,6 +13,7 @@ from chipsparse.cache.kinds import KINDS
 from chipsparse.cli.explain import outlook
 from chipsparse.cli.main import app
 from chipsparse.measure.cost_model import Rates
+from chipsparse.measure.step_seconds import StepSeconds
 from chipsparse.profiles.profile import ASSETS, load_profile
 from tests.cli.conftest import Ran
 from tests.pipelines.families.ltx import tiny_ltx_pipeline
@@ -291,12 +292,27 @@ def test_what_fits_nowhere_runs_dense(explained, folder):
     found = explained("--model", folder("wan"), *LARGE, "--vram", "48G", "--ram", "64G")
     (layers,) = found["layers"]
     reason = "its caches do not fit into the memory budgets"
-    assert layers["mlp"] | {"dense": {reason: 40}, "sparse": 0} == layers["mlp"]
-    assert layers["attention"]["dense"] == {reason: 40 - layers["attention"]["sparse"]}
-    assert 20 < layers["attention"]["sparse"] < 40
+    # With residuals in FP8 all attention fits; in full a part of it would run dense, too.
+    assert found["memory"]["residuals"] == "fp8"
+    assert (layers["attention"]["sparse"], layers["attention"]["dense"]) == (40, {})
+    assert 0 < layers["mlp"]["sparse"] < 10
+    assert layers["mlp"]["dense"] == {reason: 40 - layers["mlp"]["sparse"]}
+    one = {kind: sizes["layer"]["block"] for kind, sizes in found["caches"].items()}
+    assert (one["residual"], one["residual_scale"]) == (75600 * 5120, 40 * 75600 * 4)
     kept = sum(sizes["total"] for sizes in found["caches"].values())
     assert kept < found["memory"]["caches_wanted"]
     assert found["memory"]["caches_on_host"] <= 64 * GIB
+
+
+def test_residuals_in_full_where_the_profile_wants_it(explained, folder, workdir):
+    (workdir / "full.yaml").write_text(
+        "sparsity: {mlp: {enabled: false}, memory: {residuals: full}}"
+    )
+    arguments = ("--model", folder("wan"), *SIZE, "--vram", "48G", "--ram", "64G")
+    found = explained(*arguments, "--config", "full.yaml")
+    assert found["memory"]["residuals"] == "full"
+    assert 20 < found["layers"][0]["attention"]["sparse"] < 40
+    assert "residual_scale" not in found["caches"]
 
 
 def test_times_of_a_large_model(explained, folder):
@@ -427,11 +443,18 @@ def test_what_would_be_slower_sparse_runs_dense(explained, explain, folder, work
         ((reason, layers),) = row[part]["dense"].items()
         assert reason.startswith("a sparse step of it is estimated at 0.")
         assert (layers, row[part]["sparse"]) == (40, 0)
+        step = row[part]["step"]
+        assert step["measured"] is False
+        assert step["dense"] < step["sparse"] < 1e-3
     assert found["caches"] == {}
     page = " ".join(explain(*small, "--quality", "published").stdout.split())
     assert "a sparse step of it is estimated at 0." in page
+    assert re.search(
+        r"one layer attention of block: 0\.\d+ ms sparse, 0\.\d+ ms dense \(esti", page
+    )
     (row,) = explained(*small, "--config", "mine.yaml")["layers"]
     assert row["attention"]["sparse"] == row["mlp"]["sparse"] == 40
+    assert row["mlp"]["step"] == step  # told in any case
 
 
 def test_steps_skipped_by_a_threshold_are_said_to_be_unknown(explained, explain, folder, workdir):
@@ -569,14 +592,26 @@ def test_two_experts(explained, folder):
     assert any("second expert" in note for note in found["notes"])
 
 
+class MeasuredHere:
+    """A clock of a GPU that is not here either."""
+
+    device_type = "cuda"
+
+    def seconds(self, plan, part, layers, *, device, dtype):
+        return dict.fromkeys(layers, StepSeconds(1e-3, 5e-3, measured=True))
+
+
 def test_a_gpu_that_is_here_is_asked_and_measured(explained, folder, monkeypatch):
     rates = Rates(device="Some GPU", measured=True, attention=100e12)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda _: 0)
     monkeypatch.setattr("chipsparse.cache.memory_plan.device_free_bytes", lambda _: 60 * GIB)
     monkeypatch.setattr(outlook, "measure_rates", lambda _: rates)
+    monkeypatch.setattr(outlook, "clock_of_this_machine", MeasuredHere)
     arguments = ("--model", folder("wan"), *LARGE, "--ram", "1T")
     found = explained(*arguments)
+    (row,) = found["layers"]
+    assert row["attention"]["step"] == {"sparse": 1e-3, "dense": 5e-3, "measured": True}
     memory = found["memory"]
     on_gpu = memory["weights"] + memory["working"] + memory["caches_on_device"] + memory["slots"]
     assert 55 * GIB < on_gpu <= 60 * GIB
@@ -638,7 +673,8 @@ def test_what_the_page_says(explain, folder):
         "591 blocks of 128 queries, each keeps 8,316 columns (11.0%)",
         "each recomputes 4,147 of 13,824 neurons (30.0%)",
         "7 dense, 5 refresh, 38 sparse",
-        "MLP of 40 layers: its caches do not fit into the memory budgets",
+        "MLP of 37 layers: its caches do not fit into the memory budgets",
+        "residuals in FP8 (e4m3) with a scale for each row, half of their bytes",
         "of 48.00 GiB for weights, work, caches and slots",
         "of pinned memory for caches",
         "a sparse step brings",
@@ -733,8 +769,8 @@ def test_budgets_of_layers(explained, explain, folder, workdir):
     assert found["attention"]["columns"] == 2304
     assert (double["mlp"]["neurons_kept"], single["mlp"]["neurons_kept"]) == (3686, 7373)
     reason = "layers names it dense in the profile"
-    assert double["attention"] == {"sparse": 17, "dense": {reason: 2}}
-    assert single["attention"] == {"sparse": 37, "dense": {reason: 1}}
+    assert (double["attention"]["sparse"], double["attention"]["dense"]) == (17, {reason: 2})
+    assert (single["attention"]["sparse"], single["attention"]["dense"]) == (37, {reason: 1})
     similar = [(row["name"], row["layers"]) for row in found["estimate"]["similar"]]
     assert similar == [("double", 2), ("double", 17), ("single", 1), ("single", 36), ("single", 1)]
     ran = explain(*arguments, columns=120)
@@ -778,4 +814,128 @@ def test_a_layer_that_the_model_does_not_have(fails, folder, workdir):
     )
     assert fails("--model", folder("wan"), "--config", "mine.yaml") == (
         "mine.yaml: layers[0].layers: names layer 40, but this model has 40 layers, 0 to 39"
+    )
+
+
+# Several GPUs.
+
+
+def test_what_each_of_two_gpus_has(explained, folder):
+    arguments = ("--model", folder("wan"), *LARGE)
+    found, alone = explained(*arguments, "--gpus", 2), explained(*arguments)
+    assert alone["shared"] is None
+    # 591 blocks of 128 tokens, the last one short; 20 of the 40 heads each.
+    last, first = found["shared"]["ranks"]  # the first rank has less
+    assert (last["tokens"], first["tokens"]) == (295 * 128, 75600 - 295 * 128) == (37760, 37840)
+    assert (first["heads"], last["heads"]) == (20, 20)
+    token_of_heads = 20 * 128 * 2
+    forth, back = 37840 * token_of_heads, 37760 * token_of_heads
+    gathered = 37840 * 5120 * 2
+    step = 2 * (40 * (3 * forth + back) + gathered)
+    assert first["sent_bytes"] == {"dense": step, "refresh": step, "sparse": step, "skip": 0}
+    one = 20 * 75600 * 4 * 3 + 20 * 591 * 9450 + 75600 * 2560 * 2  # of attention
+    one += 296 * 13824 * 4 + 37840 * 5120 * 2 + 37840 * 13824 * 2
+    assert first["cache_bytes"] == 2 * 40 * one == found["memory"]["caches_on_device"]
+    # Times: what is sent, packed and unpacked, and the rest computed by two.
+    rates = Rates()
+    packed = 37840 * 5120 * 2
+    wire = 2 * (40 * 4 * forth + gathered) / rates.peer_link + 2 * (2 * 40 + 1) * rates.peer_seconds
+    sending = wire + 2 * 40 * 4 * 4 * packed / rates.memory
+    times = found["estimate"]
+    assert times["exchanging"]["sparse"] == pytest.approx(sending)
+    assert times["exchanging"]["skip"] == 0
+    assert times["steps"]["sparse"] == pytest.approx(times["computing"] + sending)
+    assert first["computing"]["sparse"] == pytest.approx(times["computing"])
+    assert last["computing"]["sparse"] < first["computing"]["sparse"]
+    for action in ("dense", "refresh", "sparse"):
+        own = alone["estimate"]["steps"][action] / (2 * times["steps"][action])
+        assert found["shared"]["efficiency"][action] == pytest.approx(own)
+        assert 0.8 < own < 1
+    assert times["stock"] == alone["estimate"]["stock"]
+    assert found["shared"]["alone"]["steps"] == alone["estimate"]["steps"]
+    assert found["shared"]["efficiency_run"] == pytest.approx(
+        alone["estimate"]["run"] / (2 * times["run"])
+    )
+
+
+def test_guidance_branches_on_gpus_of_their_own(explained, folder):
+    arguments = ("--model", folder("wan"), *LARGE)
+    alone = explained(*arguments)
+    found = explained(*arguments, "--gpus", 2, "--guidance-parallel", 2)
+    first, second = found["shared"]["ranks"]
+    assert [rank["branch"] for rank in (first, second)] == [0, 1]
+    assert first["tokens"] == second["tokens"] == 75600
+    half = alone["memory"]["caches_on_device"] // 2
+    assert first["cache_bytes"] == second["cache_bytes"] == half
+    output, columns = 75600 * 64 * 2, 40 * 591 * 9450
+    assert second["sent_bytes"] == dict.fromkeys(("dense", "refresh", "sparse", "skip"), output)
+    assert first["sent_bytes"]["refresh"] == output + 40 * columns
+    # One chooses columns at a refresh; the other has them sent, and waits.
+    steps, dense = found["estimate"]["steps"], alone["estimate"]["steps"]["dense"] / 2
+    assert steps["dense"] == pytest.approx(dense + output / 350e9 + 0.2e-3)
+    assert first["computing"]["refresh"] > second["computing"]["refresh"]
+    assert found["shared"]["efficiency"]["sparse"] > 0.99
+    four = explained(*arguments, "--gpus", 4, "--guidance-parallel", 2)["shared"]["ranks"]
+    assert [(rank["branch"], rank["heads"]) for rank in four] == [
+        (0, 20),
+        (0, 20),
+        (1, 20),
+        (1, 20),
+    ]
+
+
+def test_host_memory_is_shared_and_caches_that_fit_on_more_gpus_pay(explained, folder):
+    budgets = ("--vram", "48G", "--ram", "64G")
+    arguments = ("--model", folder("wan"), *LARGE, *budgets)
+    alone, found = explained(*arguments), explained(*arguments, "--gpus", 4)
+    assert found["memory"]["caches_on_host"] <= 16 * GIB
+    kept = [each["layers"][0]["attention"]["sparse"] for each in (alone, found)]
+    assert kept[0] < kept[1]
+    roomy = explained(*arguments[: -len(budgets)], "--gpus", 4)["shared"]["efficiency_run"]
+    assert found["shared"]["efficiency_run"] > roomy
+
+
+def test_the_page_of_several_gpus(explain, folder):
+    shown = explain("--model", folder("wan"), *LARGE, "--gpus", 4, "--guidance-parallel", 2)
+    assert shown.exit_code == 0, shown.stderr
+    text = " ".join(shown.stdout.split())
+    assert "GPUs 4, on both guidance branches: 2 for each" in text
+    assert "rank branch heads tokens caches sends computes busy" in text
+    assert "3 1 20 37,840 73.28 GiB 29.22 GiB" in text
+    assert "action exchanged in a step on 1 GPU efficiency" in text
+    assert "350 GB/s each way" in text
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+
+
+def test_untimed_processes_of_a_cpu(explained):
+    found = explained("--device", "cpu", "--gpus", 2)["shared"]
+    assert found["efficiency"] is found["ranks"][0]["computing"] is None
+    assert found["ranks"][0]["sent_bytes"]["sparse"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--gpus", 41), "this model has 40 attention heads, fewer than the 41 processes"),
+        (("--gpus", 3, "--guidance-parallel", 2), "needs a multiple of 2 GPUs, and there are"),
+        (
+            ("--gpus", 2, "--guidance-parallel", 2, "--guidance-scale", 1),
+            "--guidance-parallel 2: this generation has no guidance; raise --guidance-scale",
+        ),
+        (
+            ("--gpus", 4, "--height", 32, "--width", 32, "--frames", 1),
+            "4 video or image tokens make 1 blocks of 128 rows, fewer than the 4 processes",
+        ),
+    ],
+)
+def test_processes_that_cannot_share_it(fails, folder, arguments, said):
+    assert said in fails("--model", folder("wan"), *arguments)
+
+
+def test_a_model_that_cannot_be_shared(fails, folder):
+    name = "ChromaTransformer2DModel"
+    chroma = {"_class_name": "ChromaPipeline", "transformer": ["diffusers", name]}
+    path = folder("flux", model_index={**FOLDERS["flux"]["model_index"], **chroma})
+    assert "a ChromaTransformer2DModel cannot run on several processes: " in fails(
+        "--model", path, "--gpus", 2, "--height", 512, "--width", 512
     )

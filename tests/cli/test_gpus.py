@@ -102,7 +102,7 @@ def test_gpus_that_are_not_there_or_differ(monkeypatch):
 def test_what_cannot_be_is_said_before_anything_starts(
     generate, workdir, monkeypatch, arguments, said
 ):
-    monkeypatch.setattr("chipsparse.cli.generate.several.launch", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr("chipsparse.cli.ranks.several.launch", lambda *_: pytest.fail("started"))
     ran = generate(*arguments, "--device", "cpu")
     assert ran.exit_code == 2
     assert said in ran.stderr
@@ -112,9 +112,7 @@ def test_what_cannot_be_is_said_before_anything_starts(
 
 def test_the_processes_are_started_with_what_was_typed(generate, monkeypatch):
     started = []
-    monkeypatch.setattr(
-        "chipsparse.cli.generate.several.launch", lambda *given: started.append(given)
-    )
+    monkeypatch.setattr("chipsparse.cli.ranks.several.launch", lambda *given: started.append(given))
     ran = generate("--gpus", "2", "--device", "cpu", "--json", *LARGE, prompt="a red circle")
     assert ran.exit_code == 0, ran.stderr
     ((words, count),) = started

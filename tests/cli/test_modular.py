@@ -174,8 +174,13 @@ def test_a_guidance_scale_is_given_to_the_guiders():
     family = FAMILIES["qwen-image"]
     pipe = family.modular()
     known = {name: value for name, value in family.call.items() if name != "true_cfg_scale"}
-    calls, ends = [], []
-    hook = pipe.transformer.register_forward_pre_hook(lambda *_: calls.append(1))
+    calls, ends, inputs = [], [], []
+
+    def called(_, arguments, named):
+        calls.append(1)
+        inputs.append(named["hidden_states"].shape)
+
+    hook = pipe.transformer.register_forward_pre_hook(called, with_kwargs=True)
     for scale, each in ((3.0, 2), (1.0, 1)):
         calls.clear()
         call_pipeline(
@@ -183,9 +188,11 @@ def test_a_guidance_scale_is_given_to_the_guiders():
             {**known, "guidance_scale": scale, "num_inference_steps": 4},
             generator=torch.Generator().manual_seed(0),
             output_type="np",
-            on_step_end=lambda step: ends.append(step) or step == 2,
+            on_step_end=lambda step, latents: ends.append((step, latents.shape)) or step == 2,
         )
         assert len(calls) == 3 * each  # it is ended before the fourth
-    assert ends == [0, 1, 2, 0, 1, 2]
+    assert [step for step, _ in ends] == [0, 1, 2, 0, 1, 2]
+    (shape,) = {shape for _, shape in ends}  # the latents, packed into tokens
+    assert shape == inputs[0]
     assert "step" not in vars(pipe.scheduler)
     hook.remove()

@@ -11,9 +11,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.generation.denoise import StepResult
 from chipsparse.cli.generation.lpips import Lpips
 from chipsparse.cli.main import app
 from chipsparse.cli.tune import lab as tune_lab
+from chipsparse.cli.tune.lab import TIMED_ACTIONS
 from chipsparse.cli.tune.names import pair_of
 from chipsparse.common import finished_files
 from chipsparse.profiles.profile import load_profile
@@ -509,3 +512,40 @@ def test_the_profile_is_a_config_like_any_other(again):
     Path("p.yaml").write_text(yaml.safe_dump(content))
     with pytest.raises(ValueError, match=r"sparsity\.attention\.keep: unknown field"):
         load_profile("p.yaml")
+
+
+def test_steps_that_do_not_call_the_transformer_are_not_searched(tune, monkeypatch):
+    """As of MiniMax-H3, whose scheduler counts the end."""
+    asked = []
+
+    class Searching:
+        def __init__(self, lab, *given, **_):
+            asked.append(given[1])
+            self.lab = lab
+
+        def run(self):
+            self.lab._dense(0)
+            self.lab._timed(0.1, sparse_mlp=False)
+            raise UserError("enough")
+
+    def timed(pipe, arguments, **_):
+        asked.append(arguments["num_inference_steps"])
+        steps = [StepResult(n, kind, 1.0, None, None) for n, kind in enumerate(TIMED_ACTIONS)]
+        return steps, None
+
+    monkeypatch.setattr("chipsparse.pipelines.flux.FluxAdapter.uncalled_steps", 1)
+    monkeypatch.setattr("chipsparse.cli.tune.job.Search", Searching)
+    monkeypatch.setattr("chipsparse.cli.generation.denoise.time_steps", timed)
+    assert tune("--min-psnr", "30").stderr.splitlines()[-1].endswith("enough")
+    assert asked == [5, len(TIMED_ACTIONS) + 1]
+
+
+def test_a_model_without_a_text_encoder(tune, model_folder, tmp_path):
+    folder = Path(shutil.copytree(model_folder, tmp_path / "model"))
+    index = json.loads((folder / "model_index.json").read_text())
+    index |= {name: [None, None] for name in ("text_encoder", "text_encoder_2")}
+    (folder / "model_index.json").write_text(json.dumps(index))
+    assert (
+        "has no text encoder, so FluxPipeline cannot"
+        in tune("--min-psnr", "30", model=folder).stderr
+    )

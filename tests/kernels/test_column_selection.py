@@ -390,7 +390,7 @@ def test_mistakes_are_named(options, message):
 
 
 @backend_names(column_selection)
-def test_random_columns_of_some_heads_are_those_of_all(backend, device):
+def test_random_columns_of_some_heads_and_blocks_are_those_of_all(backend, device):
     sums = torch.randn(2, 3, 4, 100, generator=torch.Generator().manual_seed(0)).to(device)
     skip_unless_it_runs(column_selection, backend, sums)
     options = {"keep_count": 5, "random_count": 7, "seed": 3, "backend": backend}
@@ -398,3 +398,6 @@ def test_random_columns_of_some_heads_are_those_of_all(backend, device):
     later = column_selection(sums[:, 1:].contiguous(), first_head=1, **options)
     assert torch.equal(found[:, 1:], later)
     assert not torch.equal(column_selection(sums[:, 1:].contiguous(), **options), later)
+    behind = column_selection(sums[:, :, 3:].contiguous(), first_block=3, **options)
+    assert torch.equal(found[:, :, 3:], behind)
+    assert not torch.equal(column_selection(sums[:, :, 3:].contiguous(), **options), behind)

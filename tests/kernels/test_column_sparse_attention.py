@@ -24,6 +24,7 @@ from tests.kernels.formulas import (
     skip_unless_it_runs,
 )
 
+FP8 = torch.float8_e4m3fn
 HALF = [torch.bfloat16, torch.float16]
 SHAPES = [(1, 1, 1, 1, 64), (2, 3, 7, 9, 64), (1, 2, 131, 333, 128), (2, 2, 1337, 131, 64)]
 
@@ -457,6 +458,47 @@ def test_merge_under_huge_shifts(backend, shift, dtype, device):
     assert_close(output[:, :, 64:], kept[:, :, 64:], TOLERANCE[dtype])  # nothing was dropped there
 
 
+@backend_names(column_sparse_attention)
+@pytest.mark.parametrize("rule", ["merge", "difference"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("strided", [False, True])
+def test_a_residual_in_fp8_counts_as_what_it_stands_for(backend, rule, head_dim, strided, device):
+    shape = (2, 2, 300, 131, head_dim)
+    inputs = attention_inputs(*shape, dtype=torch.bfloat16, device=device, strided=strided)
+    skip_unless_it_runs(column_sparse_attention, backend, *inputs)
+    mask = random_mask(*shape[:4], 128, device=device)
+    other = attention_inputs(*shape, dtype=torch.bfloat16, device=device, strided=strided, seed=1)
+    cache = refreshed(other, mask, 128, torch.float32)
+    scale = cache[rule].abs().amax(-1).clamp(min=1e-30) / 448
+    rounded = torch.empty_like(inputs[0], dtype=torch.float8_e4m3fn)
+    rounded.copy_(cache[rule] / scale[..., None])
+    rounded[0, 0, 0, 0], rounded[0, 0, 0, 1] = 0.0, -(2**-9)  # its smallest number
+    meant = rounded.double() * scale.double()[..., None]
+    of_merge = {name: cache[name] for name in ("lse_dense", "kept_mass")}
+    output, _ = attend(
+        inputs,
+        mask,
+        delta_rule=rule,
+        residual=rounded,
+        residual_scale=scale,
+        backend=backend,
+        **of_merge,
+    )
+    kept, kept_lse = masked_attention(*inputs, mask, 128)
+    if rule == "difference":
+        expected = kept + meant
+    else:
+        mass, dropped = cache["kept_mass"].double(), 1 - cache["kept_mass"].double()
+        now = (kept_lse - cache["lse_dense"].double()).exp()[..., None]
+        expected = (now * kept + meant) / (now + dropped[..., None])
+        # Within the rounding of the outputs nothing was dropped, whatever that of e4m3 is.
+        nothing = dropped <= torch.finfo(torch.bfloat16).eps
+        assert nothing.any()
+        assert (mass[~nothing] > 1 - torch.finfo(torch.float8_e4m3fn).eps).any()
+        expected = torch.where(nothing[..., None], kept, expected)
+    assert_close(output, expected, TOLERANCE[torch.bfloat16])
+
+
 def test_merge_formula_at_its_edges():
     kept = torch.tensor([[1.0, 2.0]] * 6)
     residual = torch.tensor([[0.3, -0.4]] * 6)
@@ -557,6 +599,26 @@ def mistaken(**changes):
         (
             {"delta_rule": "difference", "residual": torch.zeros(1, 2, 200)},
             r"residual must be \[1, 2, 200, 64\], got \[1, 2, 200\]",
+        ),
+        (
+            {"delta_rule": "difference", "residual": torch.zeros(1, 2, 200, 64).to(FP8)},
+            r"belongs to a residual in torch.float8_e4m3fn; .*float8_e4m3fn without it",
+        ),
+        (
+            {
+                "delta_rule": "difference",
+                "residual": torch.zeros(1, 2, 200, 64),
+                "residual_scale": torch.zeros(1, 2, 200),
+            },
+            r"belongs to a residual in torch.float8_e4m3fn; .*float32 with it",
+        ),
+        (
+            {
+                "delta_rule": "difference",
+                "residual": torch.zeros(1, 2, 200, 64).to(FP8),
+                "residual_scale": torch.zeros(1, 200),
+            },
+            r"residual_scale must be \[1, 2, 200\], got \[1, 200\]",
         ),
         ({"block_size_q": 0}, "block_size_q must be at least 1, got 0"),
         ({"backend": "fast"}, "unknown backend 'fast'; it has"),

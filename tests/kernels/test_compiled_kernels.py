@@ -18,7 +18,11 @@ from benchmarks.machine_code import Instruction, hot_loops, instructions
 ROOT = Path(__file__).parents[2]
 
 
-PRODUCTS_OF_FP8 = {89: "QMMA", 90: "QGMMA", 100: "UTCQMMA"}
+PRODUCTS_OF_8_BITS = {
+    89: {"IMMA", "QMMA"},
+    90: {"IGMMA", "QGMMA"},
+    100: {"UTCIMMA", "UTCQMMA"},
+}
 
 
 def compiled(path, *options):
@@ -67,9 +71,10 @@ def check_what_they_use(reports):
         if gluon or attention or re.search(r"k\d+w\d+", each["variant"]):
             # 32 rows, here neurons, are too few for the products of a warpgroup.
             few = re.search(r"f(16|32)m\d+k", each["variant"])
-            products = PRODUCTS_OF_FP8 if "fp8" in each["operation"] else {90: "HGMMA", 80: "HMMA"}
-            products = "HMMA" if few else products[each["capability"]]
-            assert each["counts"][products] > 0, name
+            of_16_bits = {90: {"HGMMA"}, 80: {"HMMA"}}
+            products = PRODUCTS_OF_8_BITS if "fp8" in each["operation"] else of_16_bits
+            for product in {"HMMA"} if few else products[each["capability"]]:
+                assert each["counts"][product] > 0, name
             assert each["hot_loops"] > 0, name  # or spills would be looked for nowhere
         if gluon:
             gathers = not each["operation"].removeprefix("fp8_").startswith("dense_attention")

@@ -118,10 +118,10 @@ def test_stays_close_to_attention_of_what_was_rounded(backend, rotate, device):
     output, lse, sums = fp8_dense_attention(
         tensors, lse_previous=expected_lse.float(), backend=backend
     )
-    assert (output.double() - expected).norm() / expected.norm() < 1e-2
-    assert (lse - expected_lse).abs().mean() < 2e-2
+    assert (output.double() - expected).norm() / expected.norm() < 5e-3
+    assert (lse - expected_lse).abs().mean() < 2e-3
     expected_sums = column_sums_of(query, key, expected_lse, 128)
-    assert (sums.double() - expected_sums).norm() / expected_sums.norm() < 1e-2
+    assert (sums.double() - expected_sums).norm() / expected_sums.norm() < 5e-3
 
 
 @backend_names(fp8_dense_attention)
@@ -159,7 +159,7 @@ def test_output_never_depends_on_the_previous_lse(backend, previous, device):
 @backend_names(fp8_dense_attention)
 @pytest.mark.parametrize("strange", [torch.nan, torch.inf])
 def test_nan_comes_out_where_it_went_in(backend, strange, device):
-    """A query in its row, with the sums of its block; a key and a value in the rows of its head."""
+    """A query in its row, with the sums of its block; a key in its head; a value in its channel."""
     inputs = attention_inputs(1, 4, 140, 150, 64, dtype=torch.bfloat16, device=device)
     previous = full_attention(*inputs)[1].float()
     query, key, value = inputs
@@ -174,7 +174,7 @@ def test_nan_comes_out_where_it_went_in(backend, strange, device):
     assert lse[0, 1].isnan().all()
     assert sums[0, 0, 0].isnan().all()
     assert sums[0, 0, 1].isfinite().all()
-    assert sums[0, 1, :, 9].isnan().all()
+    assert sums[0, 1].isnan().all()
     assert sums[0, 2:].isfinite().all()
 
 

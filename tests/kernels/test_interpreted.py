@@ -17,14 +17,14 @@ ROOT = Path(__file__).parents[2]
 OPERATIONS = {
     "dense_attention_column_sums": "any_scale_and_the_layout",
     "column_selection": "special_rows and (row2 or row9) or static_columns_beyond",
-    "column_sparse_attention": "only_listed_rows or laid_out_like_the_query",
+    "column_sparse_attention": "only_listed_rows or laid_out_like_the_query or (in_fp8 and 64)",
     "neuron_selection": "ties_nan_and_repeats and dtype1",
     "sparse_mlp_down": "no_neurons_change_nothing or cache_in_single_precision",
     "sparse_mlp_up": "views_of_larger_tensors or poisoned_entries",
     "mask_packing": "packs_like_bitarray or padding_bits or test_capacity",
     "fp8_dense_attention": "small_weights",
     "fp8_quantization": "zeros_and_equal_rows",
-    "merge_residual": "what_the_kept_columns_leave or other_strides",
+    "attention_residual": "what_the_kept_columns_leave or other_strides or nearest_of_e4m3 or nan",
     "rank_pieces": "one_behind_the_other or nothing_is_copied",
 }
 

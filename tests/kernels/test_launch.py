@@ -93,7 +93,7 @@ def test_it_forgets_rather_than_grow(kernel, monkeypatch):
         "column_sparse_attention.gluon_sm90",
         "column_sparse_attention.triton_kernel",
         "mask_packing.triton_kernel",
-        "merge_residual.triton_kernel",
+        "attention_residual.triton_kernel",
         "neuron_selection.triton_kernel",
         "sparse_mlp_down.gluon_sm90",
         "sparse_mlp_down.triton_kernel",

@@ -6,11 +6,11 @@ from tests.kernels.formulas import DTYPES, backend_names, skip_unless_it_runs
 
 # Samples, tokens, heads, channels; the pieces of either dimension. A rank may have nothing.
 SIZES = [
-    ((1, 5, 3, 16), 2, (2, 1)),
-    ((2, 7, 4, 24), 1, (3, 0, 4)),
-    ((1, 130, 5, 64), 2, (2, 2, 1)),
-    ((3, 33, 2, 8), 1, (16, 17)),
-    ((1, 40, 6, 128), 1, (40,)),
+    ((1, 5, 3, 16), 2, (range(2), range(2, 3))),
+    ((2, 7, 4, 24), 1, (range(3), range(3, 3), range(3, 7))),
+    ((1, 130, 5, 64), 2, (range(1), range(2, 3), range(4, 5))),
+    ((3, 33, 2, 8), 1, (range(16), range(16, 33))),
+    ((1, 40, 6, 128), 1, (range(40),)),
 ]
 
 
@@ -32,66 +32,74 @@ def _like(strided, tensor):
     return result.copy_(tensor)
 
 
-def element_by_element(tensors, counts, dim):
+def element_by_element(tensors, pieces, dim, room=0):
     """The definition, spelt out: of each piece the tensors, samples, tokens, heads, channels."""
-    found, first = [], 0
-    for count in counts:
+    found = []
+    for piece in pieces:
+        values = []
         for tensor in tensors:
             for sample in tensor.tolist():
-                rows = sample[first : first + count] if dim == 1 else sample
+                rows = sample[piece.start : piece.stop] if dim == 1 else sample
                 for heads in rows:
-                    kept = heads[first : first + count] if dim == 2 else heads
+                    kept = heads[piece.start : piece.stop] if dim == 2 else heads
                     for channels in kept:
-                        found += channels
-        first += count
+                        values += channels
+        unit = len(tensors) * tensors[0].numel() // tensors[0].shape[dim]
+        found += values + [float("nan")] * max(0, room * unit - len(values))
     return torch.tensor(found, dtype=tensors[0].dtype)
 
 
 @backend_names(pack_pieces)
-@pytest.mark.parametrize(("size", "dim", "counts"), SIZES, ids=str)
+@pytest.mark.parametrize(("size", "dim", "pieces"), SIZES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_pieces_lie_one_behind_the_other_and_come_back(backend, size, dim, counts, dtype, device):
+def test_pieces_lie_one_behind_the_other_and_come_back(backend, size, dim, pieces, dtype, device):
     for count in (1, 3):
         tensors = some_tensors(size, dtype, device, count=count)
         skip_unless_it_runs(pack_pieces, backend, *tensors)
-        packed = pack_pieces(tensors, counts, dim=dim, backend=backend)
-        assert torch.equal(packed.cpu(), element_by_element(tensors, counts, dim))
-        rest = [length for place, length in enumerate(size) if place != dim]
-        found = unpack_pieces(packed, counts, dim=dim, shape=(count, *rest), backend=backend)
-        assert len(found) == count
-        for each, tensor in zip(found, tensors, strict=True):
-            assert torch.equal(each, tensor)
-            assert each.is_contiguous()
+        packed = pack_pieces(tensors, pieces, dim=dim, backend=backend)
+        assert torch.equal(packed.cpu(), element_by_element(tensors, pieces, dim))
+        room = max(map(len, pieces)) + 1
+        roomy = element_by_element(tensors, pieces, dim, room).to(device)
+        for buffer, options in ((packed, {}), (roomy, {"room": room})):
+            found = tuple(_like(each, torch.full_like(each, 7)) for each in tensors)
+            unpack_pieces(buffer, found, pieces, dim=dim, backend=backend, **options)
+            inside = torch.tensor([any(i in piece for piece in pieces) for i in range(size[dim])])
+            shape = [-1 if place == dim else 1 for place in range(4)]
+            inside = inside.view(shape).to(device)
+            for each, tensor in zip(found, tensors, strict=True):
+                assert torch.equal(each, torch.where(inside, tensor, 7))
 
 
 @backend_names(pack_pieces)
 def test_nothing_is_copied_of_nothing(backend, device):
     empty = torch.zeros(1, 0, 2, 8, device=device)
     skip_unless_it_runs(pack_pieces, backend, empty)
-    packed = pack_pieces((empty,), (1, 1), dim=2, backend=backend)
+    packed = pack_pieces((empty,), (range(1), range(1, 2)), dim=2, backend=backend)
     assert packed.shape == (0,)
-    (found,) = unpack_pieces(packed, (1, 1), dim=2, shape=(1, 1, 0, 8), backend=backend)
-    assert found.shape == (1, 0, 2, 8)
+    unpack_pieces(packed, (empty,), (range(1), range(1, 2)), dim=2, backend=backend)
 
 
 def test_wrong_arguments_are_refused_with_their_values():
     tensor = torch.zeros(1, 4, 2, 8)
-    with pytest.raises(ValueError, match=r"counts \[1, 2\] do not add up to dimension 1 of"):
-        pack_pieces((tensor,), (1, 2), dim=1)
+    for piece in (range(3, 5), range(-1, 2), range(3, 2), range(0, 4, 2)):
+        with pytest.raises(ValueError, match=r"is not within dimension 1 of \[1, 4, 2, 8\]"):
+            pack_pieces((tensor,), (range(1), piece), dim=1)
     with pytest.raises(ValueError, match="dim must be 1"):
-        pack_pieces((tensor,), (4,), dim=3)
+        pack_pieces((tensor,), (range(4),), dim=3)
     with pytest.raises(ValueError, match="one to three tensors, got 4"):
-        pack_pieces((tensor,) * 4, (4,), dim=1)
-    with pytest.raises(ValueError, match="one from 0 on for each rank"):
-        pack_pieces((tensor,), (5, -1), dim=1)
+        pack_pieces((tensor,) * 4, (range(4),), dim=1)
     with pytest.raises(ValueError, match="tensors must be"):
-        pack_pieces((tensor, tensor[:, :3]), (4,), dim=1)
+        pack_pieces((tensor, tensor[:, :3]), (range(4),), dim=1)
     with pytest.raises(ValueError, match=r"tensors must be \[B, N, H, D\]"):
-        pack_pieces((tensor[0],), (2,), dim=1)
-    with pytest.raises(ValueError, match="buffer must have 64 elements"):
-        unpack_pieces(torch.zeros(63), (4,), dim=1, shape=(1, 1, 2, 8))
+        pack_pieces((tensor[0],), (range(2),), dim=1)
+    with pytest.raises(ValueError, match="buffer must have 48 elements"):
+        unpack_pieces(torch.zeros(63), (tensor,), (range(1, 4),), dim=1)
     with pytest.raises(ValueError, match="contiguous"):
-        unpack_pieces(torch.zeros(128)[::2], (4,), dim=1, shape=(1, 1, 2, 8))
+        unpack_pieces(torch.zeros(128)[::2], (tensor,), (range(4),), dim=1)
+    with pytest.raises(ValueError, match="room must be at least 3, got 2"):
+        unpack_pieces(torch.zeros(48), (tensor,), (range(1, 4),), dim=1, room=2)
+    with pytest.raises(ValueError, match="buffer"):
+        unpack_pieces(torch.zeros(64).half(), (tensor,), (range(4),), dim=1)
 
 
 def test_channels_apart_are_left_to_the_reference():

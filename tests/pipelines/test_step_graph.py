@@ -35,11 +35,12 @@ from chipsparse.plan import SparsityPlan
 from chipsparse.session import Session
 from tests.devices import DEVICES
 from tests.graph_stand_in import TapeRecorder
-from tests.pipelines.test_flux import SPARSE
+from tests.pipelines.test_flux import SPARSE as OF_FLUX
 from tests.pipelines.test_flux import generate as generate_image
 from tests.tiny_models import tiny_flux_pipeline
 from tests.wrapped_backends import wrap_backends
 
+SPARSE = OF_FLUX.override({"cuda_graphs": "always"})  # there are few sparse steps
 NEVER = SPARSE.override({"cuda_graphs": "never"})
 GUIDED = {"negative_prompt": "a blue square", "true_cfg_scale": 3.0}
 # Of the 7 steps: dense, refresh, sparse, sparse, sparse, refresh, sparse.
@@ -131,9 +132,11 @@ def same(found, expected):
     return torch.equal(found.cpu(), expected.cpu())
 
 
-@pytest.mark.parametrize("rule", ["merge", "difference"])
-def test_recorded_steps_give_the_same(rule, pipe):
-    rules = {"attention.delta_rule": rule}
+@pytest.mark.parametrize(
+    ("rule", "residuals"), [("merge", "auto"), ("difference", "auto"), ("merge", "fp8")]
+)
+def test_recorded_steps_give_the_same(rule, residuals, pipe):
+    rules = {"attention.delta_rule": rule, "memory.residuals": residuals}
     expected, usual = generate(pipe, NEVER.override(rules))
     found, report = generate(pipe, SPARSE.override(rules))
     assert same(found, expected)
@@ -628,10 +631,13 @@ def test_a_plan_says_whether_steps_are_recorded():
     layout = dataclasses.replace(layout, kinds=(LayerKind("block", 2, 64),), text_tokens=0)
     longer = dataclasses.replace(layout, text_tokens=1)
 
-    def records(settings=None, layout=layout):
-        return SparsityPlan(SPARSE.override(settings or {}), layout, 7).captures_steps()
+    def records(settings=None, layout=layout, steps=30):
+        return SparsityPlan(OF_FLUX.override(settings or {}), layout, steps).captures_steps()
 
     assert records()
+    assert records(steps=None)
+    assert not records(steps=7)
+    assert records({"cuda_graphs": "always"}, steps=7)
     assert not records(layout=longer)
     assert records({"cuda_graphs": "always"}, longer)
     assert not records({"attention.enabled": False, "mlp.enabled": False})

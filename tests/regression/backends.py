@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from chipsparse.kernels.attention_residual import attention_residual
 from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import column_sparse_attention
 from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
 from chipsparse.kernels.dispatch import Backend, Operation
 from chipsparse.kernels.mask_packing import packed_to_indices
-from chipsparse.kernels.merge_residual import merge_residual
 from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
@@ -25,7 +25,7 @@ OPERATIONS: tuple[Operation[..., Any], ...] = (
     dense_activation,
     dense_attention_column_sums,
     mean_preactivations,
-    merge_residual,
+    attention_residual,
     neuron_selection,
     packed_to_indices,
     sparse_mlp_down,

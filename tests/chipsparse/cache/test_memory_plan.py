@@ -26,7 +26,8 @@ WAN_14B = ModelLayout((LayerKind("block", 40, 13_824),), 40, 128, 1, ((21, 45, 8
 
 
 def plan_of(layout=WAN_14B, **overrides):
-    values = {name.replace("__", "."): value for name, value in overrides.items()}
+    values = {"memory.residuals": "full"}
+    values |= {name.replace("__", "."): value for name, value in overrides.items()}
     return SparsityPlan(SparsityConfig().override(values), layout, 50)
 
 
@@ -73,6 +74,51 @@ def test_attention_is_placed_before_the_mlp_of_a_long_video():
     assert {layer for layer, kind in placement.device if kind == "residual"} == set(range(40))
     assert {layer for layer, kind in placement.device if kind == "activation"} == {38, 39}
     assert placement.recomputed == {(layer, "mlp") for layer in range(38)}
+
+
+def test_a_residual_in_fp8_takes_half_of_the_bytes_and_a_scale_for_each_row():
+    rounded = {"mlp__enabled": False, "memory__residuals": "fp8"}
+    (need, *_) = cache_needs(plan_of(**rounded), dtype=torch.bfloat16)
+    (full, *_) = cache_needs(plan_of(mlp__enabled=False), dtype=torch.bfloat16)
+    changed = {"residual": 75_600 * 5120, "residual_scale": 40 * 75_600 * 4}
+    assert dict(need.sizes) == {**full.sizes, **changed}
+
+
+ATTENTION = {
+    "mlp__enabled": False,
+    "memory__residuals": "auto",
+}  # of Wan 14B: 41.1 GiB, 28.1 in FP8
+
+
+@pytest.mark.parametrize(
+    ("device", "host", "residuals"),
+    [
+        (42, 0, "full"),
+        (42, 99, "full"),
+        (30, 0, "fp8"),  # or layers would run dense
+        (30, 99, "fp8"),  # or they would go to the host
+        (20, 99, "full"),  # some go to the host in either precision
+        (20, 13, "fp8"),  # and more of them find room
+        (20, 0, "fp8"),  # likewise
+    ],
+)
+def test_residuals_are_rounded_where_that_saves_something(device, host, residuals):
+    memory = planned(device, host, **ATTENTION)
+    assert memory.residuals == residuals
+    rounded, full = (
+        planned(device, host, **ATTENTION | {"memory__residuals": precision})
+        for precision in ("fp8", "full")
+    )
+    assert memory == (rounded if residuals == "fp8" else full)
+    saves = len(rounded.placement.recomputed) < len(full.placement.recomputed)
+    saves |= bool(full.placement.host) and not rounded.placement.host
+    assert saves == (residuals == "fp8")
+
+
+def test_what_prefers_the_host_is_rounded_only_where_it_is_full():
+    always = ATTENTION | {"memory__offload": "always"}
+    assert planned(30, 99, **always).residuals == "full"
+    assert planned(4, 30, **always).residuals == "fp8"
 
 
 def layer_of(channels, tokens, width):

@@ -7,8 +7,8 @@ import torch
 
 from chipsparse.cache.tensors import AttentionCache
 from chipsparse.config import AttentionConfig
+from chipsparse.kernels.attention_residual import reference as residual_reference
 from chipsparse.kernels.mask_packing import unpack_mask
-from chipsparse.kernels.merge_residual import reference as merge_residual_reference
 from chipsparse.layers import attention
 from chipsparse.layers.attention import (
     backend_choices,
@@ -46,8 +46,8 @@ def row_mask(cache):
     return mask.repeat_interleave(ROWS, dim=2)[:, :, :TOKENS]
 
 
-def refreshed(rule, *, budget=BUDGET, seed=0, **config):
-    cache = AttentionCache()
+def refreshed(rule, *, budget=BUDGET, seed=0, in_fp8=False, **config):
+    cache = AttentionCache(residual_in_fp8=in_fp8)
     settings = AttentionConfig(delta_rule=rule, **{"block_size_q": ROWS, **config})
     dense_step(cache, *inputs(seed), scale=None, backend=None)
     output = refresh_step(
@@ -236,10 +236,29 @@ def test_column_sums_of_a_few_heads_at_a_time(limit, monkeypatch):
 def test_the_residual_of_a_few_heads_at_a_time(monkeypatch):
     expected, _, _ = refreshed("merge")
     assert expected.residual.stride() == inputs(0)[0].stride()
-    monkeypatch.setattr(merge_residual_reference, "TRANSIENT_BYTES", 1)
+    monkeypatch.setattr(residual_reference, "TRANSIENT_BYTES", 1)
     found, _, _ = refreshed("merge")
     assert torch.equal(found.residual, expected.residual)
     assert found.residual.stride() == expected.residual.stride()
+
+
+@pytest.mark.parametrize("rule", ["merge", "difference"])
+def test_a_residual_in_fp8_changes_a_sparse_step_by_its_rounding_alone(rule):
+    changed = [a + 0.1 * b for a, b in zip(inputs(), inputs(9), strict=True)]
+    options = {"scale": None, "backend": None}
+    (full, config, output), (rounded, _, same) = (
+        refreshed(rule, in_fp8=in_fp8) for in_fp8 in (False, True)
+    )
+    assert torch.equal(same, output)
+    assert (full.residual_scale, rounded.residual.dtype) == (None, torch.float8_e4m3fn)
+    assert rounded.residual.stride() == full.residual.stride()
+    meant = rounded.residual.float() * rounded.residual_scale.unsqueeze(-1)
+    expected, found = (
+        sparse_step(cache, *changed, config=config, **options) for cache in (full, rounded)
+    )
+    full.residual = meant
+    torch.testing.assert_close(sparse_step(full, *changed, config=config, **options), found)
+    assert 0 < (found - expected).norm() < 0.03 * output.norm()
 
 
 def test_random_columns_of_heads_in_chunks():

@@ -39,17 +39,17 @@ def test_a_dense_step_is_rounded_and_its_lse_hardly(dim):
     cache = AttentionCache()
     output = dense_step(cache, *inputs(dim=dim), scale=None, backend=None, precision="fp8")
     expected, lse = softmax_parts(*inputs(dim=dim))
-    assert 1e-2 < far(output, expected) < 6e-2  # of random values, whose mean is near zero
-    assert (cache.lse - lse).pow(2).mean().sqrt() < 2e-2
+    assert 1e-2 < far(output, expected) < 5e-2  # of random values, whose mean is near zero
+    assert (cache.lse - lse).pow(2).mean().sqrt() < 3e-3
 
 
 def test_a_refresh_keeps_much_the_same_columns():
     in_fp8, output = refreshed()
     exact, expected = refreshed(AttentionConfig(block_size_q=ROWS))
-    assert 1e-2 < far(output, expected.double()) < 6e-2
+    assert 1e-2 < far(output, expected.double()) < 5e-2
     masks = row_mask(in_fp8), row_mask(exact)
-    assert (masks[0] == masks[1]).double().mean() > 0.97
-    assert (in_fp8.kept_mass - exact.kept_mass).abs().mean() < 3e-2
+    assert (masks[0] == masks[1]).double().mean() > 0.99
+    assert (in_fp8.kept_mass - exact.kept_mass).abs().mean() < 1e-2
 
 
 def test_heads_may_come_in_chunks():

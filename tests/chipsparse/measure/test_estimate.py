@@ -142,7 +142,7 @@ def test_slow_transfers_decide_how_long_a_step_takes():
 
 @pytest.mark.parametrize(
     ("mode", "host", "recorded"),
-    [("never", {}, False), ("auto", {}, True), ("auto", {(0, "activation"): 1}, False)],
+    [("never", {}, False), ("always", {}, True), ("always", {(0, "activation"): 1}, False)],
 )
 def test_no_sparse_layer_is_faster_than_its_launch(mode, host, recorded):
     plan, rates = plan_of(cuda_graphs=mode), Rates(launch_seconds=1.0)

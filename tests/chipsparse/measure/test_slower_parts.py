@@ -9,7 +9,14 @@ import torch
 from benchmarks.records import read
 from chipsparse import SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.measure.slower_parts import remarks_on, slower_parts, step_seconds_of
+from chipsparse.measure.slower_parts import (
+    milliseconds_text,
+    part_seconds,
+    remarks_on,
+    slower_parts,
+)
+from chipsparse.measure.step_clock import StepClock
+from chipsparse.measure.step_seconds import StepSeconds, estimated_seconds
 from chipsparse.plan import SparsityPlan
 
 RESULTS = Path(__file__).parents[3] / "benchmarks/results"
@@ -54,7 +61,7 @@ def test_recorded_attention_stays_sparse(case):
         attention__density=case["density"],
         attention__block_size_q=case["block_size"],
     )
-    times = step_seconds_of(plan, 0, "attention", dtype=BF16)
+    times = estimated_seconds(plan, 0, "attention", dtype=BF16)
     assert case["latency_ms"] < case["baseline_ms"]
     assert times.sparse < times.dense
     # Heads of 64 channels and Triton's kernels are slower than the rates say.
@@ -72,41 +79,70 @@ def test_recorded_mlps_stay_sparse(case):
         channels=case["channels"],
         mlp__density=case["density"],
     )
-    times = step_seconds_of(plan, 0, "mlp", dtype=BF16)
+    times = estimated_seconds(plan, 0, "mlp", dtype=BF16)
     assert case["latency_ms"] < case["baseline_ms"]
     assert times.sparse < times.dense
     assert 1e3 * times.dense == pytest.approx(case["baseline_ms"], rel=0.25)
     assert 1e3 * times.sparse == pytest.approx(case["latency_ms"], rel=0.3)
 
 
+def estimated(plan, device=GPU):
+    """What is slower on a GPU that is not here, so that nothing is measured."""
+    return slower_parts(plan, part_seconds(plan, device, BF16, StepClock()))
+
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is measured")
+
+
 def test_a_narrow_mlp_runs_dense_and_its_attention_sparse():
     """Measured on an H200: 0.27 ms sparse, 0.06 dense."""
-    assert slower_parts(SMALL, GPU, BF16).keys() == {(0, "mlp"), (1, "mlp")}
-    (remark,) = remarks_on(slower_parts(SMALL, GPU, BF16), 2)
+    assert estimated(SMALL).keys() == {(0, "mlp"), (1, "mlp")}
+    (remark,) = remarks_on(estimated(SMALL), 2)
     assert remark == (
         "MLP runs dense in 2 of 2 layers (first: layer 0), as it is faster so: a sparse step of it "
-        "is estimated at 0.11 ms on a GPU and a dense one at 0.03 ms (where_slower: sparse would "
+        "is estimated at 0.11 ms on a GPU and a dense one at 0.026 ms (where_slower: sparse would "
         "keep it sparse)"
     )
 
 
 def test_few_tokens_run_dense():
     plan = plan_of(256, 24, 128, 12_288)
-    assert slower_parts(plan, GPU, BF16).keys() == {
+    assert estimated(plan).keys() == {
         (layer, part) for layer in (0, 1) for part in ("attention", "mlp")
     }
 
 
-@pytest.mark.parametrize("overrides", [{"where_slower": "sparse"}, {"backend": "reference"}])
-def test_what_the_config_asks_for_is_done(overrides):
-    plan = dataclasses.replace(SMALL, config=SMALL.config.override(overrides))
-    assert slower_parts(plan, GPU, BF16) == {}
+def test_what_the_config_asks_for_is_done():
+    plan = dataclasses.replace(SMALL, config=SMALL.config.override({"where_slower": "sparse"}))
+    assert part_seconds(plan, GPU, BF16, StepClock()).keys() > estimated(SMALL).keys()
+    assert estimated(plan) == {}
+
+
+def test_a_forced_backend_is_not_measured():
+    plan = dataclasses.replace(SMALL, config=SMALL.config.override({"backend": "reference"}))
+    assert part_seconds(plan, GPU, BF16, StepClock()) == {}
 
 
 def test_a_cpu_is_for_tests():
-    assert slower_parts(SMALL, CPU, BF16) == {}
+    assert part_seconds(SMALL, CPU, BF16, StepClock()) == {}
 
 
 def test_parts_that_are_never_sparse_are_not_named():
     plan = dataclasses.replace(SMALL, config=SMALL.config.override({"mlp.enabled": False}))
-    assert slower_parts(plan, GPU, BF16) == {}
+    assert estimated(plan) == {}
+    places = part_seconds(SMALL, GPU, BF16, StepClock(), dense={(1, "mlp")}).keys()
+    assert places == {(0, "attention"), (1, "attention"), (0, "mlp")}
+
+
+def test_what_saves_next_to_nothing_runs_dense_and_the_times_are_said():
+    times = {(0, "mlp"): StepSeconds(0.94e-3, 1e-3, measured=True)}
+    assert slower_parts(SMALL, times) == {}
+    times = {(0, "mlp"): StepSeconds(0.96e-3, 1e-3, measured=True)}
+    assert slower_parts(SMALL, times) == {
+        (0, "mlp"): "a sparse step of it takes 0.96 ms here and a dense one 1 ms"
+    }
+
+
+def test_times_have_two_digits_that_count():
+    texts = [milliseconds_text(seconds) for seconds in (6.13e-6, 0.354e-3, 12.4e-3, 0.3)]
+    assert texts == ["0.0061 ms", "0.35 ms", "12 ms", "300 ms"]

@@ -8,15 +8,21 @@ MODULE = "tests.chipsparse.parallel.ranks"
 
 
 def test_three_ranks(tmp_path):
-    for rank, ended in enumerate(run_ranks(3, f"{MODULE}:all_of_it", folder=tmp_path)):
+    for ended in run_ranks(3, f"{MODULE}:all_of_it", folder=tmp_path):
         found = ended.result
         assert found["told"] == ["I am 0", "I am 1", "I am 2"]
         assert found["first"] == 0.1
+        assert found["agreed"] == [[0, "mlp", "slow"]]
         assert found["least"] == [3, 3]
         assert found["hosts"] == 3
-        assert found["there"] == [True] * 3, rank
         assert found["differ"].startswith("rank 0 and rank 2 differ in size: small and large")
         assert found["afterwards"] == [0, 1, 2]
+
+
+def test_four_ranks_exchange_tokens_for_heads_and_query_rows(tmp_path):
+    for rank, ended in enumerate(run_ranks(4, f"{MODULE}:all_ways", folder=tmp_path)):
+        for way, found in ended.result.items():
+            assert all(found), (rank, way, found)
 
 
 @pytest.mark.slow

@@ -100,3 +100,60 @@ def test_guidance_has_two_branches_at_most():
     assert Parallel(ulysses=3, guidance=2).ranks == 6
     with pytest.raises(ValueError, match="guidance: pipelines have two branches"):
         Parallel(guidance=3)
+
+
+QUERY_ROWS = 24
+
+
+def ring_cut(layout, ranks, ring):
+    return cut_sequence(layout, ranks, ROWS, ring=ring, query_rows=QUERY_ROWS)
+
+
+@pytest.mark.parametrize(("ranks", "ring"), [(2, 2), (3, 3), (4, 2), (6, 2)])
+@pytest.mark.parametrize("text_first", [False, True])
+@pytest.mark.parametrize("text", [0, 33, 96])
+def test_runs_of_a_ring_end_where_lists_of_columns_do(ranks, ring, text, text_first):
+    layout = replace(VIDEO, grids=((8, 8, 16),), text_tokens=text, text_first=text_first)
+    cut = ring_cut(layout, ranks, ring)
+    assert sum(cut.tokens) == layout.tokens
+    assert min(cut.grid) > 0
+    leading = text if text_first else 0
+    firsts = [on_rank(layout, cut, rank).query_rows.start for rank in range(ranks)]
+    assert all(first % QUERY_ROWS == 0 for first in firsts)
+    assert max(cut.query_rows) - min(cut.query_rows) <= 2 * 3 * ROWS
+    # Neurons' blocks are those of one process as well: they are counted from the text.
+    assert all((leading + start) % ROWS == 0 for start in starts(cut)[1:])
+    rows = [on_rank(layout, cut, rank).query_rows for rank in range(0, ranks, ranks // ring)]
+    assert [row for each in rows for row in each] == list(range(layout.tokens))
+
+
+def test_where_no_place_ends_both_kinds_of_blocks_lists_of_columns_decide():
+    kinds = (LayerKind("block", 2, 64, mlp_sees_text=False),)
+    apart = replace(VIDEO, kinds=kinds, text_tokens=33, text_first=True)
+    cut = ring_cut(apart, 4, 2)
+    run = cut.first(2)
+    assert (33 + run) % QUERY_ROWS == 0
+    assert run % ROWS != 0
+    assert (cut.first(3) - run) % ROWS == 0  # the blocks of the second run begin anew
+
+
+def test_each_of_a_run_gets_a_block_however_long_the_text_is():
+    layout = replace(VIDEO, grids=((1, 8, 12),), text_tokens=480, text_first=True)
+    cut = cut_sequence(layout, 6, ROWS, ring=2, query_rows=ROWS)
+    assert cut.grid == (16,) * 6
+    with pytest.raises(ValueError, match=r"96 .* make 6 blocks of 16 rows, fewer than the 8"):
+        cut_sequence(layout, 8, ROWS, ring=2, query_rows=ROWS)
+
+
+def test_a_ring_shares_heads_within_each_run_alone():
+    cut = ring_cut(VIDEO, 4, 2)
+    layouts = [on_rank(VIDEO, cut, rank) for rank in range(4)]
+    assert [each.share.first_head for each in layouts] == [0, 3, 0, 3]
+    assert [each.own_heads for each in layouts] == [3, 3, 3, 3]
+    assert {each.own_query_rows for each in layouts} == {max(cut.query_rows)}
+    assert layouts[0].query_rows == layouts[1].query_rows == range(cut.query_rows[0])
+
+
+def test_too_few_lists_for_a_ring_are_refused_with_the_numbers():
+    with pytest.raises(ValueError, match=r"256 .* make 6 blocks of 48 rows, fewer than the 7"):
+        ring_cut(VIDEO, 7, 7)

@@ -16,13 +16,16 @@ from chipsparse.cache.placement import Placement
 from chipsparse.kernels.dispatch import Backend, Choice
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.measure.estimate import moved_bytes
+from chipsparse.parallel.agreement import Alone
 from chipsparse.plan import Action
 from chipsparse.report.as_json import SCHEMA
 from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
+from chipsparse.session import Session
 from chipsparse.step import StepContext
 from tests.chipsparse.attend import attend
 from tests.chipsparse.test_session_memory import (
     ACTIONS,
+    CONFIG,
     HOSTED,
     TOTAL,
     call,
@@ -335,7 +338,7 @@ def test_what_would_be_slower_sparse_runs_dense_with_a_note_and_without_caches(m
     whole = session_with()
     generate(whole)
     slower = {(layer, "mlp"): "a sparse step of it is slow" for layer in (1, 2)}
-    monkeypatch.setattr("chipsparse.session.slower_parts", lambda *_: slower)
+    monkeypatch.setattr("chipsparse.session.slower_parts", lambda *_, **__: slower)
     session = session_with()
     session.report.strict = True
     generate(session)
@@ -350,6 +353,26 @@ def test_what_would_be_slower_sparse_runs_dense_with_a_note_and_without_caches(m
         "is slow (where_slower: sparse would keep it sparse)"
     ]
     assert session.report.cache_bytes < whole.report.cache_bytes
+
+
+def test_several_processes_leave_the_same_dense():
+    """Whatever each of them measured: the first one decides."""
+
+    class FirstOfTwo(Alone):
+        def first(self, value):
+            assert value == []  # a CPU is not measured
+            return [[2, "attention", "it is slow there"]]
+
+    report = GenerationReport()
+    session = Session(CONFIG, report, agreement=FirstOfTwo())
+    generate(session)
+    reasons = {
+        (entry.layer, entry.part, entry.reason)
+        for record in report.steps
+        for entry in record.layers
+        if entry.reason is not None
+    }
+    assert reasons == {(2, "attention", "it is slow there")}
 
 
 def test_a_budget_that_holds_not_all_ends_a_strict_run_in_its_first_call():

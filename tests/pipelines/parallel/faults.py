@@ -9,15 +9,25 @@ import torch
 import torch.distributed as dist
 
 import chipsparse
-from chipsparse.parallel import head_exchange
+from chipsparse.cache.tensors import AttentionCache
+from chipsparse.parallel import head_turns
 from chipsparse.pipelines.parallel import split_sequence
 from chipsparse.pipelines.wan import WanAdapter
 from chipsparse.plan import Action, SparsityPlan
-from tests.pipelines.parallel.equal_bits import BIG, generate, largest_difference, run, wan_of
+from tests.pipelines.parallel.equal_bits import (
+    BIG,
+    generate,
+    largest_difference,
+    ranks_agree,
+    report_of_layers,
+    run,
+    wan_of,
+)
 from tests.pipelines.test_families import SPARSE
 
 CALL = {**BIG, "height": 80, "width": 64, "guidance_scale": 1.0}
 BOTH = chipsparse.Parallel(ulysses=2)
+ROWS = chipsparse.Parallel(ring=2)
 
 
 def forgotten_head_offset():
@@ -30,6 +40,16 @@ def forgotten_head_offset():
     return mock.patch.object(split_sequence, "on_rank", without)
 
 
+def forgotten_block_offset():
+    on_rank = split_sequence.on_rank
+
+    def without(layout, cut, rank):
+        found = on_rank(layout, cut, rank)
+        return replace(found, share=replace(found.share, first_row=0))
+
+    return mock.patch.object(split_sequence, "on_rank", without)
+
+
 def rotary_cut_before_ordering():
     def cut(self, _module, _args, output):
         return tuple(self.split.own_grid(part, 1) for part in output)
@@ -38,14 +58,14 @@ def rotary_cut_before_ordering():
 
 
 def swapped_ranks():
-    unpack = head_exchange.unpack_pieces
+    unpack = head_turns.unpack_pieces
 
-    def swapped(received, counts, *, dim, shape):
-        if dim == head_exchange.TOKENS:
+    def swapped(received, places, pieces, *, dim, room=None):
+        if dim == head_turns.TOKENS:
             received = torch.cat(received.chunk(2)[::-1])
-        return unpack(received, counts, dim=dim, shape=shape)
+        unpack(received, places, pieces, dim=dim, room=room)
 
-    return mock.patch.object(head_exchange, "unpack_pieces", swapped)
+    return mock.patch.object(head_turns, "unpack_pieces", swapped)
 
 
 WRONG = [forgotten_head_offset, rotary_cut_before_ordering, swapped_ranks]
@@ -61,6 +81,12 @@ def skips_alone():
     return mock.patch.object(SparsityPlan, "taken", skipping)
 
 
+def refreshes_alone():
+    """The layers of rank 1 find their lists cut off at every sparse step, and refresh."""
+    cut = dist.get_rank() == 1
+    return mock.patch.object(AttentionCache, "lists_were_cut", return_value=cut)
+
+
 def seen():
     """How far each mistake is from one process, and what ranks that differ are told."""
     with torch.no_grad():
@@ -70,6 +96,18 @@ def seen():
             with fault():
                 wrong, _ = run(wan_of(4), CALL, SPARSE, BOTH)
             found[fault.__name__] = largest_difference(wrong, alone)
+        for fault in (forgotten_block_offset, swapped_ranks):
+            with fault():
+                wrong, _ = run(wan_of(4), CALL, SPARSE, ROWS)
+            found[f"{fault.__name__} of a ring"] = largest_difference(wrong, alone)
+        with refreshes_alone():
+            for name, parallel in (("heads", BOTH), ("rows", ROWS)):
+                result, report = run(wan_of(4), CALL, SPARSE, parallel)
+                found[f"refreshes alone, {name}"] = [
+                    ranks_agree(result),
+                    report_of_layers(report).get("attention sparse", 0),
+                    largest_difference(result, alone),
+                ]
         with skips_alone():
             found["skips alone"] = said(wan_of(4), CALL)
         found["seed"] = said(wan_of(4), CALL, seed=dist.get_rank())
@@ -78,6 +116,9 @@ def seen():
         config = SPARSE.override({"attention.density": 0.2 + 0.1 * dist.get_rank()})
         found["config"] = said(wan_of(4), CALL, config)
         found["heads"] = said(wan_of(1), CALL)
+        found["rows"] = said(
+            wan_of(4), {**CALL, "height": 32, "width": 32, "num_frames": 1}, SPARSE, parallel=ROWS
+        )
         found["tokens"] = said(wan_of(4), {**CALL, "height": 16, "width": 16, "num_frames": 1})
         found["processes"] = said(wan_of(4), CALL, parallel=chipsparse.Parallel(ulysses=3))
         # The next generation is as if nothing had been.

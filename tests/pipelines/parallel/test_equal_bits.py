@@ -88,36 +88,47 @@ def test_guidance_branches_on_two_ranks(two_ranks):
 
 
 @pytest.mark.slow
-def test_guidance_branches_times_shared_tokens(tmp_path):
-    names = ["four heads", "two experts"]
-    ended = run_ranks(4, f"{MODULE}:together", names, 2, folder=tmp_path, seconds=900)
-    for name in names:
-        judged = check_guided(name, [each.result[name] for each in ended])
-        assert judged["cache share"] < 0.3, (name, judged)
+def test_two_ranks_share_query_rows(two_ranks):
+    for name in two_ranks[0].result["ring"]:
+        judged = check(name, [each.result["ring"][name] for each in two_ranks])
+        if name in ("ltx, odd size", "one head", "forecast of the error"):
+            assert judged["cache share"] < 0.55, (name, judged)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ranks", "names"),
-    [
-        (3, ["four heads", "uneven heads", "joint text, four heads", "two experts"]),
-        (4, ["four heads", "joint text, four heads"]),
-    ],
-)
-def test_more_ranks(ranks, names, tmp_path):
-    ended = run_ranks(ranks, f"{MODULE}:together", names, folder=tmp_path, seconds=900)
+def test_three_ranks(tmp_path):
+    names = ["four heads", "uneven heads", "joint text, four heads", "two experts"]
+    ended = run_ranks(3, f"{MODULE}:together", names, folder=tmp_path, seconds=900)
     for name in names:
         judged = check(name, [each.result[name] for each in ended])
-        # Three ranks share four heads as 2, 1 and 1, and five as 2, 2 and 1.
-        assert judged["cache share"] <= {3: 0.55, 4: 0.28}[ranks], (name, judged)
+        # They share four heads as 2, 1 and 1, and five as 2, 2 and 1.
+        assert judged["cache share"] <= 0.55, (name, judged)
+
+
+@pytest.mark.slow
+def test_four_ranks(tmp_path):
+    ways = {  # cases, how many ranks share the guidance branches, and how many query rows
+        "heads": (["joint text, four heads"], 1, 1),
+        "heads and rows": (["four heads", "joint text, four heads"], 1, 2),
+        "rows": (["one head"], 1, 4),
+        "heads and branches": (["two experts"], 2, 1),
+        "rows and branches": (["one head"], 2, 2),
+    }
+    ended = run_ranks(4, f"{MODULE}:four", ways, folder=tmp_path, seconds=900)
+    for way, (names, guidance, _) in ways.items():
+        for name in names:
+            results = [each.result[way][name] for each in ended]
+            judged = (check if guidance == 1 else check_guided)(name, results)
+            assert judged["cache share"] < 0.35, (way, name, judged)
 
 
 @pytest.mark.slow
 def test_a_pipeline_that_diffusers_made_parallel(two_ranks):
     for ended in two_ranks:
-        for name in ("plain", "compiled"):
-            found = ended.result["stock"][name]
-            assert found["difference"] <= (0.0 if name == "plain" else LARGEST_ROUNDING), found
+        for name, found in ended.result["stock"].items():
+            assert found["difference"] <= (LARGEST_ROUNDING if name == "compiled" else 0), found
+            # For CPUs diffusers has no ring attention. It says so before and after.
+            assert found["stock"] == "runs" or (name == "ring" and "return_lse" in found["stock"])
             assert found["sparse"]
             assert found["again the same"]
             assert found["restored"]

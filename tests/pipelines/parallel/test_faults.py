@@ -7,23 +7,36 @@ import pytest
 from tests.ranks import run_ranks
 
 MODULE = "tests.pipelines.parallel.faults"
-WRONG = ("forgotten_head_offset", "rotary_cut_before_ordering", "swapped_ranks")
+WRONG = (
+    "forgotten_head_offset",
+    "rotary_cut_before_ordering",
+    "swapped_ranks",
+    "forgotten_block_offset of a ring",
+    "swapped_ranks of a ring",
+)
 
 
 @pytest.mark.slow
 def test_wrong_results_and_ranks_that_differ_are_seen(tmp_path):
-    for ended in run_ranks(2, f"{MODULE}:seen", folder=tmp_path, seconds=900):
+    both = _, second = run_ranks(2, f"{MODULE}:seen", folder=tmp_path, seconds=900)
+    for ended in both:
         found = ended.result
         assert found["right"] == found["afterwards"] == 0
         assert all(found[name] > 1e-4 for name in WRONG), found
-        both = "step 4 of 'cond', refresh and step 4 of 'cond', skip"
-        assert f"differ in what they compute: {both}" in found["skips alone"]
+        for name in ("heads", "rows"):
+            agree, sparse, difference = found[f"refreshes alone, {name}"]
+            assert agree  # and none waits for the other, though they compute otherwise
+            assert (sparse == 0) == (ended is second)
+            assert difference > 1e-4
+        steps = "step 4 of 'cond', refresh and step 4 of 'cond', skip"
+        assert f"differ in what they compute: {steps}" in found["skips alone"]
         for name, what in (("seed", "latents"), ("prompt", "prompt"), ("config", "config")):
             assert found[name].startswith(f"PeerError: rank 0 and rank 1 differ in {what}"), name
         assert found["heads"] == (
             "ValueError: this model has 1 attention heads, fewer than the 2 processes that are to "
-            "share them"
+            "share them; use fewer, or let them share the query rows (ring)"
         )
+        assert "4 video or image tokens make 1 blocks of 16 rows" in found["rows"]
         assert "1 video or image tokens make 1 blocks of 16 rows" in found["tokens"]
         assert "needs 3 processes, and there are 2" in found["processes"]
 

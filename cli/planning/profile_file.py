@@ -1,4 +1,4 @@
-"""The profile that `chipsparse tune` writes: like any other, with what it was tuned for."""
+"""Profiles that commands write: like any other, of `tune` with what they were tuned for."""
 
 from __future__ import annotations
 
@@ -12,36 +12,47 @@ from chipsparse.cli.media.report_file import staged_file
 from chipsparse.cli.planning.settings import GenerationSettings
 from chipsparse.config import SparsityConfig
 from chipsparse.profiles.profile import load_profile
-from chipsparse.profiles.tuned_range import TunedFor, target_text
+from chipsparse.profiles.tuned_range import TunedFor
 
 # Fields that a search chooses, which are written even where they are at their defaults.
 CHOSEN = ("density", "between", "forecast", "forecast_after")
-HEADER = "# Written by `chipsparse tune`. What the fields mean: docs/config.md.\n"
+HEADER = "# Written by `chipsparse {}`. What the fields mean: docs/config.md.\n"
 
 
 def write_profile(
     path: Path,
+    *,
+    command: str,
     model_class: str,
+    description: str,
     settings: GenerationSettings,
     config: SparsityConfig,
-    tuned: TunedFor,
+    tuned: TunedFor | None = None,
 ) -> None:
-    """Writes all of the profile or nothing; raises `UserError` where that fails."""
+    """Writes all of the profile or nothing; raises `UserError` where that fails.
+
+    Args:
+        path: of the file.
+        command: that writes it.
+        model_class: of the transformer.
+        description: one sentence for people.
+        settings: of the pipeline call.
+        config: what is computed.
+        tuned: what it was tuned for; None where it was not tuned.
+    """
     content = {
         "model_class": model_class,
-        "description": description(tuned),
+        "description": description,
         "generation": settings.call_arguments(),
         "sparsity": _changed(config),
-        "tuned": _plain(dataclasses.asdict(tuned)),
     }
-    text = HEADER + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
+    if tuned is not None:
+        content["tuned"] = _plain(dataclasses.asdict(tuned))
+    text = HEADER.format(command) + yaml.safe_dump(
+        content, sort_keys=False, allow_unicode=True, width=100
+    )
     with staged_file("--output", path, text) as file:
         assert load_profile(file).sparsity == config
-
-
-def description(tuned: TunedFor) -> str:
-    """One sentence for people."""
-    return f"{tuned.model}, tuned for {target_text(vars(tuned.target))}."
 
 
 def _changed(config: SparsityConfig) -> dict[str, Any]:

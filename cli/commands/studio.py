@@ -1,0 +1,58 @@
+"""`chipsparse studio`: a page in the browser on which one sees what sparse steps do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.generation_options import GenerationOptions
+from chipsparse.cli.option_checks import check_fps, check_seed
+from chipsparse.cli.options import OUTPUT, option
+from chipsparse.cli.results import results_alone
+
+EXAMPLE = "Example: [bold]chipsparse studio --model Wan-AI/Wan2.1-T2V-1.3B-Diffusers[/bold]"
+DEFAULT_PORT = 7860
+LAST_PORT = 65535
+
+
+def check_port(name: str, port: int) -> None:
+    """A number that a port can have; 0 stands for any that is free."""
+    if not 0 <= port <= LAST_PORT:
+        raise UserError(f"{name} {port} is out of range; it must be from 0 to {LAST_PORT}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudioOptions(GenerationOptions):
+    """What the user typed for `studio`: what the page begins with, and where it is."""
+
+    port: int = option(
+        help="Port of the page, which only this machine can reach; 0 takes a free one.",
+        default=DEFAULT_PORT,
+        panel=OUTPUT,
+        check=check_port,
+    )
+    browser: bool = option(help="Also open the page in the browser.", default=False, panel=OUTPUT)
+    seed: int = option(help="Seed of the noise.", default=0, before="height", check=check_seed)
+    fps: int = option(
+        help="Frames per second of a video.", default=16, panel=OUTPUT, check=check_fps
+    )
+    json: bool = False
+
+    def kept(self) -> str:
+        """What an interruption leaves."""
+        return "the page is closed"
+
+
+def studio(options: StudioOptions) -> None:
+    """Open a page on this machine: choose, watch the steps, see dense beside sparse.
+
+    Model, prompt, seed and quality are chosen there; the options are what it begins with.
+    Nothing leaves the machine: no analytics, no share link. Ctrl-C ends it.
+    """
+    # Imported here so that --help does not wait for torch and diffusers.
+    from chipsparse.cli.studio.serve import check_library, check_port_is_free, serve
+
+    check_library()
+    port = check_port_is_free(options.port)
+    with results_alone():
+        serve(options, port)

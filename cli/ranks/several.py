@@ -1,0 +1,66 @@
+"""A command on several processes: which one this is, and the start of those of `--gpus`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from chipsparse.cli.command_line import SHOWING, command_words
+from chipsparse.cli.generation_options import GenerationOptions
+from chipsparse.cli.model.description import ModelDescription, quiet_libraries
+from chipsparse.cli.options import option_name
+from chipsparse.cli.planning.planned import planned_if_known
+from chipsparse.cli.planning.request import look_up, required_profile
+from chipsparse.cli.progress import ProgressDisplay, silent_display
+from chipsparse.cli.ranks.joined import Joined, joined, shared_by
+from chipsparse.cli.ranks.launch import check_gpus, launch
+from chipsparse.cli.ranks.sharing import check_sharing
+from chipsparse.parallel.degrees import Parallel
+from chipsparse.profiles.profile import Profile
+
+Options = TypeVar("Options", bound=GenerationOptions)
+# Raises `UserError` where these processes cannot share what the options ask for; loads no weight.
+Check = Callable[[Options, Parallel, ProgressDisplay], None]
+
+
+def check_profile_shared(
+    options: GenerationOptions, parallel: Parallel, display: ProgressDisplay
+) -> None:
+    """The `Check` of commands that generate with one profile."""
+    model = look_up(options, display)
+    check_shared(options, model, required_profile(options, model), parallel)
+
+
+def check_shared(
+    options: GenerationOptions,
+    model: ModelDescription,
+    profile: Profile,
+    parallel: Parallel | None,
+) -> None:
+    """Raises `UserError` where processes cannot share generations of this profile."""
+    if parallel is not None:
+        check_sharing(model, planned_if_known(options, model, profile), parallel)
+
+
+def taking_part(command: str, options: Options, check: Check[Options]) -> Joined | None:
+    """This process's place; None where it has started the others, which have done the work.
+
+    Args:
+        command: its name.
+        options: what was typed.
+        check: asked before any process is started.
+
+    Raises:
+        UserError: the processes cannot be, or `check` says so.
+    """
+    process = joined(options.gpus, options.guidance_parallel)
+    if process is not None:
+        return process
+    assert options.gpus is not None
+    check_gpus(options.gpus, options.device)
+    with silent_display() as display, quiet_libraries(debug=options.debug):
+        check(options, shared_by(options.gpus, options.guidance_parallel), display)
+    words = command_words(command, options, {})[1:]
+    shown = [option_name(name) for name in sorted(SHOWING) if getattr(options, name, False)]
+    launch([words[0], *shown, *words[1:]], options.gpus)
+    return None

@@ -1,0 +1,224 @@
+"""One pipeline that makes what the page asks for: a sparse clip, and the dense one beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from chipsparse.cli.commands.generate import GenerateOptions
+from chipsparse.cli.commands.studio import StudioOptions
+from chipsparse.cli.generate.job import load, opened, prompt_warnings
+from chipsparse.cli.generate.prepared import Job
+from chipsparse.cli.generate.runner import Runner, work_name
+from chipsparse.cli.generate.series import Item
+from chipsparse.cli.generate.summary import Comparison, compare
+from chipsparse.cli.generation.denoise import Generation
+from chipsparse.cli.media.images import beside
+from chipsparse.cli.media.metadata import generation_metadata
+from chipsparse.cli.media.write import write_media
+from chipsparse.cli.pages.names import name_of
+from chipsparse.cli.planning.profile_file import write_profile
+from chipsparse.cli.studio.choices import Choices, settled
+from chipsparse.cli.studio.feed import Feed, Run, Stopped, Way
+from chipsparse.cli.studio.preview import Colours, Preview
+from chipsparse.cli.work_progress import WorkProgress
+
+STOPPED = "the dense run was stopped, so there is nothing to compare with"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was made.
+
+    Attributes:
+        request: prompt, model, profile and settings, as `generate --json` has them.
+        sparse: the sparse generation.
+        dense: the dense one; None where it was not asked for, or was stopped.
+        kept: whether that one is an earlier generation's, from which it would not differ.
+        comparison: of both.
+        clips: their files.
+        profile: the file of the profile that was used.
+        runs: what was done at each step.
+    """
+
+    request: dict[str, Any]
+    sparse: Generation
+    dense: Generation | None
+    kept: bool
+    comparison: Comparison | None
+    clips: dict[Way, Path]
+    profile: Path
+    runs: tuple[Run, ...]
+
+    @property
+    def video(self) -> bool:
+        """Whether the model makes videos."""
+        return self.clips["sparse"].suffix == ".mp4"
+
+    @property
+    def worst_frame(self) -> int:
+        """The frame in which sparse is furthest from dense; 0 where there is no dense one."""
+        if self.comparison is None:
+            return 0
+        return int(np.argmin(self.comparison.psnr_per_frame))
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A pipeline, with the colours of its latents."""
+
+    model: str
+    pipe: Any
+    colours: Colours
+
+
+class Maker:
+    """Keeps the pipeline, and the last dense clip; works in one thread.
+
+    Args:
+        options: what the user typed.
+        device: to compute on.
+        dtype: to compute in.
+        folder: for what is made; an empty one.
+    """
+
+    def __init__(
+        self, options: StudioOptions, device: torch.device, dtype: torch.dtype, folder: Path
+    ) -> None:
+        self._options, self._device, self._dtype = options, device, dtype
+        self._folder = folder
+        self._count = 0
+        self._stack = ExitStack()
+        self._open: tuple[GenerateOptions, Job, Runner] | None = None
+        self._loaded: _Loaded | None = None
+        self._dense: tuple[Any, Generation] | None = None
+
+    def close(self) -> None:
+        """Restores the pipeline."""
+        self._open = None
+        self._stack.close()
+
+    def make(self, choices: Choices, feed: Feed) -> Result:
+        """Makes both, or what is not there yet.
+
+        Raises:
+            UserError: what was chosen does not fit.
+            Stopped: before the sparse clip was there.
+        """
+        folder = self._folder / f"{self._count:03}"
+        self._count += 1
+        folder.mkdir()
+        job, runner = self._opened(settled(*self._place(choices, folder)), feed)
+        # Its command writes to where it is typed.
+        item = Item(choices.prompt, choices.seed, Path(job.options.output.name), None)
+        warnings = prompt_warnings(job, item, runner)
+        which = self._dense_of(job, item)
+        kept = self._dense[1] if self._dense is not None and self._dense[0] == which else None
+        ways: list[Way] = ["sparse"]
+        if choices.compare and kept is None:
+            ways.append("dense")
+        runner.generator.progress.plan({work_name(way, item.label): 1.0 for way in ways})
+        sparse, dense = self._run("sparse", job, item, runner, feed), None
+        if choices.compare:
+            try:
+                dense = kept or self._run("dense", job, item, runner, feed)
+                self._dense = which, dense
+            except Stopped:
+                warnings = [*warnings, STOPPED]
+        if sparse.nothing_sparse is not None and job.too_few_steps is None:
+            warnings = [*warnings, sparse.nothing_sparse]
+        feed.show(stage="comparing and writing", clock="", preview=None)
+        request = job.as_json(item, warnings)
+        return Result(
+            request=request,
+            sparse=sparse,
+            dense=dense,
+            kept=dense is not None and dense is kept,
+            comparison=None if dense is None else compare(dense, sparse),
+            clips=_written(job, request, sparse, dense),
+            profile=_profile(job, folder),
+            runs=feed.now.runs,
+        )
+
+    def _place(self, choices: Choices, folder: Path) -> tuple[Any, ...]:
+        return self._options, choices, folder, self._device, self._dtype
+
+    def _opened(self, job: Job, feed: Feed) -> tuple[Job, Runner]:
+        """What generates; the one of before where nothing but prompt, seed and file differ."""
+        progress = WorkProgress(feed)
+        which = dataclasses.replace(job.options, prompt="", seed=0, output=Path())
+        if self._open is None or self._open[0] != which:
+            self.close()
+            runner = self._stack.enter_context(opened(job, progress, lambda: self._pipe(job)))
+            self._open = which, job, runner
+        runner = self._open[2]
+        runner.generator.progress = progress
+        return job, runner
+
+    def _pipe(self, job: Job) -> Any:
+        """The pipeline of a job's model; that of another one is let go first."""
+        if self._loaded is None or self._loaded.model != job.model.location:
+            self._loaded = self._dense = None
+            gc.collect()
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+            self._loaded = _Loaded(job.model.location, load(job), Colours())
+        return self._loaded.pipe
+
+    def _run(self, way: Way, job: Job, item: Item, runner: Runner, feed: Feed) -> Generation:
+        assert self._loaded is not None
+        grid, planned = None, ["dense"] * job.steps
+        if job.planned is not None and len(job.planned.plan.layout.grids) == 1:
+            grid = job.planned.plan.layout.grids[0]
+        if way == "sparse":
+            planned = [] if job.planned is None else [a.value for a in job.planned.plan.actions()]
+        config = job.model.vae_config
+        channels = config.get("latent_channels") or config.get("z_dim")
+        preview = Preview(grid, channels, self._loaded.colours)
+        feed.begin(Run(way, tuple(planned)), preview, self._loaded.pipe.scheduler)
+        made = runner.sparse(item) if way == "sparse" else runner.dense(item)
+        preview.learn(made.frames)
+        return made
+
+    def _dense_of(self, job: Job, item: Item) -> Any:
+        """All that a dense clip depends on."""
+        options = job.options
+        return job.model.location, job.settings, options.negative_prompt, item.prompt, item.seed
+
+
+def _written(
+    job: Job, request: dict[str, Any], sparse: Generation, dense: Generation | None
+) -> dict[Way, Path]:
+    """Writes the clips, and returns their files."""
+    output = job.options.output
+    clips: dict[Way, Path] = {"sparse": output}
+    frames = {output: sparse.frames}
+    if dense is not None:
+        clips["dense"] = beside(output, "dense")
+        frames[clips["dense"]] = dense.frames
+    write_media(frames, fps=job.options.fps, metadata=generation_metadata(request))
+    return clips
+
+
+def _profile(job: Job, folder: Path) -> Path:
+    """Writes the profile that was used: one quality, for these settings."""
+    assert job.profile is not None
+    model = name_of(job.model.location)
+    words = [model.rpartition("/")[2], *([job.profile.quality] if job.profile.quality else [])]
+    path = folder / f"{'-'.join(words)}.yaml"
+    write_profile(
+        path,
+        command="studio",
+        model_class=job.model.transformer_class,
+        description=f"{model}, {job.profile.quality or 'as in ' + name_of(job.profile.source)}.",
+        settings=job.settings,
+        config=job.profile.sparsity,
+    )
+    return path

@@ -1,0 +1,96 @@
+"""What the page talks to: it begins a generation, is told of it, and stops it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from chipsparse.cli.commands.studio import StudioOptions
+from chipsparse.cli.errors import described
+from chipsparse.cli.generate.prepared import Job
+from chipsparse.cli.planning.request import device_and_dtype
+from chipsparse.cli.studio.choices import Choices, settled
+from chipsparse.cli.studio.feed import Feed, Shown, Stopped
+from chipsparse.cli.studio.maker import Maker, Result
+
+
+@dataclass(frozen=True)
+class BrokenOff:
+    """Nothing was made.
+
+    Attributes:
+        why: one sentence; None where it was stopped.
+        last: what was shown until then.
+    """
+
+    why: str | None
+    last: Shown
+
+
+# What is told of a generation; one that is not `Shown` is its end.
+Told = Shown | Result | BrokenOff
+
+
+class Studio:
+    """A context manager, at whose end nothing runs any more.
+
+    Args:
+        options: what the user typed.
+        folder: for what is made; an empty one.
+
+    Raises:
+        UserError: the device is not here.
+    """
+
+    def __init__(self, options: StudioOptions, folder: Path) -> None:
+        self.options = options
+        self.device, self.dtype = device_and_dtype(options)
+        self._folder = folder
+        self._maker = Maker(options, self.device, self.dtype, folder)
+        # All that touches the pipeline is done by one thread, one thing after the other.
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="studio")
+        self._feeds: set[Feed] = set()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Studio:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._worker.submit(self._maker.close)
+        self._worker.shutdown()
+
+    def settle(self, choices: Choices) -> Job:
+        """What would be made, from the model's configs alone; raises `UserError`."""
+        return settled(self.options, choices, self._folder, self.device, self.dtype)
+
+    def start(self, choices: Choices) -> queue.SimpleQueue[Told]:
+        """Begins a generation, in place of one that still runs."""
+        self.stop()
+        told: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        feed = Feed(told.put)
+        with self._lock:
+            self._feeds.add(feed)
+        self._worker.submit(self._work, choices, feed, told)
+        return told
+
+    def stop(self) -> None:
+        """Stops what runs or waits, at the end of its step."""
+        with self._lock:
+            for feed in self._feeds:
+                feed.stop()
+
+    def _work(self, choices: Choices, feed: Feed, told: queue.SimpleQueue[Told]) -> None:
+        try:
+            feed.check()
+            told.put(self._maker.make(choices, feed))
+        except Stopped:
+            told.put(BrokenOff(None, feed.now))
+        except Exception as error:
+            told.put(BrokenOff(described(error), feed.now))
+        finally:
+            with self._lock:
+                self._feeds.discard(feed)

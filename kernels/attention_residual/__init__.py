@@ -1,0 +1,107 @@
+"""What a refresh keeps for sparse steps: the part of the output that dropped columns made."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal, NamedTuple
+
+import torch
+
+from chipsparse.kernels.checks import check_dtype, check_floating, check_shape
+from chipsparse.kernels.dispatch import Backend, Call, Operation, imported
+from chipsparse.kernels.triton_support import not_auto_reason, triton_unsupported_reason
+
+OP = "attention_residual"
+
+
+class Residual(NamedTuple):
+    """What `ColumnSparseAttention` adds to the kept columns.
+
+    Attributes:
+        values: ``[B, H, N, D]``, in strides of the output; in its dtype, or e4m3.
+        scale: (e4m3) of each row, float32 ``[B, H, N]``, contiguous: the residual of row i is
+            ``scale[i] values[i]``.
+        kept_mass: (merge) w, ``[B, H, N]``, contiguous, in dtype of lse.
+    """
+
+    values: torch.Tensor
+    scale: torch.Tensor | None
+    kept_mass: torch.Tensor | None
+
+
+@dataclass(slots=True, eq=False)
+class AttentionResidual(Call[Residual]):
+    """The residual of a delta rule: ``o - w A`` (merge) or ``o - A`` (difference).
+
+    With ``w = exp(kept_lse - lse)``, the softmax mass of the kept columns. See
+    `chipsparse.kernels.column_sparse_attention.ColumnSparseAttention` for the rules that read it.
+
+    In e4m3 the largest value of a row becomes 448, so that what is rounded is off by a sixteenth of
+    itself at most, or by 2^-18 of the row's largest value where that is more. A row with NaN or
+    an infinity comes back as NaN.
+
+    Args:
+        output: o, attention over all columns, ``[B, H, N, D]`` of any floating dtype and strides.
+        kept: A, attention over the kept columns alone, likewise.
+        kept_lse: (merge) its log-sum-exp, ``[B, H, N]`` float32 (float64 for float64 inputs); -inf
+            where nothing is kept.
+        lse: (merge) that of all columns, likewise.
+        delta_rule: which residual.
+        fp8: whether it is rounded to e4m3, with a scale for each row.
+        backend: forces one (``triton``, ``reference``); None takes the first that can run.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit, the rule is unknown or lacks a tensor, or the
+            forced backend cannot run.
+    """
+
+    output: torch.Tensor
+    kept: torch.Tensor
+    kept_lse: torch.Tensor | None = None
+    lse: torch.Tensor | None = None
+    _: KW_ONLY
+    delta_rule: Literal["merge", "difference"] = "merge"
+    fp8: bool = False
+
+    def facts(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output and the part of it that was kept."""
+        return self.output, self.kept
+
+    def check(self) -> None:
+        """Raises ``ValueError`` where shapes, dtypes or the rule do not fit."""
+        check_floating(OP, output=self.output, kept=self.kept)
+        check_shape(OP, "kept", self.kept, tuple(self.output.shape))
+        check_dtype(OP, "kept", self.kept, self.output.dtype)
+        if self.delta_rule not in ("merge", "difference"):
+            raise ValueError(
+                f"{OP}: delta_rule must be merge or difference, got {self.delta_rule!r}"
+            )
+        for name in ("kept_lse", "lse") if self.delta_rule == "merge" else ():
+            tensor = getattr(self, name)
+            if tensor is None:
+                raise ValueError(f"{OP}: delta_rule 'merge' needs kept_lse, lse; {name} is None")
+            check_shape(OP, name, tensor, tuple(self.output.shape[:3]))
+            check_floating(OP, **{name: tensor})
+
+
+def _triton_unsupported_reason(output: torch.Tensor, kept: torch.Tensor) -> str | None:
+    if (reason := triton_unsupported_reason(output)) is not None:
+        return reason
+    if output.dtype == torch.float64:
+        return "computes in float32, got torch.float64"
+    if output.stride(-1) != 1 or kept.stride(-1) != 1:
+        return "the head dimension of output or kept is not contiguous"
+    return None
+
+
+attention_residual = Operation(
+    OP,
+    AttentionResidual,
+    Backend(
+        "triton",
+        imported(f"{__name__}.triton_kernel", OP),
+        _triton_unsupported_reason,
+        not_auto_reason,
+    ),
+    Backend("reference", imported(f"{__name__}.reference", OP)),
+)

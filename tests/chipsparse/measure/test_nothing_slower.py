@@ -1,0 +1,129 @@
+"""No part of a layer that runs sparse would be faster dense, whatever the sizes."""
+
+import random
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from chipsparse import SparsityConfig
+from chipsparse.cache.memory_plan import MemoryDemand
+from chipsparse.layers import mlp
+from chipsparse.layers.mlp import MLPWeights
+from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.measure.known_times import KnownTimes
+from chipsparse.measure.step_clock import StepClock
+from chipsparse.measure.timing import time_in_turn
+from chipsparse.plan import Action
+from chipsparse.report.generation import GenerationReport
+from chipsparse.session import Session
+from chipsparse.step import StepContext
+
+MOST_SLOWER = 1.05
+
+
+class OneLayer:
+    """The sparse step of a model of one layer, its sizes and shares drawn at random.
+
+    Args:
+        seed: of the draw.
+        largest: tokens, up to so many.
+        clock: of its session.
+        device: where it runs.
+        dtype: of its tensors.
+    """
+
+    def __init__(self, seed, *, largest, clock, device, dtype):
+        draw = random.Random(seed)
+        tokens = round(2 ** draw.uniform(6, largest.bit_length() - 1)) + draw.randrange(64)
+        heads, head_dim = draw.choice((1, 2, 4, 8, 16)), draw.choice((64, 128))
+        channels, neurons = heads * head_dim, heads * head_dim * draw.choice((1, 2, 4))
+        shape = draw.choice((1, 1, 2)), heads, tokens, head_dim
+        kind = LayerKind("block", 1, neurons)
+        layout = ModelLayout((kind,), heads, head_dim, shape[0], ((1, 1, tokens),))
+        options = {
+            "attention.density": draw.choice((0.05, 0.1, 0.3, 0.6)),
+            "mlp.density": draw.choice((0.1, 0.3, 0.6)),
+            "cuda_graphs": draw.choice(("auto", "never")),
+            "tile": None,
+            "schedule.actions": ["dense", "refresh", "sparse"],
+        }
+        self.config = SparsityConfig().override(options)
+        self.report = GenerationReport()
+        self.session = Session(self.config, self.report, clock=clock)
+        normal = partial(torch.randn, device=device, dtype=dtype)
+        self.query, self.key, self.value = normal(3, *shape)
+        self.hidden = normal(shape[0], tokens, channels)
+        self.weights = MLPWeights(
+            normal(neurons, channels) / channels**0.5,
+            None,
+            (normal(neurons, channels) / neurons**0.5).t(),
+            None,
+            "gelu-tanh",
+        )
+        self.steps = {"attention": self.attend, "mlp": self.feed_forward}
+        for step in range(3):
+            context = StepContext(1, step, "cond", 8)
+            self.session.begin(context, layout, device, lambda: MemoryDemand(dtype))
+            for run in self.steps.values():
+                run()
+            if step < 2:
+                self.session.end(self.hidden)
+        self.sparse = {
+            entry.part
+            for entry in self.report.steps[-1].layers
+            if entry.action is Action.SPARSE and entry.reason is None
+        }
+
+    def attend(self):
+        state, tensors = self.session.state, (self.query, self.key, self.value)
+        dense = lambda *tensors: F.scaled_dot_product_attention(*tensors[:3])  # noqa: E731
+        return self.session.attention[0](state, *tensors, scale=None, unpatched=dense)
+
+    def feed_forward(self):
+        return self.session.mlp[0](self.session.state, self.hidden, self.weights)
+
+    def dense(self, part):
+        if part == "attention":
+            return F.scaled_dot_product_attention(self.query, self.key, self.value)
+        return mlp.dense_step(None, self.hidden, self.weights, config=self.config.mlp, backend=None)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@torch.inference_mode()
+def test_what_the_clock_says_is_done(seed):
+    """A clock that is not true, so that both happen to any sizes."""
+    draw, told = random.Random(seed), []
+
+    def measure(calls, device, captured):
+        for call in calls:
+            call()
+        told.append([draw.uniform(0.5, 2.0), 1.0])
+        return told[-1]
+
+    clock = StepClock(measure=measure, device_type="cpu")
+    device = torch.device("cpu")
+    layer = OneLayer(seed, largest=256, clock=clock, device=device, dtype=torch.float32)
+    pays = {part for part, (sparse, _) in zip(layer.steps, told, strict=True) if sparse <= 0.95}
+    assert layer.sparse == pays
+    notes = [note.split(" runs dense")[0] for note in layer.report.notes]
+    assert {note.lower() for note in notes} == layer.steps.keys() - pays
+    if pays:
+        for part, (sparse, dense) in zip(layer.steps, told, strict=True):
+            assert part not in pays or sparse <= MOST_SLOWER * dense
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("seed", range(24))
+@torch.inference_mode()
+def test_no_sparse_step_is_slower(seed, tmp_path):
+    device, clock = torch.device("cuda", 0), StepClock(KnownTimes(tmp_path))
+    layer = OneLayer(seed, largest=40_000, clock=clock, device=device, dtype=torch.bfloat16)
+    captured = layer.session.plan.captures_steps()
+    for part in layer.sparse:
+        sparse_ms, dense_ms = time_in_turn(
+            (layer.steps[part], partial(layer.dense, part)), device, captured=captured
+        )
+        assert sparse_ms <= MOST_SLOWER * dense_ms, (part, layer.session.plan.layout)

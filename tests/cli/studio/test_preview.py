@@ -1,0 +1,120 @@
+"""What latents show: how they lie, what is left without their noise, and their colours."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from chipsparse.cli.studio.preview import Colours, Preview, arrange, noise_levels, spread
+
+CHANNELS, GRID = 4, (3, 2, 5)
+EXPECTED = torch.randn(*GRID, CHANNELS, generator=torch.Generator().manual_seed(0))
+
+
+def batch(latents):
+    """With a second sample, which is not to be seen."""
+    return torch.stack([latents, torch.full_like(latents, torch.nan)])
+
+
+@pytest.mark.parametrize(
+    "latents",
+    [
+        batch(EXPECTED.permute(3, 0, 1, 2)),
+        batch(EXPECTED.permute(0, 3, 1, 2)),  # as CogVideoX has them
+        batch(EXPECTED.flatten(0, 2)),
+    ],
+    ids=["channels first", "frames first", "tokens"],
+)
+def test_latents_of_videos_are_arranged(latents):
+    assert torch.equal(arrange(latents, grid=GRID, channels=CHANNELS), EXPECTED)
+
+
+def test_latents_of_images_are_arranged():
+    image = EXPECTED[0]
+    found = arrange(batch(image.permute(2, 0, 1)), grid=None, channels=CHANNELS)
+    assert torch.equal(found, image[None])
+
+
+def test_latents_that_flux_packed_are_unpacked():
+    from diffusers import FluxPipeline
+
+    image = torch.randn(1, CHANNELS, 6, 10)
+    packed = FluxPipeline._pack_latents(image, 1, CHANNELS, 6, 10)
+    found = arrange(packed, grid=(1, 3, 5), channels=CHANNELS)
+    assert torch.equal(found[0], image[0].permute(1, 2, 0))
+
+
+@pytest.mark.parametrize("grid", [None, (3, 2, 4)])
+def test_tokens_in_an_order_that_is_not_known_show_nothing(grid):
+    tokens = batch(EXPECTED.flatten(0, 2))
+    assert arrange(tokens, grid=grid, channels=CHANNELS) is None
+    assert Preview(grid, CHANNELS, Colours()).pictures(tokens, None) is None
+    assert Preview(grid, CHANNELS, Colours()).pictures(None, None) is None
+
+
+def test_the_noise_is_taken_off():
+    """Along the straight path of flow matching the guess is exact, whatever the noise."""
+    clean, noise = EXPECTED, torch.randn_like(EXPECTED)
+    colours = Colours()
+    colours.learn(clean.numpy(), np.full((3, 8, 20, 3), 90, np.uint8))
+    preview, seen = Preview(GRID, CHANNELS, colours), []
+    colours.of = lambda latents: seen.append(latents)
+    for before, after in ((1.0, 0.75), (0.75, 0.5)):
+        noisy = (1 - after) * clean + after * noise
+        preview.pictures(batch(noisy.permute(3, 0, 1, 2)), (before, after))
+    assert np.abs(seen[0] - clean.numpy()).max() > 0.5
+    np.testing.assert_allclose(seen[1], clean.numpy(), atol=1e-5)
+
+
+def test_colours_are_those_of_the_vae():
+    """A decoder that is a linear map is learnt as it is."""
+    matrix, bias = np.array([[9, -5, 3], [2, 8, -4], [-6, 1, 7], [0, 3, 2]]), 120
+    latents = EXPECTED.numpy().astype(np.float64)
+    pixels = np.rint((latents @ matrix + bias).clip(0, 255)).astype(np.uint8)
+    colours = Colours()
+    colours.learn(latents, pixels.repeat(4, axis=1).repeat(4, axis=2))
+    assert np.abs(colours.of(latents).astype(int) - pixels).max() <= 1
+
+
+def test_false_colours_show_what_differs_and_stay_the_same():
+    latents = np.zeros((1, 6, 6, CHANNELS), np.float32)
+    latents[0, 2:4, 2:4, 1] = 5
+    first, again = Colours().of(latents), Colours().of(latents)
+    assert np.array_equal(first, again)
+    shape = first[0, 2:4, 2:4].reshape(-1, 3)
+    assert (shape == shape[0]).all()
+    assert (first[0, 0, 0] != shape[0]).any()
+
+
+def test_false_colours_of_few_channels():
+    assert Colours().of(np.random.default_rng(0).random((1, 4, 4, 1))).shape == (1, 4, 4, 3)
+
+
+def test_a_model_of_other_latents_has_no_colours_yet():
+    colours = Colours()
+    colours.learn(EXPECTED.numpy(), np.zeros((3, 8, 20, 3), np.uint8))
+    assert colours.of(EXPECTED[..., :3].numpy()).max() > 0
+    assert colours.of(EXPECTED.numpy()).max() == 0
+
+
+@pytest.mark.parametrize(
+    ("sigmas", "expected"),
+    [
+        (torch.tensor([1.0, 0.75, 0.0]), (0.75, 0.0)),
+        (torch.tensor([14.6, 0.75, 0.0]), None),
+        (torch.tensor([1.0, 0.75]), None),
+        (None, None),
+    ],
+)
+def test_noise_levels_of_flow_matching_are_known(sigmas, expected):
+    assert noise_levels(SimpleNamespace(sigmas=sigmas), 1) == expected
+
+
+def test_frames_are_spread_from_the_first_to_the_last():
+    assert [spread(33, 3), spread(9, 9), spread(5, 1), spread(1, 1)] == [
+        [0, 16, 32],
+        list(range(9)),
+        [2],
+        [0],
+    ]

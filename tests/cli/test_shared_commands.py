@@ -1,0 +1,203 @@
+"""`bench`, `compare` and `tune` on several processes: what they start, refuse and find."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.main import app
+from chipsparse.cli.ranks import joined as joining
+from chipsparse.cli.ranks.joined import Joined
+from chipsparse.cli.tune.shared_results import SharedResults
+from chipsparse.profiles.profile import load_profile
+from chipsparse.tuning.results_file import ResultsError, ResultsFile
+from tests.cli.conftest import IMAGE_PROFILE
+from tests.ranks import run_ranks
+
+LARGE = ("--height", "128", "--width", "128")
+TARGET = ("--min-psnr", "25", "-o", "p.yaml")
+BLOCKS = "sparsity:\n  attention: {block_size_q: 16}\n  mlp: {block_size: 16}"
+PROMPTS = ["a red circle", "a blue square", "a green triangle", "a yellow circle"]
+
+
+@pytest.fixture
+def small(flux_folder, workdir):
+    """Words that name a model of images with small blocks, its profile and four prompts."""
+    (workdir / "small.yaml").write_text(IMAGE_PROFILE.replace("sparsity:", BLOCKS))
+    (workdir / "prompts.txt").write_text("\n".join(PROMPTS))
+    return ("--model", str(flux_folder), "--device", "cpu", *LARGE, "--steps", "6", "--json")
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        ("bench", ("--config", "small.yaml")),
+        ("compare", ("dense", "small.yaml")),
+        ("tune", (*TARGET, "--config", "small.yaml")),
+    ],
+)
+def test_the_processes_are_started_with_what_was_typed(small, monkeypatch, command, arguments):
+    started = []
+    monkeypatch.setattr("chipsparse.cli.ranks.several.launch", lambda *given: started.append(given))
+    ran = run(command, *arguments, *small, "--gpus", 2)
+    assert (ran.exit_code, ran.stdout) == (0, ""), ran.stderr
+    ((words, count),) = started
+    assert count == 2
+    assert words[:2] == [command, "--json"]
+    for word in (*LARGE, "small.yaml", *(["p.yaml"] if command == "tune" else [])):
+        assert word in words
+    if command == "compare":
+        assert words[2:4] == ["dense", "small.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("bench", "--kernels", "--gpus", 2), "--kernels measures one GPU; leave --gpus 2 out"),
+        (("bench", "--gpus", 3), "this model has 2 attention heads, fewer than the 3"),
+        (("tune", *TARGET, "--gpus", 3), "this model has 2 attention heads, fewer than the 3"),
+        (("compare", "dense", "profile", "--gpus", 3), "this model has 2 attention heads, fewer"),
+        (
+            ("compare", "dense", "profile", "--gpus", 2, "--guidance-parallel", 2),
+            "--guidance-parallel 2: the pipelines of a FluxTransformer2DModel do not say before",
+        ),
+        (("tune", *TARGET, "--guidance-parallel", 2), "multiple of 2 GPUs, and there are to be 1"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_starts(small, workdir, monkeypatch, words, said):
+    monkeypatch.setattr("chipsparse.cli.ranks.several.launch", lambda *_: pytest.fail("started"))
+    before = set(workdir.iterdir())
+    ran = run(*words, *small)
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert said in ran.stderr
+    assert ran.stderr.count("\n") == 1
+    assert set(workdir.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("--suite", "tiny", "--gpus", 2),
+            "--suite compares methods that one GPU runs; leave --gpus",
+        ),
+        (("a.png", "b.png", "--gpus", 2), "--gpus is about generations; A and B are taken for"),
+    ],
+)
+def test_comparisons_that_no_processes_share(workdir, words, said):
+    (workdir / "tiny").mkdir()
+    for file in ("a.png", "b.png"):
+        (workdir / file).write_bytes(b"")
+    ran = run("compare", *words)
+    assert ran.exit_code == 2
+    assert said in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("compare", "--suite", "tiny"), "--suite runs on one GPU, and a launcher started 2"),
+        (("bench", "--kernels"), "--kernels runs on one GPU, and a launcher started 2 processes"),
+        (("bench", "--gpus", 4), "--gpus 4, but torchrun started 2 processes; leave --gpus out"),
+        (("tune", *TARGET, "--gpus", 4), "--gpus 4, but torchrun started 2 processes"),
+    ],
+)
+def test_under_torchrun(workdir, monkeypatch, words, said):
+    (workdir / "tiny").mkdir()
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    ran = run(*words)
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert said in ran.stderr
+    assert [path.name for path in workdir.iterdir()] == ["tiny"]
+
+
+def heard(value):
+    """A process beside the first one, which says this."""
+    return Joined(1, 2, peers=SimpleNamespace(first=lambda _own: value))
+
+
+def test_what_the_first_process_measured_counts(tmp_path):
+    path = tmp_path / "results.json"
+    first = SharedResults(path, {"steps": 4}, Joined())
+    assert first.measured("a", lambda: {"seconds": 1.5}) == {"seconds": 1.5}
+    assert ResultsFile(path, {"steps": 4}).get("a") == {"seconds": 1.5}
+    before = path.read_text()
+    other = SharedResults(path, {"steps": 4}, heard([{"b": 2.0}, {}]))
+    assert "a" not in other  # what the first one has
+    assert other.measured("b", lambda: pytest.fail("made again")) == 2.0
+    other._process = heard(3.0)
+    assert other.measured("c", lambda: 99.0) == other.get("c") == 3.0
+    other.keep_search("psnr", {"chosen": None})
+    assert path.read_text() == before
+    with pytest.raises(ResultsError, match="steps 4, not 5"):
+        SharedResults(path, {"steps": 5}, heard([{}, {}]))
+
+
+def test_the_first_process_makes_and_the_others_hear():
+    assert Joined().first(lambda: 3) == 3
+    assert heard(5).first(lambda: pytest.fail("made")) == 5
+    failed = []
+    first = Joined(0, 2, peers=SimpleNamespace(failed=failed.append))
+    with pytest.raises(OSError, match="disk is full"):
+        first.first(lambda: (_ for _ in ()).throw(OSError("disk is full")))
+    assert [str(error) for error in failed] == ["disk is full"]
+
+
+def test_the_others_let_the_first_one_tell(monkeypatch):
+    waited = []
+    monkeypatch.setattr(joining.time, "sleep", waited.append)
+    for process in (Joined(0, 2), Joined(1, 2)):
+        with pytest.raises(UserError), process.after_first():
+            raise UserError("no")
+    assert waited == [joining.QUIET_SECONDS]
+
+
+@pytest.mark.slow
+def test_two_processes_find_what_one_does(small, workdir, tmp_path_factory):
+    given = (*small, "--config", "small.yaml")
+    compare = ["compare", "dense", "small.yaml", *small, "--prompts", "prompts.txt", "--num", "2"]
+    alone = run(*compare, "-o", "alone.png")
+    assert alone.exit_code == 0, alone.stderr
+    few = ("--prompts", "prompts.txt", "--calibration-prompts", "1", "--held-out-prompts", "2")
+    ended = run_ranks(
+        2,
+        "tests.cli.ranks:commands",
+        str(workdir),
+        ["bench", *given],
+        [*compare, "-o", "shared.png"],
+        ["tune", *given, *few, *TARGET, "--budget", "12"],
+        folder=tmp_path_factory.mktemp("ranks"),
+    )
+    first, other = (each.result for each in ended)
+    assert [told["exit"] for told in (*first, *other)] == [0] * 6, (first, other)
+    assert [told["stdout"] for told in other] == [""] * 3
+    bench, compared, tuned = (json.loads(told["stdout"]) for told in first)
+    assert bench["parallel"] == {"ulysses": 2, "guidance": 1}
+    assert bench["layers"] == []
+    assert {"dense", "refresh", "sparse"} <= set(bench["steps"]["patched"])
+    assert first[0]["made"] == []
+    # The results are those of one process, dense ones too.
+    found = json.loads(alone.stdout)
+    assert first[1]["made"] == ["shared.png"]
+    assert (workdir / "shared.png").read_bytes() == (workdir / "alone.png").read_bytes()
+    for own, together in zip(found["prompts"], compared["prompts"], strict=True):
+        for side in ("A", "B"):
+            for metric in ("psnr_db", "ssim"):
+                assert own[side][metric] == together[side][metric]
+    assert compared["parallel"] == {"ulysses": 2, "guidance": 1}
+    assert "both configs ran on the same GPUs" in " ".join(compared["notes"])
+    assert {"p.yaml", "p.tune.json"} <= set(first[2]["made"])
+    profile = load_profile(workdir / "p.yaml")
+    assert (
+        profile.tuned.measured.psnr_db_worst is None or profile.tuned.measured.psnr_db_worst >= 25
+    )
+    about = json.loads((workdir / "p.tune.json").read_text())["about"]
+    assert (about["ulysses"], about["guidance"]) == (2, 1)
+    assert tuned["configs_tried"] >= 1

@@ -1,0 +1,186 @@
+import pytest
+import torch
+
+from chipsparse.kernels.attention_residual import attention_residual, reference
+from tests.kernels.formulas import DTYPES, assert_close, backend_names, skip_unless_it_runs
+
+SIZES = [(1, 1, 1, 16), (2, 3, 75, 64), (1, 2, 130, 128), (1, 2, 33, 24)]
+
+
+def some_inputs(size, dtype, device, *, strided=False):
+    generator = torch.Generator().manual_seed(sum(size))
+
+    def tensor(*shape):
+        return torch.randn(shape, generator=generator).to(device)
+
+    batch, heads, tokens, width = size
+    if strided:
+        output, kept = (
+            tensor(batch, tokens, heads, width).to(dtype).transpose(1, 2) for _ in range(2)
+        )
+    else:
+        output, kept = (tensor(*size).to(dtype) for _ in range(2))
+    lse = tensor(*size[:3]) * 3
+    kept_lse = lse - tensor(*size[:3]).abs()
+    kept_lse[0, 0, 0] = -torch.inf  # a block that keeps nothing
+    kept[0, 0, 0] = 0
+    return output, kept, kept_lse, lse
+
+
+@backend_names(attention_residual)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("strided", [False, True])
+def test_is_what_the_kept_columns_leave(backend, size, dtype, strided, device):
+    output, kept, kept_lse, lse = some_inputs(size, dtype, device, strided=strided)
+    skip_unless_it_runs(attention_residual, backend, output, kept)
+    residual, scale, mass = attention_residual(output, kept, kept_lse, lse, backend=backend)
+    exact_mass = (kept_lse.double() - lse.double()).exp()
+    exact = output.double() - exact_mass.unsqueeze(-1) * kept.double()
+    assert (residual.dtype, scale, mass.dtype) == (dtype, None, torch.float32)
+    assert residual.stride() == output.stride()
+    assert_close(mass, exact_mass, 1e-5)
+    # One rounding; Triton's interpreter truncates to bf16.
+    assert_close(residual, exact, max(1e-5, torch.finfo(dtype).eps))
+    assert mass[0, 0, 0] == 0
+    assert torch.equal(residual[0, 0, 0], output[0, 0, 0])
+
+
+@backend_names(attention_residual)
+def test_other_strides(backend, device):
+    output, kept, kept_lse, lse = some_inputs((2, 3, 75, 64), torch.bfloat16, device)
+    skip_unless_it_runs(attention_residual, backend, output, kept)
+    expected = attention_residual(output, kept, kept_lse, lse, backend=backend)
+    wide = torch.zeros(2, 3, 75, 80, dtype=torch.bfloat16, device=device)
+    wide[..., :64] = output
+    apart = torch.zeros(2, 3, 75, 2, device=device)
+    apart[..., 0] = lse
+    found = attention_residual(
+        wide[..., :64], kept.clone(), kept_lse, apart[..., 0], backend=backend
+    )
+    assert torch.equal(found.values, expected.values)
+    assert torch.equal(found.kept_mass, expected.kept_mass)
+
+
+@backend_names(attention_residual)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_the_kept_columns_leave_of_the_difference_rule(backend, dtype, device):
+    output, kept, *_ = some_inputs((2, 3, 75, 64), dtype, device, strided=True)
+    skip_unless_it_runs(attention_residual, backend, output, kept)
+    residual, scale, mass = attention_residual(
+        output, kept, delta_rule="difference", backend=backend
+    )
+    assert (scale, mass) == (None, None)
+    exact = output.double() - kept.double()
+    assert_close(residual, exact, max(1e-5, torch.finfo(dtype).eps))
+
+
+@backend_names(attention_residual)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("rule", ["merge", "difference"])
+@pytest.mark.parametrize("strided", [False, True])
+def test_in_fp8_what_the_kept_columns_leave_is_near(backend, rule, size, strided, device):
+    output, kept, kept_lse, lse = some_inputs(size, torch.bfloat16, device, strided=strided)
+    output[-1, -1, -1] = kept[-1, -1, -1] = 0  # a row of zeros
+    options = {"delta_rule": rule, "backend": backend}
+    skip_unless_it_runs(attention_residual, backend, output, kept)
+    values, scale, mass = attention_residual(output, kept, kept_lse, lse, fp8=True, **options)
+    assert (values.dtype, scale.dtype) == (torch.float8_e4m3fn, torch.float32)
+    assert values.stride() == output.stride()
+    weight = (kept_lse.double() - lse.double()).exp() if rule == "merge" else torch.ones_like(lse)
+    exact = output.double() - weight.unsqueeze(-1) * kept.double()
+    largest = exact.abs().amax(-1)
+    assert_close(scale, (largest / 448), 1e-5)
+    found = values.double() * scale.double().unsqueeze(-1)
+    error = (found - exact).abs()
+    assert (error <= exact.abs() / 16 + largest.unsqueeze(-1) * 2**-18).all()
+    if size[2] > 1:  # of rounding alone: 3 digits of numbers that are spread evenly in a binade
+        assert 0.02 < float(error.norm() / exact.norm()) < 0.03
+    assert (values[-1, -1, -1].float() == 0).all()
+    if rule == "merge":
+        assert torch.equal(mass, attention_residual(output, kept, kept_lse, lse, **options)[2])
+
+
+@backend_names(attention_residual)
+def test_in_fp8_a_row_that_is_not_finite_is_nan(backend, device):
+    output, kept, kept_lse, lse = some_inputs((1, 2, 33, 64), torch.bfloat16, device)
+    skip_unless_it_runs(attention_residual, backend, output, kept)
+    clean = attention_residual(output, kept, kept_lse, lse, fp8=True, backend=backend)
+    output[0, 0, 3, 7], kept[0, 1, 5, 0], output[0, 1, 9] = torch.nan, -torch.inf, torch.inf
+    found = attention_residual(output, kept, kept_lse, lse, fp8=True, backend=backend)
+    strange = torch.zeros(1, 2, 33, dtype=torch.bool, device=device)
+    strange[0, 0, 3] = strange[0, 1, 5] = strange[0, 1, 9] = True
+    assert torch.equal(found.scale.isnan(), strange)
+    assert (found.values[strange].float() == 0).all()
+    assert torch.equal(found.scale[~strange], clean.scale[~strange])
+    bytes_of = [each.values[~strange].view(torch.uint8) for each in (found, clean)]
+    assert torch.equal(*bytes_of)
+
+
+@backend_names(attention_residual)
+def test_rounds_to_the_nearest_of_e4m3(backend, device):
+    """Every number that it has, those between two of them, and just beside these."""
+    numbers = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    middles = (numbers[1:] + numbers[:-1]) / 2
+    values = torch.cat([numbers, middles, middles * (1 + 2**-12), middles * (1 - 2**-12)])
+    values = torch.cat([values, -values])
+    rows = torch.full((1, 1, 16, 64), 448.0)  # which makes the scale 1
+    rows.flatten()[: len(values)] = values
+    rows[..., -1] = 448.0
+    rows, nothing = rows.to(device), torch.zeros(1, 1, 16, 64, device=device)
+    skip_unless_it_runs(attention_residual, backend, rows, nothing)
+    found = attention_residual(rows, nothing, delta_rule="difference", fp8=True, backend=backend)
+    assert (found.scale == 1).all()
+    expected = rows.to(torch.float8_e4m3fn)
+    assert torch.equal(found.values.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_the_reference_goes_over_a_few_heads_at_a_time(monkeypatch):
+    inputs = some_inputs((2, 3, 75, 64), torch.float32, "cpu")
+    expected = attention_residual(*inputs, fp8=True)
+    monkeypatch.setattr(reference, "TRANSIENT_BYTES", 1)
+    found = attention_residual(*inputs, fp8=True)
+    assert torch.equal(found.values.view(torch.uint8), expected.values.view(torch.uint8))
+    assert torch.equal(found.scale, expected.scale)
+    assert torch.equal(found.kept_mass, expected.kept_mass)
+
+
+def test_float64_stays_float64():
+    output, kept, kept_lse, lse = (
+        tensor.double() for tensor in some_inputs((1, 2, 5, 8), torch.float32, "cpu")
+    )
+    residual, _, mass = attention_residual(output, kept, kept_lse, lse)
+    assert (residual.dtype, mass.dtype) == (torch.float64, torch.float64)
+    exact = (kept_lse - lse).exp()
+    torch.testing.assert_close(mass, exact, rtol=1e-14, atol=0)
+    torch.testing.assert_close(residual, output - exact.unsqueeze(-1) * kept, rtol=1e-13, atol=0)
+
+
+def test_nothing_is_left_of_an_empty_batch(device):
+    output, kept, kept_lse, lse = some_inputs((1, 2, 5, 8), torch.float32, device)
+    residual, _, mass = attention_residual(output[:0], kept[:0], kept_lse[:0], lse[:0])
+    assert (residual.shape, mass.shape) == ((0, 2, 5, 8), (0, 2, 5))
+
+
+def test_errors_name_what_does_not_fit():
+    output, kept, kept_lse, lse = some_inputs((1, 2, 5, 8), torch.float32, "cpu")
+    with pytest.raises(ValueError, match=r"kept must be .*\[1, 2, 5, 8\].*\[1, 2, 4, 8\]"):
+        attention_residual(output, kept[:, :, :4], kept_lse, lse)
+    with pytest.raises(ValueError, match=r"lse must be .*\[1, 2, 5\]"):
+        attention_residual(output, kept, kept_lse, lse[..., :3])
+    with pytest.raises(ValueError, match="float64"):
+        attention_residual(output, kept.double(), kept_lse, lse)
+    with pytest.raises(ValueError, match="'merge' needs kept_lse, lse; lse is None"):
+        attention_residual(output, kept, kept_lse)
+    with pytest.raises(ValueError, match="merge or difference, got 'mean'"):
+        attention_residual(output, kept, delta_rule="mean")
+    with pytest.raises(ValueError, match="unknown backend 'cuda'"):
+        attention_residual(output, kept, kept_lse, lse, backend="cuda")
+
+
+def test_the_backend_says_why_it_cannot_run():
+    output = torch.zeros(1, 2, 8, 5).mT
+    choice = attention_residual.choose(output, output)
+    assert choice.backend.name == "reference"
+    ((name, _),) = choice.rejected
+    assert name == "triton"
