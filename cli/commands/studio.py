@@ -45,8 +45,6 @@ class StudioOptions(GenerationOptions):
     gpus: None = None
     guidance_parallel: None = None
     json: bool = False
-    gpus: None = None
-    guidance_parallel: None = None
 
     def kept(self) -> str:
         """What an interruption leaves."""
