@@ -42,8 +42,9 @@ def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> N
     if args.figure is not None:
         with to.attempt("figure"):  # matplotlib may be missing where only kernels are measured
             from benchmarks import curve_figure
+            from benchmarks.figures import save_figure
 
-            curve_figure.draw(to.records).savefig(args.figure)
+            save_figure(curve_figure.draw(to.records), args.figure)
 
 
 def point(

@@ -1,6 +1,6 @@
 """The bars of where a sparse step's time goes, from records of whole transformers.
 
-``python -m benchmarks.breakdown_figure records.json figure.png``
+``python -m benchmarks.breakdown_figure records.json figure.webp``
 """
 
 from __future__ import annotations

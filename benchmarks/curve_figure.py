@@ -1,6 +1,6 @@
 """Draws the curves of `attention_curve` from its records alone.
 
-``python -m benchmarks.curve_figure records.json figure.png``
+``python -m benchmarks.curve_figure records.json figure.webp``
 """
 
 from __future__ import annotations

@@ -83,8 +83,9 @@ def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> N
             to.add(record)
             if args.timeline is not None:
                 from benchmarks import timeline_figure
+                from benchmarks.figures import save_figure
 
-                timeline_figure.draw([record]).savefig(args.timeline)
+                save_figure(timeline_figure.draw([record]), args.timeline)
             if not record["identical"]:
                 raise ValueError("the outputs differ from those with all caches on the device")
 

@@ -1,6 +1,6 @@
 """Draws when the layers of one sparse step computed, and when their caches came and went.
 
-``python -m benchmarks.timeline_figure records.json figure.png``
+``python -m benchmarks.timeline_figure records.json figure.webp``
 """
 
 from __future__ import annotations

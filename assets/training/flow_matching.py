@@ -159,7 +159,7 @@ def train(
     step_loss: Callable[..., tuple[Tensor, bool]],
     args: argparse.Namespace,
 ) -> bool:
-    """Trains to the end of the schedule, and writes state.pt, log.csv and loss.png.
+    """Trains to the end of the schedule, and writes state.pt, log.csv and loss.webp.
 
     Args:
         step_loss: from the step's number and a batch's columns to the loss and whether the log's
@@ -190,5 +190,5 @@ def train(
     seen = training.step * args.batch * ranks.count
     print(f"{training.step} steps, {schedule.spent:.0f} s, {seen} examples", flush=True)
     training.save(args.out)
-    loss_curve(log.path, args.out / "loss.png", field="loss", title="Flow-matching loss")
+    loss_curve(log.path, args.out / "loss.webp", field="loss", title="Flow-matching loss")
     return True

@@ -11,7 +11,7 @@ eight gives way to "", for classifier-free guidance. The text's length varies, b
 the padding from the transformer.
 
 Writes to OUT: state.pt (everything, for --resume), transformer/ (the weights' moving average,
-float16), log.csv, loss.png and samples.webp (from the averaged weights, through `FluxPipeline`).
+float16), log.csv, loss.webp and samples.webp (from the averaged weights, through `FluxPipeline`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ circle to the left of ..." names a circle on the left. The CLIP encoder: the cap
 the background, the number of objects and the places they take.
 
 Writes to OUT: tokenizer/, tokenizer_2/, text_encoder/, text_encoder_2/ (float32), log.csv,
-loss.png and state.pt, from which --resume goes on. At the end it prints how often the classifiers
+loss.webp and state.pt, from which --resume goes on. At the end it prints how often the classifiers
 are right on captions held out, with 64 and with 512 tokens.
 """
 
@@ -148,7 +148,7 @@ def main() -> None:
     print(f"{training.step} steps, {schedule.spent:.0f} s")
     training.save(args.out)
     student.encoders.save(args.out)
-    loss_curve(log.path, args.out / "loss.png", field="loss", title="Naming loss")
+    loss_curve(log.path, args.out / "loss.webp", field="loss", title="Naming loss")
     for words, batch in ((MAX_WORDS, args.test_captions), (512, args.test_captions // 8)):
         print(f"{words} tokens: {examine(student, words=words, batch=batch)}")
 

@@ -3,7 +3,7 @@
     python train_flux_vae.py --out runs/flux_vae [--resume] [--seconds 120]
 
 Writes the VAE in diffusers' format to OUT/vae (float32), with latents of mean 0 and standard
-deviation 1 in every channel; also OUT/log.csv, OUT/loss.png, OUT/reconstructions.webp (drawn and
+deviation 1 in every channel; also OUT/log.csv, OUT/loss.webp, OUT/reconstructions.webp (drawn and
 decoded side by side) and OUT/state.pt, from which --resume goes on. Prints the PSNR over stills
 held out.
 """

@@ -154,7 +154,7 @@ def train(training: Training, clips: list[Clips], args: argparse.Namespace) -> b
         name = each.canvas.name
         log, title = log_of(args.out, name), f"Flow-matching loss, {name}"
         if log.exists():
-            loss_curve(log, args.out / f"loss_{name}.png", field="loss", title=title)
+            loss_curve(log, args.out / f"loss_{name}.webp", field="loss", title=title)
     return True
 
 

@@ -4,7 +4,7 @@
 
 The transformer was trained on the first VAE's latents, so the encoder learns to give them, and the
 decoder to draw from them. Writes the VAE in diffusers' format to OUT/vae (float32); also
-OUT/log.csv, OUT/loss.png, OUT/reconstructions.webp (drawn and decoded side by side) and
+OUT/log.csv, OUT/loss.webp, OUT/reconstructions.webp (drawn and decoded side by side) and
 OUT/state.pt, from which --resume goes on. Prints, over stills held out, how far its latents are
 from the first VAE's, and the PSNR of both, each from its own latents and from the other's.
 """

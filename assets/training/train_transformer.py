@@ -10,7 +10,7 @@ step takes a batch from the pool (`flow_matching.py`), at timesteps 1000 sigma. 
 consists of single frames.
 
 Writes to OUT: state.pt (everything, for --resume), transformer/ and text_encoder/ (the weights'
-moving average, float16), log.csv, loss.png and samples.webp (from the averaged weights, with
+moving average, float16), log.csv, loss.webp and samples.webp (from the averaged weights, with
 guidance). --start begins a new run from such parts. `export.py` makes the pipeline folder.
 """
 

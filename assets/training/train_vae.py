@@ -3,8 +3,8 @@
     python train_vae.py --out runs/vae [--resume] [--seconds 480]
 
 Writes the VAE in diffusers' format to OUT/vae, with the latents' mean and standard deviation in its
-config; also OUT/log.csv, OUT/loss.png, OUT/reconstructions.webp (pairs of rows: drawn, decoded) and
-OUT/state.pt, from which --resume goes on.
+config; also OUT/log.csv, OUT/loss.webp, OUT/reconstructions.webp (pairs of rows: drawn, decoded)
+and OUT/state.pt, from which --resume goes on.
 """
 
 from __future__ import annotations

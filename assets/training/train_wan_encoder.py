@@ -3,7 +3,7 @@
     python train_wan_encoder.py --vae runs/vae/vae --out runs/encoder [--resume] [--seconds 90]
 
 Generation only decodes, so the encoder, which training and image inputs need, may be small. Writes
-the VAE with its new encoder to OUT/vae, and OUT/log.csv, OUT/loss.png and OUT/state.pt, from which
+the VAE with its new encoder to OUT/vae, and OUT/log.csv, OUT/loss.webp and OUT/state.pt, from which
 --resume goes on. Prints how far the latents of held-out clips are from the old ones, and the PSNR
 of these clips decoded from both. Runs on a CPU too, in half an hour.
 """
@@ -131,7 +131,7 @@ def main() -> None:
     result.load_state_dict(training.average.state_dict())
     result.save_pretrained(args.out / "vae")
     evaluate(load_old(), result, ranks.device, clips=args.test_clips)
-    loss_curve(log.path, args.out / "loss.png", field="loss", title="Encoder loss")
+    loss_curve(log.path, args.out / "loss.webp", field="loss", title="Encoder loss")
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def train(
 
 
 def report(training: Training, squared_error: float, args: argparse.Namespace) -> None:
-    """Prints the PSNR of values in [0, 1] with this mean squared error; writes loss.png."""
+    """Prints the PSNR of values in [0, 1] with this mean squared error; writes loss.webp."""
     psnr = -10 * math.log10(squared_error)
     print(f"{training.step} steps, {training.schedule.spent:.0f} s, PSNR {psnr:.2f} dB")
-    loss_curve(args.out / "log.csv", args.out / "loss.png", field="loss", title="VAE loss")
+    loss_curve(args.out / "log.csv", args.out / "loss.webp", field="loss", title="VAE loss")

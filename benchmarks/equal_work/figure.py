@@ -20,7 +20,7 @@ from benchmarks.equal_work.curves import OURS, SKIPS, compared, known_methods, q
 from benchmarks.equal_work.curves import Axis as Measure
 from benchmarks.equal_work.records import joined
 from benchmarks.equal_work.tables import on_gpu
-from benchmarks.figures import NOTE, axes_of, figure_of
+from benchmarks.figures import NOTE, axes_of, figure_of, save_figure
 from benchmarks.records import Record, read
 
 COLOURS = {
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("figure", type=Path)
     parser.add_argument("records", type=Path, nargs="+")
     args = parser.parse_args()
-    draw(joined(read(*args.records))).savefig(args.figure)
+    save_figure(draw(joined(read(*args.records))), args.figure)
 
 
 if __name__ == "__main__":
