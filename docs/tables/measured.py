@@ -23,6 +23,7 @@ CASES = {
     "flux_1280x768": "FLUX.1-dev 1280x768",
     "flux_image": "FLUX.1-dev, image tokens",
     "d64_video": "head size 64",
+    "h3_5s": "MiniMax-H3, 5 s (38,222 rows)",
 }
 RULES = ("merge", "difference")
 
@@ -146,9 +147,12 @@ def sparse_mlp() -> str:
     return f"{table(columns, rows, texts=1)}\n\n{source(file, records)}. {CELLS}"
 
 
-def full_size() -> str:
-    """Generations of full-size transformers, summed from measured steps."""
-    file = "full_size_h200.json"
+def full_size(file: str) -> str:
+    """Generations of full-size transformers, summed from measured steps.
+
+    Args:
+        file: of records.
+    """
     records = read(file)
     times = ("dense_ms", "refresh_ms", "sparse_ms")
     rows = []
@@ -158,7 +162,7 @@ def full_size() -> str:
                 name_of(record["case"]),
                 record["schedule"],
                 steps(record),
-                f"{record['density']:.3g}, {record['mlp_density']:.2g}",
+                shares(record),
                 f"{record['baseline_step_ms']:,.0f}",
                 *("-" if record[name] is None else f"{record[name]:,.0f}" for name in times),
                 f"{record['speedup']:.2f}x",
@@ -374,6 +378,13 @@ def steps(record: Record) -> str:
     counts = record["actions"]
     names = [action.value for action in Action if action.value in counts]
     return ", ".join(f"{counts[name]} {name}" for name in names)
+
+
+def shares(record: Record) -> str:
+    """The shares of columns and neurons at sparse steps, where a generation has any."""
+    if not record["actions"].get("sparse"):
+        return "-"
+    return f"{record['density']:.3g}, {record['mlp_density']:.2g}"
 
 
 def source(file: str, records: Iterable[Record]) -> str:
