@@ -148,7 +148,7 @@ def test_a_recording_is_released_once_and_launched_no_more(recorder):
 @pytest.mark.parametrize("rule", ["merge", "difference"])
 def test_sparse_steps_give_the_same_bits(rule, recorder):
     pipe = tiny_flux_pipeline()
-    config = SPARSE.override({"attention.delta_rule": rule})
+    config = SPARSE.override({"attention.delta_rule": rule, "cuda_graphs": "always"})
 
     def session(config, report, pool, name):
         return Session(config, report, pool, name, StepGraphs(recorder))

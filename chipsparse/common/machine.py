@@ -27,15 +27,6 @@ def device_name(device: torch.device) -> str:
     return f"{_cpu_model()}, {cores} cores"
 
 
-def cache_folder() -> Path | None:
-    """Where the user's programs keep what they can make again; None where there is no home."""
-    given = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(given) if given else Path.home() / ".cache") / "chipsparse"
-    except RuntimeError:
-        return None
-
-
 def package_version(package: str) -> str | None:
     """The version of an installed package; None where it is not installed."""
     try:

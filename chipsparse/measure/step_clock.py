@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from chipsparse.cache.kinds import Part
-from chipsparse.common.machine import cache_folder, device_name, package_version
+from chipsparse.common.cache_folder import cache_folder
+from chipsparse.common.machine import device_name, package_version
 from chipsparse.config import SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.measure.cost_model import kept_columns

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from chipsparse.cli.media.images import write_pngs
-from chipsparse.common.machine import cache_folder
+from chipsparse.common.cache_folder import cache_folder
 
 
 def keep_elsewhere(clips: Mapping[Path, np.ndarray], *, metadata: Mapping[str, str]) -> Path | None:
