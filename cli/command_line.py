@@ -51,14 +51,15 @@ def command_words(
 
 
 def settled_values(
-    settings: GenerationSettings, device: torch.device, dtype: torch.dtype
+    settings: GenerationSettings, device: torch.device, dtype: torch.dtype, gpus: int | None
 ) -> dict[str, Any]:
     """What stands in place of options that were left to the profile and to the machine."""
+    several = gpus is not None and gpus > 1  # each process takes one of them
     return {
         "height": settings.height,
         "width": settings.width,
         "frames": settings.num_frames,
         "steps": settings.num_inference_steps,
-        "device": device,
+        "device": device.type if several else device,
         "dtype": str(dtype).removeprefix("torch."),
     }

@@ -149,7 +149,11 @@ def run_benchmark(options: BenchOptions, process: Joined) -> Benchmark:
         steps=steps,
         parallel=process.parallel,
         command=shlex.join(
-            command_words("bench", options, settled_values(planned.settings, device, dtype))
+            command_words(
+                "bench",
+                options,
+                settled_values(planned.settings, device, dtype, options.gpus),
+            )
         ),
         pixels=planned.pixels,
         skips_by_threshold=planned.plan.schedule.skips_by_threshold(),

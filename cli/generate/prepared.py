@@ -136,7 +136,7 @@ class Job:
             "seed": item.seed,
             "output": item.output,
             "report": item.report,
-            **settled_values(self.settings, self.device, self.dtype),
+            **settled_values(self.settings, self.device, self.dtype, self.options.gpus),
         }
         if self.settings.num_frames is None:
             settled["fps"] = None

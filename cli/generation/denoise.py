@@ -222,13 +222,15 @@ def warm_up(
 ) -> None:
     """Runs the first steps only, so that a timed run pays for no compilation and no allocation.
 
-    Stops after the first sparse step, or after two steps of a pipeline that is not patched; or
-    where ``check``, which is asked after each, raises.
+    Stops after the first sparse step, or after two steps where none is to come; or where
+    ``check``, which is asked after each, raises.
     """
 
     def on_step_end(step: int, _: torch.Tensor | None) -> bool:
         check()
-        return step + 1 >= WARM_UP_DENSE_STEPS if report is None else "sparse" in report.actions()
+        if report is None or all(plan.is_dense() for plan in report.plans.values()):
+            return step + 1 >= WARM_UP_DENSE_STEPS
+        return "sparse" in report.actions()
 
     call_pipeline(
         pipe,

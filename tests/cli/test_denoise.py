@@ -1,9 +1,11 @@
-"""Who shows the steps of a generation: is given what they made, and costs it no time."""
+"""A generation watched: who shows its steps costs it no time, and its warm-up is short."""
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
+import chipsparse
 from chipsparse.cli.generation import denoise
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
@@ -43,3 +45,18 @@ def test_showing_takes_no_time_and_sees_the_latents(monkeypatch):
     last = pipe(**CALL, generator=torch.Generator().manual_seed(0), output_type="latent").images
     assert torch.equal(display.latents[-1], last)
     assert len({latents.sum().item() for latents in display.latents}) == STEPS
+
+
+@pytest.mark.parametrize(
+    ("actions", "taken"),
+    [
+        (["dense", "skip", "dense", "skip", "dense", "skip"], {"dense": 1, "skip": 1}),
+        (["dense", "refresh", "skip", "sparse", "sparse"], {"dense": 1, "refresh": 1, "skip": 1}),
+    ],
+)
+def test_a_warm_up_ends_with_the_first_sparse_step_or_where_none_comes(actions, taken):
+    config = chipsparse.SparsityConfig().override({"schedule.actions": actions})
+    pipe, call = tiny_flux_pipeline(), {**CALL, "num_inference_steps": len(actions)}
+    with chipsparse.enable(pipe, config) as handle:
+        denoise.warm_up(pipe, call, seed=0, report=handle.report)
+        assert handle.report.actions() == taken | ({"sparse": 1} if "sparse" in actions else {})

@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from chipsparse.cli.command_line import settled_values
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.ranks import launch as launching
 from chipsparse.cli.ranks.gpus import check_gpus
@@ -95,6 +96,15 @@ def test_gpus_that_are_not_there_or_differ(monkeypatch):
     assert Joined(1, 2, 1).device(torch.device("cuda")) == torch.device("cuda", 1)
     with pytest.raises(UserError, match="process 4 of this machine, which has 2 GPUs; start one"):
         Joined(3, 4, 3).device(torch.device("cuda"))
+
+
+def test_the_command_that_makes_it_again_is_not_refused(monkeypatch):
+    """A process of several computes on one GPU, and the command names none of them."""
+    gpus(monkeypatch, "H200", "H200")
+    settings = SimpleNamespace(height=64, width=64, num_frames=5, num_inference_steps=4)
+    first = torch.device("cuda", 0)
+    check_gpus(2, str(settled_values(settings, first, torch.bfloat16, 2)["device"]))
+    assert settled_values(settings, first, torch.bfloat16, None)["device"] == first
 
 
 def test_processes_that_cannot_meet(monkeypatch):
