@@ -216,11 +216,11 @@ class Dispatch:
 
     def _restart(self, number: int, answer: Answer) -> None:
         """A worker ended that made nothing; where none can load, that is not tried for ever."""
-        assert isinstance(answer, Died)
+        assert isinstance(answer, Died | Failed)
         if self._workers[number].state == "loading":
             self._failed_loads += 1
         if self._failed_loads >= self.tries:
-            raise RuntimeError(f"a worker ended while it loaded the model: {answer.how}")
+            raise RuntimeError(f"a worker ended while it loaded the model: {_why(answer)}")
         self._start(number)
 
     def _settle(self, work: _Work, answer: Answer, where: str) -> None:
@@ -232,7 +232,7 @@ class Dispatch:
             self.live.ended(entry, "made", answer.seconds)
         else:
             assert isinstance(answer, Died | Failed | Refused)
-            sentence = answer.how if isinstance(answer, Died) else answer.sentence
+            sentence = _why(answer)
             if not isinstance(answer, Refused) and work.tries < self.tries:
                 self.live.gave_back(entry, f"{entry.label}: {sentence}; it is tried again")
                 self._todo.append(work)
@@ -243,6 +243,10 @@ class Dispatch:
             self.given_up.add(entry.name)
             self.live.ended(entry, "failed")
         self.claims.let_go(entry.digest)
+
+
+def _why(answer: Died | Failed | Refused) -> str:
+    return answer.how if isinstance(answer, Died) else answer.sentence
 
 
 def _check_version(worker: Loaded) -> None:

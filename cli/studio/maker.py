@@ -105,7 +105,7 @@ class Maker:
         self._folder = folder
         self._count = 0
         self._stack = ExitStack()
-        self._open: tuple[GenerateOptions, Job, Runner] | None = None
+        self._open: tuple[GenerateOptions, Runner] | None = None
         self._loaded: _Loaded | None = None
         self._dense: tuple[Any, Generation] | None = None
 
@@ -121,7 +121,8 @@ class Maker:
             UserError: what was chosen does not fit.
             Stopped: before the sparse clip was there.
         """
-        job, runner = self._opened(self._settle(choices, self._next_folder()), feed)
+        job = self._settle(choices, self._next_folder())
+        runner = self._opened(job, feed)
         # Its command writes to where it is typed.
         item = Item(choices.prompt, choices.seed, Path(job.options.output.name), None)
         warnings = prompt_warnings(job, item, runner)
@@ -160,17 +161,17 @@ class Maker:
         folder.mkdir()
         return folder
 
-    def _opened(self, job: Job, feed: Feed) -> tuple[Job, Runner]:
+    def _opened(self, job: Job, feed: Feed) -> Runner:
         """What generates; the one of before where nothing but prompt, seed and file differ."""
         progress = WorkProgress(feed)
         which = dataclasses.replace(job.options, prompt="", seed=0, output=Path())
         if self._open is None or self._open[0] != which:
             self.close()
             runner = self._stack.enter_context(opened(job, progress, lambda: self._pipe(job)))
-            self._open = which, job, runner
-        runner = self._open[2]
+            self._open = which, runner
+        runner = self._open[1]
         runner.generator.progress = progress
-        return job, runner
+        return runner
 
     def _pipe(self, job: Job) -> Any:
         """The pipeline of a job's model; that of another one is let go first."""

@@ -196,8 +196,9 @@ def test_a_model_that_cannot_be_loaded_ends_it():
         dispatched({"a": []}, loads=[NotLoaded("no such weights")])
 
 
-def test_workers_that_end_while_they_load_end_it():
-    killed = Died("killed by SIGKILL")
+@pytest.mark.parametrize("make", [Died, Failed])  # Ray's workers outlive an error
+def test_workers_that_end_while_they_load_end_it(make):
+    killed = make("killed by SIGKILL")
     with pytest.raises(RuntimeError, match="ended while it loaded the model: killed by SIGKILL"):
         dispatched({"a": []}, loads=[killed, killed])
     engine, folder, _ = dispatched({"a": [MADE]}, loads=[killed])
