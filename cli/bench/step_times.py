@@ -21,7 +21,7 @@ STOCK_STEPS = 3  # before the patched ones, and again behind them
 # kernel, the second may be recorded, and the others run as most of a generation's do. The last
 # step, which frees the caches, is not counted.
 ACTIONS = ("dense", "dense", "refresh", "refresh", *["sparse"] * 7)
-ACTIONS_WITH_SKIP = (*ACTIONS[:-1], "skip", "sparse")
+NOTHING_SPARSE = ("dense",) * 5
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,9 @@ def measure_steps(
     counts: dict[str, int] = defaultdict(int)
     for action in planned.plan.actions():
         counts[action.value] += 1
-    actions = ACTIONS_WITH_SKIP if "skip" in counts else ACTIONS
+    actions = ACTIONS if "sparse" in counts else NOTHING_SPARSE
+    if "skip" in counts:
+        actions = (*actions[:-1], "skip", actions[-1])
     config = planned.plan.config.override(
         {"schedule.actions": list(actions), "schedule.skip_threshold": None}
     )

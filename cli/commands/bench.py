@@ -10,7 +10,7 @@ from chipsparse.cli.options import MODEL, option
 from chipsparse.cli.results import results_alone, tell
 
 EXAMPLE = (
-    "Example: [bold]chipsparse bench --model Wan-AI/Wan2.1-T2V-1.3B-Diffusers --kernels[/bold]"
+    "Example: [bold]chipsparse bench --model Wan-AI/Wan2.1-T2V-1.3B-Diffusers --quality fast[/bold]"
 )
 
 

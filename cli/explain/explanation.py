@@ -106,7 +106,7 @@ class Explanation:
         """
         plan, layout, estimate = self.plan, self.plan.layout, self.outlook.estimate
         attention = plan.config.attention
-        sparse = [layer for layer in range(layout.layers) if plan.is_sparse(layer, "attention")]
+        sparse = [layer for group in self.groups if group.columns for layer in group.layers]
         return {
             "chipsparse": chipsparse.__version__,
             "model": self.model.location,

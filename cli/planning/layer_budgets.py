@@ -47,6 +47,6 @@ def layer_groups(plan: SparsityPlan) -> list[LayerGroup]:
 
 def kept(plan: SparsityPlan, layer: int, part: Part) -> int | None:
     """Columns or neurons that a layer computes at a sparse step; None where it is dense."""
-    if not plan.is_sparse(layer, part):
+    if plan.is_dense() or not plan.is_sparse(layer, part):
         return None
     return kept_columns(plan, layer) if part == "attention" else plan.mlp_keep_count(layer)

@@ -134,6 +134,19 @@ def test_skipped_steps_are_measured_where_there_are_some(bench, workdir):
     assert steps["patched_run"] is not None
 
 
+def test_a_schedule_without_sparse_steps_is_measured_without_them(bench, workdir):
+    lines = [line for line in PROFILE.splitlines() if "schedule:" not in line]
+    schedule = "  schedule: {full_share: 0.5, between: none}"
+    (workdir / "skips.yaml").write_text("\n".join([*lines, schedule]))
+    content = as_json(bench("--config", "skips.yaml", "--steps", "8", "--json"))
+    assert content["layers"] == []
+    assert "attention of block layers: no step of the schedule is sparse" in content["dense"]
+    steps = content["steps"]
+    assert steps["counts"] == {"dense": 4, "skip": 4}
+    assert set(steps["patched"]) == {"dense", "skip"}
+    assert steps["patched_run"] < steps["stock_run"]
+
+
 def test_parts_that_run_dense_are_not_measured(bench, workdir):
     (workdir / "columns.yaml").write_text(PROFILE + "  mlp: {enabled: false}\n")
     ran = bench("--config", "columns.yaml", "--kernels", "--json")

@@ -569,7 +569,11 @@ def test_qualities_stand_side_by_side(explained, explain, folder):
     assert works[-1] > (8 + 0.1 * steps["sparse"]) / 50
     # Where gaps are short nothing is sparse.
     assert rows["faithful"]["counts"] == {"dense": 20, "skip": 30}
+    assert found["attention"]["columns"] is found["attention"]["columns_by_score"] is None
+    assert found["layers"][0]["mlp"]["neurons_kept"] is None
     text = explain(*arguments, "--vram", "90G", "--ram", "400G").stdout
+    for block in ("591 blocks of 128 queries, each keeps", "591 blocks of 128 tokens, each recom"):
+        assert re.search(rf"{block}.* all of them \(dense\)", " ".join(text.split()))
     assert re.search(r"^ fast +8 +\d+ +\d+ +\d+% +\d.*\d+\.\d\dx", text, re.MULTILINE)
 
 
