@@ -51,8 +51,10 @@ def save_figure(figure: Figure, path: Path) -> None:
     figure.savefig(drawn, format="png")
     with Image.open(drawn) as image:
         few = image.convert("RGB").quantize(64)
-    lossless = {"lossless": True, "quality": 100, "method": 6} if path.suffix == ".webp" else {}
-    few.convert("RGB" if lossless else "P").save(path, **lossless)
+    if path.suffix == ".webp":
+        few.convert("RGB").save(path, lossless=True, quality=100, method=6)
+    else:
+        few.save(path)
 
 
 def draw_from_records(
