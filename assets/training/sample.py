@@ -23,7 +23,13 @@ SHOWN_SIDE, SHOWN_FRAMES = 128, 9
 
 
 def sample_clips(
-    pipeline: DiffusionPipeline, prompts: list[str], *, size: str, steps: int, seed: int
+    pipeline: DiffusionPipeline,
+    prompts: list[str],
+    *,
+    size: str,
+    steps: int,
+    seed: int,
+    guidance: float,
 ) -> torch.Tensor:
     """Some frames (B, 3, F, 128, 128), in [-1, 1], of a clip per prompt; seeds count up."""
     pipeline.vae.to(torch.float32)
@@ -37,7 +43,7 @@ def sample_clips(
             width=side,
             num_frames=frames,
             num_inference_steps=steps,
-            guidance_scale=4.0,
+            guidance_scale=guidance,
             max_sequence_length=64,
             generator=torch.Generator(pipeline.device).manual_seed(seed + number),
             output_type="pt",
@@ -58,6 +64,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, help="so many prompts; default: all")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0, help="of prompt number 0")
+    parser.add_argument("--guidance", type=float, default=4.0, help="of clips; 1 for none")
     args = parser.parse_args()
 
     cuda = torch.cuda.is_available()
@@ -71,7 +78,8 @@ def main() -> None:
     if images:
         sheet = still_sheet(sample_images(pipeline, prompts, **options), prompts)
     else:
-        clips = sample_clips(pipeline, prompts, size=args.size, **options)
+        guidance = args.guidance
+        clips = sample_clips(pipeline, prompts, size=args.size, guidance=guidance, **options)
         sheet = clip_sheet(clips, prompts, every=1)
     save_sheet(sheet, args.out)
 

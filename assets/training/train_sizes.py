@@ -20,6 +20,7 @@ import argparse
 import random
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,22 +124,24 @@ def choose(clips: list[Clips], *, step: int, progress: float) -> Clips:
     return random.Random(step).choices(ready, weights)[0]
 
 
-def train(training: Training, clips: list[Clips], args: argparse.Namespace) -> bool:
-    """Trains to the end of the schedule; returns whether this process is the one that goes on."""
-    ranks, schedule, model = training.ranks, training.schedule, training.model
-    lengths = random.Random(training.step)
+def train(
+    training: Training,
+    clips: list[Clips],
+    loss_of: Callable[[Canvas, Tensor, Tensor], tuple[Tensor, bool]],
+    args: argparse.Namespace,
+) -> bool:
+    """Trains to the end of the schedule; returns whether this process is the one that goes on.
+
+    Args:
+        loss_of: from a canvas, latents and token ids of clips to the loss, and whether the log's
+            mean is to count it
+    """
+    ranks, schedule = training.ranks, training.schedule
     recent: dict[Clips, list[Tensor]] = {each: [] for each in clips}
     schedule.start_clock()
     while schedule.running:
         taken = choose(clips, step=training.step, progress=schedule.progress)
-        latents, ids = taken.batch()
-        if taken is clips[0]:
-            loss, counts = step_loss(model, lengths, training.step, latents, ids)
-        else:
-            without = int(training.step % 4 == 0) if len(ids) < 8 else len(ids) // 8
-            shift = taken.canvas.shift
-            loss = clip_loss(model, latents, ids, TEXT_LENGTH, without=without, shift=shift)
-            counts = True
+        loss, counts = loss_of(taken.canvas, *taken.batch())
         rate = training.update(loss)
         if counts:
             recent[taken].append(loss.detach())
@@ -158,6 +161,23 @@ def train(training: Training, clips: list[Clips], args: argparse.Namespace) -> b
     return True
 
 
+class FlowLoss:
+    """Flow matching; the first canvas has text of all lengths, and single frames now and then."""
+
+    def __init__(self, training: Training, first: Canvas) -> None:
+        self.training, self.first = training, first
+        self.lengths = random.Random(training.step)
+
+    def __call__(self, canvas: Canvas, latents: Tensor, ids: Tensor) -> tuple[Tensor, bool]:
+        """The loss of clips, and whether it counts."""
+        model, step = self.training.model, self.training.step
+        if canvas == self.first:
+            return step_loss(model, self.lengths, step, latents, ids)
+        without = int(step % 4 == 0) if len(ids) < 8 else len(ids) // 8
+        shift = canvas.shift
+        return clip_loss(model, latents, ids, TEXT_LENGTH, without=without, shift=shift), True
+
+
 def report(recent: dict[Clips, list[Tensor]], out: Path, **facts: float) -> None:
     """Writes the mean loss of every canvas that was taken."""
     for clips, losses in recent.items():
@@ -171,27 +191,33 @@ def log_of(out: Path, name: str) -> Path:
     return out / f"log_{name}.csv"
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def new_parser(doc: str, *, lr: float) -> argparse.ArgumentParser:
+    """The arguments of training further, on canvases."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     add_run_arguments(parser, steps=100_000, seconds=430.0)
     parser.add_argument("--start", type=Path, required=True, help="a pipeline folder")
     parser.add_argument("--canvas", type=Canvas.parse, action="append", required=True)
     parser.add_argument("--seed", type=int, default=7, help="of the clips")
     parser.add_argument("--pairs", type=float, default=PAIRS, help="share with two objects")
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--lr", type=float, default=lr)
     parser.add_argument("--warmup", type=int, default=30, help="steps to the peak rate")
     parser.add_argument("--decay-from", type=float, default=0.4, help="share at peak rate")
     parser.add_argument("--ema", type=float, default=0.99)
     parser.add_argument("--workers", type=int, default=3, help="for each canvas")
     parser.add_argument("--no-compile", action="store_true")
+    return parser
+
+
+def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The arguments, of which one canvas has to be there from the start."""
     args = parser.parse_args()
     if all(canvas.start > 0 for canvas in args.canvas):
         parser.error("--canvas: one of them has to be there from the start")
     return args
 
 
-def main() -> None:
-    args = parse_arguments()
+def begin(args: argparse.Namespace) -> tuple[Training, list[Clips]]:
+    """The weights of --start, to be trained but for the text encoder's, and the clips."""
     began = time.monotonic()
     ranks = prepare(args)
     # cuDNN's attention, the fastest at these lengths, runs where the others are off.
@@ -223,7 +249,13 @@ def main() -> None:
     print(f"{time.monotonic() - began:.0f} s until the first step", flush=True)
     if not args.no_compile:
         model.transformer.compile_repeated_blocks(dynamic=True)
-    if train(training, clips, args):
+    return training, clips
+
+
+def main() -> None:
+    args = parse_arguments(new_parser(__doc__, lr=1e-3))
+    training, clips = begin(args)
+    if train(training, clips, FlowLoss(training, args.canvas[0]), args):
         save_parts(training.average, args.out)
 
 

@@ -192,12 +192,24 @@ def sample(
     ids = tokenize(tokenizer, [*prompts, *[""] * len(prompts)]).to(device)
     sigmas = shift_sigma(torch.linspace(1.0, 0.0, steps + 1)).tolist()
     for now, then in itertools.pairwise(sigmas):
-        sigma = torch.full((len(ids),), now, device=device)
         with torch.autocast(device.type, torch.bfloat16):
-            both = model(latents.repeat(2, 1, 1, 1, 1), sigma, ids, text_length=64).float()
-        with_text, without = both.chunk(2)
-        latents = latents + (then - now) * (without + guidance * (with_text - without))
+            velocity = guided_velocity(model, latents, now, ids, guidance)
+        latents = latents + (then - now) * velocity
     return latents
+
+
+def guided_velocity(
+    model: Denoiser, latents: Tensor, level: float, ids: Tensor, guidance: float
+) -> Tensor:
+    """The velocity at a noise level, with classifier-free guidance, in float32.
+
+    Args:
+        ids: those of the latents, then as many of the empty prompt
+    """
+    sigma = torch.full((len(ids),), level, device=latents.device)
+    both = model(latents.repeat(2, 1, 1, 1, 1), sigma, ids, text_length=64).float()
+    with_text, without = both.chunk(2)
+    return without + guidance * (with_text - without)
 
 
 def save_parts(model: Denoiser, out: Path) -> None:

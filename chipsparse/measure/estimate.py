@@ -88,16 +88,25 @@ class RunEstimate:
         return 1.0 if self.moving == 0 else max(0.0, 1 - waiting / self.moving)
 
 
-def moved_bytes(
-    layer: int, part: Part, action: Action, *, config: SparsityConfig, placement: Placement
-) -> tuple[int, int]:
-    """Bytes that one part of a layer brings from host memory, and that it writes there."""
-    read, written = (kinds(config, part, action) for kinds in (read_kinds, written_kinds))
-    sizes = {kind: placement.host[layer, kind] for kind in placement.hosted(layer)}
-    return (
-        sum(size for kind, size in sizes.items() if kind in read),
-        sum(size for kind, size in sizes.items() if kind in written),
-    )
+class Moves:
+    """Bytes that the parts of layers bring from host memory, and that they write there."""
+
+    def __init__(self, config: SparsityConfig, placement: Placement) -> None:
+        self._kinds = {
+            (part, action): (read_kinds(config, part, action), written_kinds(config, part, action))
+            for part in PARTS
+            for action in Action
+        }
+        self._placement = placement
+
+    def __call__(self, layer: int, part: Part, action: Action) -> tuple[int, int]:
+        """Those of one part of a layer in a step."""
+        read, written = self._kinds[part, action]
+        host, hosted = self._placement.host, self._placement.hosted(layer)
+        return (
+            sum(host[layer, kind] for kind in hosted if kind in read),
+            sum(host[layer, kind] for kind in hosted if kind in written),
+        )
 
 
 def estimate_run(
@@ -137,9 +146,7 @@ def estimate_run(
             chooses=chooses,
         )
 
-    def moved(layer: int, part: Part, action: Action) -> tuple[int, int]:
-        return moved_bytes(layer, part, action, config=plan.config, placement=placement)
-
+    moved = Moves(plan.config, placement)
     # A captured sparse step is replayed; what is exchanged is not captured.
     captured = plan.captures_steps() and not placement.host and sharing is None
     launched = {Action.REFRESH} if captured else {Action.REFRESH, Action.SPARSE}

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 # The longest first; of each, tests of small tensors that run in a few seconds.
 OPERATIONS = {
     "dense_attention_column_sums": "any_scale_and_the_layout",
-    "column_selection": "special_rows and (row2 or row9) or static_columns_beyond",
-    "column_sparse_attention": "only_listed_rows or laid_out_like or (in_fp8 and 64 and merge)",
+    "column_selection": "special_rows and row9 or static_columns_beyond",
+    "column_sparse_attention": "only_listed_rows or laid_out_like or (in_fp8_counts and merge)",
     "neuron_selection": "ties_nan_and_repeats and dtype1",
     "sparse_mlp_down": "no_neurons_change_nothing or cache_in_single_precision",
     "sparse_mlp_up": "views_of_larger_tensors or poisoned_entries",
@@ -25,8 +25,8 @@ OPERATIONS = {
     "fp8_dense_attention": "small_weights",
     "fp8_quantization": "zeros_and_equal_rows",
     "fp8_dequantization": "every_number",
-    "attention_residual": "what_the_kept_columns_leave or other_strides or nearest_of_e4m3 or nan",
-    "rank_pieces": "one_behind_the_other or nothing_is_copied",
+    "attention_residual": "leave_of_the_difference_rule or other_strides or row_that_is_not_finite",
+    "rank_pieces": "nothing_is_copied or (one_behind and dtype0)",
 }
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")

@@ -9,7 +9,7 @@ from chipsparse.cache.placement import Placement
 from chipsparse.config import SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.measure.cost_model import Rates
-from chipsparse.measure.estimate import estimate_run, moved_bytes
+from chipsparse.measure.estimate import Moves, estimate_run
 from chipsparse.plan import Action, SparsityPlan
 from tests.tiny_models import PROMPT, tiny_wan_pipeline
 
@@ -44,11 +44,8 @@ def test_bytes_moved_are_those_of_a_real_generation(changes):
         if not store._branches:
             return tensors  # after the last step
         (placement,) = (branch.memory.placement for branch in store._branches.values())
-        planned = [
-            moved_bytes(layer, part, record.action, config=config, placement=placement)
-            for layer in range(3)
-            for part in PARTS
-        ]
+        moves = Moves(config, placement)
+        planned = [moves(layer, part, record.action) for layer in range(3) for part in PARTS]
         moved.append(
             (
                 record.action.value,

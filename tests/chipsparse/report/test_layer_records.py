@@ -15,7 +15,7 @@ from chipsparse.cache.memory_plan import Capacity
 from chipsparse.cache.placement import Placement
 from chipsparse.kernels.dispatch import Backend, Choice
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.measure.estimate import moved_bytes
+from chipsparse.measure.estimate import Moves
 from chipsparse.parallel.agreement import Alone
 from chipsparse.plan import Action
 from chipsparse.report.as_json import SCHEMA
@@ -106,16 +106,10 @@ def test_bytes_of_each_layer_are_those_of_the_plan():
     places = session._pool._opened.places.items()
     held = {(layer, kind): place.form.nbytes for (_, layer, kind), place in places}
     placement = Placement(host=held)  # as planned, without the room left for padding
-    taken = set()
+    moves, taken = Moves(session.config, placement), set()
     for record in session.report.steps:
         for entry in record.layers:
-            expected = moved_bytes(
-                entry.layer,
-                entry.part,
-                record.action,
-                config=session.config,
-                placement=placement,
-            )
+            expected = moves(entry.layer, entry.part, record.action)
             if (entry.part, entry.action, record.branch) == ("attention", Action.REFRESH, "uncond"):
                 columns = held.get((entry.layer, "columns"), 0)  # which the other branch chose
                 expected = expected[0] + columns, expected[1]
