@@ -215,7 +215,7 @@ def parsed() -> argparse.Namespace:
     """What was typed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.parallel_steps")
     parser.add_argument("--case", choices=sorted(MODELS), required=True)
-    parser.add_argument("--quality", default="balanced")
+    parser.add_argument("--quality", default="published", help="one with sparse steps")
     parser.add_argument("--guidance", type=int, default=1, choices=(1, 2))
     parser.add_argument("--ring", type=int, default=1, help="processes that share query rows")
     parser.add_argument(
