@@ -133,7 +133,7 @@ class CacheStore:
     ) -> MemoryPlan:
         first = not self._branches
         captured = 0
-        if device.type == "cuda" and plan.captures_steps():
+        if device.type == "cuda" and demand.captures and plan.captures_steps():
             captured = max(demand.branches, len(self._branches) + 1)
         room = partial(
             available,

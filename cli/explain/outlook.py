@@ -158,6 +158,7 @@ def look_ahead(
         target.clock,
         dense=never,
         fp8_mlps={} if fp8 is None else dict.fromkeys(range(plan.layout.layers), fp8),
+        captures=sharing is None,
     )
     slower = slower_parts(plan, times)
     memory = plan_memory(
