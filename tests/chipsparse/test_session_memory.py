@@ -21,7 +21,7 @@ from chipsparse.cache.memory_plan import (
 from chipsparse.cache.offload import OffloadPool
 from chipsparse.cache.placement import SLOTS
 from chipsparse.layers import mlp
-from chipsparse.layers.mlp import MLPWeights
+from chipsparse.layers.mlp_weights import MLPWeights
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport
