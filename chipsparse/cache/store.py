@@ -139,7 +139,12 @@ class CacheStore:
             available,
             plan.config.memory,
             device,
-            working=working_bytes(plan, dtype=demand.dtype, captured=captured),
+            working=working_bytes(
+                plan,
+                dtype=demand.dtype,
+                captured=captured,
+                fp8_mlps=[layer for layer, _ in demand.fp8_mlps],
+            ),
             pending=demand.pending_bytes,
             promised=sum(each.promised_bytes() for each in self._branches.values()),
             held=sum(each.device_bytes() for each in self._branches.values()),
