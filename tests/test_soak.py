@@ -330,8 +330,11 @@ def test_a_call_that_broke_off_leaves_nothing_to_the_next(name, after, soak):
 @pytest.mark.parametrize(
     "name",
     [
-        *("LoRA", "weights", "cache on top"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("hook", "processor", "dtype")),
+        "LoRA",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("weights", "cache on top", "hook", "processor", "dtype")
+        ),
     ],
 )
 def test_the_reference_sees_the_same_changes(name, soak):
@@ -341,7 +344,7 @@ def test_the_reference_sees_the_same_changes(name, soak):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name == "compiled blocks" else ())
+        pytest.param(name, marks=() if name == "group offload" else pytest.mark.slow)
         for name in PREPARATIONS
     ],
 )

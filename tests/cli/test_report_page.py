@@ -841,7 +841,14 @@ def test_damaged_values_are_told_with_their_place(refused, path, value, place):
     assert refused(name, "-o", "page.html").startswith(f"changed.json is damaged: {place}")
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name != "hostile.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "files.json" else pytest.mark.slow)
+        for name in KINDS
+        if name != "hostile.json"
+    ],
+)
 @pytest.mark.usefixtures("draws")
 def test_no_damaged_file_is_an_error_of_ours(folder, monkeypatch, name):
     """Each value of a file replaced by others: a page or one sentence, never a traceback."""

@@ -17,9 +17,7 @@ ROOT = Path(__file__).parents[2]
 OPERATIONS = {
     "dense_attention_column_sums": "any_scale_and_the_layout",
     "column_selection": "special_rows and row9 or static_columns_beyond",
-    "column_sparse_attention": (
-        "only_listed_rows or laid_out_like or (residual_in_fp8 and 64 and merge)"
-    ),
+    "column_sparse_attention": "only_listed_rows or laid_out_like or (in_fp8_counts and merge)",
     "neuron_selection": "ties_nan_and_repeats and dtype1",
     "sparse_mlp_down": "no_neurons_change_nothing or cache_in_single_precision",
     "sparse_mlp_up": "views_of_larger_tensors or poisoned_entries",

@@ -34,20 +34,15 @@ def collected():
 FAMILIES = collected()
 BASE = ""  # the call as the family gives it
 CALLS = [(name, variant) for name in FAMILIES for variant in (BASE, *FAMILIES[name].variants)]
-# One for every transformer. What does not depend on the pipeline around it is tested with these,
-# and with the others in slow tests.
+# One for every way in which transformers differ: text in the same sequence or not, single blocks,
+# two experts, packed rows. What does not depend on the pipeline around it is tested with these, and
+# with the others in slow tests.
 MODELS = {
-    "chroma",
-    "cogvideox 2b",
     "flux",
-    "flux2",
     "hunyuan video",
-    "hunyuan video 1.5",
-    "ltx",
     "minimax h3",
     "mochi",
     "qwen-image",
-    "sd3",
     "wan 2.1",
     "wan 2.2 two experts",
 }

@@ -19,6 +19,7 @@ def test_three_ranks(tmp_path):
         assert found["afterwards"] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_four_ranks_exchange_tokens_for_heads_and_query_rows(tmp_path):
     for rank, ended in enumerate(run_ranks(4, f"{MODULE}:all_ways", folder=tmp_path)):
         for way, found in ended.result.items():
