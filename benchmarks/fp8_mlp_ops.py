@@ -24,7 +24,8 @@ from benchmarks.mlp_ops import (
     mlp_work,
     select,
 )
-from chipsparse.kernels.fp8_dequantization import FP8, fp8_dequantization
+from chipsparse.kernels.fp8_dequantization import fp8_dequantization
+from chipsparse.kernels.fp8_quantization import FP8
 from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
 
 LARGEST = 448.0

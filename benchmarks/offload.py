@@ -29,7 +29,7 @@ from chipsparse.cache.host_memory import HostMemory
 from chipsparse.cache.memory_plan import MemoryDemand
 from chipsparse.cache.offload import OffloadPool
 from chipsparse.kernels.mask_packing import packed_to_indices
-from chipsparse.layers.mlp import MLPWeights
+from chipsparse.layers.mlp_weights import MLPWeights
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.measure.timing import time_call
 from chipsparse.report.generation import GenerationReport

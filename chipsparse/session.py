@@ -361,6 +361,7 @@ class Session:
             self._clock,
             dense=demand.dense,
             fp8_mlps=dict(demand.fp8_mlps),
+            captures=demand.captures,
         )
         slower = slower_parts(plan, times)
         found = [(layer, part, reason) for (layer, part), reason in slower.items()]

@@ -85,7 +85,10 @@ def fp8_bits(x):
 
 @triton.jit
 def from_fp8_bits(bits):
-    """Bytes of finite e4m3 numbers in fp32; on every GPU alike."""
+    """Bytes of finite e4m3 numbers in fp32; on every GPU alike.
+
+    Moved instead of converted: GPUs before Ada cannot, and Triton's interpreter reads NaN as 480.
+    """
     # As fp16, whose exponents are 8 higher and whose subnormal numbers have as many digits.
     wide = bits.to(tl.uint16)
     half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)

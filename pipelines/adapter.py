@@ -589,6 +589,7 @@ class ModelAdapter:
             pending_bytes=pending,
             dense=frozenset(dense),
             fp8_mlps=frozenset(fp8),
+            captures=self.team is None,
         )
 
     def branches(self) -> int:

@@ -93,6 +93,8 @@ class MemoryDemand:
         pending_bytes: weights that come to the device during a call, less those that leave it.
         dense: (layer, part) of what cannot run sparse, so that nothing need be kept for it.
         fp8_mlps: layers whose feed-forward weights are in FP8, and what their linears round.
+        captures: whether sparse steps may be captured as CUDA graphs: not on several processes,
+            since a replay would exchange nothing.
     """
 
     dtype: torch.dtype = torch.float32
@@ -100,6 +102,7 @@ class MemoryDemand:
     pending_bytes: int = 0
     dense: frozenset[tuple[int, Part]] = frozenset()
     fp8_mlps: frozenset[tuple[int, Fp8Form]] = frozenset()
+    captures: bool = True
 
 
 @dataclass(frozen=True)
@@ -291,7 +294,13 @@ def worth_moving(
     return frozenset(min(choices, key=seconds))
 
 
-def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, captured: int = 0) -> int:
+def working_bytes(
+    plan: SparsityPlan,
+    *,
+    dtype: torch.dtype,
+    captured: int = 0,
+    fp8_mlps: Collection[int] = (),
+) -> int:
     """Device memory that a transformer call needs besides weights and caches: an estimate.
 
     The tensors of one block at its fullest, with what a refresh holds for a moment; and the lists
@@ -302,6 +311,7 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, captured: int = 0) 
         dtype: that the blocks compute in.
         captured: guidance branches whose sparse calls are captured as CUDA graphs; each graph has
             memory of its own.
+        fp8_mlps: layers whose feed-forward weights are in FP8: those of one are read in ``dtype``.
     """
     config, layout = plan.config, plan.layout
     tokens, heads = layout.tokens, layout.batch * layout.own_heads
@@ -311,6 +321,9 @@ def working_bytes(plan: SparsityPlan, *, dtype: torch.dtype, captured: int = 0) 
         MLP_TENSORS * hidden + token * kind.intermediate_size * kind.mlp_linears
         for kind in layout.kinds
     )
+    in_fp8 = [layout.kind(layer) for layer in fp8_mlps]
+    rows = max((kind.intermediate_size * kind.mlp_linears for kind in in_fp8), default=0)
+    mlp += rows * layout.width * dtype.itemsize
     attention, kept_lists, gathered = ATTENTION_TENSORS * heads_side_by_side, 0, 0
     if layout.share is not None:
         attention += EXCHANGE_TENSORS * heads_side_by_side

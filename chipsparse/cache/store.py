@@ -133,13 +133,18 @@ class CacheStore:
     ) -> MemoryPlan:
         first = not self._branches
         captured = 0
-        if device.type == "cuda" and plan.captures_steps():
+        if device.type == "cuda" and demand.captures and plan.captures_steps():
             captured = max(demand.branches, len(self._branches) + 1)
         room = partial(
             available,
             plan.config.memory,
             device,
-            working=working_bytes(plan, dtype=demand.dtype, captured=captured),
+            working=working_bytes(
+                plan,
+                dtype=demand.dtype,
+                captured=captured,
+                fp8_mlps=[layer for layer, _ in demand.fp8_mlps],
+            ),
             pending=demand.pending_bytes,
             promised=sum(each.promised_bytes() for each in self._branches.values()),
             held=sum(each.device_bytes() for each in self._branches.values()),

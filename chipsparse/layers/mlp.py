@@ -25,8 +25,7 @@ from chipsparse.kernels.sparse_mlp_down import SparseMLPDown, sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import SparseMLPUp, dense_activation, sparse_mlp_up
 from chipsparse.kernels.token_layout import empty_token_contiguous
 from chipsparse.layers.exact_rows import apart, joined
-from chipsparse.layers.mlp_weights import Fp8MLPWeights
-from chipsparse.layers.mlp_weights import MLPWeights as MLPWeights
+from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights
 from chipsparse.layers.state import Shared, StepState
 from chipsparse.plan import Action
 

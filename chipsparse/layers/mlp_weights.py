@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from chipsparse.kernels.calls import Activation
-from chipsparse.kernels.fp8_dequantization import FP8, fp8_dequantization
+from chipsparse.kernels.fp8_dequantization import fp8_dequantization
+from chipsparse.kernels.fp8_quantization import FP8
 from chipsparse.kernels.sparse_mlp_up.reference import activate
 
 Gate = Literal["none", "first", "second", "apart"]

@@ -72,7 +72,7 @@ class Sharing:
 
     Attributes:
         plan: of the whole generation: its layout has nobody's share.
-        parallel: over how many processes, by what.
+        parallel: over how many processes, by what; without a ring, which the commands do not make.
         branches: transformer calls per step, on all processes.
         dtype: of the hidden states.
         output_channels: that the transformer returns for each video or image token.

@@ -17,7 +17,7 @@ from chipsparse.layers import attention, mlp
 from chipsparse.layers.column_budget import AttentionBudget, static_columns, static_count
 from chipsparse.layers.exact_rows import apart, joined
 from chipsparse.layers.fp8_attention import fp8_full_attention
-from chipsparse.layers.mlp import MLPWeights
+from chipsparse.layers.mlp_weights import MLPWeights
 from chipsparse.plan import SparsityPlan
 
 SEED = 0

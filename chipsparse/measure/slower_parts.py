@@ -27,6 +27,7 @@ def part_seconds(
     *,
     dense: Collection[tuple[int, Part]] = (),
     fp8_mlps: Mapping[int, Fp8Form] | None = None,
+    captures: bool = True,
 ) -> PartSeconds:
     """The times of what the plan has sparse.
 
@@ -40,6 +41,7 @@ def part_seconds(
         dense: what cannot run sparse, so that its times do not matter.
         fp8_mlps: layers whose feed-forward weights are in FP8, which are estimated, and what their
             linears round.
+        captures: whether steps that the plan has captured can be.
     """
     config = plan.config
     if device.type != clock.device_type or config.backend != "auto" or plan.is_dense():
@@ -56,7 +58,8 @@ def part_seconds(
             found[layer, part] = estimated_seconds(
                 plan, layer, part, dtype=dtype, fp8=fp8_mlps[layer]
             )
-        times = clock.seconds(plan, part, layers, device=device, dtype=dtype)
+        captured = captures and plan.captures_steps()
+        times = clock.seconds(plan, part, layers, device=device, dtype=dtype, captured=captured)
         found.update({(layer, part): seconds for layer, seconds in times.items()})
     return found
 

@@ -88,6 +88,7 @@ class StepClock:
         *,
         device: torch.device,
         dtype: torch.dtype,
+        captured: bool,
     ) -> dict[int, StepSeconds]:
         """The times of one part of some layers for one guidance branch.
 
@@ -100,6 +101,7 @@ class StepClock:
             layers: that the plan has sparse.
             device: where the model runs. One that is not here is estimated.
             dtype: of the hidden states.
+            captured: whether sparse steps are replays of a CUDA graph.
         """
         alike: dict[object, list[int]] = {}
         for layer in layers:
@@ -108,7 +110,8 @@ class StepClock:
         for group in alike.values():
             group.sort(key=lambda layer: (plan.density(layer, part) or 0.0, layer))
             ends = [
-                self._seconds(plan, layer, part, device, dtype) for layer in (group[0], group[-1])
+                self._seconds(plan, layer, part, device, dtype, captured)
+                for layer in (group[0], group[-1])
             ]
             for layer in group:
                 if ends[0].measured and ends[1].measured:
@@ -118,12 +121,17 @@ class StepClock:
         return found
 
     def _seconds(
-        self, plan: SparsityPlan, layer: int, part: Part, device: torch.device, dtype: torch.dtype
+        self,
+        plan: SparsityPlan,
+        layer: int,
+        part: Part,
+        device: torch.device,
+        dtype: torch.dtype,
+        captured: bool,
     ) -> StepSeconds:
         if device.type == "cuda" and not torch.cuda.is_available():
             return estimated_seconds(plan, layer, part, dtype=dtype)
         sample = sample_of(plan, layer, part, dtype=dtype)
-        captured = plan.captures_steps()
         key = (sample.plan, part, device, dtype, captured)
         if key not in self._found:
             self._found[key] = self._milliseconds(sample.plan, part, device, dtype, captured)

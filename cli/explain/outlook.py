@@ -144,20 +144,24 @@ def look_ahead(
     plan = planned.plan
     calls = planned.branches if sharing is None else sharing.calls
     captures = target.device.type == "cuda" and sharing is None and plan.captures_steps()
-    working = working_bytes(plan, dtype=target.dtype, captured=calls if captures else 0)
     never: set[tuple[int, Part]] = {
         (layer, part) for part in planned.never for layer in range(plan.layout.layers)
     }
     shared = shared_fp8_layers(plan, planned.adapter, model)
     never |= {(layer, "mlp") for layer in shared}
-    fp8 = fp8_weights(model)
+    form = fp8_weights(model)
+    fp8 = {} if form is None else dict.fromkeys(range(plan.layout.layers), form)
+    working = working_bytes(
+        plan, dtype=target.dtype, captured=calls if captures else 0, fp8_mlps=fp8.keys() - shared
+    )
     times = part_seconds(
         plan,
         target.device,
         target.dtype,
         target.clock,
         dense=never,
-        fp8_mlps={} if fp8 is None else dict.fromkeys(range(plan.layout.layers), fp8),
+        fp8_mlps=fp8,
+        captures=sharing is None,
     )
     slower = slower_parts(plan, times)
     memory = plan_memory(

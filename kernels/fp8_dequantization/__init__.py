@@ -9,6 +9,7 @@ import torch
 
 from chipsparse.kernels.checks import FLOATING
 from chipsparse.kernels.dispatch import Backend, Call, Operation, imported
+from chipsparse.kernels.fp8_quantization import FP8
 from chipsparse.kernels.triton_support import (
     HALF_PRECISION,
     not_auto_reason,
@@ -16,7 +17,6 @@ from chipsparse.kernels.triton_support import (
 )
 
 OP = "fp8_dequantization"
-FP8 = torch.float8_e4m3fn
 
 
 @dataclass(slots=True, eq=False)

@@ -1,9 +1,4 @@
-"""`fp8_dequantization` in Triton: every number is read once and written once.
-
-A number of e4m3 is the upper half of a float16 whose exponent counts from elsewhere, so its bits
-are moved instead of converted: GPUs before Ada have no conversion, Triton's interpreter has none of
-NaN.
-"""
+"""`fp8_dequantization` in Triton: every number is read once and written once."""
 
 # Triton reads the annotations of a kernel in its own way.
 # mypy: allow-untyped-defs
@@ -15,6 +10,7 @@ import triton.language as tl
 
 from chipsparse.kernels.fp8_dequantization import Fp8Dequantization
 from chipsparse.kernels.launch import launch
+from chipsparse.kernels.triton_blocks import from_fp8_bits
 from chipsparse.kernels.triton_support import cdiv
 
 TILE_ROWS, TILE_COLUMNS, WARPS = 64, 128, 8
@@ -65,10 +61,7 @@ def _dequantize_kernel(
     wide_row = row.to(tl.int64)
     bits = tl.load(data_ptr + wide_row[:, None] * data_stride + column[None, :], mask=mask, other=0)
     scale = tl.load(scale_ptr + row * scale_stride, mask=row < rows, other=0.0)
-    bits = bits.to(tl.int16)
-    moved = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
-    number = moved.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-    number = tl.where((bits & 0x7F) == 0x7F, float("nan"), number)
+    number = tl.where((bits & 0x7F) == 0x7F, float("nan"), from_fp8_bits(bits))
     result = (number * scale[:, None]).to(result_ptr.dtype.element_ty)
     if TURNED:
         places = column.to(tl.int64)[:, None] * rows + row[None, :]

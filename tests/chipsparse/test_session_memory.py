@@ -21,7 +21,7 @@ from chipsparse.cache.memory_plan import (
 from chipsparse.cache.offload import OffloadPool
 from chipsparse.cache.placement import SLOTS
 from chipsparse.layers import mlp
-from chipsparse.layers.mlp import MLPWeights
+from chipsparse.layers.mlp_weights import MLPWeights
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport
@@ -453,6 +453,10 @@ def test_there_is_room_for_a_recorded_call_of_each_branch(monkeypatch):
     assert plan.captures_steps()
     for found, branches in zip((asked[0], asked[-1]), (2, 3), strict=True):
         assert found == working_bytes(plan, dtype=BOTH.dtype, captured=branches)
+    # Processes that share a generation capture none.
+    shared = session_with()
+    shared._caches.admit("cond", plan, torch.device("cuda"), replace(BOTH, captures=False))
+    assert asked[-1] == working_bytes(plan, dtype=BOTH.dtype)
 
 
 @pytest.mark.parametrize("share", [0.4, 0.7, 1.0, 1.5])

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from chipsparse.kernels.fp8_dequantization import FP8, fp8_dequantization
+from chipsparse.kernels.fp8_dequantization import fp8_dequantization
+from chipsparse.kernels.fp8_quantization import FP8
 from tests.kernels.formulas import backend_names, skip_unless_it_runs
 from tests.kernels.test_fp8_quantization import number_of
 

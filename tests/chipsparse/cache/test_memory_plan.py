@@ -201,6 +201,18 @@ def test_a_gated_layer_holds_one_more_tensor_of_neurons():
     assert sizes[1] - sizes[0] == 64 * (1 << 16) * 2
 
 
+def test_weights_in_fp8_are_read_into_memory_of_their_own():
+    """Those of one layer at a time, the largest of them."""
+    kinds = LayerKind("a", 2, 1 << 16), LayerKind("b", 2, 1 << 15, mlp_linears=3)
+    plan = plan_of(ModelLayout(kinds, 4, 16, 1, ((1, 8, 8),)))
+    without, second, both = (
+        working_bytes(plan, dtype=torch.bfloat16, fp8_mlps=layers)
+        for layers in ((), (2, 3), (1, 3))
+    )
+    assert second - without == 3 * (1 << 15) * 64 * 2
+    assert both - without == 2 * (1 << 16) * 64 * 2
+
+
 @pytest.mark.parametrize(
     ("kinds", "heads", "grid", "measured"),
     [

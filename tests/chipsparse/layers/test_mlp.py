@@ -8,7 +8,8 @@ import chipsparse.layers.mlp
 from chipsparse.cache.tensors import MLPCache
 from chipsparse.config import MLPConfig
 from chipsparse.kernels.token_layout import empty_token_contiguous
-from chipsparse.layers.mlp import MLPWeights, backend_choices, dense_step, sparse_step
+from chipsparse.layers.mlp import backend_choices, dense_step, sparse_step
+from chipsparse.layers.mlp_weights import MLPWeights
 
 BATCH, TOKENS, CHANNELS, NEURONS = 2, 37, 16, 40
 CONFIG = MLPConfig(block_size=8)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from chipsparse import SparsityConfig
 from chipsparse.cache.memory_plan import MemoryDemand
-from chipsparse.layers.mlp import MLPWeights
+from chipsparse.layers.mlp_weights import MLPWeights
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.measure.known_times import KnownTimes
 from chipsparse.measure.step_clock import HOST_SECONDS, StepClock

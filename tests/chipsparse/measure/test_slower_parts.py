@@ -134,6 +134,30 @@ def test_parts_that_are_never_sparse_are_not_named():
     assert places == {(0, "attention"), (1, "attention"), (0, "mlp")}
 
 
+class Asked:
+    """A clock that notes whether it is asked about captured steps."""
+
+    device_type = "cuda"
+
+    def __init__(self):
+        self.captured = set()
+
+    def seconds(self, plan, part, layers, *, captured, **_):
+        self.captured.add(captured)
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("graphs", "captures", "captured"),
+    [("always", True, True), ("always", False, False), ("never", True, False)],
+)
+def test_steps_are_timed_as_they_will_run(graphs, captures, captured):
+    """Several processes replay no steps, whatever the plan says."""
+    plan, clock = plan_of(256, 24, 128, 12_288, cuda_graphs=graphs), Asked()
+    part_seconds(plan, GPU, BF16, clock, captures=captures)
+    assert clock.captured == {captured}
+
+
 @pytest.mark.parametrize(
     ("tokens", "fp8", "pays"),
     [

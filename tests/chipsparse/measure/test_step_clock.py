@@ -20,7 +20,6 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 FP32, BF16 = torch.float32, torch.bfloat16
 PARTS = ["attention", "mlp"]
 OPTIONS = {
-    "cuda_graphs": "always",  # there are few sparse steps
     "attention.block_size_q": 16,
     "mlp.block_size": 16,
 }
@@ -60,9 +59,9 @@ class FakeTimes:
         self.measured.append((device, captured, [call() for call in calls]))
         return [1.0 * len(self.measured), 10.0 * len(self.measured)]
 
-    def seconds(self, plan, part, layers=None, *, device=CPU, dtype=FP32):
+    def seconds(self, plan, part, layers=None, *, device=CPU, dtype=FP32, captured=True):
         layers = range(plan.layout.layers) if layers is None else layers
-        return self.clock.seconds(plan, part, layers, device=device, dtype=dtype)
+        return self.clock.seconds(plan, part, layers, device=device, dtype=dtype, captured=captured)
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -79,7 +78,7 @@ def test_a_kind_and_shape_is_measured_once(part):
         assert fake.seconds(other, part)[1] == found[1]
     assert len(fake.measured) == 1
     fake.seconds(plan_of(tokens=200), part)
-    launched = fake.seconds(plan_of(cuda_graphs="never"), part)[0]
+    launched = fake.seconds(plan_of(), part, captured=False)[0]
     assert launched.sparse == pytest.approx(3e-3 + step_clock.HOST_SECONDS)
     fake.seconds(plan_of(), part, dtype=torch.float64)
     assert len(fake.measured) == 4
@@ -143,7 +142,7 @@ def test_without_memory_times_are_estimated_and_a_note_says_so(part):
     notes = []
     clock = StepClock(note=notes.append, measure=measure, device_type="cpu")
     for _ in range(2):
-        found = clock.seconds(plan_of(), part, range(4), device=CPU, dtype=FP32)
+        found = clock.seconds(plan_of(), part, range(4), device=CPU, dtype=FP32, captured=False)
         assert found[3] == estimated_seconds(plan_of(), 3, part, dtype=FP32)
     name = "MLPs" if part == "mlp" else "attention"
     assert notes == [f"whether sparse {name} pay was estimated: there was no memory to measure it"]
