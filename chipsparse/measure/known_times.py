@@ -42,7 +42,7 @@ class KnownTimes:
         if not isinstance(found, dict) or found.get("facts") != _as_json(facts):
             return None
         times = found.get("milliseconds")
-        if not isinstance(times, dict) or not all(map(_is_time, times.values())):
+        if not times or not isinstance(times, dict) or not all(map(_is_time, times.values())):
             return None
         return times
 

@@ -164,7 +164,7 @@ class Page:
     def _chosen(self, model: str) -> Updates:
         """What fits another model."""
         try:
-            job = self._studio.settle(Choices(model=model, quality=self._studio.options.quality))
+            job = self._studio.settle(Choices(model=model))
         except UserError as error:
             return {
                 self._moment: gr.update(
