@@ -55,6 +55,7 @@ from chipsparse.layers.attention import AttentionBudget, dense_step, refresh_ste
 from chipsparse.measure.timing import LONG_REPEATS, REPEATS, time_call
 from chipsparse.profiles.profile import bundled_model, load_profile
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
+from tests.variants import slow
 
 CPU = torch.device("cpu")
 
@@ -362,6 +363,7 @@ def test_records_do_without_diffusers(monkeypatch):
     assert (found["diffusers"], found["triton"]) == (None, "1.0")
 
 
+@pytest.mark.slow
 def test_kernels_are_measured_where_diffusers_is_missing():
     """In a process of its own: here it may be imported already."""
     script = (
@@ -628,6 +630,7 @@ def test_guidance_of_image_models_is_that_of_the_profile(image_model):
     assert not torch.equal(guided.generate(None).frames, plain.generate(None).frames)
 
 
+@pytest.mark.slow
 def test_other_pipeline_benchmarks_run_on_images(image_model):
     code, found = pipeline_run(image_model, "end_to_end,captured_mass", "--count", "1")
     assert code == 0
@@ -654,7 +657,7 @@ def test_errors_of_fp8_are_measured_in_a_model(image_model):
     assert 30 < clip["psnr"] < 100
 
 
-@pytest.mark.parametrize("mlp", [(), ("--mlp",)])
+@pytest.mark.parametrize("mlp", [slow(()), ("--mlp",)])
 def test_offloaded_steps_are_measured(tmp_path, mlp):
     shape = ("--heads", "2", "--layers", "3", "--dtype", "float32", "--block-size", "64")
     code, found = dry_run(tmp_path, "--op", "offload", "--case", "wan1b_480p", *shape, *mlp)

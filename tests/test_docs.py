@@ -25,6 +25,7 @@ from chipsparse.pipelines.registry import ADAPTERS
 from docs.tables import TABLES, config, measured, pages, renewed
 from docs.tables import __main__ as write_tables
 from tests.markdown_pages import Page, commands
+from tests.variants import slow
 
 ROOT = Path(__file__).parents[1]
 DOCS = [Page(path) for path in pages()]
@@ -49,6 +50,7 @@ OPTIONS = {name: options_of(command) for name, command in COMMANDS.items()}
 TARGETS = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))
 MOST_COLUMNS = 9
 LONGEST_CELL = 240
+SLOW = ("parallel", "tuning")  # pages whose examples take long
 
 
 def name_of(page):
@@ -130,7 +132,12 @@ def python_blocks(page):
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in DOCS if python_blocks(page)], ids=lambda page: page.path.stem
+    "page",
+    [
+        (slow if page.path.stem in SLOW else pytest.param)(page, id=page.path.stem)
+        for page in DOCS
+        if python_blocks(page)
+    ],
 )
 def test_examples_run(page, tmp_path, monkeypatch, capsys):
     """All examples of a page one after the other, as a reader would run them."""

@@ -24,6 +24,7 @@ from chipsparse.pipelines.diffusers_caches import CacheRun, cached
 from chipsparse.session import Session
 from tests.pipelines.test_wan import SPARSE
 from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_wan_pipeline
+from tests.variants import slow
 
 SIZE = {"height": 64, "width": 64, "max_sequence_length": 16}
 STEPS = 12
@@ -69,8 +70,15 @@ def test_products_and_attention_are_counted_in_a_modules_calls_alone():
     assert counter.multiply_adds == 0
 
 
-@pytest.mark.parametrize("make", [tiny_wan_pipeline, tiny_flux_pipeline])
-@pytest.mark.parametrize("rule", ["difference", "merge"])
+@pytest.mark.parametrize(
+    ("make", "rule"),
+    [
+        (tiny_wan_pipeline, "difference"),
+        (tiny_flux_pipeline, "merge"),
+        slow(tiny_wan_pipeline, "merge"),
+        slow(tiny_flux_pipeline, "difference"),
+    ],
+)
 def test_the_work_of_sparse_steps_is_what_pytorch_computes(make, rule):
     pipe, counter = make(), WorkCounter()
     dense = DenseWork.measured(pipe.transformer, lambda: generate(pipe, 2))
@@ -88,12 +96,9 @@ def test_the_work_of_sparse_steps_is_what_pytorch_computes(make, rule):
     assert dense.of_report(handle.report) == pytest.approx(counter.multiply_adds, rel=0.01)
 
 
-# One that skips blocks and one that skips attention; the others are slow tests.
-QUICK = {
-    ("MagCache", "first 10%, at most 5 skipped", "threshold 0.5"),
-    ("TaylorSeer", "attention, first 3, order 1", "every 3"),
-}
+QUICK = ("MagCache", "first 10%, at most 5 skipped", "threshold 0.5")
 OTHERS = {
+    ("TaylorSeer", "attention, first 3, order 1", "every 3"),
     ("SeaCache", "order 1, first 1, at most 3 skipped", "threshold 1"),
     ("FirstBlockCache", "", "threshold 0.4"),
     ("TaylorSeer", "whole steps, first 3, order 1", "every 3"),
@@ -115,8 +120,8 @@ def dense_work(wan):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] * (name in OTHERS), id=", ".join(name))
-        for name in sorted(QUICK | OTHERS)
+        pytest.param(QUICK, id=", ".join(QUICK)),
+        *(slow(name, id=", ".join(name)) for name in sorted(OTHERS)),
     ],
 )
 def test_the_work_of_caches_is_what_pytorch_computes(name, wan, dense_work):
@@ -380,6 +385,7 @@ FEW = (
 )
 
 
+@pytest.mark.slow
 def test_settings_are_chosen_on_one_prompt_and_compared_on_others(folder, capsys, monkeypatch):
     code, tried = run(folder, "tried.json", "--role", "calibrating", *FEW)
     assert code == 0

@@ -17,6 +17,7 @@ from benchmarks.full_models import (
     without_useless_masks,
 )
 from chipsparse.profiles.qualities import QUALITIES
+from tests.variants import slow_unless
 
 CPU = torch.device("cpu")
 
@@ -40,14 +41,7 @@ def measure(case, *, qualities=QUALITIES, **options):
     return measured, measured.records(**{"whole": False, "all_dense": False, **options})
 
 
-# One with joint attention and one with guidance in two calls; the others are slow tests.
-QUICK = {"flux_1280x768", "wan1b_480p"}
-
-
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in MODELS],
-)
+@pytest.mark.parametrize("case", slow_unless(("flux_1280x768",), MODELS))
 def test_records_of_a_small_model(case, uncompiled):
     measured, records = measure(case)
     assert [record["schedule"] for record in records] == list(QUALITIES)
@@ -103,6 +97,7 @@ def test_times_and_caches_of_a_few_blocks_are_those_of_all_with_the_dense_ones_a
     assert scaled["peak_gpu_bytes"] is None
 
 
+@pytest.mark.slow
 def test_all_steps_of_every_quality_and_an_all_dense_plan(uncompiled, monkeypatch):
     monkeypatch.setattr(full_size, "STEPS", len(full_size.ACTIONS) + 2)
     monkeypatch.setattr(FullModel, "layers_of", lambda self, _: self.layers)

@@ -3,6 +3,7 @@
 import ast
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,9 +41,13 @@ def in_common(module):
     return f"{module}.".startswith("chipsparse.common.")
 
 
+@cache
 def imports(file, module):
     """Each imported module with its line and whether the import is lazy (in a function)."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return [*read_imports(ast.parse(file.read_text(encoding="utf-8")), file, module)]
+
+
+def read_imports(tree, file, module):
     lazy = {
         id(inner)
         for node in ast.walk(tree)

@@ -45,6 +45,7 @@ from chipsparse.report.generation import GenerationReport, StepRecord
 from chipsparse.session import Session
 from tests.graph_stand_in import Tape, TapeRecorder
 from tests.tiny_models import tiny_flux_pipeline
+from tests.variants import slow, slow_unless
 
 CPU = torch.device("cpu")
 PLACE = Place(CPU, torch.float32)
@@ -193,6 +194,7 @@ def test_tensors_that_stay_are_found():
     assert len(memory.resident_bytes) == 4
 
 
+@pytest.mark.slow
 def test_what_diffusers_remembers_of_a_model_is_no_leak_for_a_second_memory_either():
     Memory(CPU)  # takes all objects that there are out of the collector's sight
     memory = Memory(CPU)
@@ -319,35 +321,22 @@ def test_a_run_without_a_fault_has_no_findings(soak):
     assert soak.replayed > replayed
 
 
-@pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("after", [None, 700])
+@pytest.mark.parametrize("name", slow_unless(("out of memory",), FAULTS))
+@pytest.mark.parametrize("after", [slow(None), 700])
 def test_a_call_that_broke_off_leaves_nothing_to_the_next(name, after, soak):
     struck, broken_off = soak.struck, call(fault=Fault(name, 2, after))
     assert soak.run(script(broken_off, call(), ways=("one handle",))) == Findings()
     assert soak.struck == struck + 1
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "LoRA",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("weights", "cache on top", "hook", "processor", "dtype")
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["LoRA", "weights", "cache on top", "hook", "processor", "dtype"])
 def test_the_reference_sees_the_same_changes(name, soak):
     assert soak.run(script(call(), call(Event(name, None, 1)), call(), ways=())) == Findings()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name == "group offload" else pytest.mark.slow)
-        for name in PREPARATIONS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PREPARATIONS)
 def test_the_reference_has_the_same_surroundings(name, soak):
     assert soak.run(script(call(), surroundings=(name,), ways=())) == Findings()
 
@@ -358,12 +347,14 @@ def test_stale_graphs_are_found(soak, monkeypatch):
     assert any("other bits than the reference's" in each for each in found.differences)
 
 
+@pytest.mark.slow
 def test_launches_on_memory_that_is_gone_are_found(soak, monkeypatch):
     monkeypatch.setattr(Tape, "dangles", lambda _: True)
     (found,) = soak.run(script(call())).differences
     assert found == "3 launches used memory that nobody held any more"
 
 
+@pytest.mark.slow
 def test_a_run_that_breaks_off_leaves_no_pipeline(soak, monkeypatch):
     monkeypatch.setattr("benchmarks.soak.runner.reference", lambda *_: [])
     with pytest.raises(ValueError, match="zip"):
@@ -402,6 +393,7 @@ def test_leaks_of_a_run_are_found(soak, monkeypatch):
     assert soak.run(script(call())) == Findings()
 
 
+@pytest.mark.slow
 def test_caches_at_decoding_are_found(soak, monkeypatch):
     monkeypatch.setattr(Session, "_finish", lambda *_: None)
     found = soak.run(script(call(decode=True), ways=()))

@@ -21,6 +21,7 @@ from chipsparse.profiles.profile import ASSETS
 from tests.cli.conftest import PROFILE
 from tests.pipelines.test_families import FAMILIES
 from tests.tiny_models import PROMPT
+from tests.variants import slow
 
 PROMPTS = [PROMPT, "a blue square moves up", "a white triangle grows and a black circle shrinks"]
 
@@ -236,6 +237,7 @@ def test_the_picture_is_that_of_the_worst_prompt(compared):
     assert shown[:, -32:, -48:].any()
 
 
+@pytest.mark.slow
 def test_which_goes_first_changes_and_each_is_warmed_up_once(compare, monkeypatch):
     order, warmed = [], []
 
@@ -260,6 +262,7 @@ def test_which_goes_first_changes_and_each_is_warmed_up_once(compare, monkeypatc
     assert sorted(warmed) == ["A", "B", "dense"]
 
 
+@pytest.mark.slow
 def test_caches_in_host_memory_are_warmed_up_each_time(compare, monkeypatch):
     """They are taken and pinned anew whenever the pipeline is patched."""
     import dataclasses
@@ -280,7 +283,7 @@ def test_caches_in_host_memory_are_warmed_up_each_time(compare, monkeypatch):
     assert sorted(warmed) == [False] + [True] * 6
 
 
-@pytest.mark.parametrize("complete", [1, 2])
+@pytest.mark.parametrize("complete", [1, slow(2)])
 def test_an_interrupt_keeps_what_gives_intervals(compare, workdir, monkeypatch, complete):
     generate, calls = denoise.generate, []
 
@@ -304,6 +307,7 @@ def test_an_interrupt_keeps_what_gives_intervals(compare, workdir, monkeypatch, 
         assert len(list(workdir.glob("*.png"))) == 5
 
 
+@pytest.mark.slow
 def test_images(flux_folder, workdir):
     arguments = ["compare", "dense", "profile", "--model", str(flux_folder), "--count", "2"]
     ran = CliRunner().invoke(app, [*arguments, "-o", "worst.png", "--json"])
@@ -320,6 +324,7 @@ def test_images(flux_folder, workdir):
     assert "this model makes images, not videos; use worst.png" in refused.stderr
 
 
+@pytest.mark.slow
 def test_bundled_prompts_and_profiles(compare):
     content = as_json(compare("dense", "profile", "--count", "2", "--json", prompts=None))
     lines = (ASSETS / "prompts" / "shapes.txt").read_text().splitlines()

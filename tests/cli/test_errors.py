@@ -17,6 +17,7 @@ from chipsparse.cli.media import write as media
 from chipsparse.pipelines.generic import UnservedModelError
 from tests.pipelines.test_families import FAMILIES
 from tests.tiny_models import PROMPT
+from tests.variants import slow
 
 
 @pytest.fixture
@@ -240,7 +241,7 @@ def test_debug_shows_the_traceback(generate):
     assert ran.stderr.splitlines()[-1].endswith("it must be at least 1")
 
 
-@pytest.mark.parametrize("suffix", [".mp4", ".webm", ".gif", ".png"])
+@pytest.mark.parametrize("suffix", [".mp4", slow(".webm"), slow(".gif"), ".png"])
 def test_a_failure_while_writing_leaves_nothing(fails, workdir, temporary, monkeypatch, suffix):
     write = media.WRITERS[suffix]
 

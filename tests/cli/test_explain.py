@@ -18,6 +18,7 @@ from chipsparse.profiles.profile import ASSETS, load_profile
 from tests.cli.conftest import Ran
 from tests.pipelines.families.ltx import tiny_ltx_pipeline
 from tests.tiny_models import PROMPT, tiny_chroma_pipeline, tiny_flux_pipeline, tiny_wan_pipeline
+from tests.variants import slow
 
 GIB = 1 << 30
 FOLDERS = {
@@ -146,7 +147,7 @@ sparsity:
         (tiny_chroma_pipeline, "guidance_scale"),
     ],
 )
-@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize("scale", [slow(1.0), 3.0])
 def test_caches_are_as_large_as_those_of_a_real_generation(
     explained, workdir, make, guidance, scale
 ):
@@ -211,7 +212,7 @@ def test_guidance_in_the_batch_is_one_call_twice_as_large(explained, workdir):
         assert guided["caches"][kind]["total"] == 2 * size["total"] > 0
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", [slow("float16"), "bfloat16"])
 @pytest.mark.parametrize("name", ["tiny-wan", "tiny-flux"])
 def test_weights_are_counted_as_they_are_loaded(explained, name, dtype):
     from diffusers import DiffusionPipeline
@@ -395,7 +396,7 @@ def test_an_image_model(explained, folder):
     assert found["branches"] == 1
 
 
-@pytest.mark.parametrize("name", ["", "Edit", "EditPlus", "Layered"])
+@pytest.mark.parametrize("name", ["", slow("Edit"), "EditPlus", slow("Layered")])
 def test_pictures_that_a_pipeline_always_sees(explained, folder, name):
     index = {
         "_class_name": f"QwenImage{name}Pipeline",
@@ -660,7 +661,7 @@ def test_no_times_where_no_rates_are_known(explained, folder):
 # The page.
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, slow(120)])
 @pytest.mark.parametrize("case", ["bundled", "wan", "flux"])
 def test_the_page_fits_the_terminal(explain, folder, case, columns):
     arguments = {

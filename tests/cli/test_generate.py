@@ -233,6 +233,7 @@ def test_compare_gives_the_frames_of_separate_runs(generate):
     np.testing.assert_array_equal(iio.imread("both-dense.png"), iio.imread("dense.png"))
 
 
+@pytest.mark.slow
 def test_compare_of_a_profile_that_is_always_dense_finds_no_difference(generate, tmp_path):
     profile = tmp_path / "dense.yaml"
     profile.write_text(
@@ -304,6 +305,7 @@ def test_ram_overrides_the_profile(generate):
     assert any("do not fit into the memory budgets" in line for line in half["fallbacks"])
 
 
+@pytest.mark.slow
 def test_as_a_program(model_folder, workdir):
     program = [sys.executable, "-m", "chipsparse.cli.main", "generate", PROMPT]
     ran = subprocess.run(

@@ -12,6 +12,7 @@ from PIL import Image
 import chipsparse
 from chipsparse.profiles.profile import ASSETS
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
+from tests.variants import slow
 
 
 def test_an_image_is_written_and_described(generate, flux_folder, workdir):
@@ -28,7 +29,7 @@ def test_an_image_is_written_and_described(generate, flux_folder, workdir):
     assert [path.name for path in workdir.iterdir()] == ["out.png"]
 
 
-@pytest.mark.parametrize("mode", [[], ["--dense"]])
+@pytest.mark.parametrize("mode", [slow([]), ["--dense"]])
 def test_it_is_what_the_pipeline_makes_with_an_empty_negative_prompt(generate, flux_folder, mode):
     assert generate("-o", "out.png", "--seed", "3", *mode, model=flux_folder).exit_code == 0
     pipe = tiny_flux_pipeline()

@@ -8,6 +8,7 @@ from diffusers import UniPCMultistepScheduler
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model.description import describe_model
 from chipsparse.cli.model.schedulers import choose_scheduler
+from tests.variants import slow
 
 # Of libraries, as older schedulers are tried with a newer NumPy.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -53,14 +54,16 @@ USABLE = (
     ("name", "sentence"),
     [
         ("nonsense", f"--scheduler nonsense is none of diffusers' schedulers; {USABLE}"),
-        ("", f"--scheduler  is none of diffusers' schedulers; {USABLE}"),
+        slow("", f"--scheduler  is none of diffusers' schedulers; {USABLE}"),
         (
             "DPMSolver",
             "--scheduler DPMSolver may be DPMSolverMultistepScheduler or "
             "DPMSolverSinglestepScheduler; write more of it",
         ),
-        ("DDIMScheduler", "--scheduler DDIMScheduler does not work here: prediction_type given"),
-        (
+        slow(
+            "DDIMScheduler", "--scheduler DDIMScheduler does not work here: prediction_type given"
+        ),
+        slow(
             "FlowMatchEulerDiscrete",
             "--scheduler FlowMatchEulerDiscreteScheduler takes another config than this model has",
         ),

@@ -20,13 +20,13 @@ from chipsparse.cli.main import app
 from chipsparse.cli.media import report_file
 from chipsparse.cli.media import write as media
 from chipsparse.common import finished_files
+from tests.variants import slow
 
 STOPS = [
     (signal.SIGINT, 130, "interrupted"),
     (signal.SIGTERM, 143, "ended by SIGTERM"),
     (signal.SIGHUP, 129, "ended by SIGHUP"),
 ]
-both = pytest.mark.parametrize(("number", "code", "word"), STOPS)
 
 
 def loading(monkeypatch, stop):
@@ -64,7 +64,7 @@ def reporting(monkeypatch, stop):
     ("moment", "number", "code", "word"),
     [
         *((moment, *STOPS[0]) for moment in (loading, denoising, encoding, moving, reporting)),
-        *((denoising, *stop) for stop in STOPS[1:]),
+        *(slow(denoising, *stop) for stop in STOPS[1:]),
     ],
 )
 def test_nothing_is_left_of_a_generation(
@@ -140,7 +140,9 @@ def children(process):
     return [int(each) for each in text.split()]
 
 
-@both
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [STOPS[0], *(slow(*stop) for stop in STOPS[1:])]
+)
 def test_ffmpeg_and_its_files_are_gone(workdir, number, code, word):
     """For real: a process of its own that is stopped while ffmpeg works."""
     process = subprocess.Popen(
@@ -186,7 +188,7 @@ def run_with_stdout(stdout, *arguments):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
-@pytest.mark.parametrize("argument", ["--version", "tell"])
+@pytest.mark.parametrize("argument", [slow("--version"), "tell"])
 def test_a_full_standard_output(argument):
     with open("/dev/full", "w") as full:
         ran = run_with_stdout(full, argument)
@@ -197,7 +199,7 @@ def test_a_full_standard_output(argument):
     assert ran.returncode == 2
 
 
-@pytest.mark.parametrize("argument", ["--version", "tell"])
+@pytest.mark.parametrize("argument", [slow("--version"), "tell"])
 def test_a_reader_that_goes_away(argument):
     """As `head` does: silence."""
     reading, writing = os.pipe()

@@ -193,6 +193,7 @@ def test_the_sample_of_an_older_file_is_read(finished):
     assert list(sample["files"]) == ["dense", "floor", *CACHES, *OURS]
 
 
+@pytest.mark.slow
 def test_images(workdir, flux_folder, tmp_path):
     model = shutil.copytree(flux_folder, tmp_path / "models" / "flux")
     (model / "chipsparse.yaml").write_text(with_qualities(IMAGE_PROFILE))
@@ -255,6 +256,7 @@ def test_the_folder_may_be_the_one_where_the_command_runs(again, counted, model,
     assert (ran.exit_code, counted["count"]) == (0, 0), ran.stderr
 
 
+@pytest.mark.slow
 def test_more_prompts_and_lost_frames(again, counted, workdir):
     counted["stop"] = 4
     ran = again("--num", 3)
@@ -313,6 +315,7 @@ def test_a_changed_profile_makes_its_own_clips_anew(again, counted, model, tmp_p
 # What cannot run.
 
 
+@pytest.mark.slow
 def test_a_cache_that_fails_is_a_row_that_says_why(model, workdir, counted, monkeypatch):
     def fails(_):
         raise ValueError(f"no such block in {workdir}/model.py")
@@ -347,6 +350,7 @@ def test_a_cache_that_fails_is_a_row_that_says_why(model, workdir, counted, monk
     assert all("did not run" not in shown for shown in (ran.stdout, page))
 
 
+@pytest.mark.slow
 def test_attention_of_another_library_has_no_floor(model, workdir, quick, monkeypatch):
     monkeypatch.setattr("chipsparse.pipelines.other_attention.scaled_dot_product_attention", None)
     assert run("--suite", model, "--num", 1).exit_code == 0
@@ -355,6 +359,7 @@ def test_attention_of_another_library_has_no_floor(model, workdir, quick, monkey
     assert found["chipsparse fast"]["summary"]["clips"] == 1
 
 
+@pytest.mark.slow
 def test_a_profile_without_qualities_is_one_row(model_folder, workdir, quick):
     assert run("--suite", model_folder, "--num", 1).exit_code == 0
     found = rows(content(workdir / "suite-tiny"))

@@ -22,6 +22,7 @@ from chipsparse.common import finished_files
 from chipsparse.profiles.profile import load_profile
 from chipsparse.tuning.results_file import ResultsFile
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
+from tests.variants import slow
 
 PROFILE = """\
 model_class: FluxTransformer2DModel
@@ -139,6 +140,7 @@ def test_the_results_file_keeps_what_was_tried_and_chosen(measured):
     assert schedule["between"] == "none" or "sparse" in chosen["actions"]
 
 
+@pytest.mark.slow
 def test_it_says_beforehand_how_long_it_takes(tune):
     result = tune("--min-psnr", "25", "--budget", "9")
     assert result.exit_code == 0, result.stderr
@@ -243,6 +245,7 @@ def test_times_of_another_memory_setting_are_refused(again):
     assert Path("p.tune.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_another_target_measures_candidates_only(again):
     before = set(json.loads(Path("p.tune.json").read_text())["measured"])
     result = again("--min-psnr", "40", "--results", "p.tune.json", output="q.yaml")
@@ -255,6 +258,7 @@ def test_another_target_measures_candidates_only(again):
     assert found.psnr_db_worst is None or found.psnr_db_worst >= 40
 
 
+@pytest.mark.slow
 def test_a_speed(again):
     """Times of so small a model are noise: the made-up ones of the file decide."""
     content = json.loads(Path("p.tune.json").read_text())
@@ -376,12 +380,7 @@ class Interruption:
 # In the first dense generation, the times, a candidate, and the verification.
 @pytest.mark.parametrize(
     "at",
-    [
-        "dense",
-        pytest.param("times", marks=pytest.mark.slow),
-        "pair",
-        pytest.param("dense, seed 2", marks=pytest.mark.slow),
-    ],
+    ["dense", slow("times"), slow("pair"), slow("dense, seed 2")],
 )
 def test_an_interrupted_run_goes_on_where_it_was(tune, monkeypatch, at):
     stopped = Interruption(monkeypatch, at)
@@ -441,6 +440,7 @@ def test_the_estimate_covers_everything_from_the_first_calibration_on(measured):
     assert elapsed == sorted(elapsed)
 
 
+@pytest.mark.slow
 def test_lost_dense_pictures_are_made_again(again):
     shutil.rmtree(tune_lab.dense_folder(Path("p.tune.json")))
     result = again("--min-psnr", "40")

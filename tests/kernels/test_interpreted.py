@@ -17,14 +17,16 @@ ROOT = Path(__file__).parents[2]
 OPERATIONS = {
     "dense_attention_column_sums": "any_scale_and_the_layout",
     "column_selection": "special_rows and row9 or static_columns_beyond",
-    "column_sparse_attention": "only_listed_rows or laid_out_like or (in_fp8_counts and merge)",
+    "column_sparse_attention": (
+        "laid_out_like or only_listed_rows and dtype1 or in_fp8_counts and True-64-merge"
+    ),
     "neuron_selection": "ties_nan_and_repeats and dtype1",
     "sparse_mlp_down": "no_neurons_change_nothing or cache_in_single_precision",
     "sparse_mlp_up": "views_of_larger_tensors or poisoned_entries",
     "mask_packing": "packs_like_bitarray or padding_bits or test_capacity",
     "fp8_dense_attention": "small_weights",
     "fp8_quantization": "zeros_and_equal_rows",
-    "fp8_dequantization": "every_number",
+    "fp8_dequantization": "every_number and dtype1",
     "attention_residual": "leave_of_the_difference_rule or other_strides or row_that_is_not_finite",
     "rank_pieces": "nothing_is_copied or (one_behind and dtype0)",
 }

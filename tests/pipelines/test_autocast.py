@@ -13,6 +13,7 @@ from tests.pipelines import test_flux2 as flux2
 from tests.pipelines import test_wan as wan
 from tests.pipelines.model_state import actions
 from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline
+from tests.variants import slow
 
 MODELS = {
     "flux": (tiny_flux_pipeline, flux),
@@ -34,7 +35,7 @@ def error(found, expected):
     ("name", "weights"),
     [
         ("flux", torch.float32),
-        ("flux", torch.float16),
+        slow("flux", torch.float16),
         ("flux2", torch.float32),
         ("wan", torch.float32),
     ],

@@ -16,6 +16,7 @@ import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.cache.kinds import PARTS
 from chipsparse.cli.planning.settings import frame_chunks, vae_factors
+from tests import variants
 from tests.pipelines.model_state import actions, state_of
 
 
@@ -73,14 +74,15 @@ EXACT = SPARSE.override(
 
 def slow_unless(quick, families=tuple(name for name in FAMILIES if not FAMILIES[name].brief)):
     """Parameters for a test of families, in slow tests but for these."""
-    names = [pytest.param(n, marks=[] if n in quick else pytest.mark.slow) for n in families]
-    return pytest.mark.parametrize("name", names)
+    return pytest.mark.parametrize("name", variants.slow_unless(quick, families))
 
 
 SLOW = [name for name, family in FAMILIES.items() if family.slow]
 QUICK = {n for n in FAMILIES if not FAMILIES[n].brief} - set(SLOW)
 each_family = slow_unless(QUICK, FAMILIES)
 each_model = slow_unless(MODELS)
+# The fast tests make all calls of these in full, and a short one of the others.
+WHOLE = {"flux", "minimax h3", "wan 2.1", "wan 2.2 two experts"}
 
 
 def arguments_of(name, variant):
@@ -150,7 +152,7 @@ def assert_expected(report, family):
 # What is computed.
 
 
-@each_model
+@slow_unless(WHOLE)
 def test_an_all_dense_plan_is_bit_equal_to_the_unpatched_pipeline(name):
     pipe = FAMILIES[name].make()
     for config in (SparsityConfig.dense(), SPARSE.override({"schedule.actions": ["dense"]})):
@@ -161,7 +163,7 @@ def test_an_all_dense_plan_is_bit_equal_to_the_unpatched_pipeline(name):
         assert handle.report.fallbacks == []
 
 
-@each_model
+@slow_unless(WHOLE)
 def test_keeping_everything_is_the_dense_result_of_every_call(name):
     pipe = FAMILIES[name].make()
     rules = itertools.cycle(["merge", "difference"])
@@ -173,9 +175,8 @@ def test_keeping_everything_is_the_dense_result_of_every_call(name):
             assert_close(found, dense(name, variant))
 
 
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize("name", [*SLOW, *sorted(QUICK - WHOLE)])
 def test_three_steps_that_keep_everything_are_the_dense_ones(name):
-    """What the fast tests see of these."""
     pipe, steps = FAMILIES[name].make(), 3 + FAMILIES[name].unpatched_steps
     with chipsparse.enable(pipe, EXACT) as handle:
         found = generate(pipe, name, steps=steps)
@@ -185,7 +186,7 @@ def test_three_steps_that_keep_everything_are_the_dense_ones(name):
 
 
 @each_model
-@pytest.mark.parametrize("final_dense_steps", [0, 1])
+@pytest.mark.parametrize("final_dense_steps", [variants.slow(0), 1])
 def test_the_four_steps_of_a_distilled_model(name, final_dense_steps):
     pipe = FAMILIES[name].make()
     config = EXACT.override(
@@ -228,18 +229,12 @@ def test_three_of_four_steps_are_sparse_where_the_first_chooses_the_columns(name
 @pytest.mark.parametrize(
     ("name", "calls"),
     [
+        *((name, [BASE]) for name in sorted(MODELS)),
+        *(variants.slow(name, [BASE]) for name in FAMILIES if name not in MODELS),
         *(
-            pytest.param(
-                name,
-                calls_of(name) if name in MODELS else [BASE],
-                marks=[] if name in QUICK else pytest.mark.slow,
-            )
-            for name in FAMILIES
-        ),
-        *(
-            pytest.param(name, calls_of(name)[1:], marks=pytest.mark.slow)
-            for name in FAMILIES
-            if name not in MODELS and FAMILIES[name].variants
+            variants.slow(name, calls_of(name)[1:])
+            for name, family in FAMILIES.items()
+            if family.variants
         ),
     ],
 )
@@ -328,7 +323,7 @@ BLOCKS = (
 )
 
 
-@each_model
+@slow_unless(WHOLE)
 def test_gradients_are_left_alone(name):
     pipe = FAMILIES[name].make()
     (*_, model) = transformers_of(pipe)
@@ -380,7 +375,7 @@ def test_the_sizes_that_configs_tell_are_those_of_a_call(name):
             return layouts[-1]
 
         adapter.layout = look
-        generate(pipe, name)
+        generate(pipe, name, steps=3 + family.unpatched_steps)
     space, _ = vae_factors(pipe.vae.config)
     frames = frame_chunks(pipe.vae.config).latents_of(family.call.get("num_frames", 1))
     planned = adapter.planned_layout(
@@ -403,7 +398,7 @@ def compile_blocks(model):
             block.compile(**options)
 
 
-@slow_unless({"flux", "wan 2.1"})
+@slow_unless({"flux"})
 def test_compiled_blocks_share_one_graph_for_each_kind(name):
     family, pipe = FAMILIES[name], FAMILIES[name].make()
     torch._dynamo.reset()

@@ -19,6 +19,7 @@ from tests.tiny_models import (
     tiny_flux_pipeline,
     tiny_flux_transformer,
 )
+from tests.variants import slow
 
 STEPS = 7
 LAYERS = FLUX_CONFIG["num_layers"] + FLUX_CONFIG["num_single_layers"]
@@ -157,6 +158,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.slow
 def test_the_order_of_calls_does_not_matter(pipe):
     other = tiny_flux_pipeline()
     with chipsparse.enable(pipe, SPARSE), chipsparse.enable(other, SPARSE):
@@ -221,7 +223,7 @@ VARIANTS = {
 }
 CFG = {"negative_prompt": "a blue square", "true_cfg_scale": 2.0}
 CALLS = [(name, {}) for name in VARIANTS]
-CALLS += [(name, CFG) for name in ("FluxKontextPipeline", "FluxControlNetPipeline")]
+CALLS += [slow(name, CFG) for name in ("FluxKontextPipeline", "FluxControlNetPipeline")]
 
 
 @pytest.mark.parametrize(("name", "guidance"), CALLS, ids=lambda part: str(part)[:30])
@@ -461,7 +463,13 @@ def add_lora(pipe, target, name="style", seed=7):
 
 
 @pytest.mark.parametrize(
-    ("target", "enable_first"), [*zip(LORA_TARGETS, [True, False, False, True], strict=True)]
+    ("target", "enable_first"),
+    [
+        slow("ff.net.0.proj", True),
+        ("ff.net.2", False),
+        slow("proj_mlp", False),
+        ("single_transformer_blocks.1.proj_out", True),
+    ],
 )
 def test_an_active_lora_runs_dense_a_fused_one_sparse(pipe, sparse, target, enable_first):
     layer, which = LORA_TARGETS[target]
@@ -494,7 +502,7 @@ def test_an_active_lora_runs_dense_a_fused_one_sparse(pipe, sparse, target, enab
         torch.testing.assert_close(generate(pipe), sparse, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("fused", [slow(False), True])
 def test_a_lora_counts_in_full(pipe, fused):
     """On every kind of linear at once, also on those around the tile order."""
     add_lora(pipe, "(x_embedder|context_embedder|proj_out|proj_mlp|to_q|to_out.0|net.2|net.0.proj)")
@@ -535,7 +543,7 @@ class Packed(torch.nn.Parameter):
     """As quantizers have them: a parameter of another class."""
 
 
-@pytest.mark.parametrize("name", ["proj_mlp", "proj_out"])
+@pytest.mark.parametrize("name", ["proj_mlp", slow("proj_out")])
 def test_a_weight_that_is_no_plain_parameter_runs_dense_and_says_so(pipe, sparse, name):
     linear = getattr(pipe.transformer.single_transformer_blocks[1], name)
     weight = linear.weight
@@ -598,11 +606,11 @@ def with_feed_forwards(make):
     "make",
     [
         lambda: FeedForward(32, 32, activation_fn="swiglu"),
-        lambda: FeedForward(32, 32, activation_fn="swiglu", bias=False),
-        lambda: FeedForward(32, 32, activation_fn="geglu"),
+        slow(lambda: FeedForward(32, 32, activation_fn="swiglu", bias=False)),
+        slow(lambda: FeedForward(32, 32, activation_fn="geglu")),
         lambda: FeedForward(32, 32, activation_fn="gelu"),
-        lambda: FeedForward(32, 32, activation_fn="linear-silu"),
-        lambda: Flux2FeedForward(32, 32, mult=4.0),
+        slow(lambda: FeedForward(32, 32, activation_fn="linear-silu")),
+        slow(lambda: Flux2FeedForward(32, 32, mult=4.0)),
         lambda: Flux2FeedForward(32, 32, mult=4.0, bias=True),
     ],
     ids=["swiglu", "swiglu-no-bias", "geglu", "gelu", "silu", "flux2", "flux2-bias"],

@@ -25,6 +25,7 @@ from tests.pipelines.families.flux2 import (
 )
 from tests.pipelines.families.flux2 import WIDTH as PIXELS
 from tests.pipelines.model_state import actions, calls_begun, state_of
+from tests.variants import slow
 
 STEPS = 5
 CHANNELS = FLUX2_CONFIG["in_channels"]
@@ -224,7 +225,9 @@ def test_another_processor_runs_all_of_its_block_dense(pipe):
         assert len(last.attention_fractions) == len(last.mlp_fractions) == DOUBLE
 
 
-@pytest.mark.parametrize("target", ["to_qkv_mlp_proj", "single_transformer_blocks.1.attn.to_out"])
+@pytest.mark.parametrize(
+    "target", ["to_qkv_mlp_proj", slow("single_transformer_blocks.1.attn.to_out")]
+)
 def test_an_active_lora_runs_dense_a_fused_one_sparse(pipe, dense, sparse, target):
     peft = pytest.importorskip("peft")
     with torch.random.fork_rng(devices=[]):

@@ -26,6 +26,7 @@ from chipsparse.pipelines.registry import ADAPTERS
 from tests.pipelines import test_wan as wan
 from tests.pipelines.model_state import actions, state_of
 from tests.tiny_models import TRANSFORMER_CONFIG, tiny_wan_pipeline
+from tests.variants import slow_unless
 
 # The second branch that is called knows all sizes from the start, the first one a step later.
 FIRST = ["dense", "dense", "refresh", "sparse", "sparse", "refresh", "sparse"]
@@ -264,7 +265,7 @@ def test_the_sizes_are_those_of_the_longest_attention(name, runs):
     assert layout.heads * layout.head_dim == attention.to_q.out_features
 
 
-@each_model
+@pytest.mark.parametrize("name", slow_unless(("BriaTransformer2DModel",), MODELS))
 def test_a_second_generation_equals_the_first_whatever_came_between(name, sparse):
     pipe = MODELS[name]()
     other = {"height": 48, "width": 80} if name.startswith("Sky") else {"size": (4, 5), "batch": 2}
@@ -319,9 +320,8 @@ def test_an_aborted_call_leaves_no_trace(sparse):
             assert torch.equal(pipe(), sparse["BriaTransformer2DModel"])
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n.startswith("Sky") else pytest.mark.slow) for n in MODELS]
-)
+@pytest.mark.slow
+@each_model
 def test_compiled_blocks_share_one_graph_for_each_kind(name, sparse):
     pipe = MODELS[name]()
     torch._dynamo.reset()

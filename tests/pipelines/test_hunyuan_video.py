@@ -28,6 +28,7 @@ from tests.pipelines.families.hunyuan_video import (
     token_replace,
 )
 from tests.pipelines.model_state import actions, calls_begun, state_of
+from tests.variants import slow
 
 STEPS = 6
 SPARSE = SparsityConfig().override(
@@ -97,7 +98,7 @@ def masks_seen(monkeypatch):
 
 
 @each_version
-@pytest.mark.parametrize("length", [1, PADDED])
+@pytest.mark.parametrize("length", [1, slow(PADDED)])
 def test_a_prompt_without_its_padding_gives_what_the_masked_one_gives(version, length):
     pipe = MAKE[version]()
     prompt = prompts(length) if version == "1.0" else prompts15(length, glyphs=[2])
@@ -119,7 +120,7 @@ def test_the_padding_would_show(version):
 
 
 @each_version
-@pytest.mark.parametrize("enabled", [True, False], ids=["sparse", "dense"])
+@pytest.mark.parametrize("enabled", [True, slow(False)], ids=["sparse", "dense"])
 def test_no_mask_reaches_attention_in_a_generation_that_caches(
     version, enabled, masks_seen, monkeypatch
 ):

@@ -12,6 +12,7 @@ from tests.tiny_models import (
     tiny_wan_pipeline,
     tiny_wan_transformer,
 )
+from tests.variants import slow_unless
 
 CONFIG = SparsityConfig().override(
     {
@@ -49,7 +50,10 @@ def generate(pipe, *, steps=5, **arguments):
     )[0]
 
 
-@pytest.fixture(params=MODELS, ids=lambda name: name.replace(" ", "-"))
+@pytest.fixture(
+    params=slow_unless(("wan with two experts", "flux"), MODELS),
+    ids=lambda name: name.replace(" ", "-"),
+)
 def model(request):
     make, layers, arguments = MODELS[request.param]
     return make(), layers, arguments

@@ -13,6 +13,7 @@ from chipsparse.cache.memory_plan import BudgetError, Capacity
 from tests.pipelines import test_flux as flux
 from tests.pipelines import test_wan as wan
 from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline, tiny_wan_transformer
+from tests.variants import slow, slow_unless
 
 HOSTED = {"memory.offload": "always"}
 PLACES = 2 * 5 * 9  # branches, layers and kinds at most: each place is rounded up a little
@@ -87,7 +88,7 @@ def test_two_experts_use_the_same_host_memory(device):
     assert len(set(held)) == 1
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", slow_unless(("flux",), MODELS))
 def test_other_sizes_and_batches_straight_after(model, device):
     make, module = MODELS[model]
     changes = [
@@ -104,7 +105,7 @@ def test_other_sizes_and_batches_straight_after(model, device):
             assert torch.equal(module.generate(hosted, **change), expected)
 
 
-@pytest.mark.parametrize(("error", "step"), [(RuntimeError, 1), (torch.OutOfMemoryError, 3)])
+@pytest.mark.parametrize(("error", "step"), [slow(RuntimeError, 1), (torch.OutOfMemoryError, 3)])
 def test_an_aborted_call_frees_everything_and_the_next_one_is_right(error, step, device):
     pipe = tiny_wan_pipeline().to(device)
     with chipsparse.enable(pipe, wan.SPARSE):

@@ -11,6 +11,7 @@ from chipsparse.pipelines.mochi import GAPS, prompt_lengths
 from tests.pipelines.families.mochi import TEXT, TRANSFORMER, VIDEO, prompts, tiny_pipeline
 from tests.pipelines.model_state import actions, calls_begun
 from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, generate
+from tests.variants import slow
 
 TOKENS = 3 * 4 * 3
 GUIDED = {**VIDEO, **prompts(7, negative=[3]), "guidance_scale": 4.5}
@@ -40,7 +41,7 @@ def test_each_length_is_a_branch_of_its_own():
         assert sizes(even) == {"cond_uncond": (2, 5)}
 
 
-@pytest.mark.parametrize("call", [GUIDED, BATCH], ids=["guided", "batch"])
+@pytest.mark.parametrize("call", [GUIDED, slow(BATCH)], ids=["guided", "batch"])
 def test_samples_are_those_of_calls_with_one_prompt(call):
     """Bit for bit but for the random columns, which each branch draws for itself."""
     config = SPARSE.override({"attention.random_fraction": 0.0})

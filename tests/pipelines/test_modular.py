@@ -26,13 +26,10 @@ from tests.pipelines.families.qwen_image import IMAGE
 from tests.pipelines.model_state import actions, state_of
 from tests.pipelines.modular_families import FAMILIES
 from tests.pipelines.test_families import EXACT, SPARSE, assert_close
+from tests.variants import slow_unless
 
 # Random columns are drawn by the name of the branch, which not every plain pipeline gives.
 COLUMNS_BY_SCORE = SPARSE.override({"attention.random_fraction": 0.0})
-
-
-def slow_unless(quick, values):
-    return [pytest.param(each, marks=[] if each in quick else pytest.mark.slow) for each in values]
 
 
 SCORES = LayerSkipConfig([1], skip_attention=False, skip_attention_scores=True, skip_ff=False)
@@ -98,7 +95,7 @@ def generate(pipe, **options):
 # Both kinds of pipelines.
 
 
-@pytest.mark.parametrize("name", slow_unless({"wan", "flux"}, FAMILIES))
+@pytest.mark.parametrize("name", slow_unless({"flux"}, FAMILIES))
 def test_a_modular_pipeline_computes_what_the_plain_one_does(name):
     family = FAMILIES[name]
     plain = family.make()

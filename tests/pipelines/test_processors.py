@@ -17,6 +17,7 @@ from chipsparse.pipelines.stable_diffusion3 import JointProcessor
 from tests.pipelines.families import cogvideox, mochi, stable_diffusion3
 from tests.pipelines.model_state import state_of
 from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, generate
+from tests.variants import slow
 
 MODELS = {
     "cogvideox": (
@@ -151,7 +152,7 @@ def test_a_processor_of_the_users_own_is_left_alone(model):
 
 
 @each_model
-@pytest.mark.parametrize("back", [False, True], ids=["own", "stock"])
+@pytest.mark.parametrize("back", [slow(False), True], ids=["own", "stock"])
 def test_a_processor_that_is_replaced_later_runs_dense_and_stays(model, back):
     make, call, (stock, _) = MODELS[model]
     pipe = make()

@@ -22,6 +22,7 @@ from tests.pipelines.families.qwen_image import (
     tiny_qwen_transformer,
 )
 from tests.pipelines.model_state import actions, calls_begun
+from tests.variants import slow
 
 STEPS = 5
 CHANNELS = QWEN_CONFIG["in_channels"]
@@ -191,7 +192,7 @@ def test_pictures_are_read_from_the_shapes(shapes, expected):
     assert image_grids(shapes) == expected
 
 
-@pytest.mark.parametrize("zero_cond_t", [False, True])
+@pytest.mark.parametrize("zero_cond_t", [slow(False), True])
 def test_editing_sees_each_picture_as_a_grid(monkeypatch, zero_cond_t):
     for name in ("VAE_IMAGE_SIZE", "CONDITION_IMAGE_SIZE"):
         monkeypatch.setattr(pipeline_qwenimage_edit_plus, name, 64 * 64)

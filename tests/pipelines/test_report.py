@@ -10,6 +10,7 @@ from chipsparse import FallbackError
 from tests.pipelines.model_state import state_of
 from tests.pipelines.test_layer_budgets import CONFIG, MODELS, generate
 from tests.tiny_models import tiny_chroma_pipeline, tiny_flux_pipeline, tiny_wan_pipeline
+from tests.variants import slow
 
 BY_PROFILE = "attention.enabled is false"
 
@@ -150,7 +151,7 @@ def test_one_graph_serves_layers_with_and_without_budgets():
 # Strict.
 
 
-@pytest.mark.parametrize("name", ["wan", "wan with two experts", "flux"])
+@pytest.mark.parametrize("name", [slow("wan"), "wan with two experts", slow("flux")])
 def test_a_strict_run_without_fallbacks_is_the_same(name):
     make, layers, arguments = MODELS[name]
     pipe = make()

@@ -10,6 +10,7 @@ from tests.pipelines import test_flux as flux
 from tests.pipelines import test_wan as wan
 from tests.pipelines.model_state import actions
 from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline
+from tests.variants import slow, slow_unless
 
 # Of diffusers' older schedulers, which mix tensors and NumPy arrays.
 pytestmark = pytest.mark.filterwarnings("ignore:.*__array:DeprecationWarning")
@@ -31,7 +32,7 @@ def refusal(name):
 
 
 @pytest.mark.parametrize("name", TWICE)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", slow_unless(("flux",), MODELS))
 def test_what_calls_twice_per_step_is_refused_when_enabled(model, name):
     make, module = MODELS[model]
     pipe = make(scheduler=getattr(diffusers, name)())
@@ -40,7 +41,7 @@ def test_what_calls_twice_per_step_is_refused_when_enabled(model, name):
     assert ADAPTER not in vars(pipe.transformer)
 
 
-@pytest.mark.parametrize("name", TWICE[:2])
+@pytest.mark.parametrize("name", [TWICE[0], slow(TWICE[1])])
 def test_what_calls_twice_per_step_is_refused_by_the_first_call(name):
     """The scheduler may be exchanged while enabled, in the middle of everything."""
     pipe = tiny_wan_pipeline()
@@ -64,9 +65,9 @@ def test_what_calls_twice_per_step_is_refused_by_the_first_call(name):
 @pytest.mark.parametrize(
     "scheduler",
     [
-        diffusers.UniPCMultistepScheduler(solver_order=2, **FLOW),
+        slow(diffusers.UniPCMultistepScheduler(solver_order=2, **FLOW)),
         diffusers.UniPCMultistepScheduler(solver_order=3, **FLOW),
-        diffusers.DPMSolverMultistepScheduler(solver_order=2, **FLOW),
+        slow(diffusers.DPMSolverMultistepScheduler(solver_order=2, **FLOW)),
         diffusers.DPMSolverMultistepScheduler(solver_order=3, **FLOW),
         diffusers.DEISMultistepScheduler(**FLOW),
     ],

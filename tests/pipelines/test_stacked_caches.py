@@ -19,6 +19,7 @@ from tests.pipelines import test_flux as flux
 from tests.pipelines import test_wan as wan
 from tests.pipelines.model_state import actions
 from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline
+from tests.variants import slow
 
 STEPS = 7
 MODELS = {"wan": (tiny_wan_pipeline, wan), "flux": (tiny_flux_pipeline, flux)}
@@ -87,12 +88,13 @@ def timestep_of(pipe):
 
 
 EVERYWHERE = [first_block, taylor_seer, taylor_seer_lite, mag, pyramid, faster]
-CASES = [("wan", config) for config in (*EVERYWHERE, sea)]
-# The pipelines of FLUX do not tell SeaCache the step. One cache of blocks and one of attention.
-CASES += [
-    pytest.param("flux", config, marks=[] if config in (first_block, pyramid) else pytest.mark.slow)
-    for config in EVERYWHERE
+# One cache of blocks, and those of attention.
+QUICK = (first_block, taylor_seer, pyramid, faster)
+CASES = [
+    ("wan", config) if config in QUICK else slow("wan", config) for config in (*EVERYWHERE, sea)
 ]
+# The pipelines of FLUX do not tell SeaCache the step.
+CASES += [slow("flux", config) for config in EVERYWHERE]
 
 
 def generate(pipe, module):
@@ -144,7 +146,7 @@ def test_a_cache_works_as_it_does_alone(model, config):
 
 
 @pytest.mark.parametrize(
-    ("model", "config"), [("wan", mag), ("flux", taylor_seer), ("wan", pyramid)]
+    ("model", "config"), [("wan", mag), ("flux", taylor_seer), slow("wan", pyramid)]
 )
 def test_layers_that_were_passed_over_run_sparse_too(model, config):
     """Also with caches in host memory, of which the layers that were passed over fetch nothing."""
@@ -200,7 +202,7 @@ def test_a_refresh_that_a_layer_missed_is_made_up_for(config, part):
     assert all(layers <= {"sparse", "refresh"} for _, layers in following)
 
 
-@pytest.mark.parametrize("config", [first_block, pyramid, sea])
+@pytest.mark.parametrize("config", [first_block, slow(pyramid), sea])
 def test_steps_are_skipped_under_a_cache_that_does_not_count_them(config):
     pipe = tiny_wan_pipeline()
     pipe.transformer.enable_cache(config(pipe))

@@ -8,6 +8,7 @@ from tests.pipelines import test_flux as flux
 from tests.pipelines import test_wan as wan
 from tests.pipelines.model_state import actions as action_names
 from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline, tiny_wan_transformer
+from tests.variants import slow_unless
 
 STEPS = 12
 MODELS = {"wan": (tiny_wan_pipeline, wan), "flux": (tiny_flux_pipeline, flux)}
@@ -94,7 +95,7 @@ def test_an_expert_that_takes_over_computes_before_it_skips():
     assert [len(each) for each in calls] == [3, 4]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", slow_unless(("wan",), MODELS))
 def test_steps_are_skipped_where_nothing_is_sparse(model):
     """Every output that the scheduler gets is one that the unpatched model computed."""
     make, module = MODELS[model]
@@ -118,7 +119,7 @@ def test_steps_are_skipped_where_nothing_is_sparse(model):
 # By threshold.
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", slow_unless(("flux",), MODELS))
 def test_steps_of_little_change_are_skipped(model):
     make, module = MODELS[model]
     pipe = make()

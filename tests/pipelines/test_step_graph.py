@@ -38,6 +38,7 @@ from tests.graph_stand_in import TapeRecorder
 from tests.pipelines.test_flux import SPARSE as OF_FLUX
 from tests.pipelines.test_flux import generate as generate_image
 from tests.tiny_models import tiny_flux_pipeline
+from tests.variants import slow, slow_unless
 from tests.wrapped_backends import wrap_backends
 
 SPARSE = OF_FLUX.override({"cuda_graphs": "always"})  # there are few sparse steps
@@ -133,7 +134,7 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize(
-    ("rule", "residuals"), [("merge", "auto"), ("difference", "auto"), ("merge", "fp8")]
+    ("rule", "residuals"), [("merge", "auto"), slow("difference", "auto"), slow("merge", "fp8")]
 )
 def test_recorded_steps_give_the_same(rule, residuals, pipe):
     rules = {"attention.delta_rule": rule, "memory.residuals": residuals}
@@ -200,7 +201,7 @@ def test_caches_stay_where_a_graph_reads_them(pipe):
     assert places[1::2] == [places[1]] * 3
 
 
-@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("in_place", [slow(True), False])
 def test_what_a_pipeline_changes_between_steps_counts(in_place, pipe):
     def change(_pipe, step, _time, given):
         if step == 3:
@@ -217,6 +218,7 @@ def test_what_a_pipeline_changes_between_steps_counts(in_place, pipe):
     assert replayed(report) == (REPLAYED if in_place else [3, 6])
 
 
+@pytest.mark.slow
 def test_arguments_that_always_change_end_the_recording(pipe):
     def change(_pipe, step, _time, given):
         return {"prompt_embeds": given["prompt_embeds"].clone()} if step % 2 else {}
@@ -294,7 +296,7 @@ BETWEEN = {
 }
 
 
-@pytest.mark.parametrize("name", BETWEEN)
+@pytest.mark.parametrize("name", slow_unless(("weights moved", "hook added"), BETWEEN))
 def test_a_model_that_changes_after_the_recording(name, pipe):
     change, told, launched = BETWEEN[name]
 
@@ -367,7 +369,7 @@ def test_a_processor_whose_settings_change(pipe):
     assert len(seen) < 7 * layers
 
 
-@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("scaled", [slow(False), True])
 def test_a_model_with_adapters_is_recorded(scaled, pipe):
     add_lora(pipe.transformer)
 
@@ -405,7 +407,10 @@ def test_a_preview_under_model_offload(pipe):
 
 @pytest.mark.parametrize(
     "operation",
-    [neuron_selection, sparse_mlp_up, sparse_mlp_down, column_sparse_attention],
+    slow_unless(
+        (sparse_mlp_up,),
+        (neuron_selection, sparse_mlp_up, sparse_mlp_down, column_sparse_attention),
+    ),
     ids=lambda operation: operation.__name__,
 )
 def test_out_of_memory_while_recording(operation, pipe, monkeypatch):

@@ -14,6 +14,7 @@ from tests.devices import DEVICES
 from tests.graph_stand_in import TapeRecorder
 from tests.pipelines import test_flux, test_wan
 from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline
+from tests.variants import slow
 
 GENERATIONS = 2
 STEPS = 5  # one of them recorded
@@ -80,7 +81,7 @@ def generations(pipe, module):
     ]
 
 
-@pytest.mark.parametrize("names", [("flux", "wan"), ("flux", "flux")], ids="+".join)
+@pytest.mark.parametrize("names", [slow(("flux", "wan")), ("flux", "flux")], ids="+".join)
 def test_bits_are_those_of_one_after_the_other(names, device):
     pipes, modules = [], []
     for name in names:

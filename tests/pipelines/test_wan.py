@@ -13,6 +13,7 @@ from chipsparse import SparsityConfig
 from chipsparse.pipelines.adapter import ADAPTER
 from tests.pipelines.model_state import actions, state_of
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
+from tests.variants import slow
 
 STEPS = 7
 SPARSE = SparsityConfig().override(
@@ -215,7 +216,7 @@ def test_a_transformer_compiled_as_a_whole_is_refused(pipe):
     "shape",
     [
         {"num_frames": 1, "height": 16, "width": 16},  # one token
-        {"num_frames": 13, "height": 80, "width": 16},
+        slow({"num_frames": 13, "height": 80, "width": 16}),
     ],
     ids=str,
 )
@@ -279,7 +280,7 @@ def test_group_offload_by_leaf_runs_the_mlp_dense_and_says_so(pipe):
         ]
 
 
-@pytest.mark.parametrize("enable_first", [True, False])
+@pytest.mark.parametrize("enable_first", [True, slow(False)])
 def test_model_offload_hooks_may_come_and_go(pipe, sparse, dense, enable_first):
     """What `enable_model_cpu_offload` does, with the CPU in the place of the accelerator."""
     from accelerate import cpu_offload_with_hook

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from chipsparse.cache.placement import SLOTS, PartNeed, place
+from tests.variants import slow, slow_unless
 
 
 def needs_of(layers, *, attention=None, mlp=None, saved=(100.0, 10.0)):
@@ -116,7 +117,7 @@ def test_nothing_fits():
     assert len(placement.recomputed) == 2
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", slow_unless(range(40), range(200)))
 def test_any_capacities_are_kept(seed):
     draw = random.Random(seed)
     needs = [
@@ -156,7 +157,7 @@ def test_any_capacities_are_kept(seed):
 
 
 @pytest.mark.parametrize("movable", [True, False])
-@pytest.mark.parametrize("host", [0, 200, 999])
+@pytest.mark.parametrize("host", [0, 200, slow(999)])
 @pytest.mark.parametrize("mlp_saves", [1.0, 900.0])
 def test_more_memory_never_saves_less(host, movable, mlp_saves):
     """Also where the MLPs rank first and, kept on the device, leave no slots for the attention."""
