@@ -313,7 +313,7 @@ def test_a_limit_of_a_perceptual_distance(again, monkeypatch):
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        (("--min-psnr", "120"), "a PSNR of at least 120 dB cannot be met here"),
+        slow(("--min-psnr", "120"), "a PSNR of at least 120 dB cannot be met here"),
         (("--max-seconds", "1e-6"), "at most 1e-06 s cannot be met here"),
         (("--min-speedup", "1000"), "at least 1000 times the speed cannot be met here"),
     ],

@@ -143,6 +143,7 @@ def test_branches_never_share_state():
             assert torch.equal(run_branches(alone.transformer, [branch])[branch], both[branch])
 
 
+@pytest.mark.slow
 def test_two_pipelines_do_not_know_of_each_other(sparse):
     one, two = tiny_wan_pipeline(), tiny_wan_pipeline(seed=50)
     with chipsparse.enable(two, EXACT):
