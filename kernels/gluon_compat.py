@@ -173,7 +173,6 @@ def compile_fp8_dense_attention(
         "D": head_dim,
         "PART_ROWS": part_rows,
         "SUMS": with_column_sums,
-        "WAITS_LATE": module.WAITS_LATE,
         "CONSUMER_REGISTERS": module.CONSUMER_REGISTERS,
         "HELPER_REGISTERS": module.HELPER_REGISTERS,
         "num_warps": 4,

@@ -40,6 +40,8 @@ def device_free_bytes(device: torch.device) -> int:
 
     No more than its limit leaves, where `torch.cuda.set_per_process_memory_fraction` has set one.
     """
+    if device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     free, total = torch.cuda.mem_get_info(device)
     allocated = torch.cuda.memory_allocated(device)
     limit = int(torch.cuda.get_per_process_memory_fraction(device) * total)

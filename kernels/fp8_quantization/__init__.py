@@ -20,6 +20,8 @@ LARGEST_FP8 = 448.0  # finite value of e4m3
 LARGEST_INT8 = 127.0
 # Queries, or keys of a head, that are all smaller count as zeros.
 SMALLEST = 1e-30
+# The scale of int8 numbers that are all 0: kernels lose digits of what is 2 ** 23 times a scale.
+NO_SCALE = 2.0**-32
 # Values are stored in groups of so many tokens, each in the order of `stored_order`.
 STORED_TOGETHER = 16
 

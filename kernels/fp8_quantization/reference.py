@@ -12,6 +12,7 @@ from chipsparse.kernels.fp8_quantization import (
     FP8,
     LARGEST_FP8,
     LARGEST_INT8,
+    NO_SCALE,
     SMALLEST,
     STORED_TOGETHER,
     Fp8Attention,
@@ -105,8 +106,8 @@ def _finite(values: torch.Tensor) -> torch.Tensor:
 
 
 def _int8_scale(largest: torch.Tensor) -> torch.Tensor:
-    """What makes the largest value 127; NaN where one is not finite, 1 where all are 0."""
-    scale = torch.where(largest > SMALLEST, largest / LARGEST_INT8, 1.0)
+    """What makes the largest value 127; NaN where one is not finite."""
+    scale = torch.where(largest > SMALLEST, largest / LARGEST_INT8, NO_SCALE)
     return torch.where(largest.isfinite(), scale, torch.nan)
 
 

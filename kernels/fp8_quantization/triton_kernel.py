@@ -17,6 +17,7 @@ from chipsparse.kernels.fp8_quantization import (
     FP8,
     LARGEST_FP8,
     LARGEST_INT8,
+    NO_SCALE,
     SMALLEST,
     STORED_TOGETHER,
     Fp8Attention,
@@ -29,6 +30,7 @@ from chipsparse.kernels.triton_support import cdiv, with_positive_scale
 MOST_FP8 = tl.constexpr(LARGEST_FP8)
 MOST_INT8 = tl.constexpr(LARGEST_INT8)
 LEAST = tl.constexpr(SMALLEST)
+NOTHING = tl.constexpr(NO_SCALE)
 INFINITY = tl.constexpr(float("inf"))
 TILE_TOKENS = 64
 TILES_PER_CHUNK = 16
@@ -235,8 +237,8 @@ def _note_kernel(
 
 @triton.jit
 def _int8_scale(largest):
-    """What makes the largest value 127; 1 where all are 0."""
-    return tl.where(largest > LEAST, largest / MOST_INT8, 1.0)
+    """What makes the largest value 127."""
+    return tl.where(largest > LEAST, largest / MOST_INT8, NOTHING)
 
 
 @triton.jit

@@ -508,6 +508,8 @@ def test_heads_in_turn_beside_an_exchange_are_those_of_one_launch(
     backend, residuals, batch, device
 ):
     """Bit for bit: a block's rows do not depend on which program has them, nor on other heads."""
+    if backend == "reference" and device.type == "cuda":
+        pytest.skip("cuBLAS takes other ways for other numbers of heads")
     shape = (batch, 3, 300, 131, 64)
     inputs = attention_inputs(*shape, dtype=torch.bfloat16, device=device, strided=True)
     skip_unless_it_runs(column_sparse_attention, backend, *inputs)

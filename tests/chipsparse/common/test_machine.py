@@ -147,4 +147,4 @@ def test_a_limit_of_the_process_counts(share, left, monkeypatch):
         "get_per_process_memory_fraction": share,
     }.items():
         monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
-    assert device_free_bytes(torch.device("cuda")) == left
+    assert device_free_bytes(torch.device("cuda", 0)) == left
