@@ -10,10 +10,17 @@ from pydantic import Field
 
 from chipsparse.cli.compare.paired_runs import SIDES, Side
 from chipsparse.cli.compare.statistics import METRICS
-from chipsparse.cli.pages.clips import Clips
 from chipsparse.cli.pages.names import name_of
-from chipsparse.cli.pages.quality_points import QualityPoint
-from chipsparse.cli.pages.records import Count, FileRecord, Number, Record, Settings, within
+from chipsparse.cli.pages.records import (
+    Clips,
+    Count,
+    FileRecord,
+    Number,
+    QualityPoint,
+    Record,
+    Settings,
+    within,
+)
 
 Which = Literal["median", "mean"]
 Column = Literal["A", "B", "B - A"]
@@ -55,6 +62,9 @@ class Summary(Record):
 
 class ConfigsComparison(FileRecord):
     """Two configs over several prompts."""
+
+    kind = "comparison"
+    marks = frozenset({"mode", "configs", "prompts", "interval"})
 
     chipsparse: str
     model: str

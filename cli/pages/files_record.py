@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chipsparse.cli.pages.clips import Clips
 from chipsparse.cli.pages.names import name_of
-from chipsparse.cli.pages.records import FileRecord, Index, Number
+from chipsparse.cli.pages.records import Clips, FileRecord, Index, Number
 
 
 class FilesComparison(FileRecord):
     """Two files; a PSNR of None where both are the same."""
+
+    kind = "files"
+    marks = frozenset({"mode", "a", "b", "per_frame"})
 
     chipsparse: str
     a: str

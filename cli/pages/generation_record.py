@@ -12,9 +12,17 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from chipsparse.cli.pages.clips import Clips
-from chipsparse.cli.pages.quality_points import QualityPoint
-from chipsparse.cli.pages.records import Count, FileRecord, Index, Number, Record, Settings, within
+from chipsparse.cli.pages.records import (
+    Clips,
+    Count,
+    FileRecord,
+    Index,
+    Number,
+    QualityPoint,
+    Record,
+    Settings,
+    within,
+)
 from chipsparse.cli.pages.units import shortened
 from chipsparse.config import Part
 from chipsparse.report.nothing_sparse import NOTHING
@@ -191,6 +199,9 @@ def _clip_name(files: object) -> object:
 
 class Generation(FileRecord):
     """A generation; `steps` are its transformer calls."""
+
+    kind = "generation"
+    marks = frozenset({"schema", "steps", "totals"})
 
     location: str = within("pipeline", "location", "")
     pipeline: str = within("pipeline", "class", "")

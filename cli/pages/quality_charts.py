@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
@@ -19,7 +19,7 @@ from chipsparse.cli.pages.charts import (
     level,
 )
 from chipsparse.cli.pages.comparison_record import ConfigsComparison
-from chipsparse.cli.pages.quality_points import QualityPoint, best_points
+from chipsparse.cli.pages.records import QualityPoint
 from chipsparse.cli.pages.suite_record import Suite
 from chipsparse.cli.pages.tuning_record import Search, TriedConfig, Tuning
 from chipsparse.cli.pages.units import decibels, times
@@ -64,6 +64,15 @@ def overview_chart(points: Mapping[str, QualityPoint]) -> Chart:
         labels(axes, places, list(points))
 
     return Chart("quality over speed", draw, "Quality over speed", 340)
+
+
+def best_points(points: Sequence[QualityPoint]) -> list[QualityPoint]:
+    """Those that no other one beats in both speed and quality, from the slowest to the fastest."""
+    kept: list[QualityPoint] = []
+    for point in sorted(points, key=lambda each: (-each.speedup, -each.psnr_db)):
+        if not kept or point.psnr_db > kept[-1].psnr_db:
+            kept.append(point)
+    return kept[::-1]
 
 
 def configs_chart(record: ConfigsComparison) -> Chart | None:

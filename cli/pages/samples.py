@@ -16,7 +16,7 @@ from chipsparse.cli.media.heat_map import choose_factor, difference, heat_map
 from chipsparse.cli.media.heat_map import label as heat_map_label
 from chipsparse.cli.media.images import numbered
 from chipsparse.cli.media.read import read_clip
-from chipsparse.cli.pages.clips import Clips
+from chipsparse.cli.pages.records import Clips
 
 FRAMES, LARGEST_SIDE = 6, 320
 # Of files that several clips share.

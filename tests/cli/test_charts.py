@@ -27,7 +27,9 @@ from chipsparse.cli.pages.charts import (
 from chipsparse.cli.pages.frame_curves import Curves, curves_chart, spread
 from chipsparse.cli.pages.generation_charts import stairs
 from chipsparse.cli.pages.generation_record import Cell
-from chipsparse.cli.pages.quality_points import QualityPoint, best_points, numbered
+from chipsparse.cli.pages.page import numbered
+from chipsparse.cli.pages.quality_charts import best_points
+from chipsparse.cli.pages.records import QualityPoint
 from chipsparse.cli.pages.samples import spaced
 from chipsparse.cli.pages.units import bytes_unit, percent, seconds_unit
 
