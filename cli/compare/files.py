@@ -12,8 +12,7 @@ from chipsparse.cli.compare.clip_json import clip_json
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation.lpips import Lpips, find_lpips
 from chipsparse.cli.media import write as media
-from chipsparse.cli.media.difference_panels import difference_rows
-from chipsparse.cli.media.panels import stack_panels
+from chipsparse.cli.media.panels import difference_rows, stack_panels
 from chipsparse.cli.media.read import Clip, output_fps, read_clip
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.measure.clip_comparison import ClipComparison, compare_clips

@@ -11,17 +11,18 @@ from pathlib import Path
 import numpy as np
 
 from chipsparse.cli.media.images import write_pngs
+from chipsparse.cli.media.metadata import Style
 from chipsparse.common.cache_folder import cache_folder
 
 
-def keep_elsewhere(clips: Mapping[Path, np.ndarray], *, metadata: Mapping[str, str]) -> Path | None:
+def keep_elsewhere(clips: Mapping[Path, np.ndarray], style: Style) -> Path | None:
     """Writes clips as PNG, which loses nothing, in the first folder that takes them.
 
     PNG, as many small files pass where one large one does not.
 
     Args:
         clips: uint8 ``[F, H, W, 3]`` by the paths that they should have had.
-        metadata: facts about them.
+        style: has the facts about them.
 
     Returns:
         The folder; None where there is room nowhere.
@@ -33,7 +34,7 @@ def keep_elsewhere(clips: Mapping[Path, np.ndarray], *, metadata: Mapping[str, s
             whole = False
             try:
                 for path, frames in clips.items():
-                    write_pngs(folder / f"{path.stem}.png", frames, metadata=metadata)
+                    write_pngs(folder / f"{path.stem}.png", frames, style)
                 whole = True
                 return folder
             finally:

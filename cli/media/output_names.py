@@ -28,7 +28,9 @@ def check_writable(
             raise UserError(f"{each}, which is written beside {option} {path}, is a folder")
     folder = path.parent
     if not os.path.isdir(folder):
-        _check_ancestors(option, path)
+        above = next(filter(os.path.exists, path.parents), None)
+        if above is not None and not os.path.isdir(above):
+            raise UserError(f"{option} {path} is below {above}, which is no folder")
         raise UserError(f"the folder {folder} of {option} {path} does not exist; create it first")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"the folder {folder} of {option} {path} cannot be written to")
@@ -38,14 +40,6 @@ def check_writable(
     ):
         for each in (path, *also, *longest):
             (scratch / each.name).write_bytes(b"0")
-
-
-def _check_ancestors(option: str, path: Path) -> None:
-    for above in path.parents:
-        if os.path.exists(above):
-            if not os.path.isdir(above):
-                raise UserError(f"{option} {path} is below {above}, which is no folder")
-            return
 
 
 def check_inputs_stay(option: str, output: Path, inputs: Iterable[Path | None]) -> None:

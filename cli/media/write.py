@@ -6,7 +6,6 @@ Frames are `[F, H, W, 3]` uint8 arrays everywhere in this file.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,27 +14,13 @@ from chipsparse.cli.errors import UserError, reason
 from chipsparse.cli.media import ffmpeg
 from chipsparse.cli.media.images import beside, earlier_pngs, write_gif, write_pngs
 from chipsparse.cli.media.kept_elsewhere import keep_elsewhere
+from chipsparse.cli.media.metadata import Style
 from chipsparse.cli.media.output_names import check_writable
 from chipsparse.common.finished_files import place
 from chipsparse.common.scratch import scratch_folder
 
 GIF_MAX_FPS = 50
 DEFAULT_FPS = 16
-
-
-@dataclass(frozen=True)
-class Style:
-    """How clips are written.
-
-    Attributes:
-        fps: frames per second of a video.
-        crf: the constant rate factor of a video's encoder; None for visually lossless.
-        metadata: facts about the clips, by name.
-    """
-
-    fps: int
-    crf: int | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_output(
@@ -118,32 +103,15 @@ def write_media(
             place(finished, stale=stale - finished.keys(), scratch=scratch)
     except OSError as error:
         name = ", ".join(str(path) for path in clips)
-        kept = keep_elsewhere(clips, metadata=style.metadata)
-        rest = (
-            "nothing could be kept elsewhere" if kept is None else f"all is kept as PNG in {kept}"
-        )
-        raise UserError(f"{name} could not be written: {reason(error)}; {rest}") from error
+        kept = keep_elsewhere(clips, style)
+        end = "nothing could be kept elsewhere" if kept is None else f"all is kept as PNG in {kept}"
+        raise UserError(f"{name} could not be written: {reason(error)}; {end}") from error
     return written
 
 
-def _write_video(path: Path, frames: np.ndarray, style: Style) -> list[Path]:
-    ffmpeg.encode(path, frames, fps=style.fps, crf=style.crf, metadata=style.metadata)
-    return [path]
-
-
-def _write_gif(path: Path, frames: np.ndarray, style: Style) -> list[Path]:
-    write_gif(path, frames, fps=style.fps, metadata=style.metadata)
-    return [path]
-
-
-def _write_png(path: Path, frames: np.ndarray, style: Style) -> list[Path]:
-    return write_pngs(path, frames, metadata=style.metadata)
-
-
-Writer = Callable[[Path, np.ndarray, Style], list[Path]]
-WRITERS: dict[str, Writer] = {
-    ".mp4": _write_video,
-    ".webm": _write_video,
-    ".gif": _write_gif,
-    ".png": _write_png,
+# Each writes a clip and returns its files.
+WRITERS: dict[str, Callable[[Path, np.ndarray, Style], list[Path]]] = {
+    **dict.fromkeys(ffmpeg.CODECS, ffmpeg.write_video),
+    ".gif": write_gif,
+    ".png": write_pngs,
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
@@ -30,23 +30,15 @@ from chipsparse.cli.pages.names import without_folders
 WIDE, NARROW = 840, 340  # pixels
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 30, 42
 POINTS = 72  # an inch of SVG has as many units
-FIRST, SECOND, THIRD, FOURTH = "#0072b2", "#c44e00", "#00805a", "#a5578b"
-SERIES = (FIRST, SECOND, THIRD, FOURTH)
+SERIES = FIRST, SECOND, THIRD, FOURTH = "#0072b2", "#c44e00", "#00805a", "#a5578b"
 INK, SOFT, RULE, BACK = "#1b1f24", "#57606a", "#d9dee3", "#ffffff"
 ACTIONS = {"dense": "#9aa2ab", "refresh": "#e69f00", "sparse": "#0072b3", "skip": "#fffffe"}
 SHADES = tuple(f"#0842{shade:02x}" for shade in range(10))  # from the lowest share to the highest
 NAMES = ("first", "second", "third", "fourth", "ink", "soft", "rule", "back", *ACTIONS)
-COLOURS = {
-    **{
-        colour: f"var(--{name})"
-        for colour, name in zip(
-            (*SERIES, INK, SOFT, RULE, BACK, *ACTIONS.values()), NAMES, strict=True
-        )
-    },
-    **{
-        colour: f"color-mix(in oklab, var(--high) {100 * place / 9:.0f}%, var(--low))"
-        for place, colour in enumerate(SHADES)
-    },
+PAINTS = (*SERIES, INK, SOFT, RULE, BACK, *ACTIONS.values())
+COLOURS = {paint: f"var(--{name})" for paint, name in zip(PAINTS, NAMES, strict=True)} | {
+    shade: f"color-mix(in oklab, var(--high) {100 * place / 9:.0f}%, var(--low))"
+    for place, shade in enumerate(SHADES)
 }
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # texts stay texts
@@ -159,10 +151,9 @@ class Renderer:
         return Markup(drawn), [*dict.fromkeys(_keys(axes))]
 
 
-def tipped(artists: Artist | Iterable[Artist], tip: str) -> None:
-    """Artists say this when the pointer rests on them."""
-    for artist in [artists] if isinstance(artists, Artist) else artists:
-        artist.set_gid(TIP + tip)
+def tipped(artist: Artist, tip: str) -> None:
+    """An artist says this when the pointer rests on it."""
+    artist.set_gid(TIP + tip)
 
 
 def _inline(text: str, prefix: str) -> str:
@@ -209,19 +200,16 @@ def _style(style: str) -> str:
 
 def _keys(axes: Axes) -> Iterator[Key]:
     for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+        assert isinstance(handle, (Line2D, Patch))
+        shape = "dashed" if handle.get_linestyle() == "--" else "line"
         if isinstance(handle, Line2D):
-            marker = {"o": "dot", "s": "square"}.get(str(handle.get_marker()))
-            line = "dashed" if handle.get_linestyle() == "--" else "line"
-            shape, colour = marker or line, str(handle.get_color())
+            shape = {"o": "dot", "s": "square"}.get(str(handle.get_marker()), shape)
+            paint = handle.get_color()
+        elif isinstance(handle, StepPatch):
+            paint = handle.get_edgecolor()
         else:
-            assert isinstance(handle, Patch)
-            line = "dashed" if handle.get_linestyle() == "--" else "line"
-            shape = line if isinstance(handle, StepPatch) else "box"
-            paint = (
-                handle.get_edgecolor() if isinstance(handle, StepPatch) else handle.get_facecolor()
-            )
-            colour = matplotlib.colors.to_hex(paint)
-        yield Key(shape, COLOURS[colour], str(label))
+            shape, paint = "box", handle.get_facecolor()
+        yield Key(shape, COLOURS[matplotlib.colors.to_hex(paint)], str(label))
 
 
 # What several charts have.
@@ -252,12 +240,12 @@ def dots(
     alpha: float | None = None,
 ) -> None:
     """Points, each with its tip; squares, so that more than the colour tells them from others."""
-    look: dict[str, Any] = {
-        **{"linestyle": "none", "marker": "s" if square else "o", "color": colour},
-        **{"markersize": 2 * radius, "alpha": alpha},
-    }
+    form = "s" if square else "o"
     for (x, y), tip in zip(points, tips, strict=True):
-        tipped(axes.plot([x], [y], label=label, **look), tip)
+        (dot,) = axes.plot(
+            x, y, form, color=colour, markersize=2 * radius, alpha=alpha, label=label
+        )
+        tipped(dot, tip)
         label = None
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from chipsparse.cli.compare.paired_runs import SIDES, Side
-from chipsparse.cli.compare.statistics import METRICS
+from chipsparse.cli.compare.statistics import METRICS, Column
 from chipsparse.cli.pages.names import name_of
 from chipsparse.cli.pages.records import (
     Clips,
@@ -23,7 +23,6 @@ from chipsparse.cli.pages.records import (
 )
 
 Which = Literal["median", "mean"]
-Column = Literal["A", "B", "B - A"]
 
 
 class Run(Record):

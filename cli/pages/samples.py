@@ -12,8 +12,7 @@ import numpy as np
 from PIL import Image
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.media.heat_map import choose_factor, difference, heat_map
-from chipsparse.cli.media.heat_map import label as heat_map_label
+from chipsparse.cli.media.heat_map import choose_factor, difference, heat_map, heat_map_label
 from chipsparse.cli.media.images import numbered
 from chipsparse.cli.media.read import read_clip
 from chipsparse.cli.pages.records import Clips
