@@ -14,11 +14,7 @@ from chipsparse.cli.command_line import command_words, settled_values
 from chipsparse.cli.commands.bench import BenchOptions
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model.dense_layers import fp8_weights
-from chipsparse.cli.model.description import (
-    ModelDescription,
-    load_pipeline,
-    quiet_libraries,
-)
+from chipsparse.cli.model.description import ModelDescription, load_pipeline, quiet_libraries
 from chipsparse.cli.model.random_pipeline import random_pipeline
 from chipsparse.cli.planning.layer_budgets import kept
 from chipsparse.cli.planning.planned import PlannedGeneration, plan_generation
@@ -128,6 +124,7 @@ def run_benchmark(options: BenchOptions, process: Joined) -> Benchmark:
             pipe = _pipeline(options, model, device, dtype, display)
             steps = measure_steps(pipe, planned, display, process)
     layout = planned.plan.layout
+    settled = settled_values(planned.settings, device, dtype, options.gpus)
     return Benchmark(
         model=model.location,
         transformer_class=model.transformer_class,
@@ -148,13 +145,7 @@ def run_benchmark(options: BenchOptions, process: Joined) -> Benchmark:
         dense=dense,
         steps=steps,
         parallel=process.parallel,
-        command=shlex.join(
-            command_words(
-                "bench",
-                options,
-                settled_values(planned.settings, device, dtype, options.gpus),
-            )
-        ),
+        command=shlex.join(command_words("bench", options, settled)),
         pixels=planned.pixels,
         skips_by_threshold=planned.plan.schedule.skips_by_threshold(),
     )

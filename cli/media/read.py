@@ -82,10 +82,6 @@ def _read_gif(path: Path) -> Clip:
     return Clip(np.stack(frames), fps, [path], lossy=True)
 
 
-def _read_png(path: Path) -> Clip:
-    return Clip(_png(path)[None], None, [path], lossy=False)
-
-
 def _read_pngs(path: Path, files: list[Path]) -> Clip:
     if not files:
         what = "has no .png file" if path.is_dir() else "does not exist"
@@ -146,5 +142,5 @@ READERS: dict[str, Callable[[Path], Clip]] = {
     ".mp4": _read_video,
     ".webm": _read_video,
     ".gif": _read_gif,
-    ".png": _read_png,
+    ".png": lambda path: _read_pngs(path, [path]),
 }

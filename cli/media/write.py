@@ -5,7 +5,10 @@ Frames are `[F, H, W, 3]` uint8 arrays everywhere in this file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +16,9 @@ import numpy as np
 from chipsparse.cli.errors import UserError, reason
 from chipsparse.cli.media import ffmpeg
 from chipsparse.cli.media.images import beside, earlier_pngs, write_gif, write_pngs
-from chipsparse.cli.media.kept_elsewhere import keep_elsewhere
 from chipsparse.cli.media.metadata import Style
 from chipsparse.cli.media.output_names import check_writable
+from chipsparse.common.cache_folder import cache_folder
 from chipsparse.common.finished_files import place
 from chipsparse.common.scratch import scratch_folder
 
@@ -103,10 +106,37 @@ def write_media(
             place(finished, stale=stale - finished.keys(), scratch=scratch)
     except OSError as error:
         name = ", ".join(str(path) for path in clips)
-        kept = keep_elsewhere(clips, style)
+        kept = _keep_elsewhere(clips, style)
         end = "nothing could be kept elsewhere" if kept is None else f"all is kept as PNG in {kept}"
         raise UserError(f"{name} could not be written: {reason(error)}; {end}") from error
     return written
+
+
+def _keep_elsewhere(clips: Mapping[Path, np.ndarray], style: Style) -> Path | None:
+    """Writes finished clips, which are not to be lost, in the first folder that takes them.
+
+    As PNG, which loses nothing, and as many small files pass where one large one does not. Returns
+    the folder; None where there is room nowhere.
+    """
+    for parent in _places():
+        with suppress(OSError):
+            parent.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix="chipsparse-kept-", dir=parent))
+            try:
+                for path, frames in clips.items():
+                    write_pngs(folder / f"{path.stem}.png", frames, style)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            return folder
+    return None
+
+
+def _places() -> Iterator[Path]:
+    with suppress(OSError):  # where no temporary folder can be written to
+        yield Path(tempfile.gettempdir())
+    if (folder := cache_folder()) is not None:
+        yield folder
 
 
 # Each writes a clip and returns its files.

@@ -1,4 +1,4 @@
-"""What `chipsparse compare A B --json` prints: every generation, and means with intervals."""
+"""What `chipsparse compare A B --json` prints, of two configs and of two files."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from chipsparse.cli.pages.records import (
     Clips,
     Count,
     FileRecord,
+    Index,
     Number,
     QualityPoint,
     Record,
@@ -156,3 +157,36 @@ class ConfigsComparison(FileRecord):
                 speedup = statistics.median(run.speedup for run in runs)
                 found.append(QualityPoint(label, speedup, statistics.median(psnrs)))
         return found
+
+
+class FilesComparison(FileRecord):
+    """Two files; a PSNR of None where both are the same."""
+
+    kind = "files"
+    marks = frozenset({"mode", "a", "b", "per_frame"})
+
+    chipsparse: str
+    a: str
+    b: str
+    frames: Index
+    height: Index
+    width: Index
+    identical: bool = False
+    lossy: Sequence[str] = ()
+    psnr_db: Number | None = None
+    ssim: Number | None = None
+    lpips: Number | None = None
+    lpips_missing: str = ""
+    largest_difference: Number | None = None
+    flicker_change: Number | None = None
+    per_frame: Sequence[dict[str, Number | None]] = ()
+
+    @property
+    def title(self) -> str:
+        """The headline."""
+        return f"{name_of(self.b)} against {name_of(self.a)}"
+
+    @property
+    def clips(self) -> Clips:
+        """Both files."""
+        return Clips({"A": self.a, "B": self.b}, reference="A")

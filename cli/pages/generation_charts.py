@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from matplotlib.axes import Axes
 
@@ -21,7 +21,7 @@ from chipsparse.cli.pages.charts import (
     tipped,
 )
 from chipsparse.cli.pages.generation_record import Generation
-from chipsparse.cli.pages.units import bytes_unit, percent, seconds_unit
+from chipsparse.cli.pages.units import percent
 from chipsparse.cli.wording import seconds_text
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import Part
@@ -165,3 +165,15 @@ def moved_chart(record: Generation) -> Chart | None:
                 tipped(bar, f"step {step}: {format_bytes(amount)} {where}")
 
     return Chart("bytes of caches moved at each step", draw, "Caches moved at each step", LOWER)
+
+
+def seconds_unit(values: Iterable[float]) -> tuple[str, float]:
+    """The name and the size of a unit of time in which the largest is a handy number."""
+    largest = max(values, default=0.0)
+    return ("ms", 1e-3) if largest < 1 else ("s", 1.0) if largest < 600 else ("min", 60.0)
+
+
+def bytes_unit(values: Iterable[float]) -> tuple[str, float]:
+    """Likewise of memory."""
+    large = max(values, default=0.0) >= 1 << 30
+    return ("GiB", float(1 << 30)) if large else ("MiB", float(1 << 20))

@@ -8,8 +8,7 @@ from typing import Any
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.pages.benchmark_record import Benchmark
-from chipsparse.cli.pages.comparison_record import ConfigsComparison
-from chipsparse.cli.pages.files_record import FilesComparison
+from chipsparse.cli.pages.comparison_record import ConfigsComparison, FilesComparison
 from chipsparse.cli.pages.generation_record import Generation
 from chipsparse.cli.pages.records import FileRecord, read_record
 from chipsparse.cli.pages.samples import Samples, named_samples

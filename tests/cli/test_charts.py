@@ -24,14 +24,14 @@ from chipsparse.cli.pages.charts import (
     level,
     steps_axis,
 )
-from chipsparse.cli.pages.frame_curves import Curves, curves_chart, spread
-from chipsparse.cli.pages.generation_charts import stairs
+from chipsparse.cli.pages.frame_curves import curves_chart, spread
+from chipsparse.cli.pages.generation_charts import bytes_unit, seconds_unit, stairs
 from chipsparse.cli.pages.generation_record import Cell
 from chipsparse.cli.pages.page import numbered
 from chipsparse.cli.pages.quality_charts import best_points
 from chipsparse.cli.pages.records import QualityPoint
 from chipsparse.cli.pages.samples import spaced
-from chipsparse.cli.pages.units import bytes_unit, percent, seconds_unit
+from chipsparse.cli.pages.units import percent
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -156,7 +156,7 @@ def clip_of(*values):
 def test_curves_are_medians_with_a_band():
     clips = [clip_of(30.0, 40.0, None), clip_of(34.0, None, None), clip_of(35.0)]
     assert spread(clips, "psnr_db", 1.0) == [(0, 30, 34, 35), (1, 40, 40, 40)]
-    axes = axes_of(curves_chart("psnr_db", [Curves("A", clips)]).draw)
+    axes = axes_of(curves_chart("psnr_db", {"A": clips}).draw)
     (line,) = axes.lines
     assert [*line.get_ydata()] == [34, 40]
     assert len(axes.collections) == 1
@@ -164,7 +164,7 @@ def test_curves_are_medians_with_a_band():
 
 @pytest.mark.parametrize("clips", [[], [clip_of(30.0)], [[{"ssim": 1}, {"ssim": 1}]]])
 def test_a_single_frame_makes_no_curve(clips):
-    assert curves_chart("psnr_db", [Curves("A", clips)]) is None
+    assert curves_chart("psnr_db", {"A": clips}) is None
 
 
 # Quality over speed.
