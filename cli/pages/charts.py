@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
@@ -73,6 +73,9 @@ TIP = "tip: "
 SVG, XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 ElementTree.register_namespace("", SVG[1:-1])
 ElementTree.register_namespace("xlink", XLINK[1:-1])
+
+
+Mark = tuple[float, float, str]  # a point and the text that belongs to it
 
 
 @dataclass(frozen=True)
@@ -230,8 +233,7 @@ def whole_axis(axes: Axes, label: str, count: int) -> None:
 
 def dots(
     axes: Axes,
-    points: Sequence[tuple[float, float]],
-    tips: Sequence[str],
+    marks: Iterable[Mark],
     colour: str,
     *,
     label: str | None = None,
@@ -239,9 +241,9 @@ def dots(
     radius: float = 4.0,
     alpha: float | None = None,
 ) -> None:
-    """Points, each with its tip; squares, so that more than the colour tells them from others."""
+    """Points with their tips; squares, so that more than the colour tells them from others."""
     form = "s" if square else "o"
-    for (x, y), tip in zip(points, tips, strict=True):
+    for x, y, tip in marks:
         (dot,) = axes.plot(
             x, y, form, color=colour, markersize=2 * radius, alpha=alpha, label=label
         )
@@ -262,12 +264,12 @@ def level(axes: Axes, value: float, label: str) -> None:
     )
 
 
-def labels(axes: Axes, points: Sequence[tuple[float, float]], texts: Sequence[str]) -> None:
+def labels(axes: Axes, marks: Sequence[Mark]) -> None:
     """Short texts beside points, each where it covers no point and no other text, if it can."""
     axes.autoscale_view()
-    places = [tuple(axes.transData.transform(point)) for point in points]
-    taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in places]
-    for (x, y), text in zip(places, texts, strict=True):
+    places = [(*axes.transData.transform((x, y)), text) for x, y, text in marks]
+    taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y, _ in places]
+    for x, y, text in places:
         wide = LETTER * len(text)
         middles = [(x + dx * (9 + wide / 2), y + dy * 13) for dx, dy in AROUND]
         boxes = [Bbox.from_bounds(a - wide / 2, b - 6, wide, 12) for a, b in middles]

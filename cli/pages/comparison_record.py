@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -103,17 +104,11 @@ class ConfigsComparison(FileRecord):
         found = self.estimate(column, metric, which)
         if found is None:
             return ""
-
-        def text(value: float | None) -> str:
-            return (
-                "the same"
-                if value is None
-                else METRICS[metric].text(value, sign=column not in SIDES)
-            )
-
-        if found.low == found.high:
-            return text(found.value)
-        return f"{text(found.value)} ({text(found.low)} to {text(found.high)})"
+        value, low, high = (
+            METRICS[metric].text(math.inf if each is None else each, sign=column not in SIDES)
+            for each in (found.value, found.low, found.high)
+        )
+        return value if found.low == found.high else f"{value} ({low} to {high})"
 
     @property
     def differing(self) -> list[Side]:

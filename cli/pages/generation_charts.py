@@ -14,6 +14,7 @@ from chipsparse.cli.pages.charts import (
     SECOND,
     SERIES,
     Chart,
+    Mark,
     box_key,
     dots,
     level,
@@ -49,13 +50,14 @@ def time_chart(record: Generation) -> Chart | None:
         steps_axis(axes, record.steps_total)
         axes.set_ylabel(f"time, {unit}")
         for action, colour in ACTIONS.items():
-            found = [step for step in steps if step.action == action]
-            timed = [step for step in found if step.seconds]
-            places, heights = [s.number for s in timed], [s.seconds / size for s in timed]
+            found = {step.number: step.seconds for step in steps if step.action == action}
+            marks = [
+                (number, seconds / size, f"step {number}, {action}: {seconds_text(seconds)}")
+                for number, seconds in found.items()
+                if seconds
+            ]
             if found:
-                box_key(axes, colour, action)
-            for bar, step in zip(axes.bar(places, heights, BAR, color=colour), timed, strict=True):
-                tipped(bar, f"step {step.number}, {action}: {seconds_text(step.seconds)}")
+                _bars(axes, marks, colour, action, BAR)
         if mean is not None:
             label = f"mean step of the dense run, {seconds_text(mean)}"
             axes.axhline(mean / size, color=INK, linestyle="--", label=label)
@@ -96,8 +98,12 @@ def predicted_chart(record: Generation) -> Chart | None:
     """The predicted change of the output; None where none was predicted."""
     changes = record.over_steps("predicted_change")
     actions = {step.number: step.action for step in record.by_step}
-    points = [(float(step), each) for step, each in enumerate(changes) if each is not None]
-    if not points:
+    marks = [
+        (step, each, f"step {step}, {actions[step]}: {percent(each)}")
+        for step, each in enumerate(changes)
+        if each is not None
+    ]
+    if not marks:
         return None
     threshold = record.skip_threshold
 
@@ -107,8 +113,7 @@ def predicted_chart(record: Generation) -> Chart | None:
         axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")
         heights = [math.nan if each is None else each for each in changes]
         axes.plot(range(len(changes)), heights, color=FIRST)
-        tips = [f"step {x:g}, {actions[int(x)]}: {percent(y)}" for x, y in points]
-        dots(axes, points, tips, FIRST)
+        dots(axes, marks, FIRST)
         if threshold is not None:
             level(axes, threshold, f"threshold {percent(threshold)}")
         axes.set_ylim(bottom=0)
@@ -141,11 +146,8 @@ def held_chart(record: Generation) -> Chart | None:
 
 def moved_chart(record: Generation) -> Chart | None:
     """What moved between host and device; None where nothing did."""
-    moved = {
-        "to the device": {step.number: step.bytes_to_device for step in record.by_step},
-        "to host memory": {step.number: step.bytes_to_host for step in record.by_step},
-    }
-    largest = max((value for each in moved.values() for value in each.values()), default=0)
+    steps = record.by_step
+    largest = max((max(s.bytes_to_device, s.bytes_to_host) for s in steps), default=0)
     if not largest:
         return None
     unit, size = bytes_unit([largest])
@@ -153,18 +155,27 @@ def moved_chart(record: Generation) -> Chart | None:
     def draw(axes: Axes) -> None:
         steps_axis(axes, record.steps_total)
         axes.set_ylabel(f"moved, {unit}")
-        for (where, amounts), start, colour in zip(
-            moved.items(), (-BAR / 2, 0.0), (FIRST, SECOND), strict=True
+        for name, shift, colour, where, label in (
+            ("bytes_to_device", -BAR / 4, FIRST, "to the device", "from host memory to the device"),
+            ("bytes_to_host", BAR / 4, SECOND, "to host memory", "to host memory"),
         ):
-            some = {step: amount for step, amount in amounts.items() if amount}
-            places, heights = [step + start for step in some], [a / size for a in some.values()]
-            label = "from host memory to the device" if start else where
-            bars = axes.bar(places, heights, BAR / 2, align="edge", color=colour)
-            box_key(axes, colour, label)
-            for bar, (step, amount) in zip(bars, some.items(), strict=True):
-                tipped(bar, f"step {step}: {format_bytes(amount)} {where}")
+            amounts = {step.number: getattr(step, name) for step in steps}
+            marks = [
+                (step + shift, amount / size, f"step {step}: {format_bytes(amount)} {where}")
+                for step, amount in amounts.items()
+                if amount
+            ]
+            _bars(axes, marks, colour, label, BAR / 2)
 
     return Chart("bytes of caches moved at each step", draw, "Caches moved at each step", LOWER)
+
+
+def _bars(axes: Axes, marks: Iterable[Mark], colour: str, label: str, width: float) -> None:
+    """Bars with their tips, at the middles of their places."""
+    box_key(axes, colour, label)
+    for place, height, tip in marks:
+        (bar,) = axes.bar(place, height, width, color=colour)
+        tipped(bar, tip)
 
 
 def seconds_unit(values: Iterable[float]) -> tuple[str, float]:

@@ -49,9 +49,8 @@ def axes_of(draw):
 def test_a_chart_is_drawn_for_wide_and_for_narrow_screens():
     def draw(axes):
         steps_axis(axes, 50)
-        dots(
-            axes, [(0, 1), (49, 3)], ["<first>", "last, from /home/me/x.json"], FIRST, label="a $b"
-        )
+        marks = [(0, 1, "<first>"), (49, 3, "last, from /home/me/x.json")]
+        dots(axes, marks, FIRST, label="a $b")
         axes.plot([0, 49], [1, 3], color=SECOND, linestyle="--", label="c")
         level(axes, 2, "bound 2")
         axes.set_ylabel("up")
@@ -74,7 +73,7 @@ def test_a_chart_is_drawn_for_wide_and_for_narrow_screens():
 
 def test_no_two_charts_share_an_id():
     def draw(axes):
-        dots(axes, [(0, 1)], ["a"], FIRST)
+        dots(axes, [(0, 1, "a")], FIRST)
 
     render = Renderer()
     charts = [render(Chart("same", draw, "same")) for _ in range(2)]
@@ -187,8 +186,8 @@ def test_labels_cover_no_dot_and_no_other_label():
     places = [(1.0, 30.0), (1.01, 30.0), (1.0, 30.1), (1.02, 30.0), (2.0, 35.0)]
 
     def draw(axes):
-        dots(axes, places, [""] * 5, FIRST)
-        labels(axes, places, [str(number) for number in range(1, 6)])
+        dots(axes, [(*place, "") for place in places], FIRST)
+        labels(axes, [(*place, str(number)) for number, place in enumerate(places, 1)])
 
     axes = axes_of(draw)
     assert [each.get_text() for each in axes.texts] == ["1", "2", "3", "4", "5"]
