@@ -50,15 +50,10 @@ class ConfigsComparison:
     """What `chipsparse compare` found out about two configs.
 
     Attributes:
-        model: what the model's files say.
-        device: where it ran.
-        dtype: of the weights.
         subjects: A and B as they were typed.
         profiles: of A and B; None for the stock model.
-        settings: of every generation.
         range_notes: that the profile of A or B was tuned for other ones, a sentence.
         parallel: the processes that made all clips together, dense ones too; None for one.
-        runs: what was generated.
         clip: of the worst prompt, if one was asked for.
         unwritten: why the clip could not be written.
     """
@@ -112,7 +107,6 @@ def compare_configs(options: CompareOptions, process: Joined) -> ConfigsComparis
     """Checks all that is cheap to check, then generates, compares and writes.
 
     Args:
-        options: what the user typed.
         process: this one, of those that make the clips together. The first one compares and
             writes; the others return None.
     """

@@ -23,7 +23,6 @@ class ComparisonClip:
     """A clip that shows a comparison.
 
     Attributes:
-        files: what was written.
         amplified: by how much its heat-map amplifies.
     """
 
@@ -37,7 +36,6 @@ class FilesComparison:
 
     Attributes:
         paths: of A and B.
-        clips: their pixels.
         result: how far B is from A.
         lpips: the metric, or why there is none.
         clip: of both and their difference, if one was asked for.

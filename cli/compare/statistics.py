@@ -24,7 +24,6 @@ class Metric:
 
     Attributes:
         title: for people, with its unit.
-        form: how its values are formatted.
         value: of a generation; None where it has none.
         scale: what it is multiplied with for people.
     """
@@ -58,12 +57,7 @@ METRICS: dict[str, Metric] = {
 
 @dataclass(frozen=True)
 class Summary:
-    """One metric over all prompts.
-
-    Attributes:
-        mean: with its interval.
-        median: with its interval.
-    """
+    """One metric over all prompts."""
 
     mean: Interval
     median: Interval

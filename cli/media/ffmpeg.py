@@ -25,10 +25,8 @@ class Codec:
     """How a kind of video is encoded.
 
     Attributes:
-        encoder: what ffmpeg calls it.
         crf: the constant rate factor where none is given; visually lossless.
         most_crf: the largest, and worst.
-        options: the encoder's and the container's own.
     """
 
     encoder: str
@@ -59,7 +57,6 @@ def write_video(path: Path, frames: np.ndarray, style: Style) -> list[Path]:
     Args:
         path: ``.mp4`` or ``.webm``.
         frames: uint8 ``[F, H, W, 3]``; sides that are odd are filled up.
-        style: how.
 
     Raises:
         OSError: ffmpeg failed, or the file does not hold these frames.

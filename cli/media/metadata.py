@@ -23,9 +23,7 @@ class Style:
     """How clips are written.
 
     Attributes:
-        fps: frames per second of a video.
         crf: the constant rate factor of a video's encoder; None for visually lossless.
-        metadata: facts about the clips, by name.
     """
 
     fps: int

@@ -17,7 +17,6 @@ def check_writable(
 
     Args:
         option: which names the first one.
-        path: of that file.
         also: further files that are written beside it.
         longest: names of which only the length matters.
     """
@@ -46,8 +45,6 @@ def check_inputs_stay(option: str, output: Path, inputs: Iterable[Path | None]) 
     """Raises `UserError` where an output would replace a file that the command reads.
 
     Args:
-        option: which names the output.
-        output: what is to be written.
         inputs: what is read; None where an option was left out.
     """
     for file in inputs:

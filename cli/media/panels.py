@@ -38,7 +38,6 @@ def difference_rows(
     """Panels of the clips, and of their absolute difference from the reference.
 
     Args:
-        reference: what the others are compared with.
         others: at least one, of its shape.
         factor: by how much differences are amplified; None chooses one for all.
         in_one_row: heat-maps stand behind the clips, not each under its own.

@@ -25,7 +25,6 @@ class Clip:
     Attributes:
         frames: uint8 ``[F, H, W, 3]``.
         fps: frames per second; None where the files do not tell.
-        files: what was read.
         lossy: whether the file's format changes the pixels that are written to it.
     """
 

@@ -32,9 +32,6 @@ def check_output(
     """Raises `UserError` where clips could not be written; leaves nothing.
 
     Args:
-        path: of ``--output``.
-        fps: frames per second.
-        crf: of ``--crf``, or None.
         also: words of further clips, see `beside`.
     """
     kind = path.suffix.lower()
@@ -83,7 +80,6 @@ def write_media(
 
     Args:
         clips: frames by the path of their clip.
-        fps: frames per second of a video.
         crf: see `Style`.
         metadata: facts about the clips, such as `generation_metadata` gives.
 

@@ -24,14 +24,7 @@ Cells = Mapping[tuple[int, int], Cell]
 
 @dataclass(frozen=True)
 class Stretch:
-    """Neighbouring steps of a layer that are alike.
-
-    Attributes:
-        first: step.
-        last: step.
-        colour: of what they did.
-        text: what they did.
-    """
+    """Neighbouring steps of a layer that are alike, and what they did."""
 
     first: int
     last: int
@@ -44,9 +37,6 @@ def budget_map(cells: Cells, *, layers: int, steps: int, caption: str) -> Chart:
 
     Args:
         cells: by layer and step; what is missing stays empty.
-        layers: how many rows.
-        steps: how many columns.
-        caption: its heading.
     """
     least, most = _bounds(cells)
 

@@ -85,7 +85,6 @@ class Chart:
     Attributes:
         title: says to those who cannot see it what it shows.
         draw: draws it on axes: marks, labels of both axes, and of the marks for the legend.
-        caption: its heading.
         height: in pixels, with the axes.
     """
 
@@ -106,13 +105,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A chart as it stands in a page.
-
-    Attributes:
-        keys: its legend.
-        wide: SVG for wide screens.
-        narrow: SVG for narrow ones.
-    """
+    """A chart as it stands in a page: its legend, and SVG for wide and for narrow screens."""
 
     keys: Sequence[Key]
     wide: Markup
@@ -163,7 +156,6 @@ def _inline(text: str, prefix: str) -> str:
     """What matplotlib wrote, as an element of a page.
 
     Args:
-        text: the whole file.
         prefix: makes its ids different from those of other charts.
     """
     root = ElementTree.fromstring(text)

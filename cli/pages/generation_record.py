@@ -65,7 +65,6 @@ class Cell:
     """What one layer, or all of them, did at one step, or is to do.
 
     Attributes:
-        action: what.
         kept: share that was computed.
     """
 
@@ -75,12 +74,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Step:
-    """All calls of a denoising step, one for each guidance branch.
-
-    Attributes:
-        number: from 0.
-        calls: at least one.
-    """
+    """All calls of a denoising step (from 0), one for each guidance branch."""
 
     number: int
     calls: Sequence[Call]

@@ -80,7 +80,6 @@ def batch_page(batch: Batch, source: Path) -> str:
     """The page of a batch, which lies beside its files: a thumbnail of each, with its prompt.
 
     Args:
-        batch: what became of it.
         source: the file of prompts.
     """
     made = [row for row in batch.rows if row.state in ("made", "already there")]

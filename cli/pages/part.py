@@ -36,8 +36,6 @@ class Part:
     """All that a page shows of one file.
 
     Attributes:
-        file: its path.
-        record: what is in it.
         samples: frames of what it names, or why there are none; None for a kind that has none.
     """
 

@@ -53,7 +53,6 @@ class QualityPoint:
     """A sparse generation, or several, against dense.
 
     Attributes:
-        label: which.
         speedup: times as fast as dense.
         psnr_db: against dense, of the same prompt and seed.
     """

@@ -31,7 +31,6 @@ class Sample:
     """Frames of one file.
 
     Attributes:
-        label: which file it is.
         frames: uint8 ``[F, H, W, 3]``, in their own size.
         numbers: of these frames in their clip.
         joined: whether several clips share the file.
@@ -55,7 +54,6 @@ class Samples:
     """The frames of several files, one below the other.
 
     Attributes:
-        rows: one for each file.
         about: which clips these are, where that has to be said.
     """
 

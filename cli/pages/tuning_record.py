@@ -86,8 +86,6 @@ class Pair:
 
     Attributes:
         prompt: with its seed.
-        sparse: what was measured.
-        dense_seconds: None where it is not known.
     """
 
     prompt: str
@@ -97,12 +95,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class TriedConfig:
-    """A config with its pairs, one for each prompt that it was tried on.
-
-    Attributes:
-        name: short name of what is computed.
-        pairs: at least one.
-    """
+    """A config with its pairs, one for each prompt that it was tried on."""
 
     name: str
     pairs: Sequence[Pair]

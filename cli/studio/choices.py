@@ -25,9 +25,6 @@ class Choices:
     """The fields of the page; None where one is empty, which leaves it to the profile.
 
     Attributes:
-        model: folder or hub name.
-        prompt: what to show.
-        seed: of the noise.
         quality: of the profile; None for one that has no qualities.
         compare: whether the dense one is made, too.
     """
@@ -46,12 +43,7 @@ class Choices:
 
     @classmethod
     def typed(cls, options: StudioOptions, model: str) -> Choices:
-        """What the page begins with.
-
-        Args:
-            options: what the user typed.
-            model: folder or hub name.
-        """
+        """What the page begins with."""
         names = {field.name for field in dataclasses.fields(cls)} - {"model", "prompt", "compare"}
         return cls(model=model, **{name: getattr(options, name) for name in names})
 
@@ -67,11 +59,7 @@ def settled(
     """What `generate --compare` would settle; raises `UserError`.
 
     Args:
-        choices: what is chosen.
-        folder: for the clip.
         typed: at the start of the studio, which says what the page has no field for.
-        device: to compute on.
-        dtype: to compute in.
     """
     names = [field.name for field in dataclasses.fields(GenerationOptions)]
     chosen = {**{name: getattr(typed, name) for name in names}, **dataclasses.asdict(choices)}

@@ -41,13 +41,8 @@ class Result:
 
     Attributes:
         request: prompt, model, profile and settings, as `generate --json` has them.
-        sparse: the sparse generation.
         dense: the dense one; None where it was not asked for, or was stopped.
         kept: whether that one is an earlier generation's, from which it would not differ.
-        comparison: of both.
-        clips: their files.
-        profile: the file of the profile that was used.
-        runs: what was done at each step.
     """
 
     request: dict[str, Any]

@@ -38,7 +38,6 @@ class Page:
     """The page of a studio.
 
     Args:
-        studio: does the work.
         models: that are offered, the one that is chosen first: names with their locations.
         job: what would be made at first.
     """
@@ -295,10 +294,7 @@ def launch(page: gr.Blocks, *, folder: Path, host: str, port: int) -> None:
     """Serves a page, to this machine alone and without anything from others.
 
     Args:
-        page: of a studio.
         folder: whose files it may show.
-        host: this machine.
-        port: on it.
 
     Raises:
         OSError: the port is taken.

@@ -30,9 +30,7 @@ class Cell:
     """A step of a strip.
 
     Attributes:
-        letter: says what it did.
         kind: an action, which has a colour.
-        told: all that is known of it.
         planned: whether it is to come.
     """
 
@@ -60,7 +58,6 @@ def moment(shown: Shown, *, error: str | None = None) -> str:
     """What goes on, the steps that are done and planned, and the preview.
 
     Args:
-        shown: the moment.
         error: one sentence about what went wrong there.
     """
     pictures = [] if shown.preview is None else [_picture(each) for each in shown.preview]

@@ -44,7 +44,6 @@ class Suite:
     """A finished suite.
 
     Attributes:
-        folder: where everything lies.
         content: of the file that can be sent.
     """
 

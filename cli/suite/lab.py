@@ -45,11 +45,8 @@ class SuiteLab:
     Attributes:
         generator: has the pipeline, not patched.
         rows: what to compare, the stock model first.
-        prompts: with which.
         results: keeps a record of each clip. Frames of dense ones lie in ``dense`` beside it, all
             clips to look at in ``clips``.
-        suffix: of clips.
-        fps: of clips.
     """
 
     generator: Generator

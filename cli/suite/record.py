@@ -56,7 +56,6 @@ def suite_json(common: dict[str, Any], lab: SuiteLab, *, with_prompts: bool) -> 
 
     Args:
         common: see `environment`.
-        lab: knows the clips.
         with_prompts: whether the texts of the prompts are in it.
     """
     dense, *others = lab.rows
