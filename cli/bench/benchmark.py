@@ -14,7 +14,11 @@ from chipsparse.cli.command_line import command_words, settled_values
 from chipsparse.cli.commands.bench import BenchOptions
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model.dense_layers import fp8_weights
-from chipsparse.cli.model.description import ModelDescription, load_pipeline, quiet_libraries
+from chipsparse.cli.model.description import (
+    ModelDescription,
+    load_pipeline,
+    quiet_libraries,
+)
 from chipsparse.cli.model.random_pipeline import random_pipeline
 from chipsparse.cli.planning.layer_budgets import kept
 from chipsparse.cli.planning.planned import PlannedGeneration, plan_generation

@@ -211,11 +211,12 @@ def _compare_files(options: CompareOptions) -> None:
 
 
 def _compare_configs(options: CompareOptions) -> None:
-    from chipsparse.cli.compare.configs import check_configs_shared, compare_configs
+    from chipsparse.cli.compare.configs import compare_configs
+    from chipsparse.cli.compare.shared import check
     from chipsparse.cli.compare.text import print_configs
     from chipsparse.cli.ranks.several import taking_part
 
-    process = taking_part("compare", options, check_configs_shared)
+    process = taking_part("compare", options, check)
     if process is None:
         return
     with results_alone(), process.after_first():

@@ -21,7 +21,11 @@ from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import difference_rows, stack_panels
-from chipsparse.cli.model.description import ModelDescription, load_pipeline, quiet_libraries
+from chipsparse.cli.model.description import (
+    ModelDescription,
+    load_pipeline,
+    quiet_libraries,
+)
 from chipsparse.cli.planning import profile_range
 from chipsparse.cli.planning.request import (
     check_prompt_is_enough,
@@ -29,8 +33,11 @@ from chipsparse.cli.planning.request import (
     look_up,
     required_profile,
 )
-from chipsparse.cli.planning.settings import OPTION_OF, GenerationSettings, resolve_settings
-from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.planning.settings import (
+    OPTION_OF,
+    GenerationSettings,
+    resolve_settings,
+)
 from chipsparse.cli.prompts import Prompt, first_prompts, shapes
 from chipsparse.cli.ranks.joined import Joined
 from chipsparse.cli.ranks.meeting import meet
@@ -115,7 +122,10 @@ def compare_configs(options: CompareOptions, process: Joined) -> ConfigsComparis
     with process.display() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)
         check_prompt_is_enough(model, "configs are compared on prompts alone")
-        profiles = _profiles(options, model, process.parallel)
+        profiles = profiles_of(options, model)
+        for profile in profiles.values():
+            if profile is not None:
+                check_shared(options, model, profile, process.parallel)
         settings = _common_settings(options, model, profiles)
         video = model.accepts("num_frames")
         prompts = _prompts(options, video=video)
@@ -177,23 +187,12 @@ def _prompts(options: CompareOptions, *, video: bool) -> list[Prompt]:
     return found
 
 
-def check_configs_shared(
-    options: CompareOptions, parallel: Parallel, display: ProgressDisplay
-) -> None:
-    """Raises `UserError` where so many processes cannot share it; loads no weight."""
-    _profiles(options, look_up(options, display), parallel)
-
-
-def _profiles(
-    options: CompareOptions, model: ModelDescription, parallel: Parallel | None
-) -> dict[Side, Profile | None]:
-    """The profiles of A and B, which the processes can share; None for the stock model."""
-    found: dict[Side, Profile | None] = dict.fromkeys(SIDES)
+def profiles_of(options: CompareOptions, model: ModelDescription) -> dict[Side, Profile | None]:
+    """The profiles of A and B; None for the stock model."""
+    found: dict[Side, Profile | None] = {}
     for side, subject in zip(SIDES, options.subjects, strict=True):
-        if subject.kind != "dense":
-            taken = dataclasses.replace(options, config=subject.path, quality=subject.quality)
-            found[side] = profile = required_profile(taken, model)
-            check_shared(options, model, profile, parallel)
+        taken = dataclasses.replace(options, config=subject.path, quality=subject.quality)
+        found[side] = None if subject.kind == "dense" else required_profile(taken, model)
     return found
 
 

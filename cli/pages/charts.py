@@ -210,9 +210,10 @@ def _keys(axes: Axes) -> Iterator[Key]:
 # What several charts have.
 
 
-def steps_axis(axes: Axes, count: int) -> None:
-    """The denoising steps of a generation across."""
+def steps_axis(axes: Axes, count: int, upwards: str) -> None:
+    """The denoising steps of a generation across, and what is shown of them upwards."""
     whole_axis(axes, "denoising step, from 0", count)
+    axes.set_ylabel(upwards)
 
 
 def whole_axis(axes: Axes, label: str, count: int) -> None:

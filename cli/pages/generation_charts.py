@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 
 from chipsparse.cli.pages.charts import (
@@ -47,8 +47,7 @@ def time_chart(record: Generation) -> Chart | None:
     mean = record.dense_step_seconds
 
     def draw(axes: Axes) -> None:
-        steps_axis(axes, record.steps_total)
-        axes.set_ylabel(f"time, {unit}")
+        steps_axis(axes, record.steps_total, f"time, {unit}")
         for action, colour in ACTIONS.items():
             found = {step.number: step.seconds for step in steps if step.action == action}
             marks = [
@@ -67,20 +66,18 @@ def time_chart(record: Generation) -> Chart | None:
 
 def share_chart(record: Generation) -> Chart | None:
     """The share that each step computed; None where nothing was recorded."""
-    shares: dict[Part, list[float | None]] = {}
-    for part in PART_TITLES:
-        found = {step.number: step.computed(part) for step in record.by_step}
-        if any(step.cells(part) for step in record.by_step):
-            shares[part] = [found.get(number) for number in range(record.steps_total)]
-    if not shares:
+    steps = record.by_step
+    parts = [part for part in PART_TITLES if any(step.cells(part) for step in steps)]
+    if not parts:
         return None
 
     def draw(axes: Axes) -> None:
-        steps_axis(axes, record.steps_total)
+        steps_axis(axes, record.steps_total, "computed, mean over layers")
         axes.set_ylim(0, 1.04)
-        axes.set_ylabel("computed, mean over layers")
         axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")
-        for (part, values), colour, line in zip(shares.items(), SERIES, ("-", "--"), strict=False):
+        for part, colour, line in zip(parts, SERIES, ("-", "--"), strict=False):
+            found = {step.number: step.computed(part) for step in steps}
+            values = [found.get(number) for number in range(record.steps_total)]
             stairs(axes, values, colour, line, PART_TITLES[part])
 
     title = "share of attention columns and MLP neurons computed at each step"
@@ -89,8 +86,7 @@ def share_chart(record: Generation) -> Chart | None:
 
 def stairs(axes: Axes, values: Sequence[float | None], colour: str, line: str, label: str) -> None:
     """One value for each step as a line that is level during the step, with gaps."""
-    known = [math.nan if value is None else value for value in values]
-    edges = [place - 0.5 for place in range(len(values) + 1)]
+    known, edges = np.array(values, float), np.arange(len(values) + 1) - 0.5
     axes.stairs(known, edges, baseline=None, color=colour, linestyle=line, linewidth=2, label=label)
 
 
@@ -108,11 +104,9 @@ def predicted_chart(record: Generation) -> Chart | None:
     threshold = record.skip_threshold
 
     def draw(axes: Axes) -> None:
-        steps_axis(axes, record.steps_total)
-        axes.set_ylabel("predicted change")
+        steps_axis(axes, record.steps_total, "predicted change")
         axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")
-        heights = [math.nan if each is None else each for each in changes]
-        axes.plot(range(len(changes)), heights, color=FIRST)
+        axes.plot(np.array(changes, float), color=FIRST)
         dots(axes, marks, FIRST)
         if threshold is not None:
             level(axes, threshold, f"threshold {percent(threshold)}")
@@ -131,8 +125,7 @@ def held_chart(record: Generation) -> Chart | None:
     unit, size = bytes_unit(values)
 
     def draw(axes: Axes) -> None:
-        steps_axis(axes, record.steps_total)
-        axes.set_ylabel(f"memory, {unit}")
+        steps_axis(axes, record.steps_total, f"memory, {unit}")
         for (name, held), colour, line in zip(
             series.items(), SERIES, ("-", "--", "-", "--"), strict=True
         ):
@@ -153,8 +146,7 @@ def moved_chart(record: Generation) -> Chart | None:
     unit, size = bytes_unit([largest])
 
     def draw(axes: Axes) -> None:
-        steps_axis(axes, record.steps_total)
-        axes.set_ylabel(f"moved, {unit}")
+        steps_axis(axes, record.steps_total, f"moved, {unit}")
         for name, shift, colour, where, label in (
             ("bytes_to_device", -BAR / 4, FIRST, "to the device", "from host memory to the device"),
             ("bytes_to_host", BAR / 4, SECOND, "to host memory", "to host memory"),

@@ -23,7 +23,7 @@ from chipsparse.cli.pages.records import QualityPoint
 from chipsparse.cli.pages.suite_record import Suite
 from chipsparse.cli.pages.tuning_record import Search, TriedConfig, Tuning
 from chipsparse.cli.pages.units import times
-from chipsparse.cli.wording import seconds_text
+from chipsparse.cli.wording import counted, seconds_text
 
 SPEED, PSNR = "times as fast as dense", "PSNR against dense, dB"
 METHODS = {"chipsparse": FIRST, "MagCache": SECOND, "SeaCache": THIRD}
@@ -191,7 +191,7 @@ def _limit(search: Search, dense: float | None) -> float | None:
 
 
 def _config_text(config: TriedConfig) -> str:
-    prompts = f"{len(config.pairs)} prompt{'s' * (len(config.pairs) > 1)}"
+    prompts = counted(len(config.pairs), "prompt")
     speedup = "" if config.speedup is None else f", {times(config.speedup)} dense"
     return (
         f"{config.form}: {min(config.psnrs):.2f} dB at worst on {prompts}, "

@@ -48,12 +48,11 @@ def axes_of(draw):
 
 def test_a_chart_is_drawn_for_wide_and_for_narrow_screens():
     def draw(axes):
-        steps_axis(axes, 50)
+        steps_axis(axes, 50, "up")
         marks = [(0, 1, "<first>"), (49, 3, "last, from /home/me/x.json")]
         dots(axes, marks, FIRST, label="a $b")
         axes.plot([0, 49], [1, 3], color=SECOND, linestyle="--", label="c")
         level(axes, 2, "bound 2")
-        axes.set_ylabel("up")
 
     render = Renderer()
     drawn = render(Chart("title", draw, "caption"))
