@@ -83,14 +83,6 @@ class Prompts(Record):
     seeds: Sequence[Count] = ()
     texts: Sequence[str] = ()
 
-    @property
-    def by_seed(self) -> list[tuple[str, int]]:
-        """Text, or number, and seed of each."""
-        return [
-            (self.texts[place] if place < len(self.texts) else f"prompt {place + 1}", seed)
-            for place, seed in enumerate(self.seeds)
-        ]
-
 
 class Thresholds(Record):
     """What serving stacks ask for."""
