@@ -29,6 +29,7 @@ from chipsparse.layers.state import Shared, StepState
 from chipsparse.layers.static_columns import check_static_bits
 from chipsparse.layers.tile_order import grids_order, inverse_order
 from chipsparse.layout import ModelLayout
+from chipsparse.measure.capture_gain import may_capture
 from chipsparse.measure.slower_parts import part_seconds, remarks_on, slower_parts
 from chipsparse.measure.step_clock import StepClock, clock_of_this_machine
 from chipsparse.parallel.agreement import Agreement, Alone
@@ -74,6 +75,7 @@ class _Branch:
         last_step: at which it was called.
         refreshed_at: step of its last refresh; -1 before the first.
         dense: see `StepState`.
+        may_capture: likewise.
     """
 
     plan: SparsityPlan
@@ -81,6 +83,7 @@ class _Branch:
     last_step: int = -1
     refreshed_at: int = -1
     dense: Mapping[tuple[int, Part], str] = field(default_factory=dict)
+    may_capture: bool = False
 
 
 @dataclass
@@ -290,6 +293,7 @@ class Session:
             branch.refreshed_at,
             branch.dense,
             generation.budgets,
+            branch.may_capture,
         )
         if self._agreement.columns is not None:
             self._agreement.columns.open(self.state)
@@ -336,6 +340,7 @@ class Session:
             self.report.note(remark)
         demand = replace(demand, dense=demand.dense | slower.keys())
         self._caches.admit(name, plan, device, demand)
+        branch.may_capture = may_capture(plan, demand.dtype)
         parts = [(layer, part) for layer in layers for part in PARTS]
         reasons = {
             (layer, part): plan.why_dense(layer, part)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from chipsparse.cache.store import CacheStore
-from chipsparse.graphs.step_graph import Forward, StepGraphs
+from chipsparse.graphs.step_graph import Forward, StepGraphs, UsualCall
 from chipsparse.layers.state import StepState
+from chipsparse.measure.capture_gain import CALLS_BEFORE, device_seconds, pays
 from chipsparse.plan import NOT_CAPTURED, Action
 from chipsparse.report.generation import GenerationReport
 
@@ -59,7 +61,9 @@ class SparseCalls:
         if not self._may_be_captured(state, device, not_captured_reason):
             return forward(*args, **kwargs)
         with self._graphs.on(device):
-            result = self._graphs.run(forward, args, kwargs, state.record, self._report.note)
+            result = self._graphs.run(
+                forward, args, kwargs, state.record, self._report.note, partial(self._pays, state)
+            )
         if state.record.replayed:
             for entry in state.record.layers:
                 if entry.part == "attention" and entry.action is Action.SPARSE:
@@ -77,6 +81,24 @@ class SparseCalls:
         if self._graphs.drop_all():
             self._report.note(f"a captured sparse step was dropped: {what} changed")
 
+    def _pays(self, state: StepState, before: UsualCall) -> bool:
+        """Whether the open call is captured now; if it does not pay, no later one does."""
+        plan, dtype = state.plan, self._report.dtype
+        if plan.config.cuda_graphs == "always":
+            return True
+        if before.number < CALLS_BEFORE:
+            return False
+        assert dtype is not None
+        found = pays(
+            host=before.host_seconds,
+            call=before.record.seconds,
+            device=device_seconds(plan, dtype, dense=state.dense),
+            calls=plan.sparse_steps_from(state.context.step),
+        )
+        if not found:
+            self._not_captured_reason = "no call waits for the host"
+        return found
+
     def _may_be_captured(
         self,
         state: StepState,
@@ -84,7 +106,7 @@ class SparseCalls:
         not_captured_reason: Callable[[], str | None],
     ) -> bool:
         """Whether the open call does just what other sparse calls of its branch do."""
-        if state.action is not Action.SPARSE or not state.plan.captures_steps():
+        if state.action is not Action.SPARSE or not state.may_capture:
             return False
         if device.type != self._graphs.device_type or self._report.layer_times:
             return False

@@ -126,7 +126,7 @@ def run_benchmark(options: BenchOptions, process: Joined) -> Benchmark:
         steps = None
         if not options.kernels:
             pipe = _pipeline(options, model, device, dtype, display)
-            steps = measure_steps(pipe, planned, display, process)
+            steps = measure_steps(pipe, planned, dtype, display, process)
     layout = planned.plan.layout
     return Benchmark(
         model=model.location,

@@ -57,6 +57,7 @@ class TuneLab:
         budget: dense generations that a search may take, in all.
         lpips: measures LPIPS, where it is asked for.
         uncalled_steps: how many of ``num_inference_steps`` do not call the transformer.
+        captures: whether many sparse steps may gain by being captured as CUDA graphs.
         process: this one, of those that generate together, dense clips too. The first one has the
             files and compares.
     """
@@ -69,6 +70,7 @@ class TuneLab:
     budget: float
     lpips: PerceptualDistance | None = None
     uncalled_steps: int = 0
+    captures: bool = False
     process: Joined = Joined()
     _used: dict[str, float] = field(default_factory=dict, init=False)  # of the budget
     _told: bool = field(default=False, init=False)
@@ -186,6 +188,8 @@ class TuneLab:
                 "mlp.enabled": sparse_mlp,
             }
         )
+        if self.captures and config.cuda_graphs == "auto":  # as in a generation, of more steps
+            config = config.override({"cuda_graphs": "always"})
         arguments = {
             **self.generator.arguments(self.prompts[0].text),
             "num_inference_steps": len(TIMED_ACTIONS) + self.uncalled_steps,
