@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -294,7 +293,7 @@ class Session:
         if self._agreement.columns is not None:
             self._agreement.columns.open(self.state)
         if action is not Action.SKIP:
-            record.timer = StepTimer(device, time.perf_counter)
+            record.timer = StepTimer(device)
             self._caches.start(context.branch, action)
         return self.state
 
