@@ -13,7 +13,7 @@ import itertools
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,8 @@ from diffusers.models import attention_dispatch
 
 from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights
 from chipsparse.session import Session
+
+T = TypeVar("T", bound=Callable[..., torch.Tensor])
 
 BACKEND_NAME = "chipsparse"
 
@@ -33,19 +35,27 @@ AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 _library = torch.library.Library("chipsparse", "FRAGMENT")
 
 
-def _operation(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Makes a function an op; its fake, an empty tensor of the right shape, is to be registered.
+def _operation(fake: Callable[..., torch.Tensor]) -> Callable[[T], T]:
+    """Makes a function an op.
 
     ``torch.library.custom_op`` does the same and looks after gradients and aliases besides, at
     twenty times the cost of a call. These ops run without gradients, and return new tensors.
+
+    Args:
+        fake: from the op's arguments an empty tensor of the shape and dtype of its result.
     """
-    name = function.__name__
-    schema = torch.library.infer_schema(function, mutates_args=())
-    _library.define(name + schema, tags=STATEFUL)
-    _library.impl(name, function, "CompositeExplicitAutograd")
-    for device_type, key in AUTOCAST_KEYS.items():
-        _library.impl(name, _under_autocast(name, device_type), key)
-    return function
+
+    def register(function: T) -> T:
+        name = function.__name__
+        schema = torch.library.infer_schema(function, mutates_args=())
+        _library.define(name + schema, tags=STATEFUL)
+        _library.impl(name, function, "CompositeExplicitAutograd")
+        for device_type, key in AUTOCAST_KEYS.items():
+            _library.impl(name, _under_autocast(name, device_type), key)
+        torch.library.register_fake(f"chipsparse::{name}", fake, lib=_library)
+        return function
+
+    return register
 
 
 def _under_autocast(name: str, device_type: str) -> Callable[..., torch.Tensor]:
@@ -71,10 +81,6 @@ def _as_autocast(argument: Any, device_type: str, dtype: torch.dtype) -> Any:
         return argument
     casts = argument.is_floating_point() and argument.dtype != torch.float64
     return argument.to(dtype) if casts else argument
-
-
-def _fake(name: str) -> Any:
-    return torch.library.register_fake(f"chipsparse::{name}", lib=_library)
 
 
 # As `AttentionLayer` and `MLPLayer` are called.
@@ -132,7 +138,7 @@ def _find(tag: torch.Tensor) -> tuple[LayerRunner, int]:
     return runner, layer
 
 
-@_operation
+@_operation(lambda query, *_: query.new_empty(query.shape))
 def self_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -154,18 +160,9 @@ def self_attention(
     return output.transpose(1, 2).contiguous()
 
 
-@_fake("self_attention")
-def _(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    tag: torch.Tensor,
-    scale: float | None,
-) -> torch.Tensor:
-    return query.new_empty(query.shape)
-
-
-@_operation
+@_operation(
+    lambda hidden, up, up_bias, down, *_: hidden.new_empty((*hidden.shape[:-1], down.shape[0]))
+)
 def feed_forward(
     hidden: torch.Tensor,
     up: torch.Tensor,
@@ -186,23 +183,7 @@ def feed_forward(
     return runner.session.mlp[layer](runner.session.state, hidden, weights).contiguous()
 
 
-@_fake("feed_forward")
-def _(
-    hidden: torch.Tensor,
-    up: torch.Tensor,
-    up_bias: torch.Tensor | None,
-    down: torch.Tensor,
-    down_bias: torch.Tensor | None,
-    tag: torch.Tensor,
-    activation: str,
-    gate: str,
-    gate_weight: torch.Tensor | None,
-    gate_bias: torch.Tensor | None,
-) -> torch.Tensor:
-    return hidden.new_empty((*hidden.shape[:-1], down.shape[0]))
-
-
-@_operation
+@_operation(lambda hidden, tag, channels: hidden.new_empty((*hidden.shape[:-1], channels)))
 def fp8_feed_forward(hidden: torch.Tensor, tag: torch.Tensor, channels: int) -> torch.Tensor:
     """Feed-forward layer of the tagged block, ``[B, N, channels]``, whose weights are in FP8.
 
@@ -213,12 +194,9 @@ def fp8_feed_forward(hidden: torch.Tensor, tag: torch.Tensor, channels: int) -> 
     return runner.session.mlp[layer](runner.session.state, hidden, weights).contiguous()
 
 
-@_fake("fp8_feed_forward")
-def _(hidden: torch.Tensor, tag: torch.Tensor, channels: int) -> torch.Tensor:
-    return hidden.new_empty((*hidden.shape[:-1], channels))
-
-
-@_operation
+@_operation(
+    lambda joined, up, up_bias, out, *_: joined.new_empty((*joined.shape[:-1], out.shape[0]))
+)
 def parallel_feed_forward(
     joined: torch.Tensor,
     up: torch.Tensor,
@@ -259,20 +237,6 @@ def parallel_feed_forward(
         return projected.unflatten(0, joined.shape[:-1])
 
     return session.mlp[layer](session.state, hidden, weights, addend=project).contiguous()
-
-
-@_fake("parallel_feed_forward")
-def _(
-    joined: torch.Tensor,
-    up: torch.Tensor,
-    up_bias: torch.Tensor | None,
-    out: torch.Tensor,
-    out_bias: torch.Tensor | None,
-    tag: torch.Tensor,
-    activation: str,
-    gate: str,
-) -> torch.Tensor:
-    return joined.new_empty((*joined.shape[:-1], out.shape[0]))
 
 
 def attention_backend(other: Any = None) -> Any:
