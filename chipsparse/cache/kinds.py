@@ -5,7 +5,7 @@ Known from the sizes of a model alone, so that memory can be planned before anyt
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -22,28 +22,9 @@ PARTS: tuple[Part, ...] = ("attention", "mlp")
 SOFTMAX_BYTES = 4  # LSE, means and scales are float32 whatever the model computes in
 
 
-@dataclass(frozen=True)
-class CacheKind:
-    """One kind of tensor.
-
-    Attributes:
-        name: the field of the cache that holds it.
-        part: which cache that is.
-        rewritten: whether a sparse step changes it in place, so that it moves both ways.
-    """
-
-    name: str
-    part: Part
-    rewritten: bool = False
-
-
-# In the order in which they are put on the device.
+# By part in the order in which they are put on the device, and all their tensors by name.
 CACHES: dict[Part, type[TensorCache]] = {"mlp": MLPCache, "attention": AttentionCache}
-KINDS = {
-    name: CacheKind(name, part, kept.rewritten)
-    for part, cache in CACHES.items()
-    for name, kept in cache.kept.items()
-}
+KINDS = MLPCache.kept | AttentionCache.kept
 
 
 def kept_kinds(config: SparsityConfig, part: Part) -> frozenset[str]:
