@@ -30,7 +30,7 @@ from chipsparse.layers.tile_order import grids_order, inverse_order
 from chipsparse.layout import ModelLayout
 from chipsparse.measure.slower_parts import part_seconds, remarks_on, slower_parts
 from chipsparse.measure.step_clock import StepClock, clock_of_this_machine
-from chipsparse.parallel.agreement import Agreement, Alone
+from chipsparse.parallel.agreement import Agreement
 from chipsparse.plan import CACHED, Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
 from chipsparse.report.recorder import CallRecorder
@@ -160,7 +160,7 @@ class Session:
         self.report = report
         self.name = name
         self._pool = OffloadPool(HostMemory(), report.note) if pool is None else pool
-        self._agreement = Alone() if agreement is None else agreement
+        self._agreement = Agreement() if agreement is None else agreement
         self._clock = clock_of_this_machine(report.note) if clock is None else clock
         self._caches = CacheStore(
             config, self._pool, report.note, report.fall_back, self._agreement.capacity

@@ -13,14 +13,16 @@ import itertools
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from diffusers.models import attention_dispatch
 
-from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights
-from chipsparse.session import Session
+from chipsparse.layers.mlp_weights import MLPWeights
+
+if TYPE_CHECKING:
+    from chipsparse.pipelines.adapter import ModelAdapter
 
 T = TypeVar("T", bound=Callable[..., torch.Tensor])
 
@@ -87,35 +89,13 @@ def _as_autocast(argument: Any, device_type: str, dtype: torch.dtype) -> Any:
 LayerCall = Callable[..., torch.Tensor]
 
 
-class LayerRunner(Protocol):
-    """What the ops look their layers up in: the adapter of a patched transformer."""
-
-    session: Session
-
-    def attention(self, layer: int) -> LayerCall:
-        """What computes the self-attention of a layer."""
-
-    def fp8_weights(self, layer: int) -> Fp8MLPWeights:
-        """The weights of a feed-forward layer that has them in FP8."""
-
-    def unpatched_attention(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float | None,
-    ) -> torch.Tensor:
-        """The same as the model would without chipsparse; all tensors ``[B, H, N, D]``."""
-
-
 # Custom ops take tensors and numbers only, so an op finds its adapter by number. The map holds no
 # adapter alive and is empty unless something is patched.
-_runners: weakref.WeakValueDictionary[int, LayerRunner] = weakref.WeakValueDictionary()
+_runners: weakref.WeakValueDictionary[int, ModelAdapter] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
 
 
-def register_runner(runner: LayerRunner) -> int:
+def register_runner(runner: ModelAdapter) -> int:
     """Gives an adapter the number under which the ops find it."""
     number = next(_numbers)
     _runners[number] = runner
@@ -127,7 +107,7 @@ def make_tag(runner_number: int, layer: int) -> torch.Tensor:
     return torch.tensor([runner_number, layer])
 
 
-def _find(tag: torch.Tensor) -> tuple[LayerRunner, int]:
+def _find(tag: torch.Tensor) -> tuple[ModelAdapter, int]:
     number, layer = tag.tolist()
     runner = _runners.get(number)
     if runner is None:

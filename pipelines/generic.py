@@ -141,10 +141,10 @@ class GenericAdapter(ModelAdapter):
 
     def _memory_demand(self, arguments: dict[str, Any]) -> MemoryDemand:
         demand = super()._memory_demand(arguments)
-        mlps: set[tuple[int, Part]] = {
-            (layer, "mlp") for layer in range(len(self.self_attentions()))
-        }
-        return replace(demand, dense=demand.dense | mlps)
+        mlps: list[tuple[int, Part]] = [
+            (each, "mlp") for each in range(len(self.self_attentions()))
+        ]
+        return replace(demand, dense=demand.dense.union(mlps))
 
     # The first call of a generation.
 

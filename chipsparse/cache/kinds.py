@@ -101,13 +101,13 @@ def kind_bytes(
     return layout.batch * per_sample[kind]
 
 
-def saved_work(part: Part, layer: int, *, layout: ModelLayout, config: SparsityConfig) -> float:
+def saved_work(part: Part, layer: int, plan: SparsityPlan) -> float:
     """Floating-point operations that a sparse step of one layer saves, for one guidance branch."""
-    kept = SparsityPlan(config, layout).density(layer, part)
+    kept, layout = plan.density(layer, part), plan.layout
     if kept is None:
         return 0.0
     if part == "attention":
-        kept = min(1.0, kept + config.attention.random_fraction)
+        kept = min(1.0, kept + plan.config.attention.random_fraction)
         whole = 4.0 * layout.own_query_rows * layout.tokens * layout.own_attention_channels
     else:
         whole = 4.0 * layout.mlp_tokens(layer) * layout.width * layout.kind(layer).intermediate_size

@@ -243,7 +243,7 @@ def cache_needs(
                 layer,
                 part,
                 sizes[part],
-                saved_work(part, layer, layout=layout, config=config),
+                saved_work(part, layer, plan),
                 movable=part in movable,
             )
             for part in sparse

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -33,9 +34,12 @@ from chipsparse.layers.column_budget import LISTS_BYTES, AttentionBudget
 from chipsparse.layers.exact_rows import apart, joined
 from chipsparse.layers.fp8_attention import fp8_choices, fp8_full_attention, fp8_tensors
 from chipsparse.layers.pooled_columns import with_means
-from chipsparse.layers.state import HeadTurns, Shared, StepState
+from chipsparse.layers.state import Shared, StepState
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import LayerRecord
+
+if TYPE_CHECKING:
+    from chipsparse.parallel.head_turns import HeadTurns
 
 # Where the host need not wait for what it reads.
 READY_DEVICES = ("cpu",)

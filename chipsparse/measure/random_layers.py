@@ -15,11 +15,12 @@ from chipsparse.cache.tensors import AttentionCache, MLPCache
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers import attention, mlp
 from chipsparse.layers.attention_inputs import AttentionInputs
-from chipsparse.layers.column_budget import AttentionBudget, static_columns, static_count
+from chipsparse.layers.column_budget import ColumnBudgets
 from chipsparse.layers.exact_rows import apart, joined
 from chipsparse.layers.fp8_attention import fp8_full_attention
 from chipsparse.layers.mlp_weights import MLPWeights
 from chipsparse.plan import SparsityPlan
+from chipsparse.step import StepContext
 
 SEED = 0
 # From one step to the next hidden states change by about this share.
@@ -52,20 +53,8 @@ class RandomAttention:
         rows, self._exact = apart(self.query, layout, 2)
         self._inputs = AttentionInputs(rows, self.key, self.value, kernels=FastestKernel())
         self._layout, self._config = layout, config
-        self._budget = AttentionBudget(
-            keep_count=plan.attention_keep_count(layer),
-            random_count=plan.attention_random_count(),
-            static_columns=static_columns(
-                layout.tokens,
-                config,
-                text_tokens=layout.text_tokens,
-                text_first=layout.text_first,
-                rows=layout.query_rows,
-                device=device,
-            ),
-            seed=SEED,
-            static_count=static_count(layout.tokens, config, text_tokens=layout.text_tokens),
-        )
+        first = StepContext(1, 0, "", None)
+        self._budget = ColumnBudgets(plan.config).of(layer, plan, first, self.key)
         self.choices = attention.backend_choices(self._inputs, block_size_q=config.block_size_q)
         # Each call gets a cache of its own, which leaves these as they are: what is recorded in a
         # call that is captured for a graph is computed later, or never.
