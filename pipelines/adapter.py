@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, cast
 
 import torch
 from diffusers.models import attention_dispatch
@@ -27,17 +25,20 @@ from chipsparse.cache.memory_plan import MemoryDemand
 from chipsparse.config import Part
 from chipsparse.graphs.model_state import ModelState
 from chipsparse.layers.mlp_weights import Fp8MLPWeights
-from chipsparse.layout import Grid, LayerKind, ModelLayout
+from chipsparse.layout import Grid, ModelLayout
 from chipsparse.pipelines.bridge import (
     LayerCall,
     attention_backend,
-    is_our_backend,
+    forward_arguments,
+    is_claimed,
     make_tag,
     register_runner,
+    tagging_hook,
 )
-from chipsparse.pipelines.denoising_loop import DenoisingLoop
-from chipsparse.pipelines.diffusers_hooks import hooks_on
+from chipsparse.pipelines.denoising_loop import DenoisingLoop, check_scheduler, scheduler_step
+from chipsparse.pipelines.diffusers_hooks import has_foreign_hooks
 from chipsparse.pipelines.execution import Execution, check_undivided, execution_of
+from chipsparse.pipelines.family import ModelFamily
 from chipsparse.pipelines.feed_forward import (
     FeedForwardModule,
     FeedForwardSite,
@@ -105,7 +106,7 @@ class PatchedTransformer(WholePatched):
             super().reset_attention_backend()  # type: ignore[misc]
 
 
-class ModelAdapter:
+class ModelAdapter(ModelFamily):
     """Patches one transformer and serves its layers; `remove` restores it bit for bit.
 
     Args:
@@ -121,70 +122,7 @@ class ModelAdapter:
 
     Attributes:
         execution: how the open call, or the last one, computes.
-        transformer_class: name of the class that it serves.
-        families: the models of this class and what their pipelines make, for `chipsparse models`.
-        sparse_attention: which attention runs sparse, in words.
-        sparse_mlp: which feed-forward layers run sparse, in words.
-        guidance_argument: argument of the pipelines' call that, above 1, lets each step call the
-            transformer once more, without the prompt; None where they never do.
-        announces_guidance: whether their pipelines tell, before the first call, that there will be
-            such second ones (``do_classifier_free_guidance``).
-        guides_in_batch: whether in plain pipelines those second calls are no calls of their own,
-            but the other half of the batch.
-        masked_parts: parts that the family's own pipelines keep from running sparse, and why.
-        shared_mlp_kinds: names of layers whose feed-forward layer shares a linear with the
-            attention.
-        default_latents: rows and columns of the latents that pipelines make where nobody names a
-            size, None where their call has a default for it.
-        uncalled_steps: how many of ``num_inference_steps`` do not call the transformer.
-        timestep_argument: what the transformer calls its timestep.
-        timestep_scale: by what pipelines divide the scheduler's timesteps.
-        block_list: what the transformer calls its blocks.
-        attention_name: what a block calls its self-attention.
-        mlp_name: what a block calls its feed-forward layer.
-        tags_over_masks: whether the tag takes the place of a mask that the model passes, because it
-            lets everything through; else such calls are left alone.
-        own_processors: by the class of a processor that does not dispatch its attention, what makes
-            one of it that does, with an ``_attention_backend``.
-        dense_arguments: arguments of a call whose attention cannot run sparse, and why.
-        text_place: where the text stands in the sequence, or that it is in cross-attention.
-        rotary_dim: dimension of the tokens in the tensors that the rotary embedding returns.
-        shares_tokens: whether several processes can share its tokens: its hooks cut and gather what
-            they put in order. Not inherited, since it is to be tested for each.
-        why_whole: why not, where that is known.
-        shares_guidance: whether guidance branches can be on different processes: its pipelines say
-            before the first call that they guide, by two calls per step. Not inherited.
-        cuts_at_blocks: whether the text is cut for several processes in front of the blocks; False
-            where it is cut as it enters the model, or is in cross-attention.
-        least_text: see `SplitSequence`.
     """
-
-    transformer_class: ClassVar[str]
-    families: ClassVar[str] = ""
-    sparse_attention: ClassVar[str] = "self-attention"
-    sparse_mlp: ClassVar[str] = "feed-forward"
-    guidance_argument: ClassVar[str | None] = "guidance_scale"
-    announces_guidance: ClassVar[bool] = True
-    guides_in_batch: ClassVar[bool] = False
-    masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})
-    shared_mlp_kinds: ClassVar[frozenset[str]] = frozenset()
-    default_latents: ClassVar[int | None] = None
-    uncalled_steps: ClassVar[int] = 0
-    timestep_argument: ClassVar[str] = "timestep"
-    timestep_scale: ClassVar[int] = 1
-    block_list: ClassVar[str] = "transformer_blocks"
-    attention_name: ClassVar[str] = "attn"
-    mlp_name: ClassVar[str] = "ff"
-    tags_over_masks: ClassVar[bool] = False
-    own_processors: ClassVar[Mapping[type, Callable[[Any], Any]]] = MappingProxyType({})
-    dense_arguments: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    text_place: ClassVar[Literal["first", "last", "cross-attention"]] = "last"
-    rotary_dim: ClassVar[int] = 0
-    shares_tokens: ClassVar[bool] = False
-    why_whole: ClassVar[str] = "its tokens cannot be shared yet"
-    shares_guidance: ClassVar[bool] = False
-    cuts_at_blocks: ClassVar[bool] = False
-    least_text: ClassVar[int] = 0
 
     def __init__(
         self,
@@ -264,7 +202,7 @@ class ModelAdapter:
     def _model(self) -> Any:
         return cast(Any, self.transformer)
 
-    # What a model's adapter says.
+    # What a model's adapter says of a model that is there.
 
     def blocks(self) -> list[Any]:
         """The transformer blocks with self-attention, in layer order."""
@@ -282,58 +220,6 @@ class ModelAdapter:
     def feed_forwards(self) -> list[FeedForwardSite]:
         """The feed-forward layers, in layer order."""
         return [FeedForwardModule(block, self.mlp_name) for block in self.blocks()]
-
-    @classmethod
-    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        """The kinds of `blocks` of a transformer with this config, in the same order."""
-        raise NotImplementedError
-
-    @classmethod
-    def heads(cls, config: Mapping[str, Any]) -> tuple[int, int]:
-        """Its attention heads, and channels of each."""
-        return config["num_attention_heads"], config["attention_head_dim"]
-
-    @classmethod
-    def channels(cls, config: Mapping[str, Any]) -> int:
-        """Channels of all its heads, side by side."""
-        heads, head_dim = cls.heads(config)
-        return heads * head_dim
-
-    @classmethod
-    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
-        """The grids of tokens that it makes of latents with so many frames, rows and columns."""
-        raise NotImplementedError
-
-    @classmethod
-    def sizes(
-        cls, config: Mapping[str, Any], *, grids: tuple[Grid, ...], text_tokens: int, batch: int
-    ) -> ModelLayout:
-        """The sizes of a call with these grids of tokens, and so many of text."""
-        heads, head_dim = cls.heads(config)
-        return ModelLayout(
-            kinds=cls.kinds(config),
-            heads=heads,
-            head_dim=head_dim,
-            batch=batch,
-            grids=grids,
-            text_tokens=0 if cls.text_place == "cross-attention" else text_tokens,
-            text_first=cls.text_place == "first",
-        )
-
-    @classmethod
-    def planned_layout(
-        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
-    ) -> ModelLayout:
-        """The sizes of a call for one image or video, known without the model.
-
-        Args:
-            config: the transformer's.
-            latents: frames, rows and columns of the image or video behind the VAE.
-            text_tokens: tokens of the prompt, padding included.
-            batch: samples in one call.
-        """
-        grids = cls.grids(config, latents)
-        return cls.sizes(config, grids=grids, text_tokens=text_tokens, batch=batch)
 
     def layout(self, arguments: dict[str, Any]) -> ModelLayout:
         """The sizes of a call with these arguments of the transformer's ``forward``."""
@@ -355,11 +241,6 @@ class ModelAdapter:
             return 0
         text: torch.Tensor = arguments["encoder_hidden_states"]
         return text.shape[1]
-
-    @staticmethod
-    def is_guided(pipe: Any) -> bool:
-        """Whether a pipeline tells that it also computes the transformer without the prompt."""
-        return bool(getattr(pipe, "do_classifier_free_guidance", False))
 
     def install_tile_order(self) -> None:
         """Hooks the places where tokens enter, rotary embeddings are made, and tokens leave."""
@@ -399,26 +280,6 @@ class ModelAdapter:
     def needs_mask(self, arguments: dict[str, Any]) -> bool:
         """Whether attention of a call with these arguments runs with a mask of the model's own."""
         return self.why_attention_is_dense(arguments) is not None
-
-    @classmethod
-    def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
-        """Why several processes cannot share the tokens of such a transformer, or None.
-
-        Args:
-            config: the transformer's.
-        """
-        return None if vars(cls).get("shares_tokens", False) else cls.why_whole
-
-    @classmethod
-    def why_guidance_stays(cls) -> str | None:
-        """Why guidance branches cannot be on different processes, or None."""
-        if vars(cls).get("shares_guidance", False):
-            return None
-        return (
-            f"the pipelines of a {cls.transformer_class} do not say before the first call that "
-            "they guide by calls of their own, so guidance branches cannot be on different "
-            "processes"
-        )
 
     def knows(self, context: StepContext, arguments: dict[str, Any]) -> bool:
         """Whether `layout` can tell the sizes of this call; where it cannot, `observe` runs it."""
@@ -965,82 +826,3 @@ def surroundings(device_type: str) -> dict[str, object]:
         "the use of deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "diffusers' attention backend": attention_backends._active_backend,
     }
-
-
-def has_foreign_hooks(module: Any, patches: Patches, *, is_whole_model: bool) -> bool:
-    """Whether a module runs hooks that are not among the patches.
-
-    That of accelerate's model offload is none: it does nothing while the model is on its device.
-    """
-    if hooks_on(module) or (hasattr(module, "_hf_hook") and not is_whole_model):
-        return True
-    return any(
-        number not in patches.hook_numbers
-        for hooks in (module._forward_hooks, module._forward_pre_hooks)
-        for number in hooks
-    )
-
-
-def is_claimed(module: Any) -> bool:
-    """Whether an attention module leads to our op now.
-
-    It does not where gradients are recorded, nor after somebody replaced its processor.
-    """
-    backend = getattr(module.processor, "_attention_backend", None)
-    return is_our_backend(backend) and not torch.is_grad_enabled()
-
-
-def forward_arguments(module: torch.nn.Module) -> tuple[str, ...]:
-    """What the ``forward`` of a module's class calls its arguments, in order."""
-    original: Any = getattr(module, "_orig_mod", module)  # of a compiled one
-    return tuple(inspect.signature(type(original).forward).parameters)[1:]
-
-
-@functools.cache  # one hook for all blocks of a kind: compiled ones share one graph
-def tagging_hook(names: tuple[str, ...], *, over_masks: bool) -> Callable[..., Any]:
-    """A forward pre-hook of attention modules: passes their tag as the mask.
-
-    Args:
-        names: the `forward_arguments` of the modules; ``attention_mask`` is among them.
-        over_masks: see ``tags_over_masks``.
-    """
-
-    def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not is_claimed(module):
-            return None
-        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-        if arguments.get("attention_mask") is not None and not over_masks:
-            return None
-        return (), {**arguments, "attention_mask": getattr(module, TAG)}
-
-    return hook
-
-
-def scheduler_step(scheduler: Any) -> int | None:
-    """The step that a scheduler says is next, or None where it does not say.
-
-    It knows after its first step, and before it where the pipeline told it where to begin.
-    """
-    for name in ("step_index", "begin_index"):
-        step = getattr(scheduler, name, None)
-        if isinstance(step, int):
-            return step if 0 <= step < len(scheduler.timesteps) else None
-    return None
-
-
-def check_scheduler(scheduler: Any) -> None:
-    """Refuses a scheduler that calls the transformer several times per step, as Heun's method does.
-
-    Such calls alternate between points of the trajectory and points beside it, and what one records
-    is not what the next one needs. Multistep solvers are no such schedulers: they call it once.
-
-    Raises:
-        ValueError: if the scheduler's ``order``, calls per step in diffusers, is more than one.
-    """
-    calls = getattr(scheduler, "order", 1)
-    if isinstance(calls, int) and calls > 1:
-        raise ValueError(
-            f"{type(scheduler).__name__} calls the transformer {calls} times per denoising step, "
-            "which chipsparse does not support; use a scheduler that calls it once, such as "
-            "FlowMatchEulerDiscreteScheduler or UniPCMultistepScheduler"
-        )

@@ -9,10 +9,11 @@ graph serves all blocks. The state sits behind the custom ops, outside the graph
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 from diffusers.models import attention_dispatch
 
 from chipsparse.layers.mlp_weights import MLPWeights
+from chipsparse.pipelines.patches import TAG
 
 if TYPE_CHECKING:
     from chipsparse.pipelines.adapter import ModelAdapter
@@ -135,7 +137,7 @@ def self_attention(
         key.transpose(1, 2),
         value.transpose(1, 2),
         scale=scale,
-        unpatched=partial(runner.unpatched_attention, layer),
+        unpatched=functools.partial(runner.unpatched_attention, layer),
     )
     return output.transpose(1, 2).contiguous()
 
@@ -242,10 +244,40 @@ def attention_backend(other: Any = None) -> Any:
     return names._value2member_map_[value]
 
 
-def is_our_backend(backend: Any) -> bool:
-    """Whether a processor's backend is one of `attention_backend`."""
+def is_claimed(module: Any) -> bool:
+    """Whether an attention module leads to our op now.
+
+    It does not where gradients are recorded, nor after somebody replaced its processor.
+    """
+    backend = getattr(module.processor, "_attention_backend", None)
     ours: bool = getattr(backend, "is_chipsparse", False)  # what compiled code can ask
-    return ours
+    return ours and not torch.is_grad_enabled()
+
+
+def forward_arguments(module: torch.nn.Module) -> tuple[str, ...]:
+    """What the ``forward`` of a module's class calls its arguments, in order."""
+    original: Any = getattr(module, "_orig_mod", module)  # of a compiled one
+    return tuple(inspect.signature(type(original).forward).parameters)[1:]
+
+
+@functools.cache  # one hook for all blocks of a kind: compiled ones share one graph
+def tagging_hook(names: tuple[str, ...], *, over_masks: bool) -> Callable[..., Any]:
+    """A forward pre-hook of attention modules: passes their tag as the mask.
+
+    Args:
+        names: the `forward_arguments` of the modules; ``attention_mask`` is among them.
+        over_masks: see ``tags_over_masks``.
+    """
+
+    def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not is_claimed(module):
+            return None
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        if arguments.get("attention_mask") is not None and not over_masks:
+            return None
+        return (), {**arguments, "attention_mask": getattr(module, TAG)}
+
+    return hook
 
 
 def _dispatcher(over: Any) -> Callable[..., torch.Tensor]:
