@@ -18,7 +18,7 @@ from chipsparse.cache.store import CacheStore
 from chipsparse.common.machine import device_allocated_bytes
 from chipsparse.config import Part, SparsityConfig
 from chipsparse.graphs.sparse_calls import SparseCalls
-from chipsparse.graphs.step_graph import StepGraphs
+from chipsparse.graphs.step_graph import ModelCall, StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers.attention import AttentionLayer
 from chipsparse.layers.column_budget import ColumnBudgets
@@ -375,30 +375,14 @@ class Session:
                 self.report.run_dense(reasons)
 
     def run(
-        self,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        not_captured_reason: Callable[[], str | None] = lambda: None,
+        self, call: ModelCall, not_captured_reason: Callable[[], str | None] = lambda: None
     ) -> Any:
-        """The model's own forward in the open call; sparse ones as a CUDA graph where that pays.
-
-        Args:
-            forward: the model's own.
-            args: its positional arguments.
-            kwargs: its keyword arguments.
-            not_captured_reason: why the model may not do the same at every sparse step, or None;
-                asked once a generation, and again after `model_changed`.
-        """
+        """What the model's own forward returns in the open call; see `SparseCalls.run`."""
         state, device = self._open_call(), self._recorder.device
-        return self._sparse_calls.run(forward, args, kwargs, state, device, not_captured_reason)
+        return self._sparse_calls.run(call, state, device, not_captured_reason)
 
     def model_changed(self, what: str) -> None:
-        """Forgets the captured calls, which do what the model did before.
-
-        Args:
-            what: name of what changed.
-        """
+        """See `SparseCalls.model_changed`."""
         self._sparse_calls.model_changed(what)
 
     def end(self, output: torch.Tensor, *, is_last_branch: bool = False) -> None:

@@ -24,6 +24,7 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from chipsparse.cache.memory_plan import MemoryDemand
 from chipsparse.config import Part
 from chipsparse.graphs.model_state import ModelState
+from chipsparse.graphs.step_graph import ModelCall
 from chipsparse.layers.mlp_weights import Fp8MLPWeights
 from chipsparse.layout import Grid, ModelLayout
 from chipsparse.pipelines.bridge import (
@@ -327,14 +328,14 @@ class ModelAdapter(ModelFamily):
                 )
             return forward(*args, **kwargs)
         arguments = self.named(args, kwargs)
+        model_call = ModelCall(forward, args, kwargs)
         context = self._locate(arguments)
         for expert in self.other_experts:  # done with for this generation: free its caches
             expert.session.reset()
         if not self._shares_guidance:
-            return self._call_at(context, arguments, forward, args, kwargs)
+            return self._call_at(context, arguments, model_call)
         output = self._guided_call(
-            context,
-            lambda: self.held_output(self._call_at(context, arguments, forward, args, kwargs)),
+            context, lambda: self.held_output(self._call_at(context, arguments, model_call))
         )
         return self.wrap_output(output, arguments)
 
@@ -354,20 +355,13 @@ class ModelAdapter(ModelFamily):
             self.team.failed(error)
             raise
 
-    def _call_at(
-        self,
-        context: StepContext,
-        arguments: dict[str, Any],
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Any,
-    ) -> Any:
+    def _call_at(self, context: StepContext, arguments: dict[str, Any], call: ModelCall) -> Any:
         """The call at a position, on this process or with its share of it."""
         hidden = self.latents(arguments)
         try:
             self._run_as(self._execution(hidden), context.generation)
             if not self.knows(context, arguments):
-                return self.observe(context, arguments, lambda: forward(*args, **kwargs))
+                return self.observe(context, arguments, call.run)
             layout = self._guided_layout(arguments, context.generation)
             state = self.session.begin(
                 context,
@@ -390,7 +384,7 @@ class ModelAdapter(ModelFamily):
                 return self.wrap_output(output, arguments)
             with self._dense_attention(arguments):
                 self.session.say_if_all_dense()
-                result = self.session.run(forward, args, kwargs, self._not_captured_reason)
+                result = self.session.run(call, self._not_captured_reason)
             self.session.end(
                 self.held_output(result), is_last_branch=self._guidance_ended(context.generation)
             )
