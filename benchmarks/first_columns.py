@@ -27,6 +27,7 @@ from chipsparse.layers.attention import (
     record_residual,
     sparse_step,
 )
+from chipsparse.layers.attention_inputs import AttentionInputs
 from chipsparse.layers.mlp import MLPLayer
 from chipsparse.layers.state import StepState
 from chipsparse.profiles.profile import load_profile
@@ -88,7 +89,9 @@ def _block_constants(qkv: Tensors, lse: torch.Tensor, block: int) -> torch.Tenso
 
 
 def _sampled_keys(every: int) -> Sums:
-    return lambda qkv, _, block: _sums(qkv, estimated_lse(*qkv, every=every), block)
+    return lambda qkv, _, block: _sums(
+        qkv, estimated_lse(AttentionInputs(*qkv), every=every), block
+    )
 
 
 # The cost besides a dense attention's, in units of one, where the sums cost 0.08 of it.
@@ -163,8 +166,8 @@ def _one(
         config = _config(rule, block)
         cache = AttentionCache()
         cache.lse, cache.columns = lse, packed
-        record_residual(cache, output, *first, config=config, scale=None, backend=None)
-        found = sparse_step(cache, *second, config=config, scale=None, backend=None)
+        record_residual(cache, output, AttentionInputs(*first), config=config)
+        found = sparse_step(cache, AttentionInputs(*second), config=config)
         errors.append(((found - expected).norm() / expected.norm()).item())
     assert cache.lists is not None
     indices, counts = cache.lists

@@ -28,8 +28,6 @@ from chipsparse.graphs.cuda_capture import CudaCapturer
 from chipsparse.plan import NOT_CAPTURED, Action
 from chipsparse.report.generation import LayerRecord, StepRecord
 
-Forward = Callable[..., Any]
-
 # A pipeline whose arguments change all the time is left alone after so many captures, and a model
 # that cannot be captured after so many attempts: a first call may still compile and tune.
 MOST_CAPTURES = 4
@@ -64,18 +62,30 @@ class Capturer(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class ModelCall:
+    """A call of the model's own forward, yet to be made."""
+
+    forward: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def run(self) -> Any:
+        """What the forward returns."""
+        return self.forward(*self.args, **self.kwargs)
+
+
 class Arguments:
     """The arguments of a call, taken apart into tensors and other things.
 
     Args:
-        args: positional arguments.
-        kwargs: keyword arguments.
+        call: the call.
         device_type: where calls are captured. The values of tensors elsewhere become part of what
             is captured, as numbers do.
     """
 
-    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], device_type: str) -> None:
-        self.leaves, self.form = pytree.tree_flatten((args, dict(kwargs)))
+    def __init__(self, call: ModelCall, device_type: str) -> None:
+        self.leaves, self.form = pytree.tree_flatten((call.args, dict(call.kwargs)))
         self._numbers = {
             place: leaf.detach().clone()
             for place, leaf in enumerate(self.leaves)
@@ -99,7 +109,7 @@ class Arguments:
             if isinstance(leaf, torch.Tensor) and leaf is not other and place not in self._numbers
         )
 
-    def call(self, forward: Forward) -> Any:
+    def call(self, forward: Callable[..., Any]) -> Any:
         """Calls a function with them."""
         args, kwargs = pytree.tree_unflatten(self.leaves, self.form)
         return forward(*args, **kwargs)
@@ -233,9 +243,7 @@ class StepGraphs:
 
     def run(
         self,
-        forward: Forward,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        call: ModelCall,
         record: StepRecord,
         note: Callable[[str], None],
         pays: Callable[[UsualCall], bool],
@@ -243,9 +251,7 @@ class StepGraphs:
         """A sparse call: as usual the first times, later ones replayed.
 
         Args:
-            forward: the model's own.
-            args: its positional arguments.
-            kwargs: its keyword arguments.
+            call: of the model.
             record: of the call; gets the layers, which do nothing that could record them when
                 they are replayed.
             note: told in one sentence why nothing is captured any more.
@@ -256,8 +262,8 @@ class StepGraphs:
         """
         if self._attempts >= MOST_ATTEMPTS:
             note(f"{NOT_CAPTURED}: {self._not_captured_reason}")
-            return forward(*args, **kwargs)
-        branch, arguments = record.branch, Arguments(args, kwargs, self.device_type)
+            return call.run()
+        branch, arguments = record.branch, Arguments(call, self.device_type)
         graph = self._graphs.get(branch)
         if graph is not None and not graph.fits(arguments):
             self.drop(branch)
@@ -266,13 +272,13 @@ class StepGraphs:
         if before is not None and not arguments.are_like(before.arguments):
             before = None
         if graph is None and before is not None and pays(before):
-            graph = self._graph(forward, arguments, before.arguments, record, note)
+            graph = self._graph(call, arguments, before.arguments, record, note)
         if graph is not None:
             record.replayed = True
             record.layers = [dataclasses.replace(layer) for layer in graph.layers]
             return graph.run(arguments)
         start = time.perf_counter()
-        result = forward(*args, **kwargs)
+        result = call.run()
         seconds = time.perf_counter() - start
         if _was_plain(record) and self._captures.get(branch, 0) < MOST_CAPTURES:
             number = 1 if before is None else before.number + 1
@@ -281,7 +287,7 @@ class StepGraphs:
 
     def _graph(
         self,
-        forward: Forward,
+        call: ModelCall,
         arguments: Arguments,
         before: Arguments,
         record: StepRecord,
@@ -292,7 +298,7 @@ class StepGraphs:
         self._captures[branch] = self._captures.get(branch, 0) + 1
         try:
             inputs = arguments.with_copies(copied)
-            result, capture = self._capturer.capture(lambda: inputs.call(forward))
+            result, capture = self._capturer.capture(lambda: inputs.call(call.forward))
         except torch.OutOfMemoryError as error:  # there may be enough for another generation
             self._captures[branch] = MOST_CAPTURES
             note(f"{NOT_CAPTURED}: {_first_line(error)}")

@@ -75,7 +75,7 @@ def device_seconds(
     return seconds
 
 
-def pays(*, host: float, call: float, device: float, calls: int) -> bool:
+def capture_pays(*, host: float, call: float, device: float, calls: int) -> bool:
     """Whether to capture the next one of some calls that are alike.
 
     Args:

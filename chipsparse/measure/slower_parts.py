@@ -16,6 +16,7 @@ from chipsparse.measure.capture_gain import may_capture
 from chipsparse.measure.step_clock import StepClock
 from chipsparse.measure.step_seconds import StepSeconds, estimated_seconds
 from chipsparse.plan import SparsityPlan
+from chipsparse.report.dense_layers import dense_remarks
 
 PartSeconds = Mapping[tuple[int, Part], StepSeconds]
 
@@ -90,12 +91,6 @@ def milliseconds_text(seconds: float) -> str:
 
 def remarks_on(slower: Mapping[tuple[int, Part], str], layers: int) -> list[str]:
     """One sentence for each part and reason, of a model with so many layers."""
-    alike: dict[tuple[Part, str], list[int]] = {}
-    for (layer, part), reason in sorted(slower.items()):
-        alike.setdefault((part, reason), []).append(layer)
-    return [
-        f"{'MLP' if part == 'mlp' else part} runs dense in {len(dense)} of {layers} layers (first: "
-        f"layer {dense[0]}), as it is faster so: {reason} (where_slower: sparse would keep it "
-        "sparse)"
-        for (part, reason), dense in alike.items()
-    ]
+    sparse = " (where_slower: sparse would keep it sparse)"
+    reasons = {place: reason + sparse for place, reason in slower.items()}
+    return dense_remarks(reasons, layers, since=", as it is faster so")

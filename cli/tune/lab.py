@@ -26,7 +26,7 @@ from chipsparse.cli.ranks.joined import Joined
 from chipsparse.cli.tune.names import dense_name, pair_name, pair_of, times_name
 from chipsparse.config import SparsityConfig
 from chipsparse.measure.clip_comparison import PerceptualDistance
-from chipsparse.pipelines.adapter import check_scheduler
+from chipsparse.pipelines.denoising_loop import check_scheduler
 from chipsparse.report.generation import GenerationReport
 from chipsparse.tuning.calibration import SchedulerTap
 from chipsparse.tuning.forms import StepSeconds

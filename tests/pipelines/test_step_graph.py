@@ -644,7 +644,7 @@ def test_a_step_is_recorded_where_that_was_measured_to_pay(pays, expected, pipe,
         asked.append(calls)
         return pays
 
-    monkeypatch.setattr("chipsparse.graphs.sparse_calls.pays", measured)
+    monkeypatch.setattr("chipsparse.graphs.sparse_calls.capture_pays", measured)
     usual, _ = generate(pipe, NEVER)
     found, report = generate(pipe, SPARSE.override({"cuda_graphs": "auto"}))
     assert (replayed(report), asked) == expected

@@ -5,7 +5,7 @@ import torch
 
 from chipsparse import SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.measure.capture_gain import as_of_many, device_seconds, may_capture, pays
+from chipsparse.measure.capture_gain import as_of_many, capture_pays, device_seconds, may_capture
 from chipsparse.measure.cost_model import Rates, layer_time
 from chipsparse.measure.step_seconds import estimated_seconds
 from chipsparse.plan import Action, SparsityPlan
@@ -81,7 +81,7 @@ def test_what_the_device_computes_is_that_of_all_layers():
     ],
 )
 def test_what_was_measured_decides(host, call, device, calls, expected):
-    assert pays(host=host, call=call, device=device, calls=calls) is expected
+    assert capture_pays(host=host, call=call, device=device, calls=calls) is expected
 
 
 def test_a_few_steps_run_as_many_would():
