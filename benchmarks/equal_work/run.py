@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.clips import Clips, Workload
+from benchmarks.clips import Clips, Workload, asked_for
 from benchmarks.contact_sheet import contact_sheet
 from benchmarks.equal_work.beneath_hooks import with_cache
 from benchmarks.equal_work.curves import OP, OURS, SKIPS, chosen
@@ -73,9 +73,7 @@ class _Bench:
     def __init__(self, args: argparse.Namespace, workload: Workload, results: Run) -> None:
         self._args, self._workload, self._results = args, workload, results
         self._until = time.monotonic() + args.limit
-        self._settings = {"num_inference_steps": args.steps} if args.steps else {}
-        if args.size is not None:
-            self._settings |= dict(zip(("height", "width", "num_frames"), args.size, strict=False))
+        self._settings = asked_for(args)
         full = workload.settings(**self._settings)
         self._steps: int = full.get("num_inference_steps", 50)
         self._run = {
