@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -99,6 +100,21 @@ class FullModel:
         finally:
             torch.set_default_dtype(before)
         return model.requires_grad_(False)
+
+    def pipe(self, transformer: Any) -> SimpleNamespace:
+        """What `chipsparse.enable` takes for a pipeline of this transformer alone."""
+        return SimpleNamespace(
+            components={"transformer": transformer},
+            scheduler=None,
+            do_classifier_free_guidance=len(self.branches) > 1,
+        )
+
+
+def call(transformer: Any, inputs: Step, branch: str, step: int, steps: int) -> torch.Tensor:
+    """The output of one guidance branch at one of so many steps."""
+    with transformer.cache_context(branch, step_index=step, num_inference_steps=steps):
+        output: torch.Tensor = transformer(**inputs(step))[0]
+    return output
 
 
 def normals(seed: int, device: torch.device, dtype: torch.dtype) -> Callable[..., torch.Tensor]:

@@ -18,7 +18,6 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from benchmarks.full_models import (
     MODELS,
     STEPS,
     FullModel,
+    call,
     last_blocks_only,
     without_useless_masks,
 )
@@ -233,16 +233,12 @@ class Measured:
             )
         return records
 
-    def _call(self, step: int, branch: str, steps: int) -> torch.Tensor:
-        with self.transformer.cache_context(branch, step_index=step, num_inference_steps=steps):
-            output: torch.Tensor = self.transformer(**self._inputs(step))[0]
-        return output
+    def _call(self, step: int, branch: str, steps: int = len(ACTIONS) + 1) -> torch.Tensor:
+        """One guidance branch of a step. One more than are run: caches are freed after the last."""
+        return call(self.transformer, self._inputs, branch, step, steps)
 
     def _step(self, step: int, steps: int = len(ACTIONS) + 1) -> torch.Tensor:
-        """All guidance branches of a step; the output of the first.
-
-        One more step than are run: caches are freed after the last.
-        """
+        """All guidance branches of a step; the output of the first."""
         outputs = [self._call(step, branch, steps) for branch in self.model.branches]
         return outputs[0]
 
@@ -291,12 +287,7 @@ class Measured:
         return statistics.median(times)
 
     def _enabled(self, config: SparsityConfig) -> Any:
-        pipe = SimpleNamespace(
-            components={"transformer": self.transformer},
-            scheduler=None,
-            do_classifier_free_guidance=len(self.model.branches) > 1,
-        )
-        return chipsparse.enable(pipe, config)
+        return chipsparse.enable(self.model.pipe(self.transformer), config)
 
     def _patched(self, quality: SparsityConfig) -> tuple[dict[str, Any], ModelLayout]:
         """Times of the four actions, errors, memory, parts of a sparse step; and the layout."""
@@ -315,11 +306,11 @@ class Measured:
             times, outputs = self._timed([partial(self._step, step) for step in range(PROFILED)])
             handle.report.layer_times = True  # so that kernels are launched one by one, by layers
             parts, kernels = breakdown(
-                lambda: self._call(PROFILED, self.model.branches[0], len(ACTIONS) + 1), self.device
+                lambda: self._call(PROFILED, self.model.branches[0]), self.device
             )
             handle.report.layer_times = False
             for branch in self.model.branches[1:]:
-                self._call(PROFILED, branch, len(ACTIONS) + 1)
+                self._call(PROFILED, branch)
             skips = [partial(self._step, step) for step in range(PROFILED + 1, len(ACTIONS))]
             times += [math.nan, *self._timed(skips)[0]]  # the profiled step has no time
             taken = {action: of_action(times, action) for action in RUNS}
