@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.random_inputs import generator_on
 from chipsparse import SparsityConfig, find_profile
 
 STEPS = 50
@@ -119,7 +118,7 @@ def call(transformer: Any, inputs: Step, branch: str, step: int, steps: int) -> 
 
 def normals(seed: int, device: torch.device, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
     """Gives normal tensors of a size, one after the other."""
-    generator = generator_on(device, seed)
+    generator = torch.Generator(device).manual_seed(seed)
     return lambda *sizes: torch.randn(sizes, generator=generator, device=device, dtype=dtype)
 
 

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 
 from benchmarks.case_tensors import CaseTensors
 from benchmarks.kernel_work import Settings, TimedCall, Work, kept
-from benchmarks.random_inputs import generator_on
 from benchmarks.sampled_checks import (
     OUTPUT_LIMIT,
     Errors,
@@ -59,10 +58,10 @@ class Layer:
     block_size: int
 
 
-def make_layer(tensors: CaseTensors, settings: Settings, *, seed: int = 4) -> Layer:
+def make_layer(tensors: CaseTensors, settings: Settings) -> Layer:
     """Normal tokens and weights; caches of tokens that have moved since."""
     case, device, dtype = tensors.case, tensors.device, tensors.dtype
-    generator, block_size = generator_on(device, seed), settings.block_size
+    generator, block_size = torch.Generator(device).manual_seed(4), settings.block_size
 
     def normal(*shape: int, deviation: float = 1.0) -> torch.Tensor:
         values = torch.randn(shape, generator=generator, device=device, dtype=dtype)

@@ -21,7 +21,6 @@ import torch
 
 import chipsparse
 from benchmarks.full_models import MODELS, FullModel, call, wan
-from benchmarks.random_inputs import generator_on
 from benchmarks.records import Record, environment
 from benchmarks.run import Run
 from benchmarks.sampled_checks import check_finite
@@ -81,7 +80,7 @@ def offloaded(
     else:
         with mock.patch.object(torch.nn.Linear, "reset_parameters", return_value=None):
             transformer = model.make(model.layers_of(depth), small, host, dtype)
-        generator = generator_on(device, 0)
+        generator = torch.Generator(device).manual_seed(0)
         for module in transformer.modules():
             if isinstance(module, torch.nn.Linear):
                 sizes = module.weight.shape

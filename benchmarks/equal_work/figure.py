@@ -16,9 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator, PercentFormatter
 
-from benchmarks.equal_work.curves import OURS, SKIPS, compared, known_methods, qualities
+from benchmarks.equal_work.curves import OURS, SKIPS, compared, joined, known_methods, qualities
 from benchmarks.equal_work.curves import Axis as Measure
-from benchmarks.equal_work.records import joined
 from benchmarks.equal_work.tables import on_gpu
 from benchmarks.figures import NOTE, axes_of, figure_of, save_figure
 from benchmarks.records import Record, read

@@ -24,9 +24,8 @@ import torch
 from benchmarks.clips import Clips, Workload, asked_for
 from benchmarks.contact_sheet import contact_sheet
 from benchmarks.equal_work.beneath_hooks import with_cache
-from benchmarks.equal_work.curves import OP, OURS, SKIPS, chosen
+from benchmarks.equal_work.curves import IDENTITY, OP, OURS, SKIPS, chosen, joined
 from benchmarks.equal_work.methods import Entry, dense, entries
-from benchmarks.equal_work.records import CALIBRATION, IDENTITY, joined
 from benchmarks.equal_work.work import DenseWork
 from benchmarks.records import Record, environment, read
 from benchmarks.run import Run
@@ -38,6 +37,7 @@ from chipsparse.report.generation import GenerationReport
 
 # Enough for every action and for every part of a cache.
 WARM_UP = ("dense", "refresh", "sparse", "sparse", "skip")
+CALIBRATION = "calibration"  # the setting of the record that has MagCache's ratios
 # Blocks that a config or a cache changes are compiled apart.
 COMPILATIONS: dict[str, Any] = {"recompile_limit": 256, "accumulated_recompile_limit": 1 << 20}
 
