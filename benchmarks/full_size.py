@@ -113,8 +113,9 @@ def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> N
             torch.cuda.empty_cache()
 
 
-def of_steps(config: SparsityConfig, *, first_dense: int) -> SparsityConfig:
+def of_steps(config: SparsityConfig) -> SparsityConfig:
     """What is measured for a config: one step of each action after the other."""
+    first_dense = config.schedule.first_dense_layers
     schedule = ScheduleConfig(actions=tuple(ACTIONS), first_dense_layers=first_dense)
     return dataclasses.replace(config, schedule=schedule)
 
@@ -182,16 +183,13 @@ class Measured:
         with attention_backend(self.transformer, attention), torch.no_grad():
             stock = self._stock(whole)
             unchanged = self._all_dense(stock["ms"]) if all_dense else {}
-            for config in self.qualities.values():
-                key = of_steps(config, first_dense=config.schedule.first_dense_layers)
-                if key not in measured:
-                    measured[key] = self._patched(config)
+            for steps_of in map(of_steps, self.qualities.values()):
+                if steps_of not in measured:
+                    measured[steps_of] = self._patched(steps_of)
             totals = self._whole_schedules() if whole else {}
         records = []
         for name, config in self.qualities.items():
-            steps, layout = measured[
-                of_steps(config, first_dense=config.schedule.first_dense_layers)
-            ]
+            steps, layout = measured[of_steps(config)]
             counts = Counter(actions_of(config, layout))
             steps = of_quality(steps, counts)
             summed = sum(count * steps[f"{action}_ms"] for action, count in counts.items())
@@ -289,12 +287,11 @@ class Measured:
     def _enabled(self, config: SparsityConfig) -> Any:
         return chipsparse.enable(self.model.pipe(self.transformer), config)
 
-    def _patched(self, quality: SparsityConfig) -> tuple[dict[str, Any], ModelLayout]:
+    def _patched(self, config: SparsityConfig) -> tuple[dict[str, Any], ModelLayout]:
         """Times of the four actions, errors, memory, parts of a sparse step; and the layout."""
-        first_dense = quality.schedule.first_dense_layers
-        config = of_steps(quality, first_dense=first_dense)
+        first_dense = config.schedule.first_dense_layers
         if self._share < 1:  # one of a few layers is more than one of all: it is added in the end
-            config = self._in_less_memory(of_steps(quality, first_dense=0))
+            config = self._in_less_memory(config.override({"schedule.first_dense_layers": 0}))
         cuda = self.device.type == "cuda"
         with self._enabled(config) as handle, compiled_blocks(self.transformer) as graphs:
             # Compiles, tunes, picks dense kernels, takes host memory.

@@ -55,8 +55,7 @@ def main() -> None:
     transformer = model.make(model.layers_of(args.depth), args.small, device, dtype)
     scale = SCALE if args.small else 1.0
     inputs = model.inputs(scale, transformer.config, STEPS, device, dtype)
-    quality = model.qualities()[args.quality]
-    config = of_steps(quality, first_dense=quality.schedule.first_dense_layers)
+    config = of_steps(model.qualities()[args.quality])
     if args.small:  # few tokens make few blocks
         config = config.override({"mlp.block_size": 16, "attention.block_size_q": 16})
     measured = partial(measure, model, transformer, inputs, config, device)

@@ -43,13 +43,7 @@ COMPILATIONS: dict[str, Any] = {"recompile_limit": 256, "accumulated_recompile_l
 
 
 def run(args: argparse.Namespace, workload: Workload, results: Run) -> None:
-    """Measures what the results lack.
-
-    Args:
-        args: of the command, see `benchmarks.equal_work.command`.
-        workload: model and prompts.
-        results: grows.
-    """
+    """Measures what the results lack; `benchmarks.equal_work.command` has the options."""
     results.add(*joined([*read(args.json), *read(*args.known)]))
     bench = _Bench(args, workload, results)
     part, parts = args.part

@@ -13,11 +13,7 @@ LEFT_BY_HOOKS = {"_diffusers_hook", "forward", "_cache_config"}
 
 
 class Kept:
-    """Remembers the modules of a pipeline: weights, attributes, hooks, classes, processors.
-
-    Args:
-        pipe: the pipeline.
-    """
+    """Remembers the modules of a pipeline: weights, attributes, hooks, classes, processors."""
 
     def __init__(self, pipe: Any) -> None:
         self._pipe = pipe

@@ -36,9 +36,7 @@ class Findings:
 class Soak:
     """A process full of pipelines that live as long as it does.
 
-    Args:
-        place: where they are.
-        recorder: captures calls in place of CUDA, where given.
+    ``recorder`` captures calls in place of CUDA, where given.
     """
 
     def __init__(self, place: Place, recorder: TapeRecorder | None = None) -> None:
@@ -50,12 +48,7 @@ class Soak:
         self.replayed = self.struck = 0
 
     def run(self, script: Script, *, in_process: bool = False) -> Findings:
-        """Plays a run and looks at everything.
-
-        Args:
-            script: what happens.
-            in_process: whether its reference is computed in a process of its own, too.
-        """
+        """Plays a run and looks at everything; ``in_process``: also at a process of its own."""
         families = [script.family]
         if "beside another" in script.ways:
             families.append(script.beside)
