@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.case_tensors import CaseTensors
-from benchmarks.kernel_work import Settings
+from benchmarks.kernel_work import Settings, Work
 from benchmarks.mlp_ops import WHOLE, Layer, all_three, make_layer, select
 from chipsparse.kernels.fp8_dequantization import fp8_dequantization
 from chipsparse.kernels.fp8_quantization import FP8
@@ -108,7 +108,7 @@ def linears_in_fp8(layer: Layer) -> Callable[[], torch.Tensor]:
     return call
 
 
-OPS = {
+OPS: dict[str, Callable[[CaseTensors, Settings], Work]] = {
     "fp8_mlp": replace(
         WHOLE,
         call_on=reading_and_all_three,

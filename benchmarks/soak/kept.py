@@ -26,7 +26,8 @@ class Kept:
             for name, module in self.modules.items()
             if hasattr(module, "processor")
         }
-        self._tensors = [
+        # Where each is held, by which name, itself, its memory and its values.
+        self._tensors: list[tuple[dict[str, Any], str, Any, torch.Tensor, torch.Tensor]] = [
             (held, key, tensor, tensor.data, tensor.detach().clone())
             for module in self.modules.values()
             for held in (module._parameters, module._buffers)
