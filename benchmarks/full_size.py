@@ -19,7 +19,6 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from benchmarks.full_models import (
     MODELS,
     STEPS,
     FullModel,
+    call,
     last_blocks_only,
     without_useless_masks,
 )
@@ -117,7 +117,7 @@ def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> N
             torch.cuda.empty_cache()
 
 
-def of_steps(config: SparsityConfig, *, first_dense: int) -> SparsityConfig:
+def of_steps(config: SparsityConfig) -> SparsityConfig:
     """What is measured for a config: one step of each action that it takes after the other."""
     schedule = Schedule(config.schedule, STEPS)
     sparse = any(schedule.action(step) is Action.SPARSE for step in range(STEPS))
@@ -125,7 +125,7 @@ def of_steps(config: SparsityConfig, *, first_dense: int) -> SparsityConfig:
         config,
         schedule=ScheduleConfig(
             actions=tuple(ACTIONS if sparse else NOTHING_SPARSE),
-            first_dense_layers=first_dense,
+            first_dense_layers=config.schedule.first_dense_layers,
             forecast=config.schedule.forecast,
         ),
     )
@@ -195,16 +195,18 @@ class Measured:
             stock = self._stock(whole)
             unchanged = self._all_dense(stock["ms"]) if all_dense else {}
             for config in self.qualities.values():
-                key = of_steps(config, first_dense=config.schedule.first_dense_layers)
-                if key not in measured:
-                    sparse = key.schedule.actions == tuple(ACTIONS)
-                    measured[key] = self._patched(config) if sparse else self._skipping(key)
+                steps_of = of_steps(config)
+                if steps_of not in measured:
+                    sparse = "sparse" in (steps_of.schedule.actions or ())
+                    measured[steps_of] = (
+                        self._patched(as_of_many(steps_of, self._plan(config), self.dtype))
+                        if sparse
+                        else self._skipping(steps_of)
+                    )
             totals = self._whole_schedules() if whole else {}
         records = []
         for name, config in self.qualities.items():
-            steps, layout = measured[
-                of_steps(config, first_dense=config.schedule.first_dense_layers)
-            ]
+            steps, layout = measured[of_steps(config)]
             counts = Counter(actions_of(config, layout))
             steps = of_quality(steps, counts)
             summed = sum(count * steps[f"{action}_ms"] for action, count in counts.items())
@@ -246,16 +248,12 @@ class Measured:
             )
         return records
 
-    def _call(self, step: int, branch: str, steps: int) -> torch.Tensor:
-        with self.transformer.cache_context(branch, step_index=step, num_inference_steps=steps):
-            output: torch.Tensor = self.transformer(**self._inputs(step))[0]
-        return output
+    def _call(self, step: int, branch: str, steps: int = len(ACTIONS) + 1) -> torch.Tensor:
+        """One guidance branch of a step. One more than are run: caches are freed after the last."""
+        return call(self.transformer, self._inputs, branch, step, steps)
 
     def _step(self, step: int, steps: int = len(ACTIONS) + 1) -> torch.Tensor:
-        """All guidance branches of a step; the output of the first.
-
-        One more step than are run: caches are freed after the last.
-        """
+        """All guidance branches of a step; the output of the first."""
         outputs = [self._call(step, branch, steps) for branch in self.model.branches]
         return outputs[0]
 
@@ -304,12 +302,7 @@ class Measured:
         return statistics.median(times)
 
     def _enabled(self, config: SparsityConfig) -> Any:
-        pipe = SimpleNamespace(
-            components={"transformer": self.transformer},
-            scheduler=None,
-            do_classifier_free_guidance=len(self.model.branches) > 1,
-        )
-        return chipsparse.enable(pipe, config)
+        return chipsparse.enable(self.model.pipe(self.transformer), config)
 
     def _skipping(self, config: SparsityConfig) -> tuple[dict[str, Any], ModelLayout]:
         """Times of dense and skipped steps where no other is taken; and the layout."""
@@ -340,13 +333,11 @@ class Measured:
             plan: SparsityPlan = handle._adapters[0].session.plan
         return plan
 
-    def _patched(self, quality: SparsityConfig) -> tuple[dict[str, Any], ModelLayout]:
+    def _patched(self, config: SparsityConfig) -> tuple[dict[str, Any], ModelLayout]:
         """Times of the four actions, errors, memory, parts of a sparse step; and the layout."""
-        first_dense = quality.schedule.first_dense_layers
-        config = of_steps(quality, first_dense=first_dense)
+        first_dense = config.schedule.first_dense_layers
         if self._share < 1:  # one of a few layers is more than one of all: it is added in the end
-            config = self._in_less_memory(of_steps(quality, first_dense=0))
-        config = as_of_many(config, self._plan(quality), self.dtype)
+            config = self._in_less_memory(config.override({"schedule.first_dense_layers": 0}))
         cuda = self.device.type == "cuda"
         with self._enabled(config) as handle, compiled_blocks(self.transformer) as graphs:
             # Compiles, tunes, picks dense kernels, takes host memory.
@@ -358,11 +349,11 @@ class Measured:
             times, outputs = self._timed([partial(self._step, step) for step in range(PROFILED)])
             handle.report.layer_times = True  # so that kernels are launched one by one, by layers
             parts, kernels = breakdown(
-                lambda: self._call(PROFILED, self.model.branches[0], len(ACTIONS) + 1), self.device
+                lambda: self._call(PROFILED, self.model.branches[0]), self.device
             )
             handle.report.layer_times = False
             for branch in self.model.branches[1:]:
-                self._call(PROFILED, branch, len(ACTIONS) + 1)
+                self._call(PROFILED, branch)
             skips = [partial(self._step, step) for step in range(PROFILED + 1, len(ACTIONS))]
             times += [math.nan, *self._timed(skips)[0]]  # the profiled step has no time
             taken = {action: of_action(times, action) for action in RUNS}
