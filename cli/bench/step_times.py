@@ -41,7 +41,6 @@ class StepTimes:
         mlp_kept: the same of neurons.
         stock_peak_bytes: most memory allocated on the (first) GPU; None on a CPU.
         patched_peak_bytes: likewise.
-        backends: what each operation ran on.
         fallbacks: what ran dense although the profile wants it sparse.
     """
 
@@ -87,9 +86,7 @@ def measure_steps(
 
     Args:
         pipe: loaded, not patched.
-        planned: the generation whose steps they are.
         dtype: that the model computes in.
-        display: told what goes on.
         process: this one, of those that share the patched steps.
     """
     call = planned.settings.pipeline_call(PROMPT)
