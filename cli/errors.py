@@ -71,7 +71,6 @@ def user_errors(*kinds: type[Exception], what: str | None = None) -> Iterator[No
     """Makes a `UserError` of what is the user's to put right; one that is raised stays as it is.
 
     Args:
-        kinds: of errors.
         what: failed, which stands in front of why it did; None where the error says all of it.
     """
     try:

@@ -53,7 +53,6 @@ def option(
 
     Args:
         also: further names, such as ``-o``.
-        help: for people.
         panel: of the help under which it stands.
         default: what the field is where the option is left out.
         shown: as the default, in words; True shows the value, False nothing.

@@ -122,8 +122,6 @@ class ProgressDisplay:
         """Shows the steps of one denoising loop.
 
         Args:
-            text: what it is.
-            steps: how many there are.
             plain_lines: how many lines there are at most where there is no bar.
             clock: of the whole command; None: that of the loop.
         """

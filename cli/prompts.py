@@ -18,8 +18,6 @@ class Prompt:
 
     Attributes:
         index: from 0, among all that are generated with.
-        text: what to show.
-        seed: of the noise.
     """
 
     index: int

@@ -34,7 +34,6 @@ def tell(found: Found, page: Callable[[Found, Console], None], *, as_json: bool)
     Args:
         found: the record, or a list of them.
         page: prints it for people.
-        as_json: print it as JSON instead.
     """
     if as_json:
         print(json.dumps(json_values(found), indent=2, ensure_ascii=False, allow_nan=False))

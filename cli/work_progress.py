@@ -45,10 +45,6 @@ class WorkProgress:
 
     The kind of a work is its name up to the first comma. Until a kind was measured, the rate of the
     one that was measured last stands for it.
-
-    Args:
-        display: shows it.
-        clock: gives seconds.
     """
 
     def __init__(
@@ -74,7 +70,6 @@ class WorkProgress:
         """While something is measured; what was not planned is taken to be there already.
 
         Args:
-            name: as it was planned.
             step_costs: what each denoising step of its generations takes, in any unit; none: all
                 the same.
         """

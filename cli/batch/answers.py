@@ -14,8 +14,6 @@ class Task:
 
     Attributes:
         name: the file's, whose suffix says what it is.
-        prompt: what to show.
-        seed: of the noise.
         options: of `generate`, without a prompt.
     """
 
@@ -27,12 +25,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The worker has its pipeline.
-
-    Attributes:
-        version: of its chipsparse.
-        where: it runs, for people.
-    """
+    """The worker has its pipeline."""
 
     version: str
     where: str
@@ -40,11 +33,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class NotLoaded:
-    """It has none, and another worker would have none either.
-
-    Attributes:
-        sentence: why.
-    """
+    """It has none, and another worker would have none either."""
 
     sentence: str
 
@@ -54,10 +43,8 @@ class Made:
     """A finished file.
 
     Attributes:
-        content: its bytes.
         thumbnail: a JPEG of one frame.
         seconds: that the generation took, with text and decoding.
-        warnings: about the prompt.
         remarks: what ran otherwise than the profile asks, and what else is worth knowing.
     """
 
@@ -70,11 +57,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Refused:
-    """The prompt or its settings are wrong: another try would end the same way.
-
-    Attributes:
-        sentence: why.
-    """
+    """The prompt or its settings are wrong: another try would end the same way."""
 
     sentence: str
 
@@ -84,7 +67,6 @@ class Failed:
     """An error that may come from the worker's state, which is not to be used again.
 
     Attributes:
-        sentence: what it was.
         of_another: whether another of the worker's processes failed first.
     """
 
@@ -94,11 +76,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Died:
-    """The worker ended.
-
-    Attributes:
-        how: for people.
-    """
+    """The worker ended."""
 
     how: str
 

@@ -22,9 +22,6 @@ PLACES = 1 << 60  # below the largest offset of a file
 class Claims:
     """The claims of this process on files of a folder; a context manager.
 
-    Args:
-        folder: of the files.
-
     Raises:
         OSError: on entry, where nothing can be written there.
     """

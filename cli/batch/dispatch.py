@@ -38,10 +38,8 @@ class _Worker:
 
     Attributes:
         state: "loading", "idle", "busy" or "resting".
-        work: the file that it makes.
         since: when it began, in seconds of the clock.
         rests: how often in a row it could not be reached.
-        where: it runs, for people.
     """
 
     state: str = "loading"
@@ -56,8 +54,6 @@ class _Work:
     """A file to make.
 
     Attributes:
-        entry: which.
-        tries: how often that was tried.
         elsewhere: whether another command had it at a time.
     """
 
@@ -71,14 +67,10 @@ class Dispatch:
     """Makes all files of a batch that are not there.
 
     Attributes:
-        engine: runs workers.
-        folder: gets the files.
         claims: on them, where other commands fill the same folder.
-        live: shows what goes on.
         tries: how often a prompt is tried.
-        made: gets the names of the files that were made here,
-        given_up: and of those that were given up.
-        clock: gives seconds.
+        made: gets the names of the files that were made here.
+        given_up: gets the names of those that were given up.
     """
 
     engine: Engine
@@ -106,8 +98,6 @@ class Dispatch:
         """Makes the files of these entries.
 
         Args:
-            entries: whose files are not there.
-            workers: how many there are.
             options: of `generate`, which say what a worker loads.
             threads: of each worker on a CPU; None: PyTorch's own choice.
 

@@ -43,7 +43,6 @@ class Group:
 
     Attributes:
         options: of `generate`, without a prompt.
-        job: what is settled with them.
         decisive: what decides about their results besides prompt and seed, as JSON values.
     """
 
@@ -57,11 +56,7 @@ class Entry:
     """A file to make.
 
     Attributes:
-        name: the file's.
         lines: numbers of the lines that ask for it: more than one where they are the same.
-        prompt: what to show.
-        seed: of the noise.
-        group: its settings.
     """
 
     name: str
@@ -95,13 +90,6 @@ def find_entries(
 ) -> list[Entry]:
     """What the lines of a file ask for, in their order; loads no weights.
 
-    Args:
-        options: of the command.
-        lines: of its file.
-        model: its files were read.
-        device: that workers compute on.
-        dtype: that they compute in.
-
     Raises:
         UserError: lines that cannot be made; all of them are named.
     """
@@ -131,11 +119,7 @@ def file_name(prompt: str, seed: int, decisive: Mapping[str, Any], suffix: str) 
 
 
 class _Groups:
-    """Settles each settings once.
-
-    Attributes:
-        suffix: of all files.
-    """
+    """Settles each settings once."""
 
     def __init__(
         self,

@@ -62,13 +62,7 @@ class Folder:
         return self.path / THUMBNAILS / f"{entry.digest}.jpg"
 
     def keep(self, entry: Entry, made: Made, facts: Mapping[str, Any]) -> None:
-        """Writes its file and notes it; raises `UserError` where that fails.
-
-        Args:
-            entry: what was made.
-            made: the file.
-            facts: what else is worth noting.
-        """
+        """Writes its file and notes it; raises `UserError` where that fails."""
         self._write(self.thumbnail(entry), made.thumbnail)
         self._write(self.path / entry.name, made.content)
         told = {"seconds": made.seconds, "remarks": made.remarks}

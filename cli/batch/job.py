@@ -37,7 +37,6 @@ def run_batch(options: BatchOptions, here: Joined) -> Batch:
     """Checks all lines, then makes the files that are missing.
 
     Args:
-        options: what the user typed.
         here: which of the processes of a launcher this is.
 
     Raises:

@@ -16,14 +16,7 @@ LONGEST_PROMPT = 60
 
 
 class LiveLine:
-    """A context manager.
-
-    Args:
-        entries: the files that are to be made.
-        workers: how many make them.
-        console: to show it on.
-        clock: gives seconds.
-    """
+    """The live line, or the plain ones, on a console; a context manager."""
 
     def __init__(
         self,
@@ -75,8 +68,6 @@ class LiveLine:
         """Nothing more is to be done about this file.
 
         Args:
-            entry: the file.
-            state: what became of it, in words.
             seconds: that the generation took, where it was made here.
         """
         self._waiting.pop(entry.name, None)

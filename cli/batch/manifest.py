@@ -19,11 +19,7 @@ NAME = "manifest.jsonl"
 
 
 class Manifest:
-    """What is known of a folder's files.
-
-    Args:
-        folder: where they are.
-    """
+    """What is known of a folder's files."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME

@@ -36,11 +36,7 @@ class Meetings:
 
 @dataclass
 class Answers:
-    """The answers of a worker's processes to one thing that all of them are asked.
-
-    Attributes:
-        count: of the processes.
-    """
+    """The answers of a worker's processes to one thing that all of them are asked."""
 
     count: int
     _given: dict[int, Answer] = field(default_factory=dict, init=False)

@@ -38,7 +38,6 @@ class Processes:
 
     Args:
         devices: that workers compute on, as PyTorch calls them.
-        make_worker: see `MakeWorker`.
         per_worker: processes of each worker, which take devices that follow each other.
     """
 

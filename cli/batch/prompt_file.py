@@ -42,7 +42,6 @@ class Line:
 
     Attributes:
         number: of its line, from 1.
-        prompt: what to show.
         settings: its own values, by the names of `PER_PROMPT`. Paths count from the file's folder.
     """
 
@@ -88,7 +87,6 @@ def check_lines(path: Path, problems: Mapping[int, str], *, count: int) -> None:
     """Raises `UserError` where there are bad lines.
 
     Args:
-        path: of the file.
         problems: what is wrong, by the numbers of lines.
         count: of all lines with prompts.
     """

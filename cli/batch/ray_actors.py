@@ -37,7 +37,6 @@ class RayActors:
     Args:
         device: ``auto``, ``cpu`` or ``cuda``, as it was typed.
         workers: how many there will be, where the user says so.
-        make_worker: see `MakeWorker`.
         per_worker: actors of each worker, on one machine.
 
     Raises:

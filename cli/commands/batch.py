@@ -123,11 +123,7 @@ class BatchOptions(GenerateOptions):
         return lines
 
     def of_line(self, settings: Mapping[str, Any]) -> GenerateOptions:
-        """The options of `generate` that make a line's prompts, which are not in them.
-
-        Args:
-            settings: the line's own.
-        """
+        """The options of `generate` that make a line's prompts, which are not in them."""
         shared = {
             each.name: getattr(self, each.name) for each in dataclasses.fields(GenerateOptions)
         }

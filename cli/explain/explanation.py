@@ -53,17 +53,10 @@ class Explanation:
     """Everything that `chipsparse explain` tells.
 
     Attributes:
-        model: what the model's files say.
-        profile: what is computed.
-        settings: of the pipeline call.
         pixels: height and width of the image.
-        target: where it would run.
         outlook: plan, caches and times of the quality that is taken, or of the profile's config.
         shared: how several processes share it; None for one.
         qualities: outlooks of all that the profile has, by name.
-        layers: what of them is sparse.
-        weights: of every component.
-        memory: what all of it takes.
         caches: bytes of each kind of tensor that is kept.
         out_of_range: how it differs from what the profile was tuned for, a phrase each.
         notes: what to know beside the numbers, one sentence each.

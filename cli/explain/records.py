@@ -48,15 +48,7 @@ class MLPLayers(PartLayers):
 
 @dataclass(frozen=True)
 class KindLayers:
-    """The layers of one kind.
-
-    Attributes:
-        name: what the model calls them.
-        layers: how many there are.
-        attention: their attention.
-        mlp: their feed-forward layers.
-        keep: what each of them keeps.
-    """
+    """The layers of one kind."""
 
     name: str
     layers: int

@@ -45,10 +45,8 @@ def run(options: GenerateOptions, outcomes: list[Outcome], process: Joined) -> N
     """Checks all that is cheap to check, then loads, generates and writes.
 
     Args:
-        options: what the user typed.
         outcomes: gets one of each clip as soon as it is written. In a series, one that fails is
             told and noted there, and the others are made; a single one raises.
-        process: this one, of those that make it together.
     """
     device, dtype = device_and_dtype(options)
     device = process.device(device)
@@ -72,14 +70,7 @@ def opened(
     load_pipe: Callable[[], Any],
     process: Joined | None = None,
 ) -> Iterator[Runner]:
-    """What makes the images or clips of a job.
-
-    Args:
-        job: what was settled.
-        progress: shows what goes on.
-        load_pipe: gives the pipeline of the job; see `load`.
-        process: this one, of those that make it together; by default it is alone.
-    """
+    """What makes the images or clips of a job."""
     generator = Generator(
         load_pipe,
         job.settings,
@@ -150,15 +141,7 @@ def prompt_warnings(job: Job, item: Item, runner: Runner) -> list[str]:
 def make(
     job: Job, item: Item, runner: Runner, display: ProgressDisplay, warnings: list[str]
 ) -> Outcome:
-    """Generates and writes one image or clip.
-
-    Args:
-        job: what was settled.
-        item: which of them.
-        runner: of the job; see `opened`.
-        display: is told what comes up.
-        warnings: those that are about this one.
-    """
+    """Generates and writes one image or clip."""
     mode = job.options.mode
     dense = sparse = None
     runner.report = None

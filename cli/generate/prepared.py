@@ -43,12 +43,7 @@ class Job:
     """What `prepare` settled.
 
     Attributes:
-        options: what the user typed.
-        device: to compute on.
-        dtype: to compute in.
-        model: what its files say.
         profile: what is computed; None where the unpatched model runs, and has none.
-        settings: of the pipeline call.
         image: that it starts from, in the size that is made; None without ``--image``.
         scheduler: that replaces the model's own; None: it stays.
         steps: that are computed: not all of the schedule where an image is given.
@@ -96,12 +91,7 @@ class Job:
         return {name: value for name, value in found.items() if value is not None}
 
     def as_json(self, item: Item, warnings: list[str] | None = None) -> dict[str, Any]:
-        """The request part of `--json` and of the report.
-
-        Args:
-            item: which clip.
-            warnings: those that are about it alone.
-        """
+        """The request part of `--json` and of the report, with ``warnings`` about this clip."""
         options = self.options
         return {
             "chipsparse": chipsparse.__version__,

@@ -56,9 +56,6 @@ class Outcome:
     Attributes:
         request: prompt, model, profile, device, seed and settings, as JSON values.
         files: what was written, by kind: "output", "dense", "compare", "report".
-        sparse: the sparse generation, if any.
-        dense: the dense generation, if any.
-        comparison: of both, if both were made.
         peak_process_bytes: largest resident size of the process, if known.
         error: why there is nothing, in one sentence; None where there is.
     """

@@ -58,7 +58,6 @@ class Generation:
 
     Attributes:
         frames: `[F, H, W, 3]` uint8.
-        steps: the denoising steps.
         denoising_seconds: from just before the first transformer call to the end of the last step.
         total_seconds: with text encoding and decoding.
         peak_gpu_bytes: largest amount of memory allocated on the GPU; None on a CPU.
@@ -113,7 +112,6 @@ def generate(
     """Runs the pipeline once.
 
     Args:
-        pipe: a loaded diffusers pipeline, patched or not.
         arguments: what to call it with, without generator, callback and output type.
         seed: of the noise, drawn on the CPU so that it is the same on every device.
         display: told of each finished step; its own time is nobody's.

@@ -41,7 +41,6 @@ def size_like(
     """The size to make of an image: its shape, as far as the user asks for no other.
 
     Args:
-        image: whose shape it is.
         asked: height and width that the user typed; one alone fixes the other by the shape.
         usual: what the profile or the pipeline makes, which fixes how many pixels there are where
             neither is asked for.

@@ -32,8 +32,6 @@ class ModelDescription:
 
     Attributes:
         location: the folder or hub name.
-        pipeline_class: the diffusers class that runs it.
-        transformer_class: name of the class of its diffusion transformer.
         transformer_config: the transformer's config, with the class's defaults.
         vae_config: the VAE's config, with the class's defaults; empty without a VAE.
         components: library and class of every component.

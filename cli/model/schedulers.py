@@ -20,7 +20,6 @@ def choose_scheduler(model: ModelDescription, name: str | None, *, sparse: bool)
     """The scheduler that replaces the model's own, with the config of that; None: its own stays.
 
     Args:
-        model: whose it is.
         name: a class of diffusers, or how its name begins, in any letters: ``unipc`` is
             UniPCMultistepScheduler.
         sparse: whether it must call the transformer once per step.

@@ -25,12 +25,7 @@ INCOMPLETE = "incomplete download?"
 
 
 def check_weight_files(model: ModelDescription, folder: Path) -> None:
-    """Raises `UserError` for weights that are missing, damaged, or of another config.
-
-    Args:
-        model: what its configs say.
-        folder: where its files are.
-    """
+    """Raises `UserError` for weights that are missing, damaged, or of another config."""
     for name, (library, class_name) in model.components.items():
         found = component_class(library, class_name)
         if found is None:

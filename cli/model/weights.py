@@ -17,7 +17,6 @@ class ComponentWeights:
     """The weights of one component of a pipeline.
 
     Attributes:
-        name: the component.
         parameters: how many there are; None where its folder has no config.
         nbytes: how many bytes they take once loaded; likewise.
     """
@@ -62,13 +61,7 @@ def made_from(found: Any, config: dict[str, Any]) -> torch.nn.Module:
 
 
 def stays_float32(found: Any, path: str, dtype: torch.dtype) -> bool:
-    """Whether a parameter is loaded in float32 where ``dtype`` is asked for.
-
-    Args:
-        found: class of its component.
-        path: of the parameter.
-        dtype: of the others.
-    """
+    """Whether a parameter is loaded in float32 where ``dtype`` is asked for."""
     of_diffusers = hasattr(found, "from_config")
     # transformers makes exceptions from float16 only.
     full_in = {torch.float16, torch.bfloat16} if of_diffusers else {torch.float16}

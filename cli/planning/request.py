@@ -50,7 +50,6 @@ def check_prompt_is_enough(
     """Raises `UserError`, with a way out, where the pipeline cannot run on a prompt alone.
 
     Args:
-        model: has the pipeline.
         instead: the way out.
         given: arguments that it gets besides.
     """
@@ -72,8 +71,6 @@ def choose_profile(
     """The profile of ``--config`` or of the model: its ``--quality``, with the memory budgets.
 
     Args:
-        options: what the user typed.
-        model: what the profile must be for.
         optional: None, not `UserError`, where there is no profile.
     """
     with user_errors(ValueError):

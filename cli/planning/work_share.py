@@ -46,7 +46,6 @@ def step_costs(plan: SparsityPlan, *, first: int = 0) -> list[float]:
     """Operations of each step of a plan, as far as it is known beforehand.
 
     Args:
-        plan: with the number of steps.
         first: the step that the pipeline begins with.
     """
     costs = _action_costs(plan, {part: {} for part in PARTS})

@@ -31,8 +31,6 @@ class Meeting:
     """Where processes meet that no launcher started: a key-value store that another one has.
 
     Attributes:
-        host: of the store.
-        port: likewise.
         name: of these processes, since others meet there, too.
     """
 
@@ -160,11 +158,6 @@ def check_alone(what: str) -> None:
 def shared_by(processes: int, guidance: int | None, *, option: str = "--gpus") -> Parallel:
     """What so many processes share, with guidance branches on so many of them.
 
-    Args:
-        processes: of them all.
-        guidance: of ``--guidance-parallel``, or None.
-        option: that says how many processes there are.
-
     Raises:
         UserError: the one is no multiple of the other.
     """
@@ -179,10 +172,6 @@ def shared_by(processes: int, guidance: int | None, *, option: str = "--gpus") -
 
 def joined(gpus: int | None, guidance: int | None = None) -> Joined | None:
     """This process's place; None where it is to start the others.
-
-    Args:
-        gpus: of ``--gpus``, or None.
-        guidance: of ``--guidance-parallel``, or None.
 
     Raises:
         UserError: a launcher started another number of processes, or they cannot share guidance.

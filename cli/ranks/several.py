@@ -50,8 +50,6 @@ def taking_part(command: str, options: Options, check: Check[Options]) -> Joined
     """This process's place; None where it has started the others, which have done the work.
 
     Args:
-        command: its name.
-        options: what was typed.
         check: asked before any process is started.
 
     Raises:
@@ -77,8 +75,6 @@ def called(
 
     Args:
         options: what was typed; where files are written does not matter.
-        profiles: what is computed, as it stands in this machine's files.
-        prompts: likewise.
     """
     left_out = SHOWING | WRITTEN
     facts = {

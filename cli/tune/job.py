@@ -51,10 +51,8 @@ class Tuned:
     """A finished search.
 
     Attributes:
-        profile: the file that was written.
         results: the file with the measurements.
         found: what was chosen, and what was measured.
-        tuned: for what.
         configs_tried: how many configs were generated with, now or before.
     """
 
@@ -78,7 +76,6 @@ def run(options: TuneOptions, process: Joined) -> Tuned:
     """Checks all that is cheap to check, then measures, searches and writes.
 
     Args:
-        options: what the user typed.
         process: this one, of those that generate together. The first one keeps what is measured,
             compares and writes.
     """

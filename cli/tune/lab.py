@@ -53,9 +53,7 @@ class TuneLab:
         config: what is to be tuned.
         prompts: those that calibrate first.
         calibrating: how many these are.
-        results: where measurements are kept.
         budget: dense generations that a search may take, in all.
-        lpips: measures LPIPS, where it is asked for.
         uncalled_steps: how many of ``num_inference_steps`` do not call the transformer.
         process: this one, of those that generate together, dense clips too. The first one has the
             files and compares.

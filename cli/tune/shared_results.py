@@ -14,7 +14,6 @@ class SharedResults(ResultsFile):
     """See `ResultsFile`. What the first process measured counts for all, so all go on alike.
 
     Args:
-        path: the file.
         about: what all measurements have in common.
         process: this one; all of them make the same calls.
     """
