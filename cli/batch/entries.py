@@ -15,9 +15,8 @@ from chipsparse.cli.batch.prompt_file import Line, check_lines
 from chipsparse.cli.commands.batch import BatchOptions
 from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generate.prepared import Job, settle
+from chipsparse.cli.generate.prepared import Job, check_shared, settle
 from chipsparse.cli.generate.series import Item
-from chipsparse.cli.generate.several import check_shared
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weights_digest import files_digest, weights_digest
 from chipsparse.cli.ranks.joined import shared_by
@@ -174,11 +173,12 @@ class _Groups:
                 f"a video of {job.settings.num_frames} frames is no single .png; use --format mp4"
             )
         request = job.as_json(Item("", 0, options.output, None))
-        sparse = job.profile is not None and not options.dense
         decisive = {
             **{name: request[name] for name in DECISIVE},
             **self._weights,
-            "sparsity": json_values(job.profile.sparsity) if job.profile and sparse else None,
+            "sparsity": None
+            if job.profile is None or options.dense
+            else json_values(job.profile.sparsity),
             "image": None if options.image is None else _digest(options.image.read_bytes()),
             "crf": options.crf,
         }

@@ -206,11 +206,11 @@ class GenerateOptions(GenerationOptions):
 def generate(options: GenerateOptions) -> None:
     """Make a video or an image from a prompt, or a series of them."""
     # Imported here so that neither --help nor a simple mistake waits for torch and diffusers.
-    from chipsparse.cli.generate.several import check
+    from chipsparse.cli.generate.prepared import check_options_shared
     from chipsparse.cli.ranks.several import taking_part
 
     with reported_errors(debug=options.debug):
-        process = taking_part("generate", options, check)
+        process = taking_part("generate", options, check_options_shared)
     if process is None:
         return
     from chipsparse.cli.generate.job import run

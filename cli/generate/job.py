@@ -12,10 +12,9 @@ import numpy as np
 from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import described
 from chipsparse.cli.generate import summary
-from chipsparse.cli.generate.prepared import Job, prepare
+from chipsparse.cli.generate.prepared import Job, check_shared, prepare
 from chipsparse.cli.generate.runner import Runner, work_name
 from chipsparse.cli.generate.series import Item
-from chipsparse.cli.generate.several import check_shared
 from chipsparse.cli.generate.summary import Outcome
 from chipsparse.cli.generation import denoise
 from chipsparse.cli.generation.generator import Generator
@@ -80,7 +79,7 @@ def opened(
         steps=job.steps,
     )
     _ = generator.pipe  # loaded before anything is timed
-    with _runner(job, generator, process or Joined()) as runner:
+    with Runner(job, generator, process or Joined()) as runner:
         yield runner
 
 
@@ -99,19 +98,6 @@ def _work(options: GenerateOptions) -> dict[str, float]:
     return {
         work_name(name, item.label): 1.0 for item in options.items for name in names[options.mode]
     }
-
-
-def _runner(job: Job, generator: Generator, process: Joined) -> Runner:
-    sparse = job.profile is not None and job.options.mode != "dense"
-    return Runner(
-        generator,
-        job.profile if sparse else None,
-        step_costs=job.step_costs,
-        strict=job.options.strict,
-        layer_times=job.options.report is not None,
-        paired=job.options.compare,
-        process=process,
-    )
 
 
 def _outcome(job: Job, item: Item, runner: Runner, display: ProgressDisplay) -> Outcome:

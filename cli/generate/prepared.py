@@ -21,7 +21,12 @@ from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.schedulers import choose_scheduler
 from chipsparse.cli.planning import profile_range
 from chipsparse.cli.planning.planned import PlannedGeneration, called_steps, planned_if_known
-from chipsparse.cli.planning.request import check_prompt_is_enough, choose_profile, look_up
+from chipsparse.cli.planning.request import (
+    check_prompt_is_enough,
+    choose_profile,
+    device_and_dtype,
+    look_up,
+)
 from chipsparse.cli.planning.room import check_room
 from chipsparse.cli.planning.settings import (
     GenerationSettings,
@@ -32,6 +37,8 @@ from chipsparse.cli.planning.settings import (
 from chipsparse.cli.planning.sparse_steps import too_few_steps
 from chipsparse.cli.planning.work_share import step_costs
 from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.ranks.sharing import check_sharing
+from chipsparse.parallel.degrees import Parallel
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.profiles.profile import GenerationDefaults, Profile
 
@@ -72,7 +79,7 @@ class Job:
         """What to know before the generation begins, one sentence each."""
         instead = None if self.profile is None else self.profile.instead
         found = [each for each in (instead, self.too_few_steps) if each is not None]
-        if self.profile is not None and self.profile.is_general and self.options.mode != "dense":
+        if self.profile is not None and self.profile.is_general and not self.options.dense:
             found.append(
                 f"there is no profile for the model class {self.model.transformer_class}: "
                 f"{self.profile.quality} is made for no model in particular"
@@ -140,6 +147,20 @@ def prepare(
     return settle(options, look_up(options, display), device, dtype)
 
 
+def check_options_shared(
+    options: GenerateOptions, parallel: Parallel, display: ProgressDisplay
+) -> None:
+    """Raises `UserError` where so many processes cannot share it; loads no weight."""
+    check_shared(prepare(options, *device_and_dtype(options), display), parallel)
+
+
+def check_shared(job: Job, parallel: Parallel | None) -> None:
+    """Raises `UserError` where so many processes cannot share the generation of a job."""
+    if parallel is not None and job.options.dense:
+        raise UserError("several processes share the sparse run, which --dense leaves out")
+    check_sharing(job.model, job.planned, parallel)
+
+
 def settle(
     options: GenerateOptions, model: ModelDescription, device: torch.device, dtype: torch.dtype
 ) -> Job:
@@ -157,18 +178,19 @@ def settle(
     video = model.accepts("num_frames")
     for item in options.items:
         check_kind(item.output, video=video)
-    sparse = profile is not None and options.mode != "dense"
-    scheduler = choose_scheduler(model, options.scheduler, sparse=sparse)
+    scheduler = choose_scheduler(model, options.scheduler, sparse=not options.dense)
     begin = _first_step(options, model)
     first = begin(settings.num_inference_steps)
     planned = planned_if_known(sized, model, profile)
-    too_few = too_few_steps(planned.plan, begin) if planned is not None and sparse else None
+    too_few = None
+    if planned is not None and not options.dense:
+        too_few = too_few_steps(planned.plan, begin)
     if too_few is not None and options.strict:
         raise UserError(too_few)
     if planned is not None and device.type == "cpu":
         check_room(planned, model, dtype)
     out_of_range = []
-    if profile is not None and sparse:
+    if profile is not None and not options.dense:
         out_of_range = profile_range.out_of_range(profile, model, settings, device, dtype)
     return Job(
         options=options,
