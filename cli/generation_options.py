@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.option_checks import (
@@ -17,6 +17,7 @@ from chipsparse.cli.option_checks import (
     check_positive,
     check_profile,
     check_quality_name,
+    check_seed,
     check_steps,
 )
 from chipsparse.cli.options import MODEL, PrintOptions, option
@@ -29,6 +30,17 @@ if TYPE_CHECKING:
 GENERATION = "Generation"
 SPARSITY = "Sparsity"
 FROM_PROFILE = "from the profile"
+
+
+def seed_option(*, before: str) -> Any:
+    """``--seed``, in front of another option of the help."""
+    return option(
+        help="Seed of the noise; the same one gives the same result.",
+        default=0,
+        panel=GENERATION,
+        before=before,
+        check=check_seed,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,9 @@ class _Declared:
     check: Check | None = None
     read: Read | None = None
 
+    def value_of(self, typed: Any) -> Any:
+        return typed if self.read is None or typed is None else self.read(typed)
+
 
 def option(
     *also: str,
@@ -124,7 +127,7 @@ def as_command(run: Callable[[AnyOptions], None]) -> Callable[..., None]:
     def command(**typed: Any) -> None:
         debug = bool(typed.get("debug"))
         with reported_errors(debug=debug):
-            options = kind(**{name: _read(declared[name], typed[name]) for name in typed})
+            options = kind(**{name: declared[name].value_of(typed[name]) for name in typed})
             options.check()
         with reported_errors(debug=debug, kept=options.kept):
             run(options)
@@ -153,7 +156,8 @@ def _declared(kind: type[PrintOptions]) -> dict[str, _Declared]:
     """The options and arguments by their fields, in the order of the help."""
     fields = {field.name: field.metadata for field in dataclasses.fields(kind)}
     # Those of the class first, then those of the class that it extends.
-    first_in = {name: i for i, each in enumerate(kind.__mro__) for name in _own(each)}
+    kinds = enumerate(kind.__mro__)
+    first_in = {name: i for i, each in kinds for name in inspect.get_annotations(each)}
     found = {
         name: fields[name]["declared"]
         for name in sorted(fields, key=first_in.__getitem__)
@@ -165,14 +169,6 @@ def _declared(kind: type[PrintOptions]) -> dict[str, _Declared]:
             order.remove(name)
             order.insert(order.index(declared.before), name)
     return {name: found[name] for name in order}
-
-
-def _read(declared: _Declared, value: Any) -> Any:
-    return value if declared.read is None or value is None else declared.read(value)
-
-
-def _own(kind: type) -> Mapping[str, Any]:
-    return inspect.get_annotations(kind)
 
 
 def _parameters(kind: type[PrintOptions]) -> list[inspect.Parameter]:

@@ -103,7 +103,7 @@ class ProgressDisplay:
         if self._live:
             task = self._bar.add_task(text, total=None, note="", clock=clock)
         else:
-            self._print(text)
+            self.tell(text)
         try:
             yield
         finally:
@@ -126,7 +126,7 @@ class ProgressDisplay:
             clock: of the whole command; None: that of the loop.
         """
         bar = self._bar if self._live else None
-        display = StepDisplay(bar, self._console, text, steps, plain_lines, clock)
+        display = StepDisplay(bar, self.tell, text, steps, plain_lines, clock)
         try:
             yield display
         finally:
@@ -137,9 +137,6 @@ class ProgressDisplay:
 
     def tell(self, text: str) -> None:
         """A line that stays."""
-        self._print(text)
-
-    def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -149,13 +146,13 @@ class StepDisplay:
     def __init__(
         self,
         bar: Progress | None,
-        console: Console,
+        tell: Callable[[str], None],
         text: str,
         steps: int,
-        plain_lines: int = PLAIN_LINES_PER_GENERATION,
-        clock: Clock | None = None,
+        plain_lines: int,
+        clock: Clock | None,
     ) -> None:
-        self._bar, self._console, self._text, self._steps = bar, console, text, steps
+        self._bar, self._tell, self._text, self._steps = bar, tell, text, steps
         self._clock = clock
         self._start = time.perf_counter()
         self._task: TaskID | None = None
@@ -172,12 +169,9 @@ class StepDisplay:
             note = "decoding" if finished else f"step {count} of {self._steps} ({action})"
             self._bar.update(self._task, completed=count, note=note)
         elif count in self._plain_steps:
-            if self._clock is None:
-                told = f"{time.perf_counter() - self._start:.1f} s"
-            else:
-                told = self._clock(count)
-            line = f"{self._text}: step {count} of {self._steps} ({action}), {told}"
-            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+            took = f"{time.perf_counter() - self._start:.1f} s"
+            told = took if self._clock is None else self._clock(count)
+            self._tell(f"{self._text}: step {count} of {self._steps} ({action}), {told}")
 
     def close(self) -> None:
         """Takes the bar away."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,16 +72,20 @@ def read_prompts(path: Path) -> list[str]:
     Raises:
         UserError: the file cannot be read, or has no prompt.
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        why = reason(error) if isinstance(error, OSError) else "it is no text in UTF-8"
-        raise UserError(f"--prompts {path} could not be read: {why}") from error
-    found = [line.strip() for line in lines]
+    found = [line.strip() for line in read_text(path, f"--prompts {path}").splitlines()]
     prompts = [line for line in found if line and not line.startswith("#")]
     if not prompts:
         raise UserError(f"--prompts {path} has no prompt; write one a line")
     return prompts
+
+
+def read_text(path: Path, name: str) -> str:
+    """What a file says in UTF-8; raises `UserError`, which calls it ``name``."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = reason(error) if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise UserError(f"{name} could not be read: {why}") from error
 
 
 def typed_prompt(text: str) -> str:
@@ -89,18 +94,13 @@ def typed_prompt(text: str) -> str:
     Raises:
         UserError: its bytes are no UTF-8.
     """
+    with suppress(UnicodeEncodeError):  # else it has bytes that Python could not decode
+        text.encode("utf-8")
+        return text
     try:
-        return os.fsencode(text).decode("utf-8") if not _is_text(text) else text
+        return os.fsencode(text).decode("utf-8")
     except UnicodeError as error:
         raise UserError(
             "the prompt holds bytes that are no text in UTF-8; set the terminal to UTF-8, or give "
             "the prompt in a file with --prompts"
         ) from error
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:  # bytes that Python could not decode
-        return False
-    return True

@@ -8,6 +8,11 @@ from rich.table import Table
 Facts = list[tuple[str, str]]
 
 
+def print_facts(console: Console, facts: Facts) -> None:
+    """Prints facts as a table."""
+    console.print(facts_table(facts), highlight=False, markup=False)
+
+
 def facts_table(facts: Facts) -> Table:
     """Names in bold, and what is to be said of each beside it."""
     table = Table.grid(padding=(0, 2))

@@ -50,7 +50,7 @@ class WorkProgress:
     def __init__(
         self, display: ProgressDisplay, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._display = display
+        self.display = display
         self._clock = clock
         self._start = clock()
         self._planned: dict[str, float] = {}
@@ -121,19 +121,11 @@ class WorkProgress:
                 work.stepped, work.steps = self._clock(), before + steps_done
             return self.clock_text()
 
-        return self._display.denoising(title, steps, plain_lines=plain_lines, clock=clock)
-
-    def check(self) -> None:
-        """See `ProgressDisplay`."""
-        self._display.check()
-
-    def tell(self, text: str) -> None:
-        """A line that stays."""
-        self._display.tell(text)
+        return self.display.denoising(title, steps, plain_lines=plain_lines, clock=clock)
 
     def stage(self, text: str) -> AbstractContextManager[None]:
         """Shows something else."""
-        return self._display.stage(text, clock=lambda _: self.clock_text())
+        return self.display.stage(text, clock=lambda _: self.clock_text())
 
 
 def _rate(rates: Mapping[str, tuple[float, float]], kind: str) -> float:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import chipsparse
-from chipsparse.cli.batch.answers import (
+from chipsparse.cli.batch.claims import Claims
+from chipsparse.cli.batch.engine import (
     Answer,
     Died,
+    Engine,
     Failed,
     Loaded,
     Made,
@@ -19,8 +21,6 @@ from chipsparse.cli.batch.answers import (
     Task,
     Unavailable,
 )
-from chipsparse.cli.batch.claims import Claims
-from chipsparse.cli.batch.engine import Engine
 from chipsparse.cli.batch.entries import Entry
 from chipsparse.cli.batch.folder import Folder
 from chipsparse.cli.batch.live import LiveLine
@@ -210,7 +210,7 @@ class Dispatch:
         if self._workers[number].state == "loading":
             self._failed_loads += 1
         if self._failed_loads >= self.tries:
-            raise RuntimeError(f"a worker ended while it loaded the model: {_why(answer)}")
+            raise RuntimeError(f"a worker ended while it loaded the model: {answer.sentence}")
         self._start(number)
 
     def _settle(self, work: _Work, answer: Answer, where: str) -> None:
@@ -222,21 +222,16 @@ class Dispatch:
             self.live.ended(entry, "made", answer.seconds)
         else:
             assert isinstance(answer, Died | Failed | Refused)
-            sentence = _why(answer)
             if not isinstance(answer, Refused) and work.tries < self.tries:
-                self.live.gave_back(entry, f"{entry.label}: {sentence}; it is tried again")
+                self.live.gave_back(entry, f"{entry.label}: {answer.sentence}; it is tried again")
                 self._todo.append(work)
                 return
             often = f" (tried {work.tries} times)" if work.tries > 1 else ""
-            self.live.tell(f"error: {entry.label}: {sentence}{often}")
-            self.folder.give_up(entry, sentence, facts)
+            self.live.tell(f"error: {entry.label}: {answer.sentence}{often}")
+            self.folder.give_up(entry, answer.sentence, facts)
             self.given_up.add(entry.name)
             self.live.ended(entry, "failed")
         self.claims.let_go(entry.digest)
-
-
-def _why(answer: Died | Failed | Refused) -> str:
-    return answer.how if isinstance(answer, Died) else answer.sentence
 
 
 def _check_version(worker: Loaded) -> None:

@@ -18,7 +18,7 @@ from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate.prepared import Job, check_shared, settle
 from chipsparse.cli.generate.series import Item
 from chipsparse.cli.model.description import ModelDescription
-from chipsparse.cli.model.weights_digest import files_digest, weights_digest
+from chipsparse.cli.model.weight_files import files_digest, weights_digest
 from chipsparse.cli.ranks.joined import shared_by
 from chipsparse.cli.results import json_values
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from chipsparse.cli.batch.answers import Made
 from chipsparse.cli.batch.claims import NAME as CLAIMS
+from chipsparse.cli.batch.engine import Made
 from chipsparse.cli.batch.entries import Entry
 from chipsparse.cli.batch.manifest import Manifest
 from chipsparse.cli.errors import user_errors

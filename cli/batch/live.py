@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from itertools import chain
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from chipsparse.cli.batch.entries import Entry
+from chipsparse.cli.pages.units import shortened
 from chipsparse.cli.progress import clock_text, duration
 
 LONGEST_PROMPT = 60
@@ -77,9 +79,7 @@ class LiveLine:
             self._took[entry.group].append(seconds)
         if not self._console.is_terminal:
             took = "" if seconds is None else f" in {duration(seconds)}"
-            prompt = entry.prompt
-            if len(prompt) > LONGEST_PROMPT:
-                prompt = f"{prompt[: LONGEST_PROMPT - 3]}..."
+            prompt = shortened(entry.prompt, LONGEST_PROMPT)
             done = f"{self._ended.total()} of {self._total}"
             self.tell(f"{done}: {state}{took}: {prompt} ({self._clock_text()})")
         self.refresh()
@@ -112,8 +112,7 @@ class LiveLine:
 
     def _expected(self, entry: Entry) -> float:
         """Seconds that it takes: as others with its settings did, else as all did."""
-        took: Mapping[Hashable, list[float]] = self._took
-        found = took.get(entry.group) or [each for some in took.values() for each in some]
+        found = self._took.get(entry.group) or list(chain(*self._took.values()))
         return sum(found) / len(found) if found else 0.0
 
     @property

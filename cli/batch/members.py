@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from chipsparse.cli.batch.answers import Answer, Died, Failed, Loaded, Made, Refused, Unavailable
+from chipsparse.cli.batch.engine import Answer, Died, Failed, Loaded, Made, Refused, Unavailable
 from chipsparse.cli.ranks.joined import Joined, Meeting
 
 
@@ -58,7 +58,7 @@ class Answers:
             return answer
         place = f"process {member + 1} of {self.count}"
         if isinstance(answer, Died):
-            return Died(f"{place}: {answer.how}")
+            return Died(f"{place}: {answer.sentence}")
         if isinstance(answer, Unavailable):
             return replace(answer, in_part=True)
         # Who failed because of another one waits for that one's own words.

@@ -10,8 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from chipsparse.cli.batch.answers import Answer, Died, Failed, Loaded, NotLoaded, Task, Unavailable
-from chipsparse.cli.batch.engine import MakeWorker
+from chipsparse.cli.batch.engine import (
+    Answer,
+    Died,
+    Failed,
+    Loaded,
+    MakeWorker,
+    NotLoaded,
+    Task,
+    Unavailable,
+)
 from chipsparse.cli.batch.members import Answers, Meetings
 from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import UserError, first_line, user_errors

@@ -6,15 +6,16 @@ import dataclasses
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from chipsparse.cli.commands.generate import GenerateOptions
-from chipsparse.cli.errors import EXIT_FAILED, UserError, reported_errors
+from chipsparse.cli.errors import EXIT_FAILED, UserError
 from chipsparse.cli.generation_options import GenerationOptions
-from chipsparse.cli.option_checks import check_positive
+from chipsparse.cli.option_checks import check_one_of, check_positive
 from chipsparse.cli.options import OUTPUT, REQUIRED, argument, option
 from chipsparse.cli.results import results_alone, tell
 
@@ -34,11 +35,6 @@ def _check_engine(name: str, engine: str) -> None:
         raise UserError(
             f"{name} ray needs Ray, which is not installed: pip install 'chipsparse[ray]'"
         )
-
-
-def _check_format(name: str, form: str) -> None:
-    if form not in FORMATS:
-        raise UserError(f"{name} {form} is not known; use one of {', '.join(FORMATS)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +58,7 @@ class BatchOptions(GenerateOptions):
         help="mp4, webm or gif for videos; images are png.",
         shown="mp4, or png of images",
         panel=OUTPUT,
-        check=_check_format,
+        check=partial(check_one_of, names=FORMATS),
     )
     engine: str = option(
         help="accelerate: processes of this machine, or of `accelerate launch`. ray: actors of the "
@@ -103,7 +99,8 @@ class BatchOptions(GenerateOptions):
         from chipsparse.cli.ranks.joined import shared_by
 
         shared_by(self.gpus_per_job, self.guidance_parallel, option="--gpus-per-job")
-        self._check_folder()
+        if self.output.exists() and not self.output.is_dir():
+            raise UserError(f"--output {self.output} is a file; name a folder")
         self.check_lines()
 
     def check_lines(self) -> list[Line]:
@@ -136,10 +133,6 @@ class BatchOptions(GenerateOptions):
         }
         return GenerateOptions(**{**shared, **settled, **settings})
 
-    def _check_folder(self) -> None:
-        if self.output.exists() and not self.output.is_dir():
-            raise UserError(f"--output {self.output} is a file; name a folder")
-
     def kept(self) -> str:
         """What an interruption leaves."""
         return "what was finished is in the folder; the same command goes on"
@@ -165,12 +158,11 @@ def batch(options: BatchOptions) -> None:
     from chipsparse.cli.batch.text import print_batch
     from chipsparse.cli.ranks.joined import Joined, launched
 
-    with reported_errors(debug=options.debug, kept=options.kept):
-        here = launched() or Joined()
-        with results_alone():
-            made = run_batch(options, here)
-        if not here.writes:
-            return
-        tell(made, print_batch, as_json=options.json)
-        if made.failed:
-            raise typer.Exit(EXIT_FAILED)
+    here = launched() or Joined()
+    with results_alone():
+        made = run_batch(options, here)
+    if not here.writes:
+        return
+    tell(made, print_batch, as_json=options.json)
+    if made.failed:
+        raise typer.Exit(EXIT_FAILED)

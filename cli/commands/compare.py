@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generation_options import GENERATION, GenerationOptions
-from chipsparse.cli.option_checks import check_fps, check_model, check_positive, check_seed
+from chipsparse.cli.generation_options import GENERATION, GenerationOptions, seed_option
+from chipsparse.cli.option_checks import check_fps, check_model, check_positive
 from chipsparse.cli.options import OUTPUT, argument, option
 from chipsparse.cli.results import results_alone, tell
 
@@ -84,13 +84,7 @@ class CompareOptions(GenerationOptions):
         panel=GENERATION,
         before="height",
     )
-    seed: int = option(
-        help="Seed of the noise; the same one gives the same result.",
-        default=0,
-        panel=GENERATION,
-        before="height",
-        check=check_seed,
-    )
+    seed: int = seed_option(before="height")
     negative_prompt: None = None
     config: Path | None = None
     quality: str | None = None
@@ -211,12 +205,11 @@ def _compare_files(options: CompareOptions) -> None:
 
 
 def _compare_configs(options: CompareOptions) -> None:
-    from chipsparse.cli.compare.configs import compare_configs
-    from chipsparse.cli.compare.shared import check
+    from chipsparse.cli.compare.configs import check_configs_shared, compare_configs
     from chipsparse.cli.compare.text import print_configs
     from chipsparse.cli.ranks.several import taking_part
 
-    process = taking_part("compare", options, check)
+    process = taking_part("compare", options, check_configs_shared)
     if process is None:
         return
     with results_alone(), process.after_first():

@@ -12,7 +12,7 @@ import typer
 
 from chipsparse.cli.errors import EXIT_FAILED, UserError, reported_errors
 from chipsparse.cli.generate.series import Item, series
-from chipsparse.cli.generation_options import GENERATION, SPARSITY, GenerationOptions
+from chipsparse.cli.generation_options import GENERATION, SPARSITY, GenerationOptions, seed_option
 from chipsparse.cli.option_checks import check_fps, check_positive, check_seed
 from chipsparse.cli.options import MODEL, OUTPUT, REQUIRED, argument, option
 from chipsparse.cli.prompts import read_prompts, typed_prompt
@@ -80,13 +80,7 @@ class GenerateOptions(GenerationOptions):
         panel=MODEL,
         before="device",
     )
-    seed: int = option(
-        help="Seed of the noise; the same one gives the same result.",
-        default=0,
-        panel=GENERATION,
-        before="config",
-        check=check_seed,
-    )
+    seed: int = seed_option(before="config")
     dense: bool = option(
         help="Run the unpatched model.", default=False, panel=SPARSITY, before="json"
     )
@@ -209,8 +203,7 @@ def generate(options: GenerateOptions) -> None:
     from chipsparse.cli.generate.prepared import check_options_shared
     from chipsparse.cli.ranks.several import taking_part
 
-    with reported_errors(debug=options.debug):
-        process = taking_part("generate", options, check_options_shared)
+    process = taking_part("generate", options, check_options_shared)
     if process is None:
         return
     from chipsparse.cli.generate.job import run

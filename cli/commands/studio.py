@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generation_options import GENERATION, GenerationOptions
-from chipsparse.cli.option_checks import check_fps, check_seed
+from chipsparse.cli.generation_options import GenerationOptions, seed_option
+from chipsparse.cli.option_checks import check_fps
 from chipsparse.cli.options import OUTPUT, option
 from chipsparse.cli.results import results_alone
 
@@ -32,13 +32,7 @@ class StudioOptions(GenerationOptions):
         check=check_port,
     )
     browser: bool = option(help="Also open the page in the browser.", default=False, panel=OUTPUT)
-    seed: int = option(
-        help="Seed of the noise; the same one gives the same result.",
-        default=0,
-        panel=GENERATION,
-        before="config",
-        check=check_seed,
-    )
+    seed: int = seed_option(before="config")
     fps: int = option(
         help="Frames per second of a video.", default=16, panel=OUTPUT, check=check_fps
     )

@@ -97,9 +97,7 @@ def kinds_of_layers(outlook: Outlook) -> list[KindLayers]:
         numbers = range(first, first + kind.layers)
         attention, mlp = (_part(outlook, part, numbers) for part in PARTS)
         mlp = MLPLayers(
-            mlp.sparse,
-            mlp.dense,
-            mlp.step,
+            **vars(mlp),
             token_blocks=block_count(whole.mlp_tokens(first), rows),
             block_size=rows,
             neurons=kind.intermediate_size,

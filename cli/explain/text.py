@@ -26,7 +26,7 @@ from chipsparse.config import ranges_text
 from chipsparse.kernels.checks import block_count
 from chipsparse.measure.estimate import RunEstimate
 from chipsparse.measure.slower_parts import milliseconds_text
-from chipsparse.plan import SparsityPlan
+from chipsparse.plan import Action, SparsityPlan
 
 HIDDEN_ENOUGH = 0.995
 
@@ -259,7 +259,7 @@ def _step_table(explained: Explanation, estimate: RunEstimate) -> Table:
     against = "against dense" if explained.shared is None else "against dense, 1 GPU"
     table = number_table("action", "steps", "a step", against)
     for name, count in explained.outlook.action_counts.items():
-        seconds = next(time for action, time in estimate.steps.items() if action.value == name)
+        seconds = estimate.steps[Action(name)]
         speedup = f"{estimate.stock / seconds:.2f}x" if seconds else "-"
         table.add_row(name, str(count), seconds_text(seconds) if seconds else "-", speedup)
     table.add_section()

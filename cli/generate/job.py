@@ -12,7 +12,7 @@ import numpy as np
 from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import described
 from chipsparse.cli.generate import summary
-from chipsparse.cli.generate.prepared import Job, check_shared, prepare
+from chipsparse.cli.generate.prepared import Job, check_shared, settle
 from chipsparse.cli.generate.runner import Runner, work_name
 from chipsparse.cli.generate.series import Item
 from chipsparse.cli.generate.summary import Outcome
@@ -24,9 +24,9 @@ from chipsparse.cli.media.images import beside, clip_files
 from chipsparse.cli.media.metadata import generation_metadata
 from chipsparse.cli.media.panels import Panel, join_panels
 from chipsparse.cli.media.report_file import staged_report
-from chipsparse.cli.model.description import load_pipeline, quiet_libraries
+from chipsparse.cli.model.description import load_pipeline
 from chipsparse.cli.model.lora import load_loras
-from chipsparse.cli.planning.request import device_and_dtype
+from chipsparse.cli.planning.request import requested
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks.joined import Joined
 from chipsparse.cli.ranks.meeting import meet
@@ -47,10 +47,8 @@ def run(options: GenerateOptions, outcomes: list[Outcome], process: Joined) -> N
         outcomes: gets one of each clip as soon as it is written. In a series, one that fails is
             told and noted there, and the others are made; a single one raises.
     """
-    device, dtype = device_and_dtype(options)
-    device = process.device(device)
-    with process.display() as display, quiet_libraries(debug=options.debug):
-        job = prepare(options, device, dtype, display)
+    with requested(options, process) as (model, device, dtype, display):
+        job = settle(options, model, device, dtype)
         check_shared(job, process.parallel)
         facts = called(options, job.profile, prompts=[item.prompt for item in options.items])
         process = meet(process, device, facts)
@@ -112,7 +110,7 @@ def _outcome(job: Job, item: Item, runner: Runner, display: ProgressDisplay) -> 
         sentence = described(error)
         display.tell(f"chipsparse: error: {item.label}: {sentence}")
         request = job.as_json(item, warnings)
-        return Outcome(request, {}, None, None, None, denoise.peak_process_bytes(), sentence)
+        return Outcome(request, error=sentence)
 
 
 def prompt_warnings(job: Job, item: Item, runner: Runner) -> list[str]:
@@ -144,7 +142,7 @@ def make(
     runner.process.gather_fallbacks(runner.report)
     if not runner.process.writes:
         request = job.as_json(item, warnings)
-        return Outcome(request, {}, sparse, dense, None, denoise.peak_process_bytes())
+        return Outcome(request, sparse=sparse, dense=dense)
     # What the steps of the profile tell beforehand is in the job's warnings already.
     if made.nothing_sparse is not None and job.too_few_steps is None:
         warnings = [*warnings, made.nothing_sparse]
@@ -177,7 +175,7 @@ def make(
     files = {kind: written[path] for kind, (path, _) in clips.items()}
     if item.report is not None:
         files["report"] = [item.report]
-    return Outcome(request, files, sparse, dense, comparison, denoise.peak_process_bytes())
+    return Outcome(request, files, sparse, dense, comparison)
 
 
 @contextmanager

@@ -140,10 +140,9 @@ class Job:
         return command_words("generate", self.options, settled)
 
 
-def prepare(
-    options: GenerateOptions, device: torch.device, dtype: torch.dtype, display: ProgressDisplay
-) -> Job:
+def prepare(options: GenerateOptions, display: ProgressDisplay) -> Job:
     """Settles a generation; raises `UserError`."""
+    device, dtype = device_and_dtype(options)
     return settle(options, look_up(options, display), device, dtype)
 
 
@@ -151,7 +150,7 @@ def check_options_shared(
     options: GenerateOptions, parallel: Parallel, display: ProgressDisplay
 ) -> None:
     """Raises `UserError` where so many processes cannot share it; loads no weight."""
-    check_shared(prepare(options, *device_and_dtype(options), display), parallel)
+    check_shared(prepare(options, display), parallel)
 
 
 def check_shared(job: Job, parallel: Parallel | None) -> None:

@@ -331,11 +331,6 @@ def _step_results(
 
 def _as_frames(result: Any, dtype: torch.dtype) -> np.ndarray:
     """The first clip or image of a pipeline's output as `[F, H, W, 3]` uint8."""
-    return np.rint(_pixels(result, dtype) * 255).astype(np.uint8)
-
-
-def _pixels(result: Any, dtype: torch.dtype) -> np.ndarray:
-    """The same as float32 in 0 to 1."""
     output = result.frames if hasattr(result, "frames") else result.images
     frames = np.asarray(output[0], dtype=np.float32)
     if frames.ndim == 3:
@@ -343,7 +338,7 @@ def _pixels(result: Any, dtype: torch.dtype) -> np.ndarray:
     if not np.isfinite(frames).all():
         way_out = WAYS_OUT.get(dtype, WAYS_OUT[torch.float32])
         raise UserError(f"the model produced values that are not finite; {way_out}")
-    return frames.clip(0, 1)
+    return np.rint(frames.clip(0, 1) * 255).astype(np.uint8)
 
 
 def _dtype(pipe: Any) -> torch.dtype:

@@ -71,7 +71,7 @@ class Generator:
         if way is not None and way not in self._warm:
             with self.progress.stage(f"{title}: warming up"):
                 denoise.warm_up(
-                    pipe, arguments, seed=seed, report=report, check=self.progress.check
+                    pipe, arguments, seed=seed, report=report, check=self.progress.display.check
                 )
         with (
             self.progress.working(work, step_costs=step_costs),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chipsparse.cli.errors import UserError, first_line, user_errors
-from chipsparse.cli.option_checks import check_device, check_dtype, could_be_hub_name, is_here
+from chipsparse.cli.option_checks import could_be_hub_name, is_here
 
 if TYPE_CHECKING:
     import torch
@@ -193,7 +193,6 @@ def choose_device(name: str) -> torch.device:
     """The device of `--device`; `auto` takes a CUDA GPU where there is one."""
     import torch
 
-    check_device("--device", name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
@@ -214,7 +213,6 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """The dtype of `--dtype`; `auto` is bfloat16 on CUDA and float32 on a CPU."""
     import torch
 
-    check_dtype("--dtype", name)
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     dtype: torch.dtype = getattr(torch, name)

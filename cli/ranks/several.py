@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 from chipsparse.cli.command_line import SHOWING, command_words
@@ -11,11 +11,13 @@ from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model.description import ModelDescription, quiet_libraries
 from chipsparse.cli.options import option_name
 from chipsparse.cli.planning.planned import planned_if_known
-from chipsparse.cli.planning.request import look_up, required_profile
+from chipsparse.cli.planning.request import Request, look_up, required_profile
 from chipsparse.cli.progress import ProgressDisplay, silent_display
+from chipsparse.cli.prompts import Prompt
 from chipsparse.cli.ranks.gpus import check_gpus
 from chipsparse.cli.ranks.joined import Joined, joined, shared_by
 from chipsparse.cli.ranks.launch import launch
+from chipsparse.cli.ranks.meeting import meet
 from chipsparse.cli.ranks.sharing import check_sharing
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import Profile
@@ -32,18 +34,32 @@ def check_profile_shared(
 ) -> None:
     """The `Check` of commands that generate with one profile."""
     model = look_up(options, display)
-    check_shared(options, model, required_profile(options, model), parallel)
+    check_shared(options, model, [required_profile(options, model)], parallel)
 
 
 def check_shared(
     options: GenerationOptions,
     model: ModelDescription,
-    profile: Profile,
+    profiles: Iterable[Profile | None],
     parallel: Parallel | None,
 ) -> None:
-    """Raises `UserError` where processes cannot share generations of this profile."""
-    if parallel is not None:
-        check_sharing(model, planned_if_known(options, model, profile), parallel)
+    """Raises `UserError` where processes cannot share generations of these profiles."""
+    for profile in profiles:
+        if profile is not None and parallel is not None:
+            check_sharing(model, planned_if_known(options, model, profile), parallel)
+
+
+def met(
+    process: Joined,
+    options: GenerationOptions,
+    request: Request,
+    profiles: Collection[Profile | None],
+    prompts: Iterable[Prompt] = (),
+) -> Joined:
+    """The process with its peers, which were called alike and can share what is generated."""
+    check_shared(options, request.model, profiles, process.parallel)
+    facts = called(options, *profiles, prompts=[prompt.text for prompt in prompts])
+    return meet(process, request.device, facts)
 
 
 def taking_part(command: str, options: Options, check: Check[Options]) -> Joined | None:

@@ -106,7 +106,7 @@ class TuneLab:
         return made
 
     def _tell_the_time(self, seconds: float) -> None:
-        self.generator.progress.tell(
+        self.generator.progress.display.tell(
             f"a dense generation takes {duration(seconds)} here: the search ends within "
             f"{self.budget:g} times that, {duration(self.budget * seconds)}"
         )

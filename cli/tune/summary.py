@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from chipsparse.cli.tables import Facts, facts_table
+from chipsparse.cli.tables import Facts, print_facts
 from chipsparse.cli.tune.job import Tuned
 from chipsparse.cli.wording import seconds_text
 
 
 def print_summary(tuned: Tuned, console: Console) -> None:
     """The table."""
-    console.print(facts_table(_facts(tuned)), highlight=False, markup=False)
-
-
-def _facts(tuned: Tuned) -> Facts:
     measured = tuned.tuned.measured
     speedup = measured.dense_seconds / measured.seconds if measured.seconds else 0.0
     candidate = tuned.found.candidate
-    return [
+    facts = [
         ("profile", str(tuned.profile)),
         ("quality", _quality(tuned)),
         (
@@ -32,6 +28,7 @@ def _facts(tuned: Tuned) -> Facts:
         ("chosen from", f"{tuned.configs_tried} configs; verified on {measured.prompts} prompts"),
         ("measurements", str(tuned.results)),
     ]
+    print_facts(console, facts)
 
 
 def _sparse_steps(steps: tuple[int, ...] | None) -> Facts:
