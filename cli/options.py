@@ -17,8 +17,6 @@ import typer
 
 from chipsparse.cli.errors import reported_errors
 
-MODEL = "Model"
-OUTPUT = "Output"
 REQUIRED: Any = dataclasses.MISSING
 
 # Raises `UserError` for a wrong value of the option of this name; is not asked about None.
@@ -79,15 +77,18 @@ def argument(
     return dataclasses.field(default=default, metadata={"declared": declared})
 
 
+# Those of the parts of the help that several commands have.
+model_option = functools.partial(option, panel="Model")
+output_option = functools.partial(option, panel="Output")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PrintOptions:
     """What every command has; a subclass adds its own options."""
 
-    json: bool = option(help="Print one JSON object instead.", panel=OUTPUT, default=False)
-    debug: bool = option(
-        help="Show the traceback of an error, and the libraries' own messages.",
-        panel=OUTPUT,
-        default=False,
+    json: bool = output_option(help="Print one JSON object instead.", default=False)
+    debug: bool = output_option(
+        help="Show the traceback of an error, and the libraries' own messages.", default=False
     )
 
     def check(self) -> None:

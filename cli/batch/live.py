@@ -106,8 +106,7 @@ class LiveLine:
         if not self._took:
             return None
         return max(
-            sum([*waiting, *(max(0.0, each) for each in busy)]) / self._workers,
-            max([0.0, *busy]),
+            sum([*waiting, *(max(0.0, each) for each in busy)]) / self._workers, max([0.0, *busy])
         )
 
     def _expected(self, entry: Entry) -> float:

@@ -210,11 +210,7 @@ class _Actor:
     """A worker where Ray runs it."""
 
     def __init__(
-        self,
-        make_worker: MakeWorker,
-        options: GenerateOptions,
-        threads: int | None,
-        place: Joined,
+        self, make_worker: MakeWorker, options: GenerateOptions, threads: int | None, place: Joined
     ) -> None:
         self._worker = make_worker(options, threads, place)
 

@@ -16,7 +16,7 @@ from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import EXIT_FAILED, UserError
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.option_checks import check_one_of, check_positive
-from chipsparse.cli.options import OUTPUT, REQUIRED, argument, option
+from chipsparse.cli.options import REQUIRED, argument, option, output_option
 from chipsparse.cli.results import results_alone, tell
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 EXAMPLE = "Example: [bold]chipsparse batch prompts.csv -o out --engine ray[/bold]"
 ACCELERATE, RAY = ENGINES = ("accelerate", "ray")
 FORMATS = ("mp4", "webm", "gif", "png")
-WORKERS = "Workers"
+worker_option = partial(option, panel="Workers")
 
 
 def _check_engine(name: str, engine: str) -> None:
@@ -47,43 +47,37 @@ class BatchOptions(GenerateOptions):
         default=REQUIRED,
         metavar="FILE",
     )
-    output: Path = option(
+    output: Path = output_option(
         "-o",
         help="Folder to fill. What is there already is not made again.",
         default=REQUIRED,
         shown=False,
-        panel=OUTPUT,
     )
-    format: str | None = option(
+    format: str | None = output_option(
         help="mp4, webm or gif for videos; images are png.",
         shown="mp4, or png of images",
-        panel=OUTPUT,
         check=partial(check_one_of, names=FORMATS),
     )
-    engine: str = option(
+    engine: str = worker_option(
         help="accelerate: processes of this machine, or of `accelerate launch`. ray: actors of the "
         "Ray cluster that RAY_ADDRESS names, else of this machine.",
         default=ACCELERATE,
-        panel=WORKERS,
         check=_check_engine,
     )
-    workers: int | None = option(
+    workers: int | None = worker_option(
         help="Pipelines that are loaded and generate side by side.",
         shown="one for each --gpus-per-job GPUs; one on a CPU",
-        panel=WORKERS,
         check=check_positive,
     )
-    gpus_per_job: int = option(
+    gpus_per_job: int = worker_option(
         help="GPUs that make a video together; with --device cpu so many processes.",
         default=1,
-        panel=WORKERS,
         check=check_positive,
     )
-    tries: int = option(
+    tries: int = worker_option(
         help="How often a prompt is tried whose worker ends or fails. What is wrong with the "
         "prompt itself is not tried again.",
         default=2,
-        panel=WORKERS,
         check=check_positive,
     )
     prompt: None = None

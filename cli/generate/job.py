@@ -62,10 +62,7 @@ def run(options: GenerateOptions, outcomes: list[Outcome], process: Joined) -> N
 
 @contextmanager
 def opened(
-    job: Job,
-    progress: WorkProgress,
-    load_pipe: Callable[[], Any],
-    process: Joined | None = None,
+    job: Job, progress: WorkProgress, load_pipe: Callable[[], Any], process: Joined | None = None
 ) -> Iterator[Runner]:
     """What makes the images or clips of a job."""
     generator = Generator(

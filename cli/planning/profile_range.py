@@ -51,11 +51,7 @@ def range_of(
     """What a generation has of a profile's range."""
     values = dataclasses.asdict(settings)
     del values["max_sequence_length"]
-    return {
-        **values,
-        "dtype": str(dtype).removeprefix("torch."),
-        "device": device_name(device),
-    }
+    return {**values, "dtype": str(dtype).removeprefix("torch."), "device": device_name(device)}
 
 
 def device_name(device: torch.device) -> str:

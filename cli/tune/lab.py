@@ -83,10 +83,7 @@ class TuneLab:
         with user_errors(ValueError):
             check_scheduler(getattr(pipe, "scheduler", None))
         arguments = self.generator.arguments(self.prompts[0].text)
-        with (
-            self.generator.progress.stage("warming up"),
-            stock(pipe, self.process.parallel),
-        ):
+        with self.generator.progress.stage("warming up"), stock(pipe, self.process.parallel):
             denoise.warm_up(pipe, arguments, seed=self.prompts[0].seed, report=None)
         return pipe
 
