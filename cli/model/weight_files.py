@@ -88,7 +88,11 @@ def _check_config(found: Any, folder: Path, shapes: dict[str, tuple[int, ...]]) 
         made = made_from(found, config)
     wanted = {name: tuple(tensor.shape) for name, tensor in made.state_dict().items()}
     ignored = getattr(found, "_keys_to_ignore_on_load_unexpected", None) or ()
-    unexpected = [name for name in shapes if name not in wanted and not _matches(name, ignored)]
+    unexpected = [
+        name
+        for name in shapes
+        if name not in wanted and not any(re.search(each, name) for each in ignored)
+    ]
     missing = [name for name in wanted if name not in shapes]
     others = [name for name in wanted if name in shapes and wanted[name] != shapes[name]]
     for names, what in (
@@ -102,10 +106,6 @@ def _check_config(found: Any, folder: Path, shapes: dict[str, tuple[int, ...]]) 
                 f"{folder / 'config.json'} does not fit the weights beside it: it {told}, such as "
                 f"{names[0]}"
             )
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(re.search(pattern, name) for pattern in patterns)
 
 
 def weights_digest(model: ModelDescription) -> str | None:

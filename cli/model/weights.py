@@ -6,7 +6,9 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
+import diffusers
 import torch
+import transformers
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model.description import ModelDescription, read_json
@@ -42,9 +44,6 @@ def count_weights(model: ModelDescription, dtype: torch.dtype) -> list[Component
 
 def component_class(library: str, class_name: str) -> Any:
     """The class of a component that has weights, else None."""
-    import diffusers
-    import transformers
-
     source = {"diffusers": diffusers, "transformers": transformers}.get(library)
     found = getattr(source, class_name, None)
     is_module = inspect.isclass(found) and issubclass(found, torch.nn.Module)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from chipsparse.cli.tables import Facts, print_facts
+from chipsparse.cli.tables import print_facts
 from chipsparse.cli.tune.job import Tuned
 from chipsparse.cli.wording import seconds_text
 
@@ -14,6 +14,7 @@ def print_summary(tuned: Tuned, console: Console) -> None:
     measured = tuned.tuned.measured
     speedup = measured.dense_seconds / measured.seconds if measured.seconds else 0.0
     candidate = tuned.found.candidate
+    sparse = candidate.steps.sparse
     facts = [
         ("profile", str(tuned.profile)),
         ("quality", _quality(tuned)),
@@ -24,15 +25,11 @@ def print_summary(tuned: Tuned, console: Console) -> None:
         ),
         ("schedule", candidate.describe),
         ("full steps", ", ".join(map(str, candidate.steps.full))),
-        *_sparse_steps(candidate.steps.sparse),
+        *([("sparse steps", ", ".join(map(str, sparse)))] if sparse else []),
         ("chosen from", f"{tuned.configs_tried} configs; verified on {measured.prompts} prompts"),
         ("measurements", str(tuned.results)),
     ]
     print_facts(console, facts)
-
-
-def _sparse_steps(steps: tuple[int, ...] | None) -> Facts:
-    return [("sparse steps", ", ".join(map(str, steps)))] if steps else []
 
 
 def _quality(tuned: Tuned) -> str:
