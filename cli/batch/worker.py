@@ -20,7 +20,7 @@ from chipsparse.cli.batch.engine import Failed, Loaded, Made, NotLoaded, Refused
 from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import UserError, described
 from chipsparse.cli.generate.job import load, make, opened, prompt_warnings
-from chipsparse.cli.generate.prepared import Job, prepare
+from chipsparse.cli.generate.prepared import prepare
 from chipsparse.cli.generate.runner import Runner
 from chipsparse.cli.generate.series import Item
 from chipsparse.cli.model.description import quiet_libraries
@@ -52,7 +52,7 @@ class PipelineWorker:
         self._place = place or Joined()
         self._display = silent_display()
         self._stack = ExitStack()
-        self._open: tuple[GenerateOptions, Job, Runner] | None = None
+        self._open: tuple[GenerateOptions, Runner] | None = None
         self._pipe: Any = None
 
     def load(self) -> Loaded | NotLoaded:
@@ -83,12 +83,11 @@ class PipelineWorker:
     def _made(self, task: Task) -> Made:
         # The settings are the task's, the place is the worker's.
         options = dataclasses.replace(task.options, device=self._options.device)
-        job, runner = self._opened(options)
+        runner = self._opened(options)
         # Not the command's folder: a worker may be on another machine.
         with scratch_folder(Path(tempfile.gettempdir())) as folder:
             item = Item(task.prompt, task.seed, folder / task.name, None)
-            warnings = prompt_warnings(job, item, runner)
-            outcome = make(job, item, runner, self._display, warnings)
+            outcome = make(runner, item, prompt_warnings(runner, item))
             if not self._place.writes:
                 return Made(b"", b"", 0.0, (), ())
             content = item.output.read_bytes()
@@ -98,11 +97,11 @@ class PipelineWorker:
             thumbnail(made.frames),
             made.total_seconds,
             # Those of the job are told once, by the command.
-            [each for each in outcome.request["warnings"] if each not in job.warnings],
+            [each for each in outcome.request["warnings"] if each not in runner.job.warnings],
             [*made.fallbacks, *made.notes],
         )
 
-    def _opened(self, options: GenerateOptions) -> tuple[Job, Runner]:
+    def _opened(self, options: GenerateOptions) -> Runner:
         """What generates with these options; the pipeline stays patched for the next one."""
         if self._open is None or self._open[0] != options:
             self._open = None
@@ -111,8 +110,8 @@ class PipelineWorker:
             runner = self._stack.enter_context(
                 opened(job, WorkProgress(self._display), lambda: self._pipe, self._place)
             )
-            self._open = options, job, runner
-        return self._open[1:]
+            self._open = options, runner
+        return self._open[1]
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:

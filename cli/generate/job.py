@@ -27,7 +27,6 @@ from chipsparse.cli.media.report_file import staged_report
 from chipsparse.cli.model.description import load_pipeline
 from chipsparse.cli.model.lora import load_loras
 from chipsparse.cli.planning.request import requested
-from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks.joined import Joined
 from chipsparse.cli.ranks.meeting import meet
 from chipsparse.cli.ranks.several import called
@@ -57,7 +56,7 @@ def run(options: GenerateOptions, outcomes: list[Outcome], process: Joined) -> N
         with opened(job, WorkProgress(display), lambda: load(job), process) as runner:
             runner.generator.progress.plan(_work(options))
             for item in options.items:
-                outcomes.append(_outcome(job, item, runner, display))
+                outcomes.append(_outcome(runner, item))
 
 
 @contextmanager
@@ -95,34 +94,34 @@ def _work(options: GenerateOptions) -> dict[str, float]:
     }
 
 
-def _outcome(job: Job, item: Item, runner: Runner, display: ProgressDisplay) -> Outcome:
-    warnings = prompt_warnings(job, item, runner)
+def _outcome(runner: Runner, item: Item) -> Outcome:
+    job, display = runner.job, runner.generator.progress.display
+    warnings = prompt_warnings(runner, item)
     for warning in warnings:
         display.tell(WARNING + (f"{item.label}: " if item.label else "") + warning)
     try:
-        return make(job, item, runner, display, warnings)
+        return make(runner, item, warnings)
     except Exception as error:
         if not job.options.many or runner.process.ranks > 1:  # the others wait for this one
             raise
         sentence = described(error)
         display.tell(f"chipsparse: error: {item.label}: {sentence}")
-        request = job.as_json(item, warnings)
-        return Outcome(request, error=sentence)
+        return Outcome(job.as_json(item, warnings), error=sentence)
 
 
-def prompt_warnings(job: Job, item: Item, runner: Runner) -> list[str]:
+def prompt_warnings(runner: Runner, item: Item) -> list[str]:
     """What to know of a prompt before anything is made of it, one sentence each."""
     if not item.prompt.strip():
         return [EMPTY]
+    job = runner.job
     longest = job.settings.max_sequence_length or job.model.default("max_sequence_length")
     cut = cut_text(runner.generator.pipe, item.prompt, longest)
     return [] if cut is None else [cut]
 
 
-def make(
-    job: Job, item: Item, runner: Runner, display: ProgressDisplay, warnings: list[str]
-) -> Outcome:
+def make(runner: Runner, item: Item, warnings: list[str]) -> Outcome:
     """Generates and writes one image or clip."""
+    job, progress = runner.job, runner.generator.progress
     mode = job.options.mode
     dense = sparse = None
     runner.report = None
@@ -138,12 +137,11 @@ def make(
     assert made is not None
     runner.process.gather_fallbacks(runner.report)
     if not runner.process.writes:
-        request = job.as_json(item, warnings)
-        return Outcome(request, sparse=sparse, dense=dense)
+        return Outcome(job.as_json(item, warnings), sparse=sparse, dense=dense)
     # What the steps of the profile tell beforehand is in the job's warnings already.
     if made.nothing_sparse is not None and job.too_few_steps is None:
         warnings = [*warnings, made.nothing_sparse]
-        display.tell(WARNING + made.nothing_sparse)
+        progress.display.tell(WARNING + made.nothing_sparse)
     comparison = summary.compare(dense, sparse) if dense and sparse else None
     clips = _clips(item.output, dense, sparse)
     results = {
@@ -160,7 +158,7 @@ def make(
     }
     request = job.as_json(item, warnings)
     with (
-        runner.generator.progress.stage(f"writing {item.output}"),
+        progress.stage(f"writing {item.output}"),
         _report_file(item.report, {"request": request, **results}, runner.report),
     ):
         written = media.write_media(
