@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,20 +95,20 @@ class BatchOptions(GenerateOptions):
         shared_by(self.gpus_per_job, self.guidance_parallel, option="--gpus-per-job")
         if self.output.exists() and not self.output.is_dir():
             raise UserError(f"--output {self.output} is a file; name a folder")
-        self.check_lines()
+        _ = self.lines  # which raises for those that are wrong
 
-    def check_lines(self) -> list[Line]:
+    @cached_property
+    def lines(self) -> list[Line]:
         """The prompts of the file; raises `UserError` with all bad lines."""
         from chipsparse.cli.batch.prompt_file import check_lines, read_lines
 
         lines = read_lines(self.prompts)
-        found: dict[Any, str] = {}
-        for line in lines:
-            key = repr(dict(line.settings))
-            if key not in found:
-                found[key] = _mistake(self.of_line(line.settings))
+        by_settings = {repr(line.settings): line.settings for line in lines}
+        mistakes = {key: _mistake(self.of_line(own)) for key, own in by_settings.items()}
         problems = {
-            line.number: problem for line in lines if (problem := found[repr(dict(line.settings))])
+            line.number: mistakes[repr(line.settings)]
+            for line in lines
+            if mistakes[repr(line.settings)]
         }
         check_lines(self.prompts, problems, count=len(lines))
         return lines
