@@ -30,12 +30,7 @@ Clock = Callable[[int], str]
 
 
 def clock_text(elapsed: float, left: float | None) -> str:
-    """A clock with its labels.
-
-    Args:
-        elapsed: seconds that went by.
-        left: an estimate of those to come, or None.
-    """
+    """A clock with its labels, of seconds that went by and, if known, of those to come."""
     text = f"{duration(elapsed)} elapsed"
     return text if left is None else f"{text}, about {duration(left)} left"
 

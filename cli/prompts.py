@@ -15,13 +15,9 @@ from chipsparse.profiles.profile import ASSETS
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt with its seed.
+    """A prompt with its seed."""
 
-    Attributes:
-        index: from 0, among all that are generated with.
-    """
-
-    index: int
+    index: int  # from 0, among all that are generated with
     text: str
     seed: int
 
@@ -69,8 +65,7 @@ def first_prompts(
 def read_prompts(path: Path) -> list[str]:
     """The prompts of a file: a line each; empty lines and those that begin with ``#`` are left out.
 
-    Raises:
-        UserError: the file cannot be read, or has no prompt.
+    Raises `UserError` for a file that cannot be read, or has no prompt.
     """
     found = [line.strip() for line in read_text(path, f"--prompts {path}").splitlines()]
     prompts = [line for line in found if line and not line.startswith("#")]
@@ -91,8 +86,7 @@ def read_text(path: Path, name: str) -> str:
 def typed_prompt(text: str) -> str:
     """The prompt that a user typed, also where the locale takes UTF-8 for ASCII.
 
-    Raises:
-        UserError: its bytes are no UTF-8.
+    Raises `UserError` where its bytes are no UTF-8.
     """
     with suppress(UnicodeEncodeError):  # else it has bytes that Python could not decode
         text.encode("utf-8")

@@ -58,11 +58,7 @@ class WorkProgress:
         self._open: _Work | None = None
 
     def plan(self, work: Mapping[str, float]) -> None:
-        """Replaces what is planned.
-
-        Args:
-            work: names with what each takes, in dense generations.
-        """
+        """Replaces what is planned: names with what each takes, in dense generations."""
         self._planned = dict(work)
 
     @contextmanager

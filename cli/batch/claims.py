@@ -38,11 +38,7 @@ class Claims:
         os.close(self._file)
 
     def take(self, digest: str) -> bool:
-        """Whether the claim is this process's now; on a file system without locks it always is.
-
-        Args:
-            digest: hexadecimal, of what is claimed.
-        """
+        """Whether a claim is this process's now; on a file system without locks it always is."""
         if fcntl is None:
             return True
         try:

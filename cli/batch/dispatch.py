@@ -34,32 +34,22 @@ REST_SECONDS, RESTS = 5.0, 12
 
 @dataclass
 class _Worker:
-    """What a worker is at.
+    """What a worker is at."""
 
-    Attributes:
-        state: "loading", "idle", "busy" or "resting".
-        since: when it began, in seconds of the clock.
-        rests: how often in a row it could not be reached.
-    """
-
-    state: str = "loading"
+    state: str = "loading"  # or "idle", "busy", "resting"
     work: _Work | None = None
-    since: float = 0.0
-    rests: int = 0
+    since: float = 0.0  # in seconds of the clock
+    rests: int = 0  # how often in a row it could not be reached
     where: str = ""
 
 
 @dataclass
 class _Work:
-    """A file to make.
-
-    Attributes:
-        elsewhere: whether another command had it at a time.
-    """
+    """A file to make."""
 
     entry: Entry
     tries: int = 0
-    elsewhere: bool = False
+    elsewhere: bool = False  # whether another command had it at a time
 
 
 @dataclass

@@ -52,14 +52,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Entry:
-    """A file to make.
-
-    Attributes:
-        lines: numbers of the lines that ask for it: more than one where they are the same.
-    """
+    """A file to make."""
 
     name: str
-    lines: Sequence[int]
+    lines: Sequence[int]  # numbers of those that ask for it: several where they are the same
     prompt: str
     seed: int
     group: Group

@@ -21,14 +21,7 @@ MADE, FAILED = "made", "failed"
 
 
 class Folder:
-    """See above.
-
-    Args:
-        path: of the folder; made where it is not there.
-
-    Raises:
-        UserError: it cannot be made.
-    """
+    """See above; made where it is not there. Raises `UserError` where that fails."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -67,11 +67,7 @@ class LiveLine:
         self.tell(why)
 
     def ended(self, entry: Entry, state: str, seconds: float | None = None) -> None:
-        """Nothing more is to be done about this file.
-
-        Args:
-            seconds: that the generation took, where it was made here.
-        """
+        """Nothing more is to be done about a file, which took ``seconds`` if it was made here."""
         self._waiting.pop(entry.name, None)
         self._busy.pop(entry.name, None)
         self._ended[state] += 1

@@ -27,8 +27,7 @@ class Manifest:
     def read(self) -> dict[str, dict[str, Any]]:
         """What is known of each file, by its name; a line that was broken off counts for nothing.
 
-        Raises:
-            UserError: there is a manifest that cannot be read.
+        Raises `UserError` for a manifest that cannot be read.
         """
         found = {}
         with user_errors(OSError, UnicodeDecodeError, what=f"{self.path} could not be read"):

@@ -10,13 +10,9 @@ from chipsparse.cli.ranks.joined import Joined, Meeting
 
 @dataclass
 class Meetings:
-    """Where the processes of each worker meet: a store of this process, at a port that is free.
+    """Where the processes of each worker meet: a store of this process, at a port that is free."""
 
-    Attributes:
-        host: by which others reach this process.
-    """
-
-    host: str
+    host: str  # by which others reach this process
     _store: object = field(default=None, init=False)
     _met: int = field(default=0, init=False)
 

@@ -81,12 +81,7 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def check_lines(path: Path, problems: Mapping[int, str], *, count: int) -> None:
-    """Raises `UserError` where there are bad lines.
-
-    Args:
-        problems: what is wrong, by the numbers of lines.
-        count: of all lines with prompts.
-    """
+    """Raises `UserError` for the problems of lines, by number; ``count`` is that of all lines."""
     if not problems:
         return
     sentences = set(problems.values())

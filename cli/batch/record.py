@@ -96,12 +96,7 @@ def batch_record(
     given_up: Collection[str],
     seconds: float,
 ) -> Batch:
-    """What the folder and its manifest say of these files.
-
-    Args:
-        made: names of the files that this run made.
-        given_up: of those that it gave up.
-    """
+    """What the folder and its manifest say of files, and of the names made and given up now."""
     known = folder.manifest.read()
 
     def row(entry: Entry) -> Row:

@@ -194,7 +194,8 @@ def check_configs_shared(
 ) -> None:
     """Raises `UserError` where so many processes cannot share it; loads no weight."""
     model = look_up(options, display)
-    check_shared(options, model, profiles_of(options, model).values(), parallel)
+    for profile in profiles_of(options, model).values():
+        check_shared(options, model, profile, parallel)
 
 
 def profiles_of(options: CompareOptions, model: ModelDescription) -> dict[Side, Profile | None]:

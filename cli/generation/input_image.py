@@ -16,10 +16,7 @@ Size = tuple[int, int]  # height and width in pixels
 def read_image(path: Path) -> Image.Image:
     """The image in a file, upright and in RGB, transparent parts white.
 
-    Of an animation it is the first frame.
-
-    Raises:
-        UserError: the file is no image that can be read.
+    Of an animation it is the first frame. Raises `UserError` for what cannot be read.
     """
     check_readable("--image", path)
     wrong = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)

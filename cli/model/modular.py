@@ -26,11 +26,7 @@ RESULTS = {"videos": "frames", "images": "images"}  # and what plain pipelines c
 
 @dataclass(frozen=True)
 class ModularDescription(ModelDescription):
-    """A model that a modular pipeline runs.
-
-    Attributes:
-        blocks: of the pipeline, which tell its inputs.
-    """
+    """A model that a modular pipeline runs, whose blocks tell its inputs."""
 
     blocks: Any = None
 

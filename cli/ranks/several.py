@@ -34,19 +34,18 @@ def check_profile_shared(
 ) -> None:
     """The `Check` of commands that generate with one profile."""
     model = look_up(options, display)
-    check_shared(options, model, [required_profile(options, model)], parallel)
+    check_shared(options, model, required_profile(options, model), parallel)
 
 
 def check_shared(
     options: GenerationOptions,
     model: ModelDescription,
-    profiles: Iterable[Profile | None],
+    profile: Profile | None,
     parallel: Parallel | None,
 ) -> None:
-    """Raises `UserError` where processes cannot share generations of these profiles."""
-    for profile in profiles:
-        if profile is not None and parallel is not None:
-            check_sharing(model, planned_if_known(options, model, profile), parallel)
+    """Raises `UserError` where processes cannot share generations of this profile."""
+    if profile is not None and parallel is not None:
+        check_sharing(model, planned_if_known(options, model, profile), parallel)
 
 
 def met(
@@ -57,7 +56,8 @@ def met(
     prompts: Iterable[Prompt] = (),
 ) -> Joined:
     """The process with its peers, which were called alike and can share what is generated."""
-    check_shared(options, request.model, profiles, process.parallel)
+    for profile in profiles:
+        check_shared(options, request.model, profile, process.parallel)
     facts = called(options, *profiles, prompts=[prompt.text for prompt in prompts])
     return meet(process, request.device, facts)
 
@@ -87,11 +87,7 @@ def taking_part(command: str, options: Options, check: Check[Options]) -> Joined
 def called(
     options: GenerationOptions, *profiles: Profile | None, prompts: Sequence[str] = ()
 ) -> dict[str, str]:
-    """What processes that make something together must have been called with alike.
-
-    Args:
-        options: what was typed; where files are written does not matter.
-    """
+    """What processes must have been called with alike, wherever they write."""
     left_out = SHOWING | WRITTEN
     facts = {
         field.name: str(getattr(options, field.name))
