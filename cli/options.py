@@ -116,7 +116,11 @@ AnyOptions = TypeVar("AnyOptions", bound=PrintOptions)
 
 
 def as_command(run: Callable[[AnyOptions], None]) -> Callable[..., None]:
-    """The function that typer makes a command of: what is typed is checked, then `run` gets it."""
+    """The function that typer makes a command of: what is typed is checked, then `run` gets it.
+
+    Args:
+        run: takes ``options``, whose annotation says which.
+    """
     kind = get_type_hints(run)["options"]
     declared = _declared(kind)
 
