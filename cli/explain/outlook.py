@@ -74,9 +74,7 @@ class Outlook:
     """What is known of a generation beforehand; of several processes, of the one with most of it.
 
     Attributes:
-        planned: sizes, settings and plan.
         working: bytes that a transformer call needs besides weights and caches.
-        memory: where the caches live.
         times: of a step of what the config has sparse; empty where they are not known.
         dense: layers of each part that never run sparse, and why.
         estimate: expected times; None where they are not known.
@@ -130,10 +128,6 @@ def look_ahead(
     """The outlook of what a profile computes; raises `UserError`.
 
     Args:
-        options: have the sizes.
-        model: what its files say.
-        profile: what is computed.
-        target: where.
         weights: bytes of them all.
         parallel: the processes that share it; None for one.
     """
