@@ -14,25 +14,15 @@ from chipsparse.cli.command_line import command_words, settled_values
 from chipsparse.cli.commands.bench import BenchOptions
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model.dense_layers import fp8_weights
-from chipsparse.cli.model.description import (
-    ModelDescription,
-    load_pipeline,
-    quiet_libraries,
-)
+from chipsparse.cli.model.description import ModelDescription, load_pipeline
 from chipsparse.cli.model.random_pipeline import random_pipeline
 from chipsparse.cli.planning.layer_budgets import kept
 from chipsparse.cli.planning.planned import PlannedGeneration, plan_generation
-from chipsparse.cli.planning.request import (
-    check_prompt_is_enough,
-    device_and_dtype,
-    look_up,
-    required_profile,
-)
+from chipsparse.cli.planning.request import check_prompt_is_enough, requested, required_profile
 from chipsparse.cli.planning.settings import GenerationSettings
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks.joined import Joined
-from chipsparse.cli.ranks.meeting import meet
-from chipsparse.cli.ranks.several import called, check_shared
+from chipsparse.cli.ranks.several import met
 from chipsparse.cli.results import UNTOLD, fields_json
 from chipsparse.common.machine import device_name, package_version
 from chipsparse.measure.layer_times import PartTimes, attention_times, mlp_times
@@ -99,16 +89,13 @@ def run_benchmark(options: BenchOptions, process: Joined) -> Benchmark:
         process: this one, of those that share the patched steps. Of several, each measures the
             stock ones by itself, and none a single layer.
     """
-    device, dtype = device_and_dtype(options)
-    device = process.device(device)
-    with process.display() as display, quiet_libraries(debug=options.debug):
-        model = look_up(options, display)
+    with requested(options, process) as request:
+        model, device, dtype, display = request
         profile = required_profile(options, model)
         planned = plan_generation(options, model, profile)
         if not options.kernels:
             check_prompt_is_enough(model, "--kernels measures its layers without a call")
-        check_shared(options, model, profile, process.parallel)
-        process = meet(process, device, called(options, profile))
+        process = met(process, options, request, [profile])
         layers: list[PartTimes] = []
         dense: list[str] = []
         if process.parallel is None:
@@ -116,7 +103,7 @@ def run_benchmark(options: BenchOptions, process: Joined) -> Benchmark:
         steps = None
         if not options.kernels:
             pipe = _pipeline(options, model, device, dtype, display)
-            steps = measure_steps(pipe, planned, display, process)
+            steps = measure_steps(pipe, planned, dtype, display, process)
     layout = planned.plan.layout
     settled = settled_values(planned.settings, device, dtype, options.gpus)
     return Benchmark(

@@ -21,16 +21,12 @@ from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import difference_rows, stack_panels
-from chipsparse.cli.model.description import (
-    ModelDescription,
-    load_pipeline,
-    quiet_libraries,
-)
+from chipsparse.cli.model.description import ModelDescription, load_pipeline
 from chipsparse.cli.planning import profile_range
 from chipsparse.cli.planning.request import (
     check_prompt_is_enough,
-    device_and_dtype,
     look_up,
+    requested,
     required_profile,
 )
 from chipsparse.cli.planning.settings import (
@@ -38,10 +34,10 @@ from chipsparse.cli.planning.settings import (
     GenerationSettings,
     resolve_settings,
 )
+from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.prompts import Prompt, first_prompts, shapes
 from chipsparse.cli.ranks.joined import Joined
-from chipsparse.cli.ranks.meeting import meet
-from chipsparse.cli.ranks.several import called, check_shared
+from chipsparse.cli.ranks.several import check_shared, met
 from chipsparse.cli.results import fields_json
 from chipsparse.cli.wording import counted, sharing_text
 from chipsparse.cli.work_progress import WorkProgress
@@ -117,15 +113,10 @@ def compare_configs(options: CompareOptions, process: Joined) -> ConfigsComparis
         process: this one, of those that make the clips together. The first one compares and
             writes; the others return None.
     """
-    device, dtype = device_and_dtype(options)
-    device = process.device(device)
-    with process.display() as display, quiet_libraries(debug=options.debug):
-        model = look_up(options, display)
+    with requested(options, process) as request:
+        model, device, dtype, display = request
         check_prompt_is_enough(model, "configs are compared on prompts alone")
         profiles = profiles_of(options, model)
-        for profile in profiles.values():
-            if profile is not None:
-                check_shared(options, model, profile, process.parallel)
         settings = _common_settings(options, model, profiles)
         video = model.accepts("num_frames")
         prompts = _prompts(options, video=video)
@@ -144,8 +135,7 @@ def compare_configs(options: CompareOptions, process: Joined) -> ConfigsComparis
             settings,
             WorkProgress(display),
         )
-        facts = called(options, *profiles.values(), prompts=[prompt.text for prompt in prompts])
-        process = meet(process, device, facts)
+        process = met(process, options, request, profiles.values(), prompts)
         runs = run_prompts(generator, profiles, prompts, process)
         if runs is None:
             return None
@@ -185,6 +175,15 @@ def _prompts(options: CompareOptions, *, video: bool) -> list[Prompt]:
             f"{LEAST_VALUES}, one a line"
         )
     return found
+
+
+def check_configs_shared(
+    options: CompareOptions, parallel: Parallel, display: ProgressDisplay
+) -> None:
+    """Raises `UserError` where so many processes cannot share it; loads no weight."""
+    model = look_up(options, display)
+    for profile in profiles_of(options, model).values():
+        check_shared(options, model, profile, parallel)
 
 
 def profiles_of(options: CompareOptions, model: ModelDescription) -> dict[Side, Profile | None]:

@@ -113,7 +113,7 @@ class Maker:
         runner = self._opened(job, feed)
         # Its command writes to where it is typed.
         item = Item(choices.prompt, choices.seed, Path(job.options.output.name), None)
-        warnings = prompt_warnings(job, item, runner)
+        warnings = prompt_warnings(runner, item)
         which = self._dense_of(job, item)
         kept = self._dense[1] if self._dense is not None and self._dense[0] == which else None
         ways: list[Way] = ["sparse"]
