@@ -18,8 +18,7 @@ from chipsparse.cli.pages.records import (
     within,
 )
 
-# As `suite_rows` calls them.
-FLOOR, OURS = "floor", "chipsparse"
+FLOOR = "floor"  # as `suite_rows` calls it
 
 
 class Quality(Record):
