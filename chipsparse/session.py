@@ -282,13 +282,7 @@ class Session:
         if caching and context.branch not in self._caches:
             self._admit(context.branch, device, demand(), is_first=is_first)
         self.state = StepState(
-            plan,
-            context,
-            record,
-            caching,
-            branch.refreshed_at,
-            branch.dense,
-            generation.budgets,
+            plan, context, record, caching, branch.refreshed_at, branch.dense, generation.budgets
         )
         if self._agreement.columns is not None:
             self._agreement.columns.open(self.state)
@@ -359,7 +353,7 @@ class Session:
             demand.dtype,
             self._clock,
             dense=demand.dense,
-            fp8_mlps=dict(demand.fp8_mlps),
+            fp8_mlps=demand.fp8_mlps,
             captures=demand.captures,
         )
         slower = slower_parts(plan, times)

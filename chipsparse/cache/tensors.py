@@ -50,10 +50,7 @@ class CacheField:
     part: Part
 
     def __init__(
-        self,
-        *,
-        wanted: Callable[[SparsityConfig], bool] = lambda _: True,
-        rewritten: bool = False,
+        self, *, wanted: Callable[[SparsityConfig], bool] = lambda _: True, rewritten: bool = False
     ) -> None:
         self.wanted = wanted
         self.rewritten = rewritten

@@ -74,10 +74,7 @@ class SparseCalls:
             self._report.note(f"a captured sparse step was dropped: {what} changed")
 
     def _may_be_captured(
-        self,
-        state: StepState,
-        device: torch.device,
-        not_captured_reason: Callable[[], str | None],
+        self, state: StepState, device: torch.device, not_captured_reason: Callable[[], str | None]
     ) -> bool:
         """Whether the open call does just what other sparse calls of its branch do."""
         if state.action is not Action.SPARSE or not state.plan.captures_steps():

@@ -134,11 +134,9 @@ class MLPLayer:
             read: what sparse kernels read of them.
         """
         config, backend = self._shared.config.mlp, self._shared.backend
+        kind = kind_of(hidden, read.up, read.gate, read.down, cache.activation, cache.mean)
         return self._shared.recorder.choices(
-            (
-                *("mlp", type(weights)),
-                *kind_of(hidden, read.up, read.gate, read.down, cache.activation, cache.mean),
-            ),
+            ("mlp", type(weights), *kind),
             lambda: {
                 **backend_choices(cache, hidden, read, config=config, backend=backend),
                 **weights.reading_choices(hidden.dtype, backend=backend),

@@ -18,11 +18,7 @@ def largest(low: int, high: int, fits: Callable[[int], bool]) -> int | None:
 
 
 def smallest(
-    low: int,
-    high: int,
-    start: int,
-    passes: Callable[[int], bool],
-    may_go_on: Callable[[], bool],
+    low: int, high: int, start: int, passes: Callable[[int], bool], may_go_on: Callable[[], bool]
 ) -> int | None:
     """The smallest number that passes, where all above it pass, too.
 
