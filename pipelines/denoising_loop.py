@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from chipsparse.pipelines.guidance_hooks import why_not_cached
+from chipsparse.pipelines.diffusers_hooks import why_not_cached
 from chipsparse.pipelines.patches import Patches
 
 try:

@@ -122,7 +122,7 @@ class SplitSequence:
         """
         context = state.context
         facts: dict[str, object] = {
-            "what they compute": f"step {context.step} of {context.branch!r}, {state.action.value}",
+            "what they compute": f"step {context.step} of {context.branch!r}, {state.action.value}"
         }
         if first:
             plan = state.plan
