@@ -117,6 +117,12 @@ class Workload:
         return torch.stack(clips).permute(0, 1, 3, 4, 2).float()
 
 
+def asked_for(args: Namespace) -> dict[str, Any]:
+    """The settings of a generation that a command's ``--steps`` and ``--size`` change."""
+    steps = {"num_inference_steps": args.steps} if args.steps else {}
+    return steps | dict(zip(("height", "width", "num_frames"), args.size or (), strict=False))
+
+
 class _LoopClock:
     """Times the denoising loop alone: no text encoding, no decoding; the host waits for nothing."""
 

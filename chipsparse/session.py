@@ -28,6 +28,7 @@ from chipsparse.layers.state import Shared, StepState
 from chipsparse.layers.static_columns import check_static_bits
 from chipsparse.layers.tile_order import grids_order, inverse_order
 from chipsparse.layout import ModelLayout
+from chipsparse.measure.capture_gain import may_capture
 from chipsparse.measure.slower_parts import part_seconds, remarks_on, slower_parts
 from chipsparse.measure.step_clock import StepClock, clock_of_this_machine
 from chipsparse.parallel.agreement import Agreement
@@ -73,6 +74,7 @@ class _Branch:
         last_step: at which it was called.
         refreshed_at: step of its last refresh; -1 before the first.
         dense: see `StepState`.
+        may_capture: likewise.
     """
 
     plan: SparsityPlan
@@ -80,6 +82,7 @@ class _Branch:
     last_step: int = -1
     refreshed_at: int = -1
     dense: Mapping[tuple[int, Part], str] = field(default_factory=dict)
+    may_capture: bool = False
 
 
 @dataclass
@@ -282,7 +285,14 @@ class Session:
         if caching and context.branch not in self._caches:
             self._admit(context.branch, device, demand(), is_first=is_first)
         self.state = StepState(
-            plan, context, record, caching, branch.refreshed_at, branch.dense, generation.budgets
+            plan,
+            context,
+            record,
+            caching,
+            branch.refreshed_at,
+            branch.dense,
+            generation.budgets,
+            branch.may_capture,
         )
         if self._agreement.columns is not None:
             self._agreement.columns.open(self.state)
@@ -329,6 +339,7 @@ class Session:
             self.report.note(remark)
         demand = replace(demand, dense=demand.dense | slower.keys())
         self._caches.admit(name, plan, device, demand)
+        branch.may_capture = may_capture(plan, demand.dtype)
         parts = [(layer, part) for layer in layers for part in PARTS]
         reasons = {
             (layer, part): plan.why_dense(layer, part)

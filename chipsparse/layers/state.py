@@ -33,6 +33,7 @@ class StepState:
         refreshed_at: step of the branch's last refresh, this one included; -1 before the first.
         dense: why the attention or MLP of a layer runs dense at every step of the branch.
         budgets: which columns a refresh keeps.
+        may_capture: whether sparse calls are captured as CUDA graphs, or may gain by it.
     """
 
     plan: SparsityPlan
@@ -42,6 +43,7 @@ class StepState:
     refreshed_at: int
     dense: Mapping[tuple[int, Part], str]
     budgets: ColumnBudgets
+    may_capture: bool = False
 
     @property
     def action(self) -> Action:

@@ -12,6 +12,7 @@ import torch
 
 from chipsparse.cache.kinds import PARTS, Part
 from chipsparse.layers.mlp_weights import Fp8Form
+from chipsparse.measure.capture_gain import may_capture
 from chipsparse.measure.step_clock import StepClock
 from chipsparse.measure.step_seconds import StepSeconds, estimated_seconds
 from chipsparse.plan import SparsityPlan
@@ -42,7 +43,7 @@ def part_seconds(
         dense: what cannot run sparse, so that its times do not matter.
         fp8_mlps: layers whose feed-forward weights are in FP8, which are estimated, and what their
             linears round.
-        captures: whether steps that the plan has captured can be.
+        captures: whether steps can be captured, where that may pay.
     """
     config = plan.config
     if device.type != clock.device_type or config.backend != "auto" or plan.is_dense():
@@ -59,7 +60,7 @@ def part_seconds(
             found[layer, part] = estimated_seconds(
                 plan, layer, part, dtype=dtype, fp8=fp8_mlps[layer]
             )
-        captured = captures and plan.captures_steps()
+        captured = captures and may_capture(plan, dtype)
         times = clock.seconds(plan, part, layers, device=device, dtype=dtype, captured=captured)
         found.update({(layer, part): seconds for layer, seconds in times.items()})
     return found

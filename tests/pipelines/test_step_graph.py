@@ -22,6 +22,7 @@ from chipsparse.graphs.step_graph import (
     MOST_ATTEMPTS,
     MOST_CAPTURES,
     Arguments,
+    ModelCall,
     StepGraphs,
     TensorsInPlace,
 )
@@ -462,14 +463,14 @@ def test_a_call_that_cannot_be_recorded_runs_as_usual(pipe, monkeypatch):
     expected, _ = generate(pipe, NEVER)
     recording = StepGraphs._graph
 
-    def waiting(self, forward, *others):
-        def call(*args, **kwargs):
-            forward(*args, **kwargs)
+    def waiting(self, call, *others):
+        def forward(*args, **kwargs):
+            call.forward(*args, **kwargs)
             if pipe.device.type == "cuda":
                 float(torch.zeros(1, device="cuda"))
             raise RuntimeError("no memory\nfor graphs")
 
-        return recording(self, call, *others)
+        return recording(self, dataclasses.replace(call, forward=forward), *others)
 
     monkeypatch.setattr(StepGraphs, "_graph", waiting)
     with chipsparse.enable(pipe, SPARSE) as handle:
@@ -631,21 +632,37 @@ def test_other_threads_use_the_device_while_a_call_is_recorded():
 # What a user asks for, and what is planned.
 
 
-def test_a_plan_says_whether_steps_are_recorded():
+@pytest.mark.parametrize(
+    ("pays", "expected"), [(True, ([4, 6], [2])), (False, ([], [2]))], ids=["pays", "does not pay"]
+)
+def test_a_step_is_recorded_where_that_was_measured_to_pay(pays, expected, pipe, monkeypatch):
+    """The first may compile, the second is timed, and the third is asked about, once."""
+    asked = []
+
+    def measured(*, host, call, device, calls):
+        assert 0 < host <= call or pipe.device.type == "cuda"
+        assert device > 0
+        asked.append(calls)
+        return pays
+
+    monkeypatch.setattr("chipsparse.graphs.sparse_calls.capture_pays", measured)
+    usual, _ = generate(pipe, NEVER)
+    found, report = generate(pipe, SPARSE.override({"cuda_graphs": "auto"}))
+    assert (replayed(report), asked) == expected
+    assert same(found, usual)
+    assert not report.notes
+
+
+def test_a_plan_says_whether_steps_can_be_recorded():
     layout = ModelLayout((), 4, 16, 1, ((1, 128, 128),))
     layout = dataclasses.replace(layout, kinds=(LayerKind("block", 2, 64),), text_tokens=0)
-    longer = dataclasses.replace(layout, text_tokens=1)
 
-    def records(settings=None, layout=layout, steps=30):
-        return SparsityPlan(OF_FLUX.override(settings or {}), layout, steps).captures_steps()
+    def records(**settings):
+        return SparsityPlan(OF_FLUX.override(settings), layout, 30).captures_steps()
 
     assert records()
-    assert records(steps=None)
-    assert not records(steps=7)
-    assert records({"cuda_graphs": "always"}, steps=7)
-    assert not records(layout=longer)
-    assert records({"cuda_graphs": "always"}, longer)
-    assert not records({"attention.enabled": False, "mlp.enabled": False})
+    assert not records(cuda_graphs="never")
+    assert not records(**{"attention.enabled": False, "mlp.enabled": False})
     always = SPARSE.override({"cuda_graphs": "always", "attention.forecast": 0.5})
     assert SparsityPlan(always, layout, 7).remarks() == [
         "sparse steps are not captured as a CUDA graph: attention.forecast grows with every step"
@@ -662,7 +679,8 @@ def test_a_plan_says_whether_steps_are_recorded():
 
 def test_arguments_are_alike_where_only_values_differ():
     def arguments(hidden, *, scale=1.0, extra=None):
-        return Arguments((hidden,), {"options": {"scale": scale}, "extra": extra}, "cpu")
+        call = ModelCall(len, (hidden,), {"options": {"scale": scale}, "extra": extra})
+        return Arguments(call, "cpu")
 
     first = arguments(torch.zeros(2, 3))
     assert first.are_like(arguments(torch.ones(2, 3)))
@@ -712,7 +730,7 @@ def test_longer_lists_of_columns_need_another_recording():
 
 def test_tensors_of_the_host_are_part_of_what_is_recorded():
     def arguments(number, hidden):
-        return Arguments((hidden,), {"timestep": number}, "meta")
+        return Arguments(ModelCall(len, (hidden,), {"timestep": number}), "meta")
 
     number, hidden = torch.tensor([3.0]), torch.ones(2, device="meta")
     first = arguments(number, hidden)
