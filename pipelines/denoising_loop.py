@@ -23,9 +23,6 @@ except ImportError:  # a diffusers without modular pipelines has no objects of t
 class DenoisingLoop:
     """The loop of a plain pipeline, which is a part of its ``__call__``.
 
-    Args:
-        pipe: the pipeline.
-
     Attributes:
         pipe: the pipeline.
         unnamed_branch: what the first call of a step is named where nothing names its branch.

@@ -157,11 +157,7 @@ class ModelFamily:
 
     @classmethod
     def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
-        """Why several processes cannot share the tokens of such a transformer, or None.
-
-        Args:
-            config: the transformer's.
-        """
+        """Why several processes cannot share the tokens of such a transformer, or None."""
         return None if vars(cls).get("shares_tokens", False) else cls.why_whole
 
     @classmethod

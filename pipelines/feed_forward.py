@@ -83,12 +83,7 @@ class PatchedFeedForward:
 
 
 class FeedForwardModule:
-    """A module with two linears or, gated, three: diffusers' ``FeedForward``, or a model's own.
-
-    Args:
-        block: the transformer block that it belongs to.
-        name: its name in the block.
-    """
+    """A module with two linears or, gated, three: diffusers' ``FeedForward``, or a model's own."""
 
     def __init__(self, block: Any, name: str) -> None:
         self._block = block
@@ -197,9 +192,6 @@ class ParallelFeedForward:
     The block joins ``act_mlp(proj_mlp(x))`` to the attention output and gives both to one linear,
     ``proj_out``. To run the layer as one op, the first two pass x on, so that the block joins x
     itself to the attention output; ``proj_out`` takes them apart and computes the rest.
-
-    Args:
-        block: the single block.
     """
 
     names: ClassVar[tuple[str, ...]] = ("proj_mlp", "act_mlp", "proj_out")

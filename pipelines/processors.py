@@ -15,11 +15,7 @@ from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_a
 
 
 class DispatchingProcessor:
-    """What these processors share.
-
-    Args:
-        stock: the processor whose place it takes.
-    """
+    """What these processors share."""
 
     # PyTorch's own attention, as in the stock processor, until somebody names another one.
     _attention_backend: Any = AttentionBackendName.NATIVE

@@ -24,13 +24,6 @@ def smallest(
 
     From the start on in growing strides, then by bisection.
 
-    Args:
-        low: the smallest.
-        high: the largest.
-        start: where to begin.
-        passes: tells of a number.
-        may_go_on: whether another one may be looked at.
-
     Returns:
         None where none is known to pass.
     """

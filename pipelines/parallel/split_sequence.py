@@ -35,9 +35,6 @@ class SplitSequence:
         query_rows: likewise a list of columns, where processes share the query rows.
         least_text: text tokens that a process without text passes through the blocks, since the
             model's code needs one; attention leaves them out.
-
-    Attributes:
-        exchange: see above.
     """
 
     def __init__(
