@@ -5,7 +5,6 @@ An image is a clip of one frame.
 
 from __future__ import annotations
 
-import time
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,7 +132,7 @@ class _LoopClock:
         self._hook = pipe.transformer.register_forward_pre_hook(self._call_begins)
 
     def _call_begins(self, *_: Any) -> None:
-        self._timer = StepTimer(self._device, time.perf_counter)
+        self._timer = StepTimer(self._device)
         self._hook.remove()  # no step is captured while a hook runs with the model
 
     def step_ended(self, _pipe: Any, _step: int, _timestep: Any, tensors: Any) -> Any:

@@ -2,6 +2,7 @@
 
 There is a record for each named quality of the model's profile. Qualities that differ in their
 steps alone share the measured ones; a record says nothing of steps that its quality never takes.
+Sparse steps are captured as CUDA graphs where those of the whole generation may be.
 
 The baseline is the stock transformer in the same process: same weights and inputs, cuDNN attention,
 no useless mask, compiled blocks. Weights are random, so times and memory mean something and
@@ -41,7 +42,9 @@ from chipsparse.cache.memory_plan import reserve_share, working_bytes
 from chipsparse.common.machine import host_budget, host_free_bytes
 from chipsparse.config import ActionName
 from chipsparse.layout import ModelLayout
+from chipsparse.measure.capture_gain import as_of_many
 from chipsparse.plan import Action, SparsityPlan
+from chipsparse.schedule.schedule import Schedule
 
 COLUMNS = {
     "benchmark": "",
@@ -80,6 +83,7 @@ COUNTED = 2
 PROFILED = sum(RUNS.values()) - RUNS["skip"]
 ACTIONS: list[ActionName] = [action for action, runs in RUNS.items() for _ in range(runs)]
 ACTIONS.insert(PROFILED, "sparse")
+NOTHING_SPARSE = [action for action in ACTIONS if action in ("dense", "skip")]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -114,10 +118,17 @@ def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> N
 
 
 def of_steps(config: SparsityConfig) -> SparsityConfig:
-    """What is measured for a config: one step of each action after the other."""
-    first_dense = config.schedule.first_dense_layers
-    schedule = ScheduleConfig(actions=tuple(ACTIONS), first_dense_layers=first_dense)
-    return dataclasses.replace(config, schedule=schedule)
+    """What is measured for a config: one step of each action that it takes after the other."""
+    schedule = Schedule(config.schedule, STEPS)
+    sparse = any(schedule.action(step) is Action.SPARSE for step in range(STEPS))
+    return dataclasses.replace(
+        config,
+        schedule=ScheduleConfig(
+            actions=tuple(ACTIONS if sparse else NOTHING_SPARSE),
+            first_dense_layers=config.schedule.first_dense_layers,
+            forecast=config.schedule.forecast,
+        ),
+    )
 
 
 def of_action(times: Sequence[float], action: ActionName) -> float:
@@ -183,9 +194,15 @@ class Measured:
         with attention_backend(self.transformer, attention), torch.no_grad():
             stock = self._stock(whole)
             unchanged = self._all_dense(stock["ms"]) if all_dense else {}
-            for steps_of in map(of_steps, self.qualities.values()):
+            for config in self.qualities.values():
+                steps_of = of_steps(config)
                 if steps_of not in measured:
-                    measured[steps_of] = self._patched(steps_of)
+                    sparse = "sparse" in (steps_of.schedule.actions or ())
+                    measured[steps_of] = (
+                        self._patched(as_of_many(steps_of, self._plan(config), self.dtype))
+                        if sparse
+                        else self._skipping(steps_of)
+                    )
             totals = self._whole_schedules() if whole else {}
         records = []
         for name, config in self.qualities.items():
@@ -286,6 +303,35 @@ class Measured:
 
     def _enabled(self, config: SparsityConfig) -> Any:
         return chipsparse.enable(self.model.pipe(self.transformer), config)
+
+    def _skipping(self, config: SparsityConfig) -> tuple[dict[str, Any], ModelLayout]:
+        """Times of dense and skipped steps where no other is taken; and the layout."""
+        count = len(NOTHING_SPARSE) + 1  # what is held is freed after the last
+        with self._enabled(config) as handle, compiled_blocks(self.transformer) as graphs:
+            with last_blocks_only(self.model, self.transformer):
+                self._step(0, count)
+            calls = [partial(self._step, step, count) for step in range(count - 1)]
+            times, outputs = self._timed(calls)
+            layout = handle._adapters[0].session.plan.layout
+            backends, fallbacks = dict(handle.report.backends), list(handle.report.fallbacks)
+        rel_error = relative_error(outputs[0], self._expected[0])
+        self.rel_error = max(rel_error, self.rel_error)
+        dense, skip = times[: RUNS["dense"]], times[RUNS["dense"] :]
+        found = {
+            "dense_ms": statistics.median(dense[-COUNTED:]) / self._share,
+            "skip_ms": statistics.median(skip[-COUNTED:]),
+            "rel_error": rel_error,
+            "backends": backends,
+            "fallbacks": fallbacks,
+        }
+        return found | graphs, layout
+
+    def _plan(self, quality: SparsityConfig) -> SparsityPlan:
+        """The plan of a whole generation of what is measured of the model."""
+        with self._enabled(quality) as handle, last_blocks_only(self.model, self.transformer):
+            self._step(0, STEPS)
+            plan: SparsityPlan = handle._adapters[0].session.plan
+        return plan
 
     def _patched(self, config: SparsityConfig) -> tuple[dict[str, Any], ModelLayout]:
         """Times of the four actions, errors, memory, parts of a sparse step; and the layout."""
