@@ -352,7 +352,7 @@ def refresh_step(
     """Full attention; chooses the columns by their sums and fills the residual cache.
 
     Columns that were chosen before, packed as in ``cache.columns``, are kept as they are; that
-    takes no sums, and library kernels may compute how to compute the attention.
+    takes no sums, so that the fastest library kernel computes the attention.
 
     The column sums are weighed with the LSE of the previous dense step (``cache.lse``), or with an
     estimate where there was none (`estimated_lse`). Where the budget has no capacity, the host
