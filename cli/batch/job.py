@@ -24,7 +24,7 @@ from chipsparse.cli.commands.batch import RAY, BatchOptions
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.generate.job import WARNING
 from chipsparse.cli.model.description import choose_device, choose_dtype, quiet_libraries
-from chipsparse.cli.pages.batch_page import batch_page
+from chipsparse.cli.pages.page import batch_page
 from chipsparse.cli.planning.request import look_up
 from chipsparse.cli.ranks.gpus import check_gpus
 from chipsparse.cli.ranks.joined import Joined

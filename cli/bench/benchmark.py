@@ -39,26 +39,17 @@ class Benchmark:
 
     Attributes:
         model: its folder or hub name.
-        transformer_class: of the model.
         profile: what is computed: a file.
         quality: which one of that profile, if it has some.
-        random_weights: whether the steps ran on random weights.
-        device: where it ran.
-        device_name: as results quote it.
         dtype: of weights and hidden states.
         threads: of PyTorch on a CPU; None on a GPU.
         versions: of the packages that matter; None of those that are not installed.
-        settings: of the generation.
         tokens: of a call of the transformer, those of the text included.
-        heads: of attention.
-        head_dim: of each head.
         branches: transformer calls per step.
         layers: times of one layer of each kind.
         dense: why a part of a kind of layers has no sparse step to time, one sentence each.
         steps: times of denoising steps; None where only kernels were asked for.
         parallel: the processes that share the patched steps; None for one.
-        command: runs the same again.
-        pixels: height and width of a frame.
         skips_by_threshold: whether it is not known beforehand which steps are skipped.
     """
 
@@ -95,7 +86,6 @@ def run_benchmark(options: BenchOptions, process: Joined) -> Benchmark:
     """Checks all that is cheap to check, then measures.
 
     Args:
-        options: what the user typed.
         process: this one, of those that share the patched steps. Of several, each measures the
             stock ones by itself, and none a single layer.
     """
@@ -113,8 +103,9 @@ def run_benchmark(options: BenchOptions, process: Joined) -> Benchmark:
         steps = None
         if not options.kernels:
             pipe = _pipeline(options, model, device, dtype, display)
-            steps = measure_steps(pipe, planned, display, process)
+            steps = measure_steps(pipe, planned, dtype, display, process)
     layout = planned.plan.layout
+    settled = settled_values(planned.settings, device, dtype, options.gpus)
     return Benchmark(
         model=model.location,
         transformer_class=model.transformer_class,
@@ -135,13 +126,7 @@ def run_benchmark(options: BenchOptions, process: Joined) -> Benchmark:
         dense=dense,
         steps=steps,
         parallel=process.parallel,
-        command=shlex.join(
-            command_words(
-                "bench",
-                options,
-                settled_values(planned.settings, device, dtype, options.gpus),
-            )
-        ),
+        command=shlex.join(command_words("bench", options, settled)),
         pixels=planned.pixels,
         skips_by_threshold=planned.plan.schedule.skips_by_threshold(),
     )

@@ -24,6 +24,7 @@ from chipsparse.cli.planning.planned import PlannedGeneration, plan_generation
 from chipsparse.cli.planning.work_share import planned_share
 from chipsparse.cli.ranks.sharing import check_sharing, sharing_of
 from chipsparse.config import Part
+from chipsparse.measure.capture_gain import may_capture
 from chipsparse.measure.cost_model import Rates
 from chipsparse.measure.estimate import RunEstimate, estimate_run
 from chipsparse.measure.exchanges import Sharing
@@ -137,7 +138,7 @@ def look_ahead(
         planned = replace(planned, plan=_largest(sharing))
     plan = planned.plan
     calls = planned.branches if sharing is None else sharing.calls
-    captures = target.device.type == "cuda" and sharing is None and plan.captures_steps()
+    captures = target.device.type == "cuda" and sharing is None and may_capture(plan, target.dtype)
     never: set[tuple[int, Part]] = {
         (layer, part) for part in planned.never for layer in range(plan.layout.layers)
     }

@@ -11,7 +11,7 @@ import torch
 
 from chipsparse.cli.errors import UserError, first_line, user_errors
 from chipsparse.cli.model.description import ModelDescription, read_json
-from chipsparse.pipelines.adapter import check_scheduler
+from chipsparse.pipelines.denoising_loop import check_scheduler
 
 TRIAL_STEPS = 4
 FOLDER = "scheduler"  # also the component's name

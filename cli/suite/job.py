@@ -40,7 +40,6 @@ class Suite:
     """A finished suite.
 
     Attributes:
-        folder: where everything lies.
         content: of the file that can be sent.
     """
 
@@ -102,7 +101,7 @@ def _run(options: CompareOptions) -> Suite:
             if not told:
                 told = _tell_time(display, progress, lab.plan())
             lab.others(prompt)
-            content = suite_json(common, lab, rows, prompts, with_prompts=options.with_prompts)
+            content = suite_json(common, lab, with_prompts=options.with_prompts)
             _write(folder / TO_SEND, to_send(content))
         with display.stage(f"writing {folder / PAGE}"):
             _write(folder / PAGE, page([part_of(folder / TO_SEND, content)]))

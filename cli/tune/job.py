@@ -17,7 +17,7 @@ from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.lpips import find_lpips
 from chipsparse.cli.model.description import ModelDescription, load_pipeline
-from chipsparse.cli.planning.planned import called_steps
+from chipsparse.cli.planning.planned import called_steps, planned_if_known
 from chipsparse.cli.planning.profile_file import write_profile
 from chipsparse.cli.planning.profile_range import range_of
 from chipsparse.cli.planning.request import check_prompt_is_enough, requested, required_profile
@@ -30,6 +30,7 @@ from chipsparse.cli.tune.lab import TuneLab, config_digest
 from chipsparse.cli.tune.shared_results import SharedResults
 from chipsparse.cli.tune.unreachable import unreachable_text
 from chipsparse.cli.work_progress import WorkProgress
+from chipsparse.measure.capture_gain import may_capture
 from chipsparse.measure.clip_comparison import PerceptualDistance
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import ASSETS, Profile
@@ -109,6 +110,7 @@ def _run(options: TuneOptions, process: Joined) -> Tuned:
             options.budget,
             lpips,
             settings.num_inference_steps - steps,
+            _may_capture(options, model, profile, dtype),
             process,
         )
         _keep(results, options, prompts, None)
@@ -143,6 +145,19 @@ def _run(options: TuneOptions, process: Joined) -> Tuned:
             tuned=tuned,
         )
     return Tuned(options.output, options.results_file, found, tuned, lab.candidates)
+
+
+def _may_capture(
+    options: TuneOptions, model: ModelDescription, profile: Profile, dtype: torch.dtype
+) -> bool:
+    """Whether sparse steps of such generations may gain by being captured as CUDA graphs."""
+    planned = planned_if_known(options, model, profile)
+    if planned is None:
+        return False
+    config = planned.plan.config.override(
+        {"attention.enabled": True, "schedule": {"actions": ["dense", "refresh", "sparse"]}}
+    )
+    return may_capture(dataclasses.replace(planned.plan, config=config), dtype)
 
 
 def choose_prompts(options: TuneOptions, *, video: bool) -> list[Prompt]:

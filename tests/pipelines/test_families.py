@@ -17,6 +17,7 @@ from chipsparse import SparsityConfig
 from chipsparse.cache.kinds import PARTS
 from chipsparse.cli.planning.settings import frame_chunks, vae_factors
 from tests import variants
+from tests.pipelines import small_sparse
 from tests.pipelines.model_state import actions, state_of
 
 
@@ -49,27 +50,8 @@ MODELS = {
 }
 assert FAMILIES.keys() >= MODELS
 STEPS = 6
-SPARSE = SparsityConfig().override(
-    {
-        "where_slower": "sparse",  # on a GPU, too
-        "attention.density": 0.25,
-        "attention.random_fraction": 0.05,
-        "attention.block_size_q": 16,
-        "mlp.density": 0.3,
-        "mlp.block_size": 16,
-        "schedule.refresh_every": 3,
-        "schedule.skip_steps": [3],
-        "tile": [2, 2, 2],
-    }
-)
-EXACT = SPARSE.override(
-    {
-        "attention.density": 1.0,
-        "attention.random_fraction": 0.0,
-        "mlp.density": 1.0,
-        "schedule.skip_steps": [],
-    }
-)
+SPARSE = small_sparse.SPARSE.override({"schedule.skip_steps": [3]})
+EXACT = small_sparse.EXACT
 
 
 def slow_unless(quick, families=tuple(name for name in FAMILIES if not FAMILIES[name].brief)):

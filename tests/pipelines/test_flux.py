@@ -12,7 +12,9 @@ from PIL import Image
 import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.kernels.mask_packing import unpack_mask
-from chipsparse.pipelines.flux import FluxAdapter, grids_of
+from chipsparse.pipelines.flux import FluxAdapter
+from chipsparse.pipelines.token_grids import grids_of
+from tests.pipelines import small_sparse
 from tests.pipelines.model_state import actions, calls_begun, state_of
 from tests.tiny_models import (
     FLUX_CONFIG,
@@ -25,18 +27,7 @@ STEPS = 7
 LAYERS = FLUX_CONFIG["num_layers"] + FLUX_CONFIG["num_single_layers"]
 TEXT = 16
 IN_CHANNELS = FLUX_CONFIG["in_channels"]
-SPARSE = SparsityConfig().override(
-    {
-        "where_slower": "sparse",  # on a GPU, too
-        "attention.density": 0.25,
-        "attention.random_fraction": 0.05,
-        "attention.block_size_q": 16,
-        "mlp.density": 0.3,
-        "mlp.block_size": 16,
-        "schedule.refresh_every": 4,
-        "tile": [1, 4, 4],
-    }
-)
+SPARSE = small_sparse.SPARSE.override({"schedule.refresh_every": 4, "tile": [1, 4, 4]})
 EXACT = SPARSE.override(
     {"attention.density": 1.0, "attention.random_fraction": 0.0, "mlp.density": 1.0}
 )

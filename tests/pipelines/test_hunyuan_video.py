@@ -10,6 +10,7 @@ from chipsparse import SparsityConfig
 from chipsparse.layers.attention import AttentionLayer
 from chipsparse.pipelines import padded_text
 from chipsparse.pipelines.hunyuan_video import HunyuanVideoAdapter
+from tests.pipelines import small_sparse
 from tests.pipelines.families.hunyuan_video import (
     FAMILIES,
     IMAGE_TO_VIDEO15,
@@ -31,22 +32,8 @@ from tests.pipelines.model_state import actions, calls_begun, state_of
 from tests.variants import slow
 
 STEPS = 6
-SPARSE = SparsityConfig().override(
-    {
-        "attention.density": 0.3,
-        "attention.random_fraction": 0.05,
-        "attention.block_size_q": 16,
-        "mlp.density": 0.3,
-        "mlp.block_size": 16,
-        "schedule.warmup_steps": 2,
-        "schedule.refresh_every": 3,
-        "schedule.final_dense_steps": 0,
-        "tile": [2, 2, 2],
-    }
-)
-EXACT = SPARSE.override(
-    {"attention.density": 1.0, "attention.random_fraction": 0.0, "mlp.density": 1.0}
-)
+SPARSE = small_sparse.SPARSE.override({"attention.density": 0.3})
+EXACT = small_sparse.EXACT
 VIDEO_TOKENS, VIDEO15_TOKENS = 3 * 4 * 3, 3 * 6 * 4
 MAKE = {"1.0": pipeline, "1.5": pipeline15}
 CALL = {"1.0": VIDEO, "1.5": VIDEO15}
@@ -292,14 +279,8 @@ def test_tokens_that_a_picture_replaces_stay_in_front(monkeypatch):
     assert first_frame.sort().values.tolist() == list(range(12))
     assert first_frame.tolist() != list(range(12))
 
-    grids = {"grids": ((3, 4, 3),)}
-    planned = HunyuanVideoAdapter.planned_layout.__func__
-
-    def one_grid(cls, *args, **kwargs):
-        layout = planned(cls, *args, **kwargs)
-        return layout.__class__(**{**vars(layout), **grids})
-
-    monkeypatch.setattr(HunyuanVideoAdapter, "planned_layout", classmethod(one_grid))
+    one_grid = classmethod(lambda *_: ((3, 4, 3),))
+    monkeypatch.setattr(HunyuanVideoAdapter, "grids", one_grid)
     with chipsparse.enable(pipe, EXACT):
         assert error(generate(pipe, call), expected) > 1e-3
 

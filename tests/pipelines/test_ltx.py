@@ -8,7 +8,7 @@ from diffusers.models.transformers.transformer_ltx import LTXVideoAttnProcessor
 
 import chipsparse
 from chipsparse import SparsityConfig
-from chipsparse.pipelines.ltx import grids_at
+from chipsparse.pipelines.token_grids import grids_at
 from tests.pipelines.families.ltx import (
     CHANNELS,
     LTX_CONFIG,

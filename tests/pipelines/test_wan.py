@@ -9,25 +9,14 @@ from diffusers.hooks import apply_group_offloading
 from diffusers.models.attention_dispatch import attention_backend
 
 import chipsparse
-from chipsparse import SparsityConfig
 from chipsparse.pipelines.adapter import ADAPTER
+from tests.pipelines import small_sparse
 from tests.pipelines.model_state import actions, state_of
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
 from tests.variants import slow
 
 STEPS = 7
-SPARSE = SparsityConfig().override(
-    {
-        "where_slower": "sparse",  # on a GPU, too
-        "attention.density": 0.25,
-        "attention.random_fraction": 0.05,
-        "attention.block_size_q": 16,
-        "mlp.density": 0.3,
-        "mlp.block_size": 16,
-        "schedule.refresh_every": 4,
-        "tile": [2, 2, 4],
-    }
-)
+SPARSE = small_sparse.SPARSE.override({"schedule.refresh_every": 4, "tile": [2, 2, 4]})
 EXACT = SPARSE.override(
     {"attention.density": 1.0, "attention.random_fraction": 0.0, "mlp.density": 1.0}
 )
