@@ -49,7 +49,8 @@ def test_it_changes_the_picture_by_its_scale(generate, attention_lora):
     pictures, told = {}, {}
     for scale in (None, 0, 1, 2):
         given = () if scale is None else ("--lora", f"{attention_lora}:{scale}")
-        pictures[scale], told[scale] = picture(), generate(*SMALL, *given).json()
+        told[scale] = generate(*SMALL, *given).json()
+        pictures[scale] = picture()
     assert (pictures[0] == pictures[None]).all()
     assert (pictures[1] != pictures[None]).any()
     assert (pictures[2] != pictures[1]).any()
