@@ -37,3 +37,8 @@ def assert_close(found, expected, tolerance=1e-4):
     """Equal but for the rounding of another order of summation."""
     assert found.shape == expected.shape
     assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+def error(found, expected):
+    """Relative to what is expected, over all numbers."""
+    return ((found - expected).norm() / expected.norm()).item()

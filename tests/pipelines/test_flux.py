@@ -16,6 +16,7 @@ from chipsparse.pipelines.flux import FluxAdapter
 from chipsparse.pipelines.token_grids import grids_of
 from tests.pipelines import small_sparse
 from tests.pipelines.model_state import actions, calls_begun, state_of
+from tests.pipelines.small_sparse import error
 from tests.tiny_models import (
     FLUX_CONFIG,
     tiny_flux_pipeline,
@@ -63,10 +64,6 @@ def sparse():
     pipe = tiny_flux_pipeline()
     with chipsparse.enable(pipe, SPARSE):
         return generate(pipe)
-
-
-def error(found, expected):
-    return ((found - expected).norm() / expected.norm()).item()
 
 
 # What is computed.

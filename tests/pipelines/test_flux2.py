@@ -25,6 +25,7 @@ from tests.pipelines.families.flux2 import (
 )
 from tests.pipelines.families.flux2 import WIDTH as PIXELS
 from tests.pipelines.model_state import actions, calls_begun, state_of
+from tests.pipelines.small_sparse import error
 from tests.variants import slow
 
 STEPS = 5
@@ -71,10 +72,6 @@ def sparse():
     pipe = tiny_flux2_pipeline()
     with chipsparse.enable(pipe, SPARSE):
         return generate(pipe)
-
-
-def error(found, expected):
-    return ((found - expected).norm() / expected.norm()).item()
 
 
 # The feed-forward layer of a single block.

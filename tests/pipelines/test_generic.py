@@ -24,6 +24,7 @@ from chipsparse.pipelines.bridge import attention_backend, make_tag
 from chipsparse.pipelines.generic import LARGEST_DIFFERENCE, are_close, is_stateless, limits
 from chipsparse.pipelines.registry import ADAPTERS
 from tests.pipelines import test_wan as wan
+from tests.pipelines.families.loop import seeded
 from tests.pipelines.model_state import actions, state_of
 from tests.tiny_models import TRANSFORMER_CONFIG, tiny_wan_pipeline
 from tests.variants import slow_unless
@@ -77,15 +78,9 @@ class Loop:
             )[0]
 
 
-def made(transformer_class, **config):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return transformer_class(**config).eval()
-
-
 def skyreels(**config):
     """Self-attention and cross-attention, as in Wan, in a pipeline of Wan."""
-    transformer = made(SkyReelsV2Transformer3DModel, **{**TRANSFORMER_CONFIG, **config})
+    transformer = seeded(SkyReelsV2Transformer3DModel, **{**TRANSFORMER_CONFIG, **config})
     return tiny_wan_pipeline(transformer=transformer)
 
 
@@ -100,7 +95,7 @@ def bria_inputs(size, batch, generator, text=TEXT):
 
 def bria():
     """Joint attention in two kinds of blocks, as in FLUX."""
-    transformer = made(
+    transformer = seeded(
         BriaTransformer2DModel,
         in_channels=4,
         num_layers=2,
@@ -115,7 +110,7 @@ def bria():
 
 def prx():
     """Image queries, keys of text and image, and masks for the text alone."""
-    transformer = made(
+    transformer = seeded(
         PRXTransformer2DModel,
         in_channels=4,
         patch_size=2,
@@ -134,7 +129,7 @@ def prx():
 
 def ernie():
     """Masks the padding of its text in every call."""
-    transformer = made(
+    transformer = seeded(
         ErnieImageTransformer2DModel,
         hidden_size=32,
         num_attention_heads=2,
@@ -364,7 +359,7 @@ def test_models_without_diffusers_caches_are_patched_as_well():
 
 
 def test_both_experts_are_served():
-    second = made(SkyReelsV2Transformer3DModel, **TRANSFORMER_CONFIG)
+    second = seeded(SkyReelsV2Transformer3DModel, **TRANSFORMER_CONFIG)
     pipe = tiny_wan_pipeline(
         transformer=skyreels().transformer, transformer_2=second, boundary_ratio=0.85
     )
@@ -429,7 +424,7 @@ def test_other_lengths_of_cross_attention_change_nothing():
 
 def test_models_that_dispatch_nothing_are_refused_when_enabled():
     pipe = tiny_wan_pipeline()
-    pipe.transformer = made(
+    pipe.transformer = seeded(
         SanaTransformer2DModel,
         num_layers=1,
         num_attention_heads=1,

@@ -29,6 +29,7 @@ from tests.pipelines.families.hunyuan_video import (
     token_replace,
 )
 from tests.pipelines.model_state import actions, calls_begun, state_of
+from tests.pipelines.small_sparse import error
 from tests.variants import slow
 
 STEPS = 6
@@ -56,10 +57,6 @@ def generate(pipe, call, *, steps=STEPS):
         output_type="latent",
         return_dict=False,
     )[0]
-
-
-def error(found, expected):
-    return ((found - expected).norm() / expected.norm()).item()
 
 
 def assert_close(found, expected):

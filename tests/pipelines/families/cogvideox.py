@@ -11,6 +11,7 @@ from diffusers import (
 )
 
 from tests.pipelines.families.family import Family
+from tests.pipelines.families.loop import random, seeded
 
 CHANNELS = 4  # of the latents
 TEXT = 12
@@ -31,12 +32,6 @@ TRANSFORMER = {
 ROTARY = {"use_rotary_positional_embeddings": True}
 BOTH = {"in_channels": 2 * CHANNELS}  # the picture's latents stand beside the others
 V15 = {**ROTARY, "patch_size_t": 2, "sample_height": 24, "sample_width": 24}
-
-
-def seeded(make):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return make().eval()
 
 
 def tiny_transformer(**overrides):
@@ -74,10 +69,6 @@ def tiny_pipeline(pipeline_class=CogVideoXPipeline, scheduler=CogVideoXDDIMSched
     )
     pipe.set_progress_bar_config(disable=True)
     return pipe
-
-
-def random(*shape, seed):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def prompts(batch=1):

@@ -11,6 +11,7 @@ from diffusers import (
 from PIL import Image
 
 from tests.pipelines.families.family import Family
+from tests.pipelines.families.loop import random, seeded
 
 CHANNELS = 4  # of the latents
 TEXT, TEXT_DIM = 6, 16
@@ -25,10 +26,6 @@ FLUX2_CONFIG = {
     "timestep_guidance_channels": 32,
     "axes_dims_rope": (4, 4, 4, 4),
 }
-
-
-def random(*shape, seed):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def picture(seed, width=64, height=72):
@@ -68,17 +65,17 @@ def tiny_flux2_transformer(*, seed=0, **overrides):
 
 def tiny_flux2_vae(*, seed=1):
     """A VAE that shrinks by 4."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return AutoencoderKLFlux2(
-            block_out_channels=(8, 8, 8),
-            down_block_types=("DownEncoderBlock2D",) * 3,
-            up_block_types=("UpDecoderBlock2D",) * 3,
-            layers_per_block=1,
-            norm_num_groups=4,
-            latent_channels=CHANNELS,
-            mid_block_add_attention=False,
-        ).eval()
+    return seeded(
+        AutoencoderKLFlux2,
+        seed=seed,
+        block_out_channels=(8, 8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+        layers_per_block=1,
+        norm_num_groups=4,
+        latent_channels=CHANNELS,
+        mid_block_add_attention=False,
+    )
 
 
 def tiny_flux2_pipeline(pipeline_class=Flux2Pipeline, **overrides):

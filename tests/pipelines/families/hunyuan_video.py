@@ -22,6 +22,7 @@ from PIL import Image
 from transformers import SiglipImageProcessor, SiglipVisionConfig, SiglipVisionModel
 
 from tests.pipelines.families.family import Family
+from tests.pipelines.families.loop import random, seeded
 
 CHANNELS = 4  # of the latents
 TEXT_DIM, GLYPH_DIM, IMAGE_DIM, POOLED_DIM = 12, 10, 16, 8
@@ -38,16 +39,6 @@ CONFIG = {
     "text_embed_dim": TEXT_DIM,
     "rope_axes_dim": (4, 6, 6),
 }
-
-
-def seeded(make, *args, **kwargs):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return make(*args, **kwargs).eval()
-
-
-def random(*shape, seed):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def padded(*lengths, tokens=PADDED, width=TEXT_DIM, seed=1):

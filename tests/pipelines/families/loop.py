@@ -56,11 +56,11 @@ class Loop:
             return self._velocity(self.transformer(**arguments, return_dict=False), latents)
 
 
-def seeded(make, *, seed=0, **config):
+def seeded(make, *arguments, seed=0, **config):
     """A model with random weights, the same at every call."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return make(**config).eval()
+        return make(*arguments, **config).eval()
 
 
 def random(*shape, seed):

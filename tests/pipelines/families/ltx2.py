@@ -12,6 +12,7 @@ from diffusers import (
 )
 
 from tests.pipelines.families.family import Family
+from tests.pipelines.families.loop import random, seeded
 
 CHANNELS = 8  # of the video's latents
 SOUND_CHANNELS, MEL_BINS = 2, 16  # of the sound's, which shrink fourfold
@@ -42,16 +43,6 @@ class Connectors(ModelMixin):
 
     def forward(self, embeds, mask, padding_side):
         return embeds, self.sound(embeds), mask
-
-
-def seeded(make, *, seed=0, **config):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make(**config).eval()
-
-
-def random(*shape, seed):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def prompts(batch=1, seed=3):

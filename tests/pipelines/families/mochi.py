@@ -9,6 +9,7 @@ from diffusers import (
 )
 
 from tests.pipelines.families.family import Family
+from tests.pipelines.families.loop import seeded
 
 CHANNELS = 12  # of the latents
 TEXT = 12
@@ -23,12 +24,6 @@ TRANSFORMER = {
     "time_embed_dim": 8,
     "max_sequence_length": TEXT,
 }
-
-
-def seeded(make):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return make().eval()
 
 
 def tiny_transformer():

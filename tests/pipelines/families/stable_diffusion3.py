@@ -10,6 +10,7 @@ from diffusers import (
 )
 
 from tests.pipelines.families.family import Family
+from tests.pipelines.families.loop import random, seeded
 
 CHANNELS = 16  # of the latents: inpainting pipelines insist
 TEXT = 10
@@ -43,18 +44,18 @@ def tiny_transformer(**overrides):
 
 def tiny_vae():
     """Shrinks by 2."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        return AutoencoderKL(
-            block_out_channels=(8, 8),
-            down_block_types=("DownEncoderBlock2D",) * 2,
-            up_block_types=("UpDecoderBlock2D",) * 2,
-            layers_per_block=1,
-            norm_num_groups=4,
-            latent_channels=CHANNELS,
-            scaling_factor=0.5,
-            shift_factor=0.1,
-        ).eval()
+    return seeded(
+        AutoencoderKL,
+        seed=3,
+        block_out_channels=(8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        layers_per_block=1,
+        norm_num_groups=4,
+        latent_channels=CHANNELS,
+        scaling_factor=0.5,
+        shift_factor=0.1,
+    )
 
 
 def tiny_pipeline(pipeline_class=StableDiffusion3Pipeline, components=None, **overrides):
@@ -69,10 +70,6 @@ def tiny_pipeline(pipeline_class=StableDiffusion3Pipeline, components=None, **ov
     )
     pipe.set_progress_bar_config(disable=True)
     return pipe
-
-
-def random(*shape, seed):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def prompts(batch=1):

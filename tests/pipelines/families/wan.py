@@ -1,10 +1,10 @@
 """Wan 2.1 and 2.2: text and image to video, one expert or two, one timestep or one per token."""
 
-import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanImageToVideoPipeline
 from transformers import CLIPImageProcessor
 
 from tests.pipelines.families.family import Family
+from tests.pipelines.families.loop import random
 from tests.tiny_models import (
     LATENT_CHANNELS,
     PROMPT,
@@ -33,10 +33,6 @@ VARIANTS = {
     "one frame": {"num_frames": 1},
     "unguided batch": {"prompt": [PROMPT, "a blue square moves up"], "guidance_scale": 1.0},
 }
-
-
-def random(*shape, seed):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 # As text, these pipelines want ftfy to clean it.
