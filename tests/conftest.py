@@ -2,12 +2,22 @@
 
 import gc
 
+import pytest
+import torch
+
 # Folders whose files take a few seconds each.
 QUICK = ("tests/chipsparse/", "tests/kernels/")
 
 
 def pytest_collection_modifyitems(items):
-    """Quick files come last, so that no process waits for a long one of another at the end."""
+    """Tests of a GPU are skipped without one.
+
+    Quick files come last, so that no process waits for a long one of another at the end.
+    """
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     items.sort(key=lambda item: item.nodeid.startswith(QUICK))
 
 

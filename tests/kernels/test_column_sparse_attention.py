@@ -68,7 +68,6 @@ def test_matches_masked_attention(backend, shape, dtype, strided, device):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @backend_names(column_sparse_attention)
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -228,7 +227,6 @@ def test_output_of_a_kernel_is_laid_out_like_the_query(backend, device):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @kernel_names(column_sparse_attention)
 def test_rows_beyond_32_bit_offsets(backend):
     """Keys of two heads in 4.3 GB, NaN (see conftest.py) but for the first and last rows."""
@@ -249,7 +247,6 @@ def test_rows_beyond_32_bit_offsets(backend):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @kernel_names(column_sparse_attention)
 def test_lists_beyond_32_bit_offsets(backend):
     """2,060 lists of 2^20 entries are 8.6 GB."""

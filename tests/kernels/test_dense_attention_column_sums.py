@@ -54,7 +54,6 @@ def test_matches_the_formula(backend, shape, dtype, strided, device):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @backend_names(dense_attention_column_sums)
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -191,7 +190,6 @@ def test_any_scale_and_the_layout_of_the_output(backend, scale, device):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @kernel_names(dense_attention_column_sums)
 def test_sums_beyond_32_bit_offsets(backend):
     """4,096 blocks of one row by 2^19 + 100 columns are 4.3 GB."""
@@ -211,7 +209,6 @@ def test_sums_beyond_32_bit_offsets(backend):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @kernel_names(dense_attention_column_sums)
 def test_rows_beyond_32_bit_offsets(backend):
     """Few keys of many heads, as every 2^19-th row of 4.3 GB that is NaN (see conftest.py)."""

@@ -157,7 +157,6 @@ def test_computation_and_transfers_overlap(loads, seconds):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_rates_of_the_gpu_that_is_here():
     rates = measure_rates(torch.device("cuda"))
     assert rates.measured
