@@ -23,8 +23,8 @@ from tests.pipelines.families import (
     stable_diffusion3,
     wan,
 )
+from tests.tiny_models import TEXT_DIM, random
 
-TEXT_DIM = 32
 LEFT_OUT = ("text_encoder", "vae_encoder", "image_encoder", "controlnet_vae_encoder", "decode")
 
 
@@ -90,10 +90,6 @@ class Both:
         finally:
             del pipe.scheduler.step
         return found[0]
-
-
-def random(*shape: int, seed: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 FLUX_PROMPT = {

@@ -17,9 +17,8 @@ SPARSE = SparsityConfig().override(
         "tile": [2, 2, 2],
     }
 )
-EXACT = SPARSE.override(
-    {"attention.density": 1.0, "attention.random_fraction": 0.0, "mlp.density": 1.0}
-)
+EVERYTHING = {"attention.density": 1.0, "attention.random_fraction": 0.0, "mlp.density": 1.0}
+EXACT = SPARSE.override(EVERYTHING)
 
 
 def generate(pipe, call, **changes):
@@ -31,6 +30,11 @@ def generate(pipe, call, **changes):
             generator=torch.Generator().manual_seed(0),
             return_dict=False,
         )[0]
+
+
+def error(found, expected):
+    """The relative error of a result."""
+    return ((found - expected).norm() / expected.norm()).item()
 
 
 def assert_close(found, expected, tolerance=1e-4):

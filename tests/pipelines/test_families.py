@@ -16,8 +16,11 @@ import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.cache.kinds import PARTS
 from chipsparse.cli.planning.settings import frame_chunks, vae_factors
+from chipsparse.kernels.mask_packing import unpack_mask
 from tests import variants
-from tests.pipelines.model_state import actions, state_of
+from tests.pipelines import small_sparse
+from tests.pipelines.model_state import actions, calls_begun, state_of
+from tests.pipelines.small_sparse import EXACT, STEPS
 
 
 def collected():
@@ -48,28 +51,7 @@ MODELS = {
     "wan 2.2 two experts",
 }
 assert FAMILIES.keys() >= MODELS
-STEPS = 6
-SPARSE = SparsityConfig().override(
-    {
-        "where_slower": "sparse",  # on a GPU, too
-        "attention.density": 0.25,
-        "attention.random_fraction": 0.05,
-        "attention.block_size_q": 16,
-        "mlp.density": 0.3,
-        "mlp.block_size": 16,
-        "schedule.refresh_every": 3,
-        "schedule.skip_steps": [3],
-        "tile": [2, 2, 2],
-    }
-)
-EXACT = SPARSE.override(
-    {
-        "attention.density": 1.0,
-        "attention.random_fraction": 0.0,
-        "mlp.density": 1.0,
-        "schedule.skip_steps": [],
-    }
-)
+SPARSE = small_sparse.SPARSE.override({"schedule.skip_steps": [3]})
 
 
 def slow_unless(quick, families=tuple(name for name in FAMILIES if not FAMILIES[name].brief)):
@@ -135,10 +117,7 @@ def as_batch(output):
 
 def assert_close(found, expected, tolerance=1e-4):
     """Equal but for the rounding of another order of summation; lists stand for batches."""
-    found, expected = as_batch(found), as_batch(expected)
-    assert found.shape == expected.shape
-    largest = (found - expected).abs().max().item()
-    assert largest <= tolerance * expected.abs().max().item()
+    small_sparse.assert_close(as_batch(found), as_batch(expected), tolerance)
 
 
 def assert_expected(report, family):
@@ -263,6 +242,47 @@ def test_the_tile_order_changes_the_groups_and_not_the_model(name):
         assert_close(generate(pipe, name), dense(name))
     with chipsparse.enable(pipe, SPARSE.override(raster)):
         assert not torch.equal(generate(pipe, name), sparse(name))
+
+
+# Families whose text stands in the sequence, and a call of each.
+JOINT = {
+    "cogvideox 2b": BASE,
+    "flux": BASE,
+    "flux2": "a reference",
+    "hunyuan video": "short prompt",
+    "mochi": "guided",
+    "qwen-image": "padded",
+    "sd3": BASE,
+}
+
+
+@slow_unless({"cogvideox 2b", "flux", "mochi"}, JOINT)
+def test_columns_of_text_are_always_kept_and_those_of_its_padding_never(name):
+    """Where there is room for no others; in every branch, whose prompts may differ in length."""
+    pipe, columns, neurons = FAMILIES[name].make(), {}, {}
+    config = SPARSE.override({"attention.density": 0.01, "attention.random_fraction": 0.0})
+    with chipsparse.enable(pipe, config) as handle:
+        calls, caches = calls_begun(handle), handle._adapters[0].session._caches
+
+        def look(_pipe, step, _t, tensors):
+            if step == 1:  # the refresh
+                columns.update({key: caches[key].attention.columns for key in caches})
+                neurons.update({key: caches[key].mlp.activation.shape[1] for key in caches})
+            return tensors
+
+        call = arguments_of(name, JOINT[name])
+        small_sparse.generate(pipe, call, num_inference_steps=3, callback_on_step_end=look)
+    layouts = {context.branch: layout for context, layout in calls}
+    assert {branch for branch, _ in columns} == set(layouts)
+    for (branch, layer), packed in columns.items():
+        layout = layouts[branch]
+        kept = unpack_mask(packed, layout.tokens)
+        first = 0 if layout.text_first else layout.grid_tokens
+        text = kept[..., first : first + layout.text_tokens]
+        assert text.shape[-1] == layout.text_tokens > 0
+        assert text.all()
+        assert (kept.sum(-1) == layout.text_tokens).all()
+        assert neurons[branch, layer] == layout.mlp_tokens(layer)
 
 
 @each_model

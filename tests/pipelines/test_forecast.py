@@ -100,7 +100,7 @@ def test_the_actions_are_those_of_the_list(returned):
 def test_a_model_without_an_adapter(returned):
     pipe = generic.bria()
     with chipsparse.enable(pipe, LISTED):
-        pipe(steps=STEPS)
+        generic.image(pipe, num_inference_steps=STEPS)
     assert check(returned, pipe.scheduler.timesteps.double().tolist(), 0.5) == 8
 
 

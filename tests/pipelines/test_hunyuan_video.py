@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 
 import chipsparse
-from chipsparse import SparsityConfig
 from chipsparse.layers.attention import AttentionLayer
 from chipsparse.pipelines import padded_text
 from chipsparse.pipelines.hunyuan_video import HunyuanVideoAdapter
@@ -27,26 +26,10 @@ from tests.pipelines.families.hunyuan_video import (
     prompts15,
     token_replace,
 )
-from tests.pipelines.model_state import actions, calls_begun, state_of
+from tests.pipelines.model_state import actions, calls_begun
+from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, error, generate
 from tests.variants import slow
 
-STEPS = 6
-SPARSE = SparsityConfig().override(
-    {
-        "attention.density": 0.3,
-        "attention.random_fraction": 0.05,
-        "attention.block_size_q": 16,
-        "mlp.density": 0.3,
-        "mlp.block_size": 16,
-        "schedule.warmup_steps": 2,
-        "schedule.refresh_every": 3,
-        "schedule.final_dense_steps": 0,
-        "tile": [2, 2, 2],
-    }
-)
-EXACT = SPARSE.override(
-    {"attention.density": 1.0, "attention.random_fraction": 0.0, "mlp.density": 1.0}
-)
 VIDEO_TOKENS, VIDEO15_TOKENS = 3 * 4 * 3, 3 * 6 * 4
 MAKE = {"1.0": pipeline, "1.5": pipeline15}
 CALL = {"1.0": VIDEO, "1.5": VIDEO15}
@@ -59,25 +42,6 @@ MIXED = {
     },
 }
 each_version = pytest.mark.parametrize("version", MAKE)
-
-
-def generate(pipe, call, *, steps=STEPS):
-    return pipe(
-        **call,
-        num_inference_steps=steps,
-        generator=torch.Generator().manual_seed(0),
-        output_type="latent",
-        return_dict=False,
-    )[0]
-
-
-def error(found, expected):
-    return ((found - expected).norm() / expected.norm()).item()
-
-
-def assert_close(found, expected):
-    assert found.shape == expected.shape
-    assert (found - expected).abs().max() <= 5e-5 * expected.abs().max()
 
 
 @pytest.fixture
@@ -329,23 +293,6 @@ def test_a_picture_is_text_of_1_5_and_no_picture_is_none():
             calls = calls_begun(handle)
             generate(pipe, call)
         assert {layout.text_tokens for _, layout in calls} == {expected}
-
-
-def test_1_5_image_to_video():
-    pipe = image_to_video15()
-    state = state_of(pipe.transformer)
-    expected = generate(pipe, IMAGE_TO_VIDEO15.call)
-    with chipsparse.enable(pipe, SparsityConfig.dense()):
-        assert torch.equal(generate(pipe, IMAGE_TO_VIDEO15.call), expected)
-    with chipsparse.enable(pipe, EXACT):
-        assert_close(generate(pipe, IMAGE_TO_VIDEO15.call), expected)
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        first = generate(pipe, IMAGE_TO_VIDEO15.call)
-        assert torch.equal(generate(pipe, IMAGE_TO_VIDEO15.call), first)
-        assert handle.report.fallbacks == []
-    assert 0 < error(first, expected) < 0.3
-    assert state_of(pipe.transformer) == state
-    assert torch.equal(generate(pipe, IMAGE_TO_VIDEO15.call), expected)
 
 
 def processors(pipe):

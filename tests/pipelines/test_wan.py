@@ -9,28 +9,15 @@ from diffusers.hooks import apply_group_offloading
 from diffusers.models.attention_dispatch import attention_backend
 
 import chipsparse
-from chipsparse import SparsityConfig
 from chipsparse.pipelines.adapter import ADAPTER
+from tests.pipelines import small_sparse
 from tests.pipelines.model_state import actions, state_of
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
 from tests.variants import slow
 
 STEPS = 7
-SPARSE = SparsityConfig().override(
-    {
-        "where_slower": "sparse",  # on a GPU, too
-        "attention.density": 0.25,
-        "attention.random_fraction": 0.05,
-        "attention.block_size_q": 16,
-        "mlp.density": 0.3,
-        "mlp.block_size": 16,
-        "schedule.refresh_every": 4,
-        "tile": [2, 2, 4],
-    }
-)
-EXACT = SPARSE.override(
-    {"attention.density": 1.0, "attention.random_fraction": 0.0, "mlp.density": 1.0}
-)
+SPARSE = small_sparse.SPARSE.override({"schedule.refresh_every": 4, "tile": [2, 2, 4]})
+EXACT = SPARSE.override(small_sparse.EVERYTHING)
 
 
 def generate(pipe, prompt="a red circle moves left", *, seed=0, **kwargs):
@@ -141,21 +128,6 @@ def test_branches_never_share_state():
         both = run_branches(together.transformer, ["cond", "uncond"])
         for branch in ("cond", "uncond"):
             assert torch.equal(run_branches(alone.transformer, [branch])[branch], both[branch])
-
-
-@pytest.mark.slow
-def test_two_pipelines_do_not_know_of_each_other(sparse):
-    one, two = tiny_wan_pipeline(), tiny_wan_pipeline(seed=50)
-    with chipsparse.enable(two, EXACT):
-        expected = generate(two)
-        with chipsparse.enable(one, SPARSE):
-
-            def run_the_other(_pipe, step, _t, tensors):
-                if step in (1, 3):  # behind a refresh and a sparse step
-                    assert torch.equal(generate(two), expected)
-                return tensors
-
-            assert torch.equal(generate(one, callback_on_step_end=run_the_other), sparse)
 
 
 def test_samples_of_a_batch_are_independent(pipe):

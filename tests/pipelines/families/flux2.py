@@ -11,6 +11,7 @@ from diffusers import (
 from PIL import Image
 
 from tests.pipelines.families.family import Family
+from tests.tiny_models import quiet, random, seeded
 
 CHANNELS = 4  # of the latents
 TEXT, TEXT_DIM = 6, 16
@@ -25,10 +26,6 @@ FLUX2_CONFIG = {
     "timestep_guidance_channels": 32,
     "axes_dims_rope": (4, 4, 4, 4),
 }
-
-
-def random(*shape, seed):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def picture(seed, width=64, height=72):
@@ -55,9 +52,7 @@ GUIDED = {"negative_prompt_embeds": random(1, TEXT, TEXT_DIM, seed=4)}
 
 def tiny_flux2_transformer(*, seed=0, **overrides):
     """A FLUX.2 transformer; `overrides` replace entries of its config, e.g. `guidance_embeds`."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Flux2Transformer2DModel(**{**FLUX2_CONFIG, **overrides}).eval()
+    model = seeded(Flux2Transformer2DModel, seed=seed, **{**FLUX2_CONFIG, **overrides})
     with torch.no_grad():  # at their first values the blocks hardly change the result
         for block in model.transformer_blocks:
             block.ff.linear_out.weight.mul_(8)
@@ -68,33 +63,29 @@ def tiny_flux2_transformer(*, seed=0, **overrides):
 
 def tiny_flux2_vae(*, seed=1):
     """A VAE that shrinks by 4."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return AutoencoderKLFlux2(
-            block_out_channels=(8, 8, 8),
-            down_block_types=("DownEncoderBlock2D",) * 3,
-            up_block_types=("UpDecoderBlock2D",) * 3,
-            layers_per_block=1,
-            norm_num_groups=4,
-            latent_channels=CHANNELS,
-            mid_block_add_attention=False,
-        ).eval()
+    return seeded(
+        AutoencoderKLFlux2,
+        seed=seed,
+        block_out_channels=(8, 8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+        layers_per_block=1,
+        norm_num_groups=4,
+        latent_channels=CHANNELS,
+        mid_block_add_attention=False,
+    )
 
 
 def tiny_flux2_pipeline(pipeline_class=Flux2Pipeline, **overrides):
     """A FLUX.2 pipeline of this class, for embedded prompts."""
-    pipe = pipeline_class(
-        **{
-            "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
-            "vae": tiny_flux2_vae(),
-            "text_encoder": None,
-            "tokenizer": None,
-            "transformer": tiny_flux2_transformer(),
-            **overrides,
-        }
-    )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    components = {
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
+        "vae": tiny_flux2_vae(),
+        "text_encoder": None,
+        "tokenizer": None,
+        "transformer": tiny_flux2_transformer(),
+    }
+    return quiet(pipeline_class(**{**components, **overrides}))
 
 
 def klein(pipeline_class=Flux2KleinPipeline, **overrides):

@@ -22,6 +22,7 @@ from PIL import Image
 from transformers import SiglipImageProcessor, SiglipVisionConfig, SiglipVisionModel
 
 from tests.pipelines.families.family import Family
+from tests.tiny_models import quiet, random, seeded
 
 CHANNELS = 4  # of the latents
 TEXT_DIM, GLYPH_DIM, IMAGE_DIM, POOLED_DIM = 12, 10, 16, 8
@@ -40,16 +41,6 @@ CONFIG = {
 }
 
 
-def seeded(make, *args, **kwargs):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return make(*args, **kwargs).eval()
-
-
-def random(*shape, seed):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def padded(*lengths, tokens=PADDED, width=TEXT_DIM, seed=1):
     """Embeddings ``[B, tokens, width]`` of prompts of these lengths, and their mask."""
     mask = torch.arange(tokens) < torch.tensor(lengths)[:, None]
@@ -64,11 +55,6 @@ def strong(transformer):
             if name.endswith(("attn.to_out.0", "attn.to_add_out", "ff.net.2", "s.0.proj_out")):
                 module.weight.mul_(4)
     return transformer
-
-
-def quiet(pipe):
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 # HunyuanVideo.

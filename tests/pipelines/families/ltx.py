@@ -11,6 +11,7 @@ from diffusers import (
 )
 
 from tests.pipelines.families.family import Family
+from tests.tiny_models import quiet, random, seeded
 
 CHANNELS = 8  # of the latents
 TEXT, TEXT_DIM = 5, 16
@@ -23,10 +24,6 @@ LTX_CONFIG = {
     "caption_channels": TEXT_DIM,
     "num_layers": 2,
 }
-
-
-def random(*shape, seed):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def prompts(batch=1, seed=3):
@@ -58,45 +55,39 @@ VARIANTS = {
 
 def tiny_ltx_transformer(*, seed=0, **overrides):
     """An LTX-Video transformer; `overrides` replace entries of its config."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return LTXVideoTransformer3DModel(**{**LTX_CONFIG, **overrides}).eval()
+    return seeded(LTXVideoTransformer3DModel, seed=seed, **{**LTX_CONFIG, **overrides})
 
 
 def tiny_ltx_vae(*, seed=1):
     """A VAE that shrinks space by 8 and time by 2."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return AutoencoderKLLTXVideo(
-            latent_channels=CHANNELS,
-            block_out_channels=(8, 8),
-            down_block_types=("LTXVideoDownBlock3D",) * 2,
-            decoder_block_out_channels=(8, 8),
-            layers_per_block=(1, 1, 1),
-            decoder_layers_per_block=(1, 1, 1),
-            spatio_temporal_scaling=(True, False),
-            decoder_spatio_temporal_scaling=(True, False),
-            decoder_inject_noise=(False, False, False),
-            patch_size=4,
-            spatial_compression_ratio=8,
-            temporal_compression_ratio=2,
-        ).eval()
+    return seeded(
+        AutoencoderKLLTXVideo,
+        seed=seed,
+        latent_channels=CHANNELS,
+        block_out_channels=(8, 8),
+        down_block_types=("LTXVideoDownBlock3D",) * 2,
+        decoder_block_out_channels=(8, 8),
+        layers_per_block=(1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1),
+        spatio_temporal_scaling=(True, False),
+        decoder_spatio_temporal_scaling=(True, False),
+        decoder_inject_noise=(False, False, False),
+        patch_size=4,
+        spatial_compression_ratio=8,
+        temporal_compression_ratio=2,
+    )
 
 
 def tiny_ltx_pipeline(pipeline_class=LTXPipeline, **overrides):
     """An LTX pipeline of this class, for embedded prompts."""
-    pipe = pipeline_class(
-        **{
-            "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
-            "vae": tiny_ltx_vae(),
-            "text_encoder": None,
-            "tokenizer": None,
-            "transformer": tiny_ltx_transformer(),
-            **overrides,
-        }
-    )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    components = {
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
+        "vae": tiny_ltx_vae(),
+        "text_encoder": None,
+        "tokenizer": None,
+        "transformer": tiny_ltx_transformer(),
+    }
+    return quiet(pipeline_class(**{**components, **overrides}))
 
 
 FAMILIES = [

@@ -12,6 +12,7 @@ from diffusers import (
 )
 
 from tests.pipelines.families.family import Family
+from tests.tiny_models import quiet, random, seeded
 
 CHANNELS = 8  # of the video's latents
 SOUND_CHANNELS, MEL_BINS = 2, 16  # of the sound's, which shrink fourfold
@@ -42,16 +43,6 @@ class Connectors(ModelMixin):
 
     def forward(self, embeds, mask, padding_side):
         return embeds, self.sound(embeds), mask
-
-
-def seeded(make, *, seed=0, **config):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make(**config).eval()
-
-
-def random(*shape, seed):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def prompts(batch=1, seed=3):
@@ -103,18 +94,18 @@ def transformer(**overrides):
 
 def pipeline(pipeline_class=LTX2Pipeline, **overrides):
     """A pipeline of this class; `overrides` are entries of the transformer's config."""
-    pipe = pipeline_class(
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=vae(),
-        audio_vae=sound_vae(),
-        text_encoder=None,
-        tokenizer=None,
-        connectors=seeded(Connectors),
-        transformer=transformer(**overrides),
-        vocoder=None,
+    return quiet(
+        pipeline_class(
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+            vae=vae(),
+            audio_vae=sound_vae(),
+            text_encoder=None,
+            tokenizer=None,
+            connectors=seeded(Connectors),
+            transformer=transformer(**overrides),
+            vocoder=None,
+        )
     )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 VIDEO = {

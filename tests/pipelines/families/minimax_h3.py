@@ -11,6 +11,7 @@ from diffusers.modular_pipelines.minimax_h3.before_denoise import (
 )
 
 from tests.pipelines.families.family import Family
+from tests.tiny_models import random, seeded
 
 CHANNELS, AUDIO_CHANNELS = 4, 6  # of the latents
 TEXT, TEXT_DIM = 9, 16
@@ -40,14 +41,8 @@ H3_CONFIG = {
 }
 
 
-def random(*shape, seed):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def tiny_h3_transformer(*, seed=0, **overrides):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return MiniMaxH3Transformer3DModel(**{**H3_CONFIG, **overrides}).eval()
+    return seeded(MiniMaxH3Transformer3DModel, seed=seed, **{**H3_CONFIG, **overrides})
 
 
 def rows_of_video(latents):

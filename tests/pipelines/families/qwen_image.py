@@ -12,6 +12,7 @@ from diffusers import (
 from PIL import Image
 
 from tests.pipelines.families.family import Family
+from tests.tiny_models import quiet, random, seeded
 
 CHANNELS = 4  # of the latents
 TEXT, TEXT_DIM = 6, 16
@@ -25,10 +26,6 @@ QWEN_CONFIG = {
     "joint_attention_dim": TEXT_DIM,
     "axes_dims_rope": (4, 6, 6),
 }
-
-
-def random(*shape, seed):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def prompts(*lengths, seed=3, negative=()):
@@ -71,40 +68,34 @@ MASK.paste(255, (8, 8, 24, 40))
 
 def tiny_qwen_transformer(*, seed=0, **overrides):
     """A Qwen-Image transformer; `overrides` replace entries of its config."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return QwenImageTransformer2DModel(**{**QWEN_CONFIG, **overrides}).eval()
+    return seeded(QwenImageTransformer2DModel, seed=seed, **{**QWEN_CONFIG, **overrides})
 
 
 def tiny_qwen_vae(*, seed=1):
     """A VAE that shrinks space by 4."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return AutoencoderKLQwenImage(
-            base_dim=4,
-            z_dim=CHANNELS,
-            dim_mult=[1, 1, 1],
-            num_res_blocks=1,
-            temperal_downsample=[False, True],
-            latents_mean=[0.0] * CHANNELS,
-            latents_std=[1.0] * CHANNELS,
-        ).eval()
+    return seeded(
+        AutoencoderKLQwenImage,
+        seed=seed,
+        base_dim=4,
+        z_dim=CHANNELS,
+        dim_mult=[1, 1, 1],
+        num_res_blocks=1,
+        temperal_downsample=[False, True],
+        latents_mean=[0.0] * CHANNELS,
+        latents_std=[1.0] * CHANNELS,
+    )
 
 
 def tiny_qwen_pipeline(pipeline_class=QwenImagePipeline, **overrides):
     """A Qwen-Image pipeline of this class, for embedded prompts."""
-    pipe = pipeline_class(
-        **{
-            "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
-            "vae": tiny_qwen_vae(),
-            "text_encoder": None,
-            "tokenizer": None,
-            "transformer": tiny_qwen_transformer(),
-            **overrides,
-        }
-    )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    components = {
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
+        "vae": tiny_qwen_vae(),
+        "text_encoder": None,
+        "tokenizer": None,
+        "transformer": tiny_qwen_transformer(),
+    }
+    return quiet(pipeline_class(**{**components, **overrides}))
 
 
 FAMILIES = [

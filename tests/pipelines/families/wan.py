@@ -1,6 +1,5 @@
 """Wan 2.1 and 2.2: text and image to video, one expert or two, one timestep or one per token."""
 
-import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanImageToVideoPipeline
 from transformers import CLIPImageProcessor
 
@@ -9,6 +8,8 @@ from tests.tiny_models import (
     LATENT_CHANNELS,
     PROMPT,
     TEXT_DIM,
+    quiet,
+    random,
     tiny_clip_image_encoder,
     tiny_text_encoder,
     tiny_tokenizer,
@@ -35,10 +36,6 @@ VARIANTS = {
 }
 
 
-def random(*shape, seed):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 # As text, these pipelines want ftfy to clean it.
 PROMPTS = {
     "prompt": None,
@@ -62,9 +59,7 @@ def image_to_video(**overrides):
         "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
         "transformer": tiny_wan_transformer(),
     }
-    pipe = WanImageToVideoPipeline(**{**components, **overrides})
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return quiet(WanImageToVideoPipeline(**{**components, **overrides}))
 
 
 def with_clip_embeddings():
