@@ -1,12 +1,18 @@
 """For all tests."""
 
 import gc
+import signal
 
 import pytest
 import torch
 
 # Folders whose files take a few seconds each.
 QUICK = ("tests/chipsparse/", "tests/kernels/")
+
+
+def pytest_configure():
+    """An interrupt is one, also where a shell runs the tests in the background and ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):

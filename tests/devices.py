@@ -1,5 +1,7 @@
 """Devices that a test runs on, as parameters."""
 
 import pytest
+import torch
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+DEVICES = ["cpu", GPU] if torch.cuda.is_available() else ["cpu"]

@@ -2,7 +2,6 @@ from importlib import import_module
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from chipsparse.kernels.dense_attention_column_sums import (
     DenseAttentionColumnSums,
@@ -14,6 +13,7 @@ from tests.kernels.formulas import (
     LSE_TOLERANCE,
     SUMS_TOLERANCE,
     TOLERANCE,
+    LargestResult,
     assert_close,
     attention_inputs,
     backend_names,
@@ -263,16 +263,6 @@ def test_repeats_bit_for_bit(backend, device):
     first = dense_attention_column_sums(*inputs, previous, backend=backend)
     second = dense_attention_column_sums(*inputs, previous, backend=backend)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-class LargestResult(TorchDispatchMode):
-    nbytes = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and result._base is None:
-            self.nbytes = max(self.nbytes, result.nbytes)
-        return result
 
 
 @pytest.mark.parametrize("blocks_at_once", [1, 3])

@@ -59,12 +59,9 @@ def slow_unless(quick, families=tuple(name for name in FAMILIES if not FAMILIES[
     return pytest.mark.parametrize("name", variants.slow_unless(quick, families))
 
 
-SLOW = [name for name, family in FAMILIES.items() if family.slow]
-QUICK = {n for n in FAMILIES if not FAMILIES[n].brief} - set(SLOW)
-each_family = slow_unless(QUICK, FAMILIES)
 each_model = slow_unless(MODELS)
 # The fast tests make all calls of these in full, and a short one of the others.
-WHOLE = {"flux", "minimax h3", "wan 2.1", "wan 2.2 two experts"}
+WHOLE = {"flux", "wan 2.2 two experts"}
 
 
 def arguments_of(name, variant):
@@ -154,14 +151,37 @@ def test_keeping_everything_is_the_dense_result_of_every_call(name):
             assert_close(found, dense(name, variant))
 
 
-@pytest.mark.parametrize("name", [*SLOW, *sorted(QUICK - WHOLE)])
+@slow_unless(
+    {name for name in FAMILIES if not FAMILIES[name].brief},
+    [name for name in FAMILIES if "two experts" not in name],  # whose second one takes longer
+)
 def test_three_steps_that_keep_everything_are_the_dense_ones(name):
-    pipe, steps = FAMILIES[name].make(), 3 + FAMILIES[name].unpatched_steps
+    """And their sizes are those that the configs tell."""
+    family, pipe = FAMILIES[name], FAMILIES[name].make()
+    steps = 3 + family.unpatched_steps
     with chipsparse.enable(pipe, EXACT) as handle:
+        adapter, layouts, texts = handle._adapters[-1], [], []
+        layout = adapter.layout
+
+        def look(arguments):
+            layouts.append(layout(arguments))
+            texts.append(arguments.get("encoder_hidden_states", torch.empty(0, 0)).shape[1])
+            return layouts[-1]
+
+        adapter.layout = look
         found = generate(pipe, name, steps=steps)
     assert handle.report.actions()["sparse"] > 0
-    assert_expected(handle.report, FAMILIES[name])
+    assert_expected(handle.report, family)
     assert_close(found, dense(name, steps=steps))
+    space, _ = vae_factors(pipe.vae.config)
+    frames = frame_chunks(pipe.vae.config).latents_of(family.call.get("num_frames", 1))
+    planned = adapter.planned_layout(
+        adapter.transformer.config,
+        latents=(frames, family.call["height"] // space, family.call["width"] // space),
+        text_tokens=family.call.get("max_sequence_length", texts[0]),
+        batch=layouts[0].batch,
+    )
+    assert set(layouts) == {planned}
 
 
 @each_model
@@ -378,33 +398,7 @@ def test_the_transformer_may_be_called_in_any_way(name):
                 assert_close(found if isinstance(found, torch.Tensor) else found[0], expected)
 
 
-# Sizes and graphs.
-
-
-@each_family
-def test_the_sizes_that_configs_tell_are_those_of_a_call(name):
-    family, pipe = FAMILIES[name], FAMILIES[name].make()
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        adapter = handle._adapters[-1]
-        layouts, texts = [], []
-        read = adapter.layout
-
-        def look(arguments):
-            layouts.append(read(arguments))
-            texts.append(arguments.get("encoder_hidden_states", torch.empty(0, 0)).shape[1])
-            return layouts[-1]
-
-        adapter.layout = look
-        generate(pipe, name, steps=3 + family.unpatched_steps)
-    space, _ = vae_factors(pipe.vae.config)
-    frames = frame_chunks(pipe.vae.config).latents_of(family.call.get("num_frames", 1))
-    planned = adapter.planned_layout(
-        adapter.transformer.config,
-        latents=(frames, family.call["height"] // space, family.call["width"] // space),
-        text_tokens=family.call.get("max_sequence_length", texts[0]),
-        batch=layouts[0].batch,
-    )
-    assert set(layouts) == {planned}
+# Graphs.
 
 
 def compile_blocks(model):

@@ -1,5 +1,7 @@
 """HunyuanVideo and 1.5: prompts without their padding, the order of tokens, pictures."""
 
+from dataclasses import replace
+
 import diffusers
 import pytest
 import torch
@@ -261,7 +263,7 @@ def test_tokens_that_a_picture_replaces_stay_in_front(monkeypatch):
 
     def one_grid(cls, *args, **kwargs):
         layout = planned(cls, *args, **kwargs)
-        return layout.__class__(**{**vars(layout), **grids})
+        return replace(layout, **grids)
 
     monkeypatch.setattr(HunyuanVideoAdapter, "planned_layout", classmethod(one_grid))
     with chipsparse.enable(pipe, EXACT):
