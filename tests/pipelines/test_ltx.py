@@ -3,6 +3,7 @@
 import diffusers
 import pytest
 import torch
+from diffusers.models.attention_dispatch import attention_backend
 from diffusers.models.transformers.transformer_ltx import LTXVideoAttnProcessor
 
 import chipsparse
@@ -191,6 +192,20 @@ def test_a_processor_that_was_set_since_runs_dense_and_stays(pipe, dense):
         ]
     assert pipe.transformer.transformer_blocks[0].attn1.processor is own
     assert vars(own) == {}
+
+
+def test_the_attention_backend_may_change_while_enabled(pipe):
+    with attention_backend("native"):  # diffusers sets it globally, too: restore it
+        before = tiny_ltx_pipeline()
+        before.transformer.set_attention_backend("_native_math")
+        with chipsparse.enable(before, SPARSE):
+            expected = generate(before)
+    with attention_backend("native"), chipsparse.enable(pipe, SPARSE):
+        pipe.transformer.set_attention_backend("_native_math")
+        assert torch.equal(generate(pipe), expected)
+    block = pipe.transformer.transformer_blocks[0]
+    assert block.attn1.processor._attention_backend == "_native_math"
+    assert block.attn1.processor._parallel_config is None
 
 
 def test_both_halves_of_guidance_are_one_call(pipe):
