@@ -34,7 +34,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 def dense(tensors: CaseTensors, settings: Settings) -> Work:
     """`dense_attention`."""
-    inputs = (tensors.query, tensors.key, tensors.value)
+    inputs = tensors.qkv
 
     def compare(result: Tensors, sample: Sample) -> Errors:
         expected = dense_attention(*in_float32(tensors, sample), backend="reference")
@@ -53,7 +53,7 @@ def dense(tensors: CaseTensors, settings: Settings) -> Work:
 def column_sums(tensors: CaseTensors, settings: Settings) -> Work:
     """`dense_attention_column_sums`, with the log-sum-exp of a dense run."""
     rows = settings.block_size
-    inputs = (tensors.query, tensors.key, tensors.value)
+    inputs = tensors.qkv
     op = dense_attention_column_sums
 
     def part(first: int, last: int) -> TimedCall:
@@ -90,7 +90,7 @@ def sparse(tensors: CaseTensors, settings: Settings) -> Work:
     """`column_sparse_attention` over random lists of equal length."""
     case, rows = tensors.case, settings.block_size
     count = kept(settings, case.density, case.tokens)
-    inputs = (tensors.query, tensors.key, tensors.value)
+    inputs = tensors.qkv
     indices = random_inputs.index_lists(
         *(case.batch, case.heads, block_count(case.tokens, rows), case.tokens, count),
         device=tensors.device,
@@ -254,17 +254,17 @@ def in_float32(
     tensors: CaseTensors, sample: Sample
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A sample's query rows, and the keys and values of its head."""
-    query = tensors.query[sample.rows_of]
-    key, value = tensors.key[sample.head_of], tensors.value[sample.head_of]
-    return query.float(), key.float(), value.float()
+    query, key, value = tensors.qkv
+    rows, head = sample.rows_of, sample.head_of
+    return query[rows].float(), key[head].float(), value[head].float()
 
 
 def _delta_cache(tensors: CaseTensors, delta_rule: str) -> tuple[Any, dict[str, Any]]:
     """The rule as the operation takes it, and random tensors of what a refresh records for it."""
     if delta_rule == "none":
         return None, {}
-    generator = random_inputs.generator_on(tensors.device, seed=4)
-    cache = {"residual": torch.empty_like(tensors.query).normal_(generator=generator)}
+    generator = torch.Generator(tensors.device).manual_seed(4)
+    cache = {"residual": torch.empty_like(tensors.qkv[0]).normal_(generator=generator)}
     if delta_rule == "merge":
         mass = torch.rand(tensors.lse.shape, generator=generator, device=tensors.device)
         cache |= {"lse_dense": tensors.lse, "kept_mass": mass * 0.6 + 0.3}

@@ -35,28 +35,14 @@ class CaseTensors:
         self.case, self.device, self.dtype = case, device, dtype
 
     @cached_property
-    def _attention_inputs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def qkv(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Query, key and value ``[B, H, N, D]``; made when attention first asks for them."""
         return query_key_value(self.case, device=self.device, dtype=self.dtype)
-
-    @property
-    def query(self) -> torch.Tensor:
-        """``[B, H, N, D]``, as are key and value; made when attention first asks for them."""
-        return self._attention_inputs[0]
-
-    @property
-    def key(self) -> torch.Tensor:
-        """As query."""
-        return self._attention_inputs[1]
-
-    @property
-    def value(self) -> torch.Tensor:
-        """As query."""
-        return self._attention_inputs[2]
 
     @cached_property
     def lse(self) -> torch.Tensor:
         """Log-sum-exp of all columns, ``[B, H, N]`` float32."""
-        return dense_attention(self.query, self.key, self.value)[1]
+        return dense_attention(*self.qkv)[1]
 
     @cached_property
     def dense(self) -> Baseline:
@@ -67,7 +53,7 @@ class CaseTensors:
         """
 
         def attention() -> torch.Tensor:
-            return F.scaled_dot_product_attention(self.query, self.key, self.value)
+            return F.scaled_dot_product_attention(*self.qkv)
 
         if self.device.type != "cuda":
             return Baseline("sdpa", time_call(attention, self.device))

@@ -5,7 +5,6 @@ An image is a clip of one frame.
 
 from __future__ import annotations
 
-import time
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +117,12 @@ class Workload:
         return torch.stack(clips).permute(0, 1, 3, 4, 2).float()
 
 
+def asked_for(args: Namespace) -> dict[str, Any]:
+    """The settings of a generation that a command's ``--steps`` and ``--size`` change."""
+    steps = {"num_inference_steps": args.steps} if args.steps else {}
+    return steps | dict(zip(("height", "width", "num_frames"), args.size or (), strict=False))
+
+
 class _LoopClock:
     """Times the denoising loop alone: no text encoding, no decoding; the host waits for nothing."""
 
@@ -127,7 +132,7 @@ class _LoopClock:
         self._hook = pipe.transformer.register_forward_pre_hook(self._call_begins)
 
     def _call_begins(self, *_: Any) -> None:
-        self._timer = StepTimer(self._device, time.perf_counter)
+        self._timer = StepTimer(self._device)
         self._hook.remove()  # no step is captured while a hook runs with the model
 
     def step_ended(self, _pipe: Any, _step: int, _timestep: Any, tensors: Any) -> Any:

@@ -93,18 +93,8 @@ class CompiledCase:
 
 def cases() -> list[CompiledCase]:
     """Every kernel in all configurations that the launchers choose from."""
-    makers = (
-        _gluon,
-        _attention,
-        _fp8,
-        _selection,
-        _packing,
-        _residuals,
-        _pieces,
-        _mlp,
-        _weights,
-        _neurons,
-    )
+    attention = (_gluon, _attention, _fp8, _selection, _packing, _residuals, _pieces)
+    makers = (*attention, _mlp, _weights, _neurons)
     return [case for make in makers for case in make()]
 
 
@@ -137,24 +127,12 @@ def _gluon() -> Iterator[CompiledCase]:
             (False, 128, "bf16"),
             (True, 128, "fp16"),
         ):
-            yield case(
-                "dense_attention_column_sums",
-                f"D{head_dim} rows{rows} {'sums' if sums else 'no sums'} {half}",
-                sums and rows == 128 and half == "bf16",
-                head_dim,
-                with_column_sums=sums,
-                part_rows=rows,
-                half=half,
-            )
-            yield case(
-                "fp8_dense_attention",
-                f"D{head_dim} rows{rows} {'sums' if sums else 'no sums'} {half}",
-                rows == 128 and half == "bf16",
-                head_dim,
-                with_column_sums=sums,
-                part_rows=rows,
-                half=half,
-            )
+            variant = f"D{head_dim} rows{rows} {'sums' if sums else 'no sums'} {half}"
+            options: dict[str, Any] = {"with_column_sums": sums, "part_rows": rows, "half": half}
+            default = rows == 128 and half == "bf16"
+            sums_default = default and sums
+            yield case("dense_attention_column_sums", variant, sums_default, head_dim, **options)
+            yield case("fp8_dense_attention", variant, default, head_dim, **options)
     for activation, even, half in (
         ("gelu-tanh", True, "bf16"),
         ("gelu", True, "bf16"),
@@ -177,18 +155,18 @@ def _attention() -> Iterator[CompiledCase]:
     for capability in (HOPPER, AMPERE):
         for head_dim in (64, 128):
             Query.shape = (1, 1, 1, head_dim)
-            variants = [
-                (
-                    "column_sparse_attention",
-                    True,
-                    f"{rule}{' fp8' * in_fp8}",
-                    {"RULE": rule, "IN_FP8": in_fp8, "WIDE_OFFSETS": False},
-                )
-                for rule, in_fp8 in (("none", False), ("merge", False), ("merge", True))
-            ] + [
-                ("dense_attention_column_sums", sums, text, {"WITH_COLUMN_SUMS": sums})
-                for sums, text in ((True, "sums"), (False, "no sums"))
+            sparse, dense = "column_sparse_attention", "dense_attention_column_sums"
+            rules = {
+                "none": ("none", False),
+                "merge": ("merge", False),
+                "merge fp8": ("merge", True),
+            }
+            variants: list[tuple[str, bool, str, dict[str, Any]]] = [
+                (sparse, True, text, {"RULE": rule, "IN_FP8": in_fp8, "WIDE_OFFSETS": False})
+                for text, (rule, in_fp8) in rules.items()
             ]
+            variants.append((dense, True, "sums", {"WITH_COLUMN_SUMS": True}))
+            variants.append((dense, False, "no sums", {"WITH_COLUMN_SUMS": False}))
             for operation, default, text, constants in variants:
                 module = _module(operation)
                 pretended: dict[str, Any] = {"return_value": divmod(capability, 10), "create": True}
@@ -209,39 +187,36 @@ def _fp8() -> Iterator[CompiledCase]:
     quantization, dense = _module("fp8_quantization"), _module("fp8_dense_attention")
     for capability in (HOPPER, ADA, BLACKWELL):
         for head_dim in (64, 128):
-            for part, rotate in (
-                ("note", False),
-                ("note", True),
-                ("make", False),
-                ("round", False),
-                ("round", True),
+            fixed: dict[str, Any] = {"HEAD_DIM": head_dim, "WIDE_PRODUCTS": False}
+            for part, rotations, warps in (
+                ("note", (False, True), quantization.NOTE_WARPS),
+                ("make", (False,), quantization.WARPS),
+                ("round", (False, True), quantization.WARPS),
             ):
-                yield _triton(
-                    "fp8_quantization",
-                    f"_{part}_kernel",
-                    f"{part} D{head_dim}{' rotated' * rotate} bf16",
-                    True,
-                    {
-                        "HEAD_DIM": head_dim,
+                for rotate in rotations:
+                    constants = {
+                        **fixed,
                         "ROTATE": rotate,
-                        "WIDE_PRODUCTS": False,
                         "TILE": quantization.TILE_TOKENS,
                         "TILES": quantization.TILES_PER_CHUNK,
-                        "num_warps": quantization.NOTE_WARPS
-                        if part == "note"
-                        else quantization.WARPS,
-                    },
-                    capability,
-                    types=FP8_TYPES | TRITON_TYPES,
-                )
+                        "num_warps": warps,
+                    }
+                    yield _triton(
+                        "fp8_quantization",
+                        f"_{part}_kernel",
+                        f"{part} D{head_dim}{' rotated' * rotate} bf16",
+                        True,
+                        constants,
+                        capability,
+                        types=FP8_TYPES | TRITON_TYPES,
+                    )
             for sums in (True, False):
-                constants = {"HEAD_DIM": head_dim, "WITH_COLUMN_SUMS": sums}
                 yield _triton(
                     "fp8_dense_attention",
                     "_fp8_dense_attention_kernel",
                     f"D{head_dim} {'sums' if sums else 'no sums'} bf16",
                     True,
-                    {**constants, "WIDE_PRODUCTS": False, **dense.CONFIG},
+                    {**fixed, "WITH_COLUMN_SUMS": sums, **dense.CONFIG},
                     capability,
                     types=QUANTIZED_TYPES | FP8_TYPES | TRITON_TYPES,
                 )
@@ -262,7 +237,7 @@ def _selection() -> Iterator[CompiledCase]:
             f"select {half}{' ragged' * (not even)}{' static' * static}",
             half == "bf16" and even,
             {
-                "INFINITY": 0x7C00 if half == "fp16" else 0x7F80,
+                "INFINITY": 0x7F80,
                 "EVEN": even,
                 "STATIC": static,
                 "PACKED": packed,

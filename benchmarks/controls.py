@@ -5,8 +5,8 @@ Each is a context in which the operations of sparse layers run differently, on e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,52 +26,44 @@ from chipsparse.kernels.neuron_selection import (
     neuron_selection,
 )
 
+Control = AbstractContextManager[Any]
 
-@contextmanager
-def _run_as(
-    operation: Operation[..., Any], around: Callable[[Backend, Any], Any]
-) -> Iterator[None]:
+
+def _run_as(operation: Operation[..., Any], around: Callable[[Backend, Any], Any]) -> Control:
     """Lets an operation compute what ``around`` makes of each backend and call."""
 
     def wrapped(backend: Backend) -> Backend:
         return replace(backend, load=lambda: partial(around, backend))
 
-    with mock.patch.object(operation, "backends", tuple(map(wrapped, operation.backends))):
-        yield
+    return mock.patch.object(operation, "backends", tuple(map(wrapped, operation.backends)))
 
 
 # Columns of attention, and what is kept of the others.
 
 
-@contextmanager
-def random_columns() -> Iterator[None]:
+def random_columns() -> Control:
     """As many columns as are usually kept, static ones among them, but the others at random."""
 
-    def select(backend: Backend, call: ColumnSelection) -> torch.Tensor:
+    def select(backend: Backend, call: ColumnSelection) -> Any:
         static = 0 if call.static_columns is None else int(call.static_columns.sum(-1).max())
         drawn = max(0, call.keep_count - static) + call.random_count
-        chosen: torch.Tensor = backend.launch(replace(call, keep_count=0, random_count=drawn))
-        return chosen
+        return backend.launch(replace(call, keep_count=0, random_count=drawn))
 
-    with _run_as(column_selection, select):
-        yield
+    return _run_as(column_selection, select)
 
 
-@contextmanager
-def kept_columns_only() -> Iterator[None]:
+def kept_columns_only() -> Control:
     """Sparse steps attend to the kept columns, and nothing is added for the others."""
 
-    def attend(backend: Backend, call: ColumnSparseAttention) -> tuple[torch.Tensor, torch.Tensor]:
-        alone = replace(call, delta_rule=None, residual=None, lse_dense=None, kept_mass=None)
-        found: tuple[torch.Tensor, torch.Tensor] = backend.launch(alone)
-        return found
+    def attend(backend: Backend, call: ColumnSparseAttention) -> Any:
+        return backend.launch(
+            replace(call, delta_rule=None, residual=None, lse_dense=None, kept_mass=None)
+        )
 
-    with _run_as(column_sparse_attention, attend):
-        yield
+    return _run_as(column_sparse_attention, attend)
 
 
-@contextmanager
-def cached_output_only() -> Iterator[None]:
+def cached_output_only() -> Control:
     """Sparse steps give the output of the last refresh again.
 
     At a refresh the kept columns weigh nothing, so that all of the output is what is cached.
@@ -84,8 +76,7 @@ def cached_output_only() -> Iterator[None]:
         assert call.residual is not None
         return call.residual.clone(), nothing
 
-    with _run_as(column_sparse_attention, attend):
-        yield
+    return _run_as(column_sparse_attention, attend)
 
 
 # Neurons of MLPs.
@@ -103,8 +94,7 @@ def in_permuted_order(neurons: torch.Tensor, width: int) -> torch.Tensor:
     return order[neurons.long()].sort(-1).values
 
 
-@contextmanager
-def neurons_chosen_by(control: Callable[[torch.Tensor, int], torch.Tensor]) -> Iterator[None]:
+def neurons_chosen_by(control: Callable[[torch.Tensor, int], torch.Tensor]) -> Control:
     """Lets sparse MLPs recompute what the control makes of each list."""
 
     def select(backend: Backend, call: NeuronSelection) -> torch.Tensor:
@@ -125,5 +115,4 @@ def neurons_chosen_by(control: Callable[[torch.Tensor, int], torch.Tensor]) -> I
         call.mean_cache.scatter_(-1, places, now.gather(-1, places).to(call.mean_cache.dtype))
         return neurons
 
-    with _run_as(neuron_selection, select):
-        yield
+    return _run_as(neuron_selection, select)

@@ -17,16 +17,9 @@ import torch.nn.functional as F
 
 from benchmarks.case_tensors import CaseTensors
 from benchmarks.kernel_work import Settings, Work
-from benchmarks.mlp_ops import (
-    Layer,
-    all_three,
-    make_layer,
-    mlp_work,
-    select,
-)
+from benchmarks.mlp_ops import WHOLE, Layer, all_three, make_layer, select
 from chipsparse.kernels.fp8_dequantization import fp8_dequantization
 from chipsparse.kernels.fp8_quantization import FP8
-from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
 
 LARGEST = 448.0
 
@@ -45,19 +38,14 @@ class Fp8Layer(Layer):
 
     def read(self, backend: str) -> Layer:
         """With its weights read anew."""
-        name = backend if backend in _readers() else "triton"
-        dtype = self.hidden.dtype
+        readers = {each.name for each in fp8_dequantization.backends}
+        name = backend if backend in readers else "triton"
+        read = partial(fp8_dequantization, dtype=self.hidden.dtype, backend=name)
         return replace(
             self,
-            up=fp8_dequantization(self.up8, self.up_scale, dtype=dtype, backend=name),
-            down=fp8_dequantization(
-                self.down8, self.down_scale, dtype=dtype, turned=True, backend=name
-            ),
+            up=read(self.up8, self.up_scale),
+            down=read(self.down8, self.down_scale, turned=True),
         )
-
-
-def _readers() -> set[str]:
-    return {backend.name for backend in fp8_dequantization.backends}
 
 
 def rounded_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -121,15 +109,11 @@ def linears_in_fp8(layer: Layer) -> Callable[[], torch.Tensor]:
 
 
 OPS: dict[str, Callable[[CaseTensors, Settings], Work]] = {
-    "fp8_mlp": partial(
-        mlp_work,
-        sparse_mlp_up,
-        lambda hidden, weight, rows: (hidden, weight, None, None, rows),
-        reading_and_all_three,
-        lambda _, output, expected: expected.error_of(output, expected.layer.output),
-        "two linears in FP8 and GELU",
-        linears_in_fp8,
-        2,
+    "fp8_mlp": replace(
+        WHOLE,
+        call_on=reading_and_all_three,
+        baseline="two linears in FP8 and GELU",
+        baseline_on=linears_in_fp8,
         make=make_fp8_layer,
     ),
 }

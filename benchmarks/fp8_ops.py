@@ -39,7 +39,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 def quantization(tensors: CaseTensors, settings: Settings) -> Work:
     """`fp8_quantization`, rotated as the layers use it."""
-    inputs = (tensors.query, tensors.key, tensors.value)
+    inputs = tensors.qkv
 
     def call(name: str) -> Tensors:
         found = fp8_quantization(*inputs, rotate=True, backend=name)
@@ -65,7 +65,7 @@ def quantization(tensors: CaseTensors, settings: Settings) -> Work:
 
 def dense(tensors: CaseTensors, settings: Settings) -> Work:
     """`fp8_dense_attention`."""
-    inputs = (tensors.query, tensors.key, tensors.value)
+    inputs = tensors.qkv
     rounded = _rounded(*inputs)
 
     def call(name: str) -> Tensors:
@@ -77,7 +77,7 @@ def dense(tensors: CaseTensors, settings: Settings) -> Work:
 
     return Work(
         fp8_dense_attention,
-        (tensors.query, tensors.dtype, settings.block_size),
+        (tensors.qkv[0], tensors.dtype, settings.block_size),
         whole(tensors, settings, call, compare),
         baseline="dense",
         fields={"density": 1.0},
@@ -90,7 +90,7 @@ def column_sums(tensors: CaseTensors, settings: Settings) -> Work:
     rows = settings.block_size
 
     def part(first: int, last: int) -> TimedCall:
-        inputs = [each[:, first:last] for each in (tensors.query, tensors.key, tensors.value)]
+        inputs = [each[:, first:last] for each in tensors.qkv]
         lse = tensors.lse[:, first:last]
         rounded = _rounded(*inputs)
 
@@ -117,7 +117,7 @@ def column_sums(tensors: CaseTensors, settings: Settings) -> Work:
 
     return Work(
         fp8_dense_attention,
-        (tensors.query, tensors.dtype, rows),
+        (tensors.qkv[0], tensors.dtype, rows),
         by_heads(tensors, settings, part),
         baseline="dense",
         fields={"density": 1.0, "block_size": rows},

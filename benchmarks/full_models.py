@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from benchmarks.random_inputs import generator_on
 from chipsparse import SparsityConfig, find_profile
 
 STEPS = 50
@@ -100,10 +100,25 @@ class FullModel:
             torch.set_default_dtype(before)
         return model.requires_grad_(False)
 
+    def pipe(self, transformer: Any) -> SimpleNamespace:
+        """What `chipsparse.enable` takes for a pipeline of this transformer alone."""
+        return SimpleNamespace(
+            components={"transformer": transformer},
+            scheduler=None,
+            do_classifier_free_guidance=len(self.branches) > 1,
+        )
+
+
+def call(transformer: Any, inputs: Step, branch: str, step: int, steps: int) -> torch.Tensor:
+    """The output of one guidance branch at one of so many steps."""
+    with transformer.cache_context(branch, step_index=step, num_inference_steps=steps):
+        output: torch.Tensor = transformer(**inputs(step))[0]
+    return output
+
 
 def normals(seed: int, device: torch.device, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
     """Gives normal tensors of a size, one after the other."""
-    generator = generator_on(device, seed)
+    generator = torch.Generator(device).manual_seed(seed)
     return lambda *sizes: torch.randn(sizes, generator=generator, device=device, dtype=dtype)
 
 

@@ -2,6 +2,7 @@
 
 There is a record for each named quality of the model's profile. Qualities that differ in their
 steps alone share the measured ones; a record says nothing of steps that its quality never takes.
+Sparse steps are captured as CUDA graphs where those of the whole generation may be.
 
 The baseline is the stock transformer in the same process: same weights and inputs, cuDNN attention,
 no useless mask, compiled blocks. Weights are random, so times and memory mean something and
@@ -18,7 +19,6 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from benchmarks.full_models import (
     MODELS,
     STEPS,
     FullModel,
+    call,
     last_blocks_only,
     without_useless_masks,
 )
@@ -41,7 +42,9 @@ from chipsparse.cache.memory_plan import reserve_share, working_bytes
 from chipsparse.common.machine import host_budget, host_free_bytes
 from chipsparse.config import ActionName
 from chipsparse.layout import ModelLayout
+from chipsparse.measure.capture_gain import as_of_many
 from chipsparse.plan import Action, SparsityPlan
+from chipsparse.schedule.schedule import Schedule
 
 COLUMNS = {
     "benchmark": "",
@@ -80,6 +83,7 @@ COUNTED = 2
 PROFILED = sum(RUNS.values()) - RUNS["skip"]
 ACTIONS: list[ActionName] = [action for action, runs in RUNS.items() for _ in range(runs)]
 ACTIONS.insert(PROFILED, "sparse")
+NOTHING_SPARSE = [action for action in ACTIONS if action in ("dense", "skip")]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -113,10 +117,18 @@ def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> N
             torch.cuda.empty_cache()
 
 
-def of_steps(config: SparsityConfig, *, first_dense: int) -> SparsityConfig:
-    """What is measured for a config: one step of each action after the other."""
-    schedule = ScheduleConfig(actions=tuple(ACTIONS), first_dense_layers=first_dense)
-    return dataclasses.replace(config, schedule=schedule)
+def of_steps(config: SparsityConfig) -> SparsityConfig:
+    """What is measured for a config: one step of each action that it takes after the other."""
+    schedule = Schedule(config.schedule, STEPS)
+    sparse = any(schedule.action(step) is Action.SPARSE for step in range(STEPS))
+    return dataclasses.replace(
+        config,
+        schedule=ScheduleConfig(
+            actions=tuple(ACTIONS if sparse else NOTHING_SPARSE),
+            first_dense_layers=config.schedule.first_dense_layers,
+            forecast=config.schedule.forecast,
+        ),
+    )
 
 
 def of_action(times: Sequence[float], action: ActionName) -> float:
@@ -183,15 +195,18 @@ class Measured:
             stock = self._stock(whole)
             unchanged = self._all_dense(stock["ms"]) if all_dense else {}
             for config in self.qualities.values():
-                key = of_steps(config, first_dense=config.schedule.first_dense_layers)
-                if key not in measured:
-                    measured[key] = self._patched(config)
+                steps_of = of_steps(config)
+                if steps_of not in measured:
+                    sparse = "sparse" in (steps_of.schedule.actions or ())
+                    measured[steps_of] = (
+                        self._patched(as_of_many(steps_of, self._plan(config), self.dtype))
+                        if sparse
+                        else self._skipping(steps_of)
+                    )
             totals = self._whole_schedules() if whole else {}
         records = []
         for name, config in self.qualities.items():
-            steps, layout = measured[
-                of_steps(config, first_dense=config.schedule.first_dense_layers)
-            ]
+            steps, layout = measured[of_steps(config)]
             counts = Counter(actions_of(config, layout))
             steps = of_quality(steps, counts)
             summed = sum(count * steps[f"{action}_ms"] for action, count in counts.items())
@@ -233,16 +248,12 @@ class Measured:
             )
         return records
 
-    def _call(self, step: int, branch: str, steps: int) -> torch.Tensor:
-        with self.transformer.cache_context(branch, step_index=step, num_inference_steps=steps):
-            output: torch.Tensor = self.transformer(**self._inputs(step))[0]
-        return output
+    def _call(self, step: int, branch: str, steps: int = len(ACTIONS) + 1) -> torch.Tensor:
+        """One guidance branch of a step. One more than are run: caches are freed after the last."""
+        return call(self.transformer, self._inputs, branch, step, steps)
 
     def _step(self, step: int, steps: int = len(ACTIONS) + 1) -> torch.Tensor:
-        """All guidance branches of a step; the output of the first.
-
-        One more step than are run: caches are freed after the last.
-        """
+        """All guidance branches of a step; the output of the first."""
         outputs = [self._call(step, branch, steps) for branch in self.model.branches]
         return outputs[0]
 
@@ -291,19 +302,42 @@ class Measured:
         return statistics.median(times)
 
     def _enabled(self, config: SparsityConfig) -> Any:
-        pipe = SimpleNamespace(
-            components={"transformer": self.transformer},
-            scheduler=None,
-            do_classifier_free_guidance=len(self.model.branches) > 1,
-        )
-        return chipsparse.enable(pipe, config)
+        return chipsparse.enable(self.model.pipe(self.transformer), config)
 
-    def _patched(self, quality: SparsityConfig) -> tuple[dict[str, Any], ModelLayout]:
+    def _skipping(self, config: SparsityConfig) -> tuple[dict[str, Any], ModelLayout]:
+        """Times of dense and skipped steps where no other is taken; and the layout."""
+        count = len(NOTHING_SPARSE) + 1  # what is held is freed after the last
+        with self._enabled(config) as handle, compiled_blocks(self.transformer) as graphs:
+            with last_blocks_only(self.model, self.transformer):
+                self._step(0, count)
+            calls = [partial(self._step, step, count) for step in range(count - 1)]
+            times, outputs = self._timed(calls)
+            layout = handle._adapters[0].session.plan.layout
+            backends, fallbacks = dict(handle.report.backends), list(handle.report.fallbacks)
+        rel_error = relative_error(outputs[0], self._expected[0])
+        self.rel_error = max(rel_error, self.rel_error)
+        dense, skip = times[: RUNS["dense"]], times[RUNS["dense"] :]
+        found = {
+            "dense_ms": statistics.median(dense[-COUNTED:]) / self._share,
+            "skip_ms": statistics.median(skip[-COUNTED:]),
+            "rel_error": rel_error,
+            "backends": backends,
+            "fallbacks": fallbacks,
+        }
+        return found | graphs, layout
+
+    def _plan(self, quality: SparsityConfig) -> SparsityPlan:
+        """The plan of a whole generation of what is measured of the model."""
+        with self._enabled(quality) as handle, last_blocks_only(self.model, self.transformer):
+            self._step(0, STEPS)
+            plan: SparsityPlan = handle._adapters[0].session.plan
+        return plan
+
+    def _patched(self, config: SparsityConfig) -> tuple[dict[str, Any], ModelLayout]:
         """Times of the four actions, errors, memory, parts of a sparse step; and the layout."""
-        first_dense = quality.schedule.first_dense_layers
-        config = of_steps(quality, first_dense=first_dense)
+        first_dense = config.schedule.first_dense_layers
         if self._share < 1:  # one of a few layers is more than one of all: it is added in the end
-            config = self._in_less_memory(of_steps(quality, first_dense=0))
+            config = self._in_less_memory(config.override({"schedule.first_dense_layers": 0}))
         cuda = self.device.type == "cuda"
         with self._enabled(config) as handle, compiled_blocks(self.transformer) as graphs:
             # Compiles, tunes, picks dense kernels, takes host memory.
@@ -315,11 +349,11 @@ class Measured:
             times, outputs = self._timed([partial(self._step, step) for step in range(PROFILED)])
             handle.report.layer_times = True  # so that kernels are launched one by one, by layers
             parts, kernels = breakdown(
-                lambda: self._call(PROFILED, self.model.branches[0], len(ACTIONS) + 1), self.device
+                lambda: self._call(PROFILED, self.model.branches[0]), self.device
             )
             handle.report.layer_times = False
             for branch in self.model.branches[1:]:
-                self._call(PROFILED, branch, len(ACTIONS) + 1)
+                self._call(PROFILED, branch)
             skips = [partial(self._step, step) for step in range(PROFILED + 1, len(ACTIONS))]
             times += [math.nan, *self._timed(skips)[0]]  # the profiled step has no time
             taken = {action: of_action(times, action) for action in RUNS}

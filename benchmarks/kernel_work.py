@@ -70,12 +70,6 @@ class Work:
 
 
 def kept(settings: Settings, of_case: float, count: int) -> int:
-    """How many of so many columns or neurons are kept: one at least.
-
-    Args:
-        settings: may say which share.
-        of_case: the share, where they do not.
-        count: of all columns or neurons.
-    """
+    """How many of all columns or neurons are kept: one at least; `of_case` if no share is set."""
     share = of_case if settings.density is None else settings.density
     return min(count, max(1, round(share * count)))

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 
 from benchmarks.case_tensors import CaseTensors
 from benchmarks.kernel_work import Settings, TimedCall, Work, kept
-from benchmarks.random_inputs import generator_on
 from benchmarks.sampled_checks import (
     OUTPUT_LIMIT,
     Errors,
@@ -59,10 +58,10 @@ class Layer:
     block_size: int
 
 
-def make_layer(tensors: CaseTensors, settings: Settings, *, seed: int = 4) -> Layer:
+def make_layer(tensors: CaseTensors, settings: Settings) -> Layer:
     """Normal tokens and weights; caches of tokens that have moved since."""
     case, device, dtype = tensors.case, tensors.device, tensors.dtype
-    generator, block_size = generator_on(device, seed), settings.block_size
+    generator, block_size = torch.Generator(device).manual_seed(4), settings.block_size
 
     def normal(*shape: int, deviation: float = 1.0) -> torch.Tensor:
         values = torch.randn(shape, generator=generator, device=device, dtype=dtype)
@@ -173,16 +172,11 @@ def references(layer: Layer) -> list[Expected]:
     return found
 
 
-# Of each operation: its call by the backend's name, what it replaces, and its errors.
-
-
-def selecting(layer: Layer) -> Callable[[str], torch.Tensor]:
-    """`neuron_selection` alone."""
-    return partial(select, layer)
+# What an operation replaces: by PyTorch, for a layer.
 
 
 def selecting_by_torch(layer: Layer) -> Callable[[], torch.Tensor]:
-    """The same by PyTorch: block means, linear, difference and topk."""
+    """The choice of neurons: block means, linear, difference and topk."""
     count, rows = layer.neurons.shape[2], layer.block_size
     whole = layer.hidden.shape[1] // rows * rows  # so that one mean makes all blocks
 
@@ -194,32 +188,9 @@ def selecting_by_torch(layer: Layer) -> Callable[[], torch.Tensor]:
     return call
 
 
-def compare_neurons(_: Layer, neurons: torch.Tensor, expected: Expected) -> Errors:
-    sample = expected.sample
-    found = neurons[sample.batch, sample.block].flatten()
-    return check_neurons(found, expected.neurons.flatten(), sample)
-
-
-def first_product(layer: Layer) -> Callable[[str], torch.Tensor]:
-    """`sparse_mlp_up` alone."""
-    return partial(up, layer, layer.neurons)
-
-
 def first_linear(layer: Layer) -> Callable[[], torch.Tensor]:
     """The first linear and the activation."""
     return lambda: F.gelu(F.linear(layer.hidden, layer.up, layer.up_bias), approximate="tanh")
-
-
-def compare_change(layer: Layer, delta: torch.Tensor, expected: Expected) -> Errors:
-    """Both the change and the cache that it was added to."""
-    cached = expected.error_of(layer.activation, expected.layer.activation)
-    return worst([expected.error_of(delta, expected.delta), cached])
-
-
-def second_product(layer: Layer) -> Callable[[str], torch.Tensor]:
-    """`sparse_mlp_down` alone, on the change that the same backend computed once."""
-    delta_by = cache(partial(up, layer, layer.neurons))
-    return lambda name: down(layer, delta_by(name), layer.neurons, name)
 
 
 def second_linear(layer: Layer) -> Callable[[], torch.Tensor]:
@@ -228,10 +199,19 @@ def second_linear(layer: Layer) -> Callable[[], torch.Tensor]:
     return lambda: F.linear(full, stock)
 
 
-def compare_output(layer: Layer, output: torch.Tensor, expected: Expected) -> Errors:
-    """Both the output and the cache that it is the sum of."""
-    cached = expected.error_of(layer.output, expected.layer.output)
-    return worst([expected.error_of(output, expected.layer.output), cached])
+def whole_layer(layer: Layer) -> Callable[[], torch.Tensor]:
+    """Two linears and the activation."""
+    activation, stock = first_linear(layer), layer.down.contiguous()
+    return lambda: F.linear(activation(), stock)
+
+
+# Calls by the backend's name, for a layer.
+
+
+def second_product(layer: Layer) -> Callable[[str], torch.Tensor]:
+    """`sparse_mlp_down` alone, on the change that the same backend computed once."""
+    delta_by = cache(partial(up, layer, layer.neurons))
+    return lambda name: down(layer, delta_by(name), layer.neurons, name)
 
 
 def all_three(layer: Layer) -> Callable[[str], torch.Tensor]:
@@ -245,110 +225,118 @@ def all_three(layer: Layer) -> Callable[[str], torch.Tensor]:
     return call
 
 
-def whole_layer(layer: Layer) -> Callable[[], torch.Tensor]:
-    """Two linears and the activation."""
-    activation, stock = first_linear(layer), layer.down.contiguous()
-    return lambda: F.linear(activation(), stock)
+# Errors at a sample.
 
 
-def mlp_work(
-    operation: Operation[..., torch.Tensor],
-    inputs: Callable[[torch.Tensor, torch.Tensor, int], tuple[Any, ...]],
-    call_on: Callable[[Layer], Callable[[str], torch.Tensor]],
-    compare: Callable[[Layer, torch.Tensor, Expected], Errors],
-    baseline: str,
-    baseline_on: Callable[[Layer], Callable[[], torch.Tensor]],
-    products: int,
-    tensors: CaseTensors,
-    settings: Settings,
-    *,
-    make: Callable[[CaseTensors, Settings], Layer] = make_layer,
-) -> Work:
-    """An operation of the sparse MLP on a case.
+def compare_neurons(_: Layer, neurons: torch.Tensor, expected: Expected) -> Errors:
+    sample = expected.sample
+    found = neurons[sample.batch, sample.block].flatten()
+    return check_neurons(found, expected.neurons.flatten(), sample)
 
-    Args:
+
+def compare_change(layer: Layer, delta: torch.Tensor, expected: Expected) -> Errors:
+    """Both the change and the cache that it was added to."""
+    cached = expected.error_of(layer.activation, expected.layer.activation)
+    return worst([expected.error_of(delta, expected.delta), cached])
+
+
+def compare_output(layer: Layer, output: torch.Tensor, expected: Expected) -> Errors:
+    """Both the output and the cache that it is the sum of."""
+    cached = expected.error_of(layer.output, expected.layer.output)
+    return worst([expected.error_of(output, expected.layer.output), cached])
+
+
+@dataclass(frozen=True)
+class MLPOperation:
+    """An operation of the sparse MLP; called with tensors and settings, it makes the work.
+
+    Attributes:
         operation: has the backends.
         inputs: what these accept or not, of the tokens, the weight and the rows of a block.
         call_on: the call, for a layer.
         compare: its errors at a sample.
         baseline: what it replaces, by name.
-        baseline_on: what it replaces, for a layer.
+        baseline_on: the same, for a layer.
         products: sparse ones, of two operations per weight and token each; none reads everything.
-        tensors: of the case.
-        settings: of the command line.
         make: makes the layer.
     """
-    case = tensors.case
-    rows, width = case.batch * case.mlp_rows, case.mlp_width
-    count = kept(settings, case.mlp_density, width)
 
-    def parts() -> Iterator[TimedCall]:
-        layer = make(tensors, settings)
-        yield TimedCall(
-            call_on(layer), partial(compare, layer), references(layer), baseline_on(layer)
+    operation: Operation[..., torch.Tensor]
+    inputs: Callable[[torch.Tensor, torch.Tensor, int], tuple[Any, ...]]
+    call_on: Callable[[Layer], Callable[[str], torch.Tensor]]
+    compare: Callable[[Layer, torch.Tensor, Expected], Errors]
+    baseline: str
+    baseline_on: Callable[[Layer], Callable[[], torch.Tensor]]
+    products: int
+    make: Callable[[CaseTensors, Settings], Layer] = make_layer
+
+    def __call__(self, tensors: CaseTensors, settings: Settings) -> Work:
+        case = tensors.case
+        rows, width = case.batch * case.mlp_rows, case.mlp_width
+        count = kept(settings, case.mlp_density, width)
+
+        def parts() -> Iterator[TimedCall]:
+            layer = self.make(tensors, settings)
+            compare, baseline = partial(self.compare, layer), self.baseline_on(layer)
+            yield TimedCall(self.call_on(layer), compare, references(layer), baseline)
+
+        hidden = torch.empty(
+            case.batch, case.mlp_rows, case.channels, dtype=tensors.dtype, device=tensors.device
+        )
+        weight = hidden.new_empty(width, case.channels)
+        return Work(
+            self.operation,
+            self.inputs(hidden, weight, settings.block_size),
+            parts,
+            baseline=self.baseline,
+            fields={
+                "block_size": settings.block_size,
+                "mlp_tokens": rows,
+                "channels": case.channels,
+                "mlp_width": width,
+                "density": count / width,
+                "ideal": width / count,
+            },
+            flops=2 * self.products * rows * case.channels * count or None,
+            moved_bytes=None if self.products else (rows + width) * case.channels * hidden.itemsize,
         )
 
-    hidden = torch.empty(
-        case.batch, case.mlp_rows, case.channels, dtype=tensors.dtype, device=tensors.device
-    )
-    weight = hidden.new_empty(width, case.channels)
-    return Work(
-        operation,
-        inputs(hidden, weight, settings.block_size),
-        parts,
-        baseline=baseline,
-        fields={
-            "block_size": settings.block_size,
-            "mlp_tokens": rows,
-            "channels": case.channels,
-            "mlp_width": width,
-            "density": count / width,
-            "ideal": width / count,
-        },
-        flops=2 * products * rows * case.channels * count or None,
-        moved_bytes=None if products else (rows + width) * case.channels * hidden.itemsize,
-    )
 
-
+WHOLE = MLPOperation(
+    sparse_mlp_up,
+    inputs=lambda hidden, weight, rows: (hidden, weight, None, None, rows),
+    call_on=all_three,
+    compare=lambda _, output, expected: expected.error_of(output, expected.layer.output),
+    baseline="two linears and GELU",
+    baseline_on=whole_layer,
+    products=2,
+)
 OPS: dict[str, Callable[[CaseTensors, Settings], Work]] = {
-    "neuron_selection": partial(
-        mlp_work,
+    "neuron_selection": MLPOperation(
         neuron_selection,
-        lambda hidden, weight, _: (hidden, weight),
-        selecting,
-        compare_neurons,
-        "mean, linear, topk",
-        selecting_by_torch,
-        0,
+        inputs=lambda hidden, weight, _: (hidden, weight),
+        call_on=lambda layer: partial(select, layer),
+        compare=compare_neurons,
+        baseline="mean, linear, topk",
+        baseline_on=selecting_by_torch,
+        products=0,
     ),
-    "sparse_mlp_up": partial(
-        mlp_work,
-        sparse_mlp_up,
-        lambda hidden, weight, rows: (hidden, weight, None, None, rows),
-        first_product,
-        compare_change,
-        "linear and GELU",
-        first_linear,
-        1,
+    "sparse_mlp_up": replace(
+        WHOLE,
+        call_on=lambda layer: partial(up, layer, layer.neurons),
+        compare=compare_change,
+        baseline="linear and GELU",
+        baseline_on=first_linear,
+        products=1,
     ),
-    "sparse_mlp_down": partial(
-        mlp_work,
+    "sparse_mlp_down": MLPOperation(
         sparse_mlp_down,
-        lambda hidden, weight, rows: (hidden, weight.t(), rows),
-        second_product,
-        compare_output,
-        "linear",
-        second_linear,
-        1,
+        inputs=lambda hidden, weight, rows: (hidden, weight.t(), rows),
+        call_on=second_product,
+        compare=compare_output,
+        baseline="linear",
+        baseline_on=second_linear,
+        products=1,
     ),
-    "sparse_mlp": partial(
-        mlp_work,
-        sparse_mlp_up,
-        lambda hidden, weight, rows: (hidden, weight, None, None, rows),
-        all_three,
-        lambda _, output, expected: expected.error_of(output, expected.layer.output),
-        "two linears and GELU",
-        whole_layer,
-        2,
-    ),
+    "sparse_mlp": WHOLE,
 }

@@ -19,7 +19,6 @@ import torch.nn.functional as F
 
 from benchmarks.cases import CASES, Case
 from benchmarks.kernel_runs import at_most
-from benchmarks.random_inputs import generator_on
 from benchmarks.records import Record, environment
 from benchmarks.run import Run
 from benchmarks.sampled_checks import check_finite
@@ -171,7 +170,7 @@ class Model:
             case.batch,
             ((1, 1, case.tokens),),
         )
-        self._generator = generator_on(device, 0)
+        self._generator = torch.Generator(device).manual_seed(0)
         channels = case.heads * case.head_dim  # of a scaled case as well
         self._project_in = self._normal(3 * channels, channels) * channels**-0.5
         self._project_out = self._normal(channels, channels) * channels**-0.5

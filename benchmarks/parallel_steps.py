@@ -21,14 +21,13 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import chipsparse
-from benchmarks.full_models import MODELS, STEPS
+from benchmarks.full_models import MODELS, STEPS, FullModel, Step, call
 from benchmarks.full_size import ACTIONS, RUNS, SCALE, of_action, of_steps
 from benchmarks.records import environment
 from benchmarks.sampled_checks import check_finite
@@ -56,11 +55,10 @@ def main() -> None:
     transformer = model.make(model.layers_of(args.depth), args.small, device, dtype)
     scale = SCALE if args.small else 1.0
     inputs = model.inputs(scale, transformer.config, STEPS, device, dtype)
-    quality = model.qualities()[args.quality]
-    config = of_steps(quality, first_dense=quality.schedule.first_dense_layers)
+    config = of_steps(model.qualities()[args.quality])
     if args.small:  # few tokens make few blocks
         config = config.override({"mlp.block_size": 16, "attention.block_size_q": 16})
-    measured = partial(measure, transformer, inputs, model.branches, config, device)
+    measured = partial(measure, model, transformer, inputs, config, device)
     with torch.no_grad():
         alone = measured(None) if rank == 0 and not args.skip_alone else None
         dist.barrier()
@@ -120,9 +118,9 @@ def against(alone: dict[str, Any] | None, times: dict[str, float], found: Any) -
 
 
 def measure(
+    model: FullModel,
     transformer: Any,
-    inputs: Any,
-    branches: tuple[str, ...],
+    inputs: Step,
     config: SparsityConfig,
     device: torch.device,
     parallel: Parallel | None,
@@ -130,24 +128,17 @@ def measure(
 ) -> dict[str, Any]:
     """Times of the actions in a second generation, and the output of its last sparse step."""
     watched = WatchedExchange(device)
-    pipe = SimpleNamespace(
-        components={"transformer": transformer},
-        scheduler=None,
-        do_classifier_free_guidance=len(branches) > 1,
-    )
 
     def step(number: int) -> torch.Tensor:
         watched.step = number
-        for branch in branches:
-            with transformer.cache_context(
-                branch, step_index=number, num_inference_steps=len(ACTIONS) + 1
-            ):
-                output: torch.Tensor = transformer(**inputs(number))[0]
+        steps = len(ACTIONS) + 1  # caches are freed after the last
+        for branch in model.branches:
+            output = call(transformer, inputs, branch, number, steps)
         return output
 
     last = max(number for number, action in enumerate(ACTIONS) if action == "sparse")
     calls = [partial(step, number) for number in range(len(ACTIONS))]
-    with chipsparse.enable(pipe, config, parallel=parallel):
+    with chipsparse.enable(model.pipe(transformer), config, parallel=parallel):
         split = transformer.chipsparse_adapter.split
         if split is not None:
             watched.watch(split.exchange, parts)

@@ -27,7 +27,7 @@ from benchmarks.run import Run
 from chipsparse.config import SparsityConfig
 from chipsparse.measure.quality import psnr, ssim
 
-Control = Callable[[], AbstractContextManager[None]]
+Control = Callable[[], AbstractContextManager[Any]]
 UNSKIPPED: dict[str, Any] = {"schedule.skip_steps": [], "schedule.skip_threshold": None}
 KEEP_FRACTIONS = (0.05, 0.1, 0.2, 0.3)
 IMAGE_KEEP_FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5)

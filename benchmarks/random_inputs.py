@@ -23,16 +23,11 @@ SHARED_DEVIATION, OWN_DEVIATION = 1.0, 0.7
 NEIGHBOURS = 8
 
 
-def generator_on(device: torch.device, seed: int) -> torch.Generator:
-    """A generator of its own."""
-    return torch.Generator(device).manual_seed(seed)
-
-
 def query_key_value(
-    case: Case, *, device: torch.device, dtype: torch.dtype, seed: int = 0
+    case: Case, *, device: torch.device, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Normal ``[B, H, N, D]``, views of ``[B, N, H, D]`` as the models' projections give them."""
-    generator = generator_on(device, seed)
+    generator = torch.Generator(device).manual_seed(0)
     shape = (case.batch, case.tokens, case.heads, case.head_dim)
     query, key, value = (
         torch.randn(shape, generator=generator, device=device, dtype=dtype).transpose(1, 2)
@@ -49,10 +44,9 @@ def index_lists(
     count: int,
     *,
     device: torch.device,
-    seed: int = 1,
 ) -> torch.Tensor:
     """Uniformly drawn distinct columns, ascending: int32 ``[B, H, G, count]``."""
-    generator = generator_on(device, seed)
+    generator = torch.Generator(device).manual_seed(1)
     lists = torch.empty(batch * heads * blocks, count, dtype=torch.int32, device=device)
     # scores, and values and int64 indices of the top-k
     row_bytes = columns * 16
@@ -72,13 +66,13 @@ def column_sums(
     block_size: int,
     device: torch.device,
     dtype: torch.dtype,
-    seed: int = 2,
+    seed: int = 0,
 ) -> torch.Tensor:
     """Heavy-tailed sums ``[B, H, G, M]``: lognormal, with a part that neighbouring blocks share.
 
     A block's sums add up to about its rows, as attention weights do.
     """
-    generator = generator_on(device, seed)
+    generator = torch.Generator(device).manual_seed(seed)
     sums = torch.empty(batch * heads, blocks, columns, dtype=dtype, device=device)
     variance = SHARED_DEVIATION**2 + OWN_DEVIATION**2
     log_mean = math.log(block_size / columns) - variance / 2
@@ -102,10 +96,9 @@ def packed_masks(
     density: float,
     *,
     device: torch.device,
-    seed: int = 3,
 ) -> tuple[torch.Tensor, int]:
     """Packed bits uint8 ``[B, H, G, ceil(M / 8)]`` of random columns, and the largest count."""
-    generator = generator_on(device, seed)
+    generator = torch.Generator(device).manual_seed(3)
     rows = batch * heads * blocks
     packed = torch.empty(rows, -(-columns // 8), dtype=torch.uint8, device=device)
     largest = 0

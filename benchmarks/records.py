@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,12 +43,7 @@ def write(records: Sequence[Record], path: Path) -> None:
     The file appears whole or not at all.
     """
     finite = json.loads(json.dumps(list(records)), parse_constant=lambda _: None)
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8"
-    ) as file:
-        json.dump(finite, file, indent=1, allow_nan=False)
-        file.write("\n")
-    os.replace(file.name, path)
+    write_whole(path, json.dumps(finite, indent=1, allow_nan=False) + "\n")
 
 
 def write_compact(records: Sequence[Record], path: Path) -> None:

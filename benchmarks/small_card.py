@@ -14,15 +14,13 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 
 import chipsparse
-from benchmarks.full_models import MODELS, FullModel, wan
-from benchmarks.random_inputs import generator_on
+from benchmarks.full_models import MODELS, FullModel, call, wan
 from benchmarks.records import Record, environment
 from benchmarks.run import Run
 from benchmarks.sampled_checks import check_finite
@@ -82,7 +80,7 @@ def offloaded(
     else:
         with mock.patch.object(torch.nn.Linear, "reset_parameters", return_value=None):
             transformer = model.make(model.layers_of(depth), small, host, dtype)
-        generator = generator_on(device, 0)
+        generator = torch.Generator(device).manual_seed(0)
         for module in transformer.modules():
             if isinstance(module, torch.nn.Linear):
                 sizes = module.weight.shape
@@ -128,18 +126,12 @@ def measure(
     steps = len(ACTIONS) + 1  # caches are freed after the last
     inputs = model.inputs(SCALE if small else 1.0, transformer.config, steps, device, dtype)
 
-    def call(step: int) -> torch.Tensor:
+    def all_branches(step: int) -> torch.Tensor:
         for branch in model.branches:
-            with transformer.cache_context(branch, step_index=step, num_inference_steps=steps):
-                output: torch.Tensor = transformer(**inputs(step))[0]
+            output = call(transformer, inputs, branch, step, steps)
         return output
 
     config = SparsityConfig().override({"mlp.enabled": False, "schedule.actions": ACTIONS})
-    pipe = SimpleNamespace(
-        components={"transformer": transformer},
-        scheduler=None,
-        do_classifier_free_guidance=len(model.branches) > 1,
-    )
     attention = "_native_cudnn" if device.type == "cuda" else "native"
     with (
         torch.no_grad(),
@@ -147,12 +139,11 @@ def measure(
         attention_backend(transformer, attention),
     ):
         # The first call finds the order in which groups are fetched.
-        stock_ms, _ = run_timed([partial(call, 0)] * 2, device)
+        stock_ms, _ = run_timed([partial(all_branches, 0)] * 2, device)
         stock_peak = _peak(device)
-        with chipsparse.enable(pipe, config) as handle:
-            times, outputs = run_timed(
-                [partial(call, step) for step in range(len(ACTIONS))], device
-            )
+        with chipsparse.enable(model.pipe(transformer), config) as handle:
+            calls = [partial(all_branches, step) for step in range(len(ACTIONS))]
+            times, outputs = run_timed(calls, device)
             check_finite(outputs[-1])
             session, report = handle._adapters[0].session, handle.report
             memory = session._caches._branches[model.branches[0]].memory

@@ -18,8 +18,13 @@ from chipsparse.config import SparsityConfig
 from chipsparse.layers.kept_columns import KeptColumns
 from chipsparse.layers.static_columns import StaticColumns, static_bits
 from chipsparse.parallel.degrees import Parallel
-from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter, check_scheduler
-from chipsparse.pipelines.denoising_loop import DenoisingLoop, check_denoises, loop_of
+from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter
+from chipsparse.pipelines.denoising_loop import (
+    DenoisingLoop,
+    check_denoises,
+    check_scheduler,
+    loop_of,
+)
 from chipsparse.pipelines.generic import limits, why_not
 from chipsparse.pipelines.parallel.team import Team, team_of
 from chipsparse.pipelines.patched_pipeline import PipelineCalls

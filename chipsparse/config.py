@@ -435,8 +435,9 @@ class SparsityConfig(Validated):
     seed: int = option(0, "seed of the random columns", minimum=0)
     cuda_graphs: CaptureMode = option(
         "auto",
-        "auto: sparse steps of at most 16,384 tokens are captured once and then replayed, where "
-        "there are 12 of them and their caches are on the GPU; always: fewer and longer ones too",
+        "auto: sparse steps are captured once and then replayed, where they wait for the host, "
+        "enough are to come for that to pay, and their caches are on the GPU; always: from the "
+        "second one on, whatever it saves",
     )
     where_slower: WhereSlower = option(
         "dense",

@@ -14,10 +14,6 @@ from chipsparse.schedule.schedule import Action as Action
 from chipsparse.schedule.text import forecast_text, list_text, threshold_text
 
 NOT_CAPTURED = "sparse steps are not captured as a CUDA graph"
-# A transformer of longer sequences computes long enough for the host to keep ahead of it.
-CAPTURED_TOKENS = 16_384
-# To capture a step of FLUX.1 takes an H200 77 ms more than to launch it, and a replay saves 8 ms.
-CAPTURED_STEPS = 12
 # Actions that read what others recorded.
 CACHED = (Action.SPARSE, Action.SKIP)
 
@@ -146,16 +142,14 @@ class SparsityPlan:
         )
 
     def captures_steps(self) -> bool:
-        """Whether sparse steps are to be captured as CUDA graphs, where the device has them."""
-        mode = self.config.cuda_graphs
-        short = self.layout.batch * self.layout.tokens <= CAPTURED_TOKENS
-        wanted = mode == "always" or (mode == "auto" and short and self._has_many_sparse_steps())
-        return wanted and not self.is_dense() and self._why_steps_differ() is None
+        """Whether sparse steps can be captured as CUDA graphs, where the device has them."""
+        wanted = self.config.cuda_graphs != "never" and not self.is_dense()
+        return wanted and self._why_steps_differ() is None
 
-    def _has_many_sparse_steps(self) -> bool:
-        known = self.schedule.known_steps
-        sparse = sum(self.step_action(step) is Action.SPARSE for step in known)
-        return self.steps is None or sparse >= CAPTURED_STEPS
+    def sparse_steps_from(self, step: int) -> int:
+        """How many sparse steps there are from a step on, as far as that is known before."""
+        steps = self.schedule.known_steps[step:]
+        return sum(self.step_action(each) is Action.SPARSE for each in steps)
 
     def _why_steps_differ(self) -> str | None:
         """What makes sparse steps launch other kernels one time than another, or None."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +18,7 @@ from chipsparse.cache.store import CacheStore
 from chipsparse.common.machine import device_allocated_bytes
 from chipsparse.config import Part, SparsityConfig
 from chipsparse.graphs.sparse_calls import SparseCalls
-from chipsparse.graphs.step_graph import StepGraphs
+from chipsparse.graphs.step_graph import ModelCall, StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers.attention import AttentionLayer
 from chipsparse.layers.column_budget import ColumnBudgets
@@ -29,9 +28,10 @@ from chipsparse.layers.state import Shared, StepState
 from chipsparse.layers.static_columns import check_static_bits
 from chipsparse.layers.tile_order import grids_order, inverse_order
 from chipsparse.layout import ModelLayout
+from chipsparse.measure.capture_gain import may_capture
 from chipsparse.measure.slower_parts import part_seconds, remarks_on, slower_parts
 from chipsparse.measure.step_clock import StepClock, clock_of_this_machine
-from chipsparse.parallel.agreement import Agreement, Alone
+from chipsparse.parallel.agreement import Agreement
 from chipsparse.plan import CACHED, Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
 from chipsparse.report.recorder import CallRecorder
@@ -74,6 +74,7 @@ class _Branch:
         last_step: at which it was called.
         refreshed_at: step of its last refresh; -1 before the first.
         dense: see `StepState`.
+        may_capture: likewise.
     """
 
     plan: SparsityPlan
@@ -81,6 +82,7 @@ class _Branch:
     last_step: int = -1
     refreshed_at: int = -1
     dense: Mapping[tuple[int, Part], str] = field(default_factory=dict)
+    may_capture: bool = False
 
 
 @dataclass
@@ -161,7 +163,7 @@ class Session:
         self.report = report
         self.name = name
         self._pool = OffloadPool(HostMemory(), report.note) if pool is None else pool
-        self._agreement = Alone() if agreement is None else agreement
+        self._agreement = Agreement() if agreement is None else agreement
         self._clock = clock_of_this_machine(report.note) if clock is None else clock
         self._caches = CacheStore(
             config, self._pool, report.note, report.fall_back, self._agreement.capacity
@@ -290,11 +292,12 @@ class Session:
             branch.refreshed_at,
             branch.dense,
             generation.budgets,
+            branch.may_capture,
         )
         if self._agreement.columns is not None:
             self._agreement.columns.open(self.state)
         if action is not Action.SKIP:
-            record.timer = StepTimer(device, time.perf_counter)
+            record.timer = StepTimer(device)
             self._caches.start(context.branch, action)
         return self.state
 
@@ -336,6 +339,7 @@ class Session:
             self.report.note(remark)
         demand = replace(demand, dense=demand.dense | slower.keys())
         self._caches.admit(name, plan, device, demand)
+        branch.may_capture = may_capture(plan, demand.dtype)
         parts = [(layer, part) for layer in layers for part in PARTS]
         reasons = {
             (layer, part): plan.why_dense(layer, part)
@@ -376,30 +380,14 @@ class Session:
                 self.report.run_dense(reasons)
 
     def run(
-        self,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        not_captured_reason: Callable[[], str | None] = lambda: None,
+        self, call: ModelCall, not_captured_reason: Callable[[], str | None] = lambda: None
     ) -> Any:
-        """The model's own forward in the open call; sparse ones as a CUDA graph where that pays.
-
-        Args:
-            forward: the model's own.
-            args: its positional arguments.
-            kwargs: its keyword arguments.
-            not_captured_reason: why the model may not do the same at every sparse step, or None;
-                asked once a generation, and again after `model_changed`.
-        """
+        """What the model's own forward returns in the open call; see `SparseCalls.run`."""
         state, device = self._open_call(), self._recorder.device
-        return self._sparse_calls.run(forward, args, kwargs, state, device, not_captured_reason)
+        return self._sparse_calls.run(call, state, device, not_captured_reason)
 
     def model_changed(self, what: str) -> None:
-        """Forgets the captured calls, which do what the model did before.
-
-        Args:
-            what: name of what changed.
-        """
+        """See `SparseCalls.model_changed`."""
         self._sparse_calls.model_changed(what)
 
     def end(self, output: torch.Tensor, *, is_last_branch: bool = False) -> None:

@@ -24,8 +24,6 @@ def command_words(
     """What was typed, with what it left to the profile and to the machine.
 
     Args:
-        command: its name.
-        options: as they were typed.
         settled: values that stand in place of those, by the names that the options have.
 
     Returns:

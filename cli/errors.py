@@ -71,7 +71,6 @@ def user_errors(*kinds: type[Exception], what: str | None = None) -> Iterator[No
     """Makes a `UserError` of what is the user's to put right; one that is raised stays as it is.
 
     Args:
-        kinds: of errors.
         what: failed, which stands in front of why it did; None where the error says all of it.
     """
     try:
@@ -120,7 +119,7 @@ def _end_without_stdout(error: OSError, debug: bool) -> NoReturn:
 def described(error: Exception) -> str:
     """One sentence about an error."""
     if isinstance(error, UserError):
-        return _one_line(str(error))
+        return " ".join(str(error).split())
     if _is_out_of_memory(error):
         where, also = "GPU", ", or use --dtype bfloat16"
         if type(error).__name__ != "OutOfMemoryError":
@@ -137,10 +136,6 @@ def _is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and CPU_ALLOCATOR in str(error)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _end(line: str, code: int, error: BaseException, debug: bool) -> NoReturn:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.option_checks import (
@@ -17,102 +18,102 @@ from chipsparse.cli.option_checks import (
     check_positive,
     check_profile,
     check_quality_name,
+    check_seed,
     check_steps,
 )
-from chipsparse.cli.options import MODEL, PrintOptions, option
+from chipsparse.cli.options import PrintOptions, model_option, option
 from chipsparse.cli.prompts import typed_prompt
 from chipsparse.common.byte_sizes import parse_bytes
 
 if TYPE_CHECKING:
     import torch
 
-GENERATION = "Generation"
-SPARSITY = "Sparsity"
 FROM_PROFILE = "from the profile"
+generation_option = partial(option, panel="Generation")
+sparsity_option = partial(option, panel="Sparsity")
+
+
+def seed_option(*, before: str) -> Any:
+    """``--seed``, in front of another option of the help."""
+    return generation_option(
+        help="Seed of the noise; the same one gives the same result.",
+        default=0,
+        before=before,
+        check=check_seed,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions(PrintOptions):
     """What the user typed; None where an option was left out."""
 
-    model: str | None = option(
+    model: str | None = model_option(
         help="Model folder in diffusers format, or a Hugging Face hub name.",
         shown="the bundled tiny model",
-        panel=MODEL,
         check=check_model,
     )
-    device: str = option(
+    device: str = model_option(
         help="cpu, cuda, cuda:N, or auto: a GPU if there is one.",
         default="auto",
-        panel=MODEL,
         check=check_device,
     )
-    dtype: str = option(
+    dtype: str = model_option(
         help="float32, bfloat16, float16, or auto: bfloat16 on a GPU, float32 on a CPU.",
         default="auto",
-        panel=MODEL,
         check=check_dtype,
     )
-    gpus: int | None = option(
+    gpus: int | None = model_option(
         help="GPUs of this machine that make it together; with --device cpu so many processes.",
         shown="1, or as many as torchrun started",
-        panel=MODEL,
         check=check_positive,
     )
-    guidance_parallel: int | None = option(
+    guidance_parallel: int | None = model_option(
         help="How many of those GPUs compute guidance branches of their own: 2, where the model's "
         "guidance is two calls per step.",
         shown="1",
-        panel=MODEL,
         check=check_branches,
     )
-    height: int | None = option(
-        help="Height in pixels.", shown=FROM_PROFILE, panel=GENERATION, check=check_positive
+    height: int | None = generation_option(
+        help="Height in pixels.", shown=FROM_PROFILE, check=check_positive
     )
-    width: int | None = option(
-        help="Width in pixels.", shown=FROM_PROFILE, panel=GENERATION, check=check_positive
+    width: int | None = generation_option(
+        help="Width in pixels.", shown=FROM_PROFILE, check=check_positive
     )
-    frames: int | None = option(
+    frames: int | None = generation_option(
         help="Number of frames; models of images have none.",
         shown=FROM_PROFILE,
-        panel=GENERATION,
         check=check_positive,
     )
-    steps: int | None = option(
-        help="Number of denoising steps.", shown=FROM_PROFILE, panel=GENERATION, check=check_steps
+    steps: int | None = generation_option(
+        help="Number of denoising steps.", shown=FROM_PROFILE, check=check_steps
     )
-    guidance_scale: float | None = option(
+    guidance_scale: float | None = generation_option(
         help="How closely to follow the prompt; 1 turns guidance off.",
         shown=FROM_PROFILE,
-        panel=GENERATION,
         check=check_guidance,
     )
-    negative_prompt: str | None = option(
-        help="What not to show.", shown="none", panel=GENERATION, read=typed_prompt
+    negative_prompt: str | None = generation_option(
+        help="What not to show.", shown="none", read=typed_prompt
     )
-    config: Path | None = option(
+    config: Path | None = sparsity_option(
         help="Profile (YAML) that says what is computed when.",
         shown="the model's own",
-        panel=SPARSITY,
         check=check_profile,
     )
-    quality: str | None = option(
+    quality: str | None = sparsity_option(
         help="Quality of the profile: faithful (closest to dense), balanced, fast, or published "
         "(few full steps, all others sparse).",
         shown="balanced",
-        panel=SPARSITY,
         check=check_quality_name,
     )
-    vram: str | None = option(
+    vram: str | None = sparsity_option(
         help="GPU memory for all, weights included, such as 24G.",
         shown="what is free",
-        panel=SPARSITY,
         check=check_memory,
     )
-    ram: str | None = option(
+    ram: str | None = sparsity_option(
         help="Host memory for caches, such as 64G.",
         shown="most of what is free",
-        panel=SPARSITY,
         check=check_memory,
     )
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from chipsparse.cli.errors import UserError, user_errors
@@ -24,30 +26,31 @@ MOST_GUIDANCE = 1000.0  # far beyond any use, and far from where float32 overflo
 SEEDS = 2**64  # that PyTorch's generator takes
 
 
-def check_positive(option: str, number: int) -> None:
+def check_positive(option: str, number: int, *, most: int | None = None) -> None:
     """A count that must be 1 or more."""
     if number < 1:
         raise UserError(f"{option} {number} is too small; it must be at least 1")
+    if most is not None and number > most:
+        raise UserError(f"{option} {number} is too large; it must be at most {most}")
+
+
+check_steps = partial(check_positive, most=MOST_STEPS)
+check_fps = partial(check_positive, most=MOST_FPS)
+
+
+def check_one_of(option: str, name: str, *, names: Sequence[str]) -> None:
+    """One of several names."""
+    if name not in names:
+        raise UserError(f"{option} {name} is not known; use one of {', '.join(names)}")
+
+
+check_dtype = partial(check_one_of, names=DTYPES)
 
 
 def check_branches(option: str, branches: int) -> None:
     """A number of guidance branches."""
     if branches not in (1, 2):
         raise UserError(f"{option} {branches} must be 1 or 2: with the prompt, and without")
-
-
-def check_steps(option: str, steps: int) -> None:
-    """A number of denoising steps."""
-    check_positive(option, steps)
-    if steps > MOST_STEPS:
-        raise UserError(f"{option} {steps} is too large; it must be at most {MOST_STEPS}")
-
-
-def check_fps(option: str, fps: int) -> None:
-    """Frames per second."""
-    check_positive(option, fps)
-    if fps > MOST_FPS:
-        raise UserError(f"{option} {fps} is too large; it must be at most {MOST_FPS}")
 
 
 def check_guidance(option: str, scale: float) -> None:
@@ -73,12 +76,6 @@ def check_device(option: str, name: str) -> None:
     if not DEVICE.fullmatch(name):
         problem = "not supported" if OTHER_DEVICE.fullmatch(name) else "no device"
         raise UserError(f"{option} {name} is {problem}; use auto, cpu, cuda or cuda:N")
-
-
-def check_dtype(option: str, name: str) -> None:
-    """The name of a dtype."""
-    if name not in DTYPES:
-        raise UserError(f"{option} {name} is not known; use one of {', '.join(DTYPES)}")
 
 
 def check_memory(option: str, text: str) -> None:

@@ -17,8 +17,6 @@ import typer
 
 from chipsparse.cli.errors import reported_errors
 
-MODEL = "Model"
-OUTPUT = "Output"
 REQUIRED: Any = dataclasses.MISSING
 
 # Raises `UserError` for a wrong value of the option of this name; is not asked about None.
@@ -37,6 +35,9 @@ class _Declared:
     check: Check | None = None
     read: Read | None = None
 
+    def value_of(self, typed: Any) -> Any:
+        return typed if self.read is None or typed is None else self.read(typed)
+
 
 def option(
     *also: str,
@@ -53,7 +54,6 @@ def option(
 
     Args:
         also: further names, such as ``-o``.
-        help: for people.
         panel: of the help under which it stands.
         default: what the field is where the option is left out.
         shown: as the default, in words; True shows the value, False nothing.
@@ -77,15 +77,18 @@ def argument(
     return dataclasses.field(default=default, metadata={"declared": declared})
 
 
+# Those of the parts of the help that several commands have.
+model_option = functools.partial(option, panel="Model")
+output_option = functools.partial(option, panel="Output")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PrintOptions:
     """What every command has; a subclass adds its own options."""
 
-    json: bool = option(help="Print one JSON object instead.", panel=OUTPUT, default=False)
-    debug: bool = option(
-        help="Show the traceback of an error, and the libraries' own messages.",
-        panel=OUTPUT,
-        default=False,
+    json: bool = output_option(help="Print one JSON object instead.", default=False)
+    debug: bool = output_option(
+        help="Show the traceback of an error, and the libraries' own messages.", default=False
     )
 
     def check(self) -> None:
@@ -125,7 +128,7 @@ def as_command(run: Callable[[AnyOptions], None]) -> Callable[..., None]:
     def command(**typed: Any) -> None:
         debug = bool(typed.get("debug"))
         with reported_errors(debug=debug):
-            options = kind(**{name: _read(declared[name], typed[name]) for name in typed})
+            options = kind(**{name: declared[name].value_of(typed[name]) for name in typed})
             options.check()
         with reported_errors(debug=debug, kept=options.kept):
             run(options)
@@ -154,7 +157,8 @@ def _declared(kind: type[PrintOptions]) -> dict[str, _Declared]:
     """The options and arguments by their fields, in the order of the help."""
     fields = {field.name: field.metadata for field in dataclasses.fields(kind)}
     # Those of the class first, then those of the class that it extends.
-    first_in = {name: i for i, each in enumerate(kind.__mro__) for name in _own(each)}
+    kinds = enumerate(kind.__mro__)
+    first_in = {name: i for i, each in kinds for name in inspect.get_annotations(each)}
     found = {
         name: fields[name]["declared"]
         for name in sorted(fields, key=first_in.__getitem__)
@@ -166,14 +170,6 @@ def _declared(kind: type[PrintOptions]) -> dict[str, _Declared]:
             order.remove(name)
             order.insert(order.index(declared.before), name)
     return {name: found[name] for name in order}
-
-
-def _read(declared: _Declared, value: Any) -> Any:
-    return value if declared.read is None or value is None else declared.read(value)
-
-
-def _own(kind: type) -> Mapping[str, Any]:
-    return inspect.get_annotations(kind)
 
 
 def _parameters(kind: type[PrintOptions]) -> list[inspect.Parameter]:

@@ -30,12 +30,7 @@ Clock = Callable[[int], str]
 
 
 def clock_text(elapsed: float, left: float | None) -> str:
-    """A clock with its labels.
-
-    Args:
-        elapsed: seconds that went by.
-        left: an estimate of those to come, or None.
-    """
+    """A clock with its labels, of seconds that went by and, if known, of those to come."""
     text = f"{duration(elapsed)} elapsed"
     return text if left is None else f"{text}, about {duration(left)} left"
 
@@ -103,7 +98,7 @@ class ProgressDisplay:
         if self._live:
             task = self._bar.add_task(text, total=None, note="", clock=clock)
         else:
-            self._print(text)
+            self.tell(text)
         try:
             yield
         finally:
@@ -122,13 +117,11 @@ class ProgressDisplay:
         """Shows the steps of one denoising loop.
 
         Args:
-            text: what it is.
-            steps: how many there are.
             plain_lines: how many lines there are at most where there is no bar.
             clock: of the whole command; None: that of the loop.
         """
         bar = self._bar if self._live else None
-        display = StepDisplay(bar, self._console, text, steps, plain_lines, clock)
+        display = StepDisplay(bar, self.tell, text, steps, plain_lines, clock)
         try:
             yield display
         finally:
@@ -139,9 +132,6 @@ class ProgressDisplay:
 
     def tell(self, text: str) -> None:
         """A line that stays."""
-        self._print(text)
-
-    def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -151,13 +141,13 @@ class StepDisplay:
     def __init__(
         self,
         bar: Progress | None,
-        console: Console,
+        tell: Callable[[str], None],
         text: str,
         steps: int,
-        plain_lines: int = PLAIN_LINES_PER_GENERATION,
-        clock: Clock | None = None,
+        plain_lines: int,
+        clock: Clock | None,
     ) -> None:
-        self._bar, self._console, self._text, self._steps = bar, console, text, steps
+        self._bar, self._tell, self._text, self._steps = bar, tell, text, steps
         self._clock = clock
         self._start = time.perf_counter()
         self._task: TaskID | None = None
@@ -174,12 +164,9 @@ class StepDisplay:
             note = "decoding" if finished else f"step {count} of {self._steps} ({action})"
             self._bar.update(self._task, completed=count, note=note)
         elif count in self._plain_steps:
-            if self._clock is None:
-                told = f"{time.perf_counter() - self._start:.1f} s"
-            else:
-                told = self._clock(count)
-            line = f"{self._text}: step {count} of {self._steps} ({action}), {told}"
-            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+            took = f"{time.perf_counter() - self._start:.1f} s"
+            told = took if self._clock is None else self._clock(count)
+            self._tell(f"{self._text}: step {count} of {self._steps} ({action}), {told}")
 
     def close(self) -> None:
         """Takes the bar away."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,15 +15,9 @@ from chipsparse.profiles.profile import ASSETS
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt with its seed.
+    """A prompt with its seed."""
 
-    Attributes:
-        index: from 0, among all that are generated with.
-        text: what to show.
-        seed: of the noise.
-    """
-
-    index: int
+    index: int  # from 0, among all that are generated with
     text: str
     seed: int
 
@@ -70,39 +65,36 @@ def first_prompts(
 def read_prompts(path: Path) -> list[str]:
     """The prompts of a file: a line each; empty lines and those that begin with ``#`` are left out.
 
-    Raises:
-        UserError: the file cannot be read, or has no prompt.
+    Raises `UserError` for a file that cannot be read, or has no prompt.
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        why = reason(error) if isinstance(error, OSError) else "it is no text in UTF-8"
-        raise UserError(f"--prompts {path} could not be read: {why}") from error
-    found = [line.strip() for line in lines]
+    found = [line.strip() for line in read_text(path, f"--prompts {path}").splitlines()]
     prompts = [line for line in found if line and not line.startswith("#")]
     if not prompts:
         raise UserError(f"--prompts {path} has no prompt; write one a line")
     return prompts
 
 
+def read_text(path: Path, name: str) -> str:
+    """What a file says in UTF-8; raises `UserError`, which calls it ``name``."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = reason(error) if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise UserError(f"{name} could not be read: {why}") from error
+
+
 def typed_prompt(text: str) -> str:
     """The prompt that a user typed, also where the locale takes UTF-8 for ASCII.
 
-    Raises:
-        UserError: its bytes are no UTF-8.
+    Raises `UserError` where its bytes are no UTF-8.
     """
+    with suppress(UnicodeEncodeError):  # else it has bytes that Python could not decode
+        text.encode("utf-8")
+        return text
     try:
-        return os.fsencode(text).decode("utf-8") if not _is_text(text) else text
+        return os.fsencode(text).decode("utf-8")
     except UnicodeError as error:
         raise UserError(
             "the prompt holds bytes that are no text in UTF-8; set the terminal to UTF-8, or give "
             "the prompt in a file with --prompts"
         ) from error
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:  # bytes that Python could not decode
-        return False
-    return True

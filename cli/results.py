@@ -29,13 +29,7 @@ def results_alone() -> AbstractContextManager[object]:
 
 
 def tell(found: Found, page: Callable[[Found, Console], None], *, as_json: bool) -> None:
-    """Prints a record.
-
-    Args:
-        found: the record, or a list of them.
-        page: prints it for people.
-        as_json: print it as JSON instead.
-    """
+    """Prints a record, or a list of them: by ``page`` for people, or as JSON."""
     if as_json:
         print(json.dumps(json_values(found), indent=2, ensure_ascii=False, allow_nan=False))
         return

@@ -12,11 +12,7 @@ from chipsparse.common.deferred_signals import STOP_SIGNALS
 
 
 class Stopped(KeyboardInterrupt):
-    """The user, or the system, wants the command to end.
-
-    Attributes:
-        signal: what said so.
-    """
+    """The user, or the system, wants the command to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)

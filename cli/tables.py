@@ -8,6 +8,11 @@ from rich.table import Table
 Facts = list[tuple[str, str]]
 
 
+def print_facts(console: Console, facts: Facts) -> None:
+    """Prints facts as a table."""
+    console.print(facts_table(facts), highlight=False, markup=False)
+
+
 def facts_table(facts: Facts) -> Table:
     """Names in bold, and what is to be said of each beside it."""
     table = Table.grid(padding=(0, 2))
@@ -19,13 +24,7 @@ def facts_table(facts: Facts) -> Table:
 
 
 def number_table(first: str, *others: str, gap: int = 2) -> Table:
-    """An empty table of numbers, whose headings and cells are never folded.
-
-    Args:
-        first: heading of the column with the names of the rows.
-        others: headings of the numbers.
-        gap: spaces behind each column, besides the one before the next.
-    """
+    """An empty table of numbers, never folded, with ``gap`` spaces more behind each column."""
     table = Table(box=None, padding=(0, gap, 0, 1), header_style="bold")
     table.add_column(first, no_wrap=True)
     for heading in others:

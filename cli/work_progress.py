@@ -45,16 +45,12 @@ class WorkProgress:
 
     The kind of a work is its name up to the first comma. Until a kind was measured, the rate of the
     one that was measured last stands for it.
-
-    Args:
-        display: shows it.
-        clock: gives seconds.
     """
 
     def __init__(
         self, display: ProgressDisplay, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._display = display
+        self.display = display
         self._clock = clock
         self._start = clock()
         self._planned: dict[str, float] = {}
@@ -62,11 +58,7 @@ class WorkProgress:
         self._open: _Work | None = None
 
     def plan(self, work: Mapping[str, float]) -> None:
-        """Replaces what is planned.
-
-        Args:
-            work: names with what each takes, in dense generations.
-        """
+        """Replaces what is planned: names with what each takes, in dense generations."""
         self._planned = dict(work)
 
     @contextmanager
@@ -74,7 +66,6 @@ class WorkProgress:
         """While something is measured; what was not planned is taken to be there already.
 
         Args:
-            name: as it was planned.
             step_costs: what each denoising step of its generations takes, in any unit; none: all
                 the same.
         """
@@ -126,19 +117,11 @@ class WorkProgress:
                 work.stepped, work.steps = self._clock(), before + steps_done
             return self.clock_text()
 
-        return self._display.denoising(title, steps, plain_lines=plain_lines, clock=clock)
-
-    def check(self) -> None:
-        """See `ProgressDisplay`."""
-        self._display.check()
-
-    def tell(self, text: str) -> None:
-        """A line that stays."""
-        self._display.tell(text)
+        return self.display.denoising(title, steps, plain_lines=plain_lines, clock=clock)
 
     def stage(self, text: str) -> AbstractContextManager[None]:
         """Shows something else."""
-        return self._display.stage(text, clock=lambda _: self.clock_text())
+        return self.display.stage(text, clock=lambda _: self.clock_text())
 
 
 def _rate(rates: Mapping[str, tuple[float, float]], kind: str) -> float:

@@ -12,12 +12,10 @@ generation and restores the ``forward`` of an earlier time.
 from __future__ import annotations
 
 import contextlib
-import inspect
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
-from types import MappingProxyType
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from diffusers.models import attention_dispatch
@@ -26,18 +24,24 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from chipsparse.cache.memory_plan import MemoryDemand
 from chipsparse.config import Part
 from chipsparse.graphs.model_state import ModelState
+from chipsparse.graphs.step_graph import ModelCall
 from chipsparse.layers.mlp_weights import Fp8MLPWeights
 from chipsparse.layout import Grid, ModelLayout
 from chipsparse.pipelines.bridge import (
     LayerCall,
     attention_backend,
-    is_our_backend,
+    forward_arguments,
+    is_claimed,
     make_tag,
     register_runner,
+    tagging_hook,
 )
-from chipsparse.pipelines.denoising_loop import DenoisingLoop
+from chipsparse.pipelines.denoising_loop import DenoisingLoop, check_scheduler, scheduler_step
+from chipsparse.pipelines.diffusers_hooks import has_foreign_hooks
 from chipsparse.pipelines.execution import Execution, check_undivided, execution_of
+from chipsparse.pipelines.family import ModelFamily
 from chipsparse.pipelines.feed_forward import (
+    FeedForwardModule,
     FeedForwardSite,
     Form,
     has_contiguous_channels,
@@ -50,7 +54,11 @@ from chipsparse.pipelines.parallel.split_sequence import cut_at_entry
 from chipsparse.pipelines.parallel.team import Team
 from chipsparse.pipelines.patches import TAG, Patches, WholePatched
 from chipsparse.pipelines.stacked_caches import why_refused
+from chipsparse.pipelines.timesteps import largest, value_passed_as
+from chipsparse.pipelines.uncompiled import uncompiled
 from chipsparse.plan import Action
+from chipsparse.report.dense_layers import dense_remarks
+from chipsparse.report.generation import StepRecord, StepTimer
 from chipsparse.session import Session
 from chipsparse.step import PositionTracker, StepContext
 
@@ -99,7 +107,7 @@ class PatchedTransformer(WholePatched):
             super().reset_attention_backend()  # type: ignore[misc]
 
 
-class ModelAdapter:
+class ModelAdapter(ModelFamily):
     """Patches one transformer and serves its layers; `remove` restores it bit for bit.
 
     Args:
@@ -115,51 +123,7 @@ class ModelAdapter:
 
     Attributes:
         execution: how the open call, or the last one, computes.
-        transformer_class: name of the class that it serves.
-        families: the models of this class and what their pipelines make, for `chipsparse models`.
-        sparse_attention: which attention runs sparse, in words.
-        sparse_mlp: which feed-forward layers run sparse, in words.
-        guidance_argument: argument of the pipelines' call that, above 1, lets each step call the
-            transformer once more, without the prompt; None where they never do.
-        announces_guidance: whether their pipelines tell, before the first call, that there will be
-            such second ones (``do_classifier_free_guidance``).
-        guides_in_batch: whether in plain pipelines those second calls are no calls of their own,
-            but the other half of the batch.
-        masked_parts: parts that the family's own pipelines keep from running sparse, and why.
-        shared_mlp_kinds: names of layers whose feed-forward layer shares a linear with the
-            attention.
-        default_latents: rows and columns of the latents that pipelines make where nobody names a
-            size, None where their call has a default for it.
-        uncalled_steps: how many of ``num_inference_steps`` do not call the transformer.
-        timestep_argument: what the transformer calls its timestep.
-        shares_tokens: whether several processes can share its tokens: its hooks cut and gather what
-            they put in order. Not inherited, since it is to be tested for each.
-        why_whole: why not, where that is known.
-        shares_guidance: whether guidance branches can be on different processes: its pipelines say
-            before the first call that they guide, by two calls per step. Not inherited.
-        entry_blocks: name of the list of blocks in front of which the text is cut for several
-            processes; empty where it is cut as it enters the model, or is in cross-attention.
-        least_text: see `SplitSequence`.
     """
-
-    transformer_class: ClassVar[str]
-    families: ClassVar[str] = ""
-    sparse_attention: ClassVar[str] = "self-attention"
-    sparse_mlp: ClassVar[str] = "feed-forward"
-    guidance_argument: ClassVar[str | None] = "guidance_scale"
-    announces_guidance: ClassVar[bool] = True
-    guides_in_batch: ClassVar[bool] = False
-    calls_branches: ClassVar[bool] = True
-    masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})
-    shared_mlp_kinds: ClassVar[frozenset[str]] = frozenset()
-    default_latents: ClassVar[int | None] = None
-    uncalled_steps: ClassVar[int] = 0
-    timestep_argument: ClassVar[str] = "timestep"
-    shares_tokens: ClassVar[bool] = False
-    why_whole: ClassVar[str] = "its tokens cannot be shared yet"
-    shares_guidance: ClassVar[bool] = False
-    entry_blocks: ClassVar[str] = ""
-    least_text: ClassVar[int] = 0
 
     def __init__(
         self,
@@ -194,7 +158,7 @@ class ModelAdapter:
         self._guided_generation = 0
         self._guided_batch: int | None = None
         self._state: ModelState | None = None
-        self._argument_names = list(inspect.signature(type(transformer).forward).parameters)[1:]
+        self._argument_names = forward_arguments(transformer)
         self._number = number = register_runner(self)
         try:
             self._patches.set_attribute(transformer, ADAPTER, self)
@@ -204,14 +168,14 @@ class ModelAdapter:
                 if processor is not None:
                     self._replace_processor(module, processor)
                 self._patches.set_attribute(module, TAG, make_tag(number, layer))
-                hook = module.register_forward_pre_hook(self.tag_attention, with_kwargs=True)
-                self._patches.add_hook(hook)
+                self.hook_attention(module)
             self._feed_forwards = self.feed_forwards()
             for layer, site in enumerate(self._feed_forwards):
                 site.patch(self._patches, make_tag(number, layer))
             take_off(transformer, self._patches)
-            if self.split is not None and self.entry_blocks:
-                cut_at_entry(self._entry_blocks(), self.cut_entering, self._patches)
+            if self.split is not None and self.cuts_at_blocks:
+                blocks = list(getattr(transformer, self.block_list))
+                cut_at_entry(blocks, self.cut_entering, self._patches)
             self.claim_attention()
             self.install_tile_order()
         except BaseException:
@@ -239,63 +203,62 @@ class ModelAdapter:
     def _model(self) -> Any:
         return cast(Any, self.transformer)
 
-    # What a model's adapter says.
+    # What a model's adapter says of a model that is there.
+
+    def blocks(self) -> list[Any]:
+        """The transformer blocks with self-attention, in layer order."""
+        return list(getattr(self._model, self.block_list))
 
     def self_attentions(self) -> list[Any]:
         """The self-attention modules, in layer order, each with a ``processor``."""
-        raise NotImplementedError
+        return [getattr(block, self.attention_name) for block in self.blocks()]
 
     def dispatching_processor(self, module: Any) -> Any | None:
-        """A processor for a self-attention module whose own one does not dispatch, or None.
-
-        It computes the same, through diffusers' dispatcher, and has an ``_attention_backend``.
-        """
-        return None
+        """A processor in place of a self-attention module's own, or None: see `own_processors`."""
+        make = self.own_processors.get(type(module.processor))
+        return None if make is None else make(module.processor)
 
     def feed_forwards(self) -> list[FeedForwardSite]:
         """The feed-forward layers, in layer order."""
-        raise NotImplementedError
-
-    @classmethod
-    def planned_layout(
-        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
-    ) -> ModelLayout:
-        """The sizes of a call for one image or video, known without the model.
-
-        Args:
-            config: the transformer's.
-            latents: frames, rows and columns of the image or video behind the VAE.
-            text_tokens: tokens of the prompt, padding included.
-            batch: samples in one call.
-        """
-        raise NotImplementedError
+        return [FeedForwardModule(block, self.mlp_name) for block in self.blocks()]
 
     def layout(self, arguments: dict[str, Any]) -> ModelLayout:
         """The sizes of a call with these arguments of the transformer's ``forward``."""
-        raise NotImplementedError
+        return self.sizes(
+            self._model.config,
+            grids=self.called_grids(arguments),
+            text_tokens=self.text_tokens(arguments),
+            batch=len(self.latents(arguments)),
+        )
 
-    @staticmethod
-    def is_guided(pipe: Any) -> bool:
-        """Whether a pipeline tells that it also computes the transformer without the prompt."""
-        return bool(getattr(pipe, "do_classifier_free_guidance", False))
+    def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
+        """The grids of tokens of a call; here for latents ``[B, C, F, H, W]``."""
+        _, _, frames, rows, columns = self.latents(arguments).shape
+        return self.grids(self._model.config, (frames, rows, columns))
+
+    def text_tokens(self, arguments: dict[str, Any]) -> int:
+        """How many tokens of text a call has in the sequence."""
+        if self.text_place == "cross-attention":
+            return 0
+        text: torch.Tensor = arguments["encoder_hidden_states"]
+        return text.shape[1]
 
     def install_tile_order(self) -> None:
         """Hooks the places where tokens enter, rotary embeddings are made, and tokens leave."""
         raise NotImplementedError
 
-    @staticmethod
-    def tag_attention(
-        module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Forward pre-hook of a self-attention module: passes its tag as the attention mask."""
-        raise NotImplementedError
+    def hook_attention(self, module: Any) -> None:
+        """Lets a self-attention module be called with its tag as the attention mask."""
+        hook = tagging_hook(forward_arguments(module), over_masks=self.tags_over_masks)
+        self._patches.add_hook(module.register_forward_pre_hook(hook, with_kwargs=True))
 
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
         """The scheduler's own value of the timestep that the transformer is called with.
 
         Only asked for where the scheduler does not tell its step; may wait for the device.
         """
-        return float(torch.as_tensor(timestep).max())
+        value = value_passed_as(timestep, schedule, lambda values: values / self.timestep_scale)
+        return largest(timestep) * self.timestep_scale if value is None else value
 
     def own_timestep(self, arguments: dict[str, Any]) -> Any:
         """The timestep of what a call denoises, where it has others besides; see above."""
@@ -312,34 +275,12 @@ class ModelAdapter:
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
         """Why no attention of a call with these arguments can run sparse, or None."""
-        return None
+        reasons = self.dense_arguments.items()
+        return next((why for name, why in reasons if arguments.get(name) is not None), None)
 
     def needs_mask(self, arguments: dict[str, Any]) -> bool:
-        """Whether attention of a call with these arguments runs with a mask of the model's own.
-
-        Only asked of models whose `tag_attention` passes the tag in the place of a mask.
-        """
-        return False
-
-    @classmethod
-    def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
-        """Why several processes cannot share the tokens of such a transformer, or None.
-
-        Args:
-            config: the transformer's.
-        """
-        return None if vars(cls).get("shares_tokens", False) else cls.why_whole
-
-    @classmethod
-    def why_guidance_stays(cls) -> str | None:
-        """Why guidance branches cannot be on different processes, or None."""
-        if vars(cls).get("shares_guidance", False):
-            return None
-        return (
-            f"the pipelines of a {cls.transformer_class} do not say before the first call that "
-            "they guide by calls of their own, so guidance branches cannot be on different "
-            "processes"
-        )
+        """Whether attention of a call with these arguments runs with a mask of the model's own."""
+        return self.why_attention_is_dense(arguments) is not None
 
     def knows(self, context: StepContext, arguments: dict[str, Any]) -> bool:
         """Whether `layout` can tell the sizes of this call; where it cannot, `observe` runs it."""
@@ -351,7 +292,24 @@ class ModelAdapter:
         """Runs a call outside of the session, and learns from it."""
         raise NotImplementedError
 
+    @contextlib.contextmanager
+    def outside_of_session(self, context: StepContext) -> Iterator[None]:
+        """Around a call that runs as without chipsparse, and stands in the report as dense.
+
+        Compiled blocks would neither see hooks that observe, nor run without tags.
+        """
+        record = StepRecord(context.step, context.steps, context.branch, Action.DENSE)
+        self.session.report.begin(context.generation, record)
+        record.timer = StepTimer(self.execution.device)
+        with self.attention_released(), uncompiled(self.transformer):
+            yield
+        record.timer.stop()
+
     # One transformer call.
+
+    def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call of the transformer, by name."""
+        return {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
 
     @torch.compiler.disable(recursive=False)
     def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -369,15 +327,15 @@ class ModelAdapter:
                     "torch.no_grad()"
                 )
             return forward(*args, **kwargs)
-        arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
+        arguments = self.named(args, kwargs)
+        model_call = ModelCall(forward, args, kwargs)
         context = self._locate(arguments)
         for expert in self.other_experts:  # done with for this generation: free its caches
             expert.session.reset()
         if not self._shares_guidance:
-            return self._call_at(context, arguments, forward, args, kwargs)
+            return self._call_at(context, arguments, model_call)
         output = self._guided_call(
-            context,
-            lambda: self.held_output(self._call_at(context, arguments, forward, args, kwargs)),
+            context, lambda: self.held_output(self._call_at(context, arguments, model_call))
         )
         return self.wrap_output(output, arguments)
 
@@ -397,20 +355,13 @@ class ModelAdapter:
             self.team.failed(error)
             raise
 
-    def _call_at(
-        self,
-        context: StepContext,
-        arguments: dict[str, Any],
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Any,
-    ) -> Any:
+    def _call_at(self, context: StepContext, arguments: dict[str, Any], call: ModelCall) -> Any:
         """The call at a position, on this process or with its share of it."""
         hidden = self.latents(arguments)
         try:
             self._run_as(self._execution(hidden), context.generation)
             if not self.knows(context, arguments):
-                return self.observe(context, arguments, lambda: forward(*args, **kwargs))
+                return self.observe(context, arguments, call.run)
             layout = self._guided_layout(arguments, context.generation)
             state = self.session.begin(
                 context,
@@ -433,7 +384,7 @@ class ModelAdapter:
                 return self.wrap_output(output, arguments)
             with self._dense_attention(arguments):
                 self.session.say_if_all_dense()
-                result = self.session.run(forward, args, kwargs, self._not_captured_reason)
+                result = self.session.run(call, self._not_captured_reason)
             self.session.end(
                 self.held_output(result), is_last_branch=self._guidance_ended(context.generation)
             )
@@ -627,6 +578,23 @@ class ModelAdapter:
 
     # Tile order, for the hooks that `install_tile_order` installs.
 
+    def hook_inputs(self, change: Callable[[dict[str, Any]], None]) -> None:
+        """Lets the transformer's arguments be changed, in calls whose layers are ours.
+
+        Args:
+            change: gets them by name, and changes what they are.
+        """
+
+        def hook(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if not (self.session.caching or self.split is not None):
+                return None
+            arguments = self.named(args, kwargs)
+            change(arguments)
+            return (), arguments
+
+        add = self._model.register_forward_pre_hook
+        self._patches.add_hook(add(hook, with_kwargs=True))
+
     @property
     def moves_tokens(self) -> bool:
         """Whether the tokens of the open call are put in order, or cut for several processes."""
@@ -639,6 +607,12 @@ class ModelAdapter:
             tensor = tensor.index_select(dim, order.to(tensor.device))
         return tensor if self.split is None else self.split.own_grid(tensor, dim)
 
+    def ordered_rotary(
+        self, _module: Any, _args: Any, output: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, ...]:
+        """Forward hook of a rotary embedding: what it made for the grid's tokens, `ordered`."""
+        return tuple(self.ordered(part, self.rotary_dim) for part in output)
+
     def own_text(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """What this process has of the text tokens along a dimension."""
         return tensor if self.split is None else self.split.own_text(tensor, dim)
@@ -646,11 +620,8 @@ class ModelAdapter:
     def cut_entering(
         self, hidden: torch.Tensor, text: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """This process's share of the grid's and the text's tokens in front of `entry_blocks`."""
+        """This process's share of the grid's and the text's tokens in front of the blocks."""
         return hidden, self.own_text(text, 1)
-
-    def _entry_blocks(self) -> list[Any]:
-        return list(getattr(self.transformer, self.entry_blocks))
 
     def restore_order(self, _module: Any, args: tuple[torch.Tensor, ...]) -> Any:
         """Forward pre-hook of what takes the grid's tokens ``[B, N, C]`` last, in raster order.
@@ -707,7 +678,7 @@ class ModelAdapter:
     def attention(self, layer: int) -> LayerCall:
         """What computes the self-attention of a layer; called as `AttentionLayer` is."""
         attend = self.session.attention[layer]
-        return attend if self.split is None else partial(self.split.attend, attend)
+        return attend if self.split is None else functools.partial(self.split.attend, attend)
 
     def fp8_weights(self, layer: int) -> Fp8MLPWeights:
         """The weights of a feed-forward layer that has them in FP8."""
@@ -832,12 +803,9 @@ class ModelAdapter:
     def _report(self, part: Part, dense: dict[str, list[int]]) -> None:
         reasons = {layer: reason for reason, layers in dense.items() for layer in layers}
         self.session.leave_modules_dense(part, reasons)
-        name, count = "MLP" if part == "mlp" else part, len(self.self_attentions())
-        for reason, layers in dense.items():
-            self.session.report.fall_back(
-                f"{name} runs dense in {len(layers)} of {count} layers "
-                f"(first: layer {layers[0]}): {reason}"
-            )
+        parts = {(layer, part): reason for layer, reason in reasons.items()}
+        for remark in dense_remarks(parts, len(self.self_attentions())):
+            self.session.report.fall_back(remark)
 
 
 def surroundings(device_type: str) -> dict[str, object]:
@@ -852,78 +820,3 @@ def surroundings(device_type: str) -> dict[str, object]:
         "the use of deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "diffusers' attention backend": attention_backends._active_backend,
     }
-
-
-def has_foreign_hooks(module: Any, patches: Patches, *, is_whole_model: bool) -> bool:
-    """Whether a module runs hooks that are not among the patches.
-
-    That of accelerate's model offload is none: it does nothing while the model is on its device.
-    """
-    registry = getattr(module, "_diffusers_hook", None)
-    if (registry is not None and registry.hooks) or (
-        hasattr(module, "_hf_hook") and not is_whole_model
-    ):
-        return True
-    return any(
-        number not in patches.hook_numbers
-        for hooks in (module._forward_hooks, module._forward_pre_hooks)
-        for number in hooks
-    )
-
-
-def is_claimed(module: Any) -> bool:
-    """Whether an attention module leads to our op now.
-
-    It does not where gradients are recorded, nor after somebody replaced its processor.
-    """
-    backend = getattr(module.processor, "_attention_backend", None)
-    return is_our_backend(backend) and not torch.is_grad_enabled()
-
-
-def tagged(
-    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The arguments of an attention module with its tag as the mask; None where they stay.
-
-    Args:
-        module: the attention module.
-        args: positional arguments of the call.
-        kwargs: keyword arguments of the call.
-        names: what the positional ones are called; ``attention_mask`` is among them.
-    """
-    if not is_claimed(module):
-        return None
-    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-    if arguments.get("attention_mask") is not None:
-        return None
-    return (), {**arguments, "attention_mask": getattr(module, TAG)}
-
-
-def scheduler_step(scheduler: Any) -> int | None:
-    """The step that a scheduler says is next, or None where it does not say.
-
-    It knows after its first step, and before it where the pipeline told it where to begin.
-    """
-    for name in ("step_index", "begin_index"):
-        step = getattr(scheduler, name, None)
-        if isinstance(step, int):
-            return step if 0 <= step < len(scheduler.timesteps) else None
-    return None
-
-
-def check_scheduler(scheduler: Any) -> None:
-    """Refuses a scheduler that calls the transformer several times per step, as Heun's method does.
-
-    Such calls alternate between points of the trajectory and points beside it, and what one records
-    is not what the next one needs. Multistep solvers are no such schedulers: they call it once.
-
-    Raises:
-        ValueError: if the scheduler's ``order``, calls per step in diffusers, is more than one.
-    """
-    calls = getattr(scheduler, "order", 1)
-    if isinstance(calls, int) and calls > 1:
-        raise ValueError(
-            f"{type(scheduler).__name__} calls the transformer {calls} times per denoising step, "
-            "which chipsparse does not support; use a scheduler that calls it once, such as "
-            "FlowMatchEulerDiscreteScheduler or UniPCMultistepScheduler"
-        )

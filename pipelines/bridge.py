@@ -9,18 +9,24 @@ graph serves all blocks. The state sits behind the custom ops, outside the graph
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
 import weakref
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from diffusers.models import attention_dispatch
 
-from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights
-from chipsparse.session import Session
+from chipsparse.layers.mlp_weights import MLPWeights
+from chipsparse.pipelines.patches import TAG
+
+if TYPE_CHECKING:
+    from chipsparse.pipelines.adapter import ModelAdapter
+
+T = TypeVar("T", bound=Callable[..., torch.Tensor])
 
 BACKEND_NAME = "chipsparse"
 
@@ -33,19 +39,27 @@ AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 _library = torch.library.Library("chipsparse", "FRAGMENT")
 
 
-def _operation(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Makes a function an op; its fake, an empty tensor of the right shape, is to be registered.
+def _operation(fake: Callable[..., torch.Tensor]) -> Callable[[T], T]:
+    """Makes a function an op.
 
     ``torch.library.custom_op`` does the same and looks after gradients and aliases besides, at
     twenty times the cost of a call. These ops run without gradients, and return new tensors.
+
+    Args:
+        fake: from the op's arguments an empty tensor of the shape and dtype of its result.
     """
-    name = function.__name__
-    schema = torch.library.infer_schema(function, mutates_args=())
-    _library.define(name + schema, tags=STATEFUL)
-    _library.impl(name, function, "CompositeExplicitAutograd")
-    for device_type, key in AUTOCAST_KEYS.items():
-        _library.impl(name, _under_autocast(name, device_type), key)
-    return function
+
+    def register(function: T) -> T:
+        name = function.__name__
+        schema = torch.library.infer_schema(function, mutates_args=())
+        _library.define(name + schema, tags=STATEFUL)
+        _library.impl(name, function, "CompositeExplicitAutograd")
+        for device_type, key in AUTOCAST_KEYS.items():
+            _library.impl(name, _under_autocast(name, device_type), key)
+        torch.library.register_fake(f"chipsparse::{name}", fake, lib=_library)
+        return function
+
+    return register
 
 
 def _under_autocast(name: str, device_type: str) -> Callable[..., torch.Tensor]:
@@ -73,43 +87,17 @@ def _as_autocast(argument: Any, device_type: str, dtype: torch.dtype) -> Any:
     return argument.to(dtype) if casts else argument
 
 
-def _fake(name: str) -> Any:
-    return torch.library.register_fake(f"chipsparse::{name}", lib=_library)
-
-
 # As `AttentionLayer` and `MLPLayer` are called.
 LayerCall = Callable[..., torch.Tensor]
 
 
-class LayerRunner(Protocol):
-    """What the ops look their layers up in: the adapter of a patched transformer."""
-
-    session: Session
-
-    def attention(self, layer: int) -> LayerCall:
-        """What computes the self-attention of a layer."""
-
-    def fp8_weights(self, layer: int) -> Fp8MLPWeights:
-        """The weights of a feed-forward layer that has them in FP8."""
-
-    def unpatched_attention(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float | None,
-    ) -> torch.Tensor:
-        """The same as the model would without chipsparse; all tensors ``[B, H, N, D]``."""
-
-
 # Custom ops take tensors and numbers only, so an op finds its adapter by number. The map holds no
 # adapter alive and is empty unless something is patched.
-_runners: weakref.WeakValueDictionary[int, LayerRunner] = weakref.WeakValueDictionary()
+_runners: weakref.WeakValueDictionary[int, ModelAdapter] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
 
 
-def register_runner(runner: LayerRunner) -> int:
+def register_runner(runner: ModelAdapter) -> int:
     """Gives an adapter the number under which the ops find it."""
     number = next(_numbers)
     _runners[number] = runner
@@ -121,7 +109,7 @@ def make_tag(runner_number: int, layer: int) -> torch.Tensor:
     return torch.tensor([runner_number, layer])
 
 
-def _find(tag: torch.Tensor) -> tuple[LayerRunner, int]:
+def _find(tag: torch.Tensor) -> tuple[ModelAdapter, int]:
     number, layer = tag.tolist()
     runner = _runners.get(number)
     if runner is None:
@@ -132,7 +120,7 @@ def _find(tag: torch.Tensor) -> tuple[LayerRunner, int]:
     return runner, layer
 
 
-@_operation
+@_operation(lambda query, *_: query.new_empty(query.shape))
 def self_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -149,23 +137,14 @@ def self_attention(
         key.transpose(1, 2),
         value.transpose(1, 2),
         scale=scale,
-        unpatched=partial(runner.unpatched_attention, layer),
+        unpatched=functools.partial(runner.unpatched_attention, layer),
     )
     return output.transpose(1, 2).contiguous()
 
 
-@_fake("self_attention")
-def _(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    tag: torch.Tensor,
-    scale: float | None,
-) -> torch.Tensor:
-    return query.new_empty(query.shape)
-
-
-@_operation
+@_operation(
+    lambda hidden, up, up_bias, down, *_: hidden.new_empty((*hidden.shape[:-1], down.shape[0]))
+)
 def feed_forward(
     hidden: torch.Tensor,
     up: torch.Tensor,
@@ -186,23 +165,7 @@ def feed_forward(
     return runner.session.mlp[layer](runner.session.state, hidden, weights).contiguous()
 
 
-@_fake("feed_forward")
-def _(
-    hidden: torch.Tensor,
-    up: torch.Tensor,
-    up_bias: torch.Tensor | None,
-    down: torch.Tensor,
-    down_bias: torch.Tensor | None,
-    tag: torch.Tensor,
-    activation: str,
-    gate: str,
-    gate_weight: torch.Tensor | None,
-    gate_bias: torch.Tensor | None,
-) -> torch.Tensor:
-    return hidden.new_empty((*hidden.shape[:-1], down.shape[0]))
-
-
-@_operation
+@_operation(lambda hidden, tag, channels: hidden.new_empty((*hidden.shape[:-1], channels)))
 def fp8_feed_forward(hidden: torch.Tensor, tag: torch.Tensor, channels: int) -> torch.Tensor:
     """Feed-forward layer of the tagged block, ``[B, N, channels]``, whose weights are in FP8.
 
@@ -213,12 +176,9 @@ def fp8_feed_forward(hidden: torch.Tensor, tag: torch.Tensor, channels: int) -> 
     return runner.session.mlp[layer](runner.session.state, hidden, weights).contiguous()
 
 
-@_fake("fp8_feed_forward")
-def _(hidden: torch.Tensor, tag: torch.Tensor, channels: int) -> torch.Tensor:
-    return hidden.new_empty((*hidden.shape[:-1], channels))
-
-
-@_operation
+@_operation(
+    lambda joined, up, up_bias, out, *_: joined.new_empty((*joined.shape[:-1], out.shape[0]))
+)
 def parallel_feed_forward(
     joined: torch.Tensor,
     up: torch.Tensor,
@@ -261,20 +221,6 @@ def parallel_feed_forward(
     return session.mlp[layer](session.state, hidden, weights, addend=project).contiguous()
 
 
-@_fake("parallel_feed_forward")
-def _(
-    joined: torch.Tensor,
-    up: torch.Tensor,
-    up_bias: torch.Tensor | None,
-    out: torch.Tensor,
-    out_bias: torch.Tensor | None,
-    tag: torch.Tensor,
-    activation: str,
-    gate: str,
-) -> torch.Tensor:
-    return joined.new_empty((*joined.shape[:-1], out.shape[0]))
-
-
 def attention_backend(other: Any = None) -> Any:
     """The member of diffusers' ``AttentionBackendName`` that leads to `self_attention`.
 
@@ -298,10 +244,40 @@ def attention_backend(other: Any = None) -> Any:
     return names._value2member_map_[value]
 
 
-def is_our_backend(backend: Any) -> bool:
-    """Whether a processor's backend is one of `attention_backend`."""
+def is_claimed(module: Any) -> bool:
+    """Whether an attention module leads to our op now.
+
+    It does not where gradients are recorded, nor after somebody replaced its processor.
+    """
+    backend = getattr(module.processor, "_attention_backend", None)
     ours: bool = getattr(backend, "is_chipsparse", False)  # what compiled code can ask
-    return ours
+    return ours and not torch.is_grad_enabled()
+
+
+def forward_arguments(module: torch.nn.Module) -> tuple[str, ...]:
+    """What the ``forward`` of a module's class calls its arguments, in order."""
+    original: Any = getattr(module, "_orig_mod", module)  # of a compiled one
+    return tuple(inspect.signature(type(original).forward).parameters)[1:]
+
+
+@functools.cache  # one hook for all blocks of a kind: compiled ones share one graph
+def tagging_hook(names: tuple[str, ...], *, over_masks: bool) -> Callable[..., Any]:
+    """A forward pre-hook of attention modules: passes their tag as the mask.
+
+    Args:
+        names: the `forward_arguments` of the modules; ``attention_mask`` is among them.
+        over_masks: see ``tags_over_masks``.
+    """
+
+    def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not is_claimed(module):
+            return None
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        if arguments.get("attention_mask") is not None and not over_masks:
+            return None
+        return (), {**arguments, "attention_mask": getattr(module, TAG)}
+
+    return hook
 
 
 def _dispatcher(over: Any) -> Callable[..., torch.Tensor]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from diffusers.models.attention_processor import CogVideoXAttnProcessor2_0
 from diffusers.models.embeddings import apply_rotary_emb
 
-from chipsparse.layout import Grid, LayerKind, ModelLayout
-from chipsparse.pipelines.adapter import ModelAdapter, tagged
-from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
+from chipsparse.layout import Grid, LayerKind
+from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.processors import DispatchingProcessor, heads_apart, is_tag, normed
 
-ATTENTION_ARGUMENTS = ("hidden_states", "encoder_hidden_states", "attention_mask")
 MLP_RATIO = 4  # fixed in the model's code
 MASKED = "the call has a mask of its own"
 
@@ -67,60 +66,32 @@ class CogVideoXAdapter(ModelAdapter):
     sparse_mlp = "feed-forward, text tokens included"
     shares_tokens = True
     guides_in_batch = True
-    entry_blocks = "transformer_blocks"
+    cuts_at_blocks = True
+    attention_name = "attn1"
+    own_processors = MappingProxyType({CogVideoXAttnProcessor2_0: CogVideoXProcessor})
+    text_place = "first"
 
     @staticmethod
     def is_guided(pipe: Any) -> bool:
         """Pipelines of this family tell their scale alone."""
         return (getattr(pipe, "guidance_scale", None) or 0) > 1
 
-    def self_attentions(self) -> list[Any]:
-        """``attn1`` of every block."""
-        return [block.attn1 for block in self._model.transformer_blocks]
-
-    def dispatching_processor(self, module: Any) -> Any | None:
-        """`CogVideoXProcessor` in place of the stock one; other processors stay."""
-        stock = module.processor
-        return CogVideoXProcessor(stock) if type(stock) is CogVideoXAttnProcessor2_0 else None
-
-    def feed_forwards(self) -> list[FeedForwardSite]:
-        """``ff`` of every block."""
-        return [FeedForwardModule(block, "ff") for block in self._model.transformer_blocks]
+    @classmethod
+    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
+        """One kind of block."""
+        return (LayerKind("block", config["num_layers"], MLP_RATIO * cls.channels(config)),)
 
     @classmethod
-    def planned_layout(
-        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
-    ) -> ModelLayout:
-        """Sizes for latents of this size; pipelines fill up the last patch of frames."""
+    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
+        """Pipelines fill up the last patch of frames."""
         frames, rows, columns = latents
         patch, patch_frames = config["patch_size"], config["patch_size_t"] or 1
-        width = MLP_RATIO * config["num_attention_heads"] * config["attention_head_dim"]
-        return ModelLayout(
-            kinds=(LayerKind("block", config["num_layers"], width),),
-            heads=config["num_attention_heads"],
-            head_dim=config["attention_head_dim"],
-            batch=batch,
-            grids=((-(-frames // patch_frames), rows // patch, columns // patch),),
-            text_tokens=text_tokens,
-            text_first=True,
-        )
+        return ((-(-frames // patch_frames), rows // patch, columns // patch),)
 
-    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
-        """Sizes for latents ``[B, F, C, H, W]``."""
-        batch, frames, _, rows, columns = arguments["hidden_states"].shape
-        return self.planned_layout(
-            self._model.config,
-            latents=(frames, rows, columns),
-            text_tokens=arguments["encoder_hidden_states"].shape[1],
-            batch=batch,
-        )
-
-    @staticmethod
-    def tag_attention(
-        module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Passes the tag as the attention mask, which a CogVideoX block never sets."""
-        return tagged(module, args, kwargs, ATTENTION_ARGUMENTS)
+    def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
+        """Of latents ``[B, F, C, H, W]``."""
+        _, frames, _, rows, columns = arguments["hidden_states"].shape
+        return self.grids(self._model.config, (frames, rows, columns))
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
         """A mask that the user passes to the processors."""
@@ -131,7 +102,7 @@ class CogVideoXAdapter(ModelAdapter):
         """Hooks the patch embedding, the transformer's rotary embeddings and the last norm."""
         model, add = self._model, self._patches.add_hook
         add(model.patch_embed.register_forward_hook(self._order_video))
-        add(model.register_forward_pre_hook(self._order_rotary, with_kwargs=True))
+        self.hook_inputs(self._order_rotary)
         add(model.norm_final.register_forward_pre_hook(self.restore_order))
 
     def _order_video(
@@ -142,12 +113,7 @@ class CogVideoXAdapter(ModelAdapter):
         text = args[0].shape[1]
         return torch.cat([output[:, :text], self.ordered(output[:, text:], 1)], dim=1)
 
-    def _order_rotary(
-        self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
+    def _order_rotary(self, arguments: dict[str, Any]) -> None:
         rotary = arguments.get("image_rotary_emb")
-        if rotary is None or not self.moves_tokens:
-            return None
-        arguments["image_rotary_emb"] = tuple(self.ordered(part, 0) for part in rotary)
-        return (), arguments
+        if rotary is not None:
+            arguments["image_rotary_emb"] = tuple(self.ordered(part, 0) for part in rotary)

@@ -183,3 +183,33 @@ def _all_blocks(block: Any) -> Iterator[Any]:
     yield block
     for inner in (getattr(block, "sub_blocks", None) or {}).values():
         yield from _all_blocks(inner)
+
+
+def scheduler_step(scheduler: Any) -> int | None:
+    """The step that a scheduler says is next, or None where it does not say.
+
+    It knows after its first step, and before it where the pipeline told it where to begin.
+    """
+    for name in ("step_index", "begin_index"):
+        step = getattr(scheduler, name, None)
+        if isinstance(step, int):
+            return step if 0 <= step < len(scheduler.timesteps) else None
+    return None
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Refuses a scheduler that calls the transformer several times per step, as Heun's method does.
+
+    Such calls alternate between points of the trajectory and points beside it, and what one records
+    is not what the next one needs. Multistep solvers are no such schedulers: they call it once.
+
+    Raises:
+        ValueError: if the scheduler's ``order``, calls per step in diffusers, is more than one.
+    """
+    calls = getattr(scheduler, "order", 1)
+    if isinstance(calls, int) and calls > 1:
+        raise ValueError(
+            f"{type(scheduler).__name__} calls the transformer {calls} times per denoising step, "
+            "which chipsparse does not support; use a scheduler that calls it once, such as "
+            "FlowMatchEulerDiscreteScheduler or UniPCMultistepScheduler"
+        )

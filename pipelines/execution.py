@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from chipsparse.pipelines.feed_forward import GROUP_OFFLOADING
+from chipsparse.pipelines.diffusers_hooks import GROUP_OFFLOADING, hooks_on
 
 UNUSED_PLACES = ("cpu", "disk", "meta")  # of a device map, where there is a GPU in it
 
@@ -93,8 +93,7 @@ def _hook_devices(module: Any) -> Iterator[Any]:
     for hook in getattr(outer, "hooks", [outer]):  # it may be several in one
         if getattr(hook, "execution_device", None) is not None:
             yield hook.execution_device
-    registry = getattr(module, "_diffusers_hook", None)
-    group = None if registry is None else registry.get_hook(GROUP_OFFLOADING)
+    group = hooks_on(module).get(GROUP_OFFLOADING)
     if group is not None:
         yield group.group.onload_device
 

@@ -18,9 +18,8 @@ import torch.nn.functional as F
 
 from chipsparse.kernels.checks import FLOATING
 from chipsparse.layers.mlp_weights import Activation, Fp8Form, Fp8MLPWeights, Gate, fp8_form
+from chipsparse.pipelines.diffusers_hooks import GROUP_OFFLOADING, hooks_on
 from chipsparse.pipelines.patches import TAG, Patches, stock_class
-
-GROUP_OFFLOADING = "group_offloading"  # what diffusers calls its hook
 
 
 @dataclass(frozen=True)
@@ -516,8 +515,7 @@ def _adapters(layer: Any) -> list[str]:
 
 def why_hooked(name: str, module: Any) -> str | None:
     """Why a module may compute or hold something else while it runs, or None."""
-    registry = getattr(module, "_diffusers_hook", None)
-    hooked = hasattr(module, "_hf_hook") or (registry is not None and registry.hooks)
+    hooked = hasattr(module, "_hf_hook") or hooks_on(module)
     if hooked or module._forward_hooks or module._forward_pre_hooks:
         return f"its {name} has hooks of its own (offloading or casting)"
     return None
@@ -525,8 +523,7 @@ def why_hooked(name: str, module: Any) -> str | None:
 
 def is_group_offloaded(module: Any) -> bool:
     """Whether diffusers brings the weights of a module anew for every call."""
-    registry = getattr(module, "_diffusers_hook", None)
-    return registry is not None and registry.get_hook(GROUP_OFFLOADING) is not None
+    return GROUP_OFFLOADING in hooks_on(module)
 
 
 # Storage of the second weight.

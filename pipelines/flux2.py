@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar
 
-from chipsparse.pipelines.adapter import tagged
-from chipsparse.pipelines.feed_forward import (
-    FeedForwardModule,
-    FeedForwardSite,
-    FusedParallelFeedForward,
-)
-from chipsparse.pipelines.flux import ATTENTION_ARGUMENTS, FluxAdapter
-
-SINGLE_ATTENTION_ARGUMENTS = ("hidden_states", "attention_mask", "image_rotary_emb")
+from chipsparse.pipelines.feed_forward import FusedParallelFeedForward
+from chipsparse.pipelines.flux import FluxAdapter
 
 
 class Flux2Adapter(FluxAdapter):
@@ -35,30 +30,8 @@ class Flux2Adapter(FluxAdapter):
     guidance_argument = "true_cfg_scale"
     announces_guidance = True
     mlp_linears = 3
-
-    def feed_forwards(self) -> list[FeedForwardSite]:
-        """``ff`` of the double blocks, then the other half of the single blocks' attention."""
-        return [
-            *(FeedForwardModule(block, "ff") for block in self._double_blocks),
-            *(FusedParallelFeedForward(block) for block in self._single_blocks),
-        ]
-
-    @staticmethod
-    def tag_attention(
-        module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Passes the tag as the attention mask, which a FLUX.2 block never sets."""
-        single = hasattr(module, "to_qkv_mlp_proj")
-        return tagged(
-            module, args, kwargs, SINGLE_ATTENTION_ARGUMENTS if single else ATTENTION_ARGUMENTS
-        )
-
-    def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
-        """Some Klein pipelines compute keys and values of their reference images only once."""
-        if not self.needs_mask(arguments):
-            return None
-        return "the pipeline keeps the keys and values of its reference images"
-
-    def needs_mask(self, arguments: dict[str, Any]) -> bool:
-        """Such a call is no plain attention, though its processors mask nothing."""
-        return arguments.get("kv_cache_mode") is not None
+    single_mlp = FusedParallelFeedForward
+    # Some Klein pipelines compute keys and values of their reference images only once.
+    dense_arguments: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"kv_cache_mode": "the pipeline keeps the keys and values of its reference images"}
+    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,17 +22,19 @@ from chipsparse.config import Part
 from chipsparse.layers.attention import Unpatched
 from chipsparse.layers.state import StepState
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.pipelines.adapter import ModelAdapter, tagged
-from chipsparse.pipelines.bridge import LayerCall, attention_backend, make_tag
+from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.pipelines.bridge import (
+    LayerCall,
+    attention_backend,
+    forward_arguments,
+    make_tag,
+)
 from chipsparse.pipelines.feed_forward import FeedForwardSite
 from chipsparse.pipelines.patches import TAG, Patches
-from chipsparse.pipelines.uncompiled import uncompiled
-from chipsparse.plan import Action, SparsityPlan
-from chipsparse.report.generation import StepRecord, StepTimer
+from chipsparse.plan import SparsityPlan
 from chipsparse.step import StepContext
 
 MASK = "attention_mask"
-NAMES = "chipsparse_argument_names"
 UNKNOWN = -1  # layer number of a module that does not run sparse
 MLP_RATIO = 4  # what most models have; only the estimate of the working memory asks
 LARGEST_DIFFERENCE = 1e-2  # between two runs of the same kernel, relative; another mask gives more
@@ -114,18 +115,8 @@ class GenericAdapter(ModelAdapter):
         self._known: dict[CallShape, Sites] = {}
         self._shapes: set[AttentionShape] = set()  # of this generation
         for module in dispatching_modules(self.transformer):
-            names = tuple(inspect.signature(module.forward).parameters)
-            self._patches.set_attribute(module, NAMES, names)
             self._patches.set_attribute(module, TAG, make_tag(self._number, UNKNOWN))
-            hook = module.register_forward_pre_hook(self.tag_attention, with_kwargs=True)
-            self._patches.add_hook(hook)
-
-    @staticmethod
-    def tag_attention(
-        module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Passes the tag as the attention mask where the model passes none."""
-        return tagged(module, args, kwargs, getattr(module, NAMES))
+            self.hook_attention(module)
 
     def layout(self, arguments: dict[str, Any]) -> ModelLayout:
         """The sizes that were observed; all tokens count as one row of an image."""
@@ -155,10 +146,10 @@ class GenericAdapter(ModelAdapter):
 
     def _memory_demand(self, arguments: dict[str, Any]) -> MemoryDemand:
         demand = super()._memory_demand(arguments)
-        mlps: set[tuple[int, Part]] = {
-            (layer, "mlp") for layer in range(len(self.self_attentions()))
-        }
-        return replace(demand, dense=demand.dense | mlps)
+        mlps: list[tuple[int, Part]] = [
+            (each, "mlp") for each in range(len(self.self_attentions()))
+        ]
+        return replace(demand, dense=demand.dense.union(mlps))
 
     # The first call of a generation.
 
@@ -185,20 +176,14 @@ class GenericAdapter(ModelAdapter):
             self.session.reset()
             self._running_generation = context.generation
             self._shapes.clear()
-        record = StepRecord(context.step, context.steps, context.branch, Action.DENSE)
-        report = self.session.report
-        report.begin(context.generation, record)
-        record.timer = StepTimer(self.execution.device, time.perf_counter)
-        shape = call_shape(arguments)
-        # Compiled blocks would neither see the hooks that observe, nor run without the tags.
-        with self.attention_released(), uncompiled(self.transformer):
+        report, shape = self.session.report, call_shape(arguments)
+        with self.outside_of_session(context):
             if shape in self._known:
                 result = forward()
             else:
                 with self._observed() as observations:
                     result = forward()
                 self._known[shape] = self._choose(observations)
-        record.timer.stop()
         self._use(self._known[shape])
         for remark in self.remarks(arguments):
             report.note(remark)
@@ -239,7 +224,7 @@ class GenericAdapter(ModelAdapter):
             if module in observations:
                 observations[module].calls += 1
                 return
-            arguments = {**dict(zip(getattr(module, NAMES), args, strict=False)), **kwargs}
+            arguments = {**dict(zip(forward_arguments(module), args, strict=False)), **kwargs}
             observations[module] = self._try_tag(module, arguments, output)
 
         hooks = Patches()

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from chipsparse.pipelines.diffusers_hooks import hooks_on
+
 HOOKS = {
     "diffusers.hooks.layer_skip": "leaves out a part of some layers",
     "diffusers.hooks.smoothed_energy_guidance_utils": "blurs the queries of some layers",
@@ -20,8 +22,7 @@ HOOKS = {
 def why_not_cached(model: Any) -> str | None:
     """What hooks of guidance do to a model now, in words; None without any, or where it is none."""
     for module in model.modules() if isinstance(model, torch.nn.Module) else ():
-        registry = vars(module).get("_diffusers_hook")
-        for hook in () if registry is None else registry.hooks.values():
+        for hook in hooks_on(module).values():
             done = HOOKS.get(type(hook).__module__)
             if done is not None:
                 return f"guidance {done} ({type(hook).__name__})"

@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 import torch
 
 from chipsparse.layout import Grid
-from chipsparse.pipelines.adapter import tagged
 from chipsparse.pipelines.history import HistoryAdapter
-from chipsparse.pipelines.wan import ATTENTION_ARGUMENTS, WanAdapter
+from chipsparse.pipelines.wan import WanAdapter
 
 
 class HeliosAdapter(HistoryAdapter, WanAdapter):
@@ -36,17 +35,10 @@ class HeliosAdapter(HistoryAdapter, WanAdapter):
         frames, rows, columns = config["patch_size"]
         return frames * factor, rows * factor, columns * factor
 
-    @staticmethod
-    def tag_attention(
-        module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """As `WanAdapter`, of modules that are told how many tokens are present ones."""
-        return tagged(module, args, kwargs, (*ATTENTION_ARGUMENTS, "original_context_length"))
-
     def install_tile_order(self) -> None:
         """Hooks the inputs, the present frames' patch and rotary embedding, and the output norm."""
         model, add = self._model, self._patches.add_hook
-        add(model.register_forward_pre_hook(self._note_indices, with_kwargs=True))
+        self.hook_inputs(self._note_indices)
         add(model.patch_embedding.register_forward_hook(self._order_latents))
         add(model.rope.register_forward_hook(self._order_present, with_kwargs=True))
         add(model.norm_out.register_forward_pre_hook(self.restore_order))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 
-from chipsparse.layout import Grid, ModelLayout
+from chipsparse.layout import Grid
 from chipsparse.pipelines.adapter import ModelAdapter
 
 
@@ -35,30 +34,24 @@ class HistoryAdapter(ModelAdapter):
     _present: torch.Tensor | None = None  # the frame numbers of the open call
 
     @classmethod
-    def planned_layout(
-        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
-    ) -> ModelLayout:
-        """Sizes for present frames of this size, and as many earlier ones as pipelines pass."""
+    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
+        """Those of the present frames, behind as many earlier ones as pipelines pass."""
         _, rows, columns = latents
         earlier = sum(
             tokens_of((frames, rows, columns), cls.patch(config, factor))
             for factor, frames in cls.history.values()
         )
-        layout = super().planned_layout(
-            config, latents=latents, text_tokens=text_tokens, batch=batch
-        )
-        return replace(layout, grids=((1, 1, earlier), *layout.grids))
+        return ((1, 1, earlier), *super().grids(config, latents))
 
-    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
-        """Sizes for the frames that a call has, earlier and present ones."""
+    def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
+        """Those of the frames that a call has, earlier and present ones."""
         earlier = sum(
             tokens_of(arguments[name].shape[2:], self.patch(self._model.config, factor))
             for name, (factor, _) in self.history.items()
             if arguments.get(name) is not None
         )
-        layout = super().layout(arguments)  # as `planned_layout`, with what pipelines pass
-        present = layout.grids[1:]
-        return replace(layout, grids=((1, 1, earlier), *present) if earlier > 0 else present)
+        _, *present = super().called_grids(arguments)  # as `grids`, with what pipelines pass
+        return ((1, 1, earlier), *present) if earlier > 0 else tuple(present)
 
     @classmethod
     def patch(cls, config: Mapping[str, Any], factor: int) -> Grid:
@@ -73,17 +66,13 @@ class HistoryAdapter(ModelAdapter):
         earlier = order.numel() - math.prod(self.session.plan.layout.grids[-1])
         return order[earlier:] - earlier
 
-    def _note_indices(
-        self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Forward pre-hook of the transformer: makes sure that the present frames have numbers."""
-        arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
+    def _note_indices(self, arguments: dict[str, Any]) -> None:
+        """Makes sure that the present frames have numbers, which tell their rotary embedding."""
         if arguments.get(self.present_indices) is None:
             batch, _, frames, *_ = arguments["hidden_states"].shape
             frames //= self.patch(self._model.config, 1)[0]
             arguments[self.present_indices] = torch.arange(frames).expand(batch, -1)
         self._present = arguments[self.present_indices]
-        return (), arguments
 
     def _order_present(
         self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any

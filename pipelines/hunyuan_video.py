@@ -8,19 +8,16 @@ from typing import Any, ClassVar
 
 import torch
 
-from chipsparse.layout import Grid, LayerKind, ModelLayout
-from chipsparse.pipelines.feed_forward import (
-    FeedForwardModule,
-    FeedForwardSite,
-    ParallelFeedForward,
-)
+from chipsparse.layout import Grid
+from chipsparse.pipelines.double_and_single import DoubleAndSingleBlocks
 from chipsparse.pipelines.history import HistoryAdapter
-from chipsparse.pipelines.padded_text import PaddedTextAdapter, patch_of, token_grid
+from chipsparse.pipelines.padded_text import PaddedTextAdapter
+from chipsparse.pipelines.token_grids import patch_of
 
 TOKEN_REPLACE = "token_replace"
 
 
-class HunyuanVideoAdapter(PaddedTextAdapter):
+class HunyuanVideoAdapter(DoubleAndSingleBlocks, PaddedTextAdapter):
     """Joint attention and video feed-forward layers of all blocks; double blocks come first.
 
     Text columns are always kept, and the text's feed-forward layers in the double blocks stay
@@ -47,47 +44,13 @@ class HunyuanVideoAdapter(PaddedTextAdapter):
             return super().why_not_split(config)
         return "it modulates the tokens of the first frame apart (token replace)"
 
-    def self_attentions(self) -> list[Any]:
-        """``attn`` of every block."""
-        return [block.attn for block in self._double_blocks + self._single_blocks]
-
-    def feed_forwards(self) -> list[FeedForwardSite]:
-        """``ff`` of the double blocks, then what the single blocks run beside their attention."""
-        return [
-            *(FeedForwardModule(block, "ff") for block in self._double_blocks),
-            *(ParallelFeedForward(block) for block in self._single_blocks),
-        ]
-
     @classmethod
-    def planned_layout(
-        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
-    ) -> ModelLayout:
-        """Sizes for latents of this size; a prompt without padding."""
-        frames, rows, columns = token_grid(config, latents)
-        grids: tuple[Grid, ...] = ((frames, rows, columns),)
+    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
+        """That of the video; of a replaced first frame apart."""
+        ((frames, rows, columns),) = super().grids(config, latents)
         if config["image_condition_type"] == TOKEN_REPLACE and frames > 1:
-            grids = ((1, rows, columns), (frames - 1, rows, columns))
-        heads, head_dim = config["num_attention_heads"], config["attention_head_dim"]
-        width = int(heads * head_dim * config["mlp_ratio"])
-        return ModelLayout(
-            kinds=(
-                LayerKind("double", config["num_layers"], width, mlp_sees_text=False),
-                LayerKind("single", config["num_single_layers"], width),
-            ),
-            heads=heads,
-            head_dim=head_dim,
-            batch=batch,
-            grids=grids,
-            text_tokens=text_tokens,
-        )
-
-    @property
-    def _double_blocks(self) -> list[Any]:
-        return list(self._model.transformer_blocks)
-
-    @property
-    def _single_blocks(self) -> list[Any]:
-        return list(self._model.single_transformer_blocks)
+            return (1, rows, columns), (frames - 1, rows, columns)
+        return ((frames, rows, columns),)
 
 
 class FramePackAdapter(HistoryAdapter, HunyuanVideoAdapter):
@@ -125,8 +88,8 @@ class FramePackAdapter(HistoryAdapter, HunyuanVideoAdapter):
     def install_tile_order(self) -> None:
         """Hooks the inputs, the present frames' rotary embedding and the output norm."""
         model, add = self._model, self._patches.add_hook
-        add(model.register_forward_pre_hook(self._prepare_inputs, with_kwargs=True))
-        add(model.register_forward_pre_hook(self._note_indices, with_kwargs=True))
+        self.hook_inputs(self._prepare_inputs)
+        self.hook_inputs(self._note_indices)
         add(model.rope.register_forward_hook(self._order_present, with_kwargs=True))
         add(model.norm_out.register_forward_pre_hook(self.restore_order))
 

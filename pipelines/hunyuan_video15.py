@@ -10,11 +10,10 @@ import torch
 from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.embeddings import apply_rotary_emb
 
-from chipsparse.layout import Grid, LayerKind, ModelLayout
-from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
-from chipsparse.pipelines.padded_text import PaddedTextAdapter, token_grid
+from chipsparse.layout import LayerKind
+from chipsparse.pipelines.padded_text import PaddedTextAdapter
+from chipsparse.pipelines.processors import joint_states
 from chipsparse.pipelines.tensor_facts import TensorFacts
-from chipsparse.pipelines.timesteps import value_passed_as
 
 STOCK_PROCESSOR = "HunyuanVideo15AttnProcessor2_0"
 
@@ -50,19 +49,13 @@ class TagPassing:
                 attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb
             )
             return output
-        video = [layer(hidden_states) for layer in (attn.to_q, attn.to_k, attn.to_v)]
-        text = [
-            layer(encoder_hidden_states)
-            for layer in (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
-        ]
-        video, text = (
-            [each.unflatten(2, (attn.heads, -1)) for each in part] for part in (video, text)
+        assert encoder_hidden_states is not None
+        query, key, value = joint_states(
+            attn,
+            hidden_states,
+            encoder_hidden_states,
+            lambda states: apply_rotary_emb(states, image_rotary_emb, sequence_dim=1),
         )
-        for place, norm in enumerate((attn.norm_q, attn.norm_k)):
-            video[place] = apply_rotary_emb(norm(video[place]), image_rotary_emb, sequence_dim=1)
-        for place, norm in enumerate((attn.norm_added_q, attn.norm_added_k)):
-            text[place] = text[place] if norm is None else norm(text[place])
-        query, key, value = (torch.cat(pair, dim=1) for pair in zip(video, text, strict=True))
         joint = dispatch_attention_fn(
             query,
             key,
@@ -103,46 +96,23 @@ class HunyuanVideo15Adapter(PaddedTextAdapter):
         self._holds_image = TensorFacts(holds_image)
         super().__init__(*args, **kwargs)
 
-    def self_attentions(self) -> list[Any]:
-        """``attn`` of every block."""
-        return [block.attn for block in self._model.transformer_blocks]
-
     def dispatching_processor(self, module: Any) -> None:
         """None: the stock processor stays, as a `TagPassing` one; another stays as it is."""
         processor = module.processor
         if type(processor).__name__ == STOCK_PROCESSOR and not isinstance(processor, TagPassing):
             self._patches.set_class(processor, TagPassing)
 
-    def feed_forwards(self) -> list[FeedForwardSite]:
-        """``ff`` of every block."""
-        return [FeedForwardModule(block, "ff") for block in self._model.transformer_blocks]
-
     @classmethod
-    def planned_layout(
-        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
-    ) -> ModelLayout:
-        """Sizes for latents of this size; prompts without padding, an image's tokens included."""
-        heads, head_dim = config["num_attention_heads"], config["attention_head_dim"]
-        width = int(heads * head_dim * config["mlp_ratio"])
-        return ModelLayout(
-            kinds=(LayerKind("block", config["num_layers"], width, mlp_sees_text=False),),
-            heads=heads,
-            head_dim=head_dim,
-            batch=batch,
-            grids=(token_grid(config, latents),),
-            text_tokens=text_tokens,
-        )
+    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
+        """One kind of block."""
+        width = int(cls.channels(config) * config["mlp_ratio"])
+        return (LayerKind("block", config["num_layers"], width, mlp_sees_text=False),)
 
     def kept_text(self, arguments: dict[str, Any]) -> dict[str, int]:
         """As `PaddedTextAdapter`, with the image's tokens."""
         image = arguments["image_embeds"]
         tokens = image.shape[1] if self._holds_image(image) else 0
         return {**super().kept_text(arguments), "image_embeds": tokens}
-
-    def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
-        """The scheduler's value that pipelines round to the latents' dtype."""
-        value = value_passed_as(timestep, schedule)
-        return float(torch.as_tensor(timestep).max()) if value is None else value
 
 
 def holds_image(embeds: torch.Tensor) -> bool:

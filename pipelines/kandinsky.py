@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
-from chipsparse.layout import Grid, LayerKind, ModelLayout
-from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
+from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.processor_tags import ProcessorTaggingAdapter
 from chipsparse.pipelines.streams import apart, joined
-from chipsparse.pipelines.wan_kin import frame_by_frame
+from chipsparse.pipelines.token_grids import frame_by_frame, patched
 
 NABLA = "sparse_params"
 
@@ -33,6 +32,11 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
     shares_tokens = True
     announces_guidance = False
     default_latents = 128
+    attention_name = "self_attention"
+    mlp_name = "feed_forward"
+    text_place = "cross-attention"
+    # For the masks of NABLA the model was trained.
+    dense_arguments = MappingProxyType({NABLA: "the model's own sparse attention (NABLA) masks it"})
 
     projections: ClassVar[int] = 6  # q, k, v and out of self-attention; q and out of the other
 
@@ -40,52 +44,28 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
         """What holds the attention and the feed-forward layer of each visual block."""
         return list(self._model.visual_transformer_blocks)
 
-    def self_attentions(self) -> list[Any]:
-        """``self_attention`` of every block."""
-        return [block.self_attention for block in self.blocks()]
-
-    def feed_forwards(self) -> list[FeedForwardSite]:
-        """``feed_forward`` of every block."""
-        return [FeedForwardModule(block, "feed_forward") for block in self.blocks()]
+    @classmethod
+    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
+        """One kind of block."""
+        layers, width = config["num_visual_blocks"], config["ff_dim"]
+        return (LayerKind("visual", layers, width, projections=cls.projections),)
 
     @classmethod
-    def planned_layout(
-        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
-    ) -> ModelLayout:
-        """Sizes for latents of this size; text tokens are in cross-attention only."""
-        frames, rows, columns = (
-            size // patch for size, patch in zip(latents, config["patch_size"], strict=True)
-        )
+    def heads(cls, config: Mapping[str, Any]) -> tuple[int, int]:
+        """The config has the channels of all heads together."""
         head_dim = sum(config["axes_dims"])
-        layers, width = config["num_visual_blocks"], config["ff_dim"]
-        return ModelLayout(
-            kinds=(LayerKind("visual", layers, width, projections=cls.projections),),
-            heads=config["model_dim"] // head_dim,
-            head_dim=head_dim,
-            batch=batch,
-            grids=((frames, rows, columns),),
-        )
+        return config["model_dim"] // head_dim, head_dim
 
-    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
-        """Sizes for latents ``[B, F, H, W, C]``; one row of tokens where NABLA orders them."""
-        batch, *latents, _ = arguments["hidden_states"].shape
-        frames, rows, columns = latents
-        layout = self.planned_layout(
-            self._model.config, latents=(frames, rows, columns), batch=batch
-        )
-        if self.needs_mask(arguments):
-            return replace(layout, grids=((1, 1, math.prod(layout.grids[0])),))
-        return layout
+    @classmethod
+    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
+        """That of the whole video."""
+        return patched(latents, config["patch_size"])
 
-    def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
-        """NABLA chooses blocks by a mask, for which the model was trained."""
-        if not self.needs_mask(arguments):
-            return None
-        return "the model's own sparse attention (NABLA) masks it"
-
-    def needs_mask(self, arguments: dict[str, Any]) -> bool:
-        """As `why_attention_is_dense`."""
-        return arguments.get(NABLA) is not None
+    def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
+        """Of latents ``[B, F, H, W, C]``; one row of tokens where NABLA orders them."""
+        _, frames, rows, columns, _ = arguments["hidden_states"].shape
+        (grid,) = self.grids(self._model.config, (frames, rows, columns))
+        return ((1, 1, math.prod(grid)),) if arguments.get(NABLA) is not None else (grid,)
 
     def install_tile_order(self) -> None:
         """Hooks the tokens' embedding, their rotary embedding and the output layer."""
@@ -157,12 +137,11 @@ class Kandinsky6Adapter(Kandinsky5Adapter):
         """The video's half of each block."""
         return [block.video_dec_block for block in self._model.visual_transformer_blocks]
 
-    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
+    def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
         """As `Kandinsky5Adapter`, frame by frame where these have types."""
-        layout = super().layout(arguments)
-        if arguments.get("visual_token_type_ids") is None:
-            return layout
-        return replace(layout, grids=frame_by_frame(layout.grids[0]))
+        grids = super().called_grids(arguments)
+        typed = arguments.get("visual_token_type_ids") is not None
+        return frame_by_frame(*grids) if typed else grids
 
     def _order_rotary(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
         """Of ``[T, H, W, ...]``, the same for all samples."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 
-from chipsparse.layout import Grid, LayerKind, ModelLayout
-from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
+from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.processor_tags import ProcessorTaggingAdapter
 from chipsparse.pipelines.tensor_facts import TensorFacts
+from chipsparse.pipelines.token_grids import fitting, grids_at, patch_of, patched
 
 MLP_RATIO = 4  # fixed in the model's code
 
@@ -31,59 +29,37 @@ class LTXAdapter(ProcessorTaggingAdapter):
     sparse_mlp = "feed-forward"
     shares_tokens = True
     guides_in_batch = True
+    attention_name = "attn1"
+    text_place = "cross-attention"
+    rotary_dim = 1
 
-    projections: ClassVar[int] = (
-        6  # q, k, v and out of self-attention; q and out of cross-attention
-    )
+    # q, k, v and out of self-attention; q and out of cross-attention
+    projections: ClassVar[int] = 6
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._grids_at = TensorFacts(lambda coordinates: grids_at(self.places(coordinates)))
         super().__init__(*args, **kwargs)
 
-    def self_attentions(self) -> list[Any]:
-        """``attn1`` of every block."""
-        return [block.attn1 for block in self._model.transformer_blocks]
-
-    def feed_forwards(self) -> list[FeedForwardSite]:
-        """``ff`` of every block."""
-        return [FeedForwardModule(block, "ff") for block in self._model.transformer_blocks]
+    @classmethod
+    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
+        """One kind of block."""
+        layers, width = config["num_layers"], MLP_RATIO * cls.channels(config)
+        return (LayerKind("block", layers, width, projections=cls.projections),)
 
     @classmethod
-    def planned_layout(
-        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
-    ) -> ModelLayout:
-        """Sizes of one video without further images; text tokens are in cross-attention only."""
-        patch = (config["patch_size_t"], config["patch_size"], config["patch_size"])
-        frames, rows, columns = (size // side for size, side in zip(latents, patch, strict=True))
-        return cls._sizes(config, grids=((frames, rows, columns),), batch=batch)
+    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
+        """That of one video without further images."""
+        return patched(latents, patch_of(config))
 
-    @classmethod
-    def _sizes(
-        cls, config: Mapping[str, Any], *, grids: tuple[Grid, ...], batch: int
-    ) -> ModelLayout:
-        width = MLP_RATIO * config["num_attention_heads"] * config["attention_head_dim"]
-        kind = LayerKind("block", config["num_layers"], width, projections=cls.projections)
-        return ModelLayout(
-            kinds=(kind,),
-            heads=config["num_attention_heads"],
-            head_dim=config["attention_head_dim"],
-            batch=batch,
-            grids=grids,
-        )
-
-    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
-        """Sizes for packed latents ``[B, N, C]`` at the places that the call names."""
-        batch, tokens, _ = arguments["hidden_states"].shape
-        grids = self._read_grids(arguments)
-        if grids is None or sum(math.prod(grid) for grid in grids) != tokens:
-            grids = ((1, 1, tokens),)  # where it is not remarked, the model says what does not fit
-        return self._sizes(self._model.config, grids=grids, batch=batch)
+    def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
+        """Of packed latents ``[B, N, C]`` at the places that the call names."""
+        return fitting(self._read_grids(arguments), arguments["hidden_states"].shape[1])
 
     def install_tile_order(self) -> None:
         """Hooks the transformer's inputs and output, and its rotary embedding."""
         model, add = self._model, self._patches.add_hook
-        add(model.register_forward_pre_hook(self._order_inputs, with_kwargs=True))
-        add(model.rope.register_forward_hook(self._order_rotary))
+        self.hook_inputs(self.order_arguments)
+        add(model.rope.register_forward_hook(self.ordered_rotary))
         add(model.register_forward_hook(self._restore_output))
 
     def remarks(self, arguments: dict[str, Any]) -> list[str]:
@@ -104,61 +80,17 @@ class LTXAdapter(ProcessorTaggingAdapter):
         """Time, row and column ``[3, N]`` of the tokens, from what a call names for all samples."""
         return coordinates[0]
 
-    def _order_inputs(
-        self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if not self.moves_tokens:
-            return None
-        arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
-        self.order_arguments(arguments)
-        return (), arguments
-
     def order_arguments(self, arguments: dict[str, Any]) -> None:
         """Puts the tokens among the transformer's arguments in order."""
+        if not self.moves_tokens:
+            return
         batch, tokens, _ = arguments["hidden_states"].shape
         arguments["hidden_states"] = self.ordered(arguments["hidden_states"], 1)
         if arguments["timestep"].numel() == batch * tokens:
             arguments["timestep"] = self.ordered(arguments["timestep"].view(batch, tokens), 1)
-
-    def _order_rotary(
-        self, _module: Any, _args: Any, output: tuple[torch.Tensor, torch.Tensor]
-    ) -> tuple[torch.Tensor, ...]:
-        return tuple(self.ordered(part, 1) for part in output)
 
     def _restore_output(self, module: Any, _args: Any, output: Any) -> Any:
         restored = self.restore_order(module, (output[0],))
         if restored is None:
             return None
         return self.wrap_output(restored[0], {"return_dict": not isinstance(output, tuple)})
-
-
-def grids_at(coordinates: torch.Tensor) -> tuple[Grid, ...] | None:
-    """The full grids of video tokens, one behind the other, that coordinates name.
-
-    Args:
-        coordinates: ``[3, N]``: time, row and column of each token. Waits for the device.
-
-    Returns:
-        Each grid as (frames, rows, columns), all with frames of one size; a new one begins where
-        time does not go on. None where the coordinates form no such grids.
-    """
-    time, row, column = coordinates.cpu()
-    tokens = time.numel()
-    again = (row == row[0]) & (column == column[0])
-    again[0] = False
-    area = int(again.nonzero()[0]) if again.any() else tokens
-    columns = int((row[:area] == row[0]).sum())
-    if tokens % area != 0 or area % columns != 0:
-        return None
-    time, row, column = (axis.view(-1, area // columns, columns) for axis in (time, row, column))
-    full = (
-        (time == time[:, :1, :1]).all()
-        and (row == row[:1, :, :1]).all()
-        and (column == column[:1, :1]).all()
-    )
-    if not full:
-        return None
-    starts = (time[1:, 0, 0] <= time[:-1, 0, 0]).nonzero().flatten() + 1
-    edges = [0, *starts.tolist(), time.shape[0]]
-    lengths = [end - start for start, end in itertools.pairwise(edges)]
-    return tuple((frames, area // columns, columns) for frames in lengths)

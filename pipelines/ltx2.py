@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ class LTX2Adapter(LTXAdapter):
     sparse_mlp = "feed-forward of the video tokens"
     why_whole = "its sound attends to all tokens of the video"
 
+    # References of IC-LoRA may be seen by some tokens more than by others.
+    dense_arguments = MappingProxyType({MASK: "the pipeline masks the video's self-attention"})
     projections = 10  # as LTX-Video; q and out to the sound, k and v from it
 
     @staticmethod
@@ -36,12 +39,13 @@ class LTX2Adapter(LTXAdapter):
 
     def install_tile_order(self) -> None:
         """Hooks the transformer's inputs and output."""
-        add = self._patches.add_hook
-        add(self._model.register_forward_pre_hook(self._order_inputs, with_kwargs=True))
-        add(self._model.register_forward_hook(self._restore_output))
+        self.hook_inputs(self.order_arguments)
+        self._patches.add_hook(self._model.register_forward_hook(self._restore_output))
 
     def order_arguments(self, arguments: dict[str, Any]) -> None:
         """As `LTXAdapter`, with the coordinates and whatever else is per token."""
+        if not self.moves_tokens:
+            return
         if arguments.get("video_coords") is None:
             arguments["video_coords"] = self._model.rope.prepare_video_coords(
                 arguments["hidden_states"].shape[0],
@@ -55,16 +59,6 @@ class LTX2Adapter(LTXAdapter):
             arguments["video_keyframes_mask"] = self.ordered(arguments["video_keyframes_mask"], 1)
         if arguments.get(MASK) is not None:
             arguments[MASK] = self.ordered(self.ordered(arguments[MASK], 1), 2)
-
-    def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
-        """References of IC-LoRA may be seen by some tokens more than by others."""
-        if arguments.get(MASK) is None:
-            return None
-        return "the pipeline masks the video's self-attention"
-
-    def needs_mask(self, arguments: dict[str, Any]) -> bool:
-        """As `why_attention_is_dense`."""
-        return arguments.get(MASK) is not None
 
     def held_output(self, result: Any) -> torch.Tensor:
         """Video and sound side by side, ``[B, all numbers of a sample]``."""

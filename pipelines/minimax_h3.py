@@ -11,13 +11,12 @@ from diffusers.models.modeling_utils import get_parameter_dtype
 
 from chipsparse.layers.tile_order import inverse_order
 from chipsparse.layout import Grid, LayerKind, ModelLayout
-from chipsparse.pipelines.adapter import ModelAdapter, tagged
+from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.execution import Execution
-from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
 from chipsparse.pipelines.packed_rows import PackedRows, check_noise, read_rows
 from chipsparse.pipelines.tensor_facts import TensorFacts
+from chipsparse.pipelines.token_grids import patched
 
-ATTENTION_ARGUMENTS = ("hidden_states", "rotary_emb", "attention_mask")
 INDICES = ("video_indices", "audio_indices", "text_indices")
 PER_ROW = ("position_ids", "token_tags", "timestep_indices")
 # What the pipeline's VAEs make of a video: of 17 frames more 5 latent ones more, beside 2 for the
@@ -46,6 +45,7 @@ class MiniMaxH3Adapter(ModelAdapter):
     why_whole = "it finds rows of text, sound and video by their places among all rows"
     guidance_argument = None
     uncalled_steps = 1  # the scheduler counts the end
+    text_place = "first"  # and whatever else is no row of the generated video
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._rows = TensorFacts(read_rows)
@@ -53,61 +53,43 @@ class MiniMaxH3Adapter(ModelAdapter):
         self._places: tuple[Any, ...] = ()
         super().__init__(*args, **kwargs)
 
-    def self_attentions(self) -> list[Any]:
-        """``attn`` of every block."""
-        return [block.attn for block in self._model.transformer_blocks]
+    @classmethod
+    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
+        """One kind of block."""
+        return (LayerKind("block", config["num_layers"], config["ffn_dim"], mlp_linears=3),)
 
-    def feed_forwards(self) -> list[FeedForwardSite]:
-        """``ff`` of every block."""
-        return [FeedForwardModule(block, "ff") for block in self._model.transformer_blocks]
+    @classmethod
+    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
+        """That of the generated video."""
+        return patched(latents, config["patch_size"])
+
+    @classmethod
+    def sizes(
+        cls, config: Mapping[str, Any], *, grids: tuple[Grid, ...], text_tokens: int, batch: int
+    ) -> ModelLayout:
+        """As `ModelAdapter`, with all rows but the video's in full."""
+        layout = super().sizes(config, grids=grids, text_tokens=text_tokens, batch=batch)
+        return replace(layout, exact_text=True, hidden_size=config["hidden_size"])
 
     @classmethod
     def planned_layout(
         cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
     ) -> ModelLayout:
-        """Sizes for a video of this size with its sound, and no conditions."""
-        frames, rows, columns = (
-            size // patch for size, patch in zip(latents, config["patch_size"], strict=True)
-        )
+        """As `ModelAdapter`, of a video with its sound, and no conditions."""
         others = text_tokens + audio_rows(latents[0])
-        return cls._sizes(config, grid=(frames, rows, columns), others=others, batch=batch)
+        return super().planned_layout(config, latents=latents, text_tokens=others, batch=batch)
 
-    @staticmethod
-    def _sizes(config: Mapping[str, Any], *, grid: Grid, others: int, batch: int) -> ModelLayout:
-        kind = LayerKind("block", config["num_layers"], config["ffn_dim"], mlp_linears=3)
-        return ModelLayout(
-            kinds=(kind,),
-            heads=config["num_attention_heads"],
-            head_dim=config["attention_head_dim"],
-            batch=batch,
-            grids=(grid,),
-            text_tokens=others,
-            text_first=True,
-            exact_text=True,
-            hidden_size=config["hidden_size"],
-        )
+    def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
+        """That of the rows that a call names."""
+        return (self._rows_of(arguments).grid,)
 
-    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
-        """Sizes for the rows that a call names; its batch is that of ``hidden_states``."""
-        rows = self._rows_of(arguments)
-        return self._sizes(
-            self._model.config,
-            grid=rows.grid,
-            others=rows.others.numel(),
-            batch=arguments["hidden_states"].shape[0],
-        )
-
-    @staticmethod
-    def tag_attention(
-        module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Passes the tag as the attention mask, which the model never sets."""
-        return tagged(module, args, kwargs, ATTENTION_ARGUMENTS)
+    def text_tokens(self, arguments: dict[str, Any]) -> int:
+        """All other rows."""
+        return self._rows_of(arguments).others.numel()
 
     def install_tile_order(self) -> None:
         """Hooks the transformer's inputs."""
-        hook = self._model.register_forward_pre_hook(self._order_rows, with_kwargs=True)
-        self._patches.add_hook(hook)
+        self.hook_inputs(self._order_rows)
 
     def remarks(self, arguments: dict[str, Any]) -> list[str]:
         """Whether conditions take up all that sparse steps keep: each picture has many rows."""
@@ -178,19 +160,13 @@ class MiniMaxH3Adapter(ModelAdapter):
             self._checked = rows
         return rows
 
-    def _order_rows(
-        self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def _order_rows(self, arguments: dict[str, Any]) -> None:
         """Puts the others first, the video's rows behind them in tiles; says so by the indices."""
-        if not self.session.caching:
-            return None
-        arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
         order, place = self._order_and_place(arguments)
         for name in PER_ROW:
             arguments[name] = arguments[name].index_select(0, order)
         for name in INDICES:
             arguments[name] = place.index_select(0, arguments[name])
-        return (), arguments
 
     def _order_and_place(self, arguments: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Which row stands at each place, and where each row stands; int64 ``[N]``.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,16 +12,13 @@ import torch.nn.functional as F
 from diffusers.models.attention_processor import MochiAttnProcessor2_0
 
 from chipsparse.layers.state import StepState
-from chipsparse.layout import Grid, LayerKind, ModelLayout
-from chipsparse.pipelines.adapter import is_claimed
+from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.bridge import LayerCall
-from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
-from chipsparse.pipelines.patches import TAG
-from chipsparse.pipelines.processors import DispatchingProcessor, heads_apart, is_tag, normed
+from chipsparse.pipelines.processors import DispatchingProcessor, is_tag, joint_states
 from chipsparse.pipelines.separate_lengths import SeparateLengths
-from chipsparse.pipelines.timesteps import value_passed_as
+from chipsparse.pipelines.timesteps import largest, value_passed_as
+from chipsparse.pipelines.token_grids import patched
 
-ATTENTION_ARGUMENTS = ("hidden_states", "encoder_hidden_states", "attention_mask")
 GAPS = "the prompt's mask has gaps"
 
 
@@ -44,24 +42,12 @@ class MochiProcessor(DispatchingProcessor):
                 attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb
             )
             return output
-        query = normed(heads_apart(attn.to_q(hidden_states), attn), attn.norm_q)
-        key = normed(heads_apart(attn.to_k(hidden_states), attn), attn.norm_k)
-        value = heads_apart(attn.to_v(hidden_states), attn)
-        if image_rotary_emb is not None:
-            query, key = rotated(query, *image_rotary_emb), rotated(key, *image_rotary_emb)
-        text_query = normed(
-            heads_apart(attn.add_q_proj(encoder_hidden_states), attn), attn.norm_added_q
-        )
-        text_key = normed(
-            heads_apart(attn.add_k_proj(encoder_hidden_states), attn), attn.norm_added_k
-        )
-        text_value = heads_apart(attn.add_v_proj(encoder_hidden_states), attn)
-        joined = self.dispatch(
-            torch.cat([query, text_query], dim=1),
-            torch.cat([key, text_key], dim=1),
-            torch.cat([value, text_value], dim=1),
-            attention_mask,
-        )
+
+        def turned(states: torch.Tensor) -> torch.Tensor:
+            return states if image_rotary_emb is None else rotated(states, *image_rotary_emb)
+
+        query, key, value = joint_states(attn, hidden_states, encoder_hidden_states, turned)
+        joined = self.dispatch(query, key, value, attention_mask)
         video, text = joined.split([hidden_states.shape[1], encoder_hidden_states.shape[1]], dim=1)
         video = attn.to_out[1](attn.to_out[0](video))
         return video, attn.to_add_out(text) if hasattr(attn, "to_add_out") else text
@@ -85,70 +71,34 @@ class MochiAdapter(SeparateLengths):
     sparse_attention = "joint attention"
     sparse_mlp = "feed-forward of the video tokens (gated)"
     shares_tokens = True
+    cuts_at_blocks = True
+    attention_name = "attn1"
+    tags_over_masks = True  # the prompt's, which the adapter has read
+    own_processors = MappingProxyType({MochiAttnProcessor2_0: MochiProcessor})
 
-    entry_blocks = "transformer_blocks"
     _padded_length = 0
 
-    def self_attentions(self) -> list[Any]:
-        """``attn1`` of every block."""
-        return [block.attn1 for block in self._model.transformer_blocks]
-
-    def dispatching_processor(self, module: Any) -> Any | None:
-        """`MochiProcessor` in place of the stock one; other processors stay."""
-        stock = module.processor
-        return MochiProcessor(stock) if type(stock) is MochiAttnProcessor2_0 else None
-
-    def feed_forwards(self) -> list[FeedForwardSite]:
-        """``ff`` of every block."""
-        return [FeedForwardModule(block, "ff") for block in self._model.transformer_blocks]
+    @classmethod
+    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
+        """One kind of block."""
+        width = 4 * cls.channels(config) * 2 // 3  # fixed in the model's code
+        layers = config["num_layers"]
+        return (LayerKind("block", layers, width, mlp_sees_text=False, mlp_linears=3),)
 
     @classmethod
-    def planned_layout(
-        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
-    ) -> ModelLayout:
-        """Sizes for latents of this size and a prompt that needs no padding."""
-        frames, rows, columns = latents
-        patch, heads, head_dim = (
-            config[name] for name in ("patch_size", "num_attention_heads", "attention_head_dim")
-        )
-        width = 4 * heads * head_dim * 2 // 3  # fixed in the model's code
-        return ModelLayout(
-            kinds=(
-                LayerKind("block", config["num_layers"], width, mlp_sees_text=False, mlp_linears=3),
-            ),
-            heads=heads,
-            head_dim=head_dim,
-            batch=batch,
-            grids=((frames, rows // patch, columns // patch),),
-            text_tokens=text_tokens,
-        )
+    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
+        """One of patches without depth."""
+        return patched(latents, (1, config["patch_size"], config["patch_size"]))
 
-    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
-        """Sizes for latents ``[B, C, F, H, W]``; of the text, what is no padding."""
-        batch, _, frames, rows, columns = arguments["hidden_states"].shape
-        lengths = [self._padded_length] if self.lengths is None else self.lengths
-        return self.planned_layout(
-            self._model.config,
-            latents=(frames, rows, columns),
-            text_tokens=max(lengths),
-            batch=batch,
-        )
-
-    @staticmethod
-    def tag_attention(
-        module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Passes the tag in place of the prompt's mask, which the adapter has read."""
-        if not is_claimed(module):
-            return None
-        arguments = {**dict(zip(ATTENTION_ARGUMENTS, args, strict=False)), **kwargs}
-        return (), {**arguments, "attention_mask": getattr(module, TAG)}
+    def text_tokens(self, arguments: dict[str, Any]) -> int:
+        """Those that are no padding."""
+        return self._padded_length if self.lengths is None else max(self.lengths)
 
     def install_tile_order(self) -> None:
         """Hooks patch embedding, rotary embedding and output norm."""
         model, add = self._model, self._patches.add_hook
         add(model.patch_embed.register_forward_hook(self._order_video))
-        add(model.rope.register_forward_hook(self._order_rotary))
+        add(model.rope.register_forward_hook(self.ordered_rotary))
         add(model.norm_out.register_forward_pre_hook(self.restore_order))
 
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
@@ -158,15 +108,11 @@ class MochiAdapter(SeparateLengths):
         steps have lower ones elsewhere.
         """
         value = value_passed_as(timestep, schedule)
-        return -float(torch.as_tensor(timestep).max()) if value is None else value
+        return -largest(timestep) if value is None else value
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
         """Only the stock processor knows what to do with a mask that has gaps."""
         return GAPS if self.lengths is None else None
-
-    def needs_mask(self, arguments: dict[str, Any]) -> bool:
-        """As `why_attention_is_dense`."""
-        return self.lengths is None
 
     def prompt_lengths(self, arguments: dict[str, Any]) -> list[int] | None:
         """What `prompt_lengths` makes of the call's mask."""
@@ -210,11 +156,6 @@ class MochiAdapter(SeparateLengths):
         assert state is not None
         samples = output.reshape(-1, state.plan.layout.grid_tokens, output.shape[-1])
         return self.ordered(samples, 1)  # the model joins the frames of each sample
-
-    def _order_rotary(
-        self, _module: Any, _args: Any, output: tuple[torch.Tensor, torch.Tensor]
-    ) -> tuple[torch.Tensor, ...]:
-        return tuple(self.ordered(part, 0) for part in output)
 
 
 def rotated(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from chipsparse.pipelines.feed_forward import GROUP_OFFLOADING
+from chipsparse.pipelines.diffusers_hooks import GROUP_OFFLOADING, hooks_on
 
 # Of diffusers' group offloading: one computes, one arrives, and what belongs to no block stays.
 GROUPS_AT_ONCE = 3
@@ -53,8 +53,7 @@ def autocast_bytes(model: torch.nn.Module, dtype: torch.dtype) -> int:
 def _group_sizes(model: torch.nn.Module) -> list[int]:
     groups = {}
     for module in model.modules():
-        registry = getattr(module, "_diffusers_hook", None)
-        hook = None if registry is None else registry.get_hook(GROUP_OFFLOADING)
+        hook = hooks_on(module).get(GROUP_OFFLOADING)
         if hook is not None:
             groups[id(hook.group)] = hook.group
     return [

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from chipsparse.layout import Grid
-from chipsparse.pipelines.ltx import grids_at
+from chipsparse.pipelines.token_grids import grids_at
 
 # What rows are tagged as. A picture in the prompt is text that the model treats as video.
 VIDEO, TEXT, AUDIO = 0, 1, 2

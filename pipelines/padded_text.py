@@ -13,14 +13,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from chipsparse.layout import Grid, ModelLayout
-from chipsparse.pipelines.adapter import ModelAdapter, is_claimed
+from chipsparse.layout import Grid
+from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.bridge import LayerCall
 from chipsparse.pipelines.patch_order import reorder_patches
-from chipsparse.pipelines.patches import TAG
 from chipsparse.pipelines.tensor_facts import TensorFacts
-
-ATTENTION_ARGUMENTS = ("hidden_states", "encoder_hidden_states", "attention_mask")
+from chipsparse.pipelines.token_grids import patch_of, patched
 
 
 class PaddedTextAdapter(ModelAdapter):
@@ -35,7 +33,8 @@ class PaddedTextAdapter(ModelAdapter):
             the first text has at least one token.
     """
 
-    entry_blocks = "transformer_blocks"
+    cuts_at_blocks = True
+    tags_over_masks = True
     text_masks: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"encoder_hidden_states": "encoder_attention_mask"}
     )
@@ -43,20 +42,6 @@ class PaddedTextAdapter(ModelAdapter):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._leading_tokens = TensorFacts(leading_tokens)
         super().__init__(*args, **kwargs)
-
-    @staticmethod
-    def tag_attention(
-        module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Passes the tag in the place of the mask, which lets everything through."""
-        if not is_claimed(module):
-            return None
-        arguments = {**dict(zip(ATTENTION_ARGUMENTS, args, strict=False)), **kwargs}
-        return (), {**arguments, "attention_mask": getattr(module, TAG)}
-
-    def needs_mask(self, arguments: dict[str, Any]) -> bool:
-        """Where the text cannot be cut to valid tokens alone."""
-        return self.why_attention_is_dense(arguments) is not None
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
         """Prompts that differ in length, or a mask of another form."""
@@ -80,21 +65,20 @@ class PaddedTextAdapter(ModelAdapter):
             for name, lengths in self._text_lengths(arguments).items()
         }
 
-    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
-        """Sizes for latents ``[B, C, F, H, W]`` and the valid tokens of all texts."""
-        batch, _, frames, rows, columns = arguments["hidden_states"].shape
-        return self.planned_layout(
-            self._model.config,
-            latents=(frames, rows, columns),
-            text_tokens=sum(self.kept_text(arguments).values()),
-            batch=batch,
-        )
+    @classmethod
+    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
+        """That of the video."""
+        return patched(latents, patch_of(config))
+
+    def text_tokens(self, arguments: dict[str, Any]) -> int:
+        """The valid ones of all texts."""
+        return sum(self.kept_text(arguments).values())
 
     def install_tile_order(self) -> None:
         """Hooks the transformer's inputs, its rotary embeddings and its output norm."""
         add = self._patches.add_hook
-        add(self._model.register_forward_pre_hook(self._prepare_inputs, with_kwargs=True))
-        add(self._model.rope.register_forward_hook(self._order_rotary))
+        self.hook_inputs(self._prepare_inputs)
+        add(self._model.rope.register_forward_hook(self.ordered_rotary))
         add(self._model.norm_out.register_forward_pre_hook(self.restore_order))
 
     def attention(self, layer: int) -> LayerCall:
@@ -127,12 +111,7 @@ class PaddedTextAdapter(ModelAdapter):
             lengths[main] = None
         return lengths
 
-    def _prepare_inputs(
-        self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if not self.session.caching and self.split is None:
-            return None
-        arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
+    def _prepare_inputs(self, arguments: dict[str, Any]) -> None:
         for name, tokens in self.kept_text(arguments).items():
             for each in (name, self.text_masks.get(name)):
                 if each is not None:
@@ -142,28 +121,11 @@ class PaddedTextAdapter(ModelAdapter):
             arguments["hidden_states"] = reorder_patches(
                 arguments["hidden_states"], patch_of(self._model.config), order
             )
-        return (), arguments
 
     def video_order(self) -> torch.Tensor | None:
         """Order of the tokens that ``hidden_states`` make, int64 ``[N]``; None: unchanged."""
         order = self.session.tile_order
         return None if order is None else order[0]
-
-    def _order_rotary(
-        self, _module: Any, _args: Any, output: tuple[torch.Tensor, ...]
-    ) -> tuple[torch.Tensor, ...]:
-        return tuple(self.ordered(part, 0) for part in output)
-
-
-def patch_of(config: Mapping[str, Any]) -> Grid:
-    """Frames, rows and columns of the latents that make one token."""
-    return config["patch_size_t"], config["patch_size"], config["patch_size"]
-
-
-def token_grid(config: Mapping[str, Any], latents: Grid) -> Grid:
-    """Frames, rows and columns of tokens that these latents make."""
-    (frames, rows, columns), patch = latents, patch_of(config)
-    return frames // patch[0], rows // patch[1], columns // patch[2]
 
 
 def leading_tokens(mask: torch.Tensor) -> tuple[int, ...] | None:

@@ -16,12 +16,8 @@ class ProcessorTaggingAdapter(ModelAdapter):
     for that, a copy, because several modules may share one.
     """
 
-    @staticmethod
-    def tag_attention(
-        module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def hook_attention(self, module: Any) -> None:
         """Leaves the arguments as they are."""
-        return None
 
     def claim_attention(self) -> None:
         """Gives each module a processor with its tag, and leads that to our backend."""

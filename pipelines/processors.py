@@ -7,6 +7,7 @@ processor's, which it keeps.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,6 +51,41 @@ def is_tag(mask: torch.Tensor | None) -> bool:
 def heads_apart(states: torch.Tensor, attention: Any) -> torch.Tensor:
     """``[B, N, H * D]`` as ``[B, N, H, D]``."""
     return states.unflatten(2, (attention.heads, -1))
+
+
+def joint_states(
+    attention: Any,
+    hidden: torch.Tensor,
+    text: torch.Tensor,
+    turned: Callable[[torch.Tensor], torch.Tensor] = lambda states: states,
+) -> list[torch.Tensor]:
+    """Query, key and value ``[B, N + T, H, D]`` of two streams, each with linears of its own.
+
+    Args:
+        attention: the module.
+        hidden: video or image tokens ``[B, N, C]``.
+        text: ``[B, T, C']``, which stands behind them.
+        turned: applies the rotary embedding to queries and keys of the first stream.
+    """
+
+    def stream(states: torch.Tensor, linears: list[Any], norms: list[Any]) -> list[torch.Tensor]:
+        return [
+            normed(heads_apart(linear(states), attention), norm)
+            for linear, norm in zip(linears, norms, strict=True)
+        ]
+
+    query, key, value = stream(
+        hidden,
+        [attention.to_q, attention.to_k, attention.to_v],
+        [attention.norm_q, attention.norm_k, None],
+    )
+    others = stream(
+        text,
+        [attention.add_q_proj, attention.add_k_proj, attention.add_v_proj],
+        [attention.norm_added_q, attention.norm_added_k, None],
+    )
+    own = [turned(query), turned(key), value]
+    return [torch.cat(pair, dim=1) for pair in zip(own, others, strict=True)]
 
 
 def normed(states: torch.Tensor, norm: Any | None) -> torch.Tensor:

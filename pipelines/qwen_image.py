@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from chipsparse.layout import Grid, LayerKind, ModelLayout
-from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
-from chipsparse.pipelines.flux import PACKED, undivided_timestep
+from chipsparse.layout import Grid, LayerKind
+from chipsparse.pipelines.flux import PACKED
 from chipsparse.pipelines.processor_tags import ProcessorTaggingAdapter
 from chipsparse.pipelines.tensor_facts import TensorFacts
+from chipsparse.pipelines.token_grids import fitting, patched
 
 MLP_RATIO = 4  # fixed in the model's code
 TEXT, TEXT_MASK = "encoder_hidden_states", "encoder_hidden_states_mask"
@@ -36,69 +35,43 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
     guidance_argument = "true_cfg_scale"
     announces_guidance = False
     default_latents = 128
-    entry_blocks = "transformer_blocks"
+    timestep_scale = 1000
+    mlp_name = "img_mlp"
+    text_place = "first"
+    cuts_at_blocks = True
     least_text = 1  # its rotary embedding takes no empty text
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._length_of = TensorFacts(valid_length)
         super().__init__(*args, **kwargs)
 
-    def self_attentions(self) -> list[Any]:
-        """``attn`` of every block."""
-        return [block.attn for block in self._model.transformer_blocks]
-
-    def feed_forwards(self) -> list[FeedForwardSite]:
-        """``img_mlp`` of every block."""
-        return [FeedForwardModule(block, "img_mlp") for block in self._model.transformer_blocks]
+    @classmethod
+    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
+        """One kind of block."""
+        width = MLP_RATIO * cls.channels(config)
+        return (LayerKind("block", config["num_layers"], width, mlp_sees_text=False),)
 
     @classmethod
-    def planned_layout(
-        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
-    ) -> ModelLayout:
-        """Sizes for one image without reference images."""
-        _, rows, columns = latents
-        grids = ((1, rows // PACKED, columns // PACKED),)
-        return cls._sizes(config, grids=grids, text_tokens=text_tokens, batch=batch)
+    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
+        """That of one image, without reference images."""
+        return patched((1, *latents[1:]), PACKED)
 
-    @staticmethod
-    def _sizes(
-        config: Mapping[str, Any], *, grids: tuple[Grid, ...], text_tokens: int, batch: int
-    ) -> ModelLayout:
-        width = MLP_RATIO * config["num_attention_heads"] * config["attention_head_dim"]
-        return ModelLayout(
-            kinds=(LayerKind("block", config["num_layers"], width, mlp_sees_text=False),),
-            heads=config["num_attention_heads"],
-            head_dim=config["attention_head_dim"],
-            batch=batch,
-            grids=grids,
-            text_tokens=text_tokens,
-            text_first=True,
-        )
+    def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
+        """Of packed latents ``[B, N, C]`` of the images that ``img_shapes`` names."""
+        tokens = arguments["hidden_states"].shape[1]
+        return fitting(image_grids(arguments["img_shapes"]), tokens)
 
-    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
-        """Sizes for packed latents ``[B, N, C]`` of the images that ``img_shapes`` names."""
-        batch, tokens, _ = arguments["hidden_states"].shape
-        grids = image_grids(arguments["img_shapes"])
-        if sum(math.prod(grid) for grid in grids) != tokens:
-            grids = ((1, 1, tokens),)  # the model says itself what does not fit
+    def text_tokens(self, arguments: dict[str, Any]) -> int:
+        """Those that are valid, where that is the same for all samples."""
         length = self._valid_length(arguments)
-        return self._sizes(
-            self._model.config,
-            grids=grids,
-            text_tokens=arguments[TEXT].shape[1] if length is None else length,
-            batch=batch,
-        )
+        return super().text_tokens(arguments) if length is None else length
 
     def install_tile_order(self) -> None:
         """Hooks the transformer's inputs, its rotary embedding and its output norm."""
         model, add = self._model, self._patches.add_hook
-        add(model.register_forward_pre_hook(self._prepare_inputs, with_kwargs=True))
+        self.hook_inputs(self._prepare_inputs)
         add(model.pos_embed.register_forward_hook(self._order_rotary))
         add(model.norm_out.register_forward_pre_hook(self.restore_order))
-
-    def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
-        """See `undivided_timestep`."""
-        return undivided_timestep(timestep, schedule)
 
     @classmethod
     def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
@@ -127,12 +100,7 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         mask = arguments.get(TEXT_MASK)
         return None if mask is None else self._length_of(mask)
 
-    def _prepare_inputs(
-        self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if not self.session.caching and self.split is None:
-            return None
-        arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
+    def _prepare_inputs(self, arguments: dict[str, Any]) -> None:
         if self._cuts_text(arguments):
             arguments[TEXT] = arguments[TEXT][:, : self._valid_length(arguments)]
             arguments[TEXT_MASK] = None
@@ -140,7 +108,6 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         samples = arguments.get(CONTROL_SAMPLES)
         if samples is not None:
             arguments[CONTROL_SAMPLES] = [self.ordered(sample, 1) for sample in samples]
-        return (), arguments
 
     def _order_rotary(
         self, _module: Any, _args: Any, output: tuple[torch.Tensor, torch.Tensor]

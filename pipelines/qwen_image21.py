@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -11,15 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from chipsparse.layers.state import StepState
-from chipsparse.layout import Grid, LayerKind, ModelLayout
-from chipsparse.pipelines.adapter import ModelAdapter, tagged
+from chipsparse.layout import Grid, LayerKind
+from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.bridge import LayerCall
-from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
-from chipsparse.pipelines.flux import undivided_timestep
 from chipsparse.pipelines.tensor_facts import TensorFacts
-from chipsparse.pipelines.uncompiled import uncompiled
-from chipsparse.plan import Action
-from chipsparse.report.generation import StepRecord, StepTimer
 from chipsparse.step import StepContext
 
 MODE, MASK = "kv_cache_mode", "encoder_hidden_states_mask"
@@ -45,69 +39,41 @@ class QwenImage21Adapter(ModelAdapter):
     why_whole = "its first step, which keeps keys of the prompt, runs as without chipsparse"
     guidance_argument = "true_cfg_scale"
     announces_guidance = False
+    timestep_scale = 1000
+    mlp_name = "img_mlp"
+    text_place = "first"  # keys of the prompt and of reference images
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._is_all_valid = TensorFacts(lambda mask: bool(mask.all()))
         super().__init__(*args, **kwargs)
 
-    def self_attentions(self) -> list[Any]:
-        """``attn`` of every block."""
-        return [block.attn for block in self._model.transformer_blocks]
-
-    def feed_forwards(self) -> list[FeedForwardSite]:
-        """``img_mlp`` of every block."""
-        return [FeedForwardModule(block, "img_mlp") for block in self._model.transformer_blocks]
+    @classmethod
+    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
+        """One kind of block."""
+        layers = config["num_layers"]
+        width = cls.channels(config) * config["mlp_ratio"]
+        return (LayerKind("block", layers, width, mlp_sees_text=False, mlp_linears=3),)
 
     @classmethod
-    def planned_layout(
-        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
-    ) -> ModelLayout:
-        """Sizes for one image without references; latents are not cut into patches."""
-        heads, head_dim = config["num_attention_heads"], config["attention_head_dim"]
-        width = heads * head_dim * config["mlp_ratio"]
-        return ModelLayout(
-            kinds=(
-                LayerKind("block", config["num_layers"], width, mlp_sees_text=False, mlp_linears=3),
-            ),
-            heads=heads,
-            head_dim=head_dim,
-            batch=batch,
-            grids=(latents,),
-            text_tokens=text_tokens,
-            text_first=True,
-        )
+    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
+        """That of one image; latents are not cut into patches."""
+        return (latents,)
 
-    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
-        """Sizes for the last image that a call names, and the keys that are kept."""
-        kept, _ = arguments["kv_cache"].get_layer(0).get()
-        return self.planned_layout(
-            self._model.config,
-            latents=tuple(arguments["img_shapes"][0][-1]),
-            text_tokens=kept.shape[1],
-            batch=arguments["hidden_states"].shape[0],
-        )
+    def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
+        """That of the last image that a call names."""
+        return (tuple(arguments["img_shapes"][0][-1]),)
 
-    @staticmethod
-    def tag_attention(
-        module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Passes the tag as the attention mask, which there is for padded prompts only."""
-        return tagged(module, args, kwargs, ("hidden_states",))
-
-    def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
-        """See `undivided_timestep`."""
-        return undivided_timestep(timestep, schedule)
+    def text_tokens(self, arguments: dict[str, Any]) -> int:
+        """The keys that are kept."""
+        kept: torch.Tensor = arguments["kv_cache"].get_layer(0).get()[0]
+        return kept.shape[1]
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
-        """A prompt that is padded is masked."""
-        if not self.needs_mask(arguments):
+        """A mask that leaves something out; modular pipelines always pass one."""
+        mask = arguments.get(MASK)
+        if mask is None or self._is_all_valid(mask):
             return None
         return "the prompts of the batch differ in length, so the shorter ones need a mask"
-
-    def needs_mask(self, arguments: dict[str, Any]) -> bool:
-        """Where a mask leaves something out; modular pipelines always pass one."""
-        mask = arguments.get(MASK)
-        return mask is not None and not self._is_all_valid(mask)
 
     # The first step.
 
@@ -121,18 +87,12 @@ class QwenImage21Adapter(ModelAdapter):
         """Runs a call that computes the prompt as without chipsparse."""
         if context.step == 0:
             self.session.reset()
-        report = self.session.report
-        record = StepRecord(context.step, context.steps, context.branch, Action.DENSE)
-        report.begin(context.generation, record)
-        if arguments.get(MODE) is None:
-            report.run_dense(NO_CACHE)
-        record.timer = StepTimer(self.execution.device, time.perf_counter)
-        for site in self._feed_forwards:
-            site.run_as(None)
-        with self.attention_released(), uncompiled(self.transformer):
-            result = forward()
-        record.timer.stop()
-        return result
+        with self.outside_of_session(context):
+            if arguments.get(MODE) is None:
+                self.session.report.run_dense(NO_CACHE)
+            for site in self._feed_forwards:
+                site.run_as(None)
+            return forward()
 
     # As many queries as keys.
 
@@ -158,20 +118,14 @@ class QwenImage21Adapter(ModelAdapter):
     def install_tile_order(self) -> None:
         """Hooks the transformer's inputs, its rotary embedding and its output norm."""
         model, add = self._model, self._patches.add_hook
-        add(model.register_forward_pre_hook(self._prepare_inputs, with_kwargs=True))
+        self.hook_inputs(self._prepare_inputs)
         add(model.pos_embed.register_forward_hook(self._order_rotary))
         add(model.norm_out.register_forward_pre_hook(self.restore_order))
 
-    def _prepare_inputs(
-        self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if not self.session.caching:
-            return None
-        arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
+    def _prepare_inputs(self, arguments: dict[str, Any]) -> None:
         if not self.needs_mask(arguments):
             arguments[MASK] = None
         arguments["hidden_states"] = self._last_ordered(arguments["hidden_states"], 1)
-        return (), arguments
 
     def _order_rotary(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
         return self._last_ordered(output, 0)

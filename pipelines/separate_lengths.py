@@ -35,7 +35,7 @@ class SeparateLengths(ModelAdapter):
     @torch.compiler.disable(recursive=False)
     def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """As `ModelAdapter.call`, once for each length of prompt where anything may be sparse."""
-        arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
+        arguments = self.named(args, kwargs)
         lengths = self.prompt_lengths(arguments)
         self.lengths, self._branches = lengths, 1
         distinct = list(dict.fromkeys(lengths or ()))

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from chipsparse.pipelines.diffusers_hooks import hooks_on
+
 # Caches that take their place in the schedule from how often they were called.
 COUNTING = {"MagCacheHeadHook": "MagCache", "TaylorSeerCacheHook": "TaylorSeer"}
 
@@ -43,9 +45,7 @@ def why_refused(transformer: torch.nn.Module, *, skips: bool) -> str | None:
 def hooks_of(transformer: torch.nn.Module) -> Iterator[Any]:
     """The diffusers hooks on a model and its modules, by whatever function they were put there."""
     for module in transformer.modules():
-        registry = getattr(module, "_diffusers_hook", None)
-        if registry is not None:
-            yield from registry.hooks.values()
+        yield from hooks_on(module).values()
 
 
 def transformers_of(pipe: Any) -> list[Any]:

@@ -28,3 +28,8 @@ def value_passed_as(
     values = torch.as_tensor(schedule).cpu()
     (places,) = torch.nonzero(change(values.to(called.dtype)) == called, as_tuple=True)
     return float(values[places[0]]) if places.numel() == 1 else None
+
+
+def largest(timestep: Any) -> float:
+    """The largest of a timestep for each sample or token, or its only one; waits for the device."""
+    return float(torch.as_tensor(timestep).max())

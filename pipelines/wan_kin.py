@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from chipsparse.layout import Grid, LayerKind, ModelLayout
+from chipsparse.layout import Grid, LayerKind
+from chipsparse.pipelines.token_grids import frame_by_frame
 from chipsparse.pipelines.wan import PROJECTIONS, WanAdapter
 
 MASKED = "the model masks later blocks of frames"
@@ -33,7 +33,7 @@ class WanVACEAdapter(WanAdapter):
 
     def blocks(self) -> list[Any]:
         """Those of the control video, then the model's."""
-        return [*self._model.vace_blocks, *self._model.blocks]
+        return [*self._model.vace_blocks, *super().blocks()]
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
@@ -59,9 +59,9 @@ class WanAnimateAdapter(WanAdapter):
     why_whole = "its blocks see faces frame by frame, and a process would have parts of frames"
 
     @classmethod
-    def grids(cls, tokens: Grid) -> tuple[Grid, ...]:
+    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
         """One for each frame."""
-        return frame_by_frame(tokens)
+        return frame_by_frame(*super().grids(config, latents))
 
     def install_tile_order(self) -> None:
         """Also hooks the pose's patch embedding."""
@@ -90,24 +90,20 @@ class SkyReelsV2Adapter(WanAdapter):
     shares_tokens = True
     shares_guidance = True
 
-    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
+    def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
         """As Wan, but for diffusion forcing and for models that mask by frames."""
-        layout = super().layout(arguments)
+        grids = super().called_grids(arguments)
         if arguments.get("enable_diffusion_forcing"):
             self._refuse_split(
                 "with diffusion forcing it repeats timesteps for all tokens of a frame"
             )
         if arguments.get("enable_diffusion_forcing") or self.needs_mask(arguments):
-            return replace(layout, grids=frame_by_frame(layout.grids[0]))
-        return layout
+            return frame_by_frame(*grids)
+        return grids
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
         """Models that generate block by block mask what comes later."""
-        return MASKED if self.needs_mask(arguments) else None
-
-    def needs_mask(self, arguments: dict[str, Any]) -> bool:
-        """As `why_attention_is_dense`."""
-        return masks_frames(self._model.config)
+        return MASKED if masks_frames(self._model.config) else None
 
     @classmethod
     def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
@@ -122,9 +118,3 @@ class SkyReelsV2Adapter(WanAdapter):
 def masks_frames(config: Mapping[str, Any]) -> bool:
     """Whether a SkyReels V2 generates block by block."""
     return bool(config.get("num_frame_per_block", 1) > 1)
-
-
-def frame_by_frame(tokens: Grid) -> tuple[Grid, ...]:
-    """A grid for each frame of a video."""
-    frames, rows, columns = tokens
-    return ((1, rows, columns),) * frames

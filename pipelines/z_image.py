@@ -11,12 +11,10 @@ import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from chipsparse.layout import Grid, LayerKind, ModelLayout
-from chipsparse.pipelines.adapter import tagged
-from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
 from chipsparse.pipelines.separate_lengths import SeparateLengths
-from chipsparse.pipelines.timesteps import value_passed_as
+from chipsparse.pipelines.timesteps import largest, value_passed_as
+from chipsparse.pipelines.token_grids import patched
 
-ATTENTION_ARGUMENTS = ("hidden_states", "encoder_hidden_states", "attention_mask")
 MULTIPLE = 32  # of tokens, to which the model pads images and prompts
 TIMESTEPS = 1000  # pipelines pass how far they are from the last one, as a share
 CONTROL_SAMPLES = "controlnet_block_samples"
@@ -38,50 +36,43 @@ class ZImageAdapter(SeparateLengths):
     why_whole = "layers before the joint ones see the image or the text alone, and stay as they are"
     default_latents = 128
     timestep_argument = "t"
-
-    def self_attentions(self) -> list[Any]:
-        """``attention`` of every main layer."""
-        return [layer.attention for layer in self._model.layers]
-
-    def feed_forwards(self) -> list[FeedForwardSite]:
-        """``feed_forward`` of every main layer."""
-        return [FeedForwardModule(layer, "feed_forward") for layer in self._model.layers]
+    block_list = "layers"
+    attention_name = "attention"
+    mlp_name = "feed_forward"
 
     @classmethod
-    def planned_layout(
-        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
-    ) -> ModelLayout:
-        """Sizes for one image; the prompt and the image padded as the model does it."""
-        frames, rows, columns = latents
-        patch, frame_patch = config["all_patch_size"][0], config["all_f_patch_size"][0]
-        grid = (frames // frame_patch, rows // patch, columns // patch)
-        return cls._sizes(config, grid=grid, text_tokens=text_tokens, batch=batch)
+    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
+        """One kind of block."""
+        return (LayerKind("layer", config["n_layers"], int(config["dim"] / 3 * 8), mlp_linears=3),)
 
-    @staticmethod
-    def _sizes(
-        config: Mapping[str, Any], *, grid: Grid, text_tokens: int, batch: int
-    ) -> ModelLayout:
-        heads, width = config["n_heads"], int(config["dim"] / 3 * 8)
-        return ModelLayout(
-            kinds=(LayerKind("layer", config["n_layers"], width, mlp_linears=3),),
-            heads=heads,
-            head_dim=config["dim"] // heads,
-            batch=batch,
-            grids=(grid,),
-            text_tokens=-math.prod(grid) % MULTIPLE + padded(text_tokens),
-        )
+    @classmethod
+    def heads(cls, config: Mapping[str, Any]) -> tuple[int, int]:
+        """The config has the channels of all heads together."""
+        return config["n_heads"], config["dim"] // config["n_heads"]
 
-    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
-        """Sizes for images ``[C, F, H, W]`` of one size, and the longest prompt."""
-        images = arguments["x"]
-        _, frames, rows, columns = images[0].shape
+    @classmethod
+    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
+        """That of one image, in the first of the patches that the model knows."""
+        patch = config["all_patch_size"][0]
+        return patched(latents, (config["all_f_patch_size"][0], patch, patch))
+
+    @classmethod
+    def sizes(
+        cls, config: Mapping[str, Any], *, grids: tuple[Grid, ...], text_tokens: int, batch: int
+    ) -> ModelLayout:
+        """As `ModelAdapter`, the prompt and the image padded as the model does it."""
+        others = -math.prod(*grids) % MULTIPLE + padded(text_tokens)
+        return super().sizes(config, grids=grids, text_tokens=others, batch=batch)
+
+    def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
+        """Of images ``[C, F, H, W]`` of one size."""
+        _, frames, rows, columns = arguments["x"][0].shape
         patch, frame_patch = arguments.get("patch_size", 2), arguments.get("f_patch_size", 1)
-        return self._sizes(
-            self._model.config,
-            grid=(frames // frame_patch, rows // patch, columns // patch),
-            text_tokens=max(len(text) for text in arguments["cap_feats"]),
-            batch=len(images),
-        )
+        return patched((frames, rows, columns), (frame_patch, patch, patch))
+
+    def text_tokens(self, arguments: dict[str, Any]) -> int:
+        """Those of the longest prompt."""
+        return max(map(len, arguments["cap_feats"]))
 
     def latents(self, arguments: dict[str, Any]) -> torch.Tensor:
         """The images as a batch.
@@ -111,18 +102,11 @@ class ZImageAdapter(SeparateLengths):
         """Where prompts of several lengths are in one call."""
         return len(set(self.prompt_lengths(arguments))) > 1
 
-    @staticmethod
-    def tag_attention(
-        module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Passes the tag as the attention mask, which there is for several lengths only."""
-        return tagged(module, args, kwargs, ATTENTION_ARGUMENTS)
-
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
         """The scheduler's value, from which pipelines count down."""
         value = value_passed_as(timestep, schedule, lambda v: (TIMESTEPS - v) / TIMESTEPS)
         if value is None:
-            return TIMESTEPS - float(torch.as_tensor(timestep).max()) * TIMESTEPS
+            return TIMESTEPS - largest(timestep) * TIMESTEPS
         return value
 
     def held_output(self, result: Any) -> torch.Tensor:
@@ -146,7 +130,7 @@ class ZImageAdapter(SeparateLengths):
             ("unpatchify", self._ordered_image),
         ):
             patches.set_attribute(model, name, ordering(getattr(model, name)))
-        patches.add_hook(model.register_forward_pre_hook(self._order_inputs, with_kwargs=True))
+        self.hook_inputs(self._order_inputs)
 
     def _ordered_patches(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         """Patches and their places; padding stays behind them."""
@@ -182,15 +166,11 @@ class ZImageAdapter(SeparateLengths):
 
         return unpatchify
 
-    def _order_inputs(
-        self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        arguments = {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
+    def _order_inputs(self, arguments: dict[str, Any]) -> None:
         samples = arguments.get(CONTROL_SAMPLES)
-        if samples is None or self.session.tile_order is None:
-            return None
-        ordered = {layer: self._ordered_first(each, 1) for layer, each in samples.items()}
-        return (), {**arguments, CONTROL_SAMPLES: ordered}
+        if samples is not None:
+            ordered = {layer: self._ordered_first(each, 1) for layer, each in samples.items()}
+            arguments[CONTROL_SAMPLES] = ordered
 
 
 def padded(tokens: int) -> int:

@@ -52,6 +52,7 @@ from chipsparse.kernels.dispatch import Backend
 from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
 from chipsparse.layers.attention import AttentionBudget, dense_step, refresh_step, sparse_step
+from chipsparse.layers.attention_inputs import AttentionInputs
 from chipsparse.measure.timing import LONG_REPEATS, REPEATS, time_call
 from chipsparse.profiles.profile import bundled_model, load_profile
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
@@ -517,12 +518,12 @@ def sparse_attention(control, rule="merge", static=None):
     """The columns kept, the output of a refresh, and that of a sparse step at other inputs."""
     before, now = torch.randn(2, 3, 1, 2, 48, 8, generator=torch.Generator().manual_seed(0))
     config = AttentionConfig(delta_rule=rule, block_size_q=16)
-    options, cache = {"scale": None, "backend": None}, AttentionCache()
+    cache, refreshed = AttentionCache(), AttentionInputs(*before)
     with control():
-        dense_step(cache, *before, **options)
+        dense_step(cache, refreshed)
         budget = AttentionBudget(8, 2, static, seed=1)
-        full = refresh_step(cache, *before, config=config, budget=budget, **options)
-        found = sparse_step(cache, *now, config=config, **options)
+        full = refresh_step(cache, refreshed, config=config, budget=budget)
+        found = sparse_step(cache, AttentionInputs(*now), config=config)
     return unpack_mask(cache.columns, 48), full, found, now
 
 

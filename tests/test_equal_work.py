@@ -13,9 +13,8 @@ from benchmarks.computed_work import WorkCounter
 from benchmarks.equal_work import curves, figure
 from benchmarks.equal_work import run as bench
 from benchmarks.equal_work.beneath_hooks import with_cache
-from benchmarks.equal_work.curves import OURS, SKIPS, at_share, chosen, lead, qualities
+from benchmarks.equal_work.curves import OURS, SKIPS, at_share, chosen, joined, lead, qualities
 from benchmarks.equal_work.methods import entries
-from benchmarks.equal_work.records import joined
 from benchmarks.equal_work.tables import LEADS, WORST, quality_rows, step_rows
 from benchmarks.equal_work.work import DenseWork, attention_of, blocks_of
 from benchmarks.records import read, write_compact

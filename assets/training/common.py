@@ -167,7 +167,7 @@ class Schedule:
         steps, seconds: training is over when either is reached
         pause_after: seconds of this run after which to stop early
         step, spent: where an earlier run stopped
-        ranks: whose clocks agree, or None for this process alone
+        ranks: whose clocks agree
     """
 
     def __init__(
@@ -176,9 +176,9 @@ class Schedule:
         steps: int,
         seconds: float,
         pause_after: float,
-        step: int = 0,
-        spent: float = 0.0,
-        ranks: Ranks | None = None,
+        step: int,
+        spent: float,
+        ranks: Ranks,
     ) -> None:
         self.steps, self.seconds, self.pause_after = steps, seconds, pause_after
         self.step, self.before, self.ranks = step, spent, ranks
@@ -192,9 +192,7 @@ class Schedule:
     def advance(self) -> None:
         """Counts a step and looks at the clock."""
         self.step += 1
-        self.elapsed = time.monotonic() - self.start
-        if self.ranks is not None:
-            self.elapsed = self.ranks.agree(self.elapsed)
+        self.elapsed = self.ranks.agree(time.monotonic() - self.start)
 
     @property
     def spent(self) -> float:

@@ -124,7 +124,12 @@ def prepare(args: argparse.Namespace) -> Ranks:
 
 
 def new_training(
-    model: torch.nn.Module, matrices: list[Tensor], args: argparse.Namespace, ranks: Ranks
+    model: torch.nn.Module,
+    matrices: list[Tensor],
+    args: argparse.Namespace,
+    ranks: Ranks,
+    *,
+    warmup: int = 200,
 ) -> Training:
     """Muon for `matrices`, AdamW for all else; seeds what is random from here on, per rank."""
     optimizers = muon_and_adamw(
@@ -136,7 +141,13 @@ def new_training(
         fused=ranks.device.type == "cuda",
     )
     training = Training(
-        model, optimizers, args, warmup=200, decay_from=args.decay_from, ema=args.ema, ranks=ranks
+        model,
+        optimizers,
+        args,
+        warmup=warmup,
+        decay_from=args.decay_from,
+        ema=args.ema,
+        ranks=ranks,
     )
     torch.manual_seed(training.step + (ranks.rank << 32))
     return training

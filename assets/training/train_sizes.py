@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 from common import Batches, Log, Ranks, load_clips, loss_curve
-from flow_matching import SHIFT, Pool, prepare
+from flow_matching import SHIFT, Pool, new_training, prepare
 from scenes import PAIRS, SIZE
 from text import new_tokenizer, tokenize
 from torch import Tensor
@@ -38,7 +38,7 @@ from train_transformer import (
     save_parts,
     step_loss,
 )
-from training import Training, add_run_arguments, muon_and_adamw
+from training import Training, add_run_arguments
 from transformers import PreTrainedTokenizerFast
 
 TEXT_LENGTH = 64
@@ -227,24 +227,8 @@ def begin(args: argparse.Namespace) -> tuple[Training, list[Clips]]:
     model = Denoiser(tokenizer).to(ranks.device)
     load_parts(model, args.start)
     model.text_encoder.requires_grad_(False)
-    optimizers = muon_and_adamw(
-        [p for p in model.transformer.blocks.parameters() if p.ndim == 2],
-        list(model.parameters()),
-        lr=args.lr,
-        adamw_lr=args.lr,
-        weight_decay=0.01,
-        fused=ranks.device.type == "cuda",
-    )
-    training = Training(
-        model,
-        optimizers,
-        args,
-        warmup=args.warmup,
-        decay_from=args.decay_from,
-        ema=args.ema,
-        ranks=ranks,
-    )
-    torch.manual_seed(training.step + (ranks.rank << 32))
+    matrices = [p for p in model.transformer.blocks.parameters() if p.ndim == 2]
+    training = new_training(model, matrices, args, ranks, warmup=args.warmup)
     clips = [Clips(canvas, tokenizer, args, ranks, steps=training.step) for canvas in args.canvas]
     print(f"{time.monotonic() - began:.0f} s until the first step", flush=True)
     if not args.no_compile:

@@ -22,20 +22,6 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, steps: int, seconds: f
     parser.add_argument("--pause-after", type=float, default=math.inf, help="seconds of this run")
 
 
-def new_schedule(
-    args: argparse.Namespace, *, step: int, spent: float, ranks: Ranks | None = None
-) -> Schedule:
-    """The schedule that `add_run_arguments` asks for, from where an earlier run stopped."""
-    return Schedule(
-        steps=args.steps,
-        seconds=args.seconds,
-        pause_after=args.pause_after,
-        step=step,
-        spent=spent,
-        ranks=ranks,
-    )
-
-
 def muon_and_adamw(
     matrices: list[Tensor],
     params: list[Tensor],
@@ -95,7 +81,14 @@ class Training:
             for optimizer, values in zip(optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(values)
             step, spent = state["step"], state["spent"]
-        self.schedule = new_schedule(args, step=step, spent=spent, ranks=ranks)
+        self.schedule = Schedule(
+            steps=args.steps,
+            seconds=args.seconds,
+            pause_after=args.pause_after,
+            step=step,
+            spent=spent,
+            ranks=ranks,
+        )
 
     @property
     def step(self) -> int:

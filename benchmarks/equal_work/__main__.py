@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.equal_work.curves import compared
-from benchmarks.equal_work.records import joined
+from benchmarks.equal_work.curves import compared, joined
 from benchmarks.equal_work.tables import text_of
 from benchmarks.records import read, write_compact
 

@@ -46,14 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, results: Run) -> None:
-    """Generates what the results lack.
-
-    Args:
-        args: see `add_arguments`.
-        device: where the pipeline lives.
-        dtype: of the pipeline.
-        results: grows.
-    """
+    """Generates what the results lack."""
     from benchmarks.clips import Workload
     from benchmarks.equal_work import run as bench  # imports diffusers
 
@@ -64,22 +57,14 @@ def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, resu
 
 
 def size(text: str) -> tuple[int, ...]:
-    """Pixels of a picture or a video.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-    """
+    """Pixels of a picture or a video."""
     if not re.fullmatch(r"\d+x\d+(x\d+)?", text):
         raise argparse.ArgumentTypeError(f"must be like 256x256x65, got {text!r}")
     return tuple(map(int, text.split("x")))
 
 
 def part(text: str) -> tuple[int, int]:
-    """Which part of how many.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-    """
+    """Which part of how many."""
     found = re.fullmatch(r"(\d+)/(\d+)", text)
     if found is None or int(found[1]) >= int(found[2]):
         raise argparse.ArgumentTypeError(f"must be like 0/4 to 3/4, got {text!r}")

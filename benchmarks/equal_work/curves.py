@@ -1,4 +1,4 @@
-"""From clips to quality at equal work or equal time. It does without diffusers.
+"""From records of clips to quality at equal work or equal time. It does without diffusers.
 
 A method's curve of one prompt is PSNR over its share of the dense generation's work, or of its
 time, straight between its settings. What does less work than all of them is unknown; where more is
@@ -12,11 +12,13 @@ import statistics
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from benchmarks.records import Record
 
 OP = "equal_work"
+# What makes two records of clips the same.
+IDENTITY = ("op", "model", "size", "steps", "method", "variant", "setting", "prompt", "seed")
 DENSE = "dense"
 # What our own search finds, with sparse steps and without any.
 OURS, SKIPS = "chipsparse, sparse steps", "chipsparse, nothing sparse"
@@ -75,6 +77,14 @@ class Lead:
     interval: tuple[float, float]
     best_worst: Quality
     worst: float
+
+
+def joined(records: Iterable[Record]) -> list[Record]:
+    """Each clip once, the first time that it was made, where several processes wrote parts."""
+    found: dict[tuple[Any, ...], Record] = {}
+    for record in records:
+        found.setdefault(tuple(str(record.get(name)) for name in IDENTITY), record)
+    return list(found.values())
 
 
 def at_share(points: Iterable[tuple[float, float]], share: float) -> float | None:

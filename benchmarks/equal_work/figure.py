@@ -16,10 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator, PercentFormatter
 
-from benchmarks.equal_work.curves import OURS, SKIPS, compared, known_methods, qualities
+from benchmarks.equal_work.curves import OURS, SKIPS, compared, joined, known_methods, qualities
 from benchmarks.equal_work.curves import Axis as Measure
-from benchmarks.equal_work.records import joined
-from benchmarks.equal_work.tables import on_gpu
+from benchmarks.equal_work.tables import by_workload, on_gpu
 from benchmarks.figures import NOTE, axes_of, figure_of, save_figure
 from benchmarks.records import Record, read
 
@@ -47,13 +46,10 @@ def draw(records: Sequence[Record]) -> Figure:
     Raises:
         ValueError: no record is of a clip that is compared.
     """
-    groups: dict[str, list[Record]] = {}
-    for clip in compared(records):
-        name = f"{clip['model']}, {'x'.join(map(str, clip['size']))}, {clip['steps']} steps"
-        groups.setdefault(name, []).append(clip)
+    found = compared(records)
     panels = [
         (name, clips, measure)
-        for name, clips in groups.items()
+        for name, clips in by_workload(found).items()
         for measure in LABELS
         if measure == "work" or on_gpu(clips)
     ]
@@ -72,7 +68,7 @@ def draw(records: Sequence[Record]) -> Figure:
     methods = [method for method in COLOURS if method in drawn]
     handles = [drawn[method] for method in methods]
     figure.legend(handles, methods, loc="outside right upper", frameon=False)
-    devices = ", ".join(dict.fromkeys(clip["device"] for c in groups.values() for clip in c))
+    devices = ", ".join(dict.fromkeys(clip["device"] for clip in found))
     figure.supxlabel(devices, color=NOTE, fontsize=9)
     return figure
 

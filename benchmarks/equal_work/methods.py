@@ -6,8 +6,10 @@ shows a short run on a prompt that is not compared (see `chosen`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,14 @@ from chipsparse.schedule.schedule import Action, Schedule
 ATTENTION_NAMES = [r"blocks\.\d+\.attn1", r".*transformer_blocks\.\d+\.attn"]
 # Shares of the dense steps.
 FEWER_STEPS = (0.18, 0.24, 0.26, 0.32, 0.34, 0.4, 0.5)
+MAG_LIMITS = ((0.2, 4), (0.2, 12), (0.1, 5), (0.1, 12))  # first share that is kept, most skipped
+MAG_THRESHOLDS = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0)
+SEA_THRESHOLDS = (0.1, 0.2, 0.35, 0.6, 1.0, 1.6)
+FIRST_BLOCK_THRESHOLDS = (0.02, 0.04, 0.07, 0.1, 0.15, 0.25, 0.4)
+INTERVALS = (2, 3, 4, 6, 9)
 # Timesteps, from 1000 down to 0, in which attention is reused: diffusers' choice, and almost all.
-PYRAMID_TIMESTEPS = {"timesteps 800 to 100": (100, 800), "timesteps 950 to 0": (-1, 950)}
-FASTER_TIMESTEPS = {"timesteps 681 to 0": (-1, 681), "timesteps 950 to 0": (-1, 950)}
+PYRAMID_TIMESTEPS = ((800, 100), (950, 0))
+FASTER_TIMESTEPS = ((681, 0), (950, 0))
 
 
 @dataclass(frozen=True)
@@ -71,14 +78,20 @@ def entries(steps: int, profiles: Sequence[Path]) -> list[Entry]:
         profiles: files of ours; what computes nothing sparsely in so many steps counts as a list of
             skips, and each folder is a variant.
     """
+    tenth, sixth = round(0.1 * steps), round(steps / 6)
+    fewer = sorted({max(2, round(share * steps)) for share in FEWER_STEPS})
+    sea = ((1, 1, 3), (1, tenth, 8), (0, 1, 3), (0, tenth, 8))
+    taylor = ((3, 1), (sixth, 1), (sixth, 2))
     return [
         *(_ours(path, steps) for path in profiles),
-        *_fewer_steps(steps),
-        *_mag(),
-        *_sea(steps),
-        *_first_block(),
-        *_taylor_seer(steps),
-        *_attention_caches(),
+        *(Entry("fewer steps", "", f"{count} steps", steps=count) for count in fewer),
+        *(_mag(*limits, each) for limits, each in product(MAG_LIMITS, MAG_THRESHOLDS)),
+        *(_sea(*limits, each) for limits, each in product(sea, SEA_THRESHOLDS)),
+        *(_first_block(threshold) for threshold in FIRST_BLOCK_THRESHOLDS),
+        *(_taylor_lite(*first, every) for first, every in product(taylor, INTERVALS)),
+        *(_taylor_attention(every) for every in (2, 3, 5, 8)),
+        *(_pyramid(at, every) for at, every in product(PYRAMID_TIMESTEPS, INTERVALS)),
+        *(_faster(at, every) for at, every in product(FASTER_TIMESTEPS, INTERVALS)),
     ]
 
 
@@ -100,116 +113,94 @@ def _is_sparse(config: SparsityConfig, steps: int) -> bool:
     return (config.attention.enabled or config.mlp.enabled) and Action.SPARSE in planned
 
 
-def _fewer_steps(steps: int) -> Iterator[Entry]:
-    for count in sorted({max(2, round(share * steps)) for share in FEWER_STEPS}):
-        yield Entry("fewer steps", "", f"{count} steps", steps=count)
+def _mag(first: float, most: int, threshold: float) -> Entry:
+    return _cached(
+        "MagCache",
+        f"first {first:.0%}, at most {most} skipped",
+        f"threshold {threshold:g}",
+        lambda run: MagCacheConfig(
+            threshold=threshold,
+            max_skip_steps=most,
+            retention_ratio=first,
+            num_inference_steps=run.steps,
+            mag_ratios=list(run.ratios),
+        ),
+    )
 
 
-def _mag() -> Iterator[Entry]:
-    for first, most in ((0.2, 4), (0.2, 12), (0.1, 5), (0.1, 12)):
-        for threshold in (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0):
-            yield _cached(
-                "MagCache",
-                f"first {first:.0%}, at most {most} skipped",
-                f"threshold {threshold:g}",
-                lambda run, first=first, most=most, threshold=threshold: MagCacheConfig(
-                    threshold=threshold,
-                    max_skip_steps=most,
-                    retention_ratio=first,
-                    num_inference_steps=run.steps,
-                    mag_ratios=list(run.ratios),
-                ),
-            )
+def _sea(order: int, first: int, most: int, threshold: float) -> Entry:
+    return _cached(
+        "SeaCache",
+        f"order {order}, first {first}, at most {most} skipped",
+        f"threshold {threshold:g}",
+        lambda _: sea_config(
+            threshold=threshold,
+            residual_order=order,
+            retention_steps=first,
+            max_consecutive_cached=most,
+        ),
+    )
 
 
-def _sea(steps: int) -> Iterator[Entry]:
-    tenth = round(0.1 * steps)
-    for order, first, most in ((1, 1, 3), (1, tenth, 8), (0, 1, 3), (0, tenth, 8)):
-        for threshold in (0.1, 0.2, 0.35, 0.6, 1.0, 1.6):
-            yield _cached(
-                "SeaCache",
-                f"order {order}, first {first}, at most {most} skipped",
-                f"threshold {threshold:g}",
-                lambda _, order=order, first=first, most=most, threshold=threshold: sea_config(
-                    threshold=threshold,
-                    residual_order=order,
-                    retention_steps=first,
-                    max_consecutive_cached=most,
-                ),
-            )
+def _first_block(threshold: float) -> Entry:
+    setting = f"threshold {threshold:g}"
+    return _cached(
+        "FirstBlockCache", "", setting, lambda _: FirstBlockCacheConfig(threshold=threshold)
+    )
 
 
-def _first_block() -> Iterator[Entry]:
-    for threshold in (0.02, 0.04, 0.07, 0.1, 0.15, 0.25, 0.4):
-        yield _cached(
-            "FirstBlockCache",
-            "",
-            f"threshold {threshold:g}",
-            lambda _, threshold=threshold: FirstBlockCacheConfig(threshold=threshold),
-        )
+def _taylor_lite(first: int, order: int, interval: int) -> Entry:
+    variant = f"whole steps, first {first}, order {order}"
+    return _taylor(variant, interval, first, order, use_lite_mode=True)
 
 
-def _taylor_seer(steps: int) -> Iterator[Entry]:
-    sixth = round(steps / 6)
+def _taylor_attention(interval: int) -> Entry:
+    variant = "attention, first 3, order 1"
+    return _taylor(variant, interval, 3, 1, cache_identifiers=ATTENTION_NAMES)
 
-    def config(interval: int, first: int, order: int, **settings: Any) -> TaylorSeerCacheConfig:
-        return TaylorSeerCacheConfig(
+
+def _taylor(variant: str, interval: int, first: int, order: int, **settings: Any) -> Entry:
+    return _cached(
+        "TaylorSeer",
+        variant,
+        f"every {interval}",
+        lambda _: TaylorSeerCacheConfig(
             cache_interval=interval,
             disable_cache_before_step=first,
             max_order=order,
             taylor_factors_dtype=torch.float32,
             **settings,
-        )
-
-    for first, order in ((3, 1), (sixth, 1), (sixth, 2)):
-        for interval in (2, 3, 4, 6, 9):
-            yield _cached(
-                "TaylorSeer",
-                f"whole steps, first {first}, order {order}",
-                f"every {interval}",
-                lambda _, interval=interval, first=first, order=order: config(
-                    interval, first, order, use_lite_mode=True
-                ),
-            )
-    for interval in (2, 3, 5, 8):
-        yield _cached(
-            "TaylorSeer",
-            "attention, first 3, order 1",
-            f"every {interval}",
-            lambda _, interval=interval: config(interval, 3, 1, cache_identifiers=ATTENTION_NAMES),
-            reuses_attention=True,
-        )
+        ),
+        reuses_attention="cache_identifiers" in settings,
+    )
 
 
-def _attention_caches() -> Iterator[Entry]:
-    """With a state for each guidance branch; FasterCache would split a batch that there is not."""
-    for name, timesteps in PYRAMID_TIMESTEPS.items():
-        for interval in (2, 3, 4, 6, 9):
-            yield _cached(
-                "PAB",
-                name,
-                f"every {interval}",
-                lambda run, interval=interval, at=timesteps: PyramidAttentionBroadcastConfig(
-                    spatial_attention_block_skip_range=interval,
-                    spatial_attention_timestep_skip_range=at,
-                    current_timestep_callback=run.timestep,
-                ),
-                reuses_attention=True,
-            )
-    for name, timesteps in FASTER_TIMESTEPS.items():
-        for interval in (2, 3, 4, 6, 9):
-            yield _cached(
-                "FasterCache",
-                name,
-                f"every {interval}",
-                lambda run, interval=interval, at=timesteps: FasterCacheConfig(
-                    is_guidance_distilled=True,
-                    spatial_attention_block_skip_range=interval,
-                    spatial_attention_timestep_skip_range=at,
-                    current_timestep_callback=run.timestep,
-                ),
-                reuses_attention=True,
-            )
+def _pyramid(timesteps: tuple[int, int], interval: int) -> Entry:
+    return _attention_cache("PAB", PyramidAttentionBroadcastConfig, timesteps, interval)
+
+
+def _faster(timesteps: tuple[int, int], interval: int) -> Entry:
+    """It would split a batch that there is not, were it not told that guidance is distilled."""
+    make = partial(FasterCacheConfig, is_guidance_distilled=True)
+    return _attention_cache("FasterCache", make, timesteps, interval)
+
+
+def _attention_cache(
+    method: str, config: Callable[..., Any], timesteps: tuple[int, int], interval: int
+) -> Entry:
+    """With a state for each guidance branch."""
+    high, low = timesteps
+    return _cached(
+        method,
+        f"timesteps {high} to {low}",
+        f"every {interval}",
+        lambda run: config(
+            spatial_attention_block_skip_range=interval,
+            spatial_attention_timestep_skip_range=(low or -1, high),
+            current_timestep_callback=run.timestep,
+        ),
+        reuses_attention=True,
+    )
 
 
 def _cached(

@@ -21,12 +21,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.clips import Clips, Workload
+from benchmarks.clips import Clips, Workload, asked_for
 from benchmarks.contact_sheet import contact_sheet
 from benchmarks.equal_work.beneath_hooks import with_cache
-from benchmarks.equal_work.curves import OP, OURS, SKIPS, chosen
+from benchmarks.equal_work.curves import IDENTITY, OP, OURS, SKIPS, chosen, joined
 from benchmarks.equal_work.methods import Entry, dense, entries
-from benchmarks.equal_work.records import CALIBRATION, IDENTITY, joined
 from benchmarks.equal_work.work import DenseWork
 from benchmarks.records import Record, environment, read
 from benchmarks.run import Run
@@ -38,18 +37,13 @@ from chipsparse.report.generation import GenerationReport
 
 # Enough for every action and for every part of a cache.
 WARM_UP = ("dense", "refresh", "sparse", "sparse", "skip")
+CALIBRATION = "calibration"  # the setting of the record that has MagCache's ratios
 # Blocks that a config or a cache changes are compiled apart.
 COMPILATIONS: dict[str, Any] = {"recompile_limit": 256, "accumulated_recompile_limit": 1 << 20}
 
 
 def run(args: argparse.Namespace, workload: Workload, results: Run) -> None:
-    """Measures what the results lack.
-
-    Args:
-        args: of the command, see `benchmarks.equal_work.command`.
-        workload: model and prompts.
-        results: grows.
-    """
+    """Measures what the results lack; `benchmarks.equal_work.command` has the options."""
     results.add(*joined([*read(args.json), *read(*args.known)]))
     bench = _Bench(args, workload, results)
     part, parts = args.part
@@ -73,9 +67,7 @@ class _Bench:
     def __init__(self, args: argparse.Namespace, workload: Workload, results: Run) -> None:
         self._args, self._workload, self._results = args, workload, results
         self._until = time.monotonic() + args.limit
-        self._settings = {"num_inference_steps": args.steps} if args.steps else {}
-        if args.size is not None:
-            self._settings |= dict(zip(("height", "width", "num_frames"), args.size, strict=False))
+        self._settings = asked_for(args)
         full = workload.settings(**self._settings)
         self._steps: int = full.get("num_inference_steps", 50)
         self._run = {

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import yaml
 
-from benchmarks.clips import Workload
+from benchmarks.clips import Workload, asked_for
 from benchmarks.equal_work.command import size
 from benchmarks.equal_work.work import DenseWork
 from chipsparse.config import SparsityConfig
@@ -39,9 +39,7 @@ def main() -> None:
     dtype = getattr(torch, args.dtype)
     prompts = args.prompts.read_text(encoding="utf-8").splitlines()
     workload = Workload(args.model, prompts, torch.device(args.device), dtype)
-    settings: dict[str, Any] = {"num_inference_steps": args.steps}
-    if args.size is not None:
-        settings |= dict(zip(("height", "width", "num_frames"), args.size, strict=False))
+    settings = asked_for(args)
     refresh, sparse = step_work(workload, settings)
     print(f"work of a refresh {refresh:.3f}, of a sparse step {sparse:.3f}", flush=True)
     trajectories = []

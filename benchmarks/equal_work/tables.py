@@ -128,14 +128,19 @@ def _point(clip: Record) -> tuple[str, str, str]:
     return clip["method"], clip["variant"], clip["setting"]
 
 
-def text_of(clips: Sequence[Record]) -> str:
-    """All tables of compared clips as Markdown, model by model and size by size."""
+def by_workload(clips: Iterable[Record]) -> dict[str, list[Record]]:
+    """Clips by what they are of: a model, a size and a number of steps together."""
     groups: dict[str, list[Record]] = {}
     for clip in clips:
         size = "x".join(map(str, clip["size"]))
         groups.setdefault(f"{clip['model']}, {size}, {clip['steps']} steps", []).append(clip)
+    return groups
+
+
+def text_of(clips: Sequence[Record]) -> str:
+    """All tables of compared clips as Markdown, model by model and size by size."""
     texts = []
-    for name, group in groups.items():
+    for name, group in by_workload(clips).items():
         titled = {f"{name}: PSNR in dB at equal work, mean (worst)": quality_rows(group, "work")}
         if on_gpu(group):
             titled["At equal time"] = quality_rows(group, "time")

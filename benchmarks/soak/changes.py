@@ -20,13 +20,7 @@ PICTURE_VAES = ("AutoencoderKL", "AutoencoderKLFlux2")  # the others decode fram
 
 
 class Stage:
-    """A pipeline in the middle of a run.
-
-    Args:
-        pipe: the pipeline.
-        place: where it is.
-        kept: as it was before.
-        undo: takes changes back.
+    """A pipeline in the middle of a run; ``kept`` is as it was before, ``undo`` takes changes back.
 
     Attributes:
         report: of the handle, or None.
@@ -38,23 +32,13 @@ class Stage:
         self._lora: dict[int, str] = {}
 
     def apply(self, event: Event, given: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Makes a change.
-
-        Args:
-            event: which one.
-            given: what the pipeline gave its callback.
-
-        Returns:
-            What the callback returns.
-        """
+        """Makes a change; takes what the pipeline gave its callback, gives what that returns."""
         change = CHANGES[event.name]
         return change(self, random.Random(event.seed), given or {}) or {}
 
     def transformer(self, draw: random.Random) -> Any:
         """One of the pipeline's transformers."""
         return draw.choice(transformers_of(self.pipe))
-
-    # The changes.
 
     def lora(self, draw: random.Random, _given: dict[str, Any]) -> None:
         """Adds a LoRA; the next time scales, disables, fuses or removes it, and so on."""

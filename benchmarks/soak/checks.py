@@ -42,15 +42,16 @@ class ProcessState:
     @classmethod
     def now(cls, device: torch.device) -> ProcessState:
         """As it is now."""
+        gc.collect()  # patched models that are garbage are not alive
         facts: dict[str, Any] = {
             "threads": sorted(
                 thread.name for thread in threading.enumerate() if not _belongs_to_torch(thread)
             ),
             "warning filters": list(warnings.filters),
             "showwarning": warnings.showwarning,
-            "random state of torch": _digest(torch.get_rng_state().numpy().tobytes()),
-            "random state of Python": _digest(repr(random.getstate()).encode()),
-            "random state of numpy": _digest(repr(np.random.get_state()).encode()),
+            "random state of torch": hash(torch.get_rng_state().numpy().tobytes()),
+            "random state of Python": hash(random.getstate()),
+            "random state of numpy": hash(repr(np.random.get_state())),
             "default dtype": torch.get_default_dtype(),
             "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
             "autocast": [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
@@ -63,7 +64,7 @@ class ProcessState:
                 attention_dispatch._AttentionBackendRegistry._active_backend
             ),
             "launch of kernels": type(vars(Backend)["launch"]).__name__,
-            "patched models": len(_alive(bridge._runners)),
+            "patched models": len(bridge._runners),
             "open files": _open_files(),
             "temporary files": sorted(path.name for path in _temporary_files()),
             "working folder": os.getcwd(),
@@ -74,7 +75,7 @@ class ProcessState:
         }
         if device.type == "cuda":
             facts |= {
-                "random state of the device": _digest(
+                "random state of the device": hash(
                     torch.cuda.get_rng_state(device).numpy().tobytes()
                 ),
                 "synchronization debug mode": torch.cuda.get_sync_debug_mode(),
@@ -254,15 +255,6 @@ def _temporary_files() -> list[Path]:
 
 def _belongs_to_torch(thread: threading.Thread) -> bool:
     return thread.name.startswith(("Thread-inductor", "QueueFeeder"))
-
-
-def _alive(hosts: Any) -> list[Any]:
-    gc.collect()
-    return list(hosts.values())
-
-
-def _digest(state: bytes) -> int:
-    return hash(state)
 
 
 def _short(value: Any) -> str:

@@ -61,7 +61,7 @@ class Event:
     """A change.
 
     Attributes:
-        name: which one, see `changes`.
+        name: see `changes`.
         step: after which step of the call; None: before the call.
         seed: of what it chooses itself.
     """
@@ -167,13 +167,7 @@ class Script:
 
 
 def choose(seed: int, number: int, family: str | None = None) -> Script:
-    """Draws a run.
-
-    Args:
-        seed: of the soak.
-        number: of the run.
-        family: instead of one at random.
-    """
+    """Draws a run, of a family at random where none is given."""
     draw = random.Random(f"{seed} {number}")
     drawn = _one(draw, SHARES)
     family = family or drawn

@@ -52,14 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, output: Run) -> None:
-    """Makes as many generations as asked for, or the runs that are named alone.
-
-    Args:
-        args: of the command, see `add_arguments`; ``first`` is the number of the first run.
-        device: where the pipelines live.
-        dtype: of the pipelines.
-        output: gets one record, and a failure where anything was wrong.
-    """
+    """Makes as many generations as asked for, or the runs that are named alone: one record."""
     from benchmarks.soak.runner import Soak
     from benchmarks.soak.settled import settled
     from benchmarks.soak.subjects import SHARES, Place
@@ -125,13 +118,7 @@ class Count:
         self._runs, self._made, self._times = Counter[str](), Counter[str](), Counter[str]()
 
     def add(self, script: Script, found: Findings, in_process: bool) -> None:
-        """Counts a run.
-
-        Args:
-            script: what happened.
-            found: what was wrong.
-            in_process: whether it was also compared with a process of its own.
-        """
+        """Counts a run, which may also have been compared with a process of its own."""
         self.runs += 1
         self.generations += len(script.calls)
         self.processes += in_process

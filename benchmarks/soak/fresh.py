@@ -25,11 +25,7 @@ def reference(script: Script, place: Place) -> list[Outcome]:
 
 
 def in_a_fresh_process(script: Script, place: Place) -> list[Outcome]:
-    """The `reference`, computed by a process that did nothing else.
-
-    Raises:
-        subprocess.CalledProcessError: where that fails.
-    """
+    """The `reference`, computed by a process that did nothing else."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "outcomes.pt"
         found = os.environ.get("PYTHONPATH", "").split(os.pathsep)

@@ -13,36 +13,27 @@ LEFT_BY_HOOKS = {"_diffusers_hook", "forward", "_cache_config"}
 
 
 class Kept:
-    """Remembers the modules of a pipeline: weights, attributes, hooks, classes, processors.
-
-    Args:
-        pipe: the pipeline.
-    """
+    """Remembers the modules of a pipeline: weights, attributes, hooks, classes, processors."""
 
     def __init__(self, pipe: Any) -> None:
         self._pipe = pipe
         self._attributes = dict(vars(pipe))
         self._config = pipe._internal_dict
-        self.modules = {
-            f"{name}.{inner}".rstrip("."): module
-            for name, component in pipe.components.items()
-            if isinstance(component, torch.nn.Module)
-            for inner, module in component.named_modules()
-        }
+        self.modules = _modules(pipe)
         self._facts = {name: _facts(module) for name, module in self.modules.items()}
         self._processors = {
             name: (module.processor, dict(vars(module.processor)))
             for name, module in self.modules.items()
             if hasattr(module, "processor")
         }
-        self._tensors = [
+        # Where each is held, by which name, itself, its memory and its values.
+        self._tensors: list[tuple[dict[str, Any], str, Any, torch.Tensor, torch.Tensor]] = [
             (held, key, tensor, tensor.data, tensor.detach().clone())
             for module in self.modules.values()
             for held in (module._parameters, module._buffers)
             for key, tensor in held.items()
             if tensor is not None
         ]
-
         self._trained = {id(tensor): tensor.requires_grad for _, _, tensor, _, _ in self._tensors}
 
     def stock_processor(self, name: str) -> Any:
@@ -59,12 +50,7 @@ class Kept:
         """
         ignored = LEFT_BY_HOOKS if with_hooks else REGISTRY
         found = []
-        now = {
-            f"{name}.{inner}".rstrip("."): module
-            for name, component in self._pipe.components.items()
-            if isinstance(component, torch.nn.Module)
-            for inner, module in component.named_modules()
-        }
+        now = _modules(self._pipe)
         for name in now.keys() ^ self.modules.keys():
             found.append(f"module {name} {'came' if name in now else 'is gone'}")
         for name in now.keys() & self._facts.keys():
@@ -79,11 +65,11 @@ class Kept:
             if vars(processor) != attributes:
                 found.append(f"the processor of {name} holds {vars(processor)}")
         for held, key, tensor, _, value in self._tensors:
-            now = held.get(key)
+            stands = held.get(key)
             # A module that is moved to another device gets other buffers.
-            if values and now is not tensor and isinstance(tensor, torch.nn.Parameter):
+            if values and stands is not tensor and isinstance(tensor, torch.nn.Parameter):
                 found.append(f"another tensor stands for {key}")
-            elif values and (now is None or not _same(now, value)):
+            elif values and (stands is None or not _same(stands, value)):
                 found.append(f"the values of {key} are others")
         return sorted(found)
 
@@ -103,6 +89,15 @@ class Kept:
         for key in vars(self._pipe).keys() - self._attributes.keys():
             delattr(self._pipe, key)
         vars(self._pipe).update(self._attributes)
+
+
+def _modules(pipe: Any) -> dict[str, torch.nn.Module]:
+    return {
+        f"{name}.{inner}".rstrip("."): module
+        for name, component in pipe.components.items()
+        if isinstance(component, torch.nn.Module)
+        for inner, module in component.named_modules()
+    }
 
 
 def _facts(module: torch.nn.Module) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from benchmarks.soak.choices import HARMLESS, Call, Script
 from benchmarks.soak.faults import Striking, exception
 from benchmarks.soak.kept import Kept
 from benchmarks.soak.subjects import PROMPTS, WITHOUT_CALLBACKS, Place
-from benchmarks.soak.surroundings import WITH_HOOKS, offload_models, prepare
+from benchmarks.soak.surroundings import PREPARATIONS, WITH_HOOKS, offload_models
 from chipsparse.api import Handle, attach
 from chipsparse.config import SparsityConfig
 from chipsparse.graphs.step_graph import Capturer, StepGraphs
@@ -89,8 +89,9 @@ class Player:
             with ExitStack() as changes, ExitStack() as handles:
                 stage = Stage(self._pipe, self._place, kept, changes)
                 for name in script.surroundings:
-                    prepare(name, self._pipe, self._place, changes)
-                if "model offload" in self._ways and not self._offloaded():
+                    PREPARATIONS[name](self._pipe, self._place, changes)
+                offloaded = any("offload" in name for name in script.surroundings)
+                if "model offload" in self._ways and not offloaded:
                     offload_models(self._pipe, self._place, changes)
                 outcomes = [self._call(stage, call, handles) for call in script.calls]
                 if "undone while enabled" in self._ways:
@@ -100,9 +101,6 @@ class Player:
         finally:
             kept.restore()
         return outcomes
-
-    def _offloaded(self) -> bool:
-        return any("offload" in name for name in self._script.surroundings)
 
     def _enabled(self, handles: ExitStack) -> Handle:
         """The handle for the next call; a new one unless the run keeps to one."""

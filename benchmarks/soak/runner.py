@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -36,9 +36,7 @@ class Findings:
 class Soak:
     """A process full of pipelines that live as long as it does.
 
-    Args:
-        place: where they are.
-        recorder: captures calls in place of CUDA, where given.
+    ``recorder`` captures calls in place of CUDA, where given.
     """
 
     def __init__(self, place: Place, recorder: TapeRecorder | None = None) -> None:
@@ -50,12 +48,7 @@ class Soak:
         self.replayed = self.struck = 0
 
     def run(self, script: Script, *, in_process: bool = False) -> Findings:
-        """Plays a run and looks at everything.
-
-        Args:
-            script: what happens.
-            in_process: whether its reference is computed in a process of its own, too.
-        """
+        """Plays a run and looks at everything; ``in_process``: also at a process of its own."""
         families = [script.family]
         if "beside another" in script.ways:
             families.append(script.beside)
@@ -77,11 +70,11 @@ class Soak:
         found, place = Findings(), self._place
         before, dangling = ProcessState.now(place.device), self._dangling()
         player = Player(script, place, self._pipes[script.family], recorder=self._recorder)
-        other = _Other(self, script.beside) if "beside another" in script.ways else None
-        try:
+        other = None
+        with ThreadPoolExecutor() as threads:
+            if "beside another" in script.ways:
+                other = threads.submit(self.play_beside, script.beside)
             outcomes = player.play()
-        finally:
-            beside = None if other is None else other.outcome()
         found.leaks += before.changes(ProcessState.now(place.device)) + player.left
         if (more := self._dangling() - dangling) > 0:
             found.differences.append(f"{more} launches used memory that nobody held any more")
@@ -91,8 +84,8 @@ class Soak:
         if in_process:
             expected = in_a_fresh_process(script, place)
             found.differences += different(outcomes, expected, "a fresh process's")
-        if beside is not None:
-            problems = different(beside, self._beside[script.beside])
+        if other is not None:
+            problems = different(other.result(), self._beside[script.beside])
             found.differences += [f"{script.beside} in another thread: {each}" for each in problems]
         return found
 
@@ -105,9 +98,8 @@ class Soak:
 
     def play_beside(self, family: str) -> list[Outcome]:
         """What a second thread does."""
-        return Player(
-            beside(family), self._place, self._pipes[family], recorder=self._recorder
-        ).play()
+        pipe, script = self._pipes[family], beside(family)
+        return Player(script, self._place, pipe, recorder=self._recorder).play()
 
     def _living(self) -> list[Any]:
         """What the pipelines hold: schedulers, say, hold other tensors after each call."""
@@ -143,27 +135,6 @@ class Soak:
             return_dict=False,
         )[0]
         return found
-
-
-class _Other:
-    """Another pipeline that generates in a thread of its own."""
-
-    def __init__(self, soak: Soak, family: str) -> None:
-        self._soak, self._family = soak, family
-        self._found: list[Outcome] = []
-        self._thread = threading.Thread(target=self._play)
-        self._thread.start()
-
-    def _play(self) -> None:
-        try:
-            self._found = self._soak.play_beside(self._family)
-        except Exception as error:
-            self._found = [Outcome(error=f"{type(error).__name__}: {error}")]
-
-    def outcome(self) -> list[Outcome]:
-        """What it gave, once it is done."""
-        self._thread.join()
-        return self._found
 
 
 def beside(family: str) -> Script:

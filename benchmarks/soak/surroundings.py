@@ -16,11 +16,6 @@ from benchmarks.soak.subjects import Place, transformers_of
 WITH_HOOKS = ("model offload", "group offload", "sequential offload", "cache on top")
 
 
-def prepare(name: str, pipe: Any, place: Place, undo: ExitStack) -> None:
-    """Brings a pipeline into one of the surroundings that last for a whole run."""
-    PREPARATIONS[name](pipe, place, undo)
-
-
 def _lower_precision(pipe: Any, _place: Place, _undo: ExitStack) -> None:
     pipe.to(torch.bfloat16)
 
@@ -58,6 +53,7 @@ def _compiled(pipe: Any, _place: Place, undo: ExitStack) -> None:
                 undo.callback(delattr, block, "_compiled_call_impl")
 
 
+# What brings a pipeline into the surroundings that last for a whole run.
 PREPARATIONS: dict[str, Callable[[Any, Place, ExitStack], None]] = {
     "bfloat16": _lower_precision,
     "autocast": lambda *_: None,  # around each call

@@ -77,11 +77,6 @@ class HostMemory:
         return sum(block.memory.numel() for block in (*self._in_use, *self._spare) if block.pinned)
 
     @property
-    def spare_bytes(self) -> int:
-        """Bytes of blocks that nobody uses now."""
-        return sum(block.memory.numel() for block in self._spare)
-
-    @property
     def lent_bytes(self) -> int:
         """Bytes of blocks in use."""
         return sum(block.memory.numel() for block in self._in_use)

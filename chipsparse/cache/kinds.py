@@ -5,7 +5,7 @@ Known from the sizes of a model alone, so that memory can be planned before anyt
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -22,28 +22,9 @@ PARTS: tuple[Part, ...] = ("attention", "mlp")
 SOFTMAX_BYTES = 4  # LSE, means and scales are float32 whatever the model computes in
 
 
-@dataclass(frozen=True)
-class CacheKind:
-    """One kind of tensor.
-
-    Attributes:
-        name: the field of the cache that holds it.
-        part: which cache that is.
-        rewritten: whether a sparse step changes it in place, so that it moves both ways.
-    """
-
-    name: str
-    part: Part
-    rewritten: bool = False
-
-
-# In the order in which they are put on the device.
+# By part in the order in which they are put on the device, and all their tensors by name.
 CACHES: dict[Part, type[TensorCache]] = {"mlp": MLPCache, "attention": AttentionCache}
-KINDS = {
-    name: CacheKind(name, part, kept.rewritten)
-    for part, cache in CACHES.items()
-    for name, kept in cache.kept.items()
-}
+KINDS = MLPCache.kept | AttentionCache.kept
 
 
 def kept_kinds(config: SparsityConfig, part: Part) -> frozenset[str]:
@@ -120,13 +101,13 @@ def kind_bytes(
     return layout.batch * per_sample[kind]
 
 
-def saved_work(part: Part, layer: int, *, layout: ModelLayout, config: SparsityConfig) -> float:
+def saved_work(part: Part, layer: int, plan: SparsityPlan) -> float:
     """Floating-point operations that a sparse step of one layer saves, for one guidance branch."""
-    kept = SparsityPlan(config, layout).density(layer, part)
+    kept, layout = plan.density(layer, part), plan.layout
     if kept is None:
         return 0.0
     if part == "attention":
-        kept = min(1.0, kept + config.attention.random_fraction)
+        kept = min(1.0, kept + plan.config.attention.random_fraction)
         whole = 4.0 * layout.own_query_rows * layout.tokens * layout.own_attention_channels
     else:
         whole = 4.0 * layout.mlp_tokens(layer) * layout.width * layout.kind(layer).intermediate_size

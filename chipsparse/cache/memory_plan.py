@@ -31,6 +31,7 @@ from chipsparse.layers.column_budget import CAPACITY_MULTIPLE, LISTS_BYTES
 from chipsparse.layers.mlp_weights import Fp8Form
 from chipsparse.measure.cost_model import Rates, layer_time
 from chipsparse.plan import Action, SparsityPlan
+from chipsparse.report.dense_layers import dense_remarks
 
 UNLIMITED = 1 << 62
 INDEX_BYTES = 4
@@ -162,15 +163,8 @@ class MemoryPlan:
 
     def remarks(self, layers: int) -> list[str]:
         """One sentence for each part of the model that is not kept."""
-        parts: dict[tuple[Part, str], list[int]] = {}
-        for layer, part in sorted(self.placement.recomputed):
-            reason = self.placement.why_recomputed(layer, part)
-            parts.setdefault((part, reason), []).append(layer)
-        return [
-            f"{'MLP' if part == 'mlp' else part} runs dense in {len(dense)} of {layers} layers "
-            f"(first: layer {dense[0]}): {reason}"
-            for (part, reason), dense in parts.items()
-        ]
+        why = self.placement.why_recomputed
+        return dense_remarks({key: why(*key) for key in self.placement.recomputed}, layers)
 
 
 def plan_memory(
@@ -249,7 +243,7 @@ def cache_needs(
                 layer,
                 part,
                 sizes[part],
-                saved_work(part, layer, layout=layout, config=config),
+                saved_work(part, layer, plan),
                 movable=part in movable,
             )
             for part in sparse

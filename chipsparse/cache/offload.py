@@ -24,7 +24,7 @@ import torch
 
 from chipsparse.cache.copies import HostCopies, Mark, copies_for
 from chipsparse.cache.host_memory import HostBlock, HostMemory
-from chipsparse.cache.placement import SLOTS
+from chipsparse.cache.placement import SLOTS, slot_sizes
 
 Key = tuple[str, int, str]  # branch, layer, kind
 
@@ -137,9 +137,8 @@ class OffloadPool:
         self._open_slots(sizes, device)
 
     def _open_slots(self, sizes: Mapping[Key, int], device: torch.device) -> None:
-        largest: dict[str, int] = {}
-        for (_, _, kind), size in sizes.items():
-            largest[kind] = max(size, largest.get(kind, 0))
+        places = enumerate(sizes.items())
+        largest = slot_sizes({(place, kind): size for place, ((_, _, kind), size) in places})
         with torch.inference_mode(False):
             for kind, size in largest.items():
                 present = self._opened.slots.get(kind, [])

@@ -196,24 +196,19 @@ class _Room:
                 else:
                     device[need.layer, kind] = size
         host = {(layer, kind): size for kind in KINDS for layer, size in by_kind[kind].items()}
-        if not self.prefer_host and self._fits(device | host, {}):
+        if not self.prefer_host and self._left(device | host, {}) >= 0:
             return Placement(device | host)
         # Kinds in the order of `KINDS`, each wholly where it fits, else as many layers as do.
         for kind, sizes in ({} if self.prefer_host else by_kind).items():
             for layers in (sorted(sizes), self._most(sizes, device, host)):
                 moved = device | {(layer, kind): sizes[layer] for layer in layers}
                 rest = {key: size for key, size in host.items() if key not in moved}
-                if self._fits(moved, rest):
+                if self._left(moved, rest) >= 0:
                     device, host = moved, rest
                     break
-        if not self._fits(device, host) or self.branches * sum(host.values()) > self.host_bytes:
+        if self._left(device, host) < 0 or self.branches * sum(host.values()) > self.host_bytes:
             return None
         return Placement(device, host)
-
-    def _fits(
-        self, device: Mapping[tuple[int, str], int], host: Mapping[tuple[int, str], int]
-    ) -> bool:
-        return self._left(device, host) >= 0
 
     def _left(
         self, device: Mapping[tuple[int, str], int], host: Mapping[tuple[int, str], int]

@@ -28,6 +28,7 @@ from chipsparse.cache.memory_plan import (
 from chipsparse.cache.offload import OffloadPool
 from chipsparse.cache.tensors import CachedTensor, LayerCache, TensorCache
 from chipsparse.config import Part, SparsityConfig
+from chipsparse.measure.capture_gain import may_capture
 from chipsparse.plan import Action, SparsityPlan
 
 IN_FP8 = (
@@ -133,7 +134,7 @@ class CacheStore:
     ) -> MemoryPlan:
         first = not self._branches
         captured = 0
-        if device.type == "cuda" and demand.captures and plan.captures_steps():
+        if device.type == "cuda" and demand.captures and may_capture(plan, demand.dtype):
             captured = max(demand.branches, len(self._branches) + 1)
         room = partial(
             available,

@@ -9,7 +9,7 @@ from typing import ClassVar, overload
 import torch
 
 from chipsparse.common.device_number import DeviceNumber
-from chipsparse.config import SparsityConfig
+from chipsparse.config import Part, SparsityConfig
 
 
 class CachedTensor:
@@ -40,7 +40,14 @@ class CacheField:
     Args:
         wanted: whether a config needs it.
         rewritten: whether a sparse step changes the tensor in place, so that it moves both ways.
+
+    Attributes:
+        name: its own.
+        part: of the layer, whose cache has it.
     """
+
+    name: str
+    part: Part
 
     def __init__(
         self,
@@ -51,8 +58,8 @@ class CacheField:
         self.wanted = wanted
         self.rewritten = rewritten
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
+    def __set_name__(self, owner: type[TensorCache], name: str) -> None:
+        self.name, self.part = name, owner.part
 
     @overload
     def __get__(self, cache: None, owner: type) -> CacheField: ...
@@ -61,20 +68,22 @@ class CacheField:
     def __get__(self, cache: TensorCache, owner: type) -> torch.Tensor | None: ...
 
     def __get__(self, cache: TensorCache | None, owner: type) -> CacheField | torch.Tensor | None:
-        return self if cache is None else cache.tensors[self._name].get()
+        return self if cache is None else cache.tensors[self.name].get()
 
     def __set__(self, cache: TensorCache, tensor: torch.Tensor) -> None:
-        cache.tensors[self._name].set(tensor)
+        cache.tensors[self.name].set(tensor)
 
 
 class TensorCache:
     """What a part of a layer keeps.
 
     Attributes:
+        part: of the layer.
         kept: the fields that hold tensors, by name.
         tensors: the same tensors' owners.
     """
 
+    part: ClassVar[Part]
     kept: ClassVar[dict[str, CacheField]]
 
     def __init_subclass__(cls) -> None:
@@ -141,6 +150,8 @@ class AttentionCache(TensorCache):
         interval: steps from the refresh before it to the last one, over which the drift arose.
     """
 
+    part = "attention"
+
     lse = CacheField()
     lse_dense = CacheField(wanted=merges)
     kept_mass = CacheField(wanted=merges)
@@ -188,6 +199,8 @@ class MLPCache(TensorCache):
         mean: mean pre-activation of every token block when its neuron was last computed,
             float32 ``[B, G, F]``.
     """
+
+    part = "mlp"
 
     mean = CacheField(rewritten=True)
     output = CacheField(rewritten=True)

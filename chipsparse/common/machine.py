@@ -24,7 +24,7 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{_cpu_model()}, {cores} cores"
+    return f"{cpu_model()}, {cores} cores"
 
 
 def package_version(package: str) -> str | None:
@@ -134,7 +134,8 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """The marketing name of this machine's processor."""
     lines = _lines(ROOT / "proc/cpuinfo")
     names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
     return names[0] if names else platform.processor() or platform.machine()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from chipsparse.cache.store import CacheStore
-from chipsparse.graphs.step_graph import Forward, StepGraphs
+from chipsparse.graphs.step_graph import ModelCall, StepGraphs, UsualCall
 from chipsparse.layers.state import StepState
+from chipsparse.measure.capture_gain import CALLS_BEFORE, capture_pays, device_seconds
 from chipsparse.plan import NOT_CAPTURED, Action
 from chipsparse.report.generation import GenerationReport
 
@@ -38,28 +40,25 @@ class SparseCalls:
 
     def run(
         self,
-        forward: Forward,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        call: ModelCall,
         state: StepState,
         device: torch.device,
         not_captured_reason: Callable[[], str | None],
     ) -> Any:
-        """What the forward returns; see `Session.run`.
+        """What the model returns in the open call; a replay of a CUDA graph where that pays.
 
         Args:
-            forward: the model's own.
-            args: its positional arguments.
-            kwargs: its keyword arguments.
-            state: the open call.
+            call: of the model.
+            state: of the open call.
             device: where it runs.
             not_captured_reason: why the model may not do the same at every sparse step, or None;
                 asked once a generation, and again after `model_changed`.
         """
         if not self._may_be_captured(state, device, not_captured_reason):
-            return forward(*args, **kwargs)
+            return call.run()
         with self._graphs.on(device):
-            result = self._graphs.run(forward, args, kwargs, state.record, self._report.note)
+            pays = partial(self._pays, state)
+            result = self._graphs.run(call, state.record, self._report.note, pays)
         if state.record.replayed:
             for entry in state.record.layers:
                 if entry.part == "attention" and entry.action is Action.SPARSE:
@@ -77,6 +76,24 @@ class SparseCalls:
         if self._graphs.drop_all():
             self._report.note(f"a captured sparse step was dropped: {what} changed")
 
+    def _pays(self, state: StepState, before: UsualCall) -> bool:
+        """Whether the open call is captured now; if it does not pay, no later one does."""
+        plan, dtype = state.plan, self._report.dtype
+        if plan.config.cuda_graphs == "always":
+            return True
+        if before.number < CALLS_BEFORE:
+            return False
+        assert dtype is not None
+        found = capture_pays(
+            host=before.host_seconds,
+            call=before.record.seconds,
+            device=device_seconds(plan, dtype, dense=state.dense),
+            calls=plan.sparse_steps_from(state.context.step),
+        )
+        if not found:
+            self._not_captured_reason = "no call waits for the host"
+        return found
+
     def _may_be_captured(
         self,
         state: StepState,
@@ -84,7 +101,7 @@ class SparseCalls:
         not_captured_reason: Callable[[], str | None],
     ) -> bool:
         """Whether the open call does just what other sparse calls of its branch do."""
-        if state.action is not Action.SPARSE or not state.plan.captures_steps():
+        if state.action is not Action.SPARSE or not state.may_capture:
             return False
         if device.type != self._graphs.device_type or self._report.layer_times:
             return False

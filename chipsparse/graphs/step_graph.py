@@ -3,8 +3,8 @@
 The sparse step of an image launches a thousand kernels of a few microseconds each, and a host takes
 longer for that than a fast GPU takes to run them. All sparse calls of a generation launch the same
 ones, on the same memory as long as the caches stay where they are (see `keep_in_place`). So the
-first runs as usual, which compiles what there is to compile, the second one is captured, and it and
-all later ones are replayed.
+first runs as usual, which compiles what there is to compile, a later one is captured where that
+pays, and it and all that follow are replayed.
 
 A replay runs none of the model's Python and reads its weights where they were. Whoever runs calls
 here says so with `StepGraphs.drop_all` when the model has changed; see `ModelState`.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -26,8 +27,6 @@ from torch.utils import _pytree as pytree
 from chipsparse.graphs.cuda_capture import CudaCapturer
 from chipsparse.plan import NOT_CAPTURED, Action
 from chipsparse.report.generation import LayerRecord, StepRecord
-
-Forward = Callable[..., Any]
 
 # A pipeline whose arguments change all the time is left alone after so many captures, and a model
 # that cannot be captured after so many attempts: a first call may still compile and tune.
@@ -63,18 +62,30 @@ class Capturer(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class ModelCall:
+    """A call of the model's own forward, yet to be made."""
+
+    forward: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def run(self) -> Any:
+        """What the forward returns."""
+        return self.forward(*self.args, **self.kwargs)
+
+
 class Arguments:
     """The arguments of a call, taken apart into tensors and other things.
 
     Args:
-        args: positional arguments.
-        kwargs: keyword arguments.
+        call: the call.
         device_type: where calls are captured. The values of tensors elsewhere become part of what
             is captured, as numbers do.
     """
 
-    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], device_type: str) -> None:
-        self.leaves, self.form = pytree.tree_flatten((args, dict(kwargs)))
+    def __init__(self, call: ModelCall, device_type: str) -> None:
+        self.leaves, self.form = pytree.tree_flatten((call.args, dict(call.kwargs)))
         self._numbers = {
             place: leaf.detach().clone()
             for place, leaf in enumerate(self.leaves)
@@ -98,7 +109,7 @@ class Arguments:
             if isinstance(leaf, torch.Tensor) and leaf is not other and place not in self._numbers
         )
 
-    def call(self, forward: Forward) -> Any:
+    def call(self, forward: Callable[..., Any]) -> Any:
         """Calls a function with them."""
         args, kwargs = pytree.tree_unflatten(self.leaves, self.form)
         return forward(*args, **kwargs)
@@ -122,6 +133,23 @@ def _alike(leaf: Any, other: Any) -> bool:
 
 def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.dtype, tensor.device
+
+
+@dataclass(frozen=True)
+class UsualCall:
+    """A sparse call that ran as usual and may be captured the next time.
+
+    Attributes:
+        arguments: of the call.
+        record: of the call.
+        host_seconds: that the host took to launch it.
+        number: how many there were in a row with such arguments, this one included.
+    """
+
+    arguments: Arguments
+    record: StepRecord
+    host_seconds: float
+    number: int
 
 
 @dataclass(frozen=True)
@@ -207,7 +235,7 @@ class StepGraphs:
 
     def drop_all(self) -> bool:
         """Forgets the calls of all branches; returns whether there were any."""
-        self._last: dict[str, Arguments] = {}
+        self._last: dict[str, UsualCall] = {}
         dropped = list(self._graphs)
         for branch in dropped:
             self.drop(branch)
@@ -215,48 +243,51 @@ class StepGraphs:
 
     def run(
         self,
-        forward: Forward,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        call: ModelCall,
         record: StepRecord,
         note: Callable[[str], None],
+        pays: Callable[[UsualCall], bool],
     ) -> Any:
-        """A sparse call: as usual the first time, later ones replayed.
+        """A sparse call: as usual the first times, later ones replayed.
 
         Args:
-            forward: the model's own.
-            args: its positional arguments.
-            kwargs: its keyword arguments.
+            call: of the model.
             record: of the call; gets the layers, which do nothing that could record them when
                 they are replayed.
             note: told in one sentence why nothing is captured any more.
+            pays: whether to capture the call, which is like the one before.
 
         Returns:
             What the forward returns.
         """
         if self._attempts >= MOST_ATTEMPTS:
             note(f"{NOT_CAPTURED}: {self._not_captured_reason}")
-            return forward(*args, **kwargs)
-        branch, arguments = record.branch, Arguments(args, kwargs, self.device_type)
+            return call.run()
+        branch, arguments = record.branch, Arguments(call, self.device_type)
         graph = self._graphs.get(branch)
         if graph is not None and not graph.fits(arguments):
             self.drop(branch)
             graph = None
         before = self._last.pop(branch, None)
-        if graph is None and before is not None and arguments.are_like(before):
-            graph = self._graph(forward, arguments, before, record, note)
+        if before is not None and not arguments.are_like(before.arguments):
+            before = None
+        if graph is None and before is not None and pays(before):
+            graph = self._graph(call, arguments, before.arguments, record, note)
         if graph is not None:
             record.replayed = True
             record.layers = [dataclasses.replace(layer) for layer in graph.layers]
             return graph.run(arguments)
-        result = forward(*args, **kwargs)
+        start = time.perf_counter()
+        result = call.run()
+        seconds = time.perf_counter() - start
         if _was_plain(record) and self._captures.get(branch, 0) < MOST_CAPTURES:
-            self._last[branch] = arguments
+            number = 1 if before is None else before.number + 1
+            self._last[branch] = UsualCall(arguments, record, seconds, number)
         return result
 
     def _graph(
         self,
-        forward: Forward,
+        call: ModelCall,
         arguments: Arguments,
         before: Arguments,
         record: StepRecord,
@@ -267,7 +298,7 @@ class StepGraphs:
         self._captures[branch] = self._captures.get(branch, 0) + 1
         try:
             inputs = arguments.with_copies(copied)
-            result, capture = self._capturer.capture(lambda: inputs.call(forward))
+            result, capture = self._capturer.capture(lambda: inputs.call(call.forward))
         except torch.OutOfMemoryError as error:  # there may be enough for another generation
             self._captures[branch] = MOST_CAPTURES
             note(f"{NOT_CAPTURED}: {_first_line(error)}")

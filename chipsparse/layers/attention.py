@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,18 +24,22 @@ from chipsparse.kernels.column_sparse_attention import (
     column_sparse_attention,
 )
 from chipsparse.kernels.dense_attention import dense_attention
-from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
 from chipsparse.kernels.dense_attention_column_sums.reference import column_sums_dtype
 from chipsparse.kernels.dispatch import Choice, kind_of
 from chipsparse.kernels.fp8_dense_attention import fp8_dense_attention
 from chipsparse.kernels.mask_packing import packed_to_indices
+from chipsparse.layers.attention_inputs import AttentionInputs
 from chipsparse.layers.column_budget import LISTS_BYTES, AttentionBudget
 from chipsparse.layers.exact_rows import apart, joined
 from chipsparse.layers.fp8_attention import fp8_choices, fp8_full_attention, fp8_tensors
 from chipsparse.layers.pooled_columns import with_means
-from chipsparse.layers.state import HeadTurns, Shared, StepState
+from chipsparse.layers.state import Shared, StepState
 from chipsparse.plan import Action, SparsityPlan
+from chipsparse.report.generation import LayerRecord
+
+if TYPE_CHECKING:
+    from chipsparse.parallel.head_turns import HeadTurns
 
 # Where the host need not wait for what it reads.
 READY_DEVICES = ("cpu",)
@@ -105,101 +110,81 @@ class AttentionLayer:
             turns: brings query, key and value, of which only the sizes are known before; None where
                 they are there.
         """
-        shared, config = self._shared, self._shared.config.attention
-        if state is None or not (state.caching or config.precision == "fp8"):
+        shared = self._shared
+        if state is None:
             _arrive(turns)
             return unpatched(query, key, value, scale)
+        inputs = AttentionInputs(query, key, value, scale, shared.backend, shared.kernels)
         if not state.caching:
-            _arrive(turns)
-            self._choices(query, key, value)  # which reports them
-            return self._dense(query, key, value, scale, unpatched)
+            return self._unrecorded(inputs, unpatched, turns)
         layout = state.plan.layout
         dense = state.dense.get((self.number, "attention"))
         with shared.recorder.watch(self.number, "attention", dense) as entry:
             if entry.reason is not None:
-                _arrive(turns)
-                if config.precision == "fp8":
-                    entry.backend = _fp8_backend_name(self._choices(query, key, value))
-                return self._dense(query, key, value, scale, unpatched)
-            query, exact = apart(query, layout, 2)
-            choices = self._choices(query, key, value)
+                return self._unrecorded(inputs, unpatched, turns, entry)
+            rows, exact = apart(query, layout, 2)
+            if exact is not None:
+                inputs = replace(inputs, query=rows)
+            choices = self._choices(inputs)
             entry.action = self._decide(state)
             if entry.action is not Action.SPARSE or exact is not None:
                 _arrive(turns)
                 turns = None
-            kinds, ahead = (
-                shared.caches.reads("attention", action) for action in (entry.action, state.action)
-            )
             caches = shared.caches
+            kinds, ahead = (
+                caches.reads("attention", action) for action in (entry.action, state.action)
+            )
             with caches.acquire(state.branch, self.number, "attention", kinds, ahead) as cache:
-                precision = config.precision_of(entry.action)
+                precision = shared.config.attention.precision_of(entry.action)
                 entry.backend = _backend_name(choices, entry.action, precision)
                 if entry.action is Action.DENSE:
-                    output = dense_step(
-                        cache,
-                        query,
-                        key,
-                        value,
-                        scale=scale,
-                        backend=shared.backend,
-                        kernels=shared.kernels,
-                        precision=precision,
-                    )
+                    output = dense_step(cache, inputs, precision=precision)
                 elif entry.action is Action.SPARSE:
                     entry.computed = cache.kept_fraction
                     output = sparse_step(
                         cache,
-                        query,
-                        key,
-                        value,
-                        config=config,
-                        scale=scale,
-                        backend=shared.backend,
+                        inputs,
+                        config=shared.config.attention,
                         choices=choices,
                         step=state.context.step,
-                        kernels=shared.kernels,
                         turns=turns,
                     )
                 else:
-                    columns = self._columns_of_another_branch(state, query, key)
+                    columns = self._columns_of_another_branch(state, inputs)
                     if columns is not None:
                         entry.backend = _backend_name(choices, Action.DENSE, precision)
-                    output = self._refresh(state, cache, query, key, value, scale, columns)
+                    output = self._refresh(state, cache, inputs, columns)
             if exact is None:
                 return output
             seen = unpatched(exact, key, value, scale)
             # In the order of memory that models want, so that nothing is copied twice.
             return joined(output.transpose(1, 2), seen.transpose(1, 2), layout).transpose(1, 2)
 
-    def _choices(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> Mapping[str, Choice]:
+    def _choices(self, inputs: AttentionInputs) -> Mapping[str, Choice]:
         """The backends of all operations on tensors of this kind, chosen and reported once."""
-        shared, config = self._shared, self._shared.config.attention
-        return shared.recorder.choices(
-            ("attention", *kind_of(query, key, value)),
+        config = self._shared.config.attention
+        return self._shared.recorder.choices(
+            ("attention", *kind_of(*inputs.tensors)),
             lambda: backend_choices(
-                query,
-                key,
-                value,
-                block_size_q=config.block_size_q,
-                backend=shared.backend,
-                in_fp8=config.uses_fp8,
+                inputs, block_size_q=config.block_size_q, in_fp8=config.uses_fp8
             ),
         )
 
-    def _dense(
+    def _unrecorded(
         self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float | None,
+        inputs: AttentionInputs,
         unpatched: Unpatched,
+        turns: HeadTurns | None,
+        entry: LayerRecord | None = None,
     ) -> torch.Tensor:
-        """Full attention of which nothing is recorded."""
+        """Full attention of which nothing is kept: the model's own, or ours in 8 bits."""
+        _arrive(turns)
         if self._shared.config.attention.precision != "fp8":
-            return unpatched(query, key, value, scale)
-        output, _ = fp8_full_attention(query, key, value, scale=scale, backend=self._shared.backend)
+            return unpatched(*inputs.tensors, inputs.scale)
+        choices = self._choices(inputs)  # which reports them
+        if entry is not None:
+            entry.backend = _fp8_backend_name(choices)
+        output, _ = fp8_full_attention(inputs)
         return output
 
     def _decide(self, state: StepState) -> Action:
@@ -228,13 +213,13 @@ class AttentionLayer:
         return Action.SPARSE
 
     def _columns_of_another_branch(
-        self, state: StepState, query: torch.Tensor, key: torch.Tensor
+        self, state: StepState, inputs: AttentionInputs
     ) -> torch.Tensor | None:
         """What another guidance branch of the same sizes chose at this step, packed."""
-        elsewhere = self._shared.columns
+        query, elsewhere = inputs.query, self._shared.columns
         if elsewhere is not None and state.action is Action.REFRESH:  # not one that catches up
             blocks = block_count(query.shape[2], self._shared.config.attention.block_size_q)
-            shape = (*query.shape[:2], blocks, -(-key.shape[2] // 8))
+            shape = (*query.shape[:2], blocks, -(-inputs.key.shape[2] // 8))
             return elsewhere.take(shape, query.device)
         chosen, caches = self._chosen, self._shared.caches
         if chosen is None or (chosen.step, chosen.plan) != (state.context.step, state.plan):
@@ -250,13 +235,10 @@ class AttentionLayer:
         self,
         state: StepState,
         cache: AttentionCache,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float | None,
+        inputs: AttentionInputs,
         columns: torch.Tensor | None,
     ) -> torch.Tensor:
-        shared, step = self._shared, state.context.step
+        shared, step, key = self._shared, state.context.step, inputs.key
         budget = state.budgets.of(self.number, state.plan, state.context, key)
         # Column sums that are NaN make lists longer than that, which is seen when the layer is
         # reached again; it then refreshes once more, and reads the lengths from then on.
@@ -266,16 +248,11 @@ class AttentionLayer:
         with shared.graphs.kept_in_place(state.branch, cache, kinds):
             output = refresh_step(
                 cache,
-                query,
-                key,
-                value,
+                inputs,
                 config=shared.config.attention,
                 budget=budget,
-                scale=scale,
-                backend=shared.backend,
                 step=step,
                 columns=columns,
-                kernels=shared.kernels,
             )
         if columns is None:
             self._chosen = _Choice(step, state.branch, state.plan)
@@ -305,29 +282,21 @@ def _arrive(turns: HeadTurns | None) -> None:
 
 
 def backend_choices(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    block_size_q: int,
-    backend: str | None,
-    in_fp8: bool = False,
+    inputs: AttentionInputs, *, block_size_q: int, in_fp8: bool = False
 ) -> dict[str, Choice]:
     """The backend that each operation on these tensors runs on, and why not on others.
 
     Raises:
         ConfigError: full attention is to run in 8 bits, and cannot.
     """
+    query, backend = inputs.query, inputs.backend
     # What decides about column sums and packed bits is their dtype and device alone.
     sums = query.new_empty(0, dtype=column_sums_dtype(query))
     packed = query.new_empty(0, dtype=torch.uint8)
-    in_blocks = (query, key, value, block_size_q)
-    in_full = {}
-    if in_fp8:
-        in_full = fp8_choices(query, key, value, block_size_q=block_size_q, backend=backend)
+    in_blocks = (*inputs.tensors, block_size_q)
     return {
-        **in_full,
-        "dense_attention": dense_attention.choose(query, key, value, backend=backend),
+        **(fp8_choices(inputs, block_size_q=block_size_q) if in_fp8 else {}),
+        "dense_attention": dense_attention.choose(*inputs.tensors, backend=backend),
         "dense_attention_column_sums": dense_attention_column_sums.choose(
             *in_blocks, backend=backend
         ),
@@ -349,75 +318,41 @@ def _fp8_backend_name(choices: Mapping[str, Choice]) -> str:
 
 
 def dense_step(
-    cache: AttentionCache,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    scale: float | None,
-    backend: str | None,
-    kernels: FastestKernel | None = None,
-    precision: Precision = "auto",
+    cache: AttentionCache, inputs: AttentionInputs, *, precision: Precision = "auto"
 ) -> torch.Tensor:
-    """Full attention; records the log-sum-exp (LSE). All tensors are ``[B, H, N, D]``."""
-    if precision == "fp8":
-        output, cache.lse = fp8_full_attention(query, key, value, scale=scale, backend=backend)
-    else:
-        output, cache.lse = dense_attention(
-            query, key, value, scale=scale, kernels=kernels, backend=backend
-        )
+    """Full attention ``[B, H, N, D]``; records the log-sum-exp (LSE)."""
+    output, cache.lse = fp8_full_attention(inputs) if precision == "fp8" else inputs.dense()
     return output
 
 
-def estimated_lse(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    scale: float | None = None,
-    every: int = SAMPLED_KEYS,
-    backend: str | None = None,
-    kernels: FastestKernel | None = None,
-) -> torch.Tensor:
+def estimated_lse(inputs: AttentionInputs, *, every: int = SAMPLED_KEYS) -> torch.Tensor:
     """The log-sum-exp (LSE) of each row, float32 ``[B, H, N]``, from every so many-th key alone.
 
     Takes ``1 / every`` of the time of full attention. Good enough to weigh column sums: in a query
     block it decides how much each row says, and nothing else depends on it.
 
     Args:
-        query: ``[B, H, N, D]``, as are key and value.
-        key: as query.
-        value: as query.
-        scale: factor of the scores, None for ``D ** -0.5``.
+        inputs: of the layer.
         every: distance of the keys; fewer where there are not as many.
-        backend: that is forced, or None.
-        kernels: chooses the fastest library kernel.
     """
-    some_key, some_value = (states[:, :, ::every].contiguous() for states in (key, value))
-    _, lse = dense_attention(
-        query, some_key, some_value, scale=scale, kernels=kernels, backend=backend
-    )
-    return lse + math.log(key.shape[2] / some_key.shape[2])
+    key, value = (each[:, :, ::every].contiguous() for each in (inputs.key, inputs.value))
+    _, lse = replace(inputs, key=key, value=value).dense()
+    return lse + math.log(inputs.key.shape[2] / key.shape[2])
 
 
 def refresh_step(
     cache: AttentionCache,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    inputs: AttentionInputs,
     *,
     config: AttentionConfig,
     budget: AttentionBudget,
-    scale: float | None,
-    backend: str | None,
     step: int = 0,
     columns: torch.Tensor | None = None,
-    kernels: FastestKernel | None = None,
 ) -> torch.Tensor:
     """Full attention; chooses the columns by their sums and fills the residual cache.
 
     Columns that were chosen before, packed as in ``cache.columns``, are kept as they are; that
-    takes no sums, and ``kernels`` may choose how to compute the attention.
+    takes no sums, so that the fastest library kernel computes the attention.
 
     The column sums are weighed with the LSE of the previous dense step (``cache.lse``), or with an
     estimate where there was none (`estimated_lse`). Where the budget has no capacity, the host
@@ -430,34 +365,17 @@ def refresh_step(
     """
     expected = None
     if config.forecast > 0 and cache.refreshed_at is not None:
-        expected = sparse_step(
-            cache, query, key, value, config=config, scale=scale, backend=backend
-        )
+        expected = sparse_step(cache, inputs, config=config)
     if columns is None:
         if cache.lse is None:
-            cache.lse = estimated_lse(
-                query, key, value, scale=scale, backend=backend, kernels=kernels
-            )
-        output = _choose_columns(
-            cache, query, key, value, config=config, budget=budget, scale=scale, backend=backend
-        )
+            cache.lse = estimated_lse(inputs)
+        output = _choose_columns(cache, inputs, config=config, budget=budget)
     else:
-        output = dense_step(
-            cache,
-            query,
-            key,
-            value,
-            scale=scale,
-            backend=backend,
-            kernels=kernels,
-            precision=config.precision_of("refresh"),
-        )
+        output = dense_step(cache, inputs, precision=config.precision_of("refresh"))
         cache.columns = columns
     cache.capacity = budget.capacity
-    counts = record_residual(
-        cache, output, query, key, value, config=config, scale=scale, backend=backend
-    )
-    roomy = budget.capacity is None or budget.capacity >= key.shape[2]
+    counts = record_residual(cache, output, inputs, config=config)
+    roomy = budget.capacity is None or budget.capacity >= inputs.key.shape[2]
     cache.longest = None if roomy else DeviceNumber(counts.max())
     if config.forecast > 0:
         if expected is not None and cache.refreshed_at is not None:
@@ -470,13 +388,9 @@ def refresh_step(
 def record_residual(
     cache: AttentionCache,
     output: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    inputs: AttentionInputs,
     *,
     config: AttentionConfig,
-    scale: float | None,
-    backend: str | None,
 ) -> torch.Tensor:
     """Fills the residual cache of the delta rule, if it has one, and makes lists of the columns.
 
@@ -485,23 +399,22 @@ def record_residual(
     """
     assert cache.columns is not None
     assert cache.lse is not None
+    columns = inputs.key.shape[2]
     indices, counts = packed_to_indices(
-        cache.columns, key.shape[2], capacity=cache.capacity, backend=backend
+        cache.columns, columns, capacity=cache.capacity, backend=inputs.backend
     )
     cache.capacity = indices.shape[-1]
     cache.lists = (indices, counts) if indices.nbytes <= LISTS_BYTES else None
-    cache.kept_fraction = counts.float().mean() / key.shape[2]
+    cache.kept_fraction = counts.float().mean() / columns
     if config.delta_rule == "pooled":
         return counts
     kept, kept_lse = column_sparse_attention(
-        query,
-        key,
-        value,
+        *inputs.tensors,
         indices,
         counts,
         block_size_q=config.block_size_q,
-        scale=scale,
-        backend=backend,
+        scale=inputs.scale,
+        backend=inputs.backend,
     )
     residual = attention_residual(
         output,
@@ -510,7 +423,7 @@ def record_residual(
         cache.lse,
         delta_rule=config.delta_rule,
         fp8=cache.residual_in_fp8,
-        backend=backend,
+        backend=inputs.backend,
     )
     cache.residual = residual.values
     if residual.scale is not None:
@@ -522,14 +435,10 @@ def record_residual(
 
 def _choose_columns(
     cache: AttentionCache,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    inputs: AttentionInputs,
     *,
     config: AttentionConfig,
     budget: AttentionBudget,
-    scale: float | None,
-    backend: str | None,
 ) -> torch.Tensor:
     """Full attention with column sums; records the LSE and the columns chosen.
 
@@ -537,33 +446,31 @@ def _choose_columns(
     Guidance branches in one batch keep the same columns, chosen by what they sum to together.
     """
     assert cache.lse is not None
+    query, backend = inputs.query, inputs.backend
     batch, heads, tokens, _ = query.shape
-    blocks, columns = block_count(tokens, config.block_size_q), key.shape[2]
+    blocks, columns = block_count(tokens, config.block_size_q), inputs.key.shape[2]
     head_bytes = batch * blocks * columns * column_sums_dtype(query).itemsize
     chunks = list(ranges(heads, head_bytes, config.column_sums_bytes))
-    rounded = None
-    if config.precision_of("refresh") == "fp8":
-        rounded = fp8_tensors(query, key, value, scale=scale, backend=backend)
+    rounded = fp8_tensors(inputs) if config.precision_of("refresh") == "fp8" else None
 
     def attend(first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         assert cache.lse is not None
+        lse_previous = cache.lse[:, first:last]
         column_sums: torch.Tensor | None
         if rounded is not None:
             output, lse, column_sums = fp8_dense_attention(
                 rounded.heads(first, last),
-                lse_previous=cache.lse[:, first:last],
+                lse_previous=lse_previous,
                 block_size_q=config.block_size_q,
                 backend=backend,
             )
             assert column_sums is not None
         else:
             output, lse, column_sums = dense_attention_column_sums(
-                query[:, first:last],
-                key[:, first:last],
-                value[:, first:last],
-                cache.lse[:, first:last],
+                *inputs.of_heads(slice(first, last)).tensors,
+                lse_previous,
                 block_size_q=config.block_size_q,
-                scale=scale,
+                scale=inputs.scale,
                 backend=backend,
             )
         if budget.branches > 1:
@@ -596,16 +503,11 @@ def _choose_columns(
 
 def sparse_step(
     cache: AttentionCache,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    inputs: AttentionInputs,
     *,
     config: AttentionConfig,
-    scale: float | None,
-    backend: str | None,
     choices: Mapping[str, Choice] | None = None,
     step: int | None = None,
-    kernels: FastestKernel | None = None,
     turns: HeadTurns | None = None,
 ) -> torch.Tensor:
     """Attention over the kept columns only, combined with the residual cache or pooled columns.
@@ -622,25 +524,23 @@ def sparse_step(
         assert cache.columns is not None
         assert cache.capacity is not None
         indices, counts = packed_to_indices(
-            cache.columns, key.shape[2], capacity=cache.capacity, backend=backend
+            cache.columns, inputs.key.shape[2], capacity=cache.capacity, backend=inputs.backend
         )
     else:
         indices, counts = cache.lists
     call = ColumnSparseAttention(
-        query,
-        key,
-        value,
+        *inputs.tensors,
         indices,
         counts,
         block_size_q=config.block_size_q,
-        scale=scale,
+        scale=inputs.scale,
         delta_rule=None if config.delta_rule == "pooled" else config.delta_rule,
         residual=cache.residual,
         residual_scale=cache.residual_scale,
         lse_dense=cache.lse_dense,
         kept_mass=cache.kept_mass,
         shares_device=turns is not None,
-        backend=backend,
+        backend=inputs.backend,
     )
     run = column_sparse_attention.run
     launch = choices["column_sparse_attention"].backend.launch if choices else run
@@ -649,16 +549,17 @@ def sparse_step(
         grown = config.forecast * (step - cache.refreshed_at) / cache.interval
 
     def with_rest(call: ColumnSparseAttention) -> ColumnSparseAttention:
-        return with_means(call, kernels) if config.delta_rule == "pooled" else call
+        return with_means(call, inputs.kernels) if config.delta_rule == "pooled" else call
 
-    if turns is not None:
+    def forecast(output: torch.Tensor, drift: torch.Tensor | None) -> torch.Tensor:
+        return output if drift is None or not grown else output.add_(drift, alpha=grown)
 
-        def compute(heads: slice) -> torch.Tensor:
-            part: torch.Tensor
-            part, _ = launch(with_rest(call.of_heads(heads)))
-            return part if drift is None or not grown else part.add_(drift[:, heads], alpha=grown)
+    if turns is None:
+        output, _ = launch(with_rest(call))
+        return forecast(output, drift)
 
-        return turns.each(compute)
-    output: torch.Tensor
-    output, _ = launch(with_rest(call))
-    return output if drift is None or not grown else output.add_(drift, alpha=grown)
+    def compute(heads: slice) -> torch.Tensor:
+        part, _ = launch(with_rest(call.of_heads(heads)))
+        return forecast(part, None if drift is None else drift[:, heads])
+
+    return turns.each(compute)

@@ -7,7 +7,6 @@ stay in charge of them. Source of the method: Chipmunk's sparse MLP delta, as fo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +14,6 @@ import torch.nn.functional as F
 from chipsparse.cache.tensors import MLPCache
 from chipsparse.config import MLPConfig
 from chipsparse.kernels.dispatch import Choice, kind_of
-from chipsparse.kernels.fp8_dequantization import fp8_dequantization
 from chipsparse.kernels.neuron_selection import (
     NeuronSelection,
     mean_preactivations,
@@ -63,12 +61,12 @@ class MLPLayer:
                 cached; it may be overwritten.
         """
         if state is None or not state.caching:
-            return self._uncached(hidden, weights, addend)
+            return self._dense(None, hidden, weights, addend)
         shared, config, layout = self._shared, self._shared.config.mlp, state.plan.layout
         dense = state.dense.get((self.number, "mlp"))
         with shared.recorder.watch(self.number, "mlp", dense) as entry:
             if entry.reason is not None:
-                return self._uncached(hidden, weights, addend)
+                return self._dense(None, hidden, weights, addend)
             exact = None
             if layout.kind(self.number).mlp_sees_text:
                 hidden, exact = apart(hidden, layout, 1)
@@ -80,29 +78,13 @@ class MLPLayer:
                     entry.backend = shared.backend or "library"
                     kinds = shared.caches.reads("mlp", Action.SPARSE)
                     with shared.graphs.kept_in_place(state.branch, cache, kinds):
-                        output = dense_step(
-                            cache,
-                            hidden,
-                            weights,
-                            config=config,
-                            backend=shared.backend,
-                            addend=None if addend is None else addend(),
-                        )
+                        output = self._dense(cache, hidden, weights, addend)
                 else:
-                    read = _read(weights, hidden, shared.backend)
-                    choices = shared.recorder.choices(
-                        ("mlp", type(weights), *_kind(hidden, read, cache)),
-                        lambda: (
-                            backend_choices(
-                                cache, hidden, read, config=config, backend=shared.backend
-                            )
-                            | _reading_choices(weights, hidden, shared.backend)
-                        ),
-                    )
-                    backends = [
-                        choices[op].backend.name for op in ("sparse_mlp_up", "sparse_mlp_down")
-                    ]
-                    entry.backend = "+".join(dict.fromkeys(backends))
+                    read = weights.read(hidden.dtype, backend=shared.backend)
+                    choices = self._choices(cache, hidden, weights, read)
+                    operations = ("sparse_mlp_up", "sparse_mlp_down")
+                    names = dict.fromkeys(choices[each].backend.name for each in operations)
+                    entry.backend = "+".join(names)
                     keep_count = state.plan.mlp_keep_count(self.number)
                     entry.computed = keep_count / read.up.shape[0]
                     output = sparse_step(
@@ -117,21 +99,50 @@ class MLPLayer:
                     )
             if exact is None:
                 return output
-            return joined(output, self._uncached(exact, weights, None), layout)
+            return joined(output, self._dense(None, exact, weights, None), layout)
 
-    def _uncached(
+    def _dense(
         self,
+        cache: MLPCache | None,
         hidden: torch.Tensor,
         weights: MLPWeights | Fp8MLPWeights,
         addend: Callable[[], torch.Tensor] | None,
     ) -> torch.Tensor:
+        """The whole layer; nothing of it is recorded without a cache."""
         return dense_step(
-            None,
+            cache,
             hidden,
             weights,
             config=self._shared.config.mlp,
             backend=self._shared.backend,
             addend=None if addend is None else addend(),
+        )
+
+    def _choices(
+        self,
+        cache: MLPCache,
+        hidden: torch.Tensor,
+        weights: MLPWeights | Fp8MLPWeights,
+        read: MLPWeights,
+    ) -> Mapping[str, Choice]:
+        """The backends of all operations on tensors of this kind, chosen and reported once.
+
+        Args:
+            cache: of the layer.
+            hidden: its input.
+            weights: the model's own.
+            read: what sparse kernels read of them.
+        """
+        config, backend = self._shared.config.mlp, self._shared.backend
+        return self._shared.recorder.choices(
+            (
+                *("mlp", type(weights)),
+                *kind_of(hidden, read.up, read.gate, read.down, cache.activation, cache.mean),
+            ),
+            lambda: {
+                **backend_choices(cache, hidden, read, config=config, backend=backend),
+                **weights.reading_choices(hidden.dtype, backend=backend),
+            },
         )
 
     def _decide(self, state: StepState) -> Action:
@@ -144,31 +155,6 @@ class MLPLayer:
         if action is Action.REFRESH:
             self._refreshed_at[state.branch] = state.context.step
         return action
-
-
-def _kind(hidden: torch.Tensor, weights: MLPWeights, cache: MLPCache) -> tuple[object, ...]:
-    """All that decides about the backends of a sparse step."""
-    return kind_of(hidden, weights.up, weights.gate, weights.down, cache.activation, cache.mean)
-
-
-def _read(
-    weights: MLPWeights | Fp8MLPWeights, hidden: torch.Tensor, backend: str | None
-) -> MLPWeights:
-    """What sparse kernels read."""
-    if isinstance(weights, MLPWeights):
-        return weights
-    return weights.read(hidden.dtype, backend=backend)
-
-
-def _reading_choices(
-    weights: MLPWeights | Fp8MLPWeights, hidden: torch.Tensor, backend: str | None
-) -> dict[str, Choice]:
-    """What FP8 weights are read by; nothing of others."""
-    if isinstance(weights, MLPWeights):
-        return {}
-    data: Any = weights.down
-    choice = fp8_dequantization.choose(data.qdata, hidden.dtype, backend=backend)
-    return {"fp8_dequantization": choice}
 
 
 def backend_choices(

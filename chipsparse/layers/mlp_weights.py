@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from chipsparse.kernels.calls import Activation
+from chipsparse.kernels.dispatch import Choice
 from chipsparse.kernels.fp8_dequantization import fp8_dequantization
 from chipsparse.kernels.fp8_quantization import FP8
 from chipsparse.kernels.sparse_mlp_up.reference import activate
@@ -81,6 +82,14 @@ class MLPWeights:
             biases.reverse()
         return cls(halves[0], biases[0], down, down_bias, kind, halves[1], biases[1])
 
+    def read(self, dtype: torch.dtype, *, backend: str | None) -> MLPWeights:
+        """What sparse kernels read: these themselves."""
+        return self
+
+    def reading_choices(self, dtype: torch.dtype, *, backend: str | None) -> dict[str, Choice]:
+        """The backends of what `read` computes: nothing."""
+        return {}
+
 
 @dataclass(frozen=True)
 class Fp8MLPWeights:
@@ -142,6 +151,11 @@ class Fp8MLPWeights:
             None if self.gate_weight is None else read(self.gate_weight),
             self.gate_bias,
         )
+
+    def reading_choices(self, dtype: torch.dtype, *, backend: str | None) -> dict[str, Choice]:
+        """The backend of what `read` computes."""
+        data: Any = self.down
+        return {"fp8_dequantization": fp8_dequantization.choose(data.qdata, dtype, backend=backend)}
 
 
 def fp8_form(weight: Any) -> Fp8Form | None:

@@ -15,8 +15,8 @@ from dataclasses import replace
 import torch
 
 from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
-from chipsparse.kernels.dense_attention import dense_attention
 from chipsparse.kernels.dense_attention.measure import FastestKernel
+from chipsparse.layers.attention_inputs import AttentionInputs
 
 POOLED = 64  # columns of a mean, at most
 
@@ -28,45 +28,21 @@ def with_means(
 
     As with a residual that has all of its mass: the merge rule then joins the two softmaxes.
     """
-    output, lse = pooled_attention(
-        call.query,
-        call.key,
-        call.value,
-        scale=call.scale,
-        backend=call.backend,
-        kernels=kernels,
-    )
+    inputs = AttentionInputs(call.query, call.key, call.value, call.scale, call.backend, kernels)
+    output, lse = pooled_attention(inputs)
     nothing = torch.zeros_like(lse)
     return replace(call, delta_rule="merge", residual=output, lse_dense=lse, kept_mass=nothing)
 
 
-def pooled_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    scale: float | None,
-    backend: str | None,
-    kernels: FastestKernel | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def pooled_attention(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention over the means of all columns, each as heavy as the columns of one in the mean.
-
-    Args:
-        query: ``[B, H, N, D]``.
-        key: ``[B, H, M, D]``, as is value.
-        value: as key.
-        scale: factor of the scores, None for ``D ** -0.5``.
-        backend: that is forced, or None.
-        kernels: chooses the fastest library kernel.
 
     Returns:
         The output ``[B, H, N, D]`` and its log-sum-exp ``[B, H, N]``.
     """
-    pooled = means(key)
-    output, lse = dense_attention(
-        query, pooled, means(value), scale=scale, kernels=kernels, backend=backend
-    )
-    return output, lse + math.log(key.shape[2] / pooled.shape[2])
+    pooled = replace(inputs, key=means(inputs.key), value=means(inputs.value))
+    output, lse = pooled.dense()
+    return output, lse + math.log(inputs.key.shape[2] / pooled.key.shape[2])
 
 
 def means(rows: torch.Tensor) -> torch.Tensor:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING
 
 from chipsparse.cache.store import CacheStore
 from chipsparse.config import Part, SparsityConfig
@@ -17,6 +15,9 @@ from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport, StepRecord
 from chipsparse.report.recorder import CallRecorder
 from chipsparse.step import StepContext
+
+if TYPE_CHECKING:
+    from chipsparse.parallel.branch_columns import BranchColumns
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class StepState:
         refreshed_at: step of the branch's last refresh, this one included; -1 before the first.
         dense: why the attention or MLP of a layer runs dense at every step of the branch.
         budgets: which columns a refresh keeps.
+        may_capture: whether sparse calls are captured as CUDA graphs, or may gain by it.
     """
 
     plan: SparsityPlan
@@ -41,6 +43,7 @@ class StepState:
     refreshed_at: int
     dense: Mapping[tuple[int, Part], str]
     budgets: ColumnBudgets
+    may_capture: bool = False
 
     @property
     def action(self) -> Action:
@@ -51,29 +54,6 @@ class StepState:
     def branch(self) -> str:
         """The guidance branch of the call."""
         return self.context.branch
-
-
-class HeadTurns(Protocol):
-    """Query, key and value that come from other processes some heads at a time.
-
-    See the class of this name in `chipsparse.parallel.head_turns`.
-    """
-
-    def arrive(self) -> None:
-        """Waits until all of them are there."""
-
-    def each(self, compute: Callable[[slice], torch.Tensor]) -> torch.Tensor:
-        """The attention of one part of the heads after the other, as that process wants it."""
-
-
-class SharedColumns(Protocol):
-    """Columns that guidance branches on other processes keep, too; see `BranchColumns`."""
-
-    def give(self, columns: torch.Tensor) -> None:
-        """Hands on what a layer chose at a refresh, uint8 ``[B, H, G, n]``."""
-
-    def take(self, shape: tuple[int, ...], device: torch.device) -> torch.Tensor | None:
-        """What another process chose for the layer; None where this one chooses."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +76,7 @@ class Shared:
     caches: CacheStore
     graphs: StepGraphs
     kernels: FastestKernel
-    columns: SharedColumns | None = None
+    columns: BranchColumns | None = None
 
     @property
     def backend(self) -> str | None:

@@ -22,7 +22,7 @@ import torch
 
 from chipsparse.cache.kinds import PARTS, Part
 from chipsparse.cache.placement import SLOTS
-from chipsparse.layers.column_budget import AttentionBudget, static_count
+from chipsparse.layers.column_budget import static_count
 from chipsparse.layers.pooled_columns import POOLED
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import Action, SparsityPlan
@@ -122,14 +122,9 @@ class Load:
 def kept_columns(plan: SparsityPlan, layer: int) -> int:
     """The most columns that a query block of a layer computes at a sparse step."""
     config, layout = plan.config.attention, plan.layout
-    budget = AttentionBudget(
-        keep_count=plan.attention_keep_count(layer),
-        random_count=plan.attention_random_count(),
-        static_columns=None,
-        seed=0,
-        static_count=static_count(layout.tokens, config, text_tokens=layout.text_tokens),
-    )
-    return min(layout.tokens, budget.most_columns)
+    static = static_count(layout.tokens, config, text_tokens=layout.text_tokens)
+    most = max(plan.attention_keep_count(layer), static) + plan.attention_random_count()
+    return min(layout.tokens, most)
 
 
 def layer_time(

@@ -10,6 +10,7 @@ import torch
 from chipsparse.cache.kinds import PARTS, Part, read_kinds, written_kinds
 from chipsparse.cache.placement import Placement
 from chipsparse.config import SparsityConfig
+from chipsparse.measure.capture_gain import may_capture
 from chipsparse.measure.cost_model import LayerTime, Load, Rates, layer_time, step_seconds
 from chipsparse.measure.exchanges import Sharing
 from chipsparse.plan import Action, SparsityPlan
@@ -148,7 +149,7 @@ def estimate_run(
 
     moved = Moves(plan.config, placement)
     # A captured sparse step is replayed; what is exchanged is not captured.
-    captured = plan.captures_steps() and not placement.host and sharing is None
+    captured = may_capture(plan, dtype, rates) and not placement.host and sharing is None
     launched = {Action.REFRESH} if captured else {Action.REFRESH, Action.SPARSE}
 
     def pieces(layer: int, action: Action, chooses: bool) -> list[Load]:

@@ -7,8 +7,8 @@ result is compared with that of a dense one where the two must agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -186,19 +186,10 @@ def _milliseconds_with(
     backend: SDPBackend | None, call: Call, device: torch.device
 ) -> float | None:
     """The time of a call with one of PyTorch's kernels; None where it cannot run."""
-    with _only(backend):
+    with nullcontext() if backend is None else sdpa_kernel(backend):
         try:
             return time_call(call, device).latency_ms
         except RuntimeError:
             if backend is None:
                 raise
             return None
-
-
-@contextmanager
-def _only(backend: SDPBackend | None) -> Iterator[None]:
-    if backend is None:
-        yield
-        return
-    with sdpa_kernel(backend):
-        yield

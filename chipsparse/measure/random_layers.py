@@ -14,11 +14,13 @@ import torch.nn.functional as F
 from chipsparse.cache.tensors import AttentionCache, MLPCache
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers import attention, mlp
-from chipsparse.layers.column_budget import AttentionBudget, static_columns, static_count
+from chipsparse.layers.attention_inputs import AttentionInputs
+from chipsparse.layers.column_budget import ColumnBudgets
 from chipsparse.layers.exact_rows import apart, joined
 from chipsparse.layers.fp8_attention import fp8_full_attention
 from chipsparse.layers.mlp_weights import MLPWeights
 from chipsparse.plan import SparsityPlan
+from chipsparse.step import StepContext
 
 SEED = 0
 # From one step to the next hidden states change by about this share.
@@ -48,25 +50,12 @@ class RandomAttention:
         self.query, self.key, self.value = (
             each.transpose(1, 2) for each in _random(*shape, device=device, dtype=dtype)
         )
-        self._rows, self._exact = apart(self.query, layout, 2)
-        self._layout, self._config, self._kernels = layout, config, FastestKernel()
-        self._budget = AttentionBudget(
-            keep_count=plan.attention_keep_count(layer),
-            random_count=plan.attention_random_count(),
-            static_columns=static_columns(
-                layout.tokens,
-                config,
-                text_tokens=layout.text_tokens,
-                text_first=layout.text_first,
-                rows=layout.query_rows,
-                device=device,
-            ),
-            seed=SEED,
-            static_count=static_count(layout.tokens, config, text_tokens=layout.text_tokens),
-        )
-        self.choices = attention.backend_choices(
-            self._rows, self.key, self.value, block_size_q=config.block_size_q, backend=None
-        )
+        rows, self._exact = apart(self.query, layout, 2)
+        self._inputs = AttentionInputs(rows, self.key, self.value, kernels=FastestKernel())
+        self._layout, self._config = layout, config
+        first = StepContext(1, 0, "", None)
+        self._budget = ColumnBudgets(plan.config).of(layer, plan, first, self.key)
+        self.choices = attention.backend_choices(self._inputs, block_size_q=config.block_size_q)
         # Each call gets a cache of its own, which leaves these as they are: what is recorded in a
         # call that is captured for a graph is computed later, or never.
         self._before = AttentionCache()
@@ -77,54 +66,29 @@ class RandomAttention:
     def unpatched(self) -> torch.Tensor:
         """Full attention of which nothing is recorded: PyTorch's, or ours in FP8."""
         if self._config.precision == "fp8":
-            output, _ = fp8_full_attention(
-                self.query, self.key, self.value, scale=None, backend=None
-            )
+            output, _ = fp8_full_attention(AttentionInputs(self.query, self.key, self.value))
             return output
         return F.scaled_dot_product_attention(self.query, self.key, self.value)
 
     def dense(self, cache: AttentionCache | None = None) -> torch.Tensor:
         """What a dense step computes and records."""
+        cache = AttentionCache() if cache is None else cache
         return self._whole(
-            attention.dense_step(
-                AttentionCache() if cache is None else cache,
-                self._rows,
-                self.key,
-                self.value,
-                scale=None,
-                backend=None,
-                kernels=self._kernels,
-                precision=self._config.precision,
-            )
+            attention.dense_step(cache, self._inputs, precision=self._config.precision)
         )
 
     def refresh(self, cache: AttentionCache | None = None) -> torch.Tensor:
         """What a refresh computes and records."""
+        cache = copy(self._before) if cache is None else cache
         return self._whole(
-            attention.refresh_step(
-                copy(self._before) if cache is None else cache,
-                self._rows,
-                self.key,
-                self.value,
-                config=self._config,
-                budget=self._budget,
-                scale=None,
-                backend=None,
-            )
+            attention.refresh_step(cache, self._inputs, config=self._config, budget=self._budget)
         )
 
     def sparse(self) -> torch.Tensor:
         """What a sparse step computes."""
         return self._whole(
             attention.sparse_step(
-                self._refreshed,
-                self._rows,
-                self.key,
-                self.value,
-                config=self._config,
-                scale=None,
-                backend=None,
-                choices=self.choices,
+                self._refreshed, self._inputs, config=self._config, choices=self.choices
             )
         )
 

@@ -12,9 +12,11 @@ import torch
 
 from chipsparse.cache.kinds import PARTS, Part
 from chipsparse.layers.mlp_weights import Fp8Form
+from chipsparse.measure.capture_gain import may_capture
 from chipsparse.measure.step_clock import StepClock
 from chipsparse.measure.step_seconds import StepSeconds, estimated_seconds
 from chipsparse.plan import SparsityPlan
+from chipsparse.report.dense_layers import dense_remarks
 
 PartSeconds = Mapping[tuple[int, Part], StepSeconds]
 
@@ -41,7 +43,7 @@ def part_seconds(
         dense: what cannot run sparse, so that its times do not matter.
         fp8_mlps: layers whose feed-forward weights are in FP8, which are estimated, and what their
             linears round.
-        captures: whether steps that the plan has captured can be.
+        captures: whether steps can be captured, where that may pay.
     """
     config = plan.config
     if device.type != clock.device_type or config.backend != "auto" or plan.is_dense():
@@ -58,7 +60,7 @@ def part_seconds(
             found[layer, part] = estimated_seconds(
                 plan, layer, part, dtype=dtype, fp8=fp8_mlps[layer]
             )
-        captured = captures and plan.captures_steps()
+        captured = captures and may_capture(plan, dtype)
         times = clock.seconds(plan, part, layers, device=device, dtype=dtype, captured=captured)
         found.update({(layer, part): seconds for layer, seconds in times.items()})
     return found
@@ -89,12 +91,6 @@ def milliseconds_text(seconds: float) -> str:
 
 def remarks_on(slower: Mapping[tuple[int, Part], str], layers: int) -> list[str]:
     """One sentence for each part and reason, of a model with so many layers."""
-    alike: dict[tuple[Part, str], list[int]] = {}
-    for (layer, part), reason in sorted(slower.items()):
-        alike.setdefault((part, reason), []).append(layer)
-    return [
-        f"{'MLP' if part == 'mlp' else part} runs dense in {len(dense)} of {layers} layers (first: "
-        f"layer {dense[0]}), as it is faster so: {reason} (where_slower: sparse would keep it "
-        "sparse)"
-        for (part, reason), dense in alike.items()
-    ]
+    sparse = " (where_slower: sparse would keep it sparse)"
+    reasons = {place: reason + sparse for place, reason in slower.items()}
+    return dense_remarks(reasons, layers, since=", as it is faster so")

@@ -54,7 +54,8 @@ def time_call(call: Call, device: torch.device) -> Timing:
     """
     call()  # compiles, tunes, allocates
     if device.type != "cuda":
-        return Timing(_median(lambda: _clock_ms(call), first_ms=_clock_ms(call)), "clock")
+        repeats = _repeats(_clock_ms(call))
+        return Timing(statistics.median(_clock_ms(call) for _ in range(repeats)), "clock")
     with torch.cuda.device(device):
         first_ms = _events_ms(call, 1)[0]
         warm_up = min(MOST_LAUNCHES, ceil(WARM_UP_MS / max(first_ms, 1e-3)))
@@ -66,7 +67,7 @@ def time_call(call: Call, device: torch.device) -> Timing:
                 _events_ms(graph.replay, 2)
                 replays = _events_ms(graph.replay, REPEATS)
                 return Timing(statistics.median(replays) / launches, "graph")
-        times = _events_ms(call, LONG_REPEATS if estimate_ms > LONG_MS else REPEATS)
+        times = _events_ms(call, _repeats(estimate_ms))
         return Timing(statistics.median(times), "events")
 
 
@@ -109,9 +110,8 @@ def _run_of(call: Call, *, captured: bool) -> tuple[Call, int]:
     return repeated, launches
 
 
-def _median(measure: Callable[[], float], *, first_ms: float) -> float:
-    repeats = LONG_REPEATS if first_ms > LONG_MS else REPEATS
-    return statistics.median(measure() for _ in range(repeats))
+def _repeats(milliseconds: float) -> int:
+    return LONG_REPEATS if milliseconds > LONG_MS else REPEATS
 
 
 def _clock_ms(call: Call) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -13,37 +13,25 @@ from chipsparse.parallel.peers import Peers
 Found = TypeVar("Found")
 
 
-class Agreement(Protocol):
-    """Decisions that must be the same on all processes.
+class Agreement:
+    """Decisions that must be the same on all processes; here of a single one, which agrees.
 
     Attributes:
         columns: that guidance branches on other processes keep, too; None where there are none.
     """
 
-    columns: BranchColumns | None
+    columns: BranchColumns | None = None
 
     def first(self, value: Found) -> Found:
         """What the first process found, as JSON carries it, which decides for all."""
-
-    def capacity(self, own: Capacity, device: torch.device) -> Capacity:
-        """What every process has for its caches, with this one's and where it computes."""
-
-
-class Alone:
-    """The agreement of a single process."""
-
-    columns = None
-
-    def first(self, value: Found) -> Found:
-        """What it found itself."""
         return value
 
     def capacity(self, own: Capacity, device: torch.device) -> Capacity:
-        """Its own capacity."""
+        """What every process has for its caches, with this one's and where it computes."""
         return own
 
 
-class Together:
+class Together(Agreement):
     """The agreement of several processes.
 
     Args:

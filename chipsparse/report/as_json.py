@@ -53,7 +53,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import importlib.metadata
 import math
 import platform
 from collections.abc import Iterable, Mapping
@@ -61,6 +60,7 @@ from typing import Any
 
 import torch
 
+from chipsparse.common.machine import package_version
 from chipsparse.config import Part
 from chipsparse.plan import SparsityPlan
 from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
@@ -110,15 +110,8 @@ def versions() -> dict[str, str | None]:
         "chipsparse": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        **{name: _installed(name) for name in ("triton", "diffusers")},
+        **{name: package_version(name) for name in ("triton", "diffusers")},
     }
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _device(device: torch.device | None) -> dict[str, str] | None:

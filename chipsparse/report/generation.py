@@ -8,6 +8,7 @@ in which nothing at all is sparse or skipped has a sentence of its own, and the 
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +27,9 @@ from chipsparse.report.nothing_sparse import NOTHING, wants_sparse, why_nothing,
 class StepTimer:
     """Wall time of a piece of work: device events on CUDA, the host clock elsewhere."""
 
-    def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, device: torch.device, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._device = device
         self._clock = clock
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
@@ -12,6 +11,7 @@ from chipsparse.cache.kinds import KINDS, PARTS, Part
 from chipsparse.cache.offload import Key, Traffic
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.plan import Action, SparsityPlan
+from chipsparse.report.dense_layers import part_name
 from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord, StepTimer
 
 
@@ -73,7 +73,7 @@ class CallRecorder:
         entry = LayerRecord(layer, part, Action.DENSE, reason=reason)
         record.layers.append(entry)
         if self._report.layer_times:
-            entry.timer = StepTimer(device, time.perf_counter)
+            entry.timer = StepTimer(device)
         yield entry
         if entry.timer is not None:
             entry.timer.stop()
@@ -100,8 +100,8 @@ class CallRecorder:
         if record.action is Action.SPARSE and part not in self._behind:
             self._behind.add(part)
             self._report.fall_back(
-                f"{_name(part)} runs in full at sparse steps where a layer had recorded nothing "
-                f"since the last refresh (first: layer {layer}, step {record.step})"
+                f"{part_name(part)} runs in full at sparse steps where a layer had recorded "
+                f"nothing since the last refresh (first: layer {layer}, step {record.step})"
             )
         return action
 
@@ -148,8 +148,8 @@ class CallRecorder:
             for part, other in (PARTS, PARTS[::-1]):
                 if (layer, part) not in seen and ((layer, other) in seen or not seen):
                     self._report.fall_back(
-                        f"{_name(part)} of layer {layer} was computed by the model itself at step "
-                        f"{record.step}, which is sparse, for a reason that is not known"
+                        f"{part_name(part)} of layer {layer} was computed by the model itself at "
+                        f"step {record.step}, which is sparse, for a reason that is not known"
                     )
 
 
@@ -160,7 +160,3 @@ def _count_traffic(record: StepRecord, traffic: Mapping[Key, Traffic]) -> None:
             if entry is not None:
                 entry.bytes_to_device += moved.to_device
                 entry.bytes_to_host += moved.to_host
-
-
-def _name(part: Part) -> str:
-    return "MLP" if part == "mlp" else part

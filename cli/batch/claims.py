@@ -22,9 +22,6 @@ PLACES = 1 << 60  # below the largest offset of a file
 class Claims:
     """The claims of this process on files of a folder; a context manager.
 
-    Args:
-        folder: of the files.
-
     Raises:
         OSError: on entry, where nothing can be written there.
     """
@@ -41,11 +38,7 @@ class Claims:
         os.close(self._file)
 
     def take(self, digest: str) -> bool:
-        """Whether the claim is this process's now; on a file system without locks it always is.
-
-        Args:
-            digest: hexadecimal, of what is claimed.
-        """
+        """Whether a claim is this process's now; on a file system without locks it always is."""
         if fcntl is None:
             return True
         try:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import chipsparse
-from chipsparse.cli.batch.answers import (
+from chipsparse.cli.batch.claims import Claims
+from chipsparse.cli.batch.engine import (
     Answer,
     Died,
+    Engine,
     Failed,
     Loaded,
     Made,
@@ -19,8 +21,6 @@ from chipsparse.cli.batch.answers import (
     Task,
     Unavailable,
 )
-from chipsparse.cli.batch.claims import Claims
-from chipsparse.cli.batch.engine import Engine
 from chipsparse.cli.batch.entries import Entry
 from chipsparse.cli.batch.folder import Folder
 from chipsparse.cli.batch.live import LiveLine
@@ -34,36 +34,22 @@ REST_SECONDS, RESTS = 5.0, 12
 
 @dataclass
 class _Worker:
-    """What a worker is at.
+    """What a worker is at."""
 
-    Attributes:
-        state: "loading", "idle", "busy" or "resting".
-        work: the file that it makes.
-        since: when it began, in seconds of the clock.
-        rests: how often in a row it could not be reached.
-        where: it runs, for people.
-    """
-
-    state: str = "loading"
+    state: str = "loading"  # or "idle", "busy", "resting"
     work: _Work | None = None
-    since: float = 0.0
-    rests: int = 0
+    since: float = 0.0  # in seconds of the clock
+    rests: int = 0  # how often in a row it could not be reached
     where: str = ""
 
 
 @dataclass
 class _Work:
-    """A file to make.
-
-    Attributes:
-        entry: which.
-        tries: how often that was tried.
-        elsewhere: whether another command had it at a time.
-    """
+    """A file to make."""
 
     entry: Entry
     tries: int = 0
-    elsewhere: bool = False
+    elsewhere: bool = False  # whether another command had it at a time
 
 
 @dataclass
@@ -71,14 +57,10 @@ class Dispatch:
     """Makes all files of a batch that are not there.
 
     Attributes:
-        engine: runs workers.
-        folder: gets the files.
         claims: on them, where other commands fill the same folder.
-        live: shows what goes on.
         tries: how often a prompt is tried.
-        made: gets the names of the files that were made here,
-        given_up: and of those that were given up.
-        clock: gives seconds.
+        made: gets the names of the files that were made here.
+        given_up: gets the names of those that were given up.
     """
 
     engine: Engine
@@ -106,8 +88,6 @@ class Dispatch:
         """Makes the files of these entries.
 
         Args:
-            entries: whose files are not there.
-            workers: how many there are.
             options: of `generate`, which say what a worker loads.
             threads: of each worker on a CPU; None: PyTorch's own choice.
 
@@ -220,7 +200,7 @@ class Dispatch:
         if self._workers[number].state == "loading":
             self._failed_loads += 1
         if self._failed_loads >= self.tries:
-            raise RuntimeError(f"a worker ended while it loaded the model: {_why(answer)}")
+            raise RuntimeError(f"a worker ended while it loaded the model: {answer.sentence}")
         self._start(number)
 
     def _settle(self, work: _Work, answer: Answer, where: str) -> None:
@@ -232,21 +212,16 @@ class Dispatch:
             self.live.ended(entry, "made", answer.seconds)
         else:
             assert isinstance(answer, Died | Failed | Refused)
-            sentence = _why(answer)
             if not isinstance(answer, Refused) and work.tries < self.tries:
-                self.live.gave_back(entry, f"{entry.label}: {sentence}; it is tried again")
+                self.live.gave_back(entry, f"{entry.label}: {answer.sentence}; it is tried again")
                 self._todo.append(work)
                 return
             often = f" (tried {work.tries} times)" if work.tries > 1 else ""
-            self.live.tell(f"error: {entry.label}: {sentence}{often}")
-            self.folder.give_up(entry, sentence, facts)
+            self.live.tell(f"error: {entry.label}: {answer.sentence}{often}")
+            self.folder.give_up(entry, answer.sentence, facts)
             self.given_up.add(entry.name)
             self.live.ended(entry, "failed")
         self.claims.let_go(entry.digest)
-
-
-def _why(answer: Died | Failed | Refused) -> str:
-    return answer.how if isinstance(answer, Died) else answer.sentence
 
 
 def _check_version(worker: Loaded) -> None:

@@ -15,11 +15,10 @@ from chipsparse.cli.batch.prompt_file import Line, check_lines
 from chipsparse.cli.commands.batch import BatchOptions
 from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generate.prepared import Job, settle
+from chipsparse.cli.generate.prepared import Job, check_shared, settle
 from chipsparse.cli.generate.series import Item
-from chipsparse.cli.generate.several import check_shared
 from chipsparse.cli.model.description import ModelDescription
-from chipsparse.cli.model.weights_digest import files_digest, weights_digest
+from chipsparse.cli.model.weight_files import files_digest, weights_digest
 from chipsparse.cli.ranks.joined import shared_by
 from chipsparse.cli.results import json_values
 
@@ -43,7 +42,6 @@ class Group:
 
     Attributes:
         options: of `generate`, without a prompt.
-        job: what is settled with them.
         decisive: what decides about their results besides prompt and seed, as JSON values.
     """
 
@@ -54,18 +52,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Entry:
-    """A file to make.
-
-    Attributes:
-        name: the file's.
-        lines: numbers of the lines that ask for it: more than one where they are the same.
-        prompt: what to show.
-        seed: of the noise.
-        group: its settings.
-    """
+    """A file to make."""
 
     name: str
-    lines: Sequence[int]
+    lines: Sequence[int]  # numbers of those that ask for it: several where they are the same
     prompt: str
     seed: int
     group: Group
@@ -94,13 +84,6 @@ def find_entries(
     dtype: torch.dtype,
 ) -> list[Entry]:
     """What the lines of a file ask for, in their order; loads no weights.
-
-    Args:
-        options: of the command.
-        lines: of its file.
-        model: its files were read.
-        device: that workers compute on.
-        dtype: that they compute in.
 
     Raises:
         UserError: lines that cannot be made; all of them are named.
@@ -131,11 +114,7 @@ def file_name(prompt: str, seed: int, decisive: Mapping[str, Any], suffix: str) 
 
 
 class _Groups:
-    """Settles each settings once.
-
-    Attributes:
-        suffix: of all files.
-    """
+    """Settles each settings once."""
 
     def __init__(
         self,
@@ -190,11 +169,12 @@ class _Groups:
                 f"a video of {job.settings.num_frames} frames is no single .png; use --format mp4"
             )
         request = job.as_json(Item("", 0, options.output, None))
-        sparse = job.profile is not None and not options.dense
         decisive = {
             **{name: request[name] for name in DECISIVE},
             **self._weights,
-            "sparsity": json_values(job.profile.sparsity) if job.profile and sparse else None,
+            "sparsity": None
+            if job.profile is None or options.dense
+            else json_values(job.profile.sparsity),
             "image": None if options.image is None else _digest(options.image.read_bytes()),
             "crf": options.crf,
         }

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from chipsparse.cli.batch.answers import Made
 from chipsparse.cli.batch.claims import NAME as CLAIMS
+from chipsparse.cli.batch.engine import Made
 from chipsparse.cli.batch.entries import Entry
 from chipsparse.cli.batch.manifest import Manifest
 from chipsparse.cli.errors import user_errors
@@ -21,14 +21,7 @@ MADE, FAILED = "made", "failed"
 
 
 class Folder:
-    """See above.
-
-    Args:
-        path: of the folder; made where it is not there.
-
-    Raises:
-        UserError: it cannot be made.
-    """
+    """See above; made where it is not there. Raises `UserError` where that fails."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,13 +55,7 @@ class Folder:
         return self.path / THUMBNAILS / f"{entry.digest}.jpg"
 
     def keep(self, entry: Entry, made: Made, facts: Mapping[str, Any]) -> None:
-        """Writes its file and notes it; raises `UserError` where that fails.
-
-        Args:
-            entry: what was made.
-            made: the file.
-            facts: what else is worth noting.
-        """
+        """Writes its file and notes it; raises `UserError` where that fails."""
         self._write(self.thumbnail(entry), made.thumbnail)
         self._write(self.path / entry.name, made.content)
         told = {"seconds": made.seconds, "remarks": made.remarks}

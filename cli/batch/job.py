@@ -24,7 +24,7 @@ from chipsparse.cli.commands.batch import RAY, BatchOptions
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.generate.job import WARNING
 from chipsparse.cli.model.description import choose_device, choose_dtype, quiet_libraries
-from chipsparse.cli.pages.batch_page import batch_page
+from chipsparse.cli.pages.page import batch_page
 from chipsparse.cli.planning.request import look_up
 from chipsparse.cli.ranks.gpus import check_gpus
 from chipsparse.cli.ranks.joined import Joined
@@ -37,7 +37,6 @@ def run_batch(options: BatchOptions, here: Joined) -> Batch:
     """Checks all lines, then makes the files that are missing.
 
     Args:
-        options: what the user typed.
         here: which of the processes of a launcher this is.
 
     Raises:
@@ -101,7 +100,7 @@ def _entries(options: BatchOptions, engine: Engine, here: Joined) -> list[Entry]
     dtype = choose_dtype(options.dtype, device)
     with here.display() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)
-        entries = find_entries(options, options.check_lines(), model, device, dtype)
+        entries = find_entries(options, options.lines, model, device, dtype)
         told = [each for entry in entries for each in entry.group.job.warnings]
         for warning in dict.fromkeys(told):
             display.tell(WARNING + warning)

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from itertools import chain
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from chipsparse.cli.batch.entries import Entry
+from chipsparse.cli.pages.units import shortened
 from chipsparse.cli.progress import clock_text, duration
 
 LONGEST_PROMPT = 60
 
 
 class LiveLine:
-    """A context manager.
-
-    Args:
-        entries: the files that are to be made.
-        workers: how many make them.
-        console: to show it on.
-        clock: gives seconds.
-    """
+    """The live line, or the plain ones, on a console; a context manager."""
 
     def __init__(
         self,
@@ -72,13 +67,7 @@ class LiveLine:
         self.tell(why)
 
     def ended(self, entry: Entry, state: str, seconds: float | None = None) -> None:
-        """Nothing more is to be done about this file.
-
-        Args:
-            entry: the file.
-            state: what became of it, in words.
-            seconds: that the generation took, where it was made here.
-        """
+        """Nothing more is to be done about a file, which took ``seconds`` if it was made here."""
         self._waiting.pop(entry.name, None)
         self._busy.pop(entry.name, None)
         self._ended[state] += 1
@@ -86,9 +75,7 @@ class LiveLine:
             self._took[entry.group].append(seconds)
         if not self._console.is_terminal:
             took = "" if seconds is None else f" in {duration(seconds)}"
-            prompt = entry.prompt
-            if len(prompt) > LONGEST_PROMPT:
-                prompt = f"{prompt[: LONGEST_PROMPT - 3]}..."
+            prompt = shortened(entry.prompt, LONGEST_PROMPT)
             done = f"{self._ended.total()} of {self._total}"
             self.tell(f"{done}: {state}{took}: {prompt} ({self._clock_text()})")
         self.refresh()
@@ -115,14 +102,12 @@ class LiveLine:
         if not self._took:
             return None
         return max(
-            sum([*waiting, *(max(0.0, each) for each in busy)]) / self._workers,
-            max([0.0, *busy]),
+            sum([*waiting, *(max(0.0, each) for each in busy)]) / self._workers, max([0.0, *busy])
         )
 
     def _expected(self, entry: Entry) -> float:
         """Seconds that it takes: as others with its settings did, else as all did."""
-        took: Mapping[Hashable, list[float]] = self._took
-        found = took.get(entry.group) or [each for some in took.values() for each in some]
+        found = self._took.get(entry.group) or list(chain(*self._took.values()))
         return sum(found) / len(found) if found else 0.0
 
     @property

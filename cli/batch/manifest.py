@@ -19,11 +19,7 @@ NAME = "manifest.jsonl"
 
 
 class Manifest:
-    """What is known of a folder's files.
-
-    Args:
-        folder: where they are.
-    """
+    """What is known of a folder's files."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
@@ -31,8 +27,7 @@ class Manifest:
     def read(self) -> dict[str, dict[str, Any]]:
         """What is known of each file, by its name; a line that was broken off counts for nothing.
 
-        Raises:
-            UserError: there is a manifest that cannot be read.
+        Raises `UserError` for a manifest that cannot be read.
         """
         found = {}
         with user_errors(OSError, UnicodeDecodeError, what=f"{self.path} could not be read"):

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from chipsparse.cli.batch.answers import Answer, Died, Failed, Loaded, Made, Refused, Unavailable
+from chipsparse.cli.batch.engine import Answer, Died, Failed, Loaded, Made, Refused, Unavailable
 from chipsparse.cli.ranks.joined import Joined, Meeting
 
 
 @dataclass
 class Meetings:
-    """Where the processes of each worker meet: a store of this process, at a port that is free.
+    """Where the processes of each worker meet: a store of this process, at a port that is free."""
 
-    Attributes:
-        host: by which others reach this process.
-    """
-
-    host: str
+    host: str  # by which others reach this process
     _store: object = field(default=None, init=False)
     _met: int = field(default=0, init=False)
 
@@ -36,11 +32,7 @@ class Meetings:
 
 @dataclass
 class Answers:
-    """The answers of a worker's processes to one thing that all of them are asked.
-
-    Attributes:
-        count: of the processes.
-    """
+    """The answers of a worker's processes to one thing that all of them are asked."""
 
     count: int
     _given: dict[int, Answer] = field(default_factory=dict, init=False)
@@ -62,7 +54,7 @@ class Answers:
             return answer
         place = f"process {member + 1} of {self.count}"
         if isinstance(answer, Died):
-            return Died(f"{place}: {answer.how}")
+            return Died(f"{place}: {answer.sentence}")
         if isinstance(answer, Unavailable):
             return replace(answer, in_part=True)
         # Who failed because of another one waits for that one's own words.

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
-from chipsparse.cli.batch.answers import Answer, Died, Task
-from chipsparse.cli.batch.engine import MakeWorker
+from chipsparse.cli.batch.engine import Answer, Died, MakeWorker, Task
 from chipsparse.cli.batch.members import Answers, Meetings
 from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.ranks.joined import Joined, forget_launcher
@@ -38,7 +37,6 @@ class Processes:
 
     Args:
         devices: that workers compute on, as PyTorch calls them.
-        make_worker: see `MakeWorker`.
         per_worker: processes of each worker, which take devices that follow each other.
     """
 

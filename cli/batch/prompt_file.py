@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from chipsparse.cli.commands.generate import GenerateOptions
-from chipsparse.cli.errors import UserError, reason
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.prompts import read_text
 
 # Options of `generate` that a line can have; the others are about the model, which is loaded once.
 PER_PROMPT = (
@@ -42,7 +43,6 @@ class Line:
 
     Attributes:
         number: of its line, from 1.
-        prompt: what to show.
         settings: its own values, by the names of `PER_PROMPT`. Paths count from the file's folder.
     """
 
@@ -61,11 +61,7 @@ def read_lines(path: Path) -> list[Line]:
     Raises:
         UserError: the file cannot be read, has no prompt, or bad lines, all of which are named.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        why = reason(error) if isinstance(error, OSError) else "it is no text in UTF-8"
-        raise UserError(f"{path} could not be read: {why}") from error
+    text = read_text(path, str(path))
     if path.suffix.lower() == ".csv":
         records = _csv_records(path, text)
     elif path.suffix.lower() in JSON_LINES:
@@ -85,13 +81,7 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def check_lines(path: Path, problems: Mapping[int, str], *, count: int) -> None:
-    """Raises `UserError` where there are bad lines.
-
-    Args:
-        path: of the file.
-        problems: what is wrong, by the numbers of lines.
-        count: of all lines with prompts.
-    """
+    """Raises `UserError` for the problems of lines, by number; ``count`` is that of all lines."""
     if not problems:
         return
     sentences = set(problems.values())

@@ -10,8 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from chipsparse.cli.batch.answers import Answer, Died, Failed, Loaded, NotLoaded, Task, Unavailable
-from chipsparse.cli.batch.engine import MakeWorker
+from chipsparse.cli.batch.engine import (
+    Answer,
+    Died,
+    Failed,
+    Loaded,
+    MakeWorker,
+    NotLoaded,
+    Task,
+    Unavailable,
+)
 from chipsparse.cli.batch.members import Answers, Meetings
 from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import UserError, first_line, user_errors
@@ -37,7 +45,6 @@ class RayActors:
     Args:
         device: ``auto``, ``cpu`` or ``cuda``, as it was typed.
         workers: how many there will be, where the user says so.
-        make_worker: see `MakeWorker`.
         per_worker: actors of each worker, on one machine.
 
     Raises:
@@ -203,11 +210,7 @@ class _Actor:
     """A worker where Ray runs it."""
 
     def __init__(
-        self,
-        make_worker: MakeWorker,
-        options: GenerateOptions,
-        threads: int | None,
-        place: Joined,
+        self, make_worker: MakeWorker, options: GenerateOptions, threads: int | None, place: Joined
     ) -> None:
         self._worker = make_worker(options, threads, place)
 

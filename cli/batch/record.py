@@ -21,15 +21,11 @@ class Row:
 
     Attributes:
         file: its name in the folder.
-        state: what became of it in this run.
         lines: of the file of prompts, that ask for it.
-        prompt: what it shows.
-        seed: of the noise.
         settings: of its line and of the command, for people.
         seconds: that the generation took; None where that is not known.
         tries: that it took; None likewise.
         error: why it is not there, in one sentence; None where it is.
-        warnings: about it.
         remarks: what ran otherwise than the profile asks, and what else is worth knowing.
         thumbnail: its path in the folder; None where it has none.
         command: what makes it alone.
@@ -55,10 +51,8 @@ class Batch:
     """A batch, finished or broken off.
 
     Attributes:
-        folder: with everything.
         manifest: the file in it that says what each file is.
         page: the file in it that shows them.
-        model: that made them.
         seconds: that the run took.
         rows: a file each, in the order of the lines.
     """
@@ -102,15 +96,7 @@ def batch_record(
     given_up: Collection[str],
     seconds: float,
 ) -> Batch:
-    """What the folder and its manifest say of these files.
-
-    Args:
-        folder: of the batch.
-        entries: all of its files.
-        made: names of the files that this run made.
-        given_up: of those that it gave up.
-        seconds: that the run took.
-    """
+    """What the folder and its manifest say of files, and of the names made and given up now."""
     known = folder.manifest.read()
 
     def row(entry: Entry) -> Row:

@@ -8,7 +8,7 @@ from rich.table import Table
 from chipsparse.cli.batch.record import Batch, Row
 from chipsparse.cli.pages.units import shortened
 from chipsparse.cli.progress import duration
-from chipsparse.cli.tables import Facts, facts_table, print_table
+from chipsparse.cli.tables import Facts, print_facts, print_table
 from chipsparse.cli.wording import bundled_name, counted, seconds_text
 
 MOST_ROWS = 40
@@ -31,7 +31,7 @@ def print_batch(batch: Batch, console: Console) -> None:
         ("manifest", str(batch.manifest)),
         ("page", str(batch.page)),
     ]
-    console.print(facts_table(facts), highlight=False, markup=False)
+    print_facts(console, facts)
     console.print()
     rows = shown_rows(batch)
     print_table(console, _table(rows))

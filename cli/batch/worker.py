@@ -14,19 +14,17 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from rich.console import Console
 
 import chipsparse
-from chipsparse.cli.batch.answers import Failed, Loaded, Made, NotLoaded, Refused, Task
+from chipsparse.cli.batch.engine import Failed, Loaded, Made, NotLoaded, Refused, Task
 from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import UserError, described
 from chipsparse.cli.generate.job import load, make, opened, prompt_warnings
-from chipsparse.cli.generate.prepared import Job, prepare
+from chipsparse.cli.generate.prepared import prepare
 from chipsparse.cli.generate.runner import Runner
 from chipsparse.cli.generate.series import Item
 from chipsparse.cli.model.description import quiet_libraries
-from chipsparse.cli.planning.request import device_and_dtype
-from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.progress import silent_display
 from chipsparse.cli.ranks.joined import Joined
 from chipsparse.cli.ranks.meeting import meet
 from chipsparse.cli.results import results_alone
@@ -52,16 +50,16 @@ class PipelineWorker:
         self._options = options
         self._threads = threads
         self._place = place or Joined()
-        self._display = ProgressDisplay(Console(quiet=True, force_terminal=False))
+        self._display = silent_display()
         self._stack = ExitStack()
-        self._open: tuple[GenerateOptions, Job, Runner] | None = None
+        self._open: tuple[GenerateOptions, Runner] | None = None
         self._pipe: Any = None
 
     def load(self) -> Loaded | NotLoaded:
         """Meets the others and loads the pipeline."""
         try:
             with self._quiet():
-                job = self._settled(self._options)
+                job = prepare(self._options, self._display)
                 self._place = meet(self._place, job.device)
                 if self._threads is not None:
                     torch.set_num_threads(self._threads)
@@ -85,40 +83,35 @@ class PipelineWorker:
     def _made(self, task: Task) -> Made:
         # The settings are the task's, the place is the worker's.
         options = dataclasses.replace(task.options, device=self._options.device)
-        job, runner = self._opened(options)
+        runner = self._opened(options)
         # Not the command's folder: a worker may be on another machine.
         with scratch_folder(Path(tempfile.gettempdir())) as folder:
             item = Item(task.prompt, task.seed, folder / task.name, None)
-            warnings = prompt_warnings(job, item, runner)
-            outcome = make(job, item, runner, self._display, warnings)
+            outcome = make(runner, item, prompt_warnings(runner, item))
             if not self._place.writes:
                 return Made(b"", b"", 0.0, (), ())
             content = item.output.read_bytes()
-        made = outcome.sparse or outcome.dense
-        assert made is not None
+        made = outcome.made
         return Made(
             content,
             thumbnail(made.frames),
             made.total_seconds,
             # Those of the job are told once, by the command.
-            [each for each in outcome.request["warnings"] if each not in job.warnings],
+            [each for each in outcome.request["warnings"] if each not in runner.job.warnings],
             [*made.fallbacks, *made.notes],
         )
 
-    def _opened(self, options: GenerateOptions) -> tuple[Job, Runner]:
+    def _opened(self, options: GenerateOptions) -> Runner:
         """What generates with these options; the pipeline stays patched for the next one."""
         if self._open is None or self._open[0] != options:
             self._open = None
             self._stack.close()
-            job = self._settled(options)
+            job = prepare(options, self._display)
             runner = self._stack.enter_context(
                 opened(job, WorkProgress(self._display), lambda: self._pipe, self._place)
             )
-            self._open = options, job, runner
-        return self._open[1:]
-
-    def _settled(self, options: GenerateOptions) -> Job:
-        return prepare(options, *device_and_dtype(options), self._display)
+            self._open = options, runner
+        return self._open[1]
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:

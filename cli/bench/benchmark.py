@@ -14,25 +14,15 @@ from chipsparse.cli.command_line import command_words, settled_values
 from chipsparse.cli.commands.bench import BenchOptions
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model.dense_layers import fp8_weights
-from chipsparse.cli.model.description import (
-    ModelDescription,
-    load_pipeline,
-    quiet_libraries,
-)
+from chipsparse.cli.model.description import ModelDescription, load_pipeline
 from chipsparse.cli.model.random_pipeline import random_pipeline
 from chipsparse.cli.planning.layer_budgets import kept
 from chipsparse.cli.planning.planned import PlannedGeneration, plan_generation
-from chipsparse.cli.planning.request import (
-    check_prompt_is_enough,
-    device_and_dtype,
-    look_up,
-    required_profile,
-)
+from chipsparse.cli.planning.request import check_prompt_is_enough, requested, required_profile
 from chipsparse.cli.planning.settings import GenerationSettings
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks.joined import Joined
-from chipsparse.cli.ranks.meeting import meet
-from chipsparse.cli.ranks.several import called, check_shared
+from chipsparse.cli.ranks.several import met
 from chipsparse.cli.results import UNTOLD, fields_json
 from chipsparse.common.machine import device_name, package_version
 from chipsparse.measure.layer_times import PartTimes, attention_times, mlp_times
@@ -49,26 +39,17 @@ class Benchmark:
 
     Attributes:
         model: its folder or hub name.
-        transformer_class: of the model.
         profile: what is computed: a file.
         quality: which one of that profile, if it has some.
-        random_weights: whether the steps ran on random weights.
-        device: where it ran.
-        device_name: as results quote it.
         dtype: of weights and hidden states.
         threads: of PyTorch on a CPU; None on a GPU.
         versions: of the packages that matter; None of those that are not installed.
-        settings: of the generation.
         tokens: of a call of the transformer, those of the text included.
-        heads: of attention.
-        head_dim: of each head.
         branches: transformer calls per step.
         layers: times of one layer of each kind.
         dense: why a part of a kind of layers has no sparse step to time, one sentence each.
         steps: times of denoising steps; None where only kernels were asked for.
         parallel: the processes that share the patched steps; None for one.
-        command: runs the same again.
-        pixels: height and width of a frame.
         skips_by_threshold: whether it is not known beforehand which steps are skipped.
     """
 
@@ -105,20 +86,16 @@ def run_benchmark(options: BenchOptions, process: Joined) -> Benchmark:
     """Checks all that is cheap to check, then measures.
 
     Args:
-        options: what the user typed.
         process: this one, of those that share the patched steps. Of several, each measures the
             stock ones by itself, and none a single layer.
     """
-    device, dtype = device_and_dtype(options)
-    device = process.device(device)
-    with process.display() as display, quiet_libraries(debug=options.debug):
-        model = look_up(options, display)
+    with requested(options, process) as request:
+        model, device, dtype, display = request
         profile = required_profile(options, model)
         planned = plan_generation(options, model, profile)
         if not options.kernels:
             check_prompt_is_enough(model, "--kernels measures its layers without a call")
-        check_shared(options, model, profile, process.parallel)
-        process = meet(process, device, called(options, profile))
+        process = met(process, options, request, [profile])
         layers: list[PartTimes] = []
         dense: list[str] = []
         if process.parallel is None:
@@ -126,8 +103,9 @@ def run_benchmark(options: BenchOptions, process: Joined) -> Benchmark:
         steps = None
         if not options.kernels:
             pipe = _pipeline(options, model, device, dtype, display)
-            steps = measure_steps(pipe, planned, display, process)
+            steps = measure_steps(pipe, planned, dtype, display, process)
     layout = planned.plan.layout
+    settled = settled_values(planned.settings, device, dtype, options.gpus)
     return Benchmark(
         model=model.location,
         transformer_class=model.transformer_class,
@@ -148,13 +126,7 @@ def run_benchmark(options: BenchOptions, process: Joined) -> Benchmark:
         dense=dense,
         steps=steps,
         parallel=process.parallel,
-        command=shlex.join(
-            command_words(
-                "bench",
-                options,
-                settled_values(planned.settings, device, dtype, options.gpus),
-            )
-        ),
+        command=shlex.join(command_words("bench", options, settled)),
         pixels=planned.pixels,
         skips_by_threshold=planned.plan.schedule.skips_by_threshold(),
     )

@@ -7,19 +7,22 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
+
 from chipsparse.cli.generation import denoise
 from chipsparse.cli.generation.denoise import StepResult
 from chipsparse.cli.generation.patching import patched
 from chipsparse.cli.planning.planned import PlannedGeneration
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks.joined import Joined
+from chipsparse.measure.capture_gain import as_of_many
 
 PROMPT = "a red circle moves left over a blue gradient"
 SEED = 0
 STOCK_STEPS = 3  # before the patched ones, and again behind them
 # Two of each that computes all, and six sparse ones: on a GPU the first is launched kernel by
-# kernel, the second may be recorded, and the others run as most of a generation's do. The last
-# step, which frees the caches, is not counted.
+# kernel, the second is captured where that may pay in the generation, and the others run as most
+# of it do. The last step, which frees the caches, is not counted.
 ACTIONS = ("dense", "dense", "refresh", "refresh", *["sparse"] * 7)
 NOTHING_SPARSE = ("dense",) * 5
 
@@ -38,7 +41,6 @@ class StepTimes:
         mlp_kept: the same of neurons.
         stock_peak_bytes: most memory allocated on the (first) GPU; None on a CPU.
         patched_peak_bytes: likewise.
-        backends: what each operation ran on.
         fallbacks: what ran dense although the profile wants it sparse.
     """
 
@@ -74,14 +76,17 @@ class StepTimes:
 
 
 def measure_steps(
-    pipe: Any, planned: PlannedGeneration, display: ProgressDisplay, process: Joined
+    pipe: Any,
+    planned: PlannedGeneration,
+    dtype: torch.dtype,
+    display: ProgressDisplay,
+    process: Joined,
 ) -> StepTimes:
     """Runs a few steps of the stock pipeline and of the patched one; decodes nothing.
 
     Args:
         pipe: loaded, not patched.
-        planned: the generation whose steps they are.
-        display: told what goes on.
+        dtype: that the model computes in.
         process: this one, of those that share the patched steps.
     """
     call = planned.settings.pipeline_call(PROMPT)
@@ -91,7 +96,7 @@ def measure_steps(
     actions = ACTIONS if "sparse" in counts else NOTHING_SPARSE
     if "skip" in counts:
         actions = (*actions[:-1], "skip", actions[-1])
-    config = planned.plan.config.override(
+    config = as_of_many(planned.plan.config, planned.plan, dtype).override(
         {"schedule.actions": list(actions), "schedule.skip_threshold": None}
     )
 

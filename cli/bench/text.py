@@ -47,10 +47,7 @@ def _facts(found: Benchmark) -> Facts:
     return [
         ("model", f"{short_place(found.model)} ({found.transformer_class})"),
         ("profile", profile_text(found.profile, found.quality)),
-        (
-            "size",
-            f"{size}: {found.tokens:,} tokens, {found.heads} heads of {found.head_dim}",
-        ),
+        ("size", f"{size}: {found.tokens:,} tokens, {found.heads} heads of {found.head_dim}"),
         ("device", f"{found.device_name}{threads}, {dtype}"),
         *([] if found.parallel is None else [("GPUs", sharing_text(found.parallel))]),
         ("versions", ", ".join(versions)),

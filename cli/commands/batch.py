@@ -6,16 +6,17 @@ import dataclasses
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from chipsparse.cli.commands.generate import GenerateOptions
-from chipsparse.cli.errors import EXIT_FAILED, UserError, reported_errors
+from chipsparse.cli.errors import EXIT_FAILED, UserError
 from chipsparse.cli.generation_options import GenerationOptions
-from chipsparse.cli.option_checks import check_positive
-from chipsparse.cli.options import OUTPUT, REQUIRED, argument, option
+from chipsparse.cli.option_checks import check_one_of, check_positive
+from chipsparse.cli.options import REQUIRED, argument, option, output_option
 from chipsparse.cli.results import results_alone, tell
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 EXAMPLE = "Example: [bold]chipsparse batch prompts.csv -o out --engine ray[/bold]"
 ACCELERATE, RAY = ENGINES = ("accelerate", "ray")
 FORMATS = ("mp4", "webm", "gif", "png")
-WORKERS = "Workers"
+worker_option = partial(option, panel="Workers")
 
 
 def _check_engine(name: str, engine: str) -> None:
@@ -34,11 +35,6 @@ def _check_engine(name: str, engine: str) -> None:
         raise UserError(
             f"{name} ray needs Ray, which is not installed: pip install 'chipsparse[ray]'"
         )
-
-
-def _check_format(name: str, form: str) -> None:
-    if form not in FORMATS:
-        raise UserError(f"{name} {form} is not known; use one of {', '.join(FORMATS)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,43 +47,37 @@ class BatchOptions(GenerateOptions):
         default=REQUIRED,
         metavar="FILE",
     )
-    output: Path = option(
+    output: Path = output_option(
         "-o",
         help="Folder to fill. What is there already is not made again.",
         default=REQUIRED,
         shown=False,
-        panel=OUTPUT,
     )
-    format: str | None = option(
+    format: str | None = output_option(
         help="mp4, webm or gif for videos; images are png.",
         shown="mp4, or png of images",
-        panel=OUTPUT,
-        check=_check_format,
+        check=partial(check_one_of, names=FORMATS),
     )
-    engine: str = option(
+    engine: str = worker_option(
         help="accelerate: processes of this machine, or of `accelerate launch`. ray: actors of the "
         "Ray cluster that RAY_ADDRESS names, else of this machine.",
         default=ACCELERATE,
-        panel=WORKERS,
         check=_check_engine,
     )
-    workers: int | None = option(
+    workers: int | None = worker_option(
         help="Pipelines that are loaded and generate side by side.",
         shown="one for each --gpus-per-job GPUs; one on a CPU",
-        panel=WORKERS,
         check=check_positive,
     )
-    gpus_per_job: int = option(
+    gpus_per_job: int = worker_option(
         help="GPUs that make a video together; with --device cpu so many processes.",
         default=1,
-        panel=WORKERS,
         check=check_positive,
     )
-    tries: int = option(
+    tries: int = worker_option(
         help="How often a prompt is tried whose worker ends or fails. What is wrong with the "
         "prompt itself is not tried again.",
         default=2,
-        panel=WORKERS,
         check=check_positive,
     )
     prompt: None = None
@@ -103,31 +93,28 @@ class BatchOptions(GenerateOptions):
         from chipsparse.cli.ranks.joined import shared_by
 
         shared_by(self.gpus_per_job, self.guidance_parallel, option="--gpus-per-job")
-        self._check_folder()
-        self.check_lines()
+        if self.output.exists() and not self.output.is_dir():
+            raise UserError(f"--output {self.output} is a file; name a folder")
+        _ = self.lines  # which raises for those that are wrong
 
-    def check_lines(self) -> list[Line]:
+    @cached_property
+    def lines(self) -> list[Line]:
         """The prompts of the file; raises `UserError` with all bad lines."""
         from chipsparse.cli.batch.prompt_file import check_lines, read_lines
 
         lines = read_lines(self.prompts)
-        found: dict[Any, str] = {}
-        for line in lines:
-            key = repr(dict(line.settings))
-            if key not in found:
-                found[key] = _mistake(self.of_line(line.settings))
+        by_settings = {repr(line.settings): line.settings for line in lines}
+        mistakes = {key: _mistake(self.of_line(own)) for key, own in by_settings.items()}
         problems = {
-            line.number: problem for line in lines if (problem := found[repr(dict(line.settings))])
+            line.number: mistakes[repr(line.settings)]
+            for line in lines
+            if mistakes[repr(line.settings)]
         }
         check_lines(self.prompts, problems, count=len(lines))
         return lines
 
     def of_line(self, settings: Mapping[str, Any]) -> GenerateOptions:
-        """The options of `generate` that make a line's prompts, which are not in them.
-
-        Args:
-            settings: the line's own.
-        """
+        """The options of `generate` that make a line's prompts, which are not in them."""
         shared = {
             each.name: getattr(self, each.name) for each in dataclasses.fields(GenerateOptions)
         }
@@ -139,10 +126,6 @@ class BatchOptions(GenerateOptions):
             "gpus": self.gpus_per_job if self.gpus_per_job > 1 else None,
         }
         return GenerateOptions(**{**shared, **settled, **settings})
-
-    def _check_folder(self) -> None:
-        if self.output.exists() and not self.output.is_dir():
-            raise UserError(f"--output {self.output} is a file; name a folder")
 
     def kept(self) -> str:
         """What an interruption leaves."""
@@ -169,12 +152,11 @@ def batch(options: BatchOptions) -> None:
     from chipsparse.cli.batch.text import print_batch
     from chipsparse.cli.ranks.joined import Joined, launched
 
-    with reported_errors(debug=options.debug, kept=options.kept):
-        here = launched() or Joined()
-        with results_alone():
-            made = run_batch(options, here)
-        if not here.writes:
-            return
-        tell(made, print_batch, as_json=options.json)
-        if made.failed:
-            raise typer.Exit(EXIT_FAILED)
+    here = launched() or Joined()
+    with results_alone():
+        made = run_batch(options, here)
+    if not here.writes:
+        return
+    tell(made, print_batch, as_json=options.json)
+    if made.failed:
+        raise typer.Exit(EXIT_FAILED)

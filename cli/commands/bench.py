@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation_options import GenerationOptions
-from chipsparse.cli.options import MODEL, option
+from chipsparse.cli.options import model_option
 from chipsparse.cli.results import results_alone, tell
 
 EXAMPLE = (
@@ -18,16 +18,14 @@ EXAMPLE = (
 class BenchOptions(GenerationOptions):
     """What the user typed for `bench`; None where an option was left out."""
 
-    kernels: bool = option(
+    kernels: bool = model_option(
         help="Only one layer's attention and MLP, at the model's sizes; needs no weights.",
         default=False,
-        panel=MODEL,
         before="device",
     )
-    random_weights: bool = option(
+    random_weights: bool = model_option(
         help="Make the model from its configs alone; its times are the same.",
         default=False,
-        panel=MODEL,
         before="device",
     )
     negative_prompt: None = None

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generation_options import GENERATION, GenerationOptions
-from chipsparse.cli.option_checks import check_fps, check_model, check_positive, check_seed
-from chipsparse.cli.options import OUTPUT, argument, option
+from chipsparse.cli.generation_options import GenerationOptions, generation_option, seed_option
+from chipsparse.cli.option_checks import check_fps, check_model, check_positive
+from chipsparse.cli.options import argument, option, output_option
 from chipsparse.cli.results import results_alone, tell
 
 if TYPE_CHECKING:
     from chipsparse.cli.compare.subjects import Subject
 
-SUITE = "Suite"
+suite_option = partial(option, panel="Suite")
 OF_FILES = ("A", "B", "--output", "--amplify", "--fps", "--json", "--debug")
 NOT_OF_SUITES = ("A", "B", "--model", "--amplify")
 EXAMPLE = "Example: [bold]chipsparse compare dense profile --count 16 -o worst.mp4[/bold]"
@@ -39,58 +39,43 @@ class CompareOptions(GenerationOptions):
         metavar="A",
     )
     b: str | None = argument(help="Another of the same kind.", metavar="B")
-    suite: str | None = option(
+    suite: str | None = suite_option(
         help="Instead of A and B: whether it holds for this model (a folder or a hub name). "
         "Dense, the floor (dense with another attention kernel), MagCache, SeaCache and the "
         "qualities of chipsparse, paired by prompt and seed. May be broken off: the same "
         "command goes on.",
         shown=False,
         metavar="MODEL",
-        panel=SUITE,
         check=check_model,
     )
-    with_prompts: bool = option(
-        help="Also the texts of the prompts in suite.json, the file to send.",
-        default=False,
-        panel=SUITE,
+    with_prompts: bool = suite_option(
+        help="Also the texts of the prompts in suite.json, the file to send.", default=False
     )
-    output: Path | None = option(
+    output: Path | None = output_option(
         "-o",
         help="Write A, B and a heat-map of their difference side by side: .mp4, .webm, .gif or "
         ".png. Of configs: the prompt with the lowest PSNR, both with their difference from "
         "dense. Of a suite: the folder for everything.",
         shown="none; suite-MODEL of a suite",
-        panel=OUTPUT,
     )
-    amplify: int | None = option(
+    amplify: int | None = output_option(
         help="By how much the heat-map amplifies differences.",
         shown="a power of two up to 64 that fits",
-        panel=OUTPUT,
         check=check_positive,
     )
-    fps: int | None = option(
-        help="Frames per second of the output.",
-        shown="that of the files, or 16",
-        panel=OUTPUT,
-        check=check_fps,
+    fps: int | None = output_option(
+        help="Frames per second of the output.", shown="that of the files, or 16", check=check_fps
     )
-    prompts: Path | None = option(
-        help="File with one prompt a line.", shown="bundled ones", panel=GENERATION, before="height"
+    prompts: Path | None = generation_option(
+        help="File with one prompt a line.", shown="bundled ones", before="height"
     )
-    count: int | None = option(
+    count: int | None = generation_option(
         "--num",
         help="How many of the prompts; of two configs at least 2.",
         shown="all of the file, 8 of the bundled ones, 12 in a suite",
-        panel=GENERATION,
         before="height",
     )
-    seed: int = option(
-        help="Seed of the noise; the same one gives the same result.",
-        default=0,
-        panel=GENERATION,
-        before="height",
-        check=check_seed,
-    )
+    seed: int = seed_option(before="height")
     negative_prompt: None = None
     config: Path | None = None
     quality: str | None = None
@@ -211,12 +196,11 @@ def _compare_files(options: CompareOptions) -> None:
 
 
 def _compare_configs(options: CompareOptions) -> None:
-    from chipsparse.cli.compare.configs import compare_configs
-    from chipsparse.cli.compare.shared import check
+    from chipsparse.cli.compare.configs import check_configs_shared, compare_configs
     from chipsparse.cli.compare.text import print_configs
     from chipsparse.cli.ranks.several import taking_part
 
-    process = taking_part("compare", options, check)
+    process = taking_part("compare", options, check_configs_shared)
     if process is None:
         return
     with results_alone(), process.after_first():

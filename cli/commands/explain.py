@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.option_checks import check_device, check_positive
-from chipsparse.cli.options import MODEL, option
+from chipsparse.cli.options import model_option
 from chipsparse.cli.results import results_alone, tell
 
 EXAMPLE = (
@@ -18,17 +18,13 @@ EXAMPLE = (
 class ExplainOptions(GenerationOptions):
     """What the user typed for `explain`; None where an option was left out."""
 
-    device: str = option(
+    device: str = model_option(
         help="cpu, cuda, cuda:N, or auto: a GPU, be it one that is not here.",
         default="auto",
-        panel=MODEL,
         check=check_device,
     )
-    gpus: int | None = option(
-        help="GPUs that make it together, be they here or not.",
-        shown="1",
-        panel=MODEL,
-        check=check_positive,
+    gpus: int | None = model_option(
+        help="GPUs that make it together, be they here or not.", shown="1", check=check_positive
     )
     negative_prompt: None = None
 
@@ -45,11 +41,7 @@ def explain(options: ExplainOptions) -> None:
     from chipsparse.cli.planning.request import look_up, required_profile
     from chipsparse.cli.progress import ProgressDisplay
 
-    with (
-        results_alone(),
-        ProgressDisplay() as display,
-        quiet_libraries(debug=options.debug),
-    ):
+    with results_alone(), ProgressDisplay() as display, quiet_libraries(debug=options.debug):
         found = look_up(options, display)
         explanation = gather(options, found, required_profile(options, found))
     tell(explanation, print_explanation, as_json=options.json)

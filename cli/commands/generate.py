@@ -12,9 +12,14 @@ import typer
 
 from chipsparse.cli.errors import EXIT_FAILED, UserError, reported_errors
 from chipsparse.cli.generate.series import Item, series
-from chipsparse.cli.generation_options import GENERATION, SPARSITY, GenerationOptions
+from chipsparse.cli.generation_options import (
+    GenerationOptions,
+    generation_option,
+    seed_option,
+    sparsity_option,
+)
 from chipsparse.cli.option_checks import check_fps, check_positive, check_seed
-from chipsparse.cli.options import MODEL, OUTPUT, REQUIRED, argument, option
+from chipsparse.cli.options import REQUIRED, argument, model_option, output_option
 from chipsparse.cli.prompts import read_prompts, typed_prompt
 from chipsparse.cli.results import results_alone, tell
 
@@ -31,99 +36,77 @@ EXAMPLE = 'Example: [bold]chipsparse generate "a red circle moves left" -o out.m
 class GenerateOptions(GenerationOptions):
     """What the user typed for `generate`; None where an option was left out."""
 
-    output: Path = option(
+    output: Path = output_option(
         "-o",
         help="File to write: .mp4, .webm, .gif, or .png (numbered files for several frames). "
         "Models of images write .png.",
         default=REQUIRED,
         shown=False,
-        panel=OUTPUT,
     )
     prompt: str | None = argument(
         help="What to show, in words; or give --prompts.", read=typed_prompt
     )
-    prompts: Path | None = option(
+    prompts: Path | None = generation_option(
         help="File of prompts, a line each; empty lines and those with # in front are left "
         "out. NAME-000, NAME-001, ... are written, in the order of the file.",
         shown="none",
-        panel=GENERATION,
     )
-    num: int | None = option(
+    num: int | None = generation_option(
         help="Seeds for each prompt, from --seed on. NAME-000, NAME-001, ... are written: all "
         "seeds of the first prompt, then those of the next one.",
         shown="1",
-        panel=GENERATION,
         check=check_positive,
     )
-    image: Path | None = option(
+    image: Path | None = generation_option(
         help="Image to start from, where the model takes one; it is scaled and cut to the "
         "size that is made, which has its shape unless --height and --width say otherwise.",
         shown="none",
-        panel=GENERATION,
     )
-    strength: float | None = option(
+    strength: float | None = generation_option(
         help="How far to go from the image of --image: 1 is all the way.",
         shown="the pipeline's own",
-        panel=GENERATION,
     )
-    lora: list[str] | None = option(
+    lora: list[str] | None = model_option(
         help="LoRA to load: a .safetensors file or a folder with one; may be given several times.",
         shown="none",
         metavar="PATH[:SCALE]",
-        panel=MODEL,
         before="device",
     )
-    scheduler: str | None = option(
+    scheduler: str | None = model_option(
         help="Another scheduler of diffusers, such as UniPC or DPMSolverMultistep, with the "
         "model's config.",
         shown="the model's own",
-        panel=MODEL,
         before="device",
     )
-    seed: int = option(
-        help="Seed of the noise; the same one gives the same result.",
-        default=0,
-        panel=GENERATION,
-        before="config",
-        check=check_seed,
-    )
-    dense: bool = option(
-        help="Run the unpatched model.", default=False, panel=SPARSITY, before="json"
-    )
-    compare: bool = option(
+    seed: int = seed_option(before="config")
+    dense: bool = sparsity_option(help="Run the unpatched model.", default=False, before="json")
+    compare: bool = sparsity_option(
         help="Also run the unpatched model with the same seed; report speed-up, PSNR and SSIM, "
         "and write NAME-dense and, side by side, NAME-compare beside the output.",
         default=False,
-        panel=SPARSITY,
         before="json",
     )
-    strict: bool = option(
+    strict: bool = sparsity_option(
         help="Fail, before anything is written, where anything would run dense although the "
         "profile wants it sparse.",
         default=False,
-        panel=SPARSITY,
         before="json",
     )
-    report: Path | None = option(
+    report: Path | None = output_option(
         help="JSON file for all that each step and layer of the sparse run did, with its time; "
         "written also where the run fails.",
         shown="none",
-        panel=OUTPUT,
     )
-    fps: int = option(
-        help="Frames per second of a video.", default=16, panel=OUTPUT, check=check_fps
-    )
-    crf: int | None = option(
+    fps: int = output_option(help="Frames per second of a video.", default=16, check=check_fps)
+    crf: int | None = output_option(
         help="Constant rate factor of the encoder of a video, 0 to 51 for .mp4 and to 63 for "
         ".webm: less is better and larger.",
         shown="visually lossless",
-        panel=OUTPUT,
     )
-    verbose: bool = option(
+    verbose: bool = output_option(
         "-v",
         help="Also tell which kernels ran, and why others did not.",
         default=False,
-        panel=OUTPUT,
         before="debug",
     )
 
@@ -206,11 +189,10 @@ class GenerateOptions(GenerationOptions):
 def generate(options: GenerateOptions) -> None:
     """Make a video or an image from a prompt, or a series of them."""
     # Imported here so that neither --help nor a simple mistake waits for torch and diffusers.
-    from chipsparse.cli.generate.several import check
+    from chipsparse.cli.generate.prepared import check_options_shared
     from chipsparse.cli.ranks.several import taking_part
 
-    with reported_errors(debug=options.debug):
-        process = taking_part("generate", options, check)
+    process = taking_part("generate", options, check_options_shared)
     if process is None:
         return
     from chipsparse.cli.generate.job import run

@@ -112,7 +112,7 @@ def other_classes() -> dict[str, str]:
 
 def print_models(content: dict[str, Any], console: Console) -> None:
     """A paragraph for each class with an adapter, one for all others, and a line for each."""
-    from chipsparse.cli.tables import Facts, facts_table
+    from chipsparse.cli.tables import Facts, print_facts
 
     facts: Facts = []
     for row in content["models"]:
@@ -127,4 +127,4 @@ def print_models(content: dict[str, Any], console: Console) -> None:
     facts.append(("pipelines", content["pipelines"]))
     facts += [("other classes", content["others"]), ("", "")]
     facts += content["other_classes"].items()
-    console.print(facts_table(facts), highlight=False, markup=False)
+    print_facts(console, facts)

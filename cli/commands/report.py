@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from chipsparse.cli.generation_options import GENERATION
-from chipsparse.cli.options import OUTPUT, REQUIRED, PrintOptions, argument, option
+from chipsparse.cli.generation_options import generation_option
+from chipsparse.cli.options import REQUIRED, PrintOptions, argument, output_option
 from chipsparse.cli.results import results_alone
 
 EXAMPLE = "Example: [bold]chipsparse report report.json -o report.html[/bold]"
@@ -22,14 +22,11 @@ class ReportOptions(PrintOptions):
         default=REQUIRED,
         metavar="FILE...",
     )
-    output: Path = option(
-        "-o", help="Page to write: .html.", default=REQUIRED, shown=False, panel=OUTPUT
-    )
-    media: list[Path] | None = option(
+    output: Path = output_option("-o", help="Page to write: .html.", default=REQUIRED, shown=False)
+    media: list[Path] | None = generation_option(
         help="Video or image to show frames of (.mp4, .webm, .gif, .png, a folder of .png); "
         "may be given several times.",
         shown="those that the files name",
-        panel=GENERATION,
     )
     json: bool = False
 

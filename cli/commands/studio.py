@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generation_options import GENERATION, GenerationOptions
-from chipsparse.cli.option_checks import check_fps, check_seed
-from chipsparse.cli.options import OUTPUT, option
+from chipsparse.cli.generation_options import GenerationOptions, seed_option
+from chipsparse.cli.option_checks import check_fps
+from chipsparse.cli.options import output_option
 from chipsparse.cli.results import results_alone
 
 EXAMPLE = "Example: [bold]chipsparse studio --model Wan-AI/Wan2.1-T2V-1.3B-Diffusers[/bold]"
@@ -25,23 +25,14 @@ def check_port(name: str, port: int) -> None:
 class StudioOptions(GenerationOptions):
     """What the user typed for `studio`: what the page begins with, and where it is."""
 
-    port: int = option(
+    port: int = output_option(
         help="Port of the page, which only this machine can reach; 0 takes a free one.",
         default=DEFAULT_PORT,
-        panel=OUTPUT,
         check=check_port,
     )
-    browser: bool = option(help="Also open the page in the browser.", default=False, panel=OUTPUT)
-    seed: int = option(
-        help="Seed of the noise; the same one gives the same result.",
-        default=0,
-        panel=GENERATION,
-        before="config",
-        check=check_seed,
-    )
-    fps: int = option(
-        help="Frames per second of a video.", default=16, panel=OUTPUT, check=check_fps
-    )
+    browser: bool = output_option(help="Also open the page in the browser.", default=False)
+    seed: int = seed_option(before="config")
+    fps: int = output_option(help="Frames per second of a video.", default=16, check=check_fps)
     gpus: None = None
     guidance_parallel: None = None
     json: bool = False

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.option_checks import check_positive
-from chipsparse.cli.options import OUTPUT, REQUIRED, option, option_name, panel_options
+from chipsparse.cli.options import REQUIRED, option, option_name, output_option, panel_options
 from chipsparse.cli.results import results_alone, tell
 
 if TYPE_CHECKING:
@@ -18,72 +19,57 @@ if TYPE_CHECKING:
 
 EXAMPLE = "Example: [bold]chipsparse tune --min-psnr 30 -o profile.yaml[/bold]"
 TARGET = "Target: one or more of these"
-MEASURING = "Measuring"
+measuring_option = partial(option, panel="Measuring")
+target_option = partial(option, panel=TARGET)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions(GenerationOptions):
     """What the user typed for `tune`; None where an option was left out."""
 
-    output: Path = option(
+    output: Path = output_option(
         "-o",
         help="Profile to write, for [bold]generate --config[/bold].",
         default=REQUIRED,
         shown=False,
-        panel=OUTPUT,
     )
-    min_psnr: float | None = option(
+    min_psnr: float | None = target_option(
         help="PSNR against dense, in dB, of every held-out prompt, as fast as possible.",
         shown=False,
-        panel=TARGET,
     )
-    min_ssim: float | None = option(help="The same with SSIM.", shown=False, panel=TARGET)
-    max_lpips: float | None = option(
+    min_ssim: float | None = target_option(help="The same with SSIM.", shown=False)
+    max_lpips: float | None = target_option(
         help="The same with LPIPS, where the extra lpips and AlexNet's weights are installed.",
         shown=False,
-        panel=TARGET,
     )
-    min_speedup: float | None = option(
-        help="Dense over sparse time of a generation, as close to dense as possible.",
-        shown=False,
-        panel=TARGET,
+    min_speedup: float | None = target_option(
+        help="Dense over sparse time of a generation, as close to dense as possible.", shown=False
     )
-    max_seconds: float | None = option(
-        help="Time of a generation on this device, likewise.", shown=False, panel=TARGET
+    max_seconds: float | None = target_option(
+        help="Time of a generation on this device, likewise.", shown=False
     )
-    prompts: Path | None = option(
+    prompts: Path | None = measuring_option(
         help="Text file with one prompt per line; the first ones calibrate, the next ones "
         "verify, and the seed of each is its number from 0.",
         shown="bundled prompts",
-        panel=MEASURING,
         before="height",
     )
-    calibration_prompts: int = option(
-        help="Prompts to calibrate with.",
-        default=2,
-        panel=MEASURING,
-        before="height",
-        check=check_positive,
+    calibration_prompts: int = measuring_option(
+        help="Prompts to calibrate with.", default=2, before="height", check=check_positive
     )
-    held_out_prompts: int = option(
-        help="Other prompts to verify on.",
-        default=4,
-        panel=MEASURING,
-        before="height",
-        check=check_positive,
+    held_out_prompts: int = measuring_option(
+        help="Other prompts to verify on.", default=4, before="height", check=check_positive
     )
-    budget: float = option(
+    budget: float = measuring_option(
         help="What the search may take, in the time of dense generations.",
         default=30,
-        panel=MEASURING,
         before="height",
     )
-    results: Path | None = option(
+    results: Path | None = output_option(
         help="JSON file that keeps every measurement: an interrupted run goes on from it, and "
         "another target uses them, too. The dense clips lie in a folder beside it, "
         "which may be deleted.",
         shown="the output's name with .tune.json",
-        panel=OUTPUT,
     )
     quality: None = None
 

@@ -12,7 +12,6 @@ def clip_json(clip: ClipComparison, flicker_a: str, flicker_b: str) -> dict[str,
     """All numbers; null where a metric has none, as flicker at both ends.
 
     Args:
-        clip: has them.
         flicker_a: what the flicker of the first clip is called.
         flicker_b: likewise, of the second one.
     """

@@ -13,31 +13,20 @@ import torch
 import chipsparse
 from chipsparse.cli.commands.compare import CompareOptions
 from chipsparse.cli.compare.files import ComparisonClip
-from chipsparse.cli.compare.paired_runs import (
-    SIDES,
-    PairedRuns,
-    Side,
-    WorstClips,
-    run_prompts,
-)
+from chipsparse.cli.compare.paired_runs import SIDES, PairedRuns, Side, WorstClips, run_prompts
 from chipsparse.cli.compare.statistics import statistics
 from chipsparse.cli.compare.subjects import Subject
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.media import write as media
-from chipsparse.cli.media.difference_panels import difference_rows
-from chipsparse.cli.media.panels import stack_panels
-from chipsparse.cli.model.description import (
-    ModelDescription,
-    load_pipeline,
-    quiet_libraries,
-)
+from chipsparse.cli.media.panels import difference_rows, stack_panels
+from chipsparse.cli.model.description import ModelDescription, load_pipeline
 from chipsparse.cli.planning import profile_range
 from chipsparse.cli.planning.request import (
     check_prompt_is_enough,
-    device_and_dtype,
     look_up,
+    requested,
     required_profile,
 )
 from chipsparse.cli.planning.settings import (
@@ -45,10 +34,10 @@ from chipsparse.cli.planning.settings import (
     GenerationSettings,
     resolve_settings,
 )
+from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.prompts import Prompt, first_prompts, shapes
 from chipsparse.cli.ranks.joined import Joined
-from chipsparse.cli.ranks.meeting import meet
-from chipsparse.cli.ranks.several import called, check_shared
+from chipsparse.cli.ranks.several import check_shared, met
 from chipsparse.cli.results import fields_json
 from chipsparse.cli.wording import counted, sharing_text
 from chipsparse.cli.work_progress import WorkProgress
@@ -64,15 +53,10 @@ class ConfigsComparison:
     """What `chipsparse compare` found out about two configs.
 
     Attributes:
-        model: what the model's files say.
-        device: where it ran.
-        dtype: of the weights.
         subjects: A and B as they were typed.
         profiles: of A and B; None for the stock model.
-        settings: of every generation.
-        out_of_range: how they differ from what the profile of A or B was tuned for, a phrase each.
+        range_notes: that the profile of A or B was tuned for other ones, a sentence.
         parallel: the processes that made all clips together, dense ones too; None for one.
-        runs: what was generated.
         clip: of the worst prompt, if one was asked for.
         unwritten: why the clip could not be written.
     """
@@ -83,7 +67,7 @@ class ConfigsComparison:
     subjects: tuple[Subject, Subject]
     profiles: dict[Side, Profile | None]
     settings: GenerationSettings
-    out_of_range: dict[Side, list[str]]
+    range_notes: dict[Side, str]
     parallel: Parallel | None
     runs: PairedRuns
     clip: ComparisonClip | None
@@ -112,9 +96,9 @@ class ConfigsComparison:
             "reference": "dense",
             "interrupted": self.runs.interrupted,
             "interval": {"level": LEVEL, "resamples": RESAMPLES, "method": "bootstrap percentile"},
-            "A": found.sides["A"],
-            "B": found.sides["B"],
-            "B - A": found.difference,
+            "A": found["A"],
+            "B": found["B"],
+            "B - A": found["B - A"],
             "lpips_missing": self.runs.lpips.why_not,
             "clip": shown,
             "notes": list(notes(self)),
@@ -126,38 +110,32 @@ def compare_configs(options: CompareOptions, process: Joined) -> ConfigsComparis
     """Checks all that is cheap to check, then generates, compares and writes.
 
     Args:
-        options: what the user typed.
         process: this one, of those that make the clips together. The first one compares and
             writes; the others return None.
     """
-    device, dtype = device_and_dtype(options)
-    device = process.device(device)
-    with process.display() as display, quiet_libraries(debug=options.debug):
-        model = look_up(options, display)
+    with requested(options, process) as request:
+        model, device, dtype, display = request
         check_prompt_is_enough(model, "configs are compared on prompts alone")
         profiles = profiles_of(options, model)
-        for profile in profiles.values():
-            if profile is not None:
-                check_shared(options, model, profile, process.parallel)
         settings = _common_settings(options, model, profiles)
         video = model.accepts("num_frames")
         prompts = _prompts(options, video=video)
         if options.output is not None:
             media.check_kind(options.output, video=video)
-        out_of_range = {
-            side: profile_range.out_of_range(profile, model, settings, device, dtype)
-            for side, profile in profiles.items()
-            if profile is not None
-        }
-        for _, sentence in _range_notes(profiles, out_of_range):
-            display.tell(f"chipsparse: warning: {sentence}")
+        range_notes: dict[Side, str] = {}
+        for side, profile in profiles.items():
+            if profile is None:
+                continue
+            differences = profile_range.out_of_range(profile, model, settings, device, dtype)
+            if differences:
+                range_notes[side] = profile_range.sentence(profile, differences)
+                display.tell(f"chipsparse: warning: {range_notes[side]}")
         generator = Generator(
             lambda: load_pipeline(model, device=device, dtype=dtype),
             settings,
             WorkProgress(display),
         )
-        facts = called(options, *profiles.values(), prompts=[prompt.text for prompt in prompts])
-        process = meet(process, device, facts)
+        process = met(process, options, request, profiles.values(), prompts)
         runs = run_prompts(generator, profiles, prompts, process)
         if runs is None:
             return None
@@ -175,7 +153,7 @@ def compare_configs(options: CompareOptions, process: Joined) -> ConfigsComparis
         subjects=options.subjects,
         profiles=profiles,
         settings=settings,
-        out_of_range=out_of_range,
+        range_notes=range_notes,
         parallel=process.parallel,
         runs=runs,
         clip=clip,
@@ -197,6 +175,15 @@ def _prompts(options: CompareOptions, *, video: bool) -> list[Prompt]:
             f"{LEAST_VALUES}, one a line"
         )
     return found
+
+
+def check_configs_shared(
+    options: CompareOptions, parallel: Parallel, display: ProgressDisplay
+) -> None:
+    """Raises `UserError` where so many processes cannot share it; loads no weight."""
+    model = look_up(options, display)
+    for profile in profiles_of(options, model).values():
+        check_shared(options, model, profile, parallel)
 
 
 def profiles_of(options: CompareOptions, model: ModelDescription) -> dict[Side, Profile | None]:
@@ -240,16 +227,6 @@ def _write_clip(worst: WorstClips, output: Path, options: CompareOptions) -> Com
     return ComparisonClip(written[output], factor)
 
 
-def _range_notes(
-    profiles: dict[Side, Profile | None], out_of_range: dict[Side, list[str]]
-) -> Iterator[tuple[Side, str]]:
-    """A side and a sentence, where its profile was tuned for something else."""
-    for side, differences in out_of_range.items():
-        profile = profiles[side]
-        if profile is not None and differences:
-            yield side, profile_range.sentence(profile, differences)
-
-
 def notes(comparison: ConfigsComparison) -> Iterator[str]:
     """What to know beside the numbers, one sentence each."""
     runs = comparison.runs
@@ -260,8 +237,7 @@ def notes(comparison: ConfigsComparison) -> Iterator[str]:
         yield f"dense and both configs ran on the same GPUs: {sharing_text(comparison.parallel)}"
     if count < 10:
         yield f"intervals from {count} prompts are rough and tend to be too narrow; use more"
-    for side, sentence in _range_notes(comparison.profiles, comparison.out_of_range):
-        yield f"{side}: {sentence}"
+    yield from (f"{side}: {sentence}" for side, sentence in comparison.range_notes.items())
     for side in SIDES:
         told = [line for each in runs.prompts for line in each.sides[side].fallbacks]
         yield from (f"{side}: {line}" for line in dict.fromkeys(told))

@@ -12,8 +12,7 @@ from chipsparse.cli.compare.clip_json import clip_json
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation.lpips import Lpips, find_lpips
 from chipsparse.cli.media import write as media
-from chipsparse.cli.media.difference_panels import difference_rows
-from chipsparse.cli.media.panels import stack_panels
+from chipsparse.cli.media.panels import difference_rows, stack_panels
 from chipsparse.cli.media.read import Clip, output_fps, read_clip
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.measure.clip_comparison import ClipComparison, compare_clips
@@ -24,7 +23,6 @@ class ComparisonClip:
     """A clip that shows a comparison.
 
     Attributes:
-        files: what was written.
         amplified: by how much its heat-map amplifies.
     """
 
@@ -38,7 +36,6 @@ class FilesComparison:
 
     Attributes:
         paths: of A and B.
-        clips: their pixels.
         result: how far B is from A.
         lpips: the metric, or why there is none.
         clip: of both and their difference, if one was asked for.

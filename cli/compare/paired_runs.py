@@ -37,7 +37,6 @@ class ConfigRun:
         seconds: of the denoising loop.
         speedup: the stock model's seconds over these.
         clip: how far its frames are from the stock model's.
-        fallbacks: see `Generation`.
     """
 
     seconds: float
@@ -53,14 +52,7 @@ class ConfigRun:
 
 @dataclass(frozen=True)
 class PromptRuns:
-    """All that was generated for one prompt.
-
-    Attributes:
-        prompt: in words.
-        seed: of the noise.
-        dense_seconds: of the stock model.
-        sides: of both configs.
-    """
+    """All that was generated for one prompt."""
 
     prompt: str
     seed: int
@@ -92,10 +84,8 @@ class PairedRuns:
     """All prompts that were generated.
 
     Attributes:
-        prompts: one entry for each.
         asked: how many there should be; more, where the user interrupted.
         lpips: the metric, or why there is none.
-        worst: the clips that differ most.
         exit_code: 0, or that of the interruption.
     """
 

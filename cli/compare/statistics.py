@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from chipsparse.cli.compare.paired_runs import SIDES, ConfigRun, PromptRuns, Side
+from chipsparse.cli.compare.paired_runs import SIDES, ConfigRun, PromptRuns
 from chipsparse.cli.results import fields_json
 from chipsparse.measure.bootstrap import Interval, draws, interval
+
+Column = Literal["A", "B", "B - A"]
 
 FLICKER_SCALE = 255.0  # people think of pixels as 8-bit values
 
@@ -22,7 +24,6 @@ class Metric:
 
     Attributes:
         title: for people, with its unit.
-        form: how its values are formatted.
         value: of a generation; None where it has none.
         scale: what it is multiplied with for people.
     """
@@ -56,12 +57,7 @@ METRICS: dict[str, Metric] = {
 
 @dataclass(frozen=True)
 class Summary:
-    """One metric over all prompts.
-
-    Attributes:
-        mean: with its interval.
-        median: with its interval.
-    """
+    """One metric over all prompts."""
 
     mean: Interval
     median: Interval
@@ -75,40 +71,20 @@ class Summary:
         }
 
 
-@dataclass(frozen=True)
-class Statistics:
-    """All metrics over all prompts; None where a metric has no values.
+def statistics(prompts: list[PromptRuns]) -> dict[Column, dict[str, Summary | None]]:
+    """All metrics over all prompts, of A, of B, and of B - A, prompt by prompt.
 
-    Attributes:
-        sides: of A and of B.
-        difference: of B - A, prompt by prompt; None also where one of a pair is infinite.
+    Every metric is resampled by the same prompts. None where one has no values, and of B - A also
+    where one of a pair is infinite.
     """
-
-    sides: dict[Side, dict[str, Summary | None]]
-    difference: dict[str, Summary | None]
-
-
-def statistics(prompts: list[PromptRuns]) -> Statistics:
-    """Summarizes; every metric is resampled by the same prompts."""
     drawn = draws(len(prompts))
-    values = {
-        side: {
-            name: [metric.value(runs.sides[side]) for runs in prompts]
-            for name, metric in METRICS.items()
-        }
-        for side in SIDES
-    }
-    differences = {
-        name: [_minus(b, a) for a, b in zip(values["A"][name], values["B"][name], strict=True)]
-        for name in METRICS
-    }
-    return Statistics(
-        {
-            side: {name: _summary(series, drawn) for name, series in of_side.items()}
-            for side, of_side in values.items()
-        },
-        {name: _summary(series, drawn) for name, series in differences.items()},
-    )
+    found: dict[Column, dict[str, Summary | None]] = {"A": {}, "B": {}, "B - A": {}}
+    for name, metric in METRICS.items():
+        a, b = ([metric.value(runs.sides[side]) for runs in prompts] for side in SIDES)
+        found["A"][name] = _summary(a, drawn)
+        found["B"][name] = _summary(b, drawn)
+        found["B - A"][name] = _summary([*map(_minus, b, a)], drawn)
+    return found
 
 
 def _minus(b: float | None, a: float | None) -> float | None:

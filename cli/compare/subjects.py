@@ -23,7 +23,6 @@ class Subject:
 
     Attributes:
         text: what the user typed.
-        kind: the stock model, a config, or files.
         path: of the config or the files; None for the stock model and the model's own profile.
         quality: which one of that profile; None for its default.
     """

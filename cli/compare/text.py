@@ -35,12 +35,8 @@ def print_files(comparison: FilesComparison, console: Console) -> None:
             FLICKER_SCALE * (value or 0.0)
             for value in (result.flicker_a, result.flicker_b, result.flicker_change)
         )
-        facts.append(
-            (
-                "flicker",
-                f"A {first:.3f}, B {second:.3f} of 255 ({round(change, 3) + 0.0:+.3f})",
-            )
-        )
+        told = f"A {first:.3f}, B {second:.3f} of 255 ({round(change, 3) + 0.0:+.3f})"
+        facts.append(("flicker", told))
     facts += _lpips_facts(comparison.lpips.why_not)
     frames, height, width, _ = comparison.clips[0].frames.shape
     facts.append(("compared", f"{frames} frame{'s' * (frames > 1)} of {width}x{height} pixels"))
@@ -59,14 +55,14 @@ def print_configs(comparison: ConfigsComparison, console: Console) -> None:
     found = statistics(runs.prompts)
     for side, subject in zip(SIDES, comparison.subjects, strict=True):
         if subject.kind != "dense":
-            print_table(console, _summary_table(f"{side}: {subject.text}", found.sides[side]))
-    print_table(console, _summary_table("B - A", found.difference, sign=True))
+            print_table(console, _summary_table(f"{side}: {subject.text}", found[side]))
+    print_table(console, _summary_table("B - A", found["B - A"], sign=True))
     count = len(runs.prompts)
     seeds = [each.seed for each in runs.prompts]
     facts: Facts = [
         ("compared", f"with dense, {count} prompts, seeds {seeds[0]} to {seeds[-1]}"),
         ("intervals", "bootstrap over prompts, A and B resampled together"),
-        *_zero_facts(found.difference),
+        *_zero_facts(found["B - A"]),
         *_lpips_facts(runs.lpips.why_not),
         *(("note", note) for note in notes(comparison)),
         *_clip_facts(comparison.clip),
@@ -79,15 +75,15 @@ def print_configs(comparison: ConfigsComparison, console: Console) -> None:
 
 def _clip_table(result: ClipComparison) -> Table:
     table = number_table("B against A", "overall", "worst", "in frame")
-    table.add_row("PSNR", _decibels(result.psnr_db), *_worst(result.psnr_per_frame, min, _decibels))
-    if result.ssim is None:
-        table.add_row("SSIM", "frames are too small", "", "")
-    else:
-        assert result.ssim_per_frame is not None
-        table.add_row("SSIM", _four(result.ssim), *_worst(result.ssim_per_frame, min, _four))
-    if result.lpips is not None:
-        assert result.lpips_per_frame is not None
-        table.add_row("LPIPS", _four(result.lpips), *_worst(result.lpips_per_frame, max, _four))
+    for name, value, frames, worst, text in (
+        ("PSNR", result.psnr_db, result.psnr_per_frame, min, _decibels),
+        ("SSIM", result.ssim, result.ssim_per_frame, min, "{:.4f}".format),
+        ("LPIPS", result.lpips, result.lpips_per_frame, max, "{:.4f}".format),
+    ):
+        if value is not None and frames is not None:
+            table.add_row(name, text(value), *_worst(frames, worst, text))
+        elif name == "SSIM":
+            table.add_row(name, "frames are too small", "", "")
     return table
 
 
@@ -101,10 +97,6 @@ def _worst(
 
 def _decibels(value: float) -> str:
     return SAME if math.isinf(value) else f"{value:.2f} dB"
-
-
-def _four(value: float) -> str:
-    return f"{value:.4f}"
 
 
 def _summary_table(

@@ -26,7 +26,7 @@ from chipsparse.cli.model.description import ModelDescription, choose_device, ch
 from chipsparse.cli.model.weights import ComponentWeights, count_weights
 from chipsparse.cli.planning import profile_range
 from chipsparse.cli.planning.layer_budgets import LayerGroup
-from chipsparse.cli.planning.settings import GenerationSettings
+from chipsparse.cli.planning.planned import PlannedGeneration
 from chipsparse.cli.planning.sparse_steps import too_few_steps
 from chipsparse.cli.ranks.joined import shared_by
 from chipsparse.cli.results import fields_json
@@ -36,7 +36,6 @@ from chipsparse.kernels.checks import block_count
 from chipsparse.measure.estimate import RunEstimate
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.pipelines.adapter import ModelAdapter
-from chipsparse.plan import SparsityPlan
 from chipsparse.profiles.profile import Profile
 
 # In the names of pipelines that always see reference images.
@@ -53,17 +52,9 @@ class Explanation:
     """Everything that `chipsparse explain` tells.
 
     Attributes:
-        model: what the model's files say.
-        profile: what is computed.
-        settings: of the pipeline call.
-        pixels: height and width of the image.
-        target: where it would run.
         outlook: plan, caches and times of the quality that is taken, or of the profile's config.
         shared: how several processes share it; None for one.
         qualities: outlooks of all that the profile has, by name.
-        layers: what of them is sparse.
-        weights: of every component.
-        memory: what all of it takes.
         caches: bytes of each kind of tensor that is kept.
         out_of_range: how it differs from what the profile was tuned for, a phrase each.
         notes: what to know beside the numbers, one sentence each.
@@ -71,8 +62,6 @@ class Explanation:
 
     model: ModelDescription
     profile: Profile
-    settings: GenerationSettings
-    pixels: tuple[int, int]
     target: Target
     outlook: Outlook
     shared: SharedOutlook | None
@@ -85,14 +74,9 @@ class Explanation:
     notes: list[str]
 
     @property
-    def plan(self) -> SparsityPlan:
-        """What is sparse, when."""
-        return self.outlook.planned.plan
-
-    @property
-    def branches(self) -> int:
-        """Transformer calls per step."""
-        return self.outlook.planned.branches
+    def planned(self) -> PlannedGeneration:
+        """Its settings and what is sparse, when."""
+        return self.outlook.planned
 
     @property
     def groups(self) -> list[LayerGroup]:
@@ -104,7 +88,8 @@ class Explanation:
 
         Columns and neurons are those of the layer that keeps most; ``keep`` has those of each.
         """
-        plan, layout, estimate = self.plan, self.plan.layout, self.outlook.estimate
+        planned, estimate = self.planned, self.outlook.estimate
+        plan, layout = planned.plan, planned.plan.layout
         attention = plan.config.attention
         sparse = [layer for group in self.groups if group.columns for layer in group.layers]
         return {
@@ -118,9 +103,9 @@ class Explanation:
             "device": self.target.device,
             "device_here": self.target.here,
             "dtype": self.target.dtype,
-            "settings": self.settings,
-            "pixels": self.pixels,
-            "branches": self.branches,
+            "settings": planned.settings,
+            "pixels": planned.pixels,
+            "branches": planned.branches,
             "tokens": {
                 "grids": layout.grids,
                 "grid": layout.grid_tokens,
@@ -177,10 +162,10 @@ def explain(options: GenerationOptions, model: ModelDescription, profile: Profil
     outlook = outlook_of(profile)
     alone = outlook if several is None else outlook_of(profile, None)
     planned, memory = outlook.planned, outlook.memory
-    plan, settings = planned.plan, planned.settings
+    plan = planned.plan
     _check(memory, plan.config.memory, weights=weight_bytes, working=outlook.working)
     out_of_range = profile_range.out_of_range(
-        profile, model, settings, target.device, target.dtype, here=target.here
+        profile, model, planned.settings, target.device, target.dtype, here=target.here
     )
     told = [
         too_few_steps(plan),
@@ -195,8 +180,6 @@ def explain(options: GenerationOptions, model: ModelDescription, profile: Profil
     return Explanation(
         model=model,
         profile=profile,
-        settings=settings,
-        pixels=planned.pixels,
         target=target,
         outlook=outlook,
         shared=share_out(outlook, alone),

@@ -24,6 +24,7 @@ from chipsparse.cli.planning.planned import PlannedGeneration, plan_generation
 from chipsparse.cli.planning.work_share import planned_share
 from chipsparse.cli.ranks.sharing import check_sharing, sharing_of
 from chipsparse.config import Part
+from chipsparse.measure.capture_gain import may_capture
 from chipsparse.measure.cost_model import Rates
 from chipsparse.measure.estimate import RunEstimate, estimate_run
 from chipsparse.measure.exchanges import Sharing
@@ -73,9 +74,7 @@ class Outlook:
     """What is known of a generation beforehand; of several processes, of the one with most of it.
 
     Attributes:
-        planned: sizes, settings and plan.
         working: bytes that a transformer call needs besides weights and caches.
-        memory: where the caches live.
         times: of a step of what the config has sparse; empty where they are not known.
         dense: layers of each part that never run sparse, and why.
         estimate: expected times; None where they are not known.
@@ -129,10 +128,6 @@ def look_ahead(
     """The outlook of what a profile computes; raises `UserError`.
 
     Args:
-        options: have the sizes.
-        model: what its files say.
-        profile: what is computed.
-        target: where.
         weights: bytes of them all.
         parallel: the processes that share it; None for one.
     """
@@ -143,7 +138,7 @@ def look_ahead(
         planned = replace(planned, plan=_largest(sharing))
     plan = planned.plan
     calls = planned.branches if sharing is None else sharing.calls
-    captures = target.device.type == "cuda" and sharing is None and plan.captures_steps()
+    captures = target.device.type == "cuda" and sharing is None and may_capture(plan, target.dtype)
     never: set[tuple[int, Part]] = {
         (layer, part) for part in planned.never for layer in range(plan.layout.layers)
     }

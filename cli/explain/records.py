@@ -48,15 +48,7 @@ class MLPLayers(PartLayers):
 
 @dataclass(frozen=True)
 class KindLayers:
-    """The layers of one kind.
-
-    Attributes:
-        name: what the model calls them.
-        layers: how many there are.
-        attention: their attention.
-        mlp: their feed-forward layers.
-        keep: what each of them keeps.
-    """
+    """The layers of one kind."""
 
     name: str
     layers: int
@@ -105,9 +97,7 @@ def kinds_of_layers(outlook: Outlook) -> list[KindLayers]:
         numbers = range(first, first + kind.layers)
         attention, mlp = (_part(outlook, part, numbers) for part in PARTS)
         mlp = MLPLayers(
-            mlp.sparse,
-            mlp.dense,
-            mlp.step,
+            **vars(mlp),
             token_blocks=block_count(whole.mlp_tokens(first), rows),
             block_size=rows,
             neurons=kind.intermediate_size,

@@ -22,15 +22,13 @@ class RankOutlook:
     """One process.
 
     Attributes:
-        rank: its number.
         branch: the guidance branch that it computes; None where it computes all.
         heads: that it has in attention.
         tokens: that it has of a call elsewhere, those of the text included.
         text_tokens: how many of them are text.
         cache_bytes: its caches, wherever they live.
         sent_bytes: what it sends to others in a step of each action.
-        computing: seconds that it computes in a step of each action; None where times are not
-            known.
+        computing: seconds that it computes in a step of each action; None where not known.
         busy: the share of a generation in which it computes; likewise.
     """
 
@@ -51,7 +49,6 @@ class SharedOutlook:
 
     Attributes:
         parallel: how many there are, by what they share.
-        ranks: each of them.
         alone: the same generation on one device of this kind.
         efficiency: of a step of each action: its time on one device over that of all processes
             together; None where times are not known.

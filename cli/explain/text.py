@@ -26,7 +26,7 @@ from chipsparse.config import ranges_text
 from chipsparse.kernels.checks import block_count
 from chipsparse.measure.estimate import RunEstimate
 from chipsparse.measure.slower_parts import milliseconds_text
-from chipsparse.plan import SparsityPlan
+from chipsparse.plan import Action, SparsityPlan
 
 HIDDEN_ENOUGH = 0.995
 
@@ -62,12 +62,12 @@ def print_explanation(explained: Explanation, console: Console) -> None:
 
 
 def _generation_facts(explained: Explanation) -> Facts:
-    plan, settings = explained.plan, explained.settings
+    planned, plan = explained.planned, explained.planned.plan
     layout, config = plan.layout, plan.config.attention
-    height, width = explained.pixels
+    height, width = planned.pixels
     size = f"{width}x{height} pixels, "
-    if settings.num_frames is not None:
-        size += f"{counted(settings.num_frames, 'frame')}, "
+    if planned.settings.num_frames is not None:
+        size += f"{counted(planned.settings.num_frames, 'frame')}, "
     grid = " + ".join("x".join(str(n) for n in grid) for grid in layout.grids)
     tokens = f"{layout.tokens:,}: grid of {grid}"
     if layout.text_tokens:
@@ -75,14 +75,14 @@ def _generation_facts(explained: Explanation) -> Facts:
         tokens += f", and {layout.text_tokens:,} of text{also}"
     blocks = block_count(len(layout.query_rows), config.block_size_q)
     columns = [group.columns for group in explained.groups]
-    again = "; two calls a step for guidance" if explained.branches > 1 else ""
+    again = "; two calls a step for guidance" if planned.branches > 1 else ""
     counts = ", ".join(
         f"{count} {action}" for action, count in explained.outlook.action_counts.items()
     )
     facts = [
         ("model", f"{short_place(explained.model.location)} ({explained.model.transformer_class})"),
         ("profile", profile_text(explained.profile.source, explained.profile.quality)),
-        ("size", f"{size}{counted(settings.num_inference_steps, 'step')}{again}"),
+        ("size", f"{size}{counted(planned.settings.num_inference_steps, 'step')}{again}"),
         *([] if explained.shared is None else [("GPUs", sharing_text(explained.shared.parallel))]),
         ("tokens", tokens),
         (
@@ -122,7 +122,7 @@ def _share_text(counts: Iterable[int | None], total: int, of: str) -> str:
 
 def _budget_facts(explained: Explanation) -> Facts:
     """What each layer keeps, where the profile tells layers apart."""
-    plan = explained.plan
+    plan = explained.planned.plan
     facts: Facts = []
     for kind in explained.layers if plan.config.layers else ():
         for group in kind.keep:
@@ -196,7 +196,7 @@ def _reason_facts(explained: Explanation) -> Facts:
 
 def _cache_table(explained: Explanation) -> Table:
     on_gpu = explained.target.device.type == "cuda"
-    kinds = [kind.name for kind in explained.plan.layout.kinds]
+    kinds = [kind.name for kind in explained.planned.plan.layout.kinds]
     where = ["on GPU", "on host", "GPU slots"] if on_gpu else []
     table = number_table("cache", *(f"1 {kind}" for kind in kinds), "all", *where, gap=1)
     rows = list(explained.caches.items())
@@ -259,11 +259,11 @@ def _step_table(explained: Explanation, estimate: RunEstimate) -> Table:
     against = "against dense" if explained.shared is None else "against dense, 1 GPU"
     table = number_table("action", "steps", "a step", against)
     for name, count in explained.outlook.action_counts.items():
-        seconds = next(time for action, time in estimate.steps.items() if action.value == name)
+        seconds = estimate.steps[Action(name)]
         speedup = f"{estimate.stock / seconds:.2f}x" if seconds else "-"
         table.add_row(name, str(count), seconds_text(seconds) if seconds else "-", speedup)
     table.add_section()
-    steps = str(explained.plan.steps)
+    steps = str(explained.planned.plan.steps)
     table.add_row("all", steps, seconds_text(estimate.run), f"{estimate.speedup_run:.2f}x")
     return table
 

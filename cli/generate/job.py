@@ -12,10 +12,9 @@ import numpy as np
 from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import described
 from chipsparse.cli.generate import summary
-from chipsparse.cli.generate.prepared import Job, prepare
+from chipsparse.cli.generate.prepared import Job, check_shared, settle
 from chipsparse.cli.generate.runner import Runner, work_name
 from chipsparse.cli.generate.series import Item
-from chipsparse.cli.generate.several import check_shared
 from chipsparse.cli.generate.summary import Outcome
 from chipsparse.cli.generation import denoise
 from chipsparse.cli.generation.generator import Generator
@@ -25,10 +24,9 @@ from chipsparse.cli.media.images import beside, clip_files
 from chipsparse.cli.media.metadata import generation_metadata
 from chipsparse.cli.media.panels import Panel, join_panels
 from chipsparse.cli.media.report_file import staged_report
-from chipsparse.cli.model.description import load_pipeline, quiet_libraries
+from chipsparse.cli.model.description import load_pipeline
 from chipsparse.cli.model.lora import load_loras
-from chipsparse.cli.planning.request import device_and_dtype
-from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.planning.request import requested
 from chipsparse.cli.ranks.joined import Joined
 from chipsparse.cli.ranks.meeting import meet
 from chipsparse.cli.ranks.several import called
@@ -45,15 +43,11 @@ def run(options: GenerateOptions, outcomes: list[Outcome], process: Joined) -> N
     """Checks all that is cheap to check, then loads, generates and writes.
 
     Args:
-        options: what the user typed.
         outcomes: gets one of each clip as soon as it is written. In a series, one that fails is
             told and noted there, and the others are made; a single one raises.
-        process: this one, of those that make it together.
     """
-    device, dtype = device_and_dtype(options)
-    device = process.device(device)
-    with process.display() as display, quiet_libraries(debug=options.debug):
-        job = prepare(options, device, dtype, display)
+    with requested(options, process) as (model, device, dtype, display):
+        job = settle(options, model, device, dtype)
         check_shared(job, process.parallel)
         facts = called(options, job.profile, prompts=[item.prompt for item in options.items])
         process = meet(process, device, facts)
@@ -62,24 +56,14 @@ def run(options: GenerateOptions, outcomes: list[Outcome], process: Joined) -> N
         with opened(job, WorkProgress(display), lambda: load(job), process) as runner:
             runner.generator.progress.plan(_work(options))
             for item in options.items:
-                outcomes.append(_outcome(job, item, runner, display))
+                outcomes.append(_outcome(runner, item))
 
 
 @contextmanager
 def opened(
-    job: Job,
-    progress: WorkProgress,
-    load_pipe: Callable[[], Any],
-    process: Joined | None = None,
+    job: Job, progress: WorkProgress, load_pipe: Callable[[], Any], process: Joined | None = None
 ) -> Iterator[Runner]:
-    """What makes the images or clips of a job.
-
-    Args:
-        job: what was settled.
-        progress: shows what goes on.
-        load_pipe: gives the pipeline of the job; see `load`.
-        process: this one, of those that make it together; by default it is alone.
-    """
+    """What makes the images or clips of a job."""
     generator = Generator(
         load_pipe,
         job.settings,
@@ -89,7 +73,7 @@ def opened(
         steps=job.steps,
     )
     _ = generator.pipe  # loaded before anything is timed
-    with _runner(job, generator, process or Joined()) as runner:
+    with Runner(job, generator, process or Joined()) as runner:
         yield runner
 
 
@@ -110,55 +94,34 @@ def _work(options: GenerateOptions) -> dict[str, float]:
     }
 
 
-def _runner(job: Job, generator: Generator, process: Joined) -> Runner:
-    sparse = job.profile is not None and job.options.mode != "dense"
-    return Runner(
-        generator,
-        job.profile if sparse else None,
-        step_costs=job.step_costs,
-        strict=job.options.strict,
-        layer_times=job.options.report is not None,
-        paired=job.options.compare,
-        process=process,
-    )
-
-
-def _outcome(job: Job, item: Item, runner: Runner, display: ProgressDisplay) -> Outcome:
-    warnings = prompt_warnings(job, item, runner)
+def _outcome(runner: Runner, item: Item) -> Outcome:
+    job, display = runner.job, runner.generator.progress.display
+    warnings = prompt_warnings(runner, item)
     for warning in warnings:
         display.tell(WARNING + (f"{item.label}: " if item.label else "") + warning)
     try:
-        return make(job, item, runner, display, warnings)
+        return make(runner, item, warnings)
     except Exception as error:
         if not job.options.many or runner.process.ranks > 1:  # the others wait for this one
             raise
         sentence = described(error)
         display.tell(f"chipsparse: error: {item.label}: {sentence}")
-        request = job.as_json(item, warnings)
-        return Outcome(request, {}, None, None, None, denoise.peak_process_bytes(), sentence)
+        return Outcome(job.as_json(item, warnings), error=sentence)
 
 
-def prompt_warnings(job: Job, item: Item, runner: Runner) -> list[str]:
+def prompt_warnings(runner: Runner, item: Item) -> list[str]:
     """What to know of a prompt before anything is made of it, one sentence each."""
     if not item.prompt.strip():
         return [EMPTY]
+    job = runner.job
     longest = job.settings.max_sequence_length or job.model.default("max_sequence_length")
     cut = cut_text(runner.generator.pipe, item.prompt, longest)
     return [] if cut is None else [cut]
 
 
-def make(
-    job: Job, item: Item, runner: Runner, display: ProgressDisplay, warnings: list[str]
-) -> Outcome:
-    """Generates and writes one image or clip.
-
-    Args:
-        job: what was settled.
-        item: which of them.
-        runner: of the job; see `opened`.
-        display: is told what comes up.
-        warnings: those that are about this one.
-    """
+def make(runner: Runner, item: Item, warnings: list[str]) -> Outcome:
+    """Generates and writes one image or clip."""
+    job, progress = runner.job, runner.generator.progress
     mode = job.options.mode
     dense = sparse = None
     runner.report = None
@@ -174,12 +137,11 @@ def make(
     assert made is not None
     runner.process.gather_fallbacks(runner.report)
     if not runner.process.writes:
-        request = job.as_json(item, warnings)
-        return Outcome(request, {}, sparse, dense, None, denoise.peak_process_bytes())
+        return Outcome(job.as_json(item, warnings), sparse=sparse, dense=dense)
     # What the steps of the profile tell beforehand is in the job's warnings already.
     if made.nothing_sparse is not None and job.too_few_steps is None:
         warnings = [*warnings, made.nothing_sparse]
-        display.tell(WARNING + made.nothing_sparse)
+        progress.display.tell(WARNING + made.nothing_sparse)
     comparison = summary.compare(dense, sparse) if dense and sparse else None
     clips = _clips(item.output, dense, sparse)
     results = {
@@ -196,7 +158,7 @@ def make(
     }
     request = job.as_json(item, warnings)
     with (
-        runner.generator.progress.stage(f"writing {item.output}"),
+        progress.stage(f"writing {item.output}"),
         _report_file(item.report, {"request": request, **results}, runner.report),
     ):
         written = media.write_media(
@@ -208,7 +170,7 @@ def make(
     files = {kind: written[path] for kind, (path, _) in clips.items()}
     if item.report is not None:
         files["report"] = [item.report]
-    return Outcome(request, files, sparse, dense, comparison, denoise.peak_process_bytes())
+    return Outcome(request, files, sparse, dense, comparison)
 
 
 @contextmanager

@@ -21,7 +21,12 @@ from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.schedulers import choose_scheduler
 from chipsparse.cli.planning import profile_range
 from chipsparse.cli.planning.planned import PlannedGeneration, called_steps, planned_if_known
-from chipsparse.cli.planning.request import check_prompt_is_enough, choose_profile, look_up
+from chipsparse.cli.planning.request import (
+    check_prompt_is_enough,
+    choose_profile,
+    device_and_dtype,
+    look_up,
+)
 from chipsparse.cli.planning.room import check_room
 from chipsparse.cli.planning.settings import (
     GenerationSettings,
@@ -32,6 +37,8 @@ from chipsparse.cli.planning.settings import (
 from chipsparse.cli.planning.sparse_steps import too_few_steps
 from chipsparse.cli.planning.work_share import step_costs
 from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.ranks.sharing import check_sharing
+from chipsparse.parallel.degrees import Parallel
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.profiles.profile import GenerationDefaults, Profile
 
@@ -43,12 +50,7 @@ class Job:
     """What `prepare` settled.
 
     Attributes:
-        options: what the user typed.
-        device: to compute on.
-        dtype: to compute in.
-        model: what its files say.
         profile: what is computed; None where the unpatched model runs, and has none.
-        settings: of the pipeline call.
         image: that it starts from, in the size that is made; None without ``--image``.
         scheduler: that replaces the model's own; None: it stays.
         steps: that are computed: not all of the schedule where an image is given.
@@ -77,7 +79,7 @@ class Job:
         """What to know before the generation begins, one sentence each."""
         instead = None if self.profile is None else self.profile.instead
         found = [each for each in (instead, self.too_few_steps) if each is not None]
-        if self.profile is not None and self.profile.is_general and self.options.mode != "dense":
+        if self.profile is not None and self.profile.is_general and not self.options.dense:
             found.append(
                 f"there is no profile for the model class {self.model.transformer_class}: "
                 f"{self.profile.quality} is made for no model in particular"
@@ -96,12 +98,7 @@ class Job:
         return {name: value for name, value in found.items() if value is not None}
 
     def as_json(self, item: Item, warnings: list[str] | None = None) -> dict[str, Any]:
-        """The request part of `--json` and of the report.
-
-        Args:
-            item: which clip.
-            warnings: those that are about it alone.
-        """
+        """The request part of `--json` and of the report, with ``warnings`` about this clip."""
         options = self.options
         return {
             "chipsparse": chipsparse.__version__,
@@ -143,11 +140,24 @@ class Job:
         return command_words("generate", self.options, settled)
 
 
-def prepare(
-    options: GenerateOptions, device: torch.device, dtype: torch.dtype, display: ProgressDisplay
-) -> Job:
+def prepare(options: GenerateOptions, display: ProgressDisplay) -> Job:
     """Settles a generation; raises `UserError`."""
+    device, dtype = device_and_dtype(options)
     return settle(options, look_up(options, display), device, dtype)
+
+
+def check_options_shared(
+    options: GenerateOptions, parallel: Parallel, display: ProgressDisplay
+) -> None:
+    """Raises `UserError` where so many processes cannot share it; loads no weight."""
+    check_shared(prepare(options, display), parallel)
+
+
+def check_shared(job: Job, parallel: Parallel | None) -> None:
+    """Raises `UserError` where so many processes cannot share the generation of a job."""
+    if parallel is not None and job.options.dense:
+        raise UserError("several processes share the sparse run, which --dense leaves out")
+    check_sharing(job.model, job.planned, parallel)
 
 
 def settle(
@@ -167,18 +177,19 @@ def settle(
     video = model.accepts("num_frames")
     for item in options.items:
         check_kind(item.output, video=video)
-    sparse = profile is not None and options.mode != "dense"
-    scheduler = choose_scheduler(model, options.scheduler, sparse=sparse)
+    scheduler = choose_scheduler(model, options.scheduler, sparse=not options.dense)
     begin = _first_step(options, model)
     first = begin(settings.num_inference_steps)
     planned = planned_if_known(sized, model, profile)
-    too_few = too_few_steps(planned.plan, begin) if planned is not None and sparse else None
+    too_few = None
+    if planned is not None and not options.dense:
+        too_few = too_few_steps(planned.plan, begin)
     if too_few is not None and options.strict:
         raise UserError(too_few)
     if planned is not None and device.type == "cpu":
         check_room(planned, model, dtype)
     out_of_range = []
-    if profile is not None and sparse:
+    if profile is not None and not options.dense:
         out_of_range = profile_range.out_of_range(profile, model, settings, device, dtype)
     return Job(
         options=options,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 
 from chipsparse.cli.errors import user_errors
+from chipsparse.cli.generate.prepared import Job
 from chipsparse.cli.generate.series import Item
 from chipsparse.cli.generation.denoise import Generation
 from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.patching import REFUSED, patched
 from chipsparse.cli.ranks.joined import Joined
-from chipsparse.profiles.profile import Profile
 from chipsparse.report.generation import GenerationReport
 
 
@@ -20,31 +19,24 @@ from chipsparse.report.generation import GenerationReport
 class Runner:
     """A context manager: the pipeline is as it was before, once it ends.
 
+    Where times are compared, each side is warmed up first, and the pipeline is patched for each
+    sparse generation anew, because dense ones run between them.
+
     Attributes:
         generator: has the pipeline, not patched.
-        profile: what is computed; None where nothing is to run sparse.
-        step_costs: of the sparse steps, relative to each other; none: all the same.
-        strict: see `chipsparse.enable`.
-        layer_times: likewise.
-        paired: whether times are compared: then each side is warmed up first, and the pipeline is
-            patched for each sparse generation anew, because dense ones run between them.
         process: this one, of those that make the sparse ones together.
         report: of the latest sparse generation, from when it begins.
     """
 
+    job: Job
     generator: Generator
-    profile: Profile | None
-    step_costs: Sequence[float]
-    strict: bool
-    layer_times: bool
-    paired: bool
     process: Joined = Joined()
     report: GenerationReport | None = field(default=None, init=False)
     _held: GenerationReport | None = field(default=None, init=False)
     _stack: ExitStack = field(default_factory=ExitStack, init=False)
 
     def __enter__(self) -> Runner:
-        if self.profile is not None and not self.paired:
+        if self.job.options.mode == "sparse":
             # Held, so that a series takes and pins host memory once.
             self._held = self._stack.enter_context(self._patch())
         return self
@@ -71,12 +63,13 @@ class Runner:
         return self._patch() if self._held is None else nullcontext(self._held)
 
     def _patch(self) -> AbstractContextManager[GenerationReport]:
-        assert self.profile is not None
+        assert self.job.profile is not None
+        options = self.job.options
         return patched(
             self.generator.pipe,
-            self.profile,
-            strict=self.strict,
-            layer_times=self.layer_times,
+            self.job.profile,
+            strict=options.strict,
+            layer_times=options.report is not None,
             parallel=self.process.parallel,
         )
 
@@ -86,9 +79,9 @@ class Runner:
             seed=item.seed,
             title=f"{item.label}: {name} run" if item.label else f"{name} run",
             report=report,
-            way=name if self.paired else None,
+            way=name if self.job.options.compare else None,
             work=work_name(name, item.label),
-            step_costs=() if report is None else self.step_costs,
+            step_costs=() if report is None else self.job.step_costs,
         )
 
 

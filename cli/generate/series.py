@@ -13,8 +13,6 @@ class Item:
     """One clip of the series; sparse, dense or both.
 
     Attributes:
-        prompt: what to show.
-        seed: of its noise.
         output: the file that ``--output`` names, with the item's number in a series.
         report: likewise of ``--report``; None where none is asked for.
         label: what the user sees in front of what is said of it; empty where it is the only one.
@@ -33,11 +31,7 @@ def series(
     """Every prompt with every seed: all seeds of the first prompt, then those of the next one.
 
     Args:
-        prompts: one or more.
-        seed: the first one.
         num: how many seeds, each one more than the one before; None for 1.
-        output: of the command.
-        report: of the command.
         many: whether names get a number, ``out-000.mp4`` for ``out.mp4``, be it one item only: who
             asks for a series finds the same names however long it is.
     """

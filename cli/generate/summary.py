@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 from rich.console import Console
 from rich.table import Table
 
-from chipsparse.cli.generation.denoise import Generation, StepResult
+from chipsparse.cli.generation.denoise import Generation, StepResult, peak_process_bytes
+from chipsparse.cli.pages.units import shortened
 from chipsparse.cli.results import UNTOLD, fields_json
-from chipsparse.cli.tables import Facts, facts_table, number_table, print_table
+from chipsparse.cli.tables import Facts, number_table, print_facts, print_table
 from chipsparse.cli.wording import bundled_name, counted, files_text, profile_text, seconds_text
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.measure.clip_comparison import compare_clips
@@ -56,20 +57,24 @@ class Outcome:
     Attributes:
         request: prompt, model, profile, device, seed and settings, as JSON values.
         files: what was written, by kind: "output", "dense", "compare", "report".
-        sparse: the sparse generation, if any.
-        dense: the dense generation, if any.
-        comparison: of both, if both were made.
         peak_process_bytes: largest resident size of the process, if known.
         error: why there is nothing, in one sentence; None where there is.
     """
 
     request: dict[str, Any] = field(metadata=UNTOLD)
-    files: dict[str, list[Path]]
-    sparse: Generation | None
-    dense: Generation | None
-    comparison: Comparison | None
-    peak_process_bytes: int | None
+    files: dict[str, list[Path]] = field(default_factory=dict)
+    sparse: Generation | None = None
+    dense: Generation | None = None
+    comparison: Comparison | None = None
+    peak_process_bytes: int | None = field(default_factory=peak_process_bytes)
     error: str | None = None
+
+    @property
+    def made(self) -> Generation:
+        """The generation that was asked for, of a clip without an error."""
+        made = self.sparse or self.dense
+        assert made is not None
+        return made
 
     def to_json(self) -> dict[str, Any]:
         """The request and what became of it."""
@@ -89,18 +94,17 @@ def compare(dense: Generation, sparse: Generation) -> Comparison:
 
 def print_summary(outcome: Outcome, console: Console, *, verbose: bool) -> None:
     """What became of a single clip."""
-    made = outcome.sparse or outcome.dense
-    assert made is not None
-    _print(console, [*_model_facts(outcome), *_clip_facts(outcome, made)])
+    print_facts(console, [*_model_facts(outcome), *_clip_facts(outcome)])
     console.print()
-    print_table(console, _steps_table(made))
-    _print(console, [*_details(outcome, made), *(_internals(made) if verbose else [])])
+    print_table(console, _steps_table(outcome.made))
+    internals = _internals(outcome.made) if verbose else []
+    print_facts(console, [*_details(outcome), *internals])
 
 
 def print_series(outcomes: list[Outcome], console: Console, *, asked: int, verbose: bool) -> None:
     """A table of all clips, with what they have in common above and what went wrong below."""
     finished = [outcome for outcome in outcomes if outcome.error is None]
-    failed = sum(outcome.error is not None for outcome in outcomes)
+    failed = len(outcomes) - len(finished)
     told = f"{len(finished)} of {asked} made" + (f", {failed} failed" if failed else "")
     prompt = outcomes[0].request["prompt"]
     several = any(outcome.request["prompt"] != prompt for outcome in outcomes)
@@ -109,24 +113,17 @@ def print_series(outcomes: list[Outcome], console: Console, *, asked: int, verbo
         lead += [("gain", _gain(finished)), ("time", _time_of_all(finished))]
     if not several:
         lead.append(("prompt", _short(prompt, WHOLE_PROMPT)))
-    _print(console, lead)
+    print_facts(console, lead)
     console.print()
     print_table(console, _series_table(outcomes, prompts=several))
     facts: Facts = []
     for number, outcome in enumerate(outcomes):
-        made = outcome.sparse or outcome.dense
-        if made is not None:
-            facts += _details(outcome, made) if number == 0 else _remarks(outcome, made)
+        if outcome.error is None:
+            facts += _details(outcome) if number == 0 else _remarks(outcome)
     facts = list(dict.fromkeys(facts))
     if verbose and finished:
-        last = finished[-1].sparse or finished[-1].dense
-        assert last is not None
-        facts += _internals(last)
-    _print(console, facts)
-
-
-def _print(console: Console, facts: Facts) -> None:
-    console.print(facts_table(facts), highlight=False, markup=False)
+        facts += _internals(finished[-1].made)
+    print_facts(console, facts)
 
 
 # What leads.
@@ -138,8 +135,8 @@ def _model_facts(outcome: Outcome) -> Facts:
     return [("model", location if name is None else f"{name}, {BUNDLED}")]
 
 
-def _clip_facts(outcome: Outcome, made: Generation) -> Facts:
-    facts: Facts = [("gain", _gain([outcome])), ("time", _time(made))]
+def _clip_facts(outcome: Outcome) -> Facts:
+    facts: Facts = [("gain", _gain([outcome])), ("time", _time(outcome.made))]
     names = {"output": "written", "dense": "dense", "compare": "compare", "report": "report"}
     facts += [(names[kind], files_text(files)) for kind, files in outcome.files.items()]
     request = outcome.request
@@ -197,9 +194,8 @@ def _time(made: Generation) -> str:
 
 
 def _time_of_all(outcomes: Sequence[Outcome]) -> str:
-    made = [outcome.sparse or outcome.dense for outcome in outcomes]
-    seconds = sum(each.total_seconds for each in made if each is not None)
-    return f"{seconds_text(seconds)} for {counted(len(made), 'clip')} with text and decoding"
+    seconds = sum(outcome.made.total_seconds for outcome in outcomes)
+    return f"{seconds_text(seconds)} for {counted(len(outcomes), 'clip')} with text and decoding"
 
 
 # The steps and the clips.
@@ -237,9 +233,10 @@ def _series_table(outcomes: list[Outcome], *, prompts: bool) -> Table:
     if prompts:
         table.add_column("prompt", min_width=LEAST_PROMPT)
     for outcome in outcomes:
-        made = outcome.sparse or outcome.dense
-        name = files_text(outcome.files["output"]) if made else "failed"
-        time = seconds_text(made.denoising_seconds) if made else "-"
+        name, time = "failed", "-"
+        if outcome.error is None:
+            name = files_text(outcome.files["output"])
+            time = seconds_text(outcome.made.denoising_seconds)
         cells = [name, str(outcome.request["seed"]), time]
         if compared:
             cells += _compared(outcome.comparison)
@@ -259,28 +256,27 @@ def _compared(comparison: Comparison | None) -> list[str]:
 
 
 def _short(prompt: str, longest: int) -> str:
-    whole = prompt if len(prompt) <= longest else prompt[: longest - 3] + "..."
-    return whole or "(empty)"
+    return shortened(prompt, longest) or "(empty)"
 
 
 # What follows.
 
 
-def _details(outcome: Outcome, made: Generation) -> Facts:
+def _details(outcome: Outcome) -> Facts:
     """How it was made, and all that is worth knowing of it."""
     request = outcome.request
-    facts: Facts = [("settings", _settings(request, made))]
+    facts: Facts = [("settings", _settings(request, outcome.made))]
     if outcome.sparse is not None and request["profile"] is not None:
         facts.append(("profile", profile_text(request["profile"], request["quality"])))
     facts += [("LoRA", f"{lora['file']} at {lora['scale']:g}") for lora in request["loras"]]
-    facts.append(("memory", _memory(outcome, made)))
-    return [*facts, *_remarks(outcome, made)]
+    facts.append(("memory", _memory(outcome)))
+    return [*facts, *_remarks(outcome)]
 
 
-def _remarks(outcome: Outcome, made: Generation) -> Facts:
+def _remarks(outcome: Outcome) -> Facts:
     facts: Facts = [("warning", sentence) for sentence in outcome.request["warnings"]]
-    facts += [("fallback", sentence) for sentence in made.fallbacks]
-    facts += [("note", sentence) for sentence in made.notes]
+    facts += [("fallback", sentence) for sentence in outcome.made.fallbacks]
+    facts += [("note", sentence) for sentence in outcome.made.notes]
     return facts
 
 
@@ -303,8 +299,8 @@ def _settings(request: dict[str, Any], made: Generation) -> str:
     return ", ".join([*parts, request["dtype"], f"on {request['device']}"])
 
 
-def _memory(outcome: Outcome, made: Generation) -> str:
-    parts = []
+def _memory(outcome: Outcome) -> str:
+    made, parts = outcome.made, []
     if made.peak_gpu_bytes is not None:
         dense = outcome.dense if outcome.sparse is not None else None
         also = f" (dense {format_bytes(dense.peak_gpu_bytes or 0)})" if dense is not None else ""

@@ -13,11 +13,7 @@ from chipsparse.measure.clip_comparison import PerceptualDistance, compare_clips
 
 
 def keep_frames(file: Path, frames: np.ndarray) -> None:
-    """Writes frames, all of them or nothing, in a folder that is made where there is none.
-
-    Raises:
-        UserError: that fails.
-    """
+    """Writes frames in a folder, made if it is not there: all of them, or raises `UserError`."""
     what = f"the dense clips in {file.parent} could not be written"
     with user_errors(OSError, what=what):
         file.parent.mkdir(parents=True, exist_ok=True)

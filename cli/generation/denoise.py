@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -58,7 +58,6 @@ class Generation:
 
     Attributes:
         frames: `[F, H, W, 3]` uint8.
-        steps: the denoising steps.
         denoising_seconds: from just before the first transformer call to the end of the last step.
         total_seconds: with text encoding and decoding.
         peak_gpu_bytes: largest amount of memory allocated on the GPU; None on a CPU.
@@ -113,14 +112,13 @@ def generate(
     """Runs the pipeline once.
 
     Args:
-        pipe: a loaded diffusers pipeline, patched or not.
         arguments: what to call it with, without generator, callback and output type.
         seed: of the noise, drawn on the CPU so that it is the same on every device.
         display: told of each finished step; its own time is nobody's.
         report: of the patched pipeline; None where it is not patched.
     """
     run = _run(pipe, arguments, seed, display, report, output_type="np")
-    dtype = _dtype(pipe)
+    dtype = next((module.dtype for module in transformers_of(pipe)), torch.float32)
     return Generation(
         frames=_as_frames(run.result, dtype),
         steps=run.steps,
@@ -174,22 +172,34 @@ def _run(
     *,
     output_type: str,
 ) -> _Call:
-    watch = _LoopWatch(pipe)
-    # When each step ended, and when it had been shown.
-    ends: list[float] = []
-    shown: list[float] = []
+    device: torch.device = pipe._execution_device
+    on_cuda = device.type == "cuda"
+    begun: list[float] = []  # when the first transformer call began
+    ends: list[float] = []  # when each step ended,
+    shown: list[float] = []  # and when it had been shown
+
+    def now() -> float:
+        """The time at which all was computed that was queued."""
+        if on_cuda:
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    def before_call(*_: Any) -> None:
+        if not begun:
+            begun.append(now())
 
     def on_step_end(step: int, latents: torch.Tensor | None) -> bool:
-        watch.wait()
-        ends.append(time.perf_counter())
+        ends.append(now())
         display.done(step, _action_of(report, step), latents)
         shown.append(time.perf_counter())
         return False
 
-    if watch.on_cuda:
-        torch.cuda.reset_peak_memory_stats(watch.device)
+    if on_cuda:
+        torch.cuda.reset_peak_memory_stats(device)
     start = time.perf_counter()
-    with watch, _wanted_packages(type(pipe).__name__):
+    with ExitStack() as hooks, _wanted_packages(type(pipe).__name__):
+        for module in transformers_of(pipe):
+            hooks.enter_context(module.register_forward_pre_hook(before_call))
         result = call_pipeline(
             pipe,
             arguments,
@@ -197,19 +207,13 @@ def _run(
             output_type=output_type,
             on_step_end=on_step_end,
         )
-    watch.wait()
-    showing = sum(shown) - sum(ends)
-    total_seconds = time.perf_counter() - start - showing
+    total_seconds = now() - start - (sum(shown) - sum(ends))
     if not ends:
         raise RuntimeError(f"{type(pipe).__name__} made no denoising step")
     # Where no step was computed at all, the first one counts from the start of the call.
-    loop_start = start if watch.loop_start is None else watch.loop_start
-    return _Call(
-        result=result,
-        steps=_step_results(report, [loop_start, *shown], ends),
-        total_seconds=total_seconds,
-        peak_gpu_bytes=torch.cuda.max_memory_allocated(watch.device) if watch.on_cuda else None,
-    )
+    starts = [begun[0] if begun else start, *shown]
+    peak = torch.cuda.max_memory_allocated(device) if on_cuda else None
+    return _Call(result, _step_results(report, starts, ends), total_seconds, peak)
 
 
 def warm_up(
@@ -265,45 +269,14 @@ def _wanted_packages(pipeline: str) -> Iterator[None]:
         ) from error
 
 
-class _LoopWatch:
-    """Notes when the first transformer call begins; leaves no hook behind."""
-
-    def __init__(self, pipe: Any) -> None:
-        self.loop_start: float | None = None
-        self._transformers = transformers_of(pipe)
-        self._handles: list[Any] = []
-        self.device: torch.device = pipe._execution_device
-        self.on_cuda = self.device.type == "cuda"
-
-    def __enter__(self) -> _LoopWatch:
-        for module in self._transformers:
-            self._handles.append(module.register_forward_pre_hook(self._before_call))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        while self._handles:
-            self._handles.pop().remove()
-
-    def _before_call(self, *_: Any) -> None:
-        if self.loop_start is None:
-            self.wait()
-            self.loop_start = time.perf_counter()
-
-    def wait(self) -> None:
-        """Waits for the device, so that the clock tells what was computed, not what was queued."""
-        if self.on_cuda:
-            torch.cuda.synchronize(self.device)
-
-
-def _records(report: GenerationReport, step: int) -> list[StepRecord]:
+def _records(report: GenerationReport | None, step: int) -> list[StepRecord]:
     """Of the step that the loop made as its `step`-th, from 0.
 
     The scheduler's own count begins later where the pipeline starts from an image.
     """
-    numbers = list(dict.fromkeys(record.step for record in report.steps))
-    if step >= len(numbers):
-        return []
-    return [record for record in report.steps if record.step == numbers[step]]
+    records = [] if report is None else report.steps
+    numbers = list(dict.fromkeys(record.step for record in records))
+    return [record for record in records if record.step in numbers[step : step + 1]]
 
 
 def _action_of(report: GenerationReport | None, step: int) -> str:
@@ -317,7 +290,7 @@ def _step_results(
 ) -> list[StepResult]:
     results = []
     for step, (start, end) in enumerate(zip(starts, ends, strict=False)):
-        records = _records(report, step) if report else []
+        records = _records(report, step)
         results.append(
             StepResult(
                 step=step,
@@ -333,11 +306,6 @@ def _step_results(
 
 def _as_frames(result: Any, dtype: torch.dtype) -> np.ndarray:
     """The first clip or image of a pipeline's output as `[F, H, W, 3]` uint8."""
-    return np.rint(_pixels(result, dtype) * 255).astype(np.uint8)
-
-
-def _pixels(result: Any, dtype: torch.dtype) -> np.ndarray:
-    """The same as float32 in 0 to 1."""
     output = result.frames if hasattr(result, "frames") else result.images
     frames = np.asarray(output[0], dtype=np.float32)
     if frames.ndim == 3:
@@ -345,13 +313,7 @@ def _pixels(result: Any, dtype: torch.dtype) -> np.ndarray:
     if not np.isfinite(frames).all():
         way_out = WAYS_OUT.get(dtype, WAYS_OUT[torch.float32])
         raise UserError(f"the model produced values that are not finite; {way_out}")
-    return frames.clip(0, 1)
-
-
-def _dtype(pipe: Any) -> torch.dtype:
-    """Of the weights of its transformers."""
-    found = next((module.dtype for module in transformers_of(pipe)), torch.float32)
-    return found if isinstance(found, torch.dtype) else torch.float32
+    return np.rint(frames.clip(0, 1) * 255).astype(np.uint8)
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -22,9 +22,6 @@ class Generator:
 
     Attributes:
         load: loads the pipeline; called when it is needed first.
-        settings: of every clip.
-        progress: shows what goes on.
-        negative_prompt: what not to show, or None.
         also: further arguments of the pipeline's call.
         steps: of a denoising loop; None for those of the settings.
         plain_lines: see `ProgressDisplay.denoising`.
@@ -64,9 +61,6 @@ class Generator:
         """One clip.
 
         Args:
-            prompt: what to show.
-            seed: of the noise.
-            title: what the user reads of it.
             report: of the patched pipeline; None where it is not patched.
             way: names how it generates, which is warmed up before its first clip; None: it is not.
             work: what the progress calls it, if it was planned.
@@ -77,7 +71,7 @@ class Generator:
         if way is not None and way not in self._warm:
             with self.progress.stage(f"{title}: warming up"):
                 denoise.warm_up(
-                    pipe, arguments, seed=seed, report=report, check=self.progress.check
+                    pipe, arguments, seed=seed, report=report, check=self.progress.display.check
                 )
         with (
             self.progress.working(work, step_costs=step_costs),

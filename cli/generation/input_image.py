@@ -16,10 +16,7 @@ Size = tuple[int, int]  # height and width in pixels
 def read_image(path: Path) -> Image.Image:
     """The image in a file, upright and in RGB, transparent parts white.
 
-    Of an animation it is the first frame.
-
-    Raises:
-        UserError: the file is no image that can be read.
+    Of an animation it is the first frame. Raises `UserError` for what cannot be read.
     """
     check_readable("--image", path)
     wrong = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
@@ -41,7 +38,6 @@ def size_like(
     """The size to make of an image: its shape, as far as the user asks for no other.
 
     Args:
-        image: whose shape it is.
         asked: height and width that the user typed; one alone fixes the other by the shape.
         usual: what the profile or the pipeline makes, which fixes how many pixels there are where
             neither is asked for.

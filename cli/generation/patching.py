@@ -41,10 +41,5 @@ def patched(
 
 
 def stock(pipe: Any, parallel: Parallel | None) -> AbstractContextManager[object]:
-    """The stock pipeline: as it is, or computed in full by several processes together.
-
-    Args:
-        pipe: loaded, not patched.
-        parallel: the processes; None for one.
-    """
+    """The stock pipeline: as it is, or computed in full by several processes together."""
     return nullcontext() if parallel is None else patched(pipe, IN_FULL, parallel=parallel)

@@ -19,7 +19,6 @@ def cut_text(pipe: Any, prompt: str, max_sequence_length: int | None) -> str | N
 
     Args:
         pipe: loaded; its tokenizers are asked.
-        prompt: in words.
         max_sequence_length: what the pipeline's call is told, or its default.
     """
     from transformers import PreTrainedTokenizerBase

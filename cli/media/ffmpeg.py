@@ -16,7 +16,7 @@ from typing import IO, Any, cast
 import numpy as np
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.media.metadata import as_json, parameters
+from chipsparse.cli.media.metadata import Style, as_json, parameters
 from chipsparse.common.deferred_signals import deferred_signals
 
 
@@ -25,10 +25,8 @@ class Codec:
     """How a kind of video is encoded.
 
     Attributes:
-        encoder: what ffmpeg calls it.
         crf: the constant rate factor where none is given; visually lossless.
         most_crf: the largest, and worst.
-        options: the encoder's and the container's own.
     """
 
     encoder: str
@@ -53,17 +51,12 @@ def check_ffmpeg(verb: str, suffix: str) -> None:
         ) from error
 
 
-def encode(
-    path: Path, frames: np.ndarray, *, fps: int, crf: int | None, metadata: Mapping[str, str]
-) -> None:
+def write_video(path: Path, frames: np.ndarray, style: Style) -> list[Path]:
     """Writes a video and checks that all its frames can be read.
 
     Args:
         path: ``.mp4`` or ``.webm``.
         frames: uint8 ``[F, H, W, 3]``; sides that are odd are filled up.
-        fps: frames per second.
-        crf: the encoder's constant rate factor; None for visually lossless.
-        metadata: facts about the video.
 
     Raises:
         OSError: ffmpeg failed, or the file does not hold these frames.
@@ -72,14 +65,14 @@ def encode(
     frames = np.ascontiguousarray(_even_sides(frames))
     height, width = frames.shape[1:3]
     about = path.with_name(f"{path.name}.metadata")
-    about.write_text(_ffmetadata(metadata), encoding="utf-8")
+    about.write_text(_ffmetadata(style.metadata), encoding="utf-8")
     colours = "bt709"
     _run(
         [
             *("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}"),
-            *("-r", str(fps), "-i", "pipe:0", "-f", "ffmetadata", "-i", about),
+            *("-r", str(style.fps), "-i", "pipe:0", "-f", "ffmetadata", "-i", about),
             *("-map", "0:v:0", "-map_metadata", "1"),
-            *("-c:v", codec.encoder, "-crf", str(codec.crf if crf is None else crf)),
+            *("-c:v", codec.encoder, "-crf", str(codec.crf if style.crf is None else style.crf)),
             *(*codec.options, "-pix_fmt", "yuv420p"),
             *("-vf", f"scale=out_color_matrix={colours}:out_range=tv"),
             *("-colorspace", colours, "-color_primaries", colours, "-color_trc", colours),
@@ -94,6 +87,7 @@ def encode(
             f"of {len(frames)} frames of {width}x{height} pixels, the file that ffmpeg wrote has "
             f"{found[0]} of {found[2]}x{found[1]}"
         )
+    return [path]
 
 
 def decode(path: Path) -> tuple[np.ndarray, float | None]:

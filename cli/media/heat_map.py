@@ -43,6 +43,6 @@ def heat_map(differences: np.ndarray, factor: int) -> np.ndarray:
     return table[differences]
 
 
-def label(factor: int) -> str:
+def heat_map_label(factor: int) -> str:
     """What stands above a heat-map."""
     return f"difference x{factor}"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from chipsparse.cli.media.metadata import as_json, parameters
+from chipsparse.cli.media.metadata import Style, as_json, parameters
 
 # Where a PNG of several says which frame it is, from 0, and of how many.
 PLACE = "chipsparse frame"
@@ -29,11 +28,11 @@ def clip_files(path: Path, count: int) -> list[Path]:
     return [beside(path, f"{index:0{digits}}") for index in range(count)]
 
 
-def write_gif(path: Path, frames: np.ndarray, *, fps: int, metadata: Mapping[str, str]) -> None:
+def write_gif(path: Path, frames: np.ndarray, style: Style) -> list[Path]:
     """Writes a GIF of uint8 frames ``[F, H, W, 3]``; raises `OSError` where that fails."""
     images = [Image.fromarray(frame).quantize(256) for frame in frames]
     # A GIF counts in hundredths of a second: spread the rounding so that the whole length is right.
-    ends = [round(100 * (index + 1) / fps) for index in range(len(images))]
+    ends = [round(100 * (index + 1) / style.fps) for index in range(len(images))]
     durations_ms = [10 * (end - start) for start, end in zip([0, *ends], ends, strict=False)]
     images[0].save(
         path,
@@ -42,9 +41,10 @@ def write_gif(path: Path, frames: np.ndarray, *, fps: int, metadata: Mapping[str
         duration=durations_ms,
         loop=0,
         disposal=1,
-        comment=parameters(metadata).encode("utf-8"),
+        comment=parameters(style.metadata).encode("utf-8"),
     )
     _check_gif(path, frames.shape, sum(durations_ms))
+    return [path]
 
 
 def _check_gif(path: Path, shape: tuple[int, ...], total_ms: int) -> None:
@@ -62,7 +62,7 @@ def _check_gif(path: Path, shape: tuple[int, ...], total_ms: int) -> None:
             )
 
 
-def write_pngs(path: Path, frames: np.ndarray, *, metadata: Mapping[str, str]) -> list[Path]:
+def write_pngs(path: Path, frames: np.ndarray, style: Style) -> list[Path]:
     """Writes one PNG, or `stem-000.png`, `stem-001.png`, … of several frames.
 
     Raises:
@@ -72,9 +72,9 @@ def write_pngs(path: Path, frames: np.ndarray, *, metadata: Mapping[str, str]) -
     for index, (file, frame) in enumerate(zip(files, frames, strict=True)):
         text = PngInfo()
         text.add_text(PLACE, f"{index} of {len(frames)}")
-        if metadata:
-            text.add_text("parameters", parameters(metadata))
-            text.add_text("chipsparse", as_json(metadata))
+        if style.metadata:
+            text.add_text("parameters", parameters(style.metadata))
+            text.add_text("chipsparse", as_json(style.metadata))
         Image.fromarray(frame).save(file, format="PNG", pnginfo=text)
         with Image.open(file) as image:
             if not np.array_equal(np.asarray(image), frame):

@@ -1,4 +1,4 @@
-"""What a file says of how it was made: the prompt, the seed and the settings.
+"""How clips are written, and what their files say of how they were made.
 
 `parameters` is the form that viewers and other programs for image generation read: the prompt, the
 negative prompt, and one line of ``Name: value`` pairs.
@@ -9,12 +9,26 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 # What others call these; what is not here begins with a capital letter.
 NAMES = {"guidance_scale": "CFG scale", "dtype": "Precision", "chipsparse": "Version"}
 TEXTS = ("prompt", "negative_prompt")
+
+
+@dataclass(frozen=True)
+class Style:
+    """How clips are written.
+
+    Attributes:
+        crf: the constant rate factor of a video's encoder; None for visually lossless.
+    """
+
+    fps: int
+    crf: int | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 def generation_metadata(request: Mapping[str, Any]) -> dict[str, str]:
@@ -27,12 +41,13 @@ def generation_metadata(request: Mapping[str, Any]) -> dict[str, str]:
         Texts by name, in the order in which they are to be shown.
     """
     settings = request["settings"]
+    guidance = settings["true_cfg_scale"]
     sides = (settings["width"], settings["height"])
     facts = {
         "prompt": request["prompt"],
         "negative_prompt": request["negative_prompt"],
         "steps": settings["num_inference_steps"],
-        "guidance_scale": _first(settings["true_cfg_scale"], settings["guidance_scale"]),
+        "guidance_scale": settings["guidance_scale"] if guidance is None else guidance,
         "seed": request["seed"],
         "size": None if None in sides else "x".join(map(str, sides)),
         "frames": settings["num_frames"],
@@ -71,10 +86,6 @@ def _value(name: str, value: str) -> str:
     value = f"chipsparse {value}" if name == "chipsparse" else value
     quoted = any(mark in value for mark in ',:\n"')
     return json.dumps(value, ensure_ascii=False) if quoted else value
-
-
-def _first(*values: Any) -> Any:
-    return next((value for value in values if value is not None), None)
 
 
 def _without_folder(location: str | None) -> str | None:

@@ -17,7 +17,6 @@ def check_writable(
 
     Args:
         option: which names the first one.
-        path: of that file.
         also: further files that are written beside it.
         longest: names of which only the length matters.
     """
@@ -28,7 +27,9 @@ def check_writable(
             raise UserError(f"{each}, which is written beside {option} {path}, is a folder")
     folder = path.parent
     if not os.path.isdir(folder):
-        _check_ancestors(option, path)
+        above = next(filter(os.path.exists, path.parents), None)
+        if above is not None and not os.path.isdir(above):
+            raise UserError(f"{option} {path} is below {above}, which is no folder")
         raise UserError(f"the folder {folder} of {option} {path} does not exist; create it first")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"the folder {folder} of {option} {path} cannot be written to")
@@ -40,20 +41,10 @@ def check_writable(
             (scratch / each.name).write_bytes(b"0")
 
 
-def _check_ancestors(option: str, path: Path) -> None:
-    for above in path.parents:
-        if os.path.exists(above):
-            if not os.path.isdir(above):
-                raise UserError(f"{option} {path} is below {above}, which is no folder")
-            return
-
-
 def check_inputs_stay(option: str, output: Path, inputs: Iterable[Path | None]) -> None:
     """Raises `UserError` where an output would replace a file that the command reads.
 
     Args:
-        option: which names the output.
-        output: what is to be written.
         inputs: what is read; None where an option was left out.
     """
     for file in inputs:

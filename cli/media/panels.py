@@ -1,6 +1,6 @@
 """Clips beside and above each other in one clip, each under its label.
 
-Frames are `[F, H, W, 3]` uint8 arrays.
+Frames are `[F, H, W, 3]` uint8 arrays. Heat-maps may stand beside them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from chipsparse.cli.media.heat_map import choose_factor, difference, heat_map, heat_map_label
+
 GAP_PIXELS = 4
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+Named = tuple[np.ndarray, str]  # uint8 `[F, H, W, 3]`, and its label
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,28 @@ class Panel:
 
     frames: np.ndarray
     label: str
+
+
+def difference_rows(
+    reference: Named, others: Sequence[Named], *, factor: int | None, in_one_row: bool = False
+) -> tuple[list[list[Panel | None]], int]:
+    """Panels of the clips, and of their absolute difference from the reference.
+
+    Args:
+        others: at least one, of its shape.
+        factor: by how much differences are amplified; None chooses one for all.
+        in_one_row: heat-maps stand behind the clips, not each under its own.
+
+    Returns:
+        The rows, and the factor that was used.
+    """
+    differences = [difference(reference[0], frames) for frames, _ in others]
+    used = factor or choose_factor(differences)
+    clips: list[Panel | None] = [Panel(*reference), *(Panel(*other) for other in others)]
+    maps: list[Panel | None] = [
+        Panel(heat_map(each, used), heat_map_label(used)) for each in differences
+    ]
+    return ([[*clips, *maps]] if in_one_row else [clips, [None, *maps]]), used
 
 
 def join_panels(panels: Iterable[Panel]) -> np.ndarray:

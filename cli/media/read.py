@@ -25,7 +25,6 @@ class Clip:
     Attributes:
         frames: uint8 ``[F, H, W, 3]``.
         fps: frames per second; None where the files do not tell.
-        files: what was read.
         lossy: whether the file's format changes the pixels that are written to it.
     """
 
@@ -80,10 +79,6 @@ def _read_gif(path: Path) -> Clip:
             frames.append(np.asarray(image.convert("RGB")))
     fps = 1000 * len(frames) / milliseconds if milliseconds else None
     return Clip(np.stack(frames), fps, [path], lossy=True)
-
-
-def _read_png(path: Path) -> Clip:
-    return Clip(_png(path)[None], None, [path], lossy=False)
 
 
 def _read_pngs(path: Path, files: list[Path]) -> Clip:
@@ -146,5 +141,5 @@ READERS: dict[str, Callable[[Path], Clip]] = {
     ".mp4": _read_video,
     ".webm": _read_video,
     ".gif": _read_gif,
-    ".png": _read_png,
+    ".png": lambda path: _read_pngs(path, [path]),
 }

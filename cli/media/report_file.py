@@ -18,8 +18,6 @@ def check_file(option: str, path: Path, *suffixes: str) -> None:
     """Raises `UserError` where a file could not be written; leaves nothing.
 
     Args:
-        option: which names it.
-        path: of the file.
         suffixes: one of which it must have; the first is told.
     """
     if path.suffix.lower() not in suffixes:

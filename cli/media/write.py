@@ -5,8 +5,10 @@ Frames are `[F, H, W, 3]` uint8 arrays everywhere in this file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,28 +16,14 @@ import numpy as np
 from chipsparse.cli.errors import UserError, reason
 from chipsparse.cli.media import ffmpeg
 from chipsparse.cli.media.images import beside, earlier_pngs, write_gif, write_pngs
-from chipsparse.cli.media.kept_elsewhere import keep_elsewhere
+from chipsparse.cli.media.metadata import Style
 from chipsparse.cli.media.output_names import check_writable
+from chipsparse.common.cache_folder import cache_folder
 from chipsparse.common.finished_files import place
 from chipsparse.common.scratch import scratch_folder
 
 GIF_MAX_FPS = 50
 DEFAULT_FPS = 16
-
-
-@dataclass(frozen=True)
-class Style:
-    """How clips are written.
-
-    Attributes:
-        fps: frames per second of a video.
-        crf: the constant rate factor of a video's encoder; None for visually lossless.
-        metadata: facts about the clips, by name.
-    """
-
-    fps: int
-    crf: int | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_output(
@@ -44,9 +32,6 @@ def check_output(
     """Raises `UserError` where clips could not be written; leaves nothing.
 
     Args:
-        path: of ``--output``.
-        fps: frames per second.
-        crf: of ``--crf``, or None.
         also: words of further clips, see `beside`.
     """
     kind = path.suffix.lower()
@@ -95,7 +80,6 @@ def write_media(
 
     Args:
         clips: frames by the path of their clip.
-        fps: frames per second of a video.
         crf: see `Style`.
         metadata: facts about the clips, such as `generation_metadata` gives.
 
@@ -118,32 +102,42 @@ def write_media(
             place(finished, stale=stale - finished.keys(), scratch=scratch)
     except OSError as error:
         name = ", ".join(str(path) for path in clips)
-        kept = keep_elsewhere(clips, metadata=style.metadata)
-        rest = (
-            "nothing could be kept elsewhere" if kept is None else f"all is kept as PNG in {kept}"
-        )
-        raise UserError(f"{name} could not be written: {reason(error)}; {rest}") from error
+        kept = _keep_elsewhere(clips, style)
+        end = "nothing could be kept elsewhere" if kept is None else f"all is kept as PNG in {kept}"
+        raise UserError(f"{name} could not be written: {reason(error)}; {end}") from error
     return written
 
 
-def _write_video(path: Path, frames: np.ndarray, style: Style) -> list[Path]:
-    ffmpeg.encode(path, frames, fps=style.fps, crf=style.crf, metadata=style.metadata)
-    return [path]
+def _keep_elsewhere(clips: Mapping[Path, np.ndarray], style: Style) -> Path | None:
+    """Writes finished clips, which are not to be lost, in the first folder that takes them.
+
+    As PNG, which loses nothing, and as many small files pass where one large one does not. Returns
+    the folder; None where there is room nowhere.
+    """
+    for parent in _places():
+        with suppress(OSError):
+            parent.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix="chipsparse-kept-", dir=parent))
+            try:
+                for path, frames in clips.items():
+                    write_pngs(folder / f"{path.stem}.png", frames, style)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            return folder
+    return None
 
 
-def _write_gif(path: Path, frames: np.ndarray, style: Style) -> list[Path]:
-    write_gif(path, frames, fps=style.fps, metadata=style.metadata)
-    return [path]
+def _places() -> Iterator[Path]:
+    with suppress(OSError):  # where no temporary folder can be written to
+        yield Path(tempfile.gettempdir())
+    if (folder := cache_folder()) is not None:
+        yield folder
 
 
-def _write_png(path: Path, frames: np.ndarray, style: Style) -> list[Path]:
-    return write_pngs(path, frames, metadata=style.metadata)
-
-
-Writer = Callable[[Path, np.ndarray, Style], list[Path]]
-WRITERS: dict[str, Writer] = {
-    ".mp4": _write_video,
-    ".webm": _write_video,
-    ".gif": _write_gif,
-    ".png": _write_png,
+# Each writes a clip and returns its files.
+WRITERS: dict[str, Callable[[Path, np.ndarray, Style], list[Path]]] = {
+    **dict.fromkeys(ffmpeg.CODECS, ffmpeg.write_video),
+    ".gif": write_gif,
+    ".png": write_pngs,
 }

@@ -65,7 +65,6 @@ def dense_layers(
     """Every layer part that runs dense, and why.
 
     Args:
-        plan: what is sparse, for which sizes.
         never: parts that run dense in every layer, and why.
         shared: layers whose feed-forward weights are not read, and why.
         slower: what would be slower sparse, and why.

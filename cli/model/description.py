@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import diffusers
+import torch
 
 from chipsparse.cli.errors import UserError, first_line, user_errors
-from chipsparse.cli.option_checks import check_device, check_dtype, could_be_hub_name, is_here
-
-if TYPE_CHECKING:
-    import torch
+from chipsparse.cli.option_checks import could_be_hub_name, is_here
 
 LAYER_COUNT = re.compile(r"num_(\w+_)?layers")
 MOST_LAYERS = 1000
@@ -32,8 +32,6 @@ class ModelDescription:
 
     Attributes:
         location: the folder or hub name.
-        pipeline_class: the diffusers class that runs it.
-        transformer_class: name of the class of its diffusion transformer.
         transformer_config: the transformer's config, with the class's defaults.
         vae_config: the VAE's config, with the class's defaults; empty without a VAE.
         components: library and class of every component.
@@ -193,9 +191,6 @@ def load_pipeline(model: ModelDescription, *, device: torch.device, dtype: torch
 
 def choose_device(name: str) -> torch.device:
     """The device of `--device`; `auto` takes a CUDA GPU where there is one."""
-    import torch
-
-    check_device("--device", name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
@@ -214,9 +209,6 @@ def choose_device(name: str) -> torch.device:
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """The dtype of `--dtype`; `auto` is bfloat16 on CUDA and float32 on a CPU."""
-    import torch
-
-    check_dtype("--dtype", name)
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     dtype: torch.dtype = getattr(torch, name)
@@ -281,8 +273,6 @@ def _fetch(hub_name: str, name: str) -> Path:
 
 
 def _pipeline_class(index: dict[str, Any], location: str) -> type:
-    import diffusers
-
     name = index.get("_class_name")
     if not isinstance(name, str):
         raise UserError(f"model_index.json of {location} does not name a pipeline (_class_name)")
@@ -299,8 +289,6 @@ def _pipeline_class(index: dict[str, Any], location: str) -> type:
 
 def component_config(location: str, name: str, entry: list[str]) -> dict[str, Any]:
     """The component's `config.json` over its class's defaults (older files leave keys out)."""
-    import diffusers
-
     library, class_name = entry
     found = getattr(diffusers, class_name, None)
     if library != "diffusers" or not isinstance(found, type):

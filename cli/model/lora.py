@@ -17,12 +17,7 @@ STEPS = re.compile(r"(?<!\d)(\d{1,3})[-_ ]?steps?(?![a-z])")
 
 @dataclass(frozen=True)
 class Lora:
-    """One adapter.
-
-    Attributes:
-        file: its weights.
-        scale: by which they count.
-    """
+    """One adapter."""
 
     file: Path
     scale: float

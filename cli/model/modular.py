@@ -26,11 +26,7 @@ RESULTS = {"videos": "frames", "images": "images"}  # and what plain pipelines c
 
 @dataclass(frozen=True)
 class ModularDescription(ModelDescription):
-    """A model that a modular pipeline runs.
-
-    Attributes:
-        blocks: of the pipeline, which tell its inputs.
-    """
+    """A model that a modular pipeline runs, whose blocks tell its inputs."""
 
     blocks: Any = None
 
@@ -53,12 +49,7 @@ class ModularDescription(ModelDescription):
 
 
 def describe_modular(location: str, index: dict[str, Any]) -> ModularDescription:
-    """What ``modular_model_index.json`` and the configs say; raises `UserError` for what is wrong.
-
-    Args:
-        location: the folder or hub name.
-        index: the file's content.
-    """
+    """What its index and its configs say; raises `UserError` for what is wrong."""
     blocks = _blocks(location, index)
     components = {
         name: entry for name, entry in index.items() if isinstance(entry, list) and len(entry) == 3
@@ -154,7 +145,6 @@ def call_pipeline(
     """Calls a pipeline of either kind.
 
     Args:
-        pipe: the pipeline.
         arguments: as a plain pipeline takes them. A guidance scale that a modular one takes from
             its guiders is given to those.
         generator: of the noise.

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import diffusers
 import torch
 
 from chipsparse.cli.errors import UserError, first_line, user_errors
 from chipsparse.cli.model.description import ModelDescription, read_json
-from chipsparse.pipelines.adapter import check_scheduler
+from chipsparse.pipelines.denoising_loop import check_scheduler
 
 TRIAL_STEPS = 4
 FOLDER = "scheduler"  # also the component's name
@@ -20,7 +21,6 @@ def choose_scheduler(model: ModelDescription, name: str | None, *, sparse: bool)
     """The scheduler that replaces the model's own, with the config of that; None: its own stays.
 
     Args:
-        model: whose it is.
         name: a class of diffusers, or how its name begins, in any letters: ``unipc`` is
             UniPCMultistepScheduler.
         sparse: whether it must call the transformer once per step.
@@ -51,15 +51,13 @@ def choose_scheduler(model: ModelDescription, name: str | None, *, sparse: bool)
     choices = f"for this model use one of {', '.join(_usable(problems))}"
     for each in _matching(name, problems):
         raise UserError(f"--scheduler {each} does not work here: {problems[each]}; {choices}")
-    for each in _matching(name, _all_schedulers()):
+    for each in _matching(name, [each for each in dir(diffusers) if each.endswith("Scheduler")]):
         raise UserError(f"--scheduler {each} takes another config than this model has; {choices}")
     raise UserError(f"--scheduler {name} is none of diffusers' schedulers; {choices}")
 
 
 def _own(model: ModelDescription) -> Any | None:
     """The model's scheduler, made from its files; None where there is none that diffusers knows."""
-    import diffusers
-
     library, class_name = model.components.get(FOLDER, ("", ""))
     found = getattr(diffusers, class_name, None) if library == "diffusers" else None
     if found is None:
@@ -102,9 +100,3 @@ def _meant(name: str, names: Iterable[str]) -> list[str]:
 
 def _letters(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower()).removesuffix("scheduler")
-
-
-def _all_schedulers() -> list[str]:
-    import diffusers
-
-    return sorted(name for name in dir(diffusers) if name.endswith("Scheduler"))

@@ -1,11 +1,12 @@
-"""Whether a model's weights are all there and are those of its configs, before any is loaded.
+"""Whether a model's weights are all there and those of its configs, and which ones they are.
 
-Only the headers of the files are read. Without this, diffusers loads a transformer whose config
-names another number of layers than its weights have, and makes a wrong result.
+Only the headers and the ends of the files are read. Without this, diffusers loads a transformer
+whose config names another number of layers than its weights have, and makes a wrong result.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable
@@ -22,15 +23,11 @@ from chipsparse.cli.wording import counted
 
 WEIGHTS = (".safetensors", ".bin", ".pt")
 INCOMPLETE = "incomplete download?"
+SAMPLED_BYTES = 1 << 16  # of each weights file's end, where its last tensor is
 
 
 def check_weight_files(model: ModelDescription, folder: Path) -> None:
-    """Raises `UserError` for weights that are missing, damaged, or of another config.
-
-    Args:
-        model: what its configs say.
-        folder: where its files are.
-    """
+    """Raises `UserError` for weights that are missing, damaged, or of another config."""
     for name, (library, class_name) in model.components.items():
         found = component_class(library, class_name)
         if found is None:
@@ -91,7 +88,11 @@ def _check_config(found: Any, folder: Path, shapes: dict[str, tuple[int, ...]]) 
         made = made_from(found, config)
     wanted = {name: tuple(tensor.shape) for name, tensor in made.state_dict().items()}
     ignored = getattr(found, "_keys_to_ignore_on_load_unexpected", None) or ()
-    unexpected = [name for name in shapes if name not in wanted and not _matches(name, ignored)]
+    unexpected = [
+        name
+        for name in shapes
+        if name not in wanted and not any(re.search(each, name) for each in ignored)
+    ]
     missing = [name for name in wanted if name not in shapes]
     others = [name for name in wanted if name in shapes and wanted[name] != shapes[name]]
     for names, what in (
@@ -107,5 +108,20 @@ def _check_config(found: Any, folder: Path, shapes: dict[str, tuple[int, ...]]) 
             )
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(re.search(pattern, name) for pattern in patterns)
+def weights_digest(model: ModelDescription) -> str | None:
+    """Tells the weights in a folder from others; None for a hub model, which its name tells."""
+    folder = Path(model.location)
+    if not folder.is_dir():
+        return None
+    return files_digest(file for file in folder.glob("*/*") if file.suffix in WEIGHTS)
+
+
+def files_digest(files: Iterable[Path]) -> str:
+    """Tells files of weights from others, by their names, sizes and ends."""
+    found = hashlib.sha256()
+    for file in sorted(files):
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            stream.seek(max(0, size - SAMPLED_BYTES))
+            found.update(f"{file.parent.name}/{file.name} {size}".encode() + stream.read())
+    return found.hexdigest()[:12]

@@ -6,7 +6,9 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
+import diffusers
 import torch
+import transformers
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model.description import ModelDescription, read_json
@@ -17,7 +19,6 @@ class ComponentWeights:
     """The weights of one component of a pipeline.
 
     Attributes:
-        name: the component.
         parameters: how many there are; None where its folder has no config.
         nbytes: how many bytes they take once loaded; likewise.
     """
@@ -43,9 +44,6 @@ def count_weights(model: ModelDescription, dtype: torch.dtype) -> list[Component
 
 def component_class(library: str, class_name: str) -> Any:
     """The class of a component that has weights, else None."""
-    import diffusers
-    import transformers
-
     source = {"diffusers": diffusers, "transformers": transformers}.get(library)
     found = getattr(source, class_name, None)
     is_module = inspect.isclass(found) and issubclass(found, torch.nn.Module)
@@ -62,13 +60,7 @@ def made_from(found: Any, config: dict[str, Any]) -> torch.nn.Module:
 
 
 def stays_float32(found: Any, path: str, dtype: torch.dtype) -> bool:
-    """Whether a parameter is loaded in float32 where ``dtype`` is asked for.
-
-    Args:
-        found: class of its component.
-        path: of the parameter.
-        dtype: of the others.
-    """
+    """Whether a parameter is loaded in float32 where ``dtype`` is asked for."""
     of_diffusers = hasattr(found, "from_config")
     # transformers makes exceptions from float16 only.
     full_in = {torch.float16, torch.bfloat16} if of_diffusers else {torch.float16}

@@ -36,11 +36,6 @@ class LayerTimes(Record):
     milliseconds: Milliseconds
     speedup: Number
 
-    @property
-    def name(self) -> str:
-        """For people."""
-        return "MLP" if self.part == "mlp" else self.part
-
 
 class StepTimes(Record):
     """Denoising steps; see `chipsparse.cli.step_times.StepTimes`."""
@@ -76,6 +71,9 @@ class StepTimes(Record):
 class Benchmark(FileRecord):
     """Times of single layers and of whole steps."""
 
+    kind = "benchmark"
+    marks = frozenset({"layers", "tokens", "command", "settings"})
+
     model: str
     transformer_class: str
     profile: str
@@ -91,14 +89,6 @@ class Benchmark(FileRecord):
     dense: Sequence[str] = ()
     steps: StepTimes | None = None
     command: Annotated[str, AfterValidator(lambda text: command_text(shlex.split(text)))]
-
-    @property
-    def best(self) -> dict[str, float]:
-        """The largest speed-up of a layer, by what it is."""
-        found: dict[str, float] = {}
-        for each in sorted(self.layers, key=lambda layer: layer.part):
-            found[each.name] = max(each.speedup, found.get(each.name, each.speedup))
-        return found
 
     @property
     def title(self) -> str:

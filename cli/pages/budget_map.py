@@ -24,14 +24,7 @@ Cells = Mapping[tuple[int, int], Cell]
 
 @dataclass(frozen=True)
 class Stretch:
-    """Neighbouring steps of a layer that are alike.
-
-    Attributes:
-        first: step.
-        last: step.
-        colour: of what they did.
-        text: what they did.
-    """
+    """Neighbouring steps of a layer that are alike, and what they did."""
 
     first: int
     last: int
@@ -44,17 +37,13 @@ def budget_map(cells: Cells, *, layers: int, steps: int, caption: str) -> Chart:
 
     Args:
         cells: by layer and step; what is missing stays empty.
-        layers: how many rows.
-        steps: how many columns.
-        caption: its heading.
     """
     least, most = _bounds(cells)
 
     def draw(axes: Axes) -> None:
-        steps_axis(axes, steps)
+        steps_axis(axes, steps, "layer (transformer block), from 0")
         axes.grid(False)
         axes.set_ylim(max(1, layers) - 0.5, -0.5)
-        axes.set_ylabel("layer (transformer block), from 0")
         axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
         for run, first, last in merged(cells, layers, steps):
             corner, size = (run.first - 0.5, first - 0.5), (run.last - run.first + 1)
@@ -126,8 +115,6 @@ def _legend(cells: Cells, least: float, most: float) -> list[tuple[str, str]]:
     if "sparse" in present and most - least <= ALIKE:
         found.append((SHADES[-1], f"sparse: {percent((least + most) / 2)}"))
     elif "sparse" in present:
-        found += [
-            (SHADES[0], f"sparse: {percent(least)}"),
-            (SHADES[-1], f"sparse: {percent(most)}"),
-        ]
+        ends = (SHADES[0], least), (SHADES[-1], most)
+        found += [(shade, f"sparse: {percent(share)}") for shade, share in ends]
     return found

@@ -30,23 +30,15 @@ from chipsparse.cli.pages.names import without_folders
 WIDE, NARROW = 840, 340  # pixels
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 30, 42
 POINTS = 72  # an inch of SVG has as many units
-FIRST, SECOND, THIRD, FOURTH = "#0072b2", "#c44e00", "#00805a", "#a5578b"
-SERIES = (FIRST, SECOND, THIRD, FOURTH)
+SERIES = FIRST, SECOND, THIRD, FOURTH = "#0072b2", "#c44e00", "#00805a", "#a5578b"
 INK, SOFT, RULE, BACK = "#1b1f24", "#57606a", "#d9dee3", "#ffffff"
 ACTIONS = {"dense": "#9aa2ab", "refresh": "#e69f00", "sparse": "#0072b3", "skip": "#fffffe"}
 SHADES = tuple(f"#0842{shade:02x}" for shade in range(10))  # from the lowest share to the highest
 NAMES = ("first", "second", "third", "fourth", "ink", "soft", "rule", "back", *ACTIONS)
-COLOURS = {
-    **{
-        colour: f"var(--{name})"
-        for colour, name in zip(
-            (*SERIES, INK, SOFT, RULE, BACK, *ACTIONS.values()), NAMES, strict=True
-        )
-    },
-    **{
-        colour: f"color-mix(in oklab, var(--high) {100 * place / 9:.0f}%, var(--low))"
-        for place, colour in enumerate(SHADES)
-    },
+PAINTS = (*SERIES, INK, SOFT, RULE, BACK, *ACTIONS.values())
+COLOURS = {paint: f"var(--{name})" for paint, name in zip(PAINTS, NAMES, strict=True)} | {
+    shade: f"color-mix(in oklab, var(--high) {100 * place / 9:.0f}%, var(--low))"
+    for place, shade in enumerate(SHADES)
 }
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # texts stay texts
@@ -83,6 +75,9 @@ ElementTree.register_namespace("", SVG[1:-1])
 ElementTree.register_namespace("xlink", XLINK[1:-1])
 
 
+Mark = tuple[float, float, str]  # a point and the text that belongs to it
+
+
 @dataclass(frozen=True)
 class Chart:
     """A diagram.
@@ -90,7 +85,6 @@ class Chart:
     Attributes:
         title: says to those who cannot see it what it shows.
         draw: draws it on axes: marks, labels of both axes, and of the marks for the legend.
-        caption: its heading.
         height: in pixels, with the axes.
     """
 
@@ -111,13 +105,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A chart as it stands in a page.
-
-    Attributes:
-        keys: its legend.
-        wide: SVG for wide screens.
-        narrow: SVG for narrow ones.
-    """
+    """A chart as it stands in a page: its legend, and SVG for wide and for narrow screens."""
 
     keys: Sequence[Key]
     wide: Markup
@@ -159,17 +147,15 @@ class Renderer:
         return Markup(drawn), [*dict.fromkeys(_keys(axes))]
 
 
-def tipped(artists: Artist | Iterable[Artist], tip: str) -> None:
-    """Artists say this when the pointer rests on them."""
-    for artist in [artists] if isinstance(artists, Artist) else artists:
-        artist.set_gid(TIP + tip)
+def tipped(artist: Artist, tip: str) -> None:
+    """An artist says this when the pointer rests on it."""
+    artist.set_gid(TIP + tip)
 
 
 def _inline(text: str, prefix: str) -> str:
     """What matplotlib wrote, as an element of a page.
 
     Args:
-        text: the whole file.
         prefix: makes its ids different from those of other charts.
     """
     root = ElementTree.fromstring(text)
@@ -209,27 +195,25 @@ def _style(style: str) -> str:
 
 def _keys(axes: Axes) -> Iterator[Key]:
     for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+        assert isinstance(handle, (Line2D, Patch))
+        shape = "dashed" if handle.get_linestyle() == "--" else "line"
         if isinstance(handle, Line2D):
-            marker = {"o": "dot", "s": "square"}.get(str(handle.get_marker()))
-            line = "dashed" if handle.get_linestyle() == "--" else "line"
-            shape, colour = marker or line, str(handle.get_color())
+            shape = {"o": "dot", "s": "square"}.get(str(handle.get_marker()), shape)
+            paint = handle.get_color()
+        elif isinstance(handle, StepPatch):
+            paint = handle.get_edgecolor()
         else:
-            assert isinstance(handle, Patch)
-            line = "dashed" if handle.get_linestyle() == "--" else "line"
-            shape = line if isinstance(handle, StepPatch) else "box"
-            paint = (
-                handle.get_edgecolor() if isinstance(handle, StepPatch) else handle.get_facecolor()
-            )
-            colour = matplotlib.colors.to_hex(paint)
-        yield Key(shape, COLOURS[colour], str(label))
+            shape, paint = "box", handle.get_facecolor()
+        yield Key(shape, COLOURS[matplotlib.colors.to_hex(paint)], str(label))
 
 
 # What several charts have.
 
 
-def steps_axis(axes: Axes, count: int) -> None:
-    """The denoising steps of a generation across."""
+def steps_axis(axes: Axes, count: int, upwards: str) -> None:
+    """The denoising steps of a generation across, and what is shown of them upwards."""
     whole_axis(axes, "denoising step, from 0", count)
+    axes.set_ylabel(upwards)
 
 
 def whole_axis(axes: Axes, label: str, count: int) -> None:
@@ -242,8 +226,7 @@ def whole_axis(axes: Axes, label: str, count: int) -> None:
 
 def dots(
     axes: Axes,
-    points: Sequence[tuple[float, float]],
-    tips: Sequence[str],
+    marks: Iterable[Mark],
     colour: str,
     *,
     label: str | None = None,
@@ -251,13 +234,13 @@ def dots(
     radius: float = 4.0,
     alpha: float | None = None,
 ) -> None:
-    """Points, each with its tip; squares, so that more than the colour tells them from others."""
-    look: dict[str, Any] = {
-        **{"linestyle": "none", "marker": "s" if square else "o", "color": colour},
-        **{"markersize": 2 * radius, "alpha": alpha},
-    }
-    for (x, y), tip in zip(points, tips, strict=True):
-        tipped(axes.plot([x], [y], label=label, **look), tip)
+    """Points with their tips; squares, so that more than the colour tells them from others."""
+    form = "s" if square else "o"
+    for x, y, tip in marks:
+        (dot,) = axes.plot(
+            x, y, form, color=colour, markersize=2 * radius, alpha=alpha, label=label
+        )
+        tipped(dot, tip)
         label = None
 
 
@@ -274,12 +257,12 @@ def level(axes: Axes, value: float, label: str) -> None:
     )
 
 
-def labels(axes: Axes, points: Sequence[tuple[float, float]], texts: Sequence[str]) -> None:
+def labels(axes: Axes, marks: Sequence[Mark]) -> None:
     """Short texts beside points, each where it covers no point and no other text, if it can."""
     axes.autoscale_view()
-    places = [tuple(axes.transData.transform(point)) for point in points]
-    taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in places]
-    for (x, y), text in zip(places, texts, strict=True):
+    places = [(*axes.transData.transform((x, y)), text) for x, y, text in marks]
+    taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y, _ in places]
+    for x, y, text in places:
         wide = LETTER * len(text)
         middles = [(x + dx * (9 + wide / 2), y + dy * 13) for dx, dy in AROUND]
         boxes = [Bbox.from_bounds(a - wide / 2, b - 6, wide, 12) for a, b in middles]

@@ -1,7 +1,8 @@
-"""What `chipsparse compare A B --json` prints: every generation, and means with intervals."""
+"""What `chipsparse compare A B --json` prints, of two configs and of two files."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -9,14 +10,21 @@ from typing import Literal
 from pydantic import Field
 
 from chipsparse.cli.compare.paired_runs import SIDES, Side
-from chipsparse.cli.compare.statistics import METRICS
-from chipsparse.cli.pages.clips import Clips
+from chipsparse.cli.compare.statistics import METRICS, Column
 from chipsparse.cli.pages.names import name_of
-from chipsparse.cli.pages.quality_points import QualityPoint
-from chipsparse.cli.pages.records import Count, FileRecord, Number, Record, Settings, within
+from chipsparse.cli.pages.records import (
+    Clips,
+    Count,
+    FileRecord,
+    Index,
+    Number,
+    QualityPoint,
+    Record,
+    Settings,
+    within,
+)
 
 Which = Literal["median", "mean"]
-Column = Literal["A", "B", "B - A"]
 
 
 class Run(Record):
@@ -56,6 +64,9 @@ class Summary(Record):
 class ConfigsComparison(FileRecord):
     """Two configs over several prompts."""
 
+    kind = "comparison"
+    marks = frozenset({"mode", "configs", "prompts", "interval"})
+
     chipsparse: str
     model: str
     transformer_class: str
@@ -93,17 +104,11 @@ class ConfigsComparison(FileRecord):
         found = self.estimate(column, metric, which)
         if found is None:
             return ""
-
-        def text(value: float | None) -> str:
-            return (
-                "the same"
-                if value is None
-                else METRICS[metric].text(value, sign=column not in SIDES)
-            )
-
-        if found.low == found.high:
-            return text(found.value)
-        return f"{text(found.value)} ({text(found.low)} to {text(found.high)})"
+        value, low, high = (
+            METRICS[metric].text(math.inf if each is None else each, sign=column not in SIDES)
+            for each in (found.value, found.low, found.high)
+        )
+        return value if found.low == found.high else f"{value} ({low} to {high})"
 
     @property
     def differing(self) -> list[Side]:
@@ -147,3 +152,36 @@ class ConfigsComparison(FileRecord):
                 speedup = statistics.median(run.speedup for run in runs)
                 found.append(QualityPoint(label, speedup, statistics.median(psnrs)))
         return found
+
+
+class FilesComparison(FileRecord):
+    """Two files; a PSNR of None where both are the same."""
+
+    kind = "files"
+    marks = frozenset({"mode", "a", "b", "per_frame"})
+
+    chipsparse: str
+    a: str
+    b: str
+    frames: Index
+    height: Index
+    width: Index
+    identical: bool = False
+    lossy: Sequence[str] = ()
+    psnr_db: Number | None = None
+    ssim: Number | None = None
+    lpips: Number | None = None
+    lpips_missing: str = ""
+    largest_difference: Number | None = None
+    flicker_change: Number | None = None
+    per_frame: Sequence[dict[str, Number | None]] = ()
+
+    @property
+    def title(self) -> str:
+        """The headline."""
+        return f"{name_of(self.b)} against {name_of(self.a)}"
+
+    @property
+    def clips(self) -> Clips:
+        """Both files."""
+        return Clips({"A": self.a, "B": self.b}, reference="A")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
 from chipsparse.cli.compare.paired_runs import SIDES
 from chipsparse.cli.pages.charts import SERIES, Chart, whole_axis
-from chipsparse.cli.pages.comparison_record import ConfigsComparison
-from chipsparse.cli.pages.files_record import FilesComparison
+from chipsparse.cli.pages.comparison_record import ConfigsComparison, FilesComparison
 from chipsparse.cli.pages.names import name_of
 
 PIXEL_SCALE = 255.0
@@ -25,42 +23,27 @@ METRICS = {
 }
 
 Frames = Sequence[Mapping[str, float | None]]  # of one clip: the values of each frame, by metric
-
-
-@dataclass(frozen=True)
-class Curves:
-    """The clips of one config or file.
-
-    Attributes:
-        label: what they are.
-        clips: at least one.
-        name: of the metric in them, where it is another one than that of the chart.
-    """
-
-    label: str
-    clips: Sequence[Frames]
-    name: str | None = None
+Groups = Mapping[str, Sequence[Frames]]  # the clips of each config or file, by what they are
 
 
 def configs_curves(record: ConfigsComparison) -> list[Chart]:
     """Charts of both configs; none of images."""
-    groups = [
-        Curves(f"{side}: {record.names[side]}", [run.per_frame for run in record.runs(side)])
+    groups = {
+        f"{side}: {record.names[side]}": [run.per_frame for run in record.runs(side)]
         for side in SIDES
-    ]
+    }
     charts = [curves_chart(metric, groups) for metric in ("psnr_db", "ssim", "lpips", "flicker")]
     return [each for each in charts if each is not None]
 
 
 def files_curves(record: FilesComparison) -> list[Chart]:
     """Charts of both files; none of images."""
-    frames = [record.per_frame]
-    both = [Curves("B against A", frames)]
+    both = {"B against A": [record.per_frame]}
+    flicker = {
+        f"{side}: {name_of(file)}": [[{"flicker": frame.get(name)} for frame in record.per_frame]]
+        for side, file, name in (("A", record.a, "flicker_a"), ("B", record.b, "flicker_b"))
+    }
     charts = [curves_chart(metric, both) for metric in ("psnr_db", "ssim", "lpips")]
-    flicker = [
-        Curves(f"A: {name_of(record.a)}", frames, "flicker_a"),
-        Curves(f"B: {name_of(record.b)}", frames, "flicker_b"),
-    ]
     charts.append(curves_chart("flicker", flicker))
     return [each for each in charts if each is not None]
 
@@ -76,13 +59,13 @@ def frames_table(record: FilesComparison) -> tuple[list[str], list[list[str]]]:
     return ["frame", *(METRICS[name][1] for name in found)], rows
 
 
-def curves_chart(metric: str, groups: Sequence[Curves]) -> Chart | None:
+def curves_chart(metric: str, groups: Groups) -> Chart | None:
     """One metric over the frames: the median clip of each group, and from the least to the most.
 
     None where there is nothing to draw: clips of a single frame, or that have no such metric.
     """
     caption, label, scale = METRICS[metric]
-    spreads = [spread(group.clips, group.name or metric, scale) for group in groups]
+    spreads = [spread(clips, metric, scale) for clips in groups.values()]
     frames = 1 + max((row[0] for rows in spreads for row in rows), default=0)
     if all(len(rows) < 2 for rows in spreads):
         return None
@@ -90,17 +73,17 @@ def curves_chart(metric: str, groups: Sequence[Curves]) -> Chart | None:
     def draw(axes: Axes) -> None:
         whole_axis(axes, "frame, from 0", frames)
         axes.set_ylabel(label)
-        for group, rows, colour in zip(groups, spreads, SERIES, strict=False):
+        for (name, clips), rows, colour in zip(groups.items(), spreads, SERIES, strict=False):
             if len(rows) < 2:
                 continue
             numbers, low, middle, high = zip(*rows, strict=True)
-            if len(group.clips) > 1:
+            if len(clips) > 1:
                 axes.fill_between(numbers, low, high, color=colour, alpha=0.16, linewidth=0)
             known = dict(zip(numbers, middle, strict=True))
             places = range(numbers[0], numbers[-1] + 1)  # with a gap where no clip has a value
             line = "-" if colour == SERIES[0] else "--"
             heights = [known.get(place, float("nan")) for place in places]
-            axes.plot(places, heights, color=colour, linestyle=line, label=group.label)
+            axes.plot(places, heights, color=colour, linestyle=line, label=name)
         if metric not in ("psnr_db", "ssim"):
             axes.set_ylim(bottom=0)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 
 from chipsparse.cli.pages.charts import (
@@ -14,6 +14,7 @@ from chipsparse.cli.pages.charts import (
     SECOND,
     SERIES,
     Chart,
+    Mark,
     box_key,
     dots,
     level,
@@ -21,7 +22,7 @@ from chipsparse.cli.pages.charts import (
     tipped,
 )
 from chipsparse.cli.pages.generation_record import Generation
-from chipsparse.cli.pages.units import bytes_unit, percent, seconds_unit
+from chipsparse.cli.pages.units import percent
 from chipsparse.cli.wording import seconds_text
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import Part
@@ -46,16 +47,16 @@ def time_chart(record: Generation) -> Chart | None:
     mean = record.dense_step_seconds
 
     def draw(axes: Axes) -> None:
-        steps_axis(axes, record.steps_total)
-        axes.set_ylabel(f"time, {unit}")
+        steps_axis(axes, record.steps_total, f"time, {unit}")
         for action, colour in ACTIONS.items():
-            found = [step for step in steps if step.action == action]
-            timed = [step for step in found if step.seconds]
-            places, heights = [s.number for s in timed], [s.seconds / size for s in timed]
+            found = {step.number: step.seconds for step in steps if step.action == action}
+            marks = [
+                (number, seconds / size, f"step {number}, {action}: {seconds_text(seconds)}")
+                for number, seconds in found.items()
+                if seconds
+            ]
             if found:
-                box_key(axes, colour, action)
-            for bar, step in zip(axes.bar(places, heights, BAR, color=colour), timed, strict=True):
-                tipped(bar, f"step {step.number}, {action}: {seconds_text(step.seconds)}")
+                _bars(axes, marks, colour, action, BAR)
         if mean is not None:
             label = f"mean step of the dense run, {seconds_text(mean)}"
             axes.axhline(mean / size, color=INK, linestyle="--", label=label)
@@ -65,20 +66,18 @@ def time_chart(record: Generation) -> Chart | None:
 
 def share_chart(record: Generation) -> Chart | None:
     """The share that each step computed; None where nothing was recorded."""
-    shares: dict[Part, list[float | None]] = {}
-    for part in PART_TITLES:
-        found = {step.number: step.computed(part) for step in record.by_step}
-        if any(step.cells(part) for step in record.by_step):
-            shares[part] = [found.get(number) for number in range(record.steps_total)]
-    if not shares:
+    steps = record.by_step
+    parts = [part for part in PART_TITLES if any(step.cells(part) for step in steps)]
+    if not parts:
         return None
 
     def draw(axes: Axes) -> None:
-        steps_axis(axes, record.steps_total)
+        steps_axis(axes, record.steps_total, "computed, mean over layers")
         axes.set_ylim(0, 1.04)
-        axes.set_ylabel("computed, mean over layers")
         axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")
-        for (part, values), colour, line in zip(shares.items(), SERIES, ("-", "--"), strict=False):
+        for part, colour, line in zip(parts, SERIES, ("-", "--"), strict=False):
+            found = {step.number: step.computed(part) for step in steps}
+            values = [found.get(number) for number in range(record.steps_total)]
             stairs(axes, values, colour, line, PART_TITLES[part])
 
     title = "share of attention columns and MLP neurons computed at each step"
@@ -87,8 +86,7 @@ def share_chart(record: Generation) -> Chart | None:
 
 def stairs(axes: Axes, values: Sequence[float | None], colour: str, line: str, label: str) -> None:
     """One value for each step as a line that is level during the step, with gaps."""
-    known = [math.nan if value is None else value for value in values]
-    edges = [place - 0.5 for place in range(len(values) + 1)]
+    known, edges = np.array(values, float), np.arange(len(values) + 1) - 0.5
     axes.stairs(known, edges, baseline=None, color=colour, linestyle=line, linewidth=2, label=label)
 
 
@@ -96,19 +94,20 @@ def predicted_chart(record: Generation) -> Chart | None:
     """The predicted change of the output; None where none was predicted."""
     changes = record.over_steps("predicted_change")
     actions = {step.number: step.action for step in record.by_step}
-    points = [(float(step), each) for step, each in enumerate(changes) if each is not None]
-    if not points:
+    marks = [
+        (step, each, f"step {step}, {actions[step]}: {percent(each)}")
+        for step, each in enumerate(changes)
+        if each is not None
+    ]
+    if not marks:
         return None
     threshold = record.skip_threshold
 
     def draw(axes: Axes) -> None:
-        steps_axis(axes, record.steps_total)
-        axes.set_ylabel("predicted change")
+        steps_axis(axes, record.steps_total, "predicted change")
         axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")
-        heights = [math.nan if each is None else each for each in changes]
-        axes.plot(range(len(changes)), heights, color=FIRST)
-        tips = [f"step {x:g}, {actions[int(x)]}: {percent(y)}" for x, y in points]
-        dots(axes, points, tips, FIRST)
+        axes.plot(np.array(changes, float), color=FIRST)
+        dots(axes, marks, FIRST)
         if threshold is not None:
             level(axes, threshold, f"threshold {percent(threshold)}")
         axes.set_ylim(bottom=0)
@@ -126,8 +125,7 @@ def held_chart(record: Generation) -> Chart | None:
     unit, size = bytes_unit(values)
 
     def draw(axes: Axes) -> None:
-        steps_axis(axes, record.steps_total)
-        axes.set_ylabel(f"memory, {unit}")
+        steps_axis(axes, record.steps_total, f"memory, {unit}")
         for (name, held), colour, line in zip(
             series.items(), SERIES, ("-", "--", "-", "--"), strict=True
         ):
@@ -141,27 +139,44 @@ def held_chart(record: Generation) -> Chart | None:
 
 def moved_chart(record: Generation) -> Chart | None:
     """What moved between host and device; None where nothing did."""
-    moved = {
-        "to the device": {step.number: step.bytes_to_device for step in record.by_step},
-        "to host memory": {step.number: step.bytes_to_host for step in record.by_step},
-    }
-    largest = max((value for each in moved.values() for value in each.values()), default=0)
+    steps = record.by_step
+    largest = max((max(s.bytes_to_device, s.bytes_to_host) for s in steps), default=0)
     if not largest:
         return None
     unit, size = bytes_unit([largest])
 
     def draw(axes: Axes) -> None:
-        steps_axis(axes, record.steps_total)
-        axes.set_ylabel(f"moved, {unit}")
-        for (where, amounts), start, colour in zip(
-            moved.items(), (-BAR / 2, 0.0), (FIRST, SECOND), strict=True
+        steps_axis(axes, record.steps_total, f"moved, {unit}")
+        for name, shift, colour, where, label in (
+            ("bytes_to_device", -BAR / 4, FIRST, "to the device", "from host memory to the device"),
+            ("bytes_to_host", BAR / 4, SECOND, "to host memory", "to host memory"),
         ):
-            some = {step: amount for step, amount in amounts.items() if amount}
-            places, heights = [step + start for step in some], [a / size for a in some.values()]
-            label = "from host memory to the device" if start else where
-            bars = axes.bar(places, heights, BAR / 2, align="edge", color=colour)
-            box_key(axes, colour, label)
-            for bar, (step, amount) in zip(bars, some.items(), strict=True):
-                tipped(bar, f"step {step}: {format_bytes(amount)} {where}")
+            amounts = {step.number: getattr(step, name) for step in steps}
+            marks = [
+                (step + shift, amount / size, f"step {step}: {format_bytes(amount)} {where}")
+                for step, amount in amounts.items()
+                if amount
+            ]
+            _bars(axes, marks, colour, label, BAR / 2)
 
     return Chart("bytes of caches moved at each step", draw, "Caches moved at each step", LOWER)
+
+
+def _bars(axes: Axes, marks: Iterable[Mark], colour: str, label: str, width: float) -> None:
+    """Bars with their tips, at the middles of their places."""
+    box_key(axes, colour, label)
+    for place, height, tip in marks:
+        (bar,) = axes.bar(place, height, width, color=colour)
+        tipped(bar, tip)
+
+
+def seconds_unit(values: Iterable[float]) -> tuple[str, float]:
+    """The name and the size of a unit of time in which the largest is a handy number."""
+    largest = max(values, default=0.0)
+    return ("ms", 1e-3) if largest < 1 else ("s", 1.0) if largest < 600 else ("min", 60.0)
+
+
+def bytes_unit(values: Iterable[float]) -> tuple[str, float]:
+    """Likewise of memory."""
+    large = max(values, default=0.0) >= 1 << 30
+    return ("GiB", float(1 << 30)) if large else ("MiB", float(1 << 20))

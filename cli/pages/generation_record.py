@@ -12,9 +12,17 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from chipsparse.cli.pages.clips import Clips
-from chipsparse.cli.pages.quality_points import QualityPoint
-from chipsparse.cli.pages.records import Count, FileRecord, Index, Number, Record, Settings, within
+from chipsparse.cli.pages.records import (
+    Clips,
+    Count,
+    FileRecord,
+    Index,
+    Number,
+    QualityPoint,
+    Record,
+    Settings,
+    within,
+)
 from chipsparse.cli.pages.units import shortened
 from chipsparse.config import Part
 from chipsparse.report.nothing_sparse import NOTHING
@@ -57,7 +65,6 @@ class Cell:
     """What one layer, or all of them, did at one step, or is to do.
 
     Attributes:
-        action: what.
         kept: share that was computed.
     """
 
@@ -67,12 +74,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Step:
-    """All calls of a denoising step, one for each guidance branch.
-
-    Attributes:
-        number: from 0.
-        calls: at least one.
-    """
+    """All calls of a denoising step (from 0), one for each guidance branch."""
 
     number: int
     calls: Sequence[Call]
@@ -191,6 +193,9 @@ def _clip_name(files: object) -> object:
 
 class Generation(FileRecord):
     """A generation; `steps` are its transformer calls."""
+
+    kind = "generation"
+    marks = frozenset({"schema", "steps", "totals"})
 
     location: str = within("pipeline", "location", "")
     pipeline: str = within("pipeline", "class", "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
@@ -19,11 +19,11 @@ from chipsparse.cli.pages.charts import (
     level,
 )
 from chipsparse.cli.pages.comparison_record import ConfigsComparison
-from chipsparse.cli.pages.quality_points import QualityPoint, best_points
+from chipsparse.cli.pages.records import QualityPoint
 from chipsparse.cli.pages.suite_record import Suite
 from chipsparse.cli.pages.tuning_record import Search, TriedConfig, Tuning
-from chipsparse.cli.pages.units import decibels, times
-from chipsparse.cli.wording import seconds_text
+from chipsparse.cli.pages.units import times
+from chipsparse.cli.wording import counted, seconds_text
 
 SPEED, PSNR = "times as fast as dense", "PSNR against dense, dB"
 METHODS = {"chipsparse": FIRST, "MagCache": SECOND, "SeaCache": THIRD}
@@ -40,7 +40,6 @@ def _axes(axes: Axes, x: str, y: str) -> None:
 def overview_chart(points: Mapping[str, QualityPoint]) -> Chart:
     """Several results against their own dense runs, by number, and the line of the best of them."""
     best = best_points(list(points.values()))
-    places = [(each.speedup, each.psnr_db) for each in points.values()]
 
     def draw(axes: Axes) -> None:
         _axes(axes, SPEED, PSNR)
@@ -54,16 +53,24 @@ def overview_chart(points: Mapping[str, QualityPoint]) -> Chart:
             (True, FIRST, "nothing here is both faster and closer to dense"),
             (False, SECOND, "something here is"),
         ):
-            group = {n: each for n, each in points.items() if (each in best) == wanted}
-            tips = [
-                f"{n}: {each.label}: {times(each.speedup)}, {each.psnr_db:.2f} dB"
-                for n, each in group.items()
+            marks = [
+                (p.speedup, p.psnr_db, f"{n}: {p.label}: {times(p.speedup)}, {p.psnr_db:.2f} dB")
+                for n, p in points.items()
+                if (p in best) == wanted
             ]
-            found = [(each.speedup, each.psnr_db) for each in group.values()]
-            dots(axes, found, tips, colour, label=label, square=not wanted, radius=5)
-        labels(axes, places, list(points))
+            dots(axes, marks, colour, label=label, square=not wanted, radius=5)
+        labels(axes, [(p.speedup, p.psnr_db, number) for number, p in points.items()])
 
     return Chart("quality over speed", draw, "Quality over speed", 340)
+
+
+def best_points(points: Sequence[QualityPoint]) -> list[QualityPoint]:
+    """Those that no other one beats in both speed and quality, from the slowest to the fastest."""
+    kept: list[QualityPoint] = []
+    for point in sorted(points, key=lambda each: (-each.speedup, -each.psnr_db)):
+        if not kept or point.psnr_db > kept[-1].psnr_db:
+            kept.append(point)
+    return kept[::-1]
 
 
 def configs_chart(record: ConfigsComparison) -> Chart | None:
@@ -75,25 +82,16 @@ def configs_chart(record: ConfigsComparison) -> Chart | None:
         _axes(axes, SPEED, PSNR)
         for side, colour in zip(SIDES, (FIRST, SECOND), strict=True):
             square = colour == SECOND
-            found = [
-                ((run.speedup, run.psnr_db), prompt)
-                for prompt, run in enumerate(record.runs(side))
-                if run.psnr_db is not None
+            marks = [
+                (run.speedup, psnr, f"{side}, prompt {n}: {times(run.speedup)}, {psnr:.2f} dB")
+                for n, run in enumerate(record.runs(side))
+                if (psnr := run.psnr_db) is not None
             ]
-            tips = [
-                f"{side}, prompt {n}: {times(speedup)}, {decibels(psnr)}"
-                for (speedup, psnr), n in found
-            ]
-            dots(axes, [place for place, _ in found], tips, colour, square=square, alpha=0.6)
+            dots(axes, marks, colour, square=square, alpha=0.6)
             _cross(axes, record, side, colour, square)
             # The legend shows the configs, also one that has no median.
-            axes.plot(
-                [],
-                color=colour,
-                linestyle="none",
-                marker="s" if square else "o",
-                label=f"{side}: {record.names[side]}",
-            )
+            label = f"{side}: {record.names[side]}"
+            axes.plot([], [], "s" if square else "o", color=colour, label=label)
 
     return Chart("PSNR over speed-up", draw, "PSNR over speed-up, both against dense", 360)
 
@@ -108,7 +106,7 @@ def _cross(axes: Axes, record: ConfigsComparison, side: Side, colour: str, squar
     if quality.low is not None and quality.high is not None:
         axes.vlines(speed.value, quality.low, quality.high, color=colour, linewidth=1.6)
     tip = f"{side}: median {times(speed.value)}, {quality.value:.2f} dB"
-    dots(axes, [(speed.value, quality.value)], [tip], colour, square=square, radius=6)
+    dots(axes, [(speed.value, quality.value, tip)], colour, square=square, radius=6)
 
 
 def suite_charts(record: Suite) -> list[Chart]:
@@ -129,18 +127,19 @@ def _suite_chart(record: Suite, metric: str) -> Chart | None:
     def draw(axes: Axes) -> None:
         _axes(axes, SPEED, METRICS[metric])
         for method in dict.fromkeys(row.method for row, _, _ in found):
-            rows = sorted((s, mean, row.name) for row, s, mean in found if row.method == method)
-            places = [(speed, mean) for speed, mean, _ in rows]
-            tips = [f"{name}: {times(speed)}, {mean:.4g}" for speed, mean, name in rows]
+            marks = sorted(
+                (speed, mean, f"{row.name}: {times(speed)}, {mean:.4g}")
+                for row, speed, mean in found
+                if row.method == method
+            )
+            speeds, means, _ = zip(*marks, strict=True)
             colour = METHODS.get(method, FOURTH)
-            axes.plot(*zip(*places, strict=True), color=colour)
-            square = method != "chipsparse"
-            dots(axes, places, tips, colour, label=method, square=square, radius=5)
+            axes.plot(speeds, means, color=colour)
+            dots(axes, marks, colour, label=method, square=method != "chipsparse", radius=5)
         level(axes, getattr(record.thresholds, metric), "asked for")
         if height is not None and not far:
             level(axes, height, "floor")
-        names = [row.name.rpartition(" ")[2] for row, _, _ in found]
-        labels(axes, [(speed, mean) for _, speed, mean in found], names)
+        labels(axes, [(speed, mean, row.name.rpartition(" ")[2]) for row, speed, mean in found])
 
     caption = f"{METRICS[metric]}, over speed-up"
     if far:
@@ -170,11 +169,12 @@ def tuning_chart(record: Tuning) -> Chart:
             low, high = min(each.psnrs), max(each.psnrs)
             axes.vlines(each.seconds, low, high, color=SECOND, linewidth=1.6)
         for chosen, colour, label in ((False, SECOND, "tried"), (True, THIRD, "chosen")):
-            group = [each for each in tried if (each.name in record.chosen) == chosen]
-            places = [(each.seconds, min(each.psnrs)) for each in group]
-            tips = [_config_text(each) for each in group]
-            radius = 6 if chosen else 4
-            dots(axes, places, tips, colour, label=label, square=chosen, radius=radius)
+            marks = [
+                (each.seconds, min(each.psnrs), _config_text(each))
+                for each in tried
+                if (each.name in record.chosen) == chosen
+            ]
+            dots(axes, marks, colour, label=label, square=chosen, radius=6 if chosen else 4)
         for goal in goals:
             level(axes, goal, f"target {goal:g} dB")
         axes.set_xlim(left=0)
@@ -191,7 +191,7 @@ def _limit(search: Search, dense: float | None) -> float | None:
 
 
 def _config_text(config: TriedConfig) -> str:
-    prompts = f"{len(config.pairs)} prompt{'s' * (len(config.pairs) > 1)}"
+    prompts = counted(len(config.pairs), "prompt")
     speedup = "" if config.speedup is None else f", {times(config.speedup)} dense"
     return (
         f"{config.form}: {min(config.psnrs):.2f} dB at worst on {prompts}, "

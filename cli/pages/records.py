@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from chipsparse.cli.errors import UserError, first_line
-from chipsparse.cli.pages.clips import Clips
-from chipsparse.cli.pages.quality_points import QualityPoint
 from chipsparse.cli.pages.units import TIMES
 
 # Neither XML nor HTML has a way to write these.
@@ -27,6 +27,41 @@ Index = Annotated[int, Field(ge=0, lt=100_000)]
 Some = TypeVar("Some", bound="Record")
 
 
+@dataclass(frozen=True)
+class Clips:
+    """The videos and images that a file of results names.
+
+    Attributes:
+        names: of the files, by label; there may be none.
+        reference: the label of that from which the other's difference is shown.
+        joined: whether each file shows several clips side by side.
+        beside: whether the names count from the folder of the record alone.
+        about: which clips these are, where that has to be said.
+        missing: how to get some, where there are none.
+    """
+
+    names: Mapping[str, str]
+    reference: str | None = None
+    joined: bool = False
+    beside: bool = False
+    about: str = ""
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class QualityPoint:
+    """A sparse generation, or several, against dense.
+
+    Attributes:
+        speedup: times as fast as dense.
+        psnr_db: against dense, of the same prompt and seed.
+    """
+
+    label: str
+    speedup: float
+    psnr_db: float
+
+
 class Record(BaseModel):
     """A JSON object; what is not declared is not read."""
 
@@ -34,7 +69,15 @@ class Record(BaseModel):
 
 
 class FileRecord(Record):
-    """A whole file."""
+    """A whole file.
+
+    Attributes:
+        kind: which; its template has the same name.
+        marks: names of values which only this kind has all of.
+    """
+
+    kind: ClassVar[str]
+    marks: ClassVar[frozenset[str]]
 
     @property
     @abstractmethod

@@ -12,11 +12,10 @@ import numpy as np
 from PIL import Image
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.media.heat_map import choose_factor, difference, heat_map
-from chipsparse.cli.media.heat_map import label as heat_map_label
+from chipsparse.cli.media.heat_map import choose_factor, difference, heat_map, heat_map_label
 from chipsparse.cli.media.images import numbered
 from chipsparse.cli.media.read import read_clip
-from chipsparse.cli.pages.clips import Clips
+from chipsparse.cli.pages.records import Clips
 
 FRAMES, LARGEST_SIDE = 6, 320
 # Of files that several clips share.
@@ -32,7 +31,6 @@ class Sample:
     """Frames of one file.
 
     Attributes:
-        label: which file it is.
         frames: uint8 ``[F, H, W, 3]``, in their own size.
         numbers: of these frames in their clip.
         joined: whether several clips share the file.
@@ -56,7 +54,6 @@ class Samples:
     """The frames of several files, one below the other.
 
     Attributes:
-        rows: one for each file.
         about: which clips these are, where that has to be said.
     """
 

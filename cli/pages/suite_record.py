@@ -6,9 +6,17 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
-from chipsparse.cli.pages.clips import Clips
-from chipsparse.cli.pages.quality_points import QualityPoint
-from chipsparse.cli.pages.records import Count, FileRecord, Index, Number, Record, Settings, within
+from chipsparse.cli.pages.records import (
+    Clips,
+    Count,
+    FileRecord,
+    Index,
+    Number,
+    QualityPoint,
+    Record,
+    Settings,
+    within,
+)
 
 # As `suite_rows` calls them.
 FLOOR, OURS = "floor", "chipsparse"
@@ -94,6 +102,9 @@ class Thresholds(Record):
 
 class Suite(FileRecord):
     """Several ways to generate, over the same prompts."""
+
+    kind = "suite"
+    marks = frozenset({"mode", "rows", "thresholds"})
 
     model: str
     pipeline_class: str

@@ -10,8 +10,7 @@ from functools import cached_property
 from pydantic import Field
 
 from chipsparse.cli.pages.generation_record import Action, Cell
-from chipsparse.cli.pages.quality_points import QualityPoint
-from chipsparse.cli.pages.records import FileRecord, Number, Record, Settings, within
+from chipsparse.cli.pages.records import FileRecord, Number, QualityPoint, Record, Settings, within
 from chipsparse.cli.tune.names import dense_name, pair_of
 from chipsparse.profiles.tuned_range import target_text
 
@@ -87,8 +86,6 @@ class Pair:
 
     Attributes:
         prompt: with its seed.
-        sparse: what was measured.
-        dense_seconds: None where it is not known.
     """
 
     prompt: str
@@ -98,12 +95,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class TriedConfig:
-    """A config with its pairs, one for each prompt that it was tried on.
-
-    Attributes:
-        name: short name of what is computed.
-        pairs: at least one.
-    """
+    """A config with its pairs, one for each prompt that it was tried on."""
 
     name: str
     pairs: Sequence[Pair]
@@ -144,6 +136,9 @@ class TriedConfig:
 
 class Tuning(FileRecord):
     """A results file; the last search is the newest."""
+
+    kind = "tuning"
+    marks = frozenset({"format", "about", "measured"})
 
     about: About
     measured: dict[str, Measurement]

@@ -2,21 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 TIMES = "\N{MULTIPLICATION SIGN}"
-
-
-def seconds_unit(values: Iterable[float]) -> tuple[str, float]:
-    """The name and the size of a unit of time in which the largest is a handy number."""
-    largest = max(values, default=0.0)
-    return ("ms", 1e-3) if largest < 1 else ("s", 1.0) if largest < 600 else ("min", 60.0)
-
-
-def bytes_unit(values: Iterable[float]) -> tuple[str, float]:
-    """Likewise of memory."""
-    large = max(values, default=0.0) >= 1 << 30
-    return ("GiB", float(1 << 30)) if large else ("MiB", float(1 << 20))
 
 
 def percent(share: float) -> str:

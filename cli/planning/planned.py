@@ -27,9 +27,6 @@ class PlannedGeneration:
     """What is known of a generation without its model.
 
     Attributes:
-        settings: of the pipeline call.
-        adapter: of the model's class.
-        plan: what is sparse, when, at which sizes.
         pixels: height and width of a frame.
         branches: transformer calls per step.
         never: parts that run dense in every layer, and why.

@@ -29,17 +29,7 @@ def write_profile(
     config: SparsityConfig,
     tuned: TunedFor | None = None,
 ) -> None:
-    """Writes all of the profile or nothing; raises `UserError` where that fails.
-
-    Args:
-        path: of the file.
-        command: that writes it.
-        model_class: of the transformer.
-        description: one sentence for people.
-        settings: of the pipeline call.
-        config: what is computed.
-        tuned: what it was tuned for; None where it was not tuned.
-    """
+    """Writes all of the profile or nothing; raises `UserError` where that fails."""
     content = {
         "model_class": model_class,
         "description": description,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import platform
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.planning.settings import GenerationSettings
+from chipsparse.cli.wording import counted
+from chipsparse.common.machine import cpu_model
 from chipsparse.profiles.profile import Profile
 from chipsparse.profiles.tuned_range import digest, outside
 
@@ -52,24 +51,11 @@ def range_of(
     """What a generation has of a profile's range."""
     values = dataclasses.asdict(settings)
     del values["max_sequence_length"]
-    return {
-        **values,
-        "dtype": str(dtype).removeprefix("torch."),
-        "device": device_name(device),
-    }
+    return {**values, "dtype": str(dtype).removeprefix("torch."), "device": device_name(device)}
 
 
 def device_name(device: torch.device) -> str:
     """The device, as results and profiles name it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    threads = torch.get_num_threads()
-    return f"{_processor()}, {threads} {'thread' if threads == 1 else 'threads'}"
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return f"{cpu_model()}, {counted(torch.get_num_threads(), 'thread')}"

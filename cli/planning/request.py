@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -14,8 +17,10 @@ from chipsparse.cli.model.description import (
     choose_dtype,
     describe_model,
     is_local,
+    quiet_libraries,
 )
 from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.ranks.joined import Joined
 from chipsparse.profiles.profile import (
     MODEL_PROFILE_NAME,
     Profile,
@@ -35,6 +40,24 @@ def device_and_dtype(options: GenerationOptions) -> tuple[torch.device, torch.dt
     return device, choose_dtype(options.dtype, device)
 
 
+class Request(NamedTuple):
+    """The model of a command, where it computes, and what shows the progress."""
+
+    model: ModelDescription
+    device: torch.device
+    dtype: torch.dtype
+    display: ProgressDisplay
+
+
+@contextmanager
+def requested(options: GenerationOptions, process: Joined) -> Iterator[Request]:
+    """What a command is about, as far as no weight tells, while it works quietly."""
+    device, dtype = device_and_dtype(options)
+    device = process.device(device)
+    with process.display() as display, quiet_libraries(debug=options.debug):
+        yield Request(look_up(options, display), device, dtype, display)
+
+
 def look_up(options: GenerationOptions, display: ProgressDisplay) -> ModelDescription:
     """What the files of ``--model`` say."""
     location = str(bundled_model()) if options.model is None else options.model
@@ -50,7 +73,6 @@ def check_prompt_is_enough(
     """Raises `UserError`, with a way out, where the pipeline cannot run on a prompt alone.
 
     Args:
-        model: has the pipeline.
         instead: the way out.
         given: arguments that it gets besides.
     """
@@ -72,8 +94,6 @@ def choose_profile(
     """The profile of ``--config`` or of the model: its ``--quality``, with the memory budgets.
 
     Args:
-        options: what the user typed.
-        model: what the profile must be for.
         optional: None, not `UserError`, where there is no profile.
     """
     with user_errors(ValueError):

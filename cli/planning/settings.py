@@ -160,8 +160,6 @@ def latent_sizes(
     """Frames, rows and columns of the latents.
 
     Args:
-        settings: of the call.
-        model: has the VAE.
         default: rows and columns where neither the settings nor the transformer's config names
             some.
     """

@@ -14,7 +14,6 @@ def too_few_steps(plan: SparsityPlan, first_step: Callable[[int], int] = lambda 
     """One sentence where a plan that wants to be sparse has too few steps for it, else None.
 
     Args:
-        plan: with the number of steps.
         first_step: the step that the pipeline begins with, of so many; more than 0 where it starts
             from an image.
     """

@@ -43,23 +43,13 @@ def work_share(report: GenerationReport) -> float | None:
 
 
 def step_costs(plan: SparsityPlan, *, first: int = 0) -> list[float]:
-    """Operations of each step of a plan, as far as it is known beforehand.
-
-    Args:
-        plan: with the number of steps.
-        first: the step that the pipeline begins with.
-    """
+    """Operations of each step of a plan from ``first`` on, as far as known beforehand."""
     costs = _action_costs(plan, {part: {} for part in PARTS})
     return [costs[action] for action in plan.actions(first)]
 
 
 def planned_share(plan: SparsityPlan, dense: DenseParts) -> float:
-    """Operations of a whole generation over those of a dense one, as far as known beforehand.
-
-    Args:
-        plan: with the number of steps.
-        dense: layers of each part that never run sparse.
-    """
+    """Operations of a whole generation over those of a dense one, as far as known beforehand."""
     costs = _action_costs(plan, dense)
     actions = plan.actions()
     return sum(costs[action] for action in actions) / (len(actions) * costs[Action.DENSE])

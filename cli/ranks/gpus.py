@@ -11,13 +11,7 @@ from chipsparse.common.byte_sizes import format_bytes
 
 
 def check_gpus(gpus: int, device_name: str, *, option: str = "--gpus") -> None:
-    """Raises `UserError` where there are fewer GPUs, or they cannot exchange tensors.
-
-    Args:
-        gpus: processes to start.
-        device_name: of ``--device``.
-        option: that asks for them.
-    """
+    """Raises `UserError` where there are fewer GPUs, or they cannot exchange tensors."""
     device = choose_device(device_name)
     check_exchange(device)
     if device.type != "cuda":

@@ -28,17 +28,11 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where processes meet that no launcher started: a key-value store that another one has.
-
-    Attributes:
-        host: of the store.
-        port: likewise.
-        name: of these processes, since others meet there, too.
-    """
+    """Where processes meet that no launcher started: a key-value store that another one has."""
 
     host: str
     port: int
-    name: str
+    name: str  # of these processes, since others meet there, too
 
 
 @dataclass(frozen=True)
@@ -80,8 +74,7 @@ class Joined:
     def device(self, chosen: torch.device) -> torch.device:
         """Where this process computes, where the first would on the chosen device.
 
-        Raises:
-            UserError: its machine has no GPU for it.
+        Raises `UserError` where its machine has no GPU for it.
         """
         if self.ranks == 1 or chosen.type != "cuda":
             return chosen
@@ -90,11 +83,7 @@ class Joined:
         return gpu_of(self.local_rank)
 
     def first(self, make: Callable[[], Value]) -> Value | None:
-        """What the first process makes, which so decides for all; the others wait for it.
-
-        Args:
-            make: makes it, as JSON values; only called on the first one.
-        """
+        """What the first process makes, as JSON values; the others do not, and wait for it."""
         if self.peers is None:
             return make()
         try:
@@ -128,8 +117,7 @@ class Joined:
 def launched(environment: Mapping[str, str] | None = None) -> Joined | None:
     """What the launcher of torch.distributed, or another with its variables, says; None: nothing.
 
-    Raises:
-        UserError: its variables are no numbers.
+    Raises `UserError` for variables that are no numbers.
     """
     environment = os.environ if environment is None else environment
     if any(name not in environment for name in LAUNCHED):
@@ -160,13 +148,7 @@ def check_alone(what: str) -> None:
 def shared_by(processes: int, guidance: int | None, *, option: str = "--gpus") -> Parallel:
     """What so many processes share, with guidance branches on so many of them.
 
-    Args:
-        processes: of them all.
-        guidance: of ``--guidance-parallel``, or None.
-        option: that says how many processes there are.
-
-    Raises:
-        UserError: the one is no multiple of the other.
+    Raises `UserError` where the one is no multiple of the other.
     """
     guidance = 1 if guidance is None else guidance
     if processes % guidance:
@@ -179,10 +161,6 @@ def shared_by(processes: int, guidance: int | None, *, option: str = "--gpus") -
 
 def joined(gpus: int | None, guidance: int | None = None) -> Joined | None:
     """This process's place; None where it is to start the others.
-
-    Args:
-        gpus: of ``--gpus``, or None.
-        guidance: of ``--guidance-parallel``, or None.
 
     Raises:
         UserError: a launcher started another number of processes, or they cannot share guidance.

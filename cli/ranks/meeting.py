@@ -26,8 +26,6 @@ def meet(process: Joined, device: torch.device, facts: Mapping[str, Any] | None 
     """The process with its peers, for the rest of its life; as it is where it is alone.
 
     Args:
-        process: this one.
-        device: that it computes on.
         facts: what must be equal on all of them, by its name in words, besides versions and GPUs.
 
     Raises:

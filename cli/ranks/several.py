@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 from chipsparse.cli.command_line import SHOWING, command_words
@@ -11,11 +11,13 @@ from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model.description import ModelDescription, quiet_libraries
 from chipsparse.cli.options import option_name
 from chipsparse.cli.planning.planned import planned_if_known
-from chipsparse.cli.planning.request import look_up, required_profile
+from chipsparse.cli.planning.request import Request, look_up, required_profile
 from chipsparse.cli.progress import ProgressDisplay, silent_display
+from chipsparse.cli.prompts import Prompt
 from chipsparse.cli.ranks.gpus import check_gpus
 from chipsparse.cli.ranks.joined import Joined, joined, shared_by
 from chipsparse.cli.ranks.launch import launch
+from chipsparse.cli.ranks.meeting import meet
 from chipsparse.cli.ranks.sharing import check_sharing
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import Profile
@@ -38,20 +40,32 @@ def check_profile_shared(
 def check_shared(
     options: GenerationOptions,
     model: ModelDescription,
-    profile: Profile,
+    profile: Profile | None,
     parallel: Parallel | None,
 ) -> None:
     """Raises `UserError` where processes cannot share generations of this profile."""
-    if parallel is not None:
+    if profile is not None and parallel is not None:
         check_sharing(model, planned_if_known(options, model, profile), parallel)
+
+
+def met(
+    process: Joined,
+    options: GenerationOptions,
+    request: Request,
+    profiles: Collection[Profile | None],
+    prompts: Iterable[Prompt] = (),
+) -> Joined:
+    """The process with its peers, which were called alike and can share what is generated."""
+    for profile in profiles:
+        check_shared(options, request.model, profile, process.parallel)
+    facts = called(options, *profiles, prompts=[prompt.text for prompt in prompts])
+    return meet(process, request.device, facts)
 
 
 def taking_part(command: str, options: Options, check: Check[Options]) -> Joined | None:
     """This process's place; None where it has started the others, which have done the work.
 
     Args:
-        command: its name.
-        options: what was typed.
         check: asked before any process is started.
 
     Raises:
@@ -73,13 +87,7 @@ def taking_part(command: str, options: Options, check: Check[Options]) -> Joined
 def called(
     options: GenerationOptions, *profiles: Profile | None, prompts: Sequence[str] = ()
 ) -> dict[str, str]:
-    """What processes that make something together must have been called with alike.
-
-    Args:
-        options: what was typed; where files are written does not matter.
-        profiles: what is computed, as it stands in this machine's files.
-        prompts: likewise.
-    """
+    """What processes must have been called with alike, wherever they write."""
     left_out = SHOWING | WRITTEN
     facts = {
         field.name: str(getattr(options, field.name))

@@ -22,7 +22,6 @@ def check_sharing(
     """Raises `UserError` where so many processes cannot share the generation.
 
     Args:
-        model: what its files say.
         planned: what they tell of the generation; None where the model's own code decides.
         parallel: the processes; None for one.
     """

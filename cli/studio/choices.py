@@ -14,6 +14,10 @@ from chipsparse.cli.generate.prepared import Job, settle
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.planning.request import look_up
 from chipsparse.cli.progress import silent_display
+from chipsparse.profiles.profile import ASSETS, bundled_model
+
+BUNDLED = (bundled_model(), ASSETS / "tiny-flux")
+INDEXES = {"model_index.json", "modular_model_index.json"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +25,6 @@ class Choices:
     """The fields of the page; None where one is empty, which leaves it to the profile.
 
     Attributes:
-        model: folder or hub name.
-        prompt: what to show.
-        seed: of the noise.
         quality: of the profile; None for one that has no qualities.
         compare: whether the dense one is made, too.
     """
@@ -42,12 +43,7 @@ class Choices:
 
     @classmethod
     def typed(cls, options: StudioOptions, model: str) -> Choices:
-        """What the page begins with.
-
-        Args:
-            options: what the user typed.
-            model: folder or hub name.
-        """
+        """What the page begins with."""
         names = {field.name for field in dataclasses.fields(cls)} - {"model", "prompt", "compare"}
         return cls(model=model, **{name: getattr(options, name) for name in names})
 
@@ -63,11 +59,7 @@ def settled(
     """What `generate --compare` would settle; raises `UserError`.
 
     Args:
-        choices: what is chosen.
-        folder: for the clip.
         typed: at the start of the studio, which says what the page has no field for.
-        device: to compute on.
-        dtype: to compute in.
     """
     names = [field.name for field in dataclasses.fields(GenerationOptions)]
     chosen = {**{name: getattr(typed, name) for name in names}, **dataclasses.asdict(choices)}
@@ -77,3 +69,33 @@ def settled(
         options = dataclasses.replace(options, output=folder / "sparse.mp4")
     options.check()
     return settle(options, model, device, dtype)
+
+
+def models_here(typed: str | None) -> list[tuple[str, str]]:
+    """The models that the page offers: all that can be loaded without a download.
+
+    Args:
+        typed: as ``--model`` has it, which comes first; None where it was left out.
+
+    Returns:
+        For each a name for people, and what ``--model`` takes.
+    """
+    found = [] if typed is None else [(typed, typed)]
+    found += [(f"{folder.name} (bundled)", str(folder)) for folder in BUNDLED]
+    return [*found, *((name, name) for name in _cached() if name != typed)]
+
+
+def _cached() -> list[str]:
+    """Hub names of pipelines in Hugging Face's cache; nothing where there is none."""
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        repositories = scan_cache_dir().repos
+    except CacheNotFound:
+        return []
+    return sorted(
+        each.repo_id
+        for each in repositories
+        if each.repo_type == "model"
+        and any(file.file_name in INDEXES for kept in each.revisions for file in kept.files)
+    )

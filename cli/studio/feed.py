@@ -28,7 +28,6 @@ class Run:
     """One of the two generations.
 
     Attributes:
-        way: which.
         planned: the action of each step, as far as it is known beforehand.
         actions: of the steps that are done, from the first on.
     """
@@ -43,8 +42,6 @@ class Shown:
     """One moment.
 
     Attributes:
-        stage: what is going on.
-        clock: how long it takes already, and what is left.
         runs: those that began, in their order.
         preview: what the latents show, uint8 ``[T, H, W, 3]``; None where there is nothing yet.
     """
@@ -88,8 +85,6 @@ class Feed(ProgressDisplay):
 
         Args:
             run: without any step done.
-            preview: of its latents.
-            scheduler: the pipeline's.
         """
         self._source = preview, scheduler
         self.now = dataclasses.replace(self.now, runs=(*self.now.runs, run), preview=None)

@@ -41,13 +41,8 @@ class Result:
 
     Attributes:
         request: prompt, model, profile and settings, as `generate --json` has them.
-        sparse: the sparse generation.
         dense: the dense one; None where it was not asked for, or was stopped.
         kept: whether that one is an earlier generation's, from which it would not differ.
-        comparison: of both.
-        clips: their files.
-        profile: the file of the profile that was used.
-        runs: what was done at each step.
     """
 
     request: dict[str, Any]
@@ -83,15 +78,6 @@ class Result:
         return file
 
 
-@dataclass(frozen=True)
-class _Loaded:
-    """A pipeline, with the colours of its latents."""
-
-    model: str
-    pipe: Any
-    colours: Colours
-
-
 class Maker:
     """Keeps the pipeline, and the last dense clip; works in one thread.
 
@@ -106,7 +92,9 @@ class Maker:
         self._count = 0
         self._stack = ExitStack()
         self._open: tuple[GenerateOptions, Runner] | None = None
-        self._loaded: _Loaded | None = None
+        self._location: str | None = None  # of the model that is loaded
+        self._loaded: Any = None
+        self._colours = Colours()  # of its latents
         self._dense: tuple[Any, Generation] | None = None
 
     def close(self) -> None:
@@ -125,7 +113,7 @@ class Maker:
         runner = self._opened(job, feed)
         # Its command writes to where it is typed.
         item = Item(choices.prompt, choices.seed, Path(job.options.output.name), None)
-        warnings = prompt_warnings(job, item, runner)
+        warnings = prompt_warnings(runner, item)
         which = self._dense_of(job, item)
         kept = self._dense[1] if self._dense is not None and self._dense[0] == which else None
         ways: list[Way] = ["sparse"]
@@ -175,16 +163,16 @@ class Maker:
 
     def _pipe(self, job: Job) -> Any:
         """The pipeline of a job's model; that of another one is let go first."""
-        if self._loaded is None or self._loaded.model != job.model.location:
-            self._loaded = self._dense = None
+        if self._location != job.model.location:
+            self._location = self._loaded = self._dense = None
             gc.collect()
             if job.device.type == "cuda":
                 torch.cuda.empty_cache()
-            self._loaded = _Loaded(job.model.location, load(job), Colours())
-        return self._loaded.pipe
+            self._loaded, self._colours = load(job), Colours()
+            self._location = job.model.location
+        return self._loaded
 
     def _run(self, way: Way, job: Job, item: Item, runner: Runner, feed: Feed) -> Generation:
-        assert self._loaded is not None
         grid, planned = None, ["dense"] * job.steps
         if job.planned is not None and len(job.planned.plan.layout.grids) == 1:
             grid = job.planned.plan.layout.grids[0]
@@ -192,8 +180,8 @@ class Maker:
             planned = [] if job.planned is None else [a.value for a in job.planned.plan.actions()]
         config = job.model.vae_config
         channels = config.get("latent_channels") or config.get("z_dim")
-        preview = Preview(grid, channels, self._loaded.colours)
-        feed.begin(Run(way, tuple(planned)), preview, self._loaded.pipe.scheduler)
+        preview = Preview(grid, channels, self._colours)
+        feed.begin(Run(way, tuple(planned)), preview, self._loaded.scheduler)
         made = runner.sparse(item) if way == "sparse" else runner.dense(item)
         preview.learn(made.frames)
         return made

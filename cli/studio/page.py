@@ -18,7 +18,6 @@ from chipsparse.cli.studio import view
 from chipsparse.cli.studio.choices import Choices
 from chipsparse.cli.studio.feed import Shown
 from chipsparse.cli.studio.maker import Result
-from chipsparse.cli.studio.models import Model
 from chipsparse.cli.studio.studio import BrokenOff, Studio
 from chipsparse.profiles.qualities import QUALITIES
 
@@ -39,15 +38,14 @@ class Page:
     """The page of a studio.
 
     Args:
-        studio: does the work.
-        models: that are offered, the one that is chosen first.
+        models: that are offered, the one that is chosen first: names with their locations.
         job: what would be made at first.
     """
 
-    def __init__(self, studio: Studio, models: Sequence[Model], job: Job) -> None:
+    def __init__(self, studio: Studio, models: Sequence[tuple[str, str]], job: Job) -> None:
         self._studio = studio
         self._result: Result | None = None
-        first = Choices.typed(studio.options, models[0].location)
+        first = Choices.typed(studio.options, models[0][1])
         with gr.Blocks(
             title="chipsparse studio", analytics_enabled=False, delete_cache=(3600, 3600)
         ) as self.blocks:
@@ -64,9 +62,9 @@ class Page:
         with self.blocks:
             self._events()
 
-    def _fields(self, models: Sequence[Model], first: Choices, job: Job) -> None:
+    def _fields(self, models: Sequence[tuple[str, str]], first: Choices, job: Job) -> None:
         self._model = gr.Dropdown(
-            [(each.name, each.location) for each in models],
+            models,
             value=first.model,
             label="Model",
             info=_about(job),
@@ -296,10 +294,7 @@ def launch(page: gr.Blocks, *, folder: Path, host: str, port: int) -> None:
     """Serves a page, to this machine alone and without anything from others.
 
     Args:
-        page: of a studio.
         folder: whose files it may show.
-        host: this machine.
-        port: on it.
 
     Raises:
         OSError: the port is taken.

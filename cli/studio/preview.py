@@ -60,7 +60,6 @@ class Preview:
     Args:
         grid: the transformer's tokens; tells how latents that are packed into tokens lie.
         channels: of the VAE's latents.
-        colours: shown in these.
     """
 
     def __init__(self, grid: Grid | None, channels: int | None, colours: Colours) -> None:
@@ -104,8 +103,6 @@ def arrange(
     Args:
         latents: ``[B, C, H, W]``, ``[B, C, T, H, W]``, ``[B, T, C, H, W]``, or tokens
             ``[B, T * H * W, C]``, of which some pipelines pack 2x2 latents into one.
-        grid: of the tokens.
-        channels: of the latents.
     """
     if latents.ndim == 4:
         return latents[0].permute(1, 2, 0)[None]

@@ -51,8 +51,7 @@ def serve(options: StudioOptions, port: int) -> None:
         UserError: the model or the device is not here, or the port was taken meanwhile.
     """
     from chipsparse.cli.model.description import quiet_libraries
-    from chipsparse.cli.studio.choices import Choices
-    from chipsparse.cli.studio.models import models_here
+    from chipsparse.cli.studio.choices import Choices, models_here
     from chipsparse.cli.studio.studio import Studio
     from chipsparse.common.scratch import scratch_folder
 
@@ -63,7 +62,7 @@ def serve(options: StudioOptions, port: int) -> None:
         Studio(options, folder) as studio,
     ):
         models = models_here(options.model)
-        first = studio.settle(Choices.typed(options, models[0].location))
+        first = studio.settle(Choices.typed(options, models[0][1]))
         from chipsparse.cli.studio.page import Page, launch  # slow to import
 
         page = Page(studio, models, first).blocks

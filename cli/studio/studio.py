@@ -24,7 +24,6 @@ class BrokenOff:
 
     Attributes:
         why: one sentence; None where it was stopped.
-        last: what was shown until then.
     """
 
     why: str | None
@@ -39,7 +38,6 @@ class Studio:
     """A context manager, at whose end nothing runs any more.
 
     Args:
-        options: what the user typed.
         folder: for what is made; an empty one.
 
     Raises:

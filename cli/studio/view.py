@@ -21,15 +21,8 @@ from chipsparse.cli.studio.maker import Result
 from chipsparse.cli.wording import counted, seconds_text
 
 TEMPLATES = Path(__file__).with_name("templates")
+Tile = tuple[str, str]  # a number, and what it is
 LETTERS = {"dense": "D", "refresh": "R", "sparse": "S", "skip": "\N{EN DASH}"}
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A number, and what it is."""
-
-    value: str
-    name: str
 
 
 @dataclass(frozen=True)
@@ -37,9 +30,7 @@ class Cell:
     """A step of a strip.
 
     Attributes:
-        letter: says what it did.
         kind: an action, which has a colour.
-        told: all that is known of it.
         planned: whether it is to come.
     """
 
@@ -67,7 +58,6 @@ def moment(shown: Shown, *, error: str | None = None) -> str:
     """What goes on, the steps that are done and planned, and the preview.
 
     Args:
-        shown: the moment.
         error: one sentence about what went wrong there.
     """
     pictures = [] if shown.preview is None else [_picture(each) for each in shown.preview]
@@ -102,21 +92,21 @@ def _templates() -> Environment:
 
 
 def _tiles(made: Result) -> list[Tile]:
-    tiles = [Tile(seconds_text(made.sparse.denoising_seconds), "sparse, all steps")]
+    tiles = [(seconds_text(made.sparse.denoising_seconds), "sparse, all steps")]
     compared = made.comparison
     if made.dense is None or compared is None:
         share = made.sparse.work_share
-        return tiles if share is None else [*tiles, Tile(percent(share), "of dense's operations")]
+        return tiles if share is None else [*tiles, (percent(share), "of dense's operations")]
     tiles += [
-        Tile(seconds_text(made.dense.denoising_seconds), "dense, all steps"),
-        Tile(times(compared.speedup), "as fast as dense"),
-        Tile(_decibels(compared.psnr_db), "PSNR"),
+        (seconds_text(made.dense.denoising_seconds), "dense, all steps"),
+        (times(compared.speedup), "as fast as dense"),
+        (_decibels(compared.psnr_db), "PSNR"),
     ]
     if compared.ssim is not None:
-        tiles.append(Tile(f"{compared.ssim:.4f}", "SSIM"))
+        tiles.append((f"{compared.ssim:.4f}", "SSIM"))
     if len(made.sparse.frames) > 1 and not compared.identical:
         worst = compared.psnr_per_frame[made.worst_frame]
-        tiles.append(Tile(_decibels(worst), f"worst frame, number {made.worst_frame}"))
+        tiles.append((_decibels(worst), f"worst frame, number {made.worst_frame}"))
     return tiles
 
 

@@ -13,19 +13,15 @@ from chipsparse.cli.commands.compare import CompareOptions
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.media import write as media
-from chipsparse.cli.model.description import ModelDescription, load_pipeline, quiet_libraries
-from chipsparse.cli.model.weights_digest import weights_digest
+from chipsparse.cli.model.description import ModelDescription, load_pipeline
+from chipsparse.cli.model.weight_files import weights_digest
 from chipsparse.cli.pages.page import check_library, page
 from chipsparse.cli.pages.part import part_of
-from chipsparse.cli.planning.request import (
-    check_prompt_is_enough,
-    choose_profile,
-    device_and_dtype,
-    look_up,
-)
+from chipsparse.cli.planning.request import check_prompt_is_enough, choose_profile, requested
 from chipsparse.cli.planning.settings import resolve_settings
 from chipsparse.cli.progress import ProgressDisplay, duration
 from chipsparse.cli.prompts import Prompt, first_prompts, shapes
+from chipsparse.cli.ranks.joined import Joined
 from chipsparse.cli.suite.lab import SuiteLab
 from chipsparse.cli.suite.record import environment, suite_json
 from chipsparse.cli.suite.rows import suite_rows
@@ -44,7 +40,6 @@ class Suite:
     """A finished suite.
 
     Attributes:
-        folder: where everything lies.
         content: of the file that can be sent.
     """
 
@@ -78,9 +73,7 @@ def run_suite(options: CompareOptions) -> Suite:
 
 def _run(options: CompareOptions) -> Suite:
     check_library()
-    device, dtype = device_and_dtype(options)
-    with ProgressDisplay() as display, quiet_libraries(debug=options.debug):
-        model = look_up(options, display)
+    with requested(options, Joined()) as (model, device, dtype, display):
         check_prompt_is_enough(model, "a suite generates from prompts alone")
         profile = choose_profile(options, model, optional=True)
         defaults = GenerationDefaults() if profile is None else profile.generation
@@ -108,7 +101,7 @@ def _run(options: CompareOptions) -> Suite:
             if not told:
                 told = _tell_time(display, progress, lab.plan())
             lab.others(prompt)
-            content = suite_json(common, lab, rows, prompts, with_prompts=options.with_prompts)
+            content = suite_json(common, lab, with_prompts=options.with_prompts)
             _write(folder / TO_SEND, to_send(content))
         with display.stage(f"writing {folder / PAGE}"):
             _write(folder / PAGE, page([part_of(folder / TO_SEND, content)]))

@@ -26,25 +26,14 @@ from chipsparse.pipelines.stacked_caches import transformers_of
 from chipsparse.report.generation import GenerationReport
 from chipsparse.tuning.results_file import ResultsFile
 
+Remarks = Callable[[], Sequence[str]]
+
 CALIBRATION = "MagCache, calibration"
 CALIBRATION_SEED = 2**32  # of noise that no clip has
 OTHER_LIBRARY = (
     "the model's attention does not go through PyTorch's scaled_dot_product_attention, so no other "
     "kernel could stand in"
 )
-
-
-@dataclass(frozen=True)
-class _On:
-    """A pipeline that generates as a row says.
-
-    Attributes:
-        report: of ours.
-        remarks: what there is to say, asked behind the generation.
-    """
-
-    report: GenerationReport | None = None
-    remarks: Callable[[], Sequence[str]] = tuple
 
 
 @dataclass
@@ -56,11 +45,8 @@ class SuiteLab:
     Attributes:
         generator: has the pipeline, not patched.
         rows: what to compare, the stock model first.
-        prompts: with which.
         results: keeps a record of each clip. Frames of dense ones lie in ``dense`` beside it, all
             clips to look at in ``clips``.
-        suffix: of clips.
-        fps: of clips.
     """
 
     generator: Generator
@@ -126,7 +112,7 @@ class SuiteLab:
                 self.results.measured(name, make)
 
     def _make_dense(self, prompt: Prompt) -> dict[str, Any]:
-        made = self._generate(self.rows[0], prompt, _On())
+        made = self._generate(self.rows[0], prompt)
         keep_frames(self._frames_file(prompt), made.frames)
         self._write_clip(self.rows[0], prompt, made.frames)
         return {"seconds": made.denoising_seconds}
@@ -150,9 +136,9 @@ class SuiteLab:
     def _compared(self, row: Row, prompt: Prompt) -> dict[str, Any]:
         dense = self._dense_frames(prompt)
         try:
-            with self._applied(row) as on:
-                made = self._generate(row, prompt, on)
-                remarks = [*on.remarks(), *([made.nothing_sparse] if made.nothing_sparse else [])]
+            with self._applied(row) as (report, told):
+                made = self._generate(row, prompt, report)
+                remarks = [*told(), *([made.nothing_sparse] if made.nothing_sparse else [])]
         except Exception as error:
             # That something cannot run on a model is a result, and hours of others stay.
             return {"refused": described(error)}
@@ -167,21 +153,23 @@ class SuiteLab:
         }
 
     @contextmanager
-    def _applied(self, row: Row) -> Iterator[_On]:
-        """The pipeline as a row wants it, for the time being."""
+    def _applied(self, row: Row) -> Iterator[tuple[GenerationReport | None, Remarks]]:
+        """The pipeline as a row wants it, for the time being: its report, if it is ours, and
+        what there is to say, asked behind the generation.
+        """
         if row.config is not None:
             with patched(self.generator.pipe, row.config) as report:
-                yield _On(report, lambda: report.fallbacks)
+                yield report, lambda: report.fallbacks
         elif row.cache is not None:
             measured = self.results.get(CALIBRATION) if row.method == MAG else None
             ratios = tuple(measured["ratios"]) if measured else ()
             run = CacheRun(self.generator.pipe, self.generator.settings.num_inference_steps, ratios)
             with cached(run, row.cache) as heard:
-                yield _On(remarks=lambda: heard)
+                yield None, lambda: heard
         else:
             assert row.method == FLOOR
             with other_attention(transformers_of(self.generator.pipe)) as told:
-                yield _On(remarks=lambda: _kernel(told()))
+                yield None, lambda: _kernel(told())
 
     def _calibrate(self) -> None:
         """Measures MagCache's ratios on this model, once."""
@@ -190,7 +178,7 @@ class SuiteLab:
             steps = self.generator.settings.num_inference_steps
             prompt = Prompt(0, self.prompts[0].text, CALIBRATION_SEED)
             row = Row(DENSE, "MagCache's calibration")
-            make = partial(self._generate, row, prompt, _On(), warm=False)
+            make = partial(self._generate, row, prompt, warm=False)
             try:
                 return {"ratios": calibrated_ratios(self.generator.pipe, steps, make)}
             except Exception as error:
@@ -198,12 +186,14 @@ class SuiteLab:
 
         self._kept(CALIBRATION, measure)
 
-    def _generate(self, row: Row, prompt: Prompt, on: _On, *, warm: bool = True) -> Generation:
+    def _generate(
+        self, row: Row, prompt: Prompt, report: GenerationReport | None = None, *, warm: bool = True
+    ) -> Generation:
         return self.generator.make(
             prompt.text,
             seed=prompt.seed,
             title=f"prompt {prompt.index + 1} of {len(self.prompts)}, {row.name}",
-            report=on.report,
+            report=report,
             way=row.name if warm else None,
         )
 

@@ -51,34 +51,25 @@ def environment(
     }
 
 
-def suite_json(
-    common: dict[str, Any],
-    lab: SuiteLab,
-    rows: Sequence[Row],
-    prompts: Sequence[Prompt],
-    *,
-    with_prompts: bool,
-) -> dict[str, Any]:
+def suite_json(common: dict[str, Any], lab: SuiteLab, *, with_prompts: bool) -> dict[str, Any]:
     """The clips that were made so far, and what they come to.
 
     Args:
         common: see `environment`.
-        lab: knows the clips.
-        rows: the stock model first.
-        prompts: all that were asked for.
-        with_prompts: whether their texts are in it.
+        with_prompts: whether the texts of the prompts are in it.
     """
-    made = [prompt for prompt in prompts if lab.record(rows[0], prompt) is not None]
-    seconds = {prompt: lab.record(rows[0], prompt)["seconds"] for prompt in made}
-    entries = [_row_json(lab, row, made, seconds) for row in rows[1:]]
-    sample = _farthest(lab, rows, made)
+    dense, *others = lab.rows
+    made = [prompt for prompt in lab.prompts if lab.record(dense, prompt) is not None]
+    seconds = {prompt: lab.record(dense, prompt)["seconds"] for prompt in made}
+    entries = [_row_json(lab, row, seconds) for row in others]
+    sample = _farthest(lab, made)
     return {
         "mode": "suite",
         **common,
         "thresholds": {**LEAST, **MOST},
-        "lpips_missing": _lpips_missing(lab, rows, made),
+        "lpips_missing": _lpips_missing(lab, made),
         "prompts": {
-            "asked": len(prompts),
+            "asked": len(lab.prompts),
             "made": len(made),
             "seeds": [prompt.seed for prompt in made],
             "texts": [prompt.text for prompt in made] if with_prompts else None,
@@ -97,16 +88,16 @@ def suite_json(
             "seed": sample.seed,
             "files": {
                 row.name: f"clips/{lab.clip_file(row, sample).name}"
-                for row in rows
+                for row in lab.rows
                 if lab.record(row, sample) and lab.refusal(row) is None
             },
         },
     }
 
 
-def _lpips_missing(lab: SuiteLab, rows: Sequence[Row], prompts: Sequence[Prompt]) -> str | None:
+def _lpips_missing(lab: SuiteLab, prompts: Sequence[Prompt]) -> str | None:
     """Why a clip has no LPIPS, without the folder where the weights are looked for."""
-    records = [lab.record(row, prompt) for row in rows[1:] for prompt in prompts]
+    records = [lab.record(row, prompt) for row in lab.rows[1:] for prompt in prompts]
     told = (record.get("lpips_missing") for record in records if record is not None)
     missing = next((text for text in told if text), None)
     return None if missing is None else without_folders(missing)
@@ -131,17 +122,15 @@ def passes(clip: dict[str, Any]) -> bool:
     )
 
 
-def _row_json(
-    lab: SuiteLab, row: Row, prompts: Sequence[Prompt], seconds: dict[Prompt, float]
-) -> dict[str, Any]:
+def _row_json(lab: SuiteLab, row: Row, dense_seconds: dict[Prompt, float]) -> dict[str, Any]:
     refused = lab.refusal(row)
     clips, remarks = [], []
-    for prompt in prompts:
+    for prompt, seconds in dense_seconds.items():
         record = lab.record(row, prompt)
         if refused is None and record is not None:
             remarks += record["remarks"]
             clip = {name: record[name] for name in ("seconds", *METRICS, "work")}
-            speedup = seconds[prompt] / record["seconds"]
+            speedup = seconds / record["seconds"]
             clips.append(
                 {"seed": prompt.seed, "speedup": speedup, **clip, "passes": passes(record)}
             )
@@ -181,19 +170,17 @@ def _summary(clips: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _farthest(lab: SuiteLab, rows: Sequence[Row], prompts: Sequence[Prompt]) -> Prompt | None:
+def _farthest(lab: SuiteLab, prompts: Sequence[Prompt]) -> Prompt | None:
     """The prompt on which one of our clips is farthest from dense, of those that are complete."""
-    ours = [row for row in rows if row.method == OURS and lab.refusal(row) is None]
-    complete = [
+    ours = [row for row in lab.rows if row.method == OURS and lab.refusal(row) is None]
+    complete = (
         prompt
         for prompt in prompts
-        if all(lab.refusal(row) or lab.record(row, prompt) for row in rows)
-    ]
-    if not complete:
-        return None
+        if all(lab.refusal(row) or lab.record(row, prompt) for row in lab.rows)
+    )
 
     def lowest(prompt: Prompt) -> float:
         psnrs = [lab.record(row, prompt)["psnr_db"] for row in ours]
         return min((psnr for psnr in psnrs if psnr is not None), default=IDENTICAL)
 
-    return min(complete, key=lowest)
+    return min(complete, key=lowest, default=None)

@@ -34,7 +34,6 @@ class Row:
     Attributes:
         method: what stands for one curve.
         name: of the row, without a comma.
-        setting: what it is, in words.
         cost: what a clip takes, in dense ones, until it is known better.
         cache: of diffusers, or
         config: of ours.

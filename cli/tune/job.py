@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 
 import chipsparse
@@ -15,26 +16,21 @@ from chipsparse.cli.commands.tune import TuneOptions
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.lpips import find_lpips
-from chipsparse.cli.model.description import ModelDescription, load_pipeline, quiet_libraries
-from chipsparse.cli.planning.planned import called_steps
+from chipsparse.cli.model.description import ModelDescription, load_pipeline
+from chipsparse.cli.planning.planned import called_steps, planned_if_known
 from chipsparse.cli.planning.profile_file import write_profile
 from chipsparse.cli.planning.profile_range import range_of
-from chipsparse.cli.planning.request import (
-    check_prompt_is_enough,
-    device_and_dtype,
-    look_up,
-    required_profile,
-)
+from chipsparse.cli.planning.request import check_prompt_is_enough, requested, required_profile
 from chipsparse.cli.planning.settings import GenerationSettings, resolve_settings
 from chipsparse.cli.prompts import Prompt, read_prompts, shapes
 from chipsparse.cli.ranks.joined import Joined
-from chipsparse.cli.ranks.meeting import meet
-from chipsparse.cli.ranks.several import called, check_shared
+from chipsparse.cli.ranks.several import met
 from chipsparse.cli.results import UNTOLD, fields_json
 from chipsparse.cli.tune.lab import TuneLab, config_digest
 from chipsparse.cli.tune.shared_results import SharedResults
 from chipsparse.cli.tune.unreachable import unreachable_text
 from chipsparse.cli.work_progress import WorkProgress
+from chipsparse.measure.capture_gain import may_capture
 from chipsparse.measure.clip_comparison import PerceptualDistance
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import ASSETS, Profile
@@ -51,10 +47,8 @@ class Tuned:
     """A finished search.
 
     Attributes:
-        profile: the file that was written.
         results: the file with the measurements.
         found: what was chosen, and what was measured.
-        tuned: for what.
         configs_tried: how many configs were generated with, now or before.
     """
 
@@ -78,7 +72,6 @@ def run(options: TuneOptions, process: Joined) -> Tuned:
     """Checks all that is cheap to check, then measures, searches and writes.
 
     Args:
-        options: what the user typed.
         process: this one, of those that generate together. The first one keeps what is measured,
             compares and writes.
     """
@@ -87,10 +80,8 @@ def run(options: TuneOptions, process: Joined) -> Tuned:
 
 
 def _run(options: TuneOptions, process: Joined) -> Tuned:
-    device, dtype = device_and_dtype(options)
-    device = process.device(device)
-    with process.display() as display, quiet_libraries(debug=options.debug):
-        model = look_up(options, display)
+    with requested(options, process) as request:
+        model, device, dtype, display = request
         profile = required_profile(options, model)
         settings = resolve_settings(options, model, profile.generation)
         check_prompt_is_enough(model, "a schedule is tuned on prompts alone")
@@ -100,9 +91,7 @@ def _run(options: TuneOptions, process: Joined) -> Tuned:
         prompts = choose_prompts(options, video=model.accepts("num_frames"))
         lpips = _lpips(options, settings)
         tuned = _tuned_for(options, model, settings, device, dtype)
-        check_shared(options, model, profile, process.parallel)
-        facts = called(options, profile, prompts=[prompt.text for prompt in prompts])
-        process = meet(process, device, facts)
+        process = met(process, options, request, [profile], prompts)
         common = about(tuned, model, profile, options, process.parallel)
         results = SharedResults(options.results_file, common, process)
         generator = Generator(
@@ -121,6 +110,7 @@ def _run(options: TuneOptions, process: Joined) -> Tuned:
             options.budget,
             lpips,
             settings.num_inference_steps - steps,
+            _may_capture(options, model, profile, dtype),
             process,
         )
         _keep(results, options, prompts, None)
@@ -155,6 +145,19 @@ def _run(options: TuneOptions, process: Joined) -> Tuned:
             tuned=tuned,
         )
     return Tuned(options.output, options.results_file, found, tuned, lab.candidates)
+
+
+def _may_capture(
+    options: TuneOptions, model: ModelDescription, profile: Profile, dtype: torch.dtype
+) -> bool:
+    """Whether sparse steps of such generations may gain by being captured as CUDA graphs."""
+    planned = planned_if_known(options, model, profile)
+    if planned is None:
+        return False
+    config = planned.plan.config.override(
+        {"attention.enabled": True, "schedule": {"actions": ["dense", "refresh", "sparse"]}}
+    )
+    return may_capture(dataclasses.replace(planned.plan, config=config), dtype)
 
 
 def choose_prompts(options: TuneOptions, *, video: bool) -> list[Prompt]:
@@ -214,7 +217,9 @@ def _tuned_for(
         model=Path(model.location).name if Path(model.location).exists() else model.location,
         transformer_config=digest(model.transformer_config),
         **range_of(settings, device, dtype),
-        versions=Versions(chipsparse.__version__, str(torch.__version__), _diffusers_version()),
+        versions=Versions(
+            chipsparse.__version__, str(torch.__version__), str(diffusers.__version__)
+        ),
         target=options.target,
     )
 
@@ -252,9 +257,3 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         path = f"{prefix}{name}"
         flat |= _flat(value, f"{path}.") if isinstance(value, dict) else {path: value}
     return flat
-
-
-def _diffusers_version() -> str:
-    import diffusers
-
-    return str(diffusers.__version__)

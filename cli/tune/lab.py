@@ -26,7 +26,7 @@ from chipsparse.cli.ranks.joined import Joined
 from chipsparse.cli.tune.names import dense_name, pair_name, pair_of, times_name
 from chipsparse.config import SparsityConfig
 from chipsparse.measure.clip_comparison import PerceptualDistance
-from chipsparse.pipelines.adapter import check_scheduler
+from chipsparse.pipelines.denoising_loop import check_scheduler
 from chipsparse.report.generation import GenerationReport
 from chipsparse.tuning.calibration import SchedulerTap
 from chipsparse.tuning.forms import StepSeconds
@@ -53,10 +53,9 @@ class TuneLab:
         config: what is to be tuned.
         prompts: those that calibrate first.
         calibrating: how many these are.
-        results: where measurements are kept.
         budget: dense generations that a search may take, in all.
-        lpips: measures LPIPS, where it is asked for.
         uncalled_steps: how many of ``num_inference_steps`` do not call the transformer.
+        captures: whether many sparse steps may gain by being captured as CUDA graphs.
         process: this one, of those that generate together, dense clips too. The first one has the
             files and compares.
     """
@@ -69,6 +68,7 @@ class TuneLab:
     budget: float
     lpips: PerceptualDistance | None = None
     uncalled_steps: int = 0
+    captures: bool = False
     process: Joined = Joined()
     _used: dict[str, float] = field(default_factory=dict, init=False)  # of the budget
     _told: bool = field(default=False, init=False)
@@ -85,10 +85,7 @@ class TuneLab:
         with user_errors(ValueError):
             check_scheduler(getattr(pipe, "scheduler", None))
         arguments = self.generator.arguments(self.prompts[0].text)
-        with (
-            self.generator.progress.stage("warming up"),
-            stock(pipe, self.process.parallel),
-        ):
+        with self.generator.progress.stage("warming up"), stock(pipe, self.process.parallel):
             denoise.warm_up(pipe, arguments, seed=self.prompts[0].seed, report=None)
         return pipe
 
@@ -108,7 +105,7 @@ class TuneLab:
         return made
 
     def _tell_the_time(self, seconds: float) -> None:
-        self.generator.progress.tell(
+        self.generator.progress.display.tell(
             f"a dense generation takes {duration(seconds)} here: the search ends within "
             f"{self.budget:g} times that, {duration(self.budget * seconds)}"
         )
@@ -186,6 +183,8 @@ class TuneLab:
                 "mlp.enabled": sparse_mlp,
             }
         )
+        if self.captures and config.cuda_graphs == "auto":  # as in a generation, of more steps
+            config = config.override({"cuda_graphs": "always"})
         arguments = {
             **self.generator.arguments(self.prompts[0].text),
             "num_inference_steps": len(TIMED_ACTIONS) + self.uncalled_steps,

@@ -7,13 +7,7 @@ WITH_LPIPS = "with LPIPS, "
 
 
 def pair_name(config: str, prompt: str, *, lpips: bool) -> str:
-    """The name of a sparse generation that was compared with the dense one.
-
-    Args:
-        config: short name of what was computed.
-        prompt: with its seed.
-        lpips: whether LPIPS was measured, too.
-    """
+    """The name of a sparse generation that was compared with the dense one."""
     return f"{PAIR}{WITH_LPIPS if lpips else ''}{config}, {prompt}"
 
 

@@ -11,13 +11,7 @@ from chipsparse.tuning.results_file import ResultsFile
 
 
 class SharedResults(ResultsFile):
-    """See `ResultsFile`. What the first process measured counts for all, so all go on alike.
-
-    Args:
-        path: the file.
-        about: what all measurements have in common.
-        process: this one; all of them make the same calls.
-    """
+    """See `ResultsFile`. What the first process measured counts for all, so all go on alike."""
 
     def __init__(self, path: Path, about: Mapping[str, Any], process: Joined) -> None:
         self._process = process

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from chipsparse.cli.tables import Facts, facts_table
+from chipsparse.cli.tables import print_facts
 from chipsparse.cli.tune.job import Tuned
 from chipsparse.cli.wording import seconds_text
 
 
 def print_summary(tuned: Tuned, console: Console) -> None:
     """The table."""
-    console.print(facts_table(_facts(tuned)), highlight=False, markup=False)
-
-
-def _facts(tuned: Tuned) -> Facts:
     measured = tuned.tuned.measured
     speedup = measured.dense_seconds / measured.seconds if measured.seconds else 0.0
     candidate = tuned.found.candidate
-    return [
+    sparse = candidate.steps.sparse
+    facts = [
         ("profile", str(tuned.profile)),
         ("quality", _quality(tuned)),
         (
@@ -28,14 +25,11 @@ def _facts(tuned: Tuned) -> Facts:
         ),
         ("schedule", candidate.describe),
         ("full steps", ", ".join(map(str, candidate.steps.full))),
-        *_sparse_steps(candidate.steps.sparse),
+        *([("sparse steps", ", ".join(map(str, sparse)))] if sparse else []),
         ("chosen from", f"{tuned.configs_tried} configs; verified on {measured.prompts} prompts"),
         ("measurements", str(tuned.results)),
     ]
-
-
-def _sparse_steps(steps: tuple[int, ...] | None) -> Facts:
-    return [("sparse steps", ", ".join(map(str, steps)))] if steps else []
+    print_facts(console, facts)
 
 
 def _quality(tuned: Tuned) -> str:

@@ -53,14 +53,8 @@ def attention_kernels() -> str:
 
     def speedup(case: str, backend: str, rows: int) -> str:
         """Without a delta rule: it was timed for one backend only."""
-        found = find(
-            records,
-            op="column_sparse_attention",
-            case=case,
-            backend=backend,
-            block_size=rows,
-            delta_rule="none",
-        )
+        values = {"case": case, "backend": backend, "block_size": rows, "delta_rule": "none"}
+        found = find(records, op="column_sparse_attention", **values)
         return of_ideal(found[0], digits=1) if found else "-"
 
     rows = []
@@ -70,30 +64,19 @@ def attention_kernels() -> str:
             records, op="dense_attention_column_sums", case=case, backend="gluon", block_size=128
         )[0]
         rows.append(
-            (
-                name_of(case),
-                f"{sparse['tokens']:,}",
-                f"{sparse['density']:.1%}",
-                dense_of(sparse),
-                f"{sparse['ideal']:.1f}x",
-                speedup(case, "gluon", 128),
-                speedup(case, "gluon", 192),
-                speedup(case, "triton", 128),
-                f"{refresh['latency_ms'] / refresh['baseline_ms']:.2f}",
-            )
+            {
+                "case": name_of(case),
+                "tokens": f"{sparse['tokens']:,}",
+                "kept": f"{sparse['density']:.1%}",
+                "cuDNN, ms (TFLOP/s)": dense_of(sparse),
+                "ideal": f"{sparse['ideal']:.1f}x",
+                "Gluon, 128 rows": speedup(case, "gluon", 128),
+                "Gluon, 192": speedup(case, "gluon", 192),
+                "Triton, 128": speedup(case, "triton", 128),
+                "refresh over dense": f"{refresh['latency_ms'] / refresh['baseline_ms']:.2f}",
+            }
         )
-    columns = (
-        "case",
-        "tokens",
-        "kept",
-        "cuDNN, ms (TFLOP/s)",
-        "ideal",
-        "Gluon, 128 rows",
-        "Gluon, 192",
-        "Triton, 128",
-        "refresh over dense",
-    )
-    return f"{table(columns, rows, texts=1)}\n\n{source(file, records)}. {CELLS}"
+    return f"{numbers(rows)}\n\n{source(file, records)}. {CELLS}"
 
 
 def attention_by_share() -> str:
@@ -123,28 +106,18 @@ def sparse_mlp() -> str:
         by_backend = {record["backend"]: record for record in find(records, case=case)}
         gluon, triton = by_backend["gluon"], by_backend["triton"]
         rows.append(
-            (
-                name_of(case),
-                f"{gluon['mlp_tokens']:,}",
-                f"{gluon['channels']:,} to {gluon['mlp_width']:,}",
-                f"{gluon['density']:.0%}",
-                dense_of(gluon),
-                f"{gluon['ideal']:.2f}x",
-                of_ideal(gluon, digits=2),
-                of_ideal(triton, digits=2),
-            )
+            {
+                "case": name_of(case),
+                "tokens": f"{gluon['mlp_tokens']:,}",
+                "width": f"{gluon['channels']:,} to {gluon['mlp_width']:,}",
+                "neurons kept": f"{gluon['density']:.0%}",
+                "dense, ms (TFLOP/s)": dense_of(gluon),
+                "ideal": f"{gluon['ideal']:.2f}x",
+                "Gluon": of_ideal(gluon, digits=2),
+                "Triton": of_ideal(triton, digits=2),
+            }
         )
-    columns = (
-        "case",
-        "tokens",
-        "width",
-        "neurons kept",
-        "dense, ms (TFLOP/s)",
-        "ideal",
-        "Gluon",
-        "Triton",
-    )
-    return f"{table(columns, rows, texts=1)}\n\n{source(file, records)}. {CELLS}"
+    return f"{numbers(rows)}\n\n{source(file, records)}. {CELLS}"
 
 
 def full_size(file: str) -> str:
@@ -154,69 +127,42 @@ def full_size(file: str) -> str:
         file: of records.
     """
     records = read(file)
-    times = ("dense_ms", "refresh_ms", "sparse_ms")
-    rows = []
-    for record in records:
-        rows.append(
-            (
-                name_of(record["case"]),
-                record["schedule"],
-                steps(record),
-                shares(record),
-                f"{record['baseline_step_ms']:,.0f}",
-                *("-" if record[name] is None else f"{record[name]:,.0f}" for name in times),
-                f"{record['speedup']:.2f}x",
-            )
-        )
-    columns = (
-        "model",
-        "schedule",
-        "steps",
-        "columns, neurons",
-        "stock, ms",
-        "dense, ms",
-        "refresh, ms",
-        "sparse, ms",
-        "all steps",
-    )
-    remarks = {
-        f"{name_of(record['case'])}: {record['remark']}"
+    rows = [
+        {
+            "model": name_of(record["case"]),
+            "schedule": record["schedule"],
+            "steps": steps(record),
+            "columns, neurons": shares(record),
+            "stock, ms": f"{record['baseline_step_ms']:,.0f}",
+            **{
+                f"{action}, ms": "-" if (ms := record[f"{action}_ms"]) is None else f"{ms:,.0f}"
+                for action in ("dense", "refresh", "sparse")
+            },
+            "all steps": f"{record['speedup']:.2f}x",
+        }
         for record in records
-        if record.get("remark")
-    }
-    notes = "".join(f". {remark}" for remark in sorted(remarks))
-    return f"{table(columns, rows, texts=3)}\n\n{source(file, records)}{notes}."
+    ]
+    return f"{numbers(rows, texts=3)}\n\n{source(file, records)}."
 
 
 def host_memory() -> str:
     """Sparse steps with all caches in host memory, against all of them on the GPU."""
     file = "offload_h200.json"
     records = read(file)
-    rows = []
-    for record in records:
-        rows.append(
-            (
-                name_of(record["case"]),
-                str(record["layers"]),
-                record["mlp"],
-                f"{record['to_device_bytes'] / 1e9:.1f} GB",
-                f"{record['to_host_bytes'] / 1e9:.1f} GB" if record["to_host_bytes"] else "-",
-                f"{record['baseline_ms']:,.0f}",
-                f"{record['latency_ms']:,.0f}",
-                f"{record['latency_ms'] / record['baseline_ms']:.3f}",
-            )
-        )
-    columns = (
-        "case",
-        "layers",
-        "MLP",
-        "to the GPU",
-        "back",
-        "on the GPU, ms",
-        "in host memory, ms",
-        "ratio",
-    )
-    return f"{table(columns, rows, texts=1)}\n\n{source(file, records)}"
+    rows = [
+        {
+            "case": name_of(record["case"]),
+            "layers": str(record["layers"]),
+            "MLP": record["mlp"],
+            "to the GPU": f"{record['to_device_bytes'] / 1e9:.1f} GB",
+            "back": f"{record['to_host_bytes'] / 1e9:.1f} GB" if record["to_host_bytes"] else "-",
+            "on the GPU, ms": f"{record['baseline_ms']:,.0f}",
+            "in host memory, ms": f"{record['latency_ms']:,.0f}",
+            "ratio": f"{record['latency_ms'] / record['baseline_ms']:.3f}",
+        }
+        for record in records
+    ]
+    return f"{numbers(rows)}\n\n{source(file, records)}"
 
 
 def tiny_wan_time() -> str:
@@ -224,43 +170,29 @@ def tiny_wan_time() -> str:
     file = "end_to_end_cpu.json"
     records = read(file)
     rows = [
-        (
-            record["case"],
-            f"{record['baseline_ms'] / 1e3:.1f}",
-            f"{record['latency_ms'] / 1e3:.1f}",
-            f"{record['speedup']:.2f}x",
-            f"{record['psnr']:.1f}",
-            f"{record['ssim']:.3f}",
-        )
+        {
+            "prompt": record["case"],
+            "dense, s": f"{record['baseline_ms'] / 1e3:.1f}",
+            "sparse, s": f"{record['latency_ms'] / 1e3:.1f}",
+            "speed-up": f"{record['speedup']:.2f}x",
+            "PSNR, dB": f"{record['psnr']:.1f}",
+            "SSIM": f"{record['ssim']:.3f}",
+        }
         for record in records
     ]
     made = steps({"actions": records[0]["schedule"]})
-    columns = ("prompt", "dense, s", "sparse, s", "speed-up", "PSNR, dB", "SSIM")
-    return f"{table(columns, rows, texts=1)}\n\nSteps: {made}. {source(file, records)}"
+    return f"{numbers(rows)}\n\nSteps: {made}. {source(file, records)}"
 
 
 def tiny_wan_quality() -> str:
     """Both delta rules by the share of columns, with controls, on tiny-wan."""
-    file = "quality_h200.json"
-    records = read(file)
-    shares = ("5%", "10%", "20%", "30%")
-    rows = [
-        (
-            f"`{rule}`, {parts}",
-            *(quality(records, f"{rule}, keep {share}, {parts}") for share in shares),
-        )
+    by_share = {
+        f"`{rule}`, {parts}": f"{rule}, keep {{}}, {parts}"
         for parts in ("attention", "attention + MLP")
         for rule in RULES
-    ]
-    control = "control: kept columns only, keep {}, attention"
-    rows.append(
-        ("kept columns, no cache", *(quality(records, control.format(share)) for share in shares))
-    )
-    by_share = table(("columns kept", *shares), rows, texts=1)
-    (profile,) = find(records, case="profile")
-    (first, *_) = find(records, case="merge, keep 10%, attention")
+    }
+    by_share["kept columns, no cache"] = "control: kept columns only, keep {}, attention"
     others = {
-        f"the profile, attention + MLP ({steps(profile)})": "profile",
         "64 queries a block, `merge`": "merge, keep 10%, attention, groups of 64 rows",
         "192 queries a block, `merge`": "merge, keep 10%, attention, groups of 192 rows",
         "256 queries a block, `merge`": "merge, keep 10%, attention, groups of 256 rows",
@@ -271,13 +203,8 @@ def tiny_wan_quality() -> str:
         "MLP alone, 30 % of the neurons": "control: MLP only",
         "tile order alone, nothing sparse": "control: token order alone, all layers dense",
     }
-    at_ten = table(
-        ("what, at 10 % of the columns", "PSNR, median (worst)"),
-        [(name, quality(records, case)) for name, case in others.items()],
-        texts=1,
-    )
-    made = f"Steps, where nothing else is said: {steps(first)}; {first['prompts']} prompts."
-    return f"{by_share}\n\n{at_ten}\n\n{made} {source(file, records)}"
+    headings = ("columns kept", "what, at 10 % of the columns")
+    return qualities("quality_h200.json", headings, ("5%", "10%", "20%", "30%"), by_share, others)
 
 
 def captured_mass() -> str:
@@ -296,18 +223,8 @@ def captured_mass() -> str:
 
 def tiny_flux_quality() -> str:
     """Shares of columns and neurons on tiny-flux, with and without refreshes."""
-    file = "quality_flux_h200.json"
-    records = read(file)
-    shares = ("10%", "20%", "30%", "40%", "50%")
-    rows = [
-        (parts, *(quality(records, f"keep {share}, {parts}") for share in shares))
-        for parts in ("MLP", "attention", "attention + MLP")
-    ]
-    by_share = table(("kept of each", *shares), rows, texts=1)
-    (profile,) = find(records, case="profile")
-    (first, *_) = find(records, case="keep 10%, MLP")
+    by_share = {each: f"keep {{}}, {each}" for each in ("MLP", "attention", "attention + MLP")}
     others = {
-        f"the profile, attention + MLP ({steps(profile)})": "profile",
         "cached outputs only, MLP": "control: cached output only, MLP",
         "cached outputs only, attention": "control: cached output only, attention",
         "random columns, 10 %": "control: random columns, keep 10%, attention",
@@ -315,13 +232,42 @@ def tiny_flux_quality() -> str:
         "all but two steps sparse, 30 %, MLP": "drift over 50 steps, keep 30%, MLP",
         "all but two steps sparse, 30 %, attention": "drift over 50 steps, keep 30%, attention",
     }
-    controls = table(
-        ("control", "PSNR, median (worst)"),
-        [(name, quality(records, case)) for name, case in others.items()],
-        texts=1,
+    shares = ("10%", "20%", "30%", "40%", "50%")
+    return qualities(
+        "quality_flux_h200.json", ("kept of each", "control"), shares, by_share, others
     )
+
+
+def qualities(
+    file: str,
+    headings: tuple[str, str],
+    shares: Sequence[str],
+    by_share: dict[str, str],
+    others: dict[str, str],
+) -> str:
+    """Two tables: PSNR by the share kept, then that of the profile and of other cases.
+
+    Args:
+        file: of records.
+        headings: of the first column of each.
+        shares: of the first table's other columns.
+        by_share: its rows: the case of each, with a place for the share.
+        others: the second table's rows: the case of each.
+    """
+    records = read(file)
+    rows = [
+        {headings[0]: name, **{share: quality(records, case.format(share)) for share in shares}}
+        for name, case in by_share.items()
+    ]
+    (profile,) = find(records, case="profile")
+    others = {f"the profile, attention + MLP ({steps(profile)})": "profile", **others}
+    single = [
+        {headings[1]: name, "PSNR, median (worst)": quality(records, case)}
+        for name, case in others.items()
+    ]
+    (first, *_) = find(records, case=next(iter(by_share.values())).format("10%"))
     made = f"Steps, where nothing else is said: {steps(first)}; {first['prompts']} prompts."
-    return f"{by_share}\n\n{controls}\n\n{made} {source(file, records)}"
+    return f"{numbers(rows)}\n\n{numbers(single)}\n\n{made} {source(file, records)}"
 
 
 def equal_work(workload: str) -> str:
@@ -345,6 +291,11 @@ def equal_work(workload: str) -> str:
     size = "x".join(map(str, clips[0]["size"]))
     made = f"{size}, {clips[0]['steps']} steps; {prompts} prompts, PSNR in dB: mean (worst)."
     return f"{by_work}\n\n{by_time}\n\n{made} {source(file, clips)}"
+
+
+def numbers(rows: Sequence[dict[str, str]], *, texts: int = 1) -> str:
+    """A table of rows by column; the first columns hold text."""
+    return table(list(rows[0]), [list(row.values()) for row in rows], texts=texts)
 
 
 def read(file: str) -> list[Record]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from chipsparse.parallel.head_exchange import SharingGroups
+from chipsparse.pipelines.diffusers_hooks import hooks_on
 from chipsparse.pipelines.patches import Patches
 
 HOOKS = ("cp_input---", "cp_output---")
@@ -44,11 +45,9 @@ def take_off(transformer: Any, patches: Patches) -> None:
     if getattr(transformer, "_parallel_config", None) is None:
         return
     for module in transformer.modules():
-        registry = getattr(module, "_diffusers_hook", None)
-        hooks = {} if registry is None else dict(registry.hooks)
-        for name, hook in hooks.items():
+        for name, hook in [*hooks_on(module).items()]:
             if name.startswith(HOOKS):
-                _take_off_hook(registry, name, hook, patches)
+                _take_off_hook(module._diffusers_hook, name, hook, patches)
     processors = [getattr(module, "processor", None) for module in transformer.modules()]
     for processor in {id(each): each for each in processors}.values():
         if getattr(processor, "_parallel_config", None) is not None:

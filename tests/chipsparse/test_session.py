@@ -89,9 +89,9 @@ def test_backends_are_chosen_once_for_tensors_of_one_kind(monkeypatch):
     chosen = []
     choose = chipsparse.layers.attention.backend_choices
 
-    def counted(query, *others, **settings):
-        chosen.append(query.stride())
-        return choose(query, *others, **settings)
+    def counted(inputs, **settings):
+        chosen.append(inputs.query.stride())
+        return choose(inputs, **settings)
 
     monkeypatch.setattr(chipsparse.layers.attention, "backend_choices", counted)
     usual, other = (960, 480, 8, 1), (960, 480, 1, 60)

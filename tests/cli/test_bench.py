@@ -185,7 +185,9 @@ def test_medians_without_the_last_step(monkeypatch):
     runs = iter([(before, None), (patched, None), (after, None)])
     monkeypatch.setattr(step_times.denoise, "warm_up", lambda *_, **__: None)
     monkeypatch.setattr(step_times.denoise, "time_steps", lambda *_, **__: next(runs))
-    found = step_times.measure_steps(tiny_wan_pipeline(), planned(), display(), Joined())
+    found = step_times.measure_steps(
+        tiny_wan_pipeline(), planned(), torch.float32, display(), Joined()
+    )
     assert (found.stock, found.stock_before, found.stock_after) == (3.5, 2.0, 5.0)
     assert found.patched == {"dense": 5.0, "refresh": 8.0, "sparse": 2.25}
     assert found.counts == {"dense": 1, "refresh": 1, "sparse": 8}

@@ -24,12 +24,14 @@ from chipsparse.cli.pages.charts import (
     level,
     steps_axis,
 )
-from chipsparse.cli.pages.frame_curves import Curves, curves_chart, spread
-from chipsparse.cli.pages.generation_charts import stairs
+from chipsparse.cli.pages.frame_curves import curves_chart, spread
+from chipsparse.cli.pages.generation_charts import bytes_unit, seconds_unit, stairs
 from chipsparse.cli.pages.generation_record import Cell
-from chipsparse.cli.pages.quality_points import QualityPoint, best_points, numbered
+from chipsparse.cli.pages.page import numbered
+from chipsparse.cli.pages.quality_charts import best_points
+from chipsparse.cli.pages.records import QualityPoint
 from chipsparse.cli.pages.samples import spaced
-from chipsparse.cli.pages.units import bytes_unit, percent, seconds_unit
+from chipsparse.cli.pages.units import percent
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -46,13 +48,11 @@ def axes_of(draw):
 
 def test_a_chart_is_drawn_for_wide_and_for_narrow_screens():
     def draw(axes):
-        steps_axis(axes, 50)
-        dots(
-            axes, [(0, 1), (49, 3)], ["<first>", "last, from /home/me/x.json"], FIRST, label="a $b"
-        )
+        steps_axis(axes, 50, "up")
+        marks = [(0, 1, "<first>"), (49, 3, "last, from /home/me/x.json")]
+        dots(axes, marks, FIRST, label="a $b")
         axes.plot([0, 49], [1, 3], color=SECOND, linestyle="--", label="c")
         level(axes, 2, "bound 2")
-        axes.set_ylabel("up")
 
     render = Renderer()
     drawn = render(Chart("title", draw, "caption"))
@@ -72,7 +72,7 @@ def test_a_chart_is_drawn_for_wide_and_for_narrow_screens():
 
 def test_no_two_charts_share_an_id():
     def draw(axes):
-        dots(axes, [(0, 1)], ["a"], FIRST)
+        dots(axes, [(0, 1, "a")], FIRST)
 
     render = Renderer()
     charts = [render(Chart("same", draw, "same")) for _ in range(2)]
@@ -154,7 +154,7 @@ def clip_of(*values):
 def test_curves_are_medians_with_a_band():
     clips = [clip_of(30.0, 40.0, None), clip_of(34.0, None, None), clip_of(35.0)]
     assert spread(clips, "psnr_db", 1.0) == [(0, 30, 34, 35), (1, 40, 40, 40)]
-    axes = axes_of(curves_chart("psnr_db", [Curves("A", clips)]).draw)
+    axes = axes_of(curves_chart("psnr_db", {"A": clips}).draw)
     (line,) = axes.lines
     assert [*line.get_ydata()] == [34, 40]
     assert len(axes.collections) == 1
@@ -162,7 +162,7 @@ def test_curves_are_medians_with_a_band():
 
 @pytest.mark.parametrize("clips", [[], [clip_of(30.0)], [[{"ssim": 1}, {"ssim": 1}]]])
 def test_a_single_frame_makes_no_curve(clips):
-    assert curves_chart("psnr_db", [Curves("A", clips)]) is None
+    assert curves_chart("psnr_db", {"A": clips}) is None
 
 
 # Quality over speed.
@@ -185,8 +185,8 @@ def test_labels_cover_no_dot_and_no_other_label():
     places = [(1.0, 30.0), (1.01, 30.0), (1.0, 30.1), (1.02, 30.0), (2.0, 35.0)]
 
     def draw(axes):
-        dots(axes, places, [""] * 5, FIRST)
-        labels(axes, places, [str(number) for number in range(1, 6)])
+        dots(axes, [(*place, "") for place in places], FIRST)
+        labels(axes, [(*place, str(number)) for number, place in enumerate(places, 1)])
 
     axes = axes_of(draw)
     assert [each.get_text() for each in axes.texts] == ["1", "2", "3", "4", "5"]

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.option_checks import check_positive
 from chipsparse.cli.options import (
-    OUTPUT,
     REQUIRED,
     PrintOptions,
     argument,
     as_command,
     option,
+    output_option,
     panel_options,
 )
 
@@ -31,7 +31,7 @@ class Base(PrintOptions):
 @dataclass(frozen=True, kw_only=True)
 class Own(Base):
     what: str | None = argument(help="What.", metavar="WHAT", read=str.upper)
-    output: Path = option("-o", help="File.", default=REQUIRED, panel=OUTPUT)
+    output: Path = output_option("-o", help="File.", default=REQUIRED)
     late_one: bool = option(help="Late.", default=False, panel="Shape", before="colour")
     colour: str = option(help="Another colour.", default="blue", panel="Shape")
     debug: bool = False

@@ -74,7 +74,7 @@ def test_a_prompt_that_the_locale_took_for_bytes():
 
 def test_the_model_is_loaded_once_and_patched_once(generate, workdir, monkeypatch):
     calls = []
-    for name in ("load_pipeline", "_runner"):
+    for name in ("load_pipeline", "Runner"):
         function = getattr(job, name)
         monkeypatch.setattr(
             job, name, lambda *a, f=function, n=name, **k: (calls.append(n), f(*a, **k))[1]
@@ -83,7 +83,7 @@ def test_the_model_is_loaded_once_and_patched_once(generate, workdir, monkeypatc
     given = ("--prompts", "p.txt", "--num", "2", "-o", "o.png", "--report", "r.json", "--json")
     ran = generate(*SMALL, *given, "--seed", "7", prompt=None)
     assert ran.exit_code == 0, ran.stderr
-    assert calls == ["load_pipeline", "_runner"]
+    assert calls == ["load_pipeline", "Runner"]
     content = json.loads(ran.stdout)
     assert [(each["prompt"], each["seed"]) for each in content] == [
         ("a red circle", 7),

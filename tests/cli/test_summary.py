@@ -56,8 +56,8 @@ def test_what_of_the_caches_was_in_host_memory(host_bytes, text):
         fallbacks=[],
         notes=[],
     )
-    outcome = summary.Outcome({}, {}, made, None, None, None)
-    assert summary._memory(outcome, made) == text
+    outcome = summary.Outcome({}, sparse=made, peak_process_bytes=None)
+    assert summary._memory(outcome) == text
     assert told_json(outcome)["sparse"]["host_bytes"] == host_bytes
 
 
@@ -74,10 +74,10 @@ def test_the_gain_without_a_dense_run(changes, text):
     made = Generation(
         np.zeros((1, 2, 2, 3), np.uint8), [], 1.0, 1.0, None, 0, 0, {}, [], [], [], **changes
     )
-    outcome = summary.Outcome({}, {}, made, None, None, None)
+    outcome = summary.Outcome({}, sparse=made, peak_process_bytes=None)
     assert summary._gain([outcome]).startswith(text)
     assert summary._gain([outcome, outcome]).startswith(text)
-    dense = summary.Outcome({}, {}, None, made, None, None)
+    dense = summary.Outcome({}, dense=made)
     assert summary._gain([dense]) == "none: the unpatched model ran"
 
 

@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.media import kept_elsewhere
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.read import read_clip
 from tests.tiny_models import PROMPT
@@ -138,7 +137,7 @@ def test_a_picture_that_reads_back_as_another_one(loses, monkeypatch, suffix):
 
 def test_where_no_temporary_folder_takes_it_the_cache_does(workdir, monkeypatch, stand_in):
     (workdir / "full").touch()
-    monkeypatch.setattr(kept_elsewhere.tempfile, "gettempdir", lambda: str(workdir / "full"))
+    monkeypatch.setattr(media.tempfile, "gettempdir", lambda: str(workdir / "full"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(workdir / "cache"))
     stand_in("exit 1")
     with pytest.raises(UserError, match=r"all is kept as PNG in .*/cache/chipsparse/chipsparse-k"):
@@ -156,7 +155,7 @@ def test_where_there_is_room_nowhere_nothing_is_left(workdir, temporary, monkeyp
         path.write_bytes(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(kept_elsewhere, "write_pngs", full)
+    monkeypatch.setattr(media, "write_pngs", full)
     with pytest.raises(UserError, match=r"ffmpeg ended with exit code 1; nothing could be kept"):
         media.write_media({workdir / "out.mp4": noise(1)}, fps=8)
     assert names(temporary) == names(workdir / "cache" / "chipsparse") == []

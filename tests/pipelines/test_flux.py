@@ -11,7 +11,8 @@ from PIL import Image
 
 import chipsparse
 from chipsparse import SparsityConfig
-from chipsparse.pipelines.flux import FluxAdapter, grids_of
+from chipsparse.pipelines.flux import FluxAdapter
+from chipsparse.pipelines.token_grids import grids_of
 from tests.pipelines import small_sparse
 from tests.pipelines.changes import add_lora, with_an_effect
 from tests.pipelines.model_state import actions, calls_begun, state_of

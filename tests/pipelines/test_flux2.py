@@ -10,8 +10,8 @@ import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.layers.mlp import MLPLayer
 from chipsparse.pipelines import bridge
-from chipsparse.pipelines.flux import grids_of
 from chipsparse.pipelines.flux2 import Flux2Adapter
+from chipsparse.pipelines.token_grids import grids_of
 from tests.pipelines import small_sparse
 from tests.pipelines.changes import add_lora
 from tests.pipelines.families.flux2 import (

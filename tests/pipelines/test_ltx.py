@@ -7,7 +7,7 @@ from diffusers.models.attention_dispatch import attention_backend
 from diffusers.models.transformers.transformer_ltx import LTXVideoAttnProcessor
 
 import chipsparse
-from chipsparse.pipelines.ltx import grids_at
+from chipsparse.pipelines.token_grids import grids_at
 from tests.pipelines import small_sparse
 from tests.pipelines.families.ltx import (
     CHANNELS,

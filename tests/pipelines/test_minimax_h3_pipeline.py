@@ -20,7 +20,7 @@ from diffusers.modular_pipelines.minimax_h3.modular_blocks_minimax_h3 import (
 )
 
 import chipsparse
-from chipsparse import SparsityConfig
+from tests.pipelines import small_sparse
 from tests.pipelines.families.minimax_h3 import TEXT, TEXT_DIM, random, tiny_h3_transformer
 from tests.pipelines.model_state import actions, state_of
 from tests.pipelines.test_families import EXACT, assert_close
@@ -29,16 +29,11 @@ CHANNELS, SOUND_CHANNELS = 24, 32  # of the latents, where the pipeline has no V
 STEPS = 6
 HEIGHT, WIDTH, FRAMES = 64, 96, 124  # the fewest frames that it makes: 37 latent ones
 GRID, SOUND = (37, 2, 3), 414
-SPARSE = SparsityConfig().override(
+SPARSE = small_sparse.SPARSE.override(
     {
         "attention.density": 0.8,  # most tokens are of the sound here
         "attention.random_fraction": 0.02,
-        "attention.block_size_q": 16,
-        "mlp.density": 0.3,
-        "mlp.block_size": 16,
-        "schedule.refresh_every": 3,
         "schedule.skip_steps": [3],
-        "tile": [2, 2, 2],
     }
 )
 CALL = {

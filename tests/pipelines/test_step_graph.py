@@ -627,21 +627,37 @@ def test_other_threads_use_the_device_while_a_call_is_recorded():
 # What a user asks for, and what is planned.
 
 
-def test_a_plan_says_whether_steps_are_recorded():
+@pytest.mark.parametrize(
+    ("pays", "expected"), [(True, ([4, 6], [2])), (False, ([], [2]))], ids=["pays", "does not pay"]
+)
+def test_a_step_is_recorded_where_that_was_measured_to_pay(pays, expected, pipe, monkeypatch):
+    """The first may compile, the second is timed, and the third is asked about, once."""
+    asked = []
+
+    def measured(*, host, call, device, calls):
+        assert 0 < host <= call or pipe.device.type == "cuda"
+        assert device > 0
+        asked.append(calls)
+        return pays
+
+    monkeypatch.setattr("chipsparse.graphs.sparse_calls.capture_pays", measured)
+    usual, _ = generate(pipe, NEVER)
+    found, report = generate(pipe, SPARSE.override({"cuda_graphs": "auto"}))
+    assert (replayed(report), asked) == expected
+    assert same(found, usual)
+    assert not report.notes
+
+
+def test_a_plan_says_whether_steps_can_be_recorded():
     layout = ModelLayout((), 4, 16, 1, ((1, 128, 128),))
     layout = dataclasses.replace(layout, kinds=(LayerKind("block", 2, 64),), text_tokens=0)
-    longer = dataclasses.replace(layout, text_tokens=1)
 
-    def records(settings=None, layout=layout, steps=30):
-        return SparsityPlan(OF_FLUX.override(settings or {}), layout, steps).captures_steps()
+    def records(**settings):
+        return SparsityPlan(OF_FLUX.override(settings), layout, 30).captures_steps()
 
     assert records()
-    assert records(steps=None)
-    assert not records(steps=7)
-    assert records({"cuda_graphs": "always"}, steps=7)
-    assert not records(layout=longer)
-    assert records({"cuda_graphs": "always"}, longer)
-    assert not records({"attention.enabled": False, "mlp.enabled": False})
+    assert not records(cuda_graphs="never")
+    assert not records(**{"attention.enabled": False, "mlp.enabled": False})
     always = SPARSE.override({"cuda_graphs": "always", "attention.forecast": 0.5})
     assert SparsityPlan(always, layout, 7).remarks() == [
         "sparse steps are not captured as a CUDA graph: attention.forecast grows with every step"

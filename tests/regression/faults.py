@@ -29,6 +29,7 @@ from chipsparse.kernels.neuron_selection import neuron_selection
 from chipsparse.kernels.sparse_mlp_down import SparseMLPDown, sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import SparseMLPUp, sparse_mlp_up
 from chipsparse.layers import attention
+from chipsparse.layers.attention_inputs import AttentionInputs
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.session import Session
 from tests.wrapped_backends import Launch, wrap_backends
@@ -90,20 +91,13 @@ def columns_never_chosen_anew(patch: pytest.MonkeyPatch) -> None:
     refresh = attention.refresh_step
 
     def keeping(
-        cache: AttentionCache, *tensors: torch.Tensor, config: AttentionConfig, **options: Any
+        cache: AttentionCache, inputs: AttentionInputs, *, config: AttentionConfig, **options: Any
     ) -> torch.Tensor:
         columns, capacity = cache.columns, cache.capacity
-        output = refresh(cache, *tensors, config=config, **options)
+        output = refresh(cache, inputs, config=config, **options)
         if columns is not None:
             cache.columns, cache.capacity = columns, capacity
-            attention.record_residual(
-                cache,
-                output,
-                *tensors,
-                config=config,
-                scale=options["scale"],
-                backend=options["backend"],
-            )
+            attention.record_residual(cache, output, inputs, config=config)
         return output
 
     patch.setattr(attention, "refresh_step", keeping)

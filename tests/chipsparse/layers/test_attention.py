@@ -17,6 +17,7 @@ from chipsparse.layers.attention import (
     refresh_step,
     sparse_step,
 )
+from chipsparse.layers.attention_inputs import AttentionInputs
 from chipsparse.layers.column_budget import AttentionBudget, static_columns, static_count
 
 ROWS, TOKENS, KEEP, RANDOM = 16, 75, 20, 3
@@ -30,6 +31,10 @@ def inputs(seed=0, *, batch=2, heads=3, dim=32):
         torch.randn(batch, TOKENS, heads, dim, generator=generator).transpose(1, 2)
         for _ in range(3)
     ]
+
+
+def given(seed=0, **sizes):
+    return AttentionInputs(*inputs(seed, **sizes))
 
 
 def softmax_parts(query, key, value, mask=None):
@@ -49,21 +54,19 @@ def row_mask(cache):
 def refreshed(rule, *, budget=BUDGET, seed=0, in_fp8=False, **config):
     cache = AttentionCache(residual_in_fp8=in_fp8)
     settings = AttentionConfig(delta_rule=rule, **{"block_size_q": ROWS, **config})
-    dense_step(cache, *inputs(seed), scale=None, backend=None)
+    dense_step(cache, given(seed))
     output = refresh_step(
         cache,
-        *inputs(seed),
+        given(seed),
         config=settings,
         budget=budget,
-        scale=None,
-        backend=None,
     )
     return cache, settings, output
 
 
 def test_dense_records_the_lse():
     cache = AttentionCache()
-    output = dense_step(cache, *inputs(), scale=None, backend=None)
+    output = dense_step(cache, given())
     expected, lse = softmax_parts(*inputs())
     torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(cache.lse.double(), lse, atol=1e-5, rtol=1e-5)
@@ -108,7 +111,7 @@ def test_guidance_branches_in_a_batch_keep_what_has_the_most_mass_together(limit
 @pytest.mark.parametrize("rule", ["merge", "difference"])
 def test_nothing_changed_gives_back_the_dense_output(rule):
     cache, config, output = refreshed(rule)
-    found = sparse_step(cache, *inputs(), config=config, scale=None, backend=None)
+    found = sparse_step(cache, given(), config=config)
     torch.testing.assert_close(found, output, atol=1e-5, rtol=1e-5)
 
 
@@ -116,7 +119,7 @@ def test_sparse_follows_the_formulas_when_something_changed():
     changed = [a + 0.1 * b for a, b in zip(inputs(), inputs(9), strict=True)]
     for rule in ("merge", "difference"):
         cache, config, _ = refreshed(rule)
-        found = sparse_step(cache, *changed, config=config, scale=None, backend=None).double()
+        found = sparse_step(cache, AttentionInputs(*changed), config=config).double()
         mask = row_mask(cache)
         dense, lse = softmax_parts(*inputs())
         kept, kept_lse = softmax_parts(*inputs(), mask)
@@ -138,7 +141,7 @@ def test_merge_is_exact_while_only_the_kept_columns_change():
     cache, config, _ = refreshed("merge", block_size_q=TOKENS)
     kept_by_all = unpack_mask(cache.columns, TOKENS)[:, :, 0]
     moved = torch.where(kept_by_all.unsqueeze(-1), key + 0.5 * inputs(3)[1], key)
-    found = sparse_step(cache, query, moved, value, config=config, scale=None, backend=None)
+    found = sparse_step(cache, AttentionInputs(query, moved, value), config=config)
     expected, _ = softmax_parts(query, moved, value)
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
 
@@ -190,9 +193,8 @@ def test_sparse_steps_know_the_length_of_the_lists(rule, monkeypatch):
     cache, config, _ = refreshed(rule)
     assert cache.capacity == int(unpack_mask(cache.columns, TOKENS).sum(-1).max()) == KEEP + RANDOM
     asked = watch(monkeypatch, "packed_to_indices", lambda _, kwargs: kwargs["capacity"])
-    sparse_step(cache, *inputs(), config=config, scale=None, backend=None)
-    refresh = {"config": config, "budget": BUDGET, "scale": None, "backend": None}
-    refresh_step(cache, *inputs(), **refresh)
+    sparse_step(cache, given(), config=config)
+    refresh_step(cache, given(), config=config, budget=BUDGET)
     # Only a new choice of columns makes the host wait.
     assert asked == [KEEP + RANDOM, None]
 
@@ -200,17 +202,14 @@ def test_sparse_steps_know_the_length_of_the_lists(rule, monkeypatch):
 @pytest.mark.parametrize("rule", ["merge", "difference"])
 def test_small_lists_are_kept_until_the_next_refresh(rule, monkeypatch):
     cache, config, _ = refreshed(rule)
-    kept = sparse_step(cache, *inputs(2), config=config, scale=None, backend=None)
+    kept = sparse_step(cache, given(2), config=config)
     before = cache.lists
-    refresh = {"config": config, "budget": BUDGET, "scale": None, "backend": None}
-    refresh_step(cache, *inputs(5), **refresh)
+    refresh_step(cache, given(5), config=config, budget=BUDGET)
     assert not torch.equal(cache.lists[0], before[0])
     monkeypatch.setattr(attention, "LISTS_BYTES", 0)
     cache, config, _ = refreshed(rule)
     assert cache.lists is None
-    assert torch.equal(
-        sparse_step(cache, *inputs(2), config=config, scale=None, backend=None), kept
-    )
+    assert torch.equal(sparse_step(cache, given(2), config=config), kept)
 
 
 HEAD_BYTES = 2 * 5 * TOKENS * 4  # batch, groups, columns, fp32
@@ -245,7 +244,6 @@ def test_the_residual_of_a_few_heads_at_a_time(monkeypatch):
 @pytest.mark.parametrize("rule", ["merge", "difference"])
 def test_a_residual_in_fp8_changes_a_sparse_step_by_its_rounding_alone(rule):
     changed = [a + 0.1 * b for a, b in zip(inputs(), inputs(9), strict=True)]
-    options = {"scale": None, "backend": None}
     (full, config, output), (rounded, _, same) = (
         refreshed(rule, in_fp8=in_fp8) for in_fp8 in (False, True)
     )
@@ -254,10 +252,10 @@ def test_a_residual_in_fp8_changes_a_sparse_step_by_its_rounding_alone(rule):
     assert rounded.residual.stride() == full.residual.stride()
     meant = rounded.residual.float() * rounded.residual_scale.unsqueeze(-1)
     expected, found = (
-        sparse_step(cache, *changed, config=config, **options) for cache in (full, rounded)
+        sparse_step(cache, AttentionInputs(*changed), config=config) for cache in (full, rounded)
     )
     full.residual = meant
-    torch.testing.assert_close(sparse_step(full, *changed, config=config, **options), found)
+    torch.testing.assert_close(sparse_step(full, AttentionInputs(*changed), config=config), found)
     assert 0 < (found - expected).norm() < 0.03 * output.norm()
 
 
@@ -276,9 +274,8 @@ class InParts:
 )
 def test_heads_in_turns_give_what_all_of_them_give(rule, in_fp8):
     cache, config, _ = refreshed(rule, in_fp8=in_fp8)
-    options = {"config": config, "scale": None, "backend": None}
-    expected = sparse_step(cache, *inputs(9), **options)
-    found = sparse_step(cache, *inputs(9), **options, turns=InParts())
+    expected = sparse_step(cache, given(9), config=config)
+    found = sparse_step(cache, given(9), config=config, turns=InParts())
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -306,18 +303,17 @@ def test_lists_exceed_their_budget_only_for_nan(keep, local_blocks):
     assert count >= (0 if static is None else static.sum(-1).max())
     budget = AttentionBudget(keep, RANDOM, static, seed=1, static_count=count)
     cache = AttentionCache()
-    dense_step(cache, *inputs(), scale=None, backend=None)
-    step = {"config": config, "budget": budget, "scale": None, "backend": None}
-    refresh_step(cache, *inputs(), **step)
+    dense_step(cache, given())
+    refresh_step(cache, given(), config=config, budget=budget)
     assert cache.capacity <= budget.most_columns < TOKENS
     cache.lse[0, 1, 20] = torch.nan
-    refresh_step(cache, *inputs(), **step)
+    refresh_step(cache, given(), config=config, budget=budget)
     assert cache.capacity == TOKENS > budget.most_columns
 
 
 def test_backends_are_chosen_for_the_group_size():
     query = torch.zeros(1, 1, 8, 64)
-    choices = backend_choices(query, query, query, block_size_q=100, backend=None)
+    choices = backend_choices(AttentionInputs(query, query, query), block_size_q=100)
     assert {op: choice.backend.name for op, choice in choices.items()} == {
         "dense_attention": "library",
         "dense_attention_column_sums": "reference",
@@ -326,7 +322,9 @@ def test_backends_are_chosen_for_the_group_size():
         "column_sparse_attention": "reference",
     }
     assert [name for name, _ in choices["column_sparse_attention"].rejected] == ["gluon", "triton"]
-    forced = backend_choices(query, query, query, block_size_q=100, backend="reference")
+    forced = backend_choices(
+        AttentionInputs(query, query, query, backend="reference"), block_size_q=100
+    )
     assert {choice.backend.name for choice in forced.values()} == {"reference"}
 
 
@@ -355,14 +353,13 @@ def run_actions(actions, *, tensors=moving_values, rule="merge", **config):
     """The cache, and what was given at each step, "s" for sparse and "r" for a refresh."""
     cache, outputs = AttentionCache(), []
     settings = AttentionConfig(delta_rule=rule, block_size_q=ROWS, **config)
-    given = {"scale": None, "backend": None}
-    dense_step(cache, *tensors(0), **given)
+    dense_step(cache, AttentionInputs(*tensors(0)))
     for step, action in enumerate(actions):
+        now = AttentionInputs(*tensors(step))
         if action == "s":
-            outputs.append(sparse_step(cache, *tensors(step), config=settings, step=step, **given))
-            continue
-        options = {"config": settings, "budget": BUDGET, "step": step}
-        outputs.append(refresh_step(cache, *tensors(step), **options, **given))
+            outputs.append(sparse_step(cache, now, config=settings, step=step))
+        else:
+            outputs.append(refresh_step(cache, now, config=settings, budget=BUDGET, step=step))
     return cache, outputs
 
 
@@ -411,12 +408,9 @@ def test_the_random_columns_of_some_heads_are_those_of_all():
     found = {}
     for first in (0, 1):
         cache = AttentionCache()
-        own = [each[:, first:] for each in inputs(0)]
-        options = {"scale": None, "backend": None}
-        dense_step(cache, *own, **options)
-        refresh_step(
-            cache, *own, config=config, budget=replace(budget, first_head=first), **options
-        )
+        own = given(0).of_heads(slice(first, None))
+        dense_step(cache, own)
+        refresh_step(cache, own, config=config, budget=replace(budget, first_head=first))
         found[first] = unpack_mask(cache.columns, TOKENS)
     assert torch.equal(found[0][:, 1:], found[1])
 
@@ -424,12 +418,11 @@ def test_the_random_columns_of_some_heads_are_those_of_all():
 @pytest.mark.parametrize("rule", ["merge", "difference"])
 def test_a_first_refresh_is_exact_and_chooses_by_an_estimated_lse(rule):
     cache, config = AttentionCache(), AttentionConfig(delta_rule=rule, block_size_q=ROWS)
-    options = {"config": config, "scale": None, "backend": None}
-    output = refresh_step(cache, *inputs(), budget=BUDGET, **options)
+    output = refresh_step(cache, given(), config=config, budget=BUDGET)
     expected, lse = softmax_parts(*inputs())
     torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(cache.lse.double(), lse, atol=1e-5, rtol=1e-5)
-    found = sparse_step(cache, *inputs(), **options)
+    found = sparse_step(cache, given(), config=config)
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
     # It holds nearly the mass that the exact LSE chooses, and far more than chance.
     probabilities = softmax_parts(*inputs(), torch.ones(1, dtype=torch.bool))[1]
@@ -447,7 +440,7 @@ def test_a_first_refresh_is_exact_and_chooses_by_an_estimated_lse(rule):
 @pytest.mark.parametrize("every", [1, 8, 100])
 def test_the_estimated_lse_is_that_of_the_sampled_keys_scaled_to_all(every):
     query, key, value = inputs()
-    found = estimated_lse(query, key, value, every=every)
+    found = estimated_lse(AttentionInputs(query, key, value), every=every)
     some = key[:, :, ::every]
     _, lse = softmax_parts(query, some, value[:, :, ::every])
     expected = lse + torch.tensor(TOKENS / some.shape[2], dtype=torch.float64).log()

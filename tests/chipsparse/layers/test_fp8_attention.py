@@ -10,10 +10,12 @@ from chipsparse.config import AttentionConfig, ConfigError
 from chipsparse.kernels.dispatch import Backend, Choice
 from chipsparse.layers import fp8_attention
 from chipsparse.layers.attention import backend_choices, dense_step, refresh_step, sparse_step
+from chipsparse.layers.attention_inputs import AttentionInputs
 from tests.chipsparse.layers.test_attention import (
     BUDGET,
     ROWS,
     TOKENS,
+    given,
     inputs,
     row_mask,
     softmax_parts,
@@ -24,9 +26,9 @@ CONFIG = AttentionConfig(precision="fp8", block_size_q=ROWS)
 
 def refreshed(config=CONFIG, **options):
     cache = AttentionCache()
-    tensors = inputs(**options)
-    dense_step(cache, *tensors, scale=None, backend=None, precision=config.precision)
-    output = refresh_step(cache, *tensors, config=config, budget=BUDGET, scale=None, backend=None)
+    tensors = given(**options)
+    dense_step(cache, tensors, precision=config.precision)
+    output = refresh_step(cache, tensors, config=config, budget=BUDGET)
     return cache, output
 
 
@@ -37,7 +39,7 @@ def far(actual, expected):
 @pytest.mark.parametrize("dim", [32, 24])  # one that can be rotated, and one that cannot
 def test_a_dense_step_is_rounded_and_its_lse_hardly(dim):
     cache = AttentionCache()
-    output = dense_step(cache, *inputs(dim=dim), scale=None, backend=None, precision="fp8")
+    output = dense_step(cache, given(dim=dim), precision="fp8")
     expected, lse = softmax_parts(*inputs(dim=dim))
     assert 1e-2 < far(output, expected) < 5e-2  # of random values, whose mean is near zero
     assert (cache.lse - lse).pow(2).mean().sqrt() < 3e-3
@@ -82,7 +84,7 @@ def test_heads_may_come_in_chunks():
 
 def test_sparse_steps_after_it_give_its_output_where_nothing_changed():
     cache, output = refreshed()
-    again = sparse_step(cache, *inputs(), config=CONFIG, scale=None, backend=None)
+    again = sparse_step(cache, given(), config=CONFIG)
     torch.testing.assert_close(again, output, atol=1e-5, rtol=1e-5)
 
 
@@ -96,15 +98,13 @@ def test_a_gpu_without_fp8_is_refused(monkeypatch):
     with pytest.raises(
         ConfigError, match=r"^attention.precision fp8 cannot run here: capability 8.0 has none$"
     ):
-        choose(on_gpu, on_gpu, on_gpu, block_size_q=128, backend=None)
-    assert choose(on_gpu, on_gpu, on_gpu, block_size_q=128, backend="reference")
+        choose(AttentionInputs(on_gpu, on_gpu, on_gpu), block_size_q=128)
+    forced = AttentionInputs(on_gpu, on_gpu, on_gpu, backend="reference")
+    assert choose(forced, block_size_q=128)
 
 
 def test_the_choices_name_what_it_runs_on():
-    choices = backend_choices(*inputs(), block_size_q=ROWS, backend=None, in_fp8=True)
+    choices = backend_choices(given(), block_size_q=ROWS, in_fp8=True)
     for name in ("fp8_quantization", "fp8_dense_attention"):
         assert choices[name].backend.name == "reference"
-    assert (
-        not {"fp8_quantization"}
-        & backend_choices(*inputs(), block_size_q=ROWS, backend=None).keys()
-    )
+    assert "fp8_quantization" not in backend_choices(given(), block_size_q=ROWS)

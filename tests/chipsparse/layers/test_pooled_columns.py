@@ -7,6 +7,7 @@ from chipsparse import SparsityConfig
 from chipsparse.cache.kinds import kept_kinds
 from chipsparse.config import AttentionConfig
 from chipsparse.layers.attention import refresh_step, sparse_step
+from chipsparse.layers.attention_inputs import AttentionInputs
 from chipsparse.layers.column_budget import AttentionBudget
 from chipsparse.layers.pooled_columns import POOLED, means, pooled_attention
 from chipsparse.layout import LayerKind, ModelLayout
@@ -16,13 +17,12 @@ from tests.chipsparse.layers.test_attention import (
     RANDOM,
     ROWS,
     TOKENS,
+    given,
     inputs,
     refreshed,
     row_mask,
     softmax_parts,
 )
-
-STEP = {"scale": None, "backend": None}
 
 
 def test_means_are_those_of_consecutive_columns():
@@ -41,7 +41,7 @@ def test_means_are_those_of_consecutive_columns():
 def test_equal_columns_are_as_their_mean():
     query, key, value = (tensor.double() for tensor in inputs())
     key, value = (tensor[:, :, :3].repeat_interleave(POOLED, 2) for tensor in (key, value))
-    output, lse = pooled_attention(query, key, value, **STEP)
+    output, lse = pooled_attention(AttentionInputs(query, key, value))
     expected, expected_lse = softmax_parts(query, key, value)
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(lse, expected_lse)
@@ -52,7 +52,7 @@ def test_a_sparse_step_is_one_softmax_over_kept_columns_and_means():
     torch.testing.assert_close(output.double(), softmax_parts(*inputs())[0], atol=1e-5, rtol=1e-5)
     assert cache.residual is cache.residual_scale is cache.kept_mass is cache.lse_dense is None
     changed = [a + 0.1 * b for a, b in zip(inputs(), inputs(9), strict=True)]
-    found = sparse_step(cache, *changed, config=config, **STEP)
+    found = sparse_step(cache, AttentionInputs(*changed), config=config)
     query, key, value = (tensor.double() for tensor in changed)
     factor = query.shape[-1] ** -0.5
     kept = (query @ key.mT * factor).masked_fill(~row_mask(cache), -torch.inf).exp()
@@ -64,8 +64,8 @@ def test_a_sparse_step_is_one_softmax_over_kept_columns_and_means():
 
 def test_where_nothing_is_kept_the_means_are_all():
     cache, config, _ = refreshed("pooled", budget=AttentionBudget(0, 0, None, seed=5))
-    found = sparse_step(cache, *inputs(), config=config, **STEP)
-    torch.testing.assert_close(found, pooled_attention(*inputs(), **STEP)[0])
+    found = sparse_step(cache, given(), config=config)
+    torch.testing.assert_close(found, pooled_attention(given())[0])
 
 
 def test_only_the_lse_and_the_columns_are_kept_between_steps():
@@ -86,9 +86,9 @@ def test_a_later_refresh_takes_no_cache_either():
     cache, config, _ = refreshed("pooled")
     budget = AttentionBudget(30, RANDOM, None, seed=5)
     settings = AttentionConfig(delta_rule="pooled", block_size_q=ROWS)
-    refresh_step(cache, *inputs(3), config=settings, budget=budget, **STEP)
+    refresh_step(cache, given(3), config=settings, budget=budget)
     assert row_mask(cache).sum(-1).max() == 30 + RANDOM < TOKENS
-    assert sparse_step(cache, *inputs(3), config=config, **STEP).isfinite().all()
+    assert sparse_step(cache, given(3), config=config).isfinite().all()
 
 
 def test_the_means_cost_their_share_of_a_dense_attention():

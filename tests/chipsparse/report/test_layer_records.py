@@ -16,7 +16,7 @@ from chipsparse.cache.placement import Placement
 from chipsparse.kernels.dispatch import Backend, Choice
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.measure.estimate import Moves
-from chipsparse.parallel.agreement import Alone
+from chipsparse.parallel.agreement import Agreement
 from chipsparse.plan import Action
 from chipsparse.report.as_json import SCHEMA
 from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
@@ -352,7 +352,7 @@ def test_what_would_be_slower_sparse_runs_dense_with_a_note_and_without_caches(m
 def test_several_processes_leave_the_same_dense():
     """Whatever each of them measured: the first one decides."""
 
-    class FirstOfTwo(Alone):
+    class FirstOfTwo(Agreement):
         def first(self, value):
             assert value == []  # a CPU is not measured
             return [[2, "attention", "it is slow there"]]

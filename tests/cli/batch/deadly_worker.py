@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import chipsparse
-from chipsparse.cli.batch.answers import Loaded, Made, Refused
+from chipsparse.cli.batch.engine import Loaded, Made, Refused
 
 
 class DeadlyWorker:

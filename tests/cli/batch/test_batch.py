@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from chipsparse.cli.batch import worker
-from chipsparse.cli.batch.answers import Failed, Refused
+from chipsparse.cli.batch.engine import Failed, Refused
 from chipsparse.cli.batch.entries import file_name
 from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import UserError

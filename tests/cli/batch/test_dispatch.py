@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 import chipsparse
-from chipsparse.cli.batch.answers import (
+from chipsparse.cli.batch.dispatch import REST_SECONDS, RESTS, Dispatch
+from chipsparse.cli.batch.engine import (
     Died,
     Failed,
     Loaded,
@@ -16,7 +17,6 @@ from chipsparse.cli.batch.answers import (
     Refused,
     Unavailable,
 )
-from chipsparse.cli.batch.dispatch import REST_SECONDS, RESTS, Dispatch
 from chipsparse.cli.batch.job import in_turn
 from chipsparse.cli.batch.live import LiveLine
 from chipsparse.cli.errors import UserError

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from chipsparse.cli.batch import job
-from chipsparse.cli.batch.answers import Died, Failed, Unavailable
+from chipsparse.cli.batch.engine import Died, Failed, Unavailable
 from chipsparse.cli.batch.processes import Processes
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.main import app

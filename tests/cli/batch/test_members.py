@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from chipsparse.cli.batch import job
-from chipsparse.cli.batch.answers import Died, Failed, Loaded, Made, NotLoaded, Refused, Unavailable
+from chipsparse.cli.batch.engine import Died, Failed, Loaded, Made, NotLoaded, Refused, Unavailable
 from chipsparse.cli.batch.members import Answers, Meetings
 from chipsparse.cli.batch.processes import Processes
 from chipsparse.cli.commands.batch import BatchOptions

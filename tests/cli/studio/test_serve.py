@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from chipsparse.cli.main import app
 from chipsparse.cli.studio import serve
-from chipsparse.cli.studio.models import models_here
+from chipsparse.cli.studio.choices import models_here
 
 FIND_SPEC = importlib.util.find_spec
 
@@ -65,6 +65,6 @@ def test_a_folder_without_a_model_is_refused(monkeypatch, tmp_path):
 
 
 def test_the_bundled_models_are_offered(monkeypatch, tmp_path):
-    monkeypatch.setattr("chipsparse.cli.studio.models._cached", lambda: ["a/b", "c/d"])
-    names = [each.name for each in models_here("c/d")]
+    monkeypatch.setattr("chipsparse.cli.studio.choices._cached", lambda: ["a/b", "c/d"])
+    names = [name for name, _ in models_here("c/d")]
     assert names == ["c/d", "tiny-wan (bundled)", "tiny-flux (bundled)", "a/b"]

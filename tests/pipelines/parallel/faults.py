@@ -54,7 +54,7 @@ def rotary_cut_before_ordering():
     def cut(self, _module, _args, output):
         return tuple(self.split.own_grid(part, 1) for part in output)
 
-    return mock.patch.object(WanAdapter, "_order_rotary", cut)
+    return mock.patch.object(WanAdapter, "ordered_rotary", cut)
 
 
 def swapped_ranks():

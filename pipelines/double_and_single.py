@@ -1,0 +1,48 @@
+"""Models with double blocks, which see image and text apart, and single ones of both joined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from chipsparse.layout import LayerKind
+from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.pipelines.feed_forward import (
+    FeedForwardModule,
+    FeedForwardSite,
+    ParallelFeedForward,
+)
+
+MLP_RATIO = 4  # fixed in the code of models whose config has none
+
+
+class DoubleAndSingleBlocks(ModelAdapter):
+    """The part that such models share; comes before another adapter's class.
+
+    Attributes:
+        mlp_linears: see `LayerKind`.
+        single_mlp: what a single block runs beside its attention.
+    """
+
+    mlp_linears: ClassVar[int] = 2
+    single_mlp: ClassVar[Any] = ParallelFeedForward
+
+    def blocks(self) -> list[Any]:
+        """Double ones first."""
+        return [*self._model.transformer_blocks, *self._model.single_transformer_blocks]
+
+    def feed_forwards(self) -> list[FeedForwardSite]:
+        """``ff`` of the double blocks, then what the single blocks run beside their attention."""
+        return [
+            *(FeedForwardModule(block, "ff") for block in self._model.transformer_blocks),
+            *map(self.single_mlp, self._model.single_transformer_blocks),
+        ]
+
+    @classmethod
+    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
+        """Double and single blocks; the text has a feed-forward layer of its own in double ones."""
+        width = int(cls.channels(config) * config.get("mlp_ratio", MLP_RATIO))
+        double = LayerKind("double", config["num_layers"], width, mlp_sees_text=False)
+        single = LayerKind("single", config["num_single_layers"], width)
+        return tuple(replace(kind, mlp_linears=cls.mlp_linears) for kind in (double, single))

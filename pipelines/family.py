@@ -1,0 +1,157 @@
+"""What is known of a family of models without having one: names, sizes, and what runs sparse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+from chipsparse.config import Part
+from chipsparse.layout import Grid, LayerKind, ModelLayout
+
+
+class ModelFamily:
+    """The half of an adapter that `chipsparse models` and `explain` ask, and planning.
+
+    Attributes:
+        transformer_class: name of the class that it serves.
+        families: the models of this class and what their pipelines make, for `chipsparse models`.
+        sparse_attention: which attention runs sparse, in words.
+        sparse_mlp: which feed-forward layers run sparse, in words.
+        guidance_argument: argument of the pipelines' call that, above 1, lets each step call the
+            transformer once more, without the prompt; None where they never do.
+        announces_guidance: whether their pipelines tell, before the first call, that there will be
+            such second ones (``do_classifier_free_guidance``).
+        guides_in_batch: whether in plain pipelines those second calls are no calls of their own,
+            but the other half of the batch.
+        masked_parts: parts that the family's own pipelines keep from running sparse, and why.
+        shared_mlp_kinds: names of layers whose feed-forward layer shares a linear with the
+            attention.
+        default_latents: rows and columns of the latents that pipelines make where nobody names a
+            size, None where their call has a default for it.
+        uncalled_steps: how many of ``num_inference_steps`` do not call the transformer.
+        timestep_argument: what the transformer calls its timestep.
+        timestep_scale: by what pipelines divide the scheduler's timesteps.
+        block_list: what the transformer calls its blocks.
+        attention_name: what a block calls its self-attention.
+        mlp_name: what a block calls its feed-forward layer.
+        tags_over_masks: whether the tag takes the place of a mask that the model passes, because it
+            lets everything through; else such calls are left alone.
+        own_processors: by the class of a processor that does not dispatch its attention, what makes
+            one of it that does, with an ``_attention_backend``.
+        dense_arguments: arguments of a call whose attention cannot run sparse, and why.
+        text_place: where the text stands in the sequence, or that it is in cross-attention.
+        rotary_dim: dimension of the tokens in the tensors that the rotary embedding returns.
+        shares_tokens: whether several processes can share its tokens: its hooks cut and gather what
+            they put in order. Not inherited, since it is to be tested for each.
+        why_whole: why not, where that is known.
+        shares_guidance: whether guidance branches can be on different processes: its pipelines say
+            before the first call that they guide, by two calls per step. Not inherited.
+        cuts_at_blocks: whether the text is cut for several processes in front of the blocks; False
+            where it is cut as it enters the model, or is in cross-attention.
+        least_text: see `SplitSequence`.
+    """
+
+    transformer_class: ClassVar[str]
+    families: ClassVar[str] = ""
+    sparse_attention: ClassVar[str] = "self-attention"
+    sparse_mlp: ClassVar[str] = "feed-forward"
+    guidance_argument: ClassVar[str | None] = "guidance_scale"
+    announces_guidance: ClassVar[bool] = True
+    guides_in_batch: ClassVar[bool] = False
+    masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})
+    shared_mlp_kinds: ClassVar[frozenset[str]] = frozenset()
+    default_latents: ClassVar[int | None] = None
+    uncalled_steps: ClassVar[int] = 0
+    timestep_argument: ClassVar[str] = "timestep"
+    timestep_scale: ClassVar[int] = 1
+    block_list: ClassVar[str] = "transformer_blocks"
+    attention_name: ClassVar[str] = "attn"
+    mlp_name: ClassVar[str] = "ff"
+    tags_over_masks: ClassVar[bool] = False
+    own_processors: ClassVar[Mapping[type, Callable[[Any], Any]]] = MappingProxyType({})
+    dense_arguments: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    text_place: ClassVar[Literal["first", "last", "cross-attention"]] = "last"
+    rotary_dim: ClassVar[int] = 0
+    shares_tokens: ClassVar[bool] = False
+    why_whole: ClassVar[str] = "its tokens cannot be shared yet"
+    shares_guidance: ClassVar[bool] = False
+    cuts_at_blocks: ClassVar[bool] = False
+    least_text: ClassVar[int] = 0
+
+    @classmethod
+    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
+        """The kinds of `blocks` of a transformer with this config, in the same order."""
+        raise NotImplementedError
+
+    @classmethod
+    def heads(cls, config: Mapping[str, Any]) -> tuple[int, int]:
+        """Its attention heads, and channels of each."""
+        return config["num_attention_heads"], config["attention_head_dim"]
+
+    @classmethod
+    def channels(cls, config: Mapping[str, Any]) -> int:
+        """Channels of all its heads, side by side."""
+        heads, head_dim = cls.heads(config)
+        return heads * head_dim
+
+    @classmethod
+    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
+        """The grids of tokens that it makes of latents with so many frames, rows and columns."""
+        raise NotImplementedError
+
+    @classmethod
+    def sizes(
+        cls, config: Mapping[str, Any], *, grids: tuple[Grid, ...], text_tokens: int, batch: int
+    ) -> ModelLayout:
+        """The sizes of a call with these grids of tokens, and so many of text."""
+        heads, head_dim = cls.heads(config)
+        return ModelLayout(
+            kinds=cls.kinds(config),
+            heads=heads,
+            head_dim=head_dim,
+            batch=batch,
+            grids=grids,
+            text_tokens=0 if cls.text_place == "cross-attention" else text_tokens,
+            text_first=cls.text_place == "first",
+        )
+
+    @classmethod
+    def planned_layout(
+        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
+    ) -> ModelLayout:
+        """The sizes of a call for one image or video, known without the model.
+
+        Args:
+            config: the transformer's.
+            latents: frames, rows and columns of the image or video behind the VAE.
+            text_tokens: tokens of the prompt, padding included.
+            batch: samples in one call.
+        """
+        grids = cls.grids(config, latents)
+        return cls.sizes(config, grids=grids, text_tokens=text_tokens, batch=batch)
+
+    @staticmethod
+    def is_guided(pipe: Any) -> bool:
+        """Whether a pipeline tells that it also computes the transformer without the prompt."""
+        return bool(getattr(pipe, "do_classifier_free_guidance", False))
+
+    @classmethod
+    def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
+        """Why several processes cannot share the tokens of such a transformer, or None.
+
+        Args:
+            config: the transformer's.
+        """
+        return None if vars(cls).get("shares_tokens", False) else cls.why_whole
+
+    @classmethod
+    def why_guidance_stays(cls) -> str | None:
+        """Why guidance branches cannot be on different processes, or None."""
+        if vars(cls).get("shares_guidance", False):
+            return None
+        return (
+            f"the pipelines of a {cls.transformer_class} do not say before the first call that "
+            "they guide by calls of their own, so guidance branches cannot be on different "
+            "processes"
+        )

@@ -1,0 +1,103 @@
+"""Grids of tokens: what models make of latents, and what positions of tokens name."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from chipsparse.layout import Grid
+
+MOST_GRIDS = 8  # more than that are no images, but positions of another kind
+
+
+def patched(latents: Grid, patch: Grid) -> tuple[Grid]:
+    """The one grid of whole patches of so many frames, rows and columns."""
+    frames, rows, columns = (size // edge for size, edge in zip(latents, patch, strict=True))
+    return ((frames, rows, columns),)
+
+
+def patch_of(config: Mapping[str, Any]) -> Grid:
+    """Frames, rows and columns of the latents that make one token."""
+    return config["patch_size_t"], config["patch_size"], config["patch_size"]
+
+
+def frame_by_frame(tokens: Grid) -> tuple[Grid, ...]:
+    """A grid for each frame of a video."""
+    frames, rows, columns = tokens
+    return ((1, rows, columns),) * frames
+
+
+def fitting(grids: tuple[Grid, ...] | None, tokens: int) -> tuple[Grid, ...]:
+    """Grids, or one row where they do not make up so many tokens: the model says what is wrong."""
+    if grids is None or sum(map(math.prod, grids)) != tokens:
+        return ((1, 1, tokens),)
+    return grids
+
+
+def grids_of(ids: torch.Tensor) -> tuple[Grid, ...] | None:
+    """The full grids of image tokens, one behind the other, that position ids name.
+
+    Args:
+        ids: ``[N, D]``, or ``[B, N, D]`` with the same for all samples: image, row and column of
+            each token in any dtype, and what else there is. Waits for the device.
+
+    Returns:
+        Each grid as (1, rows, columns); None where the ids form no grids, or too many.
+    """
+    ids = (ids if ids.ndim == 2 else ids[0]).cpu()
+    grids: list[Grid] = []
+    while ids.shape[0] > 0:
+        if len(grids) == MOST_GRIDS:
+            return None
+        place = torch.arange(ids.shape[0])
+        columns = _matching(ids, place * 0, place)
+        rows = _matching(ids, place // columns, place % columns) // columns
+        grids.append((1, rows, columns))
+        ids = ids[rows * columns :]
+    return tuple(grids) or None
+
+
+def _matching(ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> int:
+    """How many ids, from the first on, lie at these rows and columns seen from the first."""
+    shift = torch.zeros(ids.shape, dtype=torch.int64)
+    shift[:, 1], shift[:, 2] = row, column
+    # Half precision cannot hold every whole number: round as the pipeline did.
+    expected = (ids[0].double() + shift).to(ids.dtype)
+    different = (ids != expected).any(dim=1).nonzero()
+    return len(ids) if different.numel() == 0 else int(different[0])
+
+
+def grids_at(coordinates: torch.Tensor) -> tuple[Grid, ...] | None:
+    """The full grids of video tokens, one behind the other, that coordinates name.
+
+    Args:
+        coordinates: ``[3, N]``: time, row and column of each token. Waits for the device.
+
+    Returns:
+        Each grid as (frames, rows, columns), all with frames of one size; a new one begins where
+        time does not go on. None where the coordinates form no such grids.
+    """
+    time, row, column = coordinates.cpu()
+    tokens = time.numel()
+    again = (row == row[0]) & (column == column[0])
+    again[0] = False
+    area = int(again.nonzero()[0]) if again.any() else tokens
+    columns = int((row[:area] == row[0]).sum())
+    if tokens % area != 0 or area % columns != 0:
+        return None
+    time, row, column = (axis.view(-1, area // columns, columns) for axis in (time, row, column))
+    full = (
+        (time == time[:, :1, :1]).all()
+        and (row == row[:1, :, :1]).all()
+        and (column == column[:1, :1]).all()
+    )
+    if not full:
+        return None
+    starts = (time[1:, 0, 0] <= time[:-1, 0, 0]).nonzero().flatten() + 1
+    edges = [0, *starts.tolist(), time.shape[0]]
+    lengths = [end - start for start, end in itertools.pairwise(edges)]
+    return tuple((frames, area // columns, columns) for frames in lengths)
