@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -50,6 +51,12 @@ class Ran:
     exit_code: int
     stdout: str
     stderr: str
+
+
+def as_json(ran: Any) -> Any:
+    """What a command that went well printed with ``--json``."""
+    assert ran.exit_code == 0, ran.stderr
+    return json.loads(ran.stdout)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -18,7 +18,7 @@ from chipsparse.cli.media.panels import GAP_PIXELS
 from chipsparse.measure import quality
 from chipsparse.measure.bootstrap import Interval, draws, interval
 from chipsparse.profiles.profile import ASSETS
-from tests.cli.conftest import PROFILE
+from tests.cli.conftest import PROFILE, as_json
 from tests.pipelines.test_families import FAMILIES
 from tests.tiny_models import PROMPT
 from tests.variants import slow
@@ -57,11 +57,6 @@ def fails_early(compare, workdir, monkeypatch):
         return ran.stderr.splitlines()[-1].removeprefix("chipsparse: error: ")
 
     return run
-
-
-def as_json(ran):
-    assert ran.exit_code == 0, ran.stderr
-    return json.loads(ran.stdout)
 
 
 @pytest.fixture(scope="module")

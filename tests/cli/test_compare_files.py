@@ -15,6 +15,7 @@ from chipsparse.cli.media.heat_map import heat_map
 from chipsparse.cli.media.panels import GAP_PIXELS
 from chipsparse.cli.media.read import read_clip
 from chipsparse.measure import quality
+from tests.cli.conftest import as_json
 
 
 @pytest.fixture
@@ -64,9 +65,7 @@ def pair(workdir):
 
 
 def test_json_has_every_frame_and_the_whole(compare, pair):
-    ran = compare("a.png", "b.png", "--json")
-    assert ran.exit_code == 0, ran.stderr
-    content = json.loads(ran.stdout)
+    content = as_json(compare("a.png", "b.png", "--json"))
     a, b = (clip / 255 for clip in pair)
     assert (content["mode"], content["a"], content["b"]) == ("files", "a.png", "b.png")
     assert (content["frames"], content["height"], content["width"]) == (5, 32, 48)
@@ -140,9 +139,7 @@ def test_lpips_where_it_is_available(compare, pair, monkeypatch):
 
 
 def test_picture(compare, pair, workdir):
-    ran = compare("a.png", "b.png", "-o", "out.png", "--json")
-    assert ran.exit_code == 0, ran.stderr
-    clip = json.loads(ran.stdout)["clip"]
+    clip = as_json(compare("a.png", "b.png", "-o", "out.png", "--json"))["clip"]
     assert clip == {"files": [f"out-00{n}.png" for n in range(5)], "amplified": 8}
     shown = np.stack([iio.imread(file) for file in clip["files"]])
     assert shown.shape[2] == 3 * 48 + 2 * GAP_PIXELS

@@ -15,7 +15,7 @@ from chipsparse.cli.main import app
 from chipsparse.measure.cost_model import Rates
 from chipsparse.measure.step_seconds import StepSeconds
 from chipsparse.profiles.profile import ASSETS, load_profile
-from tests.cli.conftest import Ran
+from tests.cli.conftest import Ran, as_json
 from tests.pipelines.families.ltx import tiny_ltx_pipeline
 from tests.tiny_models import PROMPT, tiny_chroma_pipeline, tiny_flux_pipeline, tiny_wan_pipeline
 from tests.variants import slow
@@ -105,9 +105,7 @@ def explained(explain):
     """What `--json` says."""
 
     def run(*arguments):
-        ran = explain(*arguments, "--json")
-        assert ran.exit_code == 0, ran.stderr
-        return json.loads(ran.stdout)
+        return as_json(explain(*arguments, "--json"))
 
     return run
 
@@ -725,13 +723,9 @@ def test_no_weight_is_read(explain, model_folder, tmp_path):
     ("arguments", "sentence"),
     [
         (["--vram", "much"], "--vram: expected an amount of memory such as 24G or 512M"),
-        (["--ram", "-1"], "--ram: expected an amount of memory such as 24G or 512M"),
         (["--height", "100"], "--height 100 does not fit this model, which needs a multiple of 16"),
-        (["--frames", "6"], "--frames 6 does not fit this model"),
-        (["--steps", "0"], "--steps 0 is too small; it must be at least 1"),
         (["--vram", "8G", "--device", "cpu"], "--vram 8G has no effect on a CPU; use --ram"),
         (["--device", "cuda"], "--device cuda needs a CUDA GPU"),
-        (["--dtype", "int4"], "--dtype int4 is not known"),
         (["--model", "/nowhere/at/all"], "the model folder /nowhere/at/all does not exist"),
         (["--config", "no.yaml"], "no.yaml: cannot read the profile"),
     ],

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from chipsparse.cli.main import app
 from chipsparse.cli.media.panels import GAP_PIXELS
+from tests.cli.conftest import as_json
 from tests.tiny_models import PROMPT
 
 FRAME_SHAPE = (32, 48, 3)
@@ -154,9 +155,7 @@ def test_progress_off_a_terminal_is_a_few_plain_lines_on_stderr(generate):
 
 
 def test_json_is_the_only_thing_on_stdout(generate):
-    ran = generate("--json", "--seed", "5")
-    assert ran.exit_code == 0, ran.stderr
-    content = json.loads(ran.stdout)
+    content = as_json(generate("--json", "--seed", "5"))
     assert content["mode"] == "sparse"
     assert (content["prompt"], content["seed"], content["fps"]) == (PROMPT, 5, 16)
     assert (content["device"], content["dtype"]) == ("cpu", "float32")
@@ -191,9 +190,7 @@ def test_json_is_the_only_thing_on_stdout(generate):
 
 
 def test_compare_writes_three_clips_and_measures_them(generate, workdir):
-    ran = generate("-o", "out.png", "--compare", "--json")
-    assert ran.exit_code == 0, ran.stderr
-    content = json.loads(ran.stdout)
+    content = as_json(generate("-o", "out.png", "--compare", "--json"))
     kinds = {kind: [file[:-8] for file in files] for kind, files in content["files"].items()}
     assert kinds == {
         "output": ["out"] * 5,
@@ -241,12 +238,11 @@ def test_compare_of_a_profile_that_is_always_dense_finds_no_difference(generate,
         "generation: {height: 32, width: 32, num_frames: 1, max_sequence_length: 16}\n"
         "sparsity: {attention: {enabled: false}, mlp: {enabled: false}}\n"
     )
-    ran = generate("--config", str(profile), "--compare", "--steps", "3", "--json")
-    assert ran.exit_code == 0, ran.stderr
-    comparison = json.loads(ran.stdout)["comparison"]
+    given = ("--config", str(profile), "--compare", "--steps", "3")
+    comparison = as_json(generate(*given, "--json"))["comparison"]
     assert comparison["identical"] is True
     assert comparison["psnr_db"] is None
-    ran = generate("--config", str(profile), "--compare", "--steps", "3")
+    ran = generate(*given)
     assert "the same frames as dense" in ran.stdout
 
 
@@ -258,9 +254,7 @@ def test_config_overrides_the_profile_of_the_model(generate, tmp_path):
         "sparsity: {schedule: {actions: [dense, refresh, skip]}}\n"
     )
     given = ("--json", "--guidance-scale", "1", "--dtype", "bfloat16")
-    ran = generate("--config", str(profile), *given)
-    assert ran.exit_code == 0, ran.stderr
-    content = json.loads(ran.stdout)
+    content = as_json(generate("--config", str(profile), *given))
     assert content["dtype"] == "bfloat16"
     assert content["profile"] == str(profile)
     assert content["settings"]["guidance_scale"] == 1.0
@@ -277,9 +271,7 @@ def test_the_predicted_change_of_each_step_is_told(generate, tmp_path):
         "generation: {height: 48, width: 32, num_frames: 1, num_inference_steps: 5}\n"
         "sparsity: {schedule: {skip_threshold: 1.0, max_skips: 1}}\n"
     )
-    ran = generate("--config", str(profile), "--json")
-    assert ran.exit_code == 0, ran.stderr
-    steps = json.loads(ran.stdout)["sparse"]["steps"]
+    steps = as_json(generate("--config", str(profile), "--json"))["sparse"]["steps"]
     assert [step["action"] for step in steps] == ["dense", "refresh", "skip", "sparse", "skip"]
     predicted = [step["predicted_change"] for step in steps]
     assert [0 < each < 1 if each is not None else None for each in predicted] == [
@@ -293,9 +285,7 @@ def test_the_predicted_change_of_each_step_is_told(generate, tmp_path):
 
 def test_ram_overrides_the_profile(generate):
     def sparse(*arguments):
-        ran = generate("--json", *arguments)
-        assert ran.exit_code == 0, ran.stderr
-        return json.loads(ran.stdout)["sparse"]
+        return as_json(generate("--json", *arguments))["sparse"]
 
     unlimited = sparse()
     assert (unlimited["fallbacks"], unlimited["host_bytes"]) == ([], 0)
@@ -353,12 +343,9 @@ def test_a_quality_of_the_profile_is_taken_and_named(generate, workdir):
     (workdir / "mine.yaml").write_text(QUALITIES)
     small = ("--config", "mine.yaml", "--frames", "1", "--height", "32", "--width", "48")
     small += ("--steps", "4")
-    ran = generate(*small, "--quality", "fast", "-o", "a.png", "--report", "a.json", "--json")
-    assert ran.exit_code == 0, ran.stderr
-    request, report = (
-        json.loads(ran.stdout),
-        json.loads((workdir / "a.json").read_text()),
-    )
+    fast = (*small, "--quality", "fast", "-o", "a.png")
+    request = as_json(generate(*fast, "--report", "a.json", "--json"))
+    report = json.loads((workdir / "a.json").read_text())
     assert request["quality"] == report["quality"] == "fast"
     assert report["totals"]["steps"] == {"dense": 2, "skip": 2}
     words = request["command"]

@@ -1,6 +1,5 @@
 """`chipsparse generate` with a model of images."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +10,13 @@ from PIL import Image
 
 import chipsparse
 from chipsparse.profiles.profile import ASSETS
+from tests.cli.conftest import as_json
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 from tests.variants import slow
 
 
 def test_an_image_is_written_and_described(generate, flux_folder, workdir):
-    ran = generate("-o", "out.png", "--json", model=flux_folder)
-    assert ran.exit_code == 0, ran.stderr
-    content = json.loads(ran.stdout)
+    content = as_json(generate("-o", "out.png", "--json", model=flux_folder))
     assert content["pipeline_class"] == "FluxPipeline"
     assert content["settings"]["num_frames"] is None
     assert content["settings"]["true_cfg_scale"] == 3.0
@@ -82,9 +80,7 @@ def test_the_bundled_image_model_runs_with_its_own_profile_and_guidance(
 
     monkeypatch.setattr(FluxTransformer2DModel, "forward", counted)
     folder = ASSETS / "tiny-flux"
-    ran = generate("-o", "out.png", "--json", "--steps", "2", model=folder)
-    assert ran.exit_code == 0, ran.stderr
-    content = json.loads(ran.stdout)
+    content = as_json(generate("-o", "out.png", "--json", "--steps", "2", model=folder))
     assert content["profile"] == str(folder / "chipsparse.yaml")
     assert content["settings"]["true_cfg_scale"] == 4.0
     assert calls == [1024] * 4  # with the prompt and with the empty one, at each step

@@ -11,6 +11,7 @@ from PIL import Image
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation.input_image import fitted, read_image, size_like
+from tests.cli.conftest import as_json
 from tests.pipelines.families.wan import image_to_video
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
@@ -120,9 +121,9 @@ def test_what_does_not_fit_is_cut_alike_on_both_sides():
 
 def test_image_to_video(generate, wan_folder, workdir, ftfy):
     picture(96, 64).save("in.png")
-    ran = generate("-o", "out.png", "--image", "in.png", "--json", "--seed", "3", model=wan_folder)
-    assert ran.exit_code == 0, ran.stderr
-    content = json.loads(ran.stdout)
+    content = as_json(
+        generate("-o", "out.png", "--image", "in.png", "--json", "--seed", "3", model=wan_folder)
+    )
     assert content["image"] == "in.png"
     assert (content["sparse"]["frames"], content["sparse"]["height"]) == (5, 32)
     actions = [step["action"] for step in content["sparse"]["steps"]]
@@ -150,9 +151,7 @@ def test_image_to_video(generate, wan_folder, workdir, ftfy):
 def test_an_image_model_becomes_its_image_to_image_pipeline(generate, flux_folder, workdir):
     picture().save("in.png")
     given = ("--image", "in.png", "--strength", "0.6", "--json")
-    ran = generate("-o", "out.png", *given, "--dense", model=flux_folder)
-    assert ran.exit_code == 0, ran.stderr
-    content = json.loads(ran.stdout)
+    content = as_json(generate("-o", "out.png", *given, "--dense", model=flux_folder))
     assert content["pipeline_class"] == "FluxImg2ImgPipeline"
     assert content["strength"] == 0.6
     assert len(content["dense"]["steps"]) == 3  # of 5, the last ones

@@ -1,6 +1,5 @@
 """`--lora`: what it takes, and what it refuses."""
 
-import json
 import shutil
 
 import numpy as np
@@ -12,6 +11,7 @@ from safetensors.torch import save_file
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model.lora import Lora, read_lora
+from tests.cli.conftest import as_json
 
 RANK = 2
 SMALL = ("-o", "o.png", "--frames", "1", "--json")
@@ -50,9 +50,8 @@ def test_it_changes_the_picture_by_its_scale(generate, attention_lora):
     pictures, told = {}, {}
     for scale in (None, 0, 1, 2):
         given = () if scale is None else ("--lora", f"{attention_lora}:{scale}")
-        ran = generate(*SMALL, *given)
-        assert ran.exit_code == 0, ran.stderr
-        pictures[scale], told[scale] = picture(), json.loads(ran.stdout)
+        told[scale] = as_json(generate(*SMALL, *given))
+        pictures[scale] = picture()
     assert (pictures[0] == pictures[None]).all()
     assert (pictures[1] != pictures[None]).any()
     assert (pictures[2] != pictures[1]).any()
@@ -81,16 +80,14 @@ def test_a_lora_that_is_made_for_other_steps_is_noticed(tmp_path, name, steps, s
 
 def test_the_notice_is_among_the_warnings(generate, attention_lora, tmp_path):
     named = shutil.copy(attention_lora, tmp_path / "tiny-8steps.safetensors")
-    ran = generate(*SMALL, "--lora", str(named))
-    assert ran.exit_code == 0, ran.stderr
-    (warning,) = json.loads(ran.stdout)["warnings"]
+    (warning,) = as_json(generate(*SMALL, "--lora", str(named)))["warnings"]
     assert "tiny-8steps.safetensors is made for 8 steps by its name, and 4 are" in warning
 
 
 def test_a_folder_and_several(generate, attention_lora, mlp_lora):
-    ran = generate(*SMALL, "--lora", str(attention_lora.parent), "--lora", f"{mlp_lora}:0.5")
-    assert ran.exit_code == 0, ran.stderr
-    content = json.loads(ran.stdout)
+    content = as_json(
+        generate(*SMALL, "--lora", str(attention_lora.parent), "--lora", f"{mlp_lora}:0.5")
+    )
     assert content["loras"] == [
         {"file": str(attention_lora), "scale": 1.0},
         {"file": str(mlp_lora), "scale": 0.5},

@@ -53,14 +53,6 @@ def test_png_numbers_sort(tmp_path):
     assert files == sorted(files)
 
 
-def test_all_files_or_none(tmp_path):
-    frames = colour_bars(1)
-    (tmp_path / "b.png").mkdir()
-    with pytest.raises(media.UserError, match=r"b\.png is a folder"):
-        media.write_media({tmp_path / "a.png": frames, tmp_path / "b.png": frames}, fps=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["b.png"]
-
-
 @pytest.mark.parametrize("width", [16, 48, 832])
 def test_side_by_side(width):
     left = np.full((2, 32, width, 3), 10, dtype=np.uint8)

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from chipsparse.cli.main import app
+from tests.cli.conftest import as_json
 from tests.pipelines.families.minimax_h3 import H3_CONFIG, VAE_CONFIG
 
 CLASSES = {
@@ -41,9 +42,7 @@ def folder(tmp_path):
 
 
 def told(*arguments):
-    ran = CliRunner().invoke(app, [*arguments, "--json"])
-    assert ran.exit_code == 0, ran.stderr
-    return json.loads(ran.stdout)
+    return as_json(CliRunner().invoke(app, [*arguments, "--json"]))
 
 
 def explain(model, *arguments):

@@ -17,7 +17,7 @@ from chipsparse.cli.model.description import describe_model
 from chipsparse.cli.model.modular import call_pipeline
 from chipsparse.cli.model.random_pipeline import random_pipeline
 from chipsparse.session import Session
-from tests.cli.conftest import IMAGE_PROFILE
+from tests.cli.conftest import IMAGE_PROFILE, as_json
 from tests.pipelines.families.ltx import tiny_ltx_pipeline
 from tests.pipelines.modular_families import FAMILIES
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
@@ -53,9 +53,7 @@ def change(folder, **entries):
 
 
 def test_generate_writes_what_the_patched_pipeline_makes(generate, folder, workdir):
-    ran = generate("-o", "out.png", "--seed", "3", "--json", model=folder)
-    assert ran.exit_code == 0, ran.stderr
-    content = json.loads(ran.stdout)
+    content = as_json(generate("-o", "out.png", "--seed", "3", "--json", model=folder))
     assert content["pipeline_class"] == "FluxModularPipeline"
     taken = [step["action"] for step in content["sparse"]["steps"]]
     assert taken == ["dense", "refresh", "sparse", "sparse"]
@@ -92,9 +90,7 @@ def test_explain_reads_configs_alone(folder, monkeypatch):
     monkeypatch.setattr(
         diffusers.ModularPipeline, "load_components", lambda *_, **__: pytest.fail("loaded")
     )
-    ran = CliRunner().invoke(app, ["explain", "--model", str(folder), "--json"])
-    assert ran.exit_code == 0, ran.stderr
-    content = json.loads(ran.stdout)
+    content = as_json(CliRunner().invoke(app, ["explain", "--model", str(folder), "--json"]))
     assert content["transformer_class"] == "FluxTransformer2DModel"
     assert content["settings"]["num_inference_steps"] == 4
 
@@ -107,9 +103,9 @@ def test_the_branches_of_a_guider_are_calls_where_plain_pipelines_make_one_batch
         index[name] = ["diffusers", type(getattr(pipe, name)).__name__, {"subfolder": name}]
     (tmp_path / INDEX).write_text(json.dumps(index))
     sizes = ["--height", "32", "--width", "64", "--frames", "5", "--quality", "balanced"]
-    ran = CliRunner().invoke(app, ["explain", "--model", str(tmp_path), *sizes, "--json"])
-    assert ran.exit_code == 0, ran.stderr
-    content = json.loads(ran.stdout)
+    content = as_json(
+        CliRunner().invoke(app, ["explain", "--model", str(tmp_path), *sizes, "--json"])
+    )
     assert content["branches"] == 2
     assert content["settings"]["guidance_scale"] == 3.0
     assert content["tokens"]["all"] == 3 * 4 * 8

@@ -8,6 +8,7 @@ from diffusers import UniPCMultistepScheduler
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model.description import describe_model
 from chipsparse.cli.model.schedulers import choose_scheduler
+from tests.cli.conftest import as_json
 from tests.variants import slow
 
 # Of libraries, as older schedulers are tried with a newer NumPy.
@@ -85,9 +86,9 @@ def test_schedulers_that_call_the_model_twice_are_for_dense_runs(unipc_model):
 
 def test_the_command_runs_with_it(generate, unipc_model):
     def sparse(*arguments):
-        ran = generate("-o", "o.png", "--frames", "1", "--json", *arguments, model=unipc_model)
-        assert ran.exit_code == 0, ran.stderr
-        return json.loads(ran.stdout)
+        return as_json(
+            generate("-o", "o.png", "--frames", "1", "--json", *arguments, model=unipc_model)
+        )
 
     assert sparse()["scheduler"] is None
     made = sparse("--scheduler", "deis")

@@ -23,7 +23,7 @@ from chipsparse.cli.suite import rows as suite_rows
 from chipsparse.cli.suite.record import passes
 from chipsparse.measure import quality
 from chipsparse.profiles.profile import ASSETS
-from tests.cli.conftest import IMAGE_PROFILE, PROFILE
+from tests.cli.conftest import IMAGE_PROFILE, PROFILE, as_json
 from tests.tiny_models import PROMPT
 
 PROMPTS = [PROMPT, "a blue square moves up", "a white triangle grows"]
@@ -197,9 +197,7 @@ def test_the_sample_of_an_older_file_is_read(finished):
 def test_images(workdir, flux_folder, tmp_path):
     model = shutil.copytree(flux_folder, tmp_path / "models" / "flux")
     (model / "chipsparse.yaml").write_text(with_qualities(IMAGE_PROFILE))
-    ran = run("--suite", model, "--num", 1, "--json", "--with-prompts")
-    assert ran.exit_code == 0, ran.stderr
-    found = json.loads(ran.stdout)
+    found = as_json(run("--suite", model, "--num", 1, "--json", "--with-prompts"))
     assert found == content(workdir / "suite-flux")
     (text,) = found["prompts"]["texts"]
     assert text in (ASSETS / "prompts" / "suite.txt").read_text()

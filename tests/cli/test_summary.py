@@ -14,10 +14,6 @@ from chipsparse.cli.results import json_values
 from chipsparse.cli.wording import seconds_text
 
 
-def told_json(outcome):
-    return json_values(outcome)
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
@@ -58,7 +54,7 @@ def test_what_of_the_caches_was_in_host_memory(host_bytes, text):
     )
     outcome = summary.Outcome({}, sparse=made, peak_process_bytes=None)
     assert summary._memory(outcome) == text
-    assert told_json(outcome)["sparse"]["host_bytes"] == host_bytes
+    assert json_values(outcome)["sparse"]["host_bytes"] == host_bytes
 
 
 @pytest.mark.parametrize(

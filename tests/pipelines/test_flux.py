@@ -119,7 +119,8 @@ VARIANTS = {
     ),
 }
 CFG = {"negative_prompt": "a blue square", "true_cfg_scale": 2.0}
-CALLS = [(name, {}) for name in VARIANTS]
+QUICK = ("FluxControlImg2ImgPipeline", "FluxControlNetPipeline", "FluxKontextPipeline")
+CALLS = [(name, {}) if name in QUICK else slow(name, {}) for name in VARIANTS]
 CALLS += [slow(name, CFG) for name in ("FluxKontextPipeline", "FluxControlNetPipeline")]
 
 
@@ -321,7 +322,7 @@ LORA_TARGETS = {
     ("target", "enable_first"),
     [
         slow("ff.net.0.proj", True),
-        ("ff.net.2", False),
+        slow("ff.net.2", False),
         slow("proj_mlp", False),
         ("single_transformer_blocks.1.proj_out", True),
     ],
