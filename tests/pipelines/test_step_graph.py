@@ -22,6 +22,7 @@ from chipsparse.graphs.step_graph import (
     MOST_ATTEMPTS,
     MOST_CAPTURES,
     Arguments,
+    ModelCall,
     StepGraphs,
     TensorsInPlace,
 )
@@ -462,14 +463,14 @@ def test_a_call_that_cannot_be_recorded_runs_as_usual(pipe, monkeypatch):
     expected, _ = generate(pipe, NEVER)
     recording = StepGraphs._graph
 
-    def waiting(self, forward, *others):
-        def call(*args, **kwargs):
-            forward(*args, **kwargs)
+    def waiting(self, call, *others):
+        def forward(*args, **kwargs):
+            call.forward(*args, **kwargs)
             if pipe.device.type == "cuda":
                 float(torch.zeros(1, device="cuda"))
             raise RuntimeError("no memory\nfor graphs")
 
-        return recording(self, call, *others)
+        return recording(self, dataclasses.replace(call, forward=forward), *others)
 
     monkeypatch.setattr(StepGraphs, "_graph", waiting)
     with chipsparse.enable(pipe, SPARSE) as handle:
@@ -674,7 +675,8 @@ def test_a_plan_says_whether_steps_can_be_recorded():
 
 def test_arguments_are_alike_where_only_values_differ():
     def arguments(hidden, *, scale=1.0, extra=None):
-        return Arguments((hidden,), {"options": {"scale": scale}, "extra": extra}, "cpu")
+        call = ModelCall(len, (hidden,), {"options": {"scale": scale}, "extra": extra})
+        return Arguments(call, "cpu")
 
     first = arguments(torch.zeros(2, 3))
     assert first.are_like(arguments(torch.ones(2, 3)))
@@ -724,7 +726,7 @@ def test_longer_lists_of_columns_need_another_recording():
 
 def test_tensors_of_the_host_are_part_of_what_is_recorded():
     def arguments(number, hidden):
-        return Arguments((hidden,), {"timestep": number}, "meta")
+        return Arguments(ModelCall(len, (hidden,), {"timestep": number}), "meta")
 
     number, hidden = torch.tensor([3.0]), torch.ones(2, device="meta")
     first = arguments(number, hidden)
