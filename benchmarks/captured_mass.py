@@ -14,7 +14,12 @@ from chipsparse.kernels.dense_attention_column_sums import dense_attention_colum
 
 FRACTIONS = (0.05, 0.1, 0.2)
 COLUMNS = {"case": "", **{f"top_{fraction:.0%}": ".3f" for fraction in FRACTIONS}}
-PATCHED = {"mlp.enabled": False, "schedule.actions": ["dense", "refresh", "sparse"]}
+# A captured step would not show its layers.
+PATCHED = {
+    "mlp.enabled": False,
+    "schedule.actions": ["dense", "refresh", "sparse"],
+    "cuda_graphs": "never",
+}
 
 
 def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:

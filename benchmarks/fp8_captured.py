@@ -76,7 +76,7 @@ def clips(workload: Workload, settings: dict[str, Any]) -> list[Record]:
         {
             "op": "fp8_captured",
             "case": f"clip {number}",
-            "psnr": psnr(found.cpu().numpy(), expected.cpu().numpy()),
+            "psnr": psnr(found, expected),
             "seconds": in_fp8.seconds,
             "own_seconds": own.seconds,
             **environment(workload.device),

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import statistics
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +20,6 @@ from benchmarks.records import Record, environment
 from benchmarks.run import Run
 from benchmarks.sampled_checks import check_finite
 from chipsparse import SparsityConfig
-from chipsparse.cache.copies import HostCopies, Mark, StreamCopies, copies_for
 from chipsparse.cache.host_memory import HostMemory
 from chipsparse.cache.memory_plan import MemoryDemand
 from chipsparse.cache.offload import OffloadPool
@@ -58,15 +54,12 @@ ACTIONS = ["dense", "refresh"]
 SPARSE_STEPS = 6  # the first warms up
 DRIFT = 0.05
 
-Lane = list[tuple[int, float, float]]
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Options of this benchmark alone; ``--tokens`` and ``--heads`` are those of the kernels."""
     group = parser.add_argument_group("offload")
     group.add_argument("--layers", type=int, help="at most so many, for a dry run")
     group.add_argument("--mlp", action="store_true", help="with sparse feed-forward layers")
-    group.add_argument("--timeline", type=Path, help="write a PNG of copies beside computation")
 
 
 def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
@@ -80,11 +73,6 @@ def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> N
             rows = int(args.block_size.split(",")[0])
             record = measure(case, layers, device, dtype, sparse_mlp=args.mlp, rows=rows)
             to.add(record)
-            if args.timeline is not None:
-                from benchmarks import timeline_figure
-                from benchmarks.figures import save_figure
-
-                save_figure(timeline_figure.draw([record]), args.timeline)
             if not record["identical"]:
                 raise ValueError("the outputs differ from those with all caches on the device")
 
@@ -150,7 +138,6 @@ def measure(
         "unpack_ms": hosted["unpack_ms"],
         "unpack_share": layers * hosted["unpack_ms"] / step_ms,
         "fallbacks": hosted["fallbacks"],
-        "timeline": hosted["timeline"],
         "identical": hosted["sums"] == resident["sums"],
         "rel_error": 0.0 if hosted["sums"] == resident["sums"] else None,
         "timed_by": "events" if device.type == "cuda" else "clock",
@@ -187,12 +174,11 @@ class Model:
     def _normal(self, *sizes: int) -> torch.Tensor:
         return torch.randn(sizes, generator=self._generator, device=self.device, dtype=self.dtype)
 
-    def __call__(self, session: Session, step: int, around: Callable[[int], Any]) -> torch.Tensor:
-        """One call; ``around`` gives a context for the work of each layer."""
+    def __call__(self, session: Session, step: int) -> torch.Tensor:
+        """One call."""
         hidden = self._noise + step * self._drift
         for layer in range(self.layout.layers):
-            with around(layer):
-                hidden = self._block(session, layer, hidden)
+            hidden = self._block(session, layer, hidden)
         return hidden
 
     def _block(self, session: Session, layer: int, hidden: torch.Tensor) -> torch.Tensor:
@@ -212,34 +198,22 @@ class Model:
 def generate(model: Model, config: SparsityConfig) -> dict[str, Any]:
     """Runs the schedule once: times of the sparse steps, checksums of all outputs, memory."""
     device, report = model.device, GenerationReport()
-    made: list[HostCopies] = []
-
-    def copies(where: torch.device) -> HostCopies:
-        made.append(TimedCopies(where) if where.type == "cuda" else copies_for(where))
-        return made[-1]
-
     memory = HostMemory()
-    pool = OffloadPool(memory, report.fall_back, copies=copies)
+    pool = OffloadPool(memory, report.fall_back)
     session = Session(config, report, pool)
     steps = len(config.schedule.actions or ())
-    sums, spans = [], Spans(device)
+    sums = []
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with torch.no_grad():
         for step in range(steps):
-            if made and isinstance(made[-1], TimedCopies):
-                made[-1].start()
-            spans.start()
             # One more step than there are: caches are freed after the last.
             context = StepContext(1, step, "cond", steps + 1)
             session.begin(context, model.layout, device, lambda: MemoryDemand(model.dtype))
-            output = model(session, step, spans.span)
+            output = model(session, step)
             session.end(output)
             check_finite(output)
             sums.append(checksum(output))
-        lanes = {"compute": spans.milliseconds()}
-        if made and isinstance(made[-1], TimedCopies):
-            lanes |= made[-1].milliseconds(spans.origin)
         times = [record.seconds * 1e3 for record in report.steps]
         columns = stored_columns(session)
         result = {
@@ -255,7 +229,6 @@ def generate(model: Model, config: SparsityConfig) -> dict[str, Any]:
             "unpack_ms": unpack_ms(columns, session, model),
             "peak": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
             "fallbacks": list(report.fallbacks),
-            "timeline": lanes,
         }
         del columns
     session.close()
@@ -286,83 +259,6 @@ def checksum(tensor: torch.Tensor) -> int:
     words = tensor.contiguous().view(torch.int16 if tensor.itemsize == 2 else torch.int32)
     place = torch.arange(1, words.shape[-1] + 1, device=tensor.device)
     return int((words.long() * place).sum())
-
-
-class Spans:
-    """When the work of each layer began and ended, of the last step."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.origin: Any = None
-        self._spans: list[tuple[int, Any, Any]] = []
-
-    def start(self) -> None:
-        """A new step."""
-        self._spans.clear()
-        self.origin = self._now()
-
-    @contextmanager
-    def span(self, layer: int) -> Iterator[None]:
-        """Around the work of a layer."""
-        first = self._now()
-        yield
-        self._spans.append((layer, first, self._now()))
-
-    def milliseconds(self) -> Lane:
-        """(layer, begin, end) since the start of the step; empty on a CPU."""
-        if self._device.type != "cuda":
-            return []
-        torch.cuda.synchronize(self._device)
-        return _since(self.origin, self._spans)
-
-    def _now(self) -> Any:
-        if self._device.type != "cuda":
-            return None
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-
-class TimedCopies(StreamCopies):
-    """Copies that note when they began and ended."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self._spans: dict[int, list[tuple[int, Any, Any]]] = {}
-
-    def start(self) -> None:
-        """A new step."""
-        self._spans.clear()
-
-    def milliseconds(self, origin: Any) -> dict[str, Lane]:
-        """Copies in and out since an event."""
-        self.synchronize()
-        names = {id(self._in): "copy_in", id(self._out): "copy_out"}
-        return {names[stream]: _since(origin, spans) for stream, spans in self._spans.items()}
-
-    def _copy(
-        self,
-        stream: torch.cuda.Stream,
-        target: torch.Tensor,
-        source: torch.Tensor,
-        after: Iterable[Mark],
-    ) -> Mark:
-        self._order(stream, after)
-        first = torch.cuda.Event(enable_timing=True)
-        first.record(stream)
-        super()._copy(stream, target, source, ())
-        last = torch.cuda.Event(enable_timing=True)
-        last.record(stream)
-        spans = self._spans.setdefault(id(stream), [])
-        spans.append((len(spans), first, last))
-        return last
-
-
-def _since(origin: Any, spans: Iterable[tuple[int, Any, Any]]) -> Lane:
-    return [
-        (number, origin.elapsed_time(first), origin.elapsed_time(last))
-        for number, first, last in spans
-    ]
 
 
 def _fail(message: str) -> torch.Tensor:

@@ -13,7 +13,6 @@ import torch
 from benchmarks.clips import Workload
 from benchmarks.records import Record, environment
 from chipsparse import SparsityConfig
-from chipsparse.api import attach
 from chipsparse.layers.attention import AttentionLayer, Unpatched
 from chipsparse.layers.mlp import MLPLayer
 from chipsparse.layers.state import StepState
@@ -66,6 +65,8 @@ def probed(
         look: what is measured at every twelfth step and at the last.
         settings: of the generation, where they are not the profile's.
     """
+    from chipsparse.api import attach  # needs diffusers
+
     steps = workload.settings(**settings).get("num_inference_steps", 50)
     probe = _Probe(look, frozenset(range(0, steps, EVERY)) | {steps - 1})
     with attach(workload.pipe, config, partial(Session, observer=probe)):

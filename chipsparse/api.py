@@ -210,13 +210,7 @@ def enable(
     agreement = None if team is None else team.agreement
     session = functools.partial(Session, static_bits=bits, agreement=agreement)
     handle = attach(
-        pipe,
-        resolved,
-        session,
-        quality=taken,
-        strict=strict,
-        layer_times=layer_times,
-        team=team,
+        pipe, resolved, session, quality=taken, strict=strict, layer_times=layer_times, team=team
     )
     handle.report.remark = remark
     for name in {type(transformer).__name__ for transformer in transformers} - set(ADAPTERS):
@@ -291,11 +285,7 @@ def attach(
         for transformer in transformers:
             pool, name = OffloadPool(host, report.note), names[id(transformer)]
             adapter = adapter_class(transformer)(
-                transformer,
-                make_session(config, report, pool, name),
-                tracker,
-                loop,
-                team,
+                transformer, make_session(config, report, pool, name), tracker, loop, team
             )
             handle._adapters.append(adapter)
         handle._patch(pipe, loop, {names[id(each)]: each for each in transformers})

@@ -221,11 +221,7 @@ class SparsityPlan:
 
     def remarks(self) -> list[str]:
         """What else a user should know: what of the config cannot be done."""
-        return [
-            *self.schedule.remarks(),
-            *self._unrefreshed_steps(),
-            *self._uncaptured_steps(),
-        ]
+        return [*self.schedule.remarks(), *self._unrefreshed_steps(), *self._uncaptured_steps()]
 
     def _uncaptured_steps(self) -> list[str]:
         reason = self._why_steps_differ()

@@ -364,7 +364,7 @@ class Session:
             demand.dtype,
             self._clock,
             dense=demand.dense,
-            fp8_mlps=dict(demand.fp8_mlps),
+            fp8_mlps=demand.fp8_mlps,
             captures=demand.captures,
         )
         slower = slower_parts(plan, times)

@@ -40,9 +40,8 @@ from chipsparse.pipelines.denoising_loop import DenoisingLoop, check_scheduler, 
 from chipsparse.pipelines.diffusers_hooks import has_foreign_hooks
 from chipsparse.pipelines.execution import Execution, check_undivided, execution_of
 from chipsparse.pipelines.family import ModelFamily
-from chipsparse.pipelines.feed_forward import (
-    FeedForwardModule,
-    FeedForwardSite,
+from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
+from chipsparse.pipelines.feed_forward_forms import (
     Form,
     has_contiguous_channels,
     make_channels_contiguous,
@@ -517,17 +516,16 @@ class ModelAdapter(ModelFamily):
     def _memory_demand(self, arguments: dict[str, Any]) -> MemoryDemand:
         """What a generation of such calls asks of the memory, as things stand now."""
         execution = self.execution
-        dense: set[tuple[int, Part]] = set()
         all_dense = self.why_attention_is_dense(arguments) is not None
-        dense |= {
+        dense: set[tuple[int, Part]] = {
             (layer, "attention")
             for layer, module in enumerate(self.self_attentions())
             if all_dense or not is_claimed(module)
         }
         forms = dict(enumerate(map(self._form, self._feed_forwards)))
         dense |= {(layer, "mlp") for layer, form in forms.items() if isinstance(form, str)}
-        fp8 = {
-            (layer, form.fp8)
+        fp8_mlps = {
+            layer: form.fp8
             for layer, form in forms.items()
             if isinstance(form, Form) and form.fp8 is not None
         }
@@ -539,7 +537,7 @@ class ModelAdapter(ModelFamily):
             branches=self.branches(),
             pending_bytes=pending,
             dense=frozenset(dense),
-            fp8_mlps=frozenset(fp8),
+            fp8_mlps=fp8_mlps,
             captures=self.team is None,
         )
 

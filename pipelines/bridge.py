@@ -1,4 +1,4 @@
-"""The bridge between a model's layers and its adapter: one attention backend, three custom ops.
+"""The bridge between a model's layers and its adapter: one attention backend, four custom ops.
 
 diffusers hands q, k and v to an attention backend but tells it neither layer nor step. So every
 patched module carries a *tag*, a small integer tensor with the numbers of its adapter and layer,

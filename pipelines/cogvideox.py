@@ -10,11 +10,16 @@ import torch
 from diffusers.models.attention_processor import CogVideoXAttnProcessor2_0
 from diffusers.models.embeddings import apply_rotary_emb
 
-from chipsparse.layout import Grid, LayerKind
+from chipsparse.layout import Grid
 from chipsparse.pipelines.adapter import ModelAdapter
-from chipsparse.pipelines.processors import DispatchingProcessor, heads_apart, is_tag, normed
+from chipsparse.pipelines.processors import (
+    DispatchingProcessor,
+    dispatch,
+    heads_apart,
+    is_tag,
+    normed,
+)
 
-MLP_RATIO = 4  # fixed in the model's code
 MASKED = "the call has a mask of its own"
 
 
@@ -46,7 +51,7 @@ class CogVideoXProcessor(DispatchingProcessor):
                     states[:, text:], image_rotary_emb, sequence_dim=1
                 )
         assert attention_mask is not None
-        joined = self.dispatch(query, key, value, attention_mask)
+        joined = dispatch(self, query, key, value, attention_mask)
         joined = attn.to_out[1](attn.to_out[0](joined))
         return joined[:, text:], joined[:, :text]
 
@@ -75,11 +80,6 @@ class CogVideoXAdapter(ModelAdapter):
     def is_guided(pipe: Any) -> bool:
         """Pipelines of this family tell their scale alone."""
         return (getattr(pipe, "guidance_scale", None) or 0) > 1
-
-    @classmethod
-    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        """One kind of block."""
-        return (LayerKind("block", config["num_layers"], MLP_RATIO * cls.channels(config)),)
 
     @classmethod
     def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from chipsparse.pipelines.guidance_hooks import why_not_cached
+from chipsparse.pipelines.diffusers_hooks import why_not_cached
 from chipsparse.pipelines.patches import Patches
 
 try:
@@ -22,9 +22,6 @@ except ImportError:  # a diffusers without modular pipelines has no objects of t
 
 class DenoisingLoop:
     """The loop of a plain pipeline, which is a part of its ``__call__``.
-
-    Args:
-        pipe: the pipeline.
 
     Attributes:
         pipe: the pipeline.

@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from chipsparse.pipelines.patches import Patches
 
 GROUP_OFFLOADING = "group_offloading"  # what diffusers calls that hook
+# By which guidance computes a branch with a part of the model left out or blurred (perturbed
+# attention, skip-layer, auto and smoothed-energy guidance). They replace what
+# ``scaled_dot_product_attention`` computes, or read tokens as the rows of an image, and so want the
+# model's own attention and its own order of tokens.
+GUIDANCE_HOOKS = {
+    "diffusers.hooks.layer_skip": "leaves out a part of some layers",
+    "diffusers.hooks.smoothed_energy_guidance_utils": "blurs the queries of some layers",
+}
 
 
 def hooks_on(module: Any) -> Mapping[str, Any]:
@@ -28,3 +38,13 @@ def has_foreign_hooks(module: Any, patches: Patches, *, is_whole_model: bool) ->
         for hooks in (module._forward_hooks, module._forward_pre_hooks)
         for number in hooks
     )
+
+
+def why_not_cached(model: Any) -> str | None:
+    """What hooks of guidance do to a model now, in words; None without any, or where it is none."""
+    for module in model.modules() if isinstance(model, torch.nn.Module) else ():
+        for hook in hooks_on(module).values():
+            done = GUIDANCE_HOOKS.get(type(hook).__module__)
+            if done is not None:
+                return f"guidance {done} ({type(hook).__name__})"
+    return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from chipsparse.layout import LayerKind
@@ -14,18 +13,17 @@ from chipsparse.pipelines.feed_forward import (
     ParallelFeedForward,
 )
 
-MLP_RATIO = 4  # fixed in the code of models whose config has none
-
 
 class DoubleAndSingleBlocks(ModelAdapter):
     """The part that such models share; comes before another adapter's class.
 
     Attributes:
-        mlp_linears: see `LayerKind`.
         single_mlp: what a single block runs beside its attention.
     """
 
-    mlp_linears: ClassVar[int] = 2
+    sparse_attention = "joint attention of double and single blocks"
+    shared_mlp_kinds = frozenset({"single"})
+
     single_mlp: ClassVar[Any] = ParallelFeedForward
 
     def blocks(self) -> list[Any]:
@@ -42,7 +40,10 @@ class DoubleAndSingleBlocks(ModelAdapter):
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
         """Double and single blocks; the text has a feed-forward layer of its own in double ones."""
-        width = int(cls.channels(config) * config.get("mlp_ratio", MLP_RATIO))
-        double = LayerKind("double", config["num_layers"], width, mlp_sees_text=False)
-        single = LayerKind("single", config["num_single_layers"], width)
-        return tuple(replace(kind, mlp_linears=cls.mlp_linears) for kind in (double, single))
+        width, linears = cls.neurons(config), cls.mlp_linears
+        return (
+            LayerKind(
+                "double", config["num_layers"], width, mlp_sees_text=False, mlp_linears=linears
+            ),
+            LayerKind("single", config["num_single_layers"], width, mlp_linears=linears),
+        )

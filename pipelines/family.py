@@ -8,6 +8,9 @@ from typing import Any, ClassVar, Literal
 
 from chipsparse.config import Part
 from chipsparse.layout import Grid, LayerKind, ModelLayout
+from chipsparse.pipelines.token_grids import patch_of, patched
+
+MLP_RATIO = 4
 
 
 class ModelFamily:
@@ -35,6 +38,9 @@ class ModelFamily:
         block_list: what the transformer calls its blocks.
         attention_name: what a block calls its self-attention.
         mlp_name: what a block calls its feed-forward layer.
+        mlp_sees_text: see `LayerKind`, as for the next two.
+        mlp_linears: see there.
+        projections: see there.
         tags_over_masks: whether the tag takes the place of a mask that the model passes, because it
             lets everything through; else such calls are left alone.
         own_processors: by the class of a processor that does not dispatch its attention, what makes
@@ -68,6 +74,9 @@ class ModelFamily:
     block_list: ClassVar[str] = "transformer_blocks"
     attention_name: ClassVar[str] = "attn"
     mlp_name: ClassVar[str] = "ff"
+    mlp_sees_text: ClassVar[bool] = True
+    mlp_linears: ClassVar[int] = 2
+    projections: ClassVar[int] = 4
     tags_over_masks: ClassVar[bool] = False
     own_processors: ClassVar[Mapping[type, Callable[[Any], Any]]] = MappingProxyType({})
     dense_arguments: ClassVar[Mapping[str, str]] = MappingProxyType({})
@@ -81,8 +90,18 @@ class ModelFamily:
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        """The kinds of `blocks` of a transformer with this config, in the same order."""
-        raise NotImplementedError
+        """The kinds of its blocks in order; here one, as the class says."""
+        layers, width = config["num_layers"], cls.neurons(config)
+        return (
+            LayerKind("block", layers, width, cls.mlp_sees_text, cls.mlp_linears, cls.projections),
+        )
+
+    @classmethod
+    def neurons(cls, config: Mapping[str, Any]) -> int:
+        """Neurons of a feed-forward layer; the ratio is fixed in the code of some models."""
+        if "ffn_dim" in config:
+            return int(config["ffn_dim"])
+        return int(cls.channels(config) * config.get("mlp_ratio", MLP_RATIO))
 
     @classmethod
     def heads(cls, config: Mapping[str, Any]) -> tuple[int, int]:
@@ -98,7 +117,7 @@ class ModelFamily:
     @classmethod
     def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
         """The grids of tokens that it makes of latents with so many frames, rows and columns."""
-        raise NotImplementedError
+        return patched(latents, patch_of(config))
 
     @classmethod
     def sizes(
@@ -138,11 +157,7 @@ class ModelFamily:
 
     @classmethod
     def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
-        """Why several processes cannot share the tokens of such a transformer, or None.
-
-        Args:
-            config: the transformer's.
-        """
+        """Why several processes cannot share the tokens of such a transformer, or None."""
         return None if vars(cls).get("shares_tokens", False) else cls.why_whole
 
     @classmethod

@@ -8,33 +8,24 @@ and hooks come and go.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Protocol
+from dataclasses import replace
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
 
-from chipsparse.kernels.checks import FLOATING
-from chipsparse.layers.mlp_weights import Activation, Fp8Form, Fp8MLPWeights, Gate, fp8_form
-from chipsparse.pipelines.diffusers_hooks import GROUP_OFFLOADING, hooks_on
+from chipsparse.layers.mlp_weights import Fp8MLPWeights, fp8_form
+from chipsparse.pipelines.feed_forward_forms import (
+    Form,
+    activation_form,
+    feed_forward_form,
+    is_group_offloaded,
+    linears,
+    why_hooked,
+    why_unreadable,
+    without_adapters,
+)
 from chipsparse.pipelines.patches import TAG, Patches, stock_class
-
-
-@dataclass(frozen=True)
-class Form:
-    """What a feed-forward layer computes between its linears.
-
-    Attributes:
-        activation: its activation function.
-        gate: which half of the first linear is the gate, or that it is a linear of its own.
-        fp8: what its linears round to FP8; None where its weights are not in it.
-    """
-
-    activation: Activation
-    gate: Gate = "none"
-    fp8: Fp8Form | None = None
 
 
 class FeedForwardSite(Protocol):
@@ -92,12 +83,7 @@ class PatchedFeedForward:
 
 
 class FeedForwardModule:
-    """A module with two linears or, gated, three: diffusers' ``FeedForward``, or a model's own.
-
-    Args:
-        block: the transformer block that it belongs to.
-        name: its name in the block.
-    """
+    """A module with two linears or, gated, three: diffusers' ``FeedForward``, or a model's own."""
 
     def __init__(self, block: Any, name: str) -> None:
         self._block = block
@@ -206,9 +192,6 @@ class ParallelFeedForward:
     The block joins ``act_mlp(proj_mlp(x))`` to the attention output and gives both to one linear,
     ``proj_out``. To run the layer as one op, the first two pass x on, so that the block joins x
     itself to the attention output; ``proj_out`` takes them apart and computes the rest.
-
-    Args:
-        block: the single block.
     """
 
     names: ClassVar[tuple[str, ...]] = ("proj_mlp", "act_mlp", "proj_out")
@@ -350,200 +333,3 @@ class FusedParallelFeedForward(ParallelFeedForward):
         if stock_class(self._owner.processor).__name__ not in self.processors:
             return "the attention's processor, which computes it, was replaced"
         return super().form()
-
-
-# What a module computes.
-
-
-class Linears(NamedTuple):
-    """The linears of a feed-forward module; an adapter around one is part of it."""
-
-    up: Any
-    down: Any
-    gate: Any = None
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a class of feed-forward modules, other than diffusers' ``FeedForward``, calls its parts.
-
-    Attributes:
-        up: its first linear.
-        down: its second one.
-        gate: the gate's linear, where the gate is no half of the first.
-        activation: a module; None where the class itself applies SiLU.
-    """
-
-    up: str
-    down: str
-    gate: str | None = None
-    activation: str | None = None
-
-
-# By file and name of the class: some share their name with diffusers' own.
-OWN_CLASSES: Mapping[str, Parts] = MappingProxyType(
-    {
-        "transformer_flux2.Flux2FeedForward": Parts("linear_in", "linear_out", None, "act_fn"),
-        "transformer_flux3.Flux3FeedForward": Parts("linear_in", "linear_out", None, "act_fn"),
-        "transformer_kandinsky.Kandinsky5FeedForward": Parts(
-            "in_layer", "out_layer", None, "activation"
-        ),
-        "transformer_qwenimage21.QwenImage21SwiGLUFeedForward": Parts(
-            "proj", "out", "gate_layer", "activation_fn"
-        ),
-        "transformer_z_image.FeedForward": Parts("w3", "w2", "w1"),
-    }
-)
-
-
-def parts_of(module: Any) -> Parts | None:
-    """What a module of `OWN_CLASSES` calls its parts; None of another."""
-    stock = stock_class(module)
-    return OWN_CLASSES.get(f"{stock.__module__.rpartition('.')[2]}.{stock.__name__}")
-
-
-def linears(module: Any) -> Linears:
-    """The linears of a feed-forward module."""
-    parts = parts_of(module)
-    if parts is None:
-        return Linears(module.net[0].proj, module.net[2])
-    gate = None if parts.gate is None else getattr(module, parts.gate)
-    return Linears(getattr(module, parts.up), getattr(module, parts.down), gate)
-
-
-def feed_forward_form(module: Any) -> Form | str:
-    """What a feed-forward module computes between its linears, or why that is not supported."""
-    parts = parts_of(module)
-    if parts is not None and parts.activation is None:
-        return Form("silu", "apart")
-    if parts is not None:
-        first = getattr(module, parts.activation or "")
-        form = activation_form(first)
-        if form is not None and parts.gate is not None:
-            form = Form(form.activation, "apart")
-    else:
-        first = module.net[0]
-        ends = all(isinstance(layer, torch.nn.Dropout) for layer in module.net[3:])
-        form = _first_layer_form(first) if ends else None
-    if form is None:
-        return f"its activation {type(first).__name__} is not supported"
-    return why_hooked("activation", first) or form
-
-
-def _first_layer_form(first: Any) -> Form | None:
-    """What diffusers' module of a first linear and its activation computes."""
-    name = type(first).__name__
-    if name == "GELU":
-        activation = _gelu(first.approximate)
-        return None if activation is None else Form(activation)
-    if name == "GEGLU":
-        return Form("gelu", "second")
-    if name in ("SwiGLU", "LinearActivation"):
-        activation = activation_of(first.activation)
-        if activation is None:
-            return None
-        return Form(activation, "second" if name == "SwiGLU" else "none")
-    return None
-
-
-def activation_form(module: Any) -> Form | None:
-    """What a module that may be a gated activation computes, None where we have no kernel."""
-    if stock_class(module).__name__ in ("Flux2SwiGLU", "Flux3SwiGLU"):
-        return Form("silu", "first")
-    activation = activation_of(module)
-    return None if activation is None else Form(activation)
-
-
-def activation_of(module: Any) -> Activation | None:
-    """The activation function that a module of PyTorch applies, None where we have no kernel."""
-    if stock_class(module) is torch.nn.SiLU:
-        return "silu"
-    return _gelu(module.approximate) if stock_class(module) is torch.nn.GELU else None
-
-
-def _gelu(approximate: str) -> Activation | None:
-    names: dict[str, Activation] = {"tanh": "gelu-tanh", "none": "gelu"}
-    return names.get(approximate)
-
-
-# Whether a linear's weight is what the linear computes with.
-
-
-def without_adapters(module: Any) -> Any:
-    """The module inside PEFT's adapter layers, or the module itself."""
-    while hasattr(module, "base_layer"):
-        module = module.base_layer
-    return module
-
-
-def why_unreadable(name: str, linear: Any, *, reads_fp8: bool = False) -> str | None:
-    """Why a linear computes something else than its plain weight says, or None.
-
-    Args:
-        name: which linear it is.
-        linear: the module.
-        reads_fp8: whether its weight may also be one that has an `fp8_form`.
-    """
-    while hasattr(linear, "base_layer"):
-        if not hasattr(linear, "adapter_layer_names"):  # not one of PEFT's: nothing known about it
-            break
-        if linear.merged and linear.disable_adapters:
-            return f"its {name} linear has a fused adapter that was disabled"
-        active = [] if linear.merged or linear.disable_adapters else _adapters(linear)
-        if active:
-            return f"its {name} linear has an active adapter that is not fused: {active[0]}"
-        if reason := why_hooked(f"{name} linear", linear):
-            return reason
-        linear = linear.base_layer
-    if hasattr(linear, "base_layer") or not hasattr(linear, "weight"):
-        return f"its {name} linear is of class {type(linear).__name__} (an adapter, or quantized)"
-    in_fp8 = reads_fp8 and fp8_form(linear.weight) is not None
-    if type(linear.weight) is not torch.nn.Parameter and not in_fp8:
-        return f"the weight of its {name} linear is a {type(linear.weight).__name__}"
-    if linear.weight.dtype not in FLOATING:
-        return f"the weight of its {name} linear is of type {linear.weight.dtype}"
-    if stock_class(linear) is not torch.nn.Linear:
-        return f"its {name} linear is of class {type(linear).__name__} (an adapter, or quantized)"
-    return why_hooked(f"{name} linear", linear)
-
-
-def _adapters(layer: Any) -> list[str]:
-    """The active adapters of a PEFT layer that this layer has weights of."""
-    own = {key for name in layer.adapter_layer_names for key in getattr(layer, name, {})}
-    return [name for name in layer.active_adapters if name in own]
-
-
-def why_hooked(name: str, module: Any) -> str | None:
-    """Why a module may compute or hold something else while it runs, or None."""
-    hooked = hasattr(module, "_hf_hook") or hooks_on(module)
-    if hooked or module._forward_hooks or module._forward_pre_hooks:
-        return f"its {name} has hooks of its own (offloading or casting)"
-    return None
-
-
-def is_group_offloaded(module: Any) -> bool:
-    """Whether diffusers brings the weights of a module anew for every call."""
-    return GROUP_OFFLOADING in hooks_on(module)
-
-
-# Storage of the second weight.
-
-
-def has_contiguous_channels(linear: torch.nn.Linear) -> bool:
-    """Whether the weight ``[C, F]`` holds the channels of a neuron side by side."""
-    return linear.weight.stride(0) == 1
-
-
-def make_channels_contiguous(linear: torch.nn.Linear, patches: Patches) -> None:
-    """Turns the storage of a weight ``[C, F]`` around: the same parameter with the same values.
-
-    The kernels gather whole neurons, which are columns here. A dense product reads either layout
-    equally fast, and moves between devices keep it.
-    """
-    weight = linear.weight
-    weight.data = weight.data.t().contiguous().t()
-
-    def restore() -> None:
-        linear.weight.data = linear.weight.data.contiguous()
-
-    patches.add_undo(restore)

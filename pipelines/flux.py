@@ -31,9 +31,7 @@ class FluxAdapter(DoubleAndSingleBlocks):
 
     transformer_class = "FluxTransformer2DModel"
     families = "FLUX.1: text and image to image, inpainting, Fill, control, ControlNet, Kontext"
-    sparse_attention = "joint attention of double and single blocks"
     sparse_mlp = "feed-forward of the image tokens in double blocks, of all tokens in single ones"
-    shared_mlp_kinds = frozenset({"single"})
     shares_tokens = True
     guidance_argument = "true_cfg_scale"
     announces_guidance = False

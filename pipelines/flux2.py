@@ -20,7 +20,6 @@ class Flux2Adapter(FluxAdapter):
 
     transformer_class = "Flux2Transformer2DModel"
     families = "FLUX.2 dev and Klein: text to image, reference images"
-    sparse_attention = "joint attention of double and single blocks"
     sparse_mlp = (
         "feed-forward (gated) of the image tokens in double blocks, of all tokens in single ones"
     )

@@ -47,8 +47,8 @@ class Flux3Adapter(FluxAdapter):
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
         """One kind of block."""
-        width = int(cls.channels(config) * config["mlp_ratio"])
-        return (LayerKind("single", config["num_single_layers"], width, mlp_linears=3),)
+        layers, width = config["num_single_layers"], cls.neurons(config)
+        return (LayerKind("single", layers, width, mlp_linears=3),)
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
         """As `FluxAdapter`, with the grids of the references behind the image's."""

@@ -23,12 +23,7 @@ from chipsparse.layers.attention import Unpatched
 from chipsparse.layers.state import StepState
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.pipelines.adapter import ModelAdapter
-from chipsparse.pipelines.bridge import (
-    LayerCall,
-    attention_backend,
-    forward_arguments,
-    make_tag,
-)
+from chipsparse.pipelines.bridge import LayerCall, attention_backend, forward_arguments, make_tag
 from chipsparse.pipelines.feed_forward import FeedForwardSite
 from chipsparse.pipelines.patches import TAG, Patches
 from chipsparse.plan import SparsityPlan

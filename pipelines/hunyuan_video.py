@@ -29,9 +29,7 @@ class HunyuanVideoAdapter(DoubleAndSingleBlocks, PaddedTextAdapter):
 
     transformer_class = "HunyuanVideoTransformer3DModel"
     families = "HunyuanVideo: text and image to video; SkyReels"
-    sparse_attention = "joint attention of double and single blocks"
     sparse_mlp = "feed-forward of the video tokens in double blocks, of all tokens in single ones"
-    shared_mlp_kinds = frozenset({"single"})
     shares_tokens = True
     guidance_argument = "true_cfg_scale"
     announces_guidance = False
@@ -67,11 +65,7 @@ class FramePackAdapter(HistoryAdapter, HunyuanVideoAdapter):
     )
     present_indices = "indices_latents"
     history: ClassVar[Mapping[str, tuple[int, int]]] = MappingProxyType(
-        {
-            "latents_clean": (1, 2),
-            "latents_history_2x": (2, 2),
-            "latents_history_4x": (4, 16),
-        }
+        {"latents_clean": (1, 2), "latents_history_2x": (2, 2), "latents_history_4x": (4, 16)}
     )
 
     @classmethod

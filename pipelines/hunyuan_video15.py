@@ -7,12 +7,10 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
-from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.embeddings import apply_rotary_emb
 
-from chipsparse.layout import LayerKind
 from chipsparse.pipelines.padded_text import PaddedTextAdapter
-from chipsparse.pipelines.processors import joint_states
+from chipsparse.pipelines.processors import dispatch, joint_states
 from chipsparse.pipelines.tensor_facts import TensorFacts
 
 STOCK_PROCESSOR = "HunyuanVideo15AttnProcessor2_0"
@@ -56,15 +54,7 @@ class TagPassing:
             encoder_hidden_states,
             lambda states: apply_rotary_emb(states, image_rotary_emb, sequence_dim=1),
         )
-        joint = dispatch_attention_fn(
-            query,
-            key,
-            value,
-            attn_mask=attention_mask,
-            backend=self._attention_backend,
-            parallel_config=self._parallel_config,
-        )
-        joint = joint.flatten(2).to(query.dtype)
+        joint = dispatch(self, query, key, value, attention_mask).to(query.dtype)
         seen = hidden_states.shape[1]
         project, dropout = attn.to_out
         return dropout(project(joint[:, :seen])), attn.to_add_out(joint[:, seen:])
@@ -85,6 +75,7 @@ class HunyuanVideo15Adapter(PaddedTextAdapter):
     sparse_mlp = "feed-forward of the video tokens"
     shares_tokens = True
     announces_guidance = False
+    mlp_sees_text = False
     text_masks: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             "encoder_hidden_states": "encoder_attention_mask",
@@ -101,12 +92,6 @@ class HunyuanVideo15Adapter(PaddedTextAdapter):
         processor = module.processor
         if type(processor).__name__ == STOCK_PROCESSOR and not isinstance(processor, TagPassing):
             self._patches.set_class(processor, TagPassing)
-
-    @classmethod
-    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        """One kind of block."""
-        width = int(cls.channels(config) * config["mlp_ratio"])
-        return (LayerKind("block", config["num_layers"], width, mlp_sees_text=False),)
 
     def kept_text(self, arguments: dict[str, Any]) -> dict[str, int]:
         """As `PaddedTextAdapter`, with the image's tokens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
@@ -13,7 +13,7 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.processor_tags import ProcessorTaggingAdapter
 from chipsparse.pipelines.streams import apart, joined
-from chipsparse.pipelines.token_grids import frame_by_frame, patched
+from chipsparse.pipelines.token_grids import frame_by_frame
 
 NABLA = "sparse_params"
 
@@ -32,17 +32,14 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
     shares_tokens = True
     announces_guidance = False
     default_latents = 128
+    block_list = "visual_transformer_blocks"
     attention_name = "self_attention"
     mlp_name = "feed_forward"
     text_place = "cross-attention"
     # For the masks of NABLA the model was trained.
     dense_arguments = MappingProxyType({NABLA: "the model's own sparse attention (NABLA) masks it"})
 
-    projections: ClassVar[int] = 6  # q, k, v and out of self-attention; q and out of the other
-
-    def blocks(self) -> list[Any]:
-        """What holds the attention and the feed-forward layer of each visual block."""
-        return list(self._model.visual_transformer_blocks)
+    projections = 6  # q, k, v and out of self-attention; q and out of the other
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
@@ -55,11 +52,6 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
         """The config has the channels of all heads together."""
         head_dim = sum(config["axes_dims"])
         return config["model_dim"] // head_dim, head_dim
-
-    @classmethod
-    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
-        """That of the whole video."""
-        return patched(latents, config["patch_size"])
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
         """Of latents ``[B, F, H, W, C]``; one row of tokens where NABLA orders them."""
@@ -135,7 +127,7 @@ class Kandinsky6Adapter(Kandinsky5Adapter):
 
     def blocks(self) -> list[Any]:
         """The video's half of each block."""
-        return [block.video_dec_block for block in self._model.visual_transformer_blocks]
+        return [block.video_dec_block for block in super().blocks()]
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
         """As `Kandinsky5Adapter`, frame by frame where these have types."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from chipsparse.layout import Grid, LayerKind
+from chipsparse.layout import Grid
 from chipsparse.pipelines.processor_tags import ProcessorTaggingAdapter
 from chipsparse.pipelines.tensor_facts import TensorFacts
-from chipsparse.pipelines.token_grids import fitting, grids_at, patch_of, patched
-
-MLP_RATIO = 4  # fixed in the model's code
+from chipsparse.pipelines.token_grids import fitting, grids_at
 
 
 class LTXAdapter(ProcessorTaggingAdapter):
@@ -32,24 +29,11 @@ class LTXAdapter(ProcessorTaggingAdapter):
     attention_name = "attn1"
     text_place = "cross-attention"
     rotary_dim = 1
-
-    # q, k, v and out of self-attention; q and out of cross-attention
-    projections: ClassVar[int] = 6
+    projections = 6  # q, k, v and out of self-attention; q and out of cross-attention
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._grids_at = TensorFacts(lambda coordinates: grids_at(self.places(coordinates)))
         super().__init__(*args, **kwargs)
-
-    @classmethod
-    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        """One kind of block."""
-        layers, width = config["num_layers"], MLP_RATIO * cls.channels(config)
-        return (LayerKind("block", layers, width, projections=cls.projections),)
-
-    @classmethod
-    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
-        """That of one video without further images."""
-        return patched(latents, patch_of(config))
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
         """Of packed latents ``[B, N, C]`` at the places that the call names."""

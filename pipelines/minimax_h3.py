@@ -10,12 +10,11 @@ import torch
 from diffusers.models.modeling_utils import get_parameter_dtype
 
 from chipsparse.layers.tile_order import inverse_order
-from chipsparse.layout import Grid, LayerKind, ModelLayout
+from chipsparse.layout import Grid, ModelLayout
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.execution import Execution
 from chipsparse.pipelines.packed_rows import PackedRows, check_noise, read_rows
 from chipsparse.pipelines.tensor_facts import TensorFacts
-from chipsparse.pipelines.token_grids import patched
 
 INDICES = ("video_indices", "audio_indices", "text_indices")
 PER_ROW = ("position_ids", "token_tags", "timestep_indices")
@@ -46,22 +45,13 @@ class MiniMaxH3Adapter(ModelAdapter):
     guidance_argument = None
     uncalled_steps = 1  # the scheduler counts the end
     text_place = "first"  # and whatever else is no row of the generated video
+    mlp_linears = 3
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._rows = TensorFacts(read_rows)
         self._checked: PackedRows | None = None
         self._places: tuple[Any, ...] = ()
         super().__init__(*args, **kwargs)
-
-    @classmethod
-    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        """One kind of block."""
-        return (LayerKind("block", config["num_layers"], config["ffn_dim"], mlp_linears=3),)
-
-    @classmethod
-    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
-        """That of the generated video."""
-        return patched(latents, config["patch_size"])
 
     @classmethod
     def sizes(

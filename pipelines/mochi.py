@@ -12,12 +12,10 @@ import torch.nn.functional as F
 from diffusers.models.attention_processor import MochiAttnProcessor2_0
 
 from chipsparse.layers.state import StepState
-from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.bridge import LayerCall
-from chipsparse.pipelines.processors import DispatchingProcessor, is_tag, joint_states
+from chipsparse.pipelines.processors import DispatchingProcessor, dispatch, is_tag, joint_states
 from chipsparse.pipelines.separate_lengths import SeparateLengths
 from chipsparse.pipelines.timesteps import largest, value_passed_as
-from chipsparse.pipelines.token_grids import patched
 
 GAPS = "the prompt's mask has gaps"
 
@@ -47,7 +45,7 @@ class MochiProcessor(DispatchingProcessor):
             return states if image_rotary_emb is None else rotated(states, *image_rotary_emb)
 
         query, key, value = joint_states(attn, hidden_states, encoder_hidden_states, turned)
-        joined = self.dispatch(query, key, value, attention_mask)
+        joined = dispatch(self, query, key, value, attention_mask)
         video, text = joined.split([hidden_states.shape[1], encoder_hidden_states.shape[1]], dim=1)
         video = attn.to_out[1](attn.to_out[0](video))
         return video, attn.to_add_out(text) if hasattr(attn, "to_add_out") else text
@@ -73,22 +71,17 @@ class MochiAdapter(SeparateLengths):
     shares_tokens = True
     cuts_at_blocks = True
     attention_name = "attn1"
+    mlp_sees_text = False
+    mlp_linears = 3
     tags_over_masks = True  # the prompt's, which the adapter has read
     own_processors = MappingProxyType({MochiAttnProcessor2_0: MochiProcessor})
 
     _padded_length = 0
 
     @classmethod
-    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        """One kind of block."""
-        width = 4 * cls.channels(config) * 2 // 3  # fixed in the model's code
-        layers = config["num_layers"]
-        return (LayerKind("block", layers, width, mlp_sees_text=False, mlp_linears=3),)
-
-    @classmethod
-    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
-        """One of patches without depth."""
-        return patched(latents, (1, config["patch_size"], config["patch_size"]))
+    def neurons(cls, config: Mapping[str, Any]) -> int:
+        """Fixed in the model's code."""
+        return 4 * cls.channels(config) * 2 // 3
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
         """Those that are no padding."""
@@ -125,11 +118,7 @@ class MochiAdapter(SeparateLengths):
         return partial(self._without_padding, super().attention(layer))
 
     def _without_padding(
-        self,
-        attend: LayerCall,
-        state: StepState | None,
-        *states: torch.Tensor,
-        **options: Any,
+        self, attend: LayerCall, state: StepState | None, *states: torch.Tensor, **options: Any
     ) -> torch.Tensor:
         assert self.lengths is not None
         samples, _, tokens, _ = states[0].shape

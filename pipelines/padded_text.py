@@ -13,12 +13,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from chipsparse.layout import Grid
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.bridge import LayerCall
-from chipsparse.pipelines.patch_order import reorder_patches
 from chipsparse.pipelines.tensor_facts import TensorFacts
-from chipsparse.pipelines.token_grids import patch_of, patched
+from chipsparse.pipelines.token_grids import patch_of, reorder_patches
 
 
 class PaddedTextAdapter(ModelAdapter):
@@ -64,11 +62,6 @@ class PaddedTextAdapter(ModelAdapter):
             name: arguments[name].shape[1] if lengths is None else max(lengths)
             for name, lengths in self._text_lengths(arguments).items()
         }
-
-    @classmethod
-    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
-        """That of the video."""
-        return patched(latents, patch_of(config))
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
         """The valid ones of all texts."""

@@ -15,11 +15,7 @@ from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_a
 
 
 class DispatchingProcessor:
-    """What these processors share.
-
-    Args:
-        stock: the processor whose place it takes.
-    """
+    """What these processors share."""
 
     # PyTorch's own attention, as in the stock processor, until somebody names another one.
     _attention_backend: Any = AttentionBackendName.NATIVE
@@ -28,19 +24,20 @@ class DispatchingProcessor:
     def __init__(self, stock: Any) -> None:
         self.stock = stock
 
-    def dispatch(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tag: torch.Tensor
-    ) -> torch.Tensor:
-        """Attention of ``[B, N, H, D]``; the heads stand side by side in the result."""
-        output: torch.Tensor = dispatch_attention_fn(
-            query,
-            key,
-            value,
-            attn_mask=tag,
-            backend=self._attention_backend,
-            parallel_config=self._parallel_config,
-        )
-        return output.flatten(2, 3)
+
+def dispatch(
+    processor: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tag: torch.Tensor
+) -> torch.Tensor:
+    """Attention of ``[B, N, H, D]`` on a processor's backend; its heads stand side by side."""
+    output: torch.Tensor = dispatch_attention_fn(
+        query,
+        key,
+        value,
+        attn_mask=tag,
+        backend=processor._attention_backend,
+        parallel_config=processor._parallel_config,
+    )
+    return output.flatten(2, 3)
 
 
 def is_tag(mask: torch.Tensor | None) -> bool:

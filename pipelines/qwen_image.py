@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 
-from chipsparse.layout import Grid, LayerKind
+from chipsparse.layout import Grid
 from chipsparse.pipelines.flux import PACKED
 from chipsparse.pipelines.processor_tags import ProcessorTaggingAdapter
 from chipsparse.pipelines.tensor_facts import TensorFacts
 from chipsparse.pipelines.token_grids import fitting, patched
 
-MLP_RATIO = 4  # fixed in the model's code
 TEXT, TEXT_MASK = "encoder_hidden_states", "encoder_hidden_states_mask"
 CONTROL_SAMPLES = "controlnet_block_samples"
 
@@ -37,6 +36,7 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
     default_latents = 128
     timestep_scale = 1000
     mlp_name = "img_mlp"
+    mlp_sees_text = False
     text_place = "first"
     cuts_at_blocks = True
     least_text = 1  # its rotary embedding takes no empty text
@@ -44,12 +44,6 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._length_of = TensorFacts(valid_length)
         super().__init__(*args, **kwargs)
-
-    @classmethod
-    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        """One kind of block."""
-        width = MLP_RATIO * cls.channels(config)
-        return (LayerKind("block", config["num_layers"], width, mlp_sees_text=False),)
 
     @classmethod
     def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from chipsparse.layers.state import StepState
-from chipsparse.layout import Grid, LayerKind
+from chipsparse.layout import Grid
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.bridge import LayerCall
 from chipsparse.pipelines.tensor_facts import TensorFacts
@@ -41,18 +41,13 @@ class QwenImage21Adapter(ModelAdapter):
     announces_guidance = False
     timestep_scale = 1000
     mlp_name = "img_mlp"
+    mlp_sees_text = False
+    mlp_linears = 3
     text_place = "first"  # keys of the prompt and of reference images
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._is_all_valid = TensorFacts(lambda mask: bool(mask.all()))
         super().__init__(*args, **kwargs)
-
-    @classmethod
-    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        """One kind of block."""
-        layers = config["num_layers"]
-        width = cls.channels(config) * config["mlp_ratio"]
-        return (LayerKind("block", layers, width, mlp_sees_text=False, mlp_linears=3),)
 
     @classmethod
     def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:

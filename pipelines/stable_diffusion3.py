@@ -12,11 +12,9 @@ from diffusers.models.attention_processor import JointAttnProcessor2_0
 
 from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.adapter import ModelAdapter
-from chipsparse.pipelines.processors import DispatchingProcessor, is_tag, joint_states
-from chipsparse.pipelines.token_grids import patched
+from chipsparse.pipelines.processors import DispatchingProcessor, dispatch, is_tag, joint_states
 
 CONTROL_SAMPLES = "block_controlnet_hidden_states"
-MLP_RATIO = 4  # fixed in the model's code
 PROJECTIONS = 4  # q, k, v and out of one attention
 
 
@@ -40,7 +38,7 @@ class JointProcessor(DispatchingProcessor):
             return result
         query, key, value = joint_states(attn, hidden_states, encoder_hidden_states)
         assert attention_mask is not None
-        output = self.dispatch(query, key, value, attention_mask).to(query.dtype)
+        output = dispatch(self, query, key, value, attention_mask).to(query.dtype)
         image, text = output.split([hidden_states.shape[1], encoder_hidden_states.shape[1]], dim=1)
         if not attn.context_pre_only:
             text = attn.to_add_out(text)
@@ -76,17 +74,12 @@ class StableDiffusion3Adapter(ModelAdapter):
             LayerKind(
                 "dual" if is_dual else "joint",
                 len(list(layers)),
-                MLP_RATIO * cls.channels(config),
+                cls.neurons(config),
                 mlp_sees_text=False,
                 projections=2 * PROJECTIONS if is_dual else PROJECTIONS,
             )
             for is_dual, layers in groupby(dual)
         )
-
-    @classmethod
-    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
-        """That of one image."""
-        return patched((1, *latents[1:]), (1, config["patch_size"], config["patch_size"]))
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
         """Of latents ``[B, C, H, W]``."""

@@ -18,12 +18,7 @@ COUNTING = {"MagCacheHeadHook": "MagCache", "TaylorSeerCacheHook": "TaylorSeer"}
 
 
 def why_refused(transformer: torch.nn.Module, *, skips: bool) -> str | None:
-    """Why a transformer with the caches that are on it now cannot run sparse, or None.
-
-    Args:
-        transformer: the patched model.
-        skips: whether whole calls may be skipped.
-    """
+    """Why a transformer with the caches that are on it now cannot run sparse, or None."""
     for hook in hooks_of(transformer):
         name = type(hook).__name__
         if name == "FasterCacheDenoiserHook" and not hook.is_guidance_distilled:

@@ -21,8 +21,12 @@ def patched(latents: Grid, patch: Grid) -> tuple[Grid]:
 
 
 def patch_of(config: Mapping[str, Any]) -> Grid:
-    """Frames, rows and columns of the latents that make one token."""
-    return config["patch_size_t"], config["patch_size"], config["patch_size"]
+    """Frames, rows and columns of the latents that make one token of a transformer."""
+    size = config["patch_size"]
+    if isinstance(size, (list, tuple)):
+        frames, rows, columns = size
+        return frames, rows, columns
+    return config.get("patch_size_t") or 1, size, size
 
 
 def frame_by_frame(tokens: Grid) -> tuple[Grid, ...]:
@@ -101,3 +105,27 @@ def grids_at(coordinates: torch.Tensor) -> tuple[Grid, ...] | None:
     edges = [0, *starts.tolist(), time.shape[0]]
     lengths = [end - start for start, end in itertools.pairwise(edges)]
     return tuple((frames, area // columns, columns) for frames in lengths)
+
+
+def reorder_patches(latents: torch.Tensor, patch: Grid, order: torch.Tensor) -> torch.Tensor:
+    """Moves patches, each as a whole, for models that cut them within a compiled block.
+
+    A hook behind such a patch embedding would be part of its graph. The embedding treats all
+    patches alike, so its tokens come out in this order.
+
+    Args:
+        latents: ``[B, C, F, H, W]``.
+        patch: frames, rows and columns of one patch; what does not fill one is left out.
+        order: int64 ``[N]``: the ``i``-th place in raster order gets the patch ``order[i]``.
+
+    Returns:
+        ``[B, C, F', H', W']`` of whole patches.
+    """
+    batch, channels = latents.shape[:2]
+    grid = [size // edge for size, edge in zip(latents.shape[2:], patch, strict=True)]
+    edges = [count * edge for count, edge in zip(grid, patch, strict=True)]
+    whole = latents[:, :, : edges[0], : edges[1], : edges[2]]
+    split = [size for pair in zip(grid, patch, strict=True) for size in pair]
+    patches = whole.reshape(batch, channels, *split).permute(0, 1, 2, 4, 6, 3, 5, 7).flatten(2, 4)
+    moved = patches.index_select(2, order.to(latents.device)).unflatten(2, grid)
+    return moved.permute(0, 1, 2, 5, 3, 6, 4, 7).reshape(batch, channels, *edges)

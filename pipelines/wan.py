@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.adapter import ModelAdapter
-from chipsparse.pipelines.token_grids import patched
-
-PROJECTIONS = 6  # q, k, v and out of self-attention; q and out of cross-attention
 
 
 class WanAdapter(ModelAdapter):
@@ -30,20 +25,9 @@ class WanAdapter(ModelAdapter):
     block_list = "blocks"
     attention_name = "attn1"
     mlp_name = "ffn"
+    projections = 6  # q, k, v and out of self-attention; q and out of cross-attention
     text_place = "cross-attention"
     rotary_dim = 1
-
-    @classmethod
-    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        """One kind of block."""
-        return (
-            LayerKind("block", config["num_layers"], config["ffn_dim"], projections=PROJECTIONS),
-        )
-
-    @classmethod
-    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
-        """That of the whole video."""
-        return patched(latents, config["patch_size"])
 
     def install_tile_order(self) -> None:
         """Hooks patch embedding, rotary embedding, timestep embedding and output norm."""

@@ -9,7 +9,7 @@ import torch
 
 from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.token_grids import frame_by_frame
-from chipsparse.pipelines.wan import PROJECTIONS, WanAdapter
+from chipsparse.pipelines.wan import WanAdapter
 
 MASKED = "the model masks later blocks of frames"
 
@@ -38,9 +38,8 @@ class WanVACEAdapter(WanAdapter):
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
         """As many layers of control as ``vace_layers`` names."""
-        control = LayerKind(
-            "control", len(config["vace_layers"]), config["ffn_dim"], projections=PROJECTIONS + 1
-        )
+        layers, width = len(config["vace_layers"]), cls.neurons(config)
+        control = LayerKind("control", layers, width, projections=cls.projections + 1)
         return (control, *super().kinds(config))
 
     def install_tile_order(self) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from matplotlib.colors import to_hex
 from PIL import Image
 
 from benchmarks import (
@@ -21,7 +20,6 @@ from benchmarks import (
     quality,
     random_inputs,
     records,
-    timeline_figure,
 )
 from benchmarks.__main__ import main
 from benchmarks.attention_ops import OPS
@@ -37,7 +35,6 @@ from benchmarks.controls import (
     of_another_block,
     random_columns,
 )
-from benchmarks.figures import COLOURS
 from benchmarks.kernel_work import Settings
 from benchmarks.quality import image_rows, video_rows
 from benchmarks.records import table, write
@@ -682,38 +679,3 @@ def test_checksums_see_every_bit_and_its_place():
     changed = tensor.clone()
     changed[1, 2] = torch.nextafter(changed[1, 2], torch.tensor(9.0))
     assert offload.checksum(tensor) != offload.checksum(changed)
-
-
-def test_the_timeline_shows_each_layer_in_its_lane():
-    """Two layers, each with two copies in and one out."""
-    record = {
-        "case": "odd",
-        "layers": 2,
-        "mlp": "dense",
-        "device": "GPU",
-        "torch": "2",
-        "dtype": "bfloat16",
-        "timeline": {
-            "compute": [(0, 0.0, 50.0), (1, 50.0, 100.0)],
-            "copy_in": [(0, 0.0, 5.0), (1, 5.0, 10.0), (2, 10.0, 15.0), (3, 15.0, 20.0)],
-            "copy_out": [(0, 60.0, 70.0)],
-        },
-    }
-    (axes,) = timeline_figure.draw([{"timeline": None}, record]).axes
-    drawn = [
-        (to_hex(spans.get_facecolor()), [path.get_extents().bounds for path in spans.get_paths()])
-        for spans in axes.collections
-    ]
-    blue, orange = COLOURS[:2]
-    top, height = -0.3, 0.6
-    assert drawn == [
-        (blue, [(0, top, 5, height), (5, top, 5, height)]),
-        (orange, [(10, top, 5, height), (15, top, 5, height)]),
-        (blue, [(0, pytest.approx(top + 1), 50, pytest.approx(height))]),
-        (orange, [(50, pytest.approx(top + 1), 50, pytest.approx(height))]),
-        (blue, [(60, pytest.approx(top + 2), 10, pytest.approx(height))]),
-        (orange, []),
-    ]
-    assert [each.get_text() for each in axes.texts] == ["0", "1", "0", "1", "0"]
-    with pytest.raises(ValueError, match="no timeline"):
-        timeline_figure.draw([record | {"timeline": {"compute": []}}])

@@ -30,7 +30,7 @@ from export import replace_folder
 from text import new_tokenizer, tokenize
 from torch import Tensor
 from train_sizes import TEXT_LENGTH, Canvas, begin, new_parser, parse_arguments, train
-from train_transformer import Denoiser, guided_velocity, load_parts
+from train_transformer import Denoiser, load_parts
 from training import Training
 
 
@@ -102,6 +102,20 @@ class StepLoss:
             velocity = guided_velocity(self.teacher, latents, now, both, self.guidance)
             latents = latents + (then - now) * velocity
         return latents
+
+
+def guided_velocity(
+    model: Denoiser, latents: Tensor, level: float, ids: Tensor, guidance: float
+) -> Tensor:
+    """The velocity at a noise level, with classifier-free guidance, in float32.
+
+    Args:
+        ids: those of the latents, then as many of the empty prompt
+    """
+    sigma = torch.full((len(ids),), level, device=latents.device)
+    both = model(latents.repeat(2, 1, 1, 1, 1), sigma, ids, text_length=64).float()
+    with_text, without = both.chunk(2)
+    return without + guidance * (with_text - without)
 
 
 def profile_of(canvas: Canvas, count: int) -> str:

@@ -91,7 +91,7 @@ class Pool:
 
 
 def new_parser(
-    doc: str, *, noun: str, seconds: float, pool: int, lr: float, decay_from: float, samples: int
+    doc: str, *, noun: str, seconds: float, pool: int, lr: float, decay_from: float
 ) -> argparse.ArgumentParser:
     """The arguments of both transformers' scripts; examples are called `noun`."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
@@ -108,8 +108,6 @@ def new_parser(
     parser.add_argument("--decay-from", type=float, default=decay_from, help="share at peak rate")
     parser.add_argument("--ema", type=float, default=0.999)
     parser.add_argument("--workers", type=int, default=12)
-    parser.add_argument("--samples", type=int, default=samples)
-    parser.add_argument("--sample-steps", type=int, default=50)
     parser.add_argument("--no-compile", action="store_true")
     return parser
 

@@ -11,13 +11,12 @@ eight gives way to "", for classifier-free guidance. The text's length varies, b
 the padding from the transformer.
 
 Writes to OUT: state.pt (everything, for --resume), transformer/ (the weights' moving average,
-float16), log.csv, loss.webp and samples.webp (from the averaged weights, through `FluxPipeline`).
+float16), log.csv and loss.webp. `export.py` makes the pipeline folder, `sample.py` draws with it.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import functools
 import math
 import random
@@ -25,7 +24,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from common import save_sheet, still_sheet, to_device
+from common import to_device
 from diffusers import AutoencoderKL, FluxPipeline, FluxTransformer2DModel
 from flow_matching import (
     Pool,
@@ -39,15 +38,12 @@ from flow_matching import (
 from flux_common import (
     attention_without_cudnn,
     load_stills,
-    new_pipeline,
-    sample_images,
 )
 from flux_text import CAPTION_DIM, MAX_WORDS, WORD_DIM, TextEncoders
 from still_scenes import draw_still
 from torch import Tensor
 
 OTHER_LENGTHS = (128, 512)  # tokens of text, in every eighth batch
-SAMPLES = Path(__file__).resolve().parents[1] / "prompts" / "images.txt"
 
 
 def new_transformer() -> FluxTransformer2DModel:
@@ -179,7 +175,6 @@ def parse_arguments() -> argparse.Namespace:
         pool=131_072,
         lr=2e-3,
         decay_from=0.4,
-        samples=16,
     )
     parser.add_argument("--text", type=Path, required=True, help="folder of the text encoders")
     return parser.parse_args()
@@ -209,15 +204,9 @@ def main() -> None:
     if not args.no_compile:
         compile_blocks(transformer)
     loss = functools.partial(step_loss, transformer, read, random.Random(training.step))
-    if not train(training, pool, stills, loss, args):
-        return
-    average = copy.deepcopy(training.average).half()
-    average.save_pretrained(args.out / "transformer", max_shard_size="15MB")
-    if args.samples:
-        prompts = SAMPLES.read_text().splitlines()[: args.samples]
-        pipeline = new_pipeline(vae, encoders, training.average)
-        images = sample_images(pipeline, prompts, steps=args.sample_steps)
-        save_sheet(still_sheet(images, prompts), args.out / "samples.webp")
+    if train(training, pool, stills, loss, args):
+        average = training.average.half()
+        average.save_pretrained(args.out / "transformer", max_shard_size="15MB")
 
 
 if __name__ == "__main__":

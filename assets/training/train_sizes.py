@@ -10,8 +10,7 @@ noisy clip shows, half of its noise levels are shifted further, as its side is l
 the same canvas at a step. Text encoder and VAE are those of --start and stay as they are. Only
 clips of the first canvas come with text of all lengths and, one step in sixteen, as single frames.
 
-Writes to OUT what `train_transformer.py` writes, with a log and a curve for each canvas, but no
-samples: `sample.py` draws those.
+Writes to OUT what `train_transformer.py` writes, with a log and a curve for each canvas.
 """
 
 from __future__ import annotations

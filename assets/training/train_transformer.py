@@ -10,8 +10,8 @@ step takes a batch from the pool (`flow_matching.py`), at timesteps 1000 sigma. 
 consists of single frames.
 
 Writes to OUT: state.pt (everything, for --resume), transformer/ and text_encoder/ (the weights'
-moving average, float16), log.csv, loss.webp and samples.webp (from the averaged weights, with
-guidance). --start begins a new run from such parts. `export.py` makes the pipeline folder.
+moving average, float16), log.csv and loss.webp. --start begins a new run from such parts.
+`export.py` makes the pipeline folder, with which `sample.py` draws.
 """
 
 from __future__ import annotations
@@ -19,16 +19,13 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
-import itertools
 import random
 from pathlib import Path
 
 import torch
 from common import (
-    clip_sheet,
     encode_moments,
     load_clips,
-    save_sheet,
     to_device,
     use_one_pass,
 )
@@ -42,7 +39,6 @@ from flow_matching import (
     new_parser,
     new_training,
     prepare,
-    shift_sigma,
     train,
 )
 from scenes import PAIRS, SIZE, enlarge
@@ -57,20 +53,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, UMT5EncoderModel
 
 TEXT_LENGTHS, TEXT_LENGTH_WEIGHTS = (64, 128, 256, 512), (6, 2, 1, 1)
-SAMPLES = (
-    "a red circle moves left over a blue gradient",
-    "a green star spins over a gray checkerboard",
-    "a large yellow square bounces over purple stripes",
-    "a white heart grows over a plain red background",
-    "a striped orange triangle moves up over a green gradient",
-    "a cyan ring moves in a circle over a yellow background",
-    "a dotted pink diamond moves to the lower right over a gray background",
-    "a blue cross stays still over orange dots",
-    "a red circle moves left and a yellow star spins over a green checkerboard",
-    "a small white square moves down and a large pink heart moves right over a blue background",
-    "a purple triangle shrinks and a cyan circle moves up over red stripes",
-    "a large checkered red square spins over a cyan gradient",
-)
 
 
 def new_transformer() -> WanTransformer3DModel:
@@ -106,8 +88,7 @@ class Encoder:
         self.mean = torch.tensor(config.latents_mean, device=device).view(1, -1, 1, 1, 1)
         self.std = torch.tensor(config.latents_std, device=device).view(1, -1, 1, 1, 1)
         self.device, self.side = device, side
-        self.one_pass = copy.deepcopy(self.vae)
-        use_one_pass(self.one_pass)
+        use_one_pass(self.vae)
         self.run = torch.compile(self._encode) if compile_ else self._encode
 
     def _encode(self, staging: dict[str, Tensor]) -> Tensor:
@@ -116,7 +97,7 @@ class Encoder:
             .bfloat16()
             .contiguous(memory_format=torch.channels_last_3d)
         )
-        mean, _ = encode_moments(self.one_pass, video)
+        mean, _ = encode_moments(self.vae, video)
         return ((mean.float() - self.mean) / self.std).bfloat16()
 
     @torch.no_grad()
@@ -124,12 +105,6 @@ class Encoder:
         """Latents (B, 8, f, h, w), bfloat16, of mean 0 and standard deviation 1."""
         with torch.autocast(self.device.type, torch.bfloat16):
             return self.run(to_device(staging, self.device))
-
-    @torch.no_grad()
-    def decode(self, latents: Tensor) -> Tensor:
-        """Videos (B, 3, F, H, W), float32, the way of the pipelines, four clips at a time."""
-        latents = latents * self.std + self.mean
-        return torch.cat([self.vae.decode(part).sample for part in latents.split(4)])
 
 
 class Denoiser(nn.Module):
@@ -174,44 +149,6 @@ def clip_loss(
         return flow_loss(predict, latents, shift=shift)
 
 
-@torch.no_grad()
-def sample(
-    model: Denoiser,
-    tokenizer: PreTrainedTokenizerFast,
-    prompts: tuple[str, ...],
-    *,
-    shape: tuple[int, ...],
-    steps: int = 50,
-    guidance: float = 4.0,
-    seed: int = 0,
-) -> Tensor:
-    """Normalised latents for prompts, by Euler steps with classifier-free guidance."""
-    device = next(model.parameters()).device
-    generator = torch.Generator(device).manual_seed(seed)
-    latents = torch.randn(len(prompts), *shape, generator=generator, device=device)
-    ids = tokenize(tokenizer, [*prompts, *[""] * len(prompts)]).to(device)
-    sigmas = shift_sigma(torch.linspace(1.0, 0.0, steps + 1)).tolist()
-    for now, then in itertools.pairwise(sigmas):
-        with torch.autocast(device.type, torch.bfloat16):
-            velocity = guided_velocity(model, latents, now, ids, guidance)
-        latents = latents + (then - now) * velocity
-    return latents
-
-
-def guided_velocity(
-    model: Denoiser, latents: Tensor, level: float, ids: Tensor, guidance: float
-) -> Tensor:
-    """The velocity at a noise level, with classifier-free guidance, in float32.
-
-    Args:
-        ids: those of the latents, then as many of the empty prompt
-    """
-    sigma = torch.full((len(ids),), level, device=latents.device)
-    both = model(latents.repeat(2, 1, 1, 1, 1), sigma, ids, text_length=64).float()
-    with_text, without = both.chunk(2)
-    return without + guidance * (with_text - without)
-
-
 def save_parts(model: Denoiser, out: Path) -> None:
     """Writes OUT/transformer and OUT/text_encoder in float16, in files of at most 15 MB."""
     model = copy.deepcopy(model).half()
@@ -235,7 +172,6 @@ def parse_arguments() -> argparse.Namespace:
         pool=65_536,
         lr=1e-3,
         decay_from=0.5,
-        samples=len(SAMPLES),
     )
     parser.add_argument("--freeze-text", action="store_true", help="train the transformer only")
     parser.add_argument("--pairs", type=float, default=PAIRS, help="share with two objects")
@@ -265,14 +201,8 @@ def main() -> None:
     if not args.no_compile:
         model.transformer.compile_repeated_blocks()
     loss = functools.partial(step_loss, model, random.Random(training.step))
-    if not train(training, pool, clips, loss, args):
-        return
-    save_parts(training.average, args.out)
-    prompts = SAMPLES[: args.samples]
-    shape = tuple(pool.columns[0].shape[1:])
-    latents = sample(training.average, tokenizer, prompts, shape=shape, steps=args.sample_steps)
-    sheet = clip_sheet(encoder.decode(latents), list(prompts))
-    save_sheet(sheet, args.out / "samples.webp")
+    if train(training, pool, clips, loss, args):
+        save_parts(training.average, args.out)
 
 
 if __name__ == "__main__":

@@ -26,30 +26,36 @@ def exception(fault: Fault) -> BaseException:
 
 
 class Striking(TorchDispatchMode):
-    """Raises an exception at some tensor operation of this thread, also within our layers.
-
-    Args:
-        error: the exception.
+    """Raises a fault at some tensor operation of this thread, also within our layers.
 
     Attributes:
-        left: operations until then; None: it does not strike.
         struck: whether it was raised.
     """
 
-    def __init__(self, error: BaseException) -> None:
+    def __init__(self, fault: Fault) -> None:
         super().__init__()
-        self._error = error
-        self.left: int | None = None
+        self.fault = fault
         self.struck = False
+        self._left: int | None = None  # operations until then; None: it does not strike
+
+    def step_ended(self, step: int) -> None:
+        """Strikes after this step, at once or so many operations later; -1 is before the first."""
+        if step == self.fault.step:
+            self._left = self.fault.after
+            if self._left is None:
+                self._strike()
+
+    def _strike(self) -> None:
+        self._left, self.struck = None, True
+        raise exception(self.fault)
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if self.left is not None:
-            self.left -= 1
-            if self.left < 0:
-                self.left, self.struck = None, True
-                raise self._error
+        if self._left is not None:
+            self._left -= 1
+            if self._left < 0:
+                self._strike()
         if function.namespace == "chipsparse":  # or nothing within them would be seen
             with self:
                 return function._op_dk(EXPLICIT, *args, **(kwargs or {}))

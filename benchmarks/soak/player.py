@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 import chipsparse
 from benchmarks.soak.changes import Stage
 from benchmarks.soak.choices import HARMLESS, Call, Script
-from benchmarks.soak.faults import Striking, exception
+from benchmarks.soak.faults import Striking
 from benchmarks.soak.kept import Kept
 from benchmarks.soak.subjects import PROMPTS, WITHOUT_CALLBACKS, Place
 from benchmarks.soak.surroundings import PREPARATIONS, WITH_HOOKS, offload_models
@@ -133,8 +133,7 @@ class Player:
 
     def _call(self, stage: Stage, call: Call, handles: ExitStack) -> Outcome:
         outcome, report = Outcome(), None
-        fault = None if self._plain else call.fault
-        striking = None if fault is None else Striking(exception(fault))
+        striking = None if self._plain or call.fault is None else Striking(call.fault)
         names = {event.name for event in call.events}
 
         def callback(_pipe: Any, step: int, _time: Any, given: dict[str, Any]) -> dict[str, Any]:
@@ -143,11 +142,8 @@ class Player:
                 if event.step == step and not (self._plain and event.name in HARMLESS):
                     with self._preview(event.name == "preview"):
                         returned |= stage.apply(event, given)
-            if fault is not None and striking is not None and step == fault.step:
-                if fault.after is None:
-                    striking.struck = True
-                    raise exception(fault)
-                striking.left = fault.after
+            if striking is not None:
+                striking.step_ended(step)
             return returned
 
         try:
@@ -161,8 +157,8 @@ class Player:
                 arguments["callback_on_step_end_tensor_inputs"] = ["prompt_embeds"]
             handle = self._enabled(handles)
             stage.report = report = handle.report
-            if striking is not None and fault is not None and fault.step < 0:
-                striking.left = fault.after
+            if striking is not None:
+                striking.step_ended(-1)
             with self._around(call, handle, striking, outcome):
                 found = self._pipe(**arguments)
             outcome.tensors = found[0].detach().clone()
@@ -197,7 +193,7 @@ class Player:
     ) -> Iterator[None]:
         """What surrounds the pipeline's call."""
         with ExitStack() as stack:
-            if striking is not None and (call.fault is not None and call.fault.after is not None):
+            if striking is not None and striking.fault.after is not None:
                 stack.enter_context(striking)
             if "inference mode" in self._ways:
                 stack.enter_context(torch.inference_mode())

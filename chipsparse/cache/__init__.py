@@ -2,5 +2,5 @@
 
 `tensors` declares the fields; a config needs some of these `kinds`. `memory_plan` decides before
 the first step what fits, `placement` where each layer's caches live. `store` owns them: tensors on
-the device, and each `hosted_tensor`, which passes through the slots of `offload`.
+the device, and hosted ones, which pass through the slots of `offload`.
 """

@@ -37,11 +37,7 @@ class HostCopies:
 
 
 class StreamCopies(HostCopies):
-    """Copies on a GPU: one stream for each direction, so that both run beside the computation.
-
-    Args:
-        device: the GPU.
-    """
+    """Copies on a GPU: one stream for each direction, so that both run beside the computation."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -56,11 +56,7 @@ class HostMemory:
         unregister: takes it back.
     """
 
-    def __init__(
-        self,
-        register: Pin | None = None,
-        unregister: Unpin | None = None,
-    ) -> None:
+    def __init__(self, register: Pin | None = None, unregister: Unpin | None = None) -> None:
         self._register = register or _register
         self._unregister = unregister or _unregister
         self._in_use: list[HostBlock] = []

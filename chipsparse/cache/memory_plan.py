@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Literal
 
@@ -102,7 +102,7 @@ class MemoryDemand:
     branches: int = 1
     pending_bytes: int = 0
     dense: frozenset[tuple[int, Part]] = frozenset()
-    fp8_mlps: frozenset[tuple[int, Fp8Form]] = frozenset()
+    fp8_mlps: Mapping[int, Fp8Form] = field(default_factory=dict)
     captures: bool = True
 
 
@@ -240,11 +240,7 @@ def cache_needs(
         movable = worth_moving(layer, sizes, plan=plan, dtype=dtype)
         needs += [
             PartNeed(
-                layer,
-                part,
-                sizes[part],
-                saved_work(part, layer, plan),
-                movable=part in movable,
+                layer, part, sizes[part], saved_work(part, layer, plan), movable=part in movable
             )
             for part in sparse
         ]
@@ -252,11 +248,7 @@ def cache_needs(
 
 
 def worth_moving(
-    layer: int,
-    sizes: Mapping[Part, Mapping[str, int]],
-    *,
-    plan: SparsityPlan,
-    dtype: torch.dtype,
+    layer: int, sizes: Mapping[Part, Mapping[str, int]], *, plan: SparsityPlan, dtype: torch.dtype
 ) -> frozenset[Part]:
     """The parts of a layer that are faster with caches in host memory than dense.
 
@@ -289,11 +281,7 @@ def worth_moving(
 
 
 def working_bytes(
-    plan: SparsityPlan,
-    *,
-    dtype: torch.dtype,
-    captured: int = 0,
-    fp8_mlps: Collection[int] = (),
+    plan: SparsityPlan, *, dtype: torch.dtype, captured: int = 0, fp8_mlps: Collection[int] = ()
 ) -> int:
     """Device memory that a transformer call needs besides weights and caches: an estimate.
 

@@ -132,10 +132,7 @@ def place(
     )
     # What must stay on the device may leave no slots for what could move: two orders are tried.
     kept, left_out = max(
-        (
-            _choose(room, ranked),
-            _choose(room, sorted(ranked, key=lambda need: not need.movable)),
-        ),
+        (_choose(room, ranked), _choose(room, sorted(ranked, key=lambda need: not need.movable))),
         key=lambda choice: sum(need.saved for need in choice[0]),
     )
     return replace(

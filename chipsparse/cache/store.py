@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from chipsparse.cache.hosted_tensor import HostedTensor
 from chipsparse.cache.kinds import KINDS, PARTS, read_kinds
 from chipsparse.cache.memory_plan import (
     Capacity,
@@ -25,7 +24,7 @@ from chipsparse.cache.memory_plan import (
     plan_memory,
     working_bytes,
 )
-from chipsparse.cache.offload import OffloadPool
+from chipsparse.cache.offload import HostedTensor, OffloadPool
 from chipsparse.cache.tensors import CachedTensor, LayerCache, TensorCache
 from chipsparse.config import Part, SparsityConfig
 from chipsparse.measure.capture_gain import may_capture
@@ -144,7 +143,7 @@ class CacheStore:
                 plan,
                 dtype=demand.dtype,
                 captured=captured,
-                fp8_mlps=[layer for layer, _ in demand.fp8_mlps],
+                fp8_mlps=demand.fp8_mlps.keys(),
             ),
             pending=demand.pending_bytes,
             promised=sum(each.promised_bytes() for each in self._branches.values()),

@@ -50,10 +50,7 @@ class CacheField:
     part: Part
 
     def __init__(
-        self,
-        *,
-        wanted: Callable[[SparsityConfig], bool] = lambda _: True,
-        rewritten: bool = False,
+        self, *, wanted: Callable[[SparsityConfig], bool] = lambda _: True, rewritten: bool = False
     ) -> None:
         self.wanted = wanted
         self.rewritten = rewritten
@@ -208,11 +205,7 @@ class MLPCache(TensorCache):
 
 
 class LayerCache:
-    """The caches of one transformer block and guidance branch.
-
-    Args:
-        residual_in_fp8: see `AttentionCache`.
-    """
+    """The caches of one transformer block and guidance branch."""
 
     def __init__(self, *, residual_in_fp8: bool = False) -> None:
         self.attention = AttentionCache(residual_in_fp8=residual_in_fp8)

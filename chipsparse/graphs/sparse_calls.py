@@ -67,11 +67,7 @@ class SparseCalls:
         return result
 
     def model_changed(self, what: str) -> None:
-        """Drops the captured calls, which do what the model did before.
-
-        Args:
-            what: name of what changed.
-        """
+        """Drops the captured calls, which do what the model did before."""
         self._not_captured_reason = UNKNOWN
         if self._graphs.drop_all():
             self._report.note(f"a captured sparse step was dropped: {what} changed")
@@ -95,10 +91,7 @@ class SparseCalls:
         return found
 
     def _may_be_captured(
-        self,
-        state: StepState,
-        device: torch.device,
-        not_captured_reason: Callable[[], str | None],
+        self, state: StepState, device: torch.device, not_captured_reason: Callable[[], str | None]
     ) -> bool:
         """Whether the open call does just what other sparse calls of its branch do."""
         if state.action is not Action.SPARSE or not state.may_capture:

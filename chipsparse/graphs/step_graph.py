@@ -185,11 +185,7 @@ class StepGraph:
 
 
 class StepGraphs:
-    """The captured sparse calls of one transformer, one for each guidance branch.
-
-    Args:
-        capturer: captures them.
-    """
+    """The captured sparse calls of one transformer, one for each guidance branch."""
 
     def __init__(self, capturer: Capturer | None = None) -> None:
         self._capturer = CudaCapturer() if capturer is None else capturer

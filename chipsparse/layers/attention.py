@@ -386,11 +386,7 @@ def refresh_step(
 
 
 def record_residual(
-    cache: AttentionCache,
-    output: torch.Tensor,
-    inputs: AttentionInputs,
-    *,
-    config: AttentionConfig,
+    cache: AttentionCache, output: torch.Tensor, inputs: AttentionInputs, *, config: AttentionConfig
 ) -> torch.Tensor:
     """Fills the residual cache of the delta rule, if it has one, and makes lists of the columns.
 

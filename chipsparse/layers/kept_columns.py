@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -142,9 +143,7 @@ def _column_counts(rows: np.ndarray, layout: ModelLayout, order: torch.Tensor | 
     return raster
 
 
-def _regions(
-    shares: np.ndarray, layout: ModelLayout, tile: tuple[int, ...]
-) -> Iterator[KeptRegion]:
+def _regions(shares: np.ndarray, layout: ModelLayout, tile: tuple[int, ...]) -> list[KeptRegion]:
     """Those with the largest mean share."""
     found: list[KeptRegion] = []
     first = 0
@@ -152,18 +151,16 @@ def _regions(
         size = math.prod(grid)
         found += _tiles(shares[first : first + size].reshape(grid), grid, tile, number)
         first += size
-    yield from sorted(found, key=lambda region: -region.kept)[:REGIONS]
+    return sorted(found, key=lambda region: -region.kept)[:REGIONS]
 
 
 def _tiles(
     shares: np.ndarray, grid: Grid, tile: tuple[int, ...], number: int
 ) -> Iterator[KeptRegion]:
-    pieces = [
+    pieces = (
         [(start, min(start + step, size) - 1) for start in range(0, size, step)]
         for size, step in zip(grid, tile, strict=True)
-    ]
-    for frames in pieces[0]:
-        for rows in pieces[1]:
-            for columns in pieces[2]:
-                places = tuple(slice(a, b + 1) for a, b in (frames, rows, columns))
-                yield KeptRegion(number, frames, rows, columns, float(shares[places].mean()))
+    )
+    for frames, rows, columns in itertools.product(*pieces):
+        places = tuple(slice(a, b + 1) for a, b in (frames, rows, columns))
+        yield KeptRegion(number, frames, rows, columns, float(shares[places].mean()))

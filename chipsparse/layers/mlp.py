@@ -125,20 +125,11 @@ class MLPLayer:
         weights: MLPWeights | Fp8MLPWeights,
         read: MLPWeights,
     ) -> Mapping[str, Choice]:
-        """The backends of all operations on tensors of this kind, chosen and reported once.
-
-        Args:
-            cache: of the layer.
-            hidden: its input.
-            weights: the model's own.
-            read: what sparse kernels read of them.
-        """
+        """The backends of all operations on tensors of this kind, chosen and reported once."""
         config, backend = self._shared.config.mlp, self._shared.backend
+        kind = kind_of(hidden, read.up, read.gate, read.down, cache.activation, cache.mean)
         return self._shared.recorder.choices(
-            (
-                *("mlp", type(weights)),
-                *kind_of(hidden, read.up, read.gate, read.down, cache.activation, cache.mean),
-            ),
+            ("mlp", type(weights), *kind),
             lambda: {
                 **backend_choices(cache, hidden, read, config=config, backend=backend),
                 **weights.reading_choices(hidden.dtype, backend=backend),

@@ -71,12 +71,6 @@ def attention_times(
 ) -> PartTimes:
     """Times the self-attention of a layer that the plan has sparse.
 
-    Args:
-        plan: sizes and shares.
-        layer: number of the transformer block.
-        device: where it runs.
-        dtype: of query, key and value.
-
     Raises:
         WrongResultError: a sparse step right after the refresh does not give what that gave.
     """

@@ -14,11 +14,7 @@ COPIED = 256 << 20
 
 
 def measure_rates(device: torch.device) -> Rates:
-    """Dense attention, linears and copies in bfloat16; what sparse kernels reach is not measured.
-
-    Args:
-        device: a CUDA device.
-    """
+    """Dense attention, linears and copies in bfloat16 on a GPU; not what sparse kernels reach."""
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, dtype=torch.bfloat16, device=device)

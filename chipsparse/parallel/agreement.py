@@ -32,12 +32,7 @@ class Agreement:
 
 
 class Together(Agreement):
-    """The agreement of several processes.
-
-    Args:
-        peers: they.
-        columns: see `Agreement`.
-    """
+    """The agreement of several processes."""
 
     def __init__(self, peers: Peers, columns: BranchColumns | None = None) -> None:
         self._peers = peers

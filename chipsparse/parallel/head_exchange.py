@@ -72,9 +72,6 @@ class HeadExchange:
     Attributes:
         ranks: how many share the tokens.
         rank: place of this one.
-        groups: see above.
-        peers: see above.
-        parts: see above.
         watch: runs around what an exchange adds to a call besides its run beside others: packing,
             waiting, unpacking. To measure that; by default it does nothing.
     """

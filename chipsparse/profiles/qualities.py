@@ -55,12 +55,7 @@ def read_qualities(
 
 
 def without_own_schedule(listed: Mapping[str, Any], common: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of a profile's qualities whose schedule is the one they have in common.
-
-    Args:
-        listed: as of `read_qualities`, which has read it.
-        common: likewise.
-    """
+    """The names of qualities, as of `read_qualities`, whose schedule is that of ``common``."""
     if WHOLE not in common:
         return ()
     return tuple(name for name, own in listed.items() if WHOLE not in (own or {}))

@@ -127,11 +127,7 @@ def _plan(plan: SparsityPlan) -> dict[str, Any]:
     return {
         "schedule": plan.describe(),
         "actions": None if plan.steps is None else plan.actions(),
-        "layout": {
-            **dataclasses.asdict(layout),
-            "tokens": layout.tokens,
-            "layers": layout.layers,
-        },
+        "layout": {**dataclasses.asdict(layout), "tokens": layout.tokens, "layers": layout.layers},
     }
 
 

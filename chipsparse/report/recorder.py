@@ -16,11 +16,7 @@ from chipsparse.report.generation import GenerationReport, LayerRecord, StepReco
 
 
 class CallRecorder:
-    """Fills the `StepRecord` of the open call of one transformer.
-
-    Args:
-        report: where the records are.
-    """
+    """Fills the `StepRecord` of the open call of one transformer."""
 
     def __init__(self, report: GenerationReport) -> None:
         self._report = report
@@ -81,12 +77,7 @@ class CallRecorder:
     def choices(
         self, kind: tuple[object, ...], choose: Callable[[], Mapping[str, Choice]]
     ) -> Mapping[str, Choice]:
-        """The backend of each operation, chosen and reported once for all layers of a kind.
-
-        Args:
-            kind: the part and the `kind_of` its tensors.
-            choose: chooses for them.
-        """
+        """The backend of each operation, chosen and reported once for all layers of a kind."""
         found = self._choices.get(kind)
         if found is None:
             found = self._choices[kind] = choose()

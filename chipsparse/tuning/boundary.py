@@ -18,22 +18,11 @@ def largest(low: int, high: int, fits: Callable[[int], bool]) -> int | None:
 
 
 def smallest(
-    low: int,
-    high: int,
-    start: int,
-    passes: Callable[[int], bool],
-    may_go_on: Callable[[], bool],
+    low: int, high: int, start: int, passes: Callable[[int], bool], may_go_on: Callable[[], bool]
 ) -> int | None:
     """The smallest number that passes, where all above it pass, too.
 
     From the start on in growing strides, then by bisection.
-
-    Args:
-        low: the smallest.
-        high: the largest.
-        start: where to begin.
-        passes: tells of a number.
-        may_go_on: whether another one may be looked at.
 
     Returns:
         None where none is known to pass.

@@ -77,11 +77,7 @@ class ResultsFile:
         return self._measured.get(name)
 
     def forget(self, unwanted: Callable[[Any], bool]) -> None:
-        """Leaves measurements out, in the file with the next one that is made.
-
-        Args:
-            unwanted: whether a measurement is one of them.
-        """
+        """Leaves out unwanted measurements, in the file with the next one that is made."""
         self._measured = {
             name: value for name, value in self._measured.items() if not unwanted(value)
         }
@@ -103,12 +99,7 @@ class ResultsFile:
         return self._measured[name]
 
     def keep_search(self, name: str, search: Mapping[str, Any]) -> None:
-        """Keeps what a search chose, in place of what it kept before.
-
-        Args:
-            name: of the search.
-            search: as JSON values with finite numbers.
-        """
+        """Keeps what a search chose, in JSON values of finite numbers, in place of what it had."""
         value = json.loads(json.dumps(search, allow_nan=False))
         if self._searches.get(name) != value:
             searches = {each: old for each, old in self._searches.items() if each != name}

@@ -96,7 +96,7 @@ def batch_record(
     given_up: Collection[str],
     seconds: float,
 ) -> Batch:
-    """What the folder and its manifest say of files, and of the names made and given up now."""
+    """What became of all files; ``made`` and ``given_up`` are the names of those of this run."""
     known = folder.manifest.read()
 
     def row(entry: Entry) -> Row:

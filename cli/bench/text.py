@@ -93,30 +93,25 @@ def _layer_facts(found: Benchmark) -> Facts:
 def _step_table(steps: StepTimes, stock: str) -> Table:
     table = number_table("one step", "time", "speed-up", "in a generation", gap=1)
     table.add_row(stock, seconds_text(steps.stock), "1.00x", "")
-    others = [action for action in steps.patched if action not in ORDER]
-    for action in (*ORDER, *others):
-        if action not in steps.patched:
-            continue
-        seconds = steps.patched[action]
-        ratio = "" if action == "skip" else f"{steps.stock / seconds:.2f}x"
-        table.add_row(action, seconds_text(seconds), ratio, str(steps.counts.get(action, 0)))
+    for action in dict.fromkeys((*ORDER, *steps.patched)):
+        if action in steps.patched:
+            seconds = steps.patched[action]
+            ratio = "" if action == "skip" else f"{steps.stock / seconds:.2f}x"
+            table.add_row(action, seconds_text(seconds), ratio, str(steps.counts.get(action, 0)))
     return table
 
 
 def _step_facts(steps: StepTimes, found: Benchmark) -> Facts:
     facts: Facts = []
     count, run, speedup = sum(steps.counts.values()), steps.patched_run, steps.speedup_run
-    if run is None or speedup is None:
-        facts.append(("generation", "not summed: the run took no step of some action"))
-    else:
-        facts.append(
-            (
-                "generation",
-                f"{counted(count, 'step')}: {seconds_text(run)}, "
-                f"stock {seconds_text(steps.stock_run)}: {speedup:.2f} times as fast "
-                "(summed from these steps; text encoder and decoder left out)",
-            )
+    told = "not summed: the run took no step of some action"
+    if run is not None and speedup is not None:
+        told = (
+            f"{counted(count, 'step')}: {seconds_text(run)}, stock "
+            f"{seconds_text(steps.stock_run)}: {speedup:.2f} times as fast (summed from these "
+            "steps; text encoder and decoder left out)"
         )
+    facts.append(("generation", told))
     shares = [
         f"{share:.1%} of the {what}"
         for share, what in ((steps.attention_kept, "columns"), (steps.mlp_kept, "neurons"))
@@ -139,11 +134,9 @@ def uneven_facts(steps: StepTimes) -> Facts:
     """Whether the machine was as fast before the measurement as after it."""
     if abs(steps.stock_after / steps.stock_before - 1) <= UNEVEN:
         return []
-    both = [seconds_text(each) for each in (steps.stock_before, steps.stock_after)]
-    return [
-        (
-            "note",
-            f"stock steps took {both[0]} before the others and {both[1]} after them: this "
-            "machine's speed changes, so its ratios are rough",
-        )
-    ]
+    before, after = seconds_text(steps.stock_before), seconds_text(steps.stock_after)
+    told = (
+        f"stock steps took {before} before the others and {after} after them: this machine's "
+        "speed changes, so its ratios are rough"
+    )
+    return [("note", told)]

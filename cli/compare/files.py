@@ -13,7 +13,7 @@ from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation.lpips import Lpips, find_lpips
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import difference_rows, stack_panels
-from chipsparse.cli.media.read import Clip, output_fps, read_clip
+from chipsparse.cli.media.read import Clip, output_fps, read_clip, size_text
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.measure.clip_comparison import ClipComparison, compare_clips
 
@@ -35,13 +35,12 @@ class FilesComparison:
     """What `chipsparse compare` found out about two files.
 
     Attributes:
-        paths: of A and B.
+        clips: A and B.
         result: how far B is from A.
         lpips: the metric, or why there is none.
         clip: of both and their difference, if one was asked for.
     """
 
-    paths: tuple[Path, Path]
     clips: tuple[Clip, Clip]
     result: ClipComparison
     lpips: Lpips
@@ -50,8 +49,7 @@ class FilesComparison:
     @property
     def lossy(self) -> list[Path]:
         """The files whose format changed the pixels."""
-        pairs = zip(self.paths, self.clips, strict=True)
-        return list(dict.fromkeys(path for path, clip in pairs if clip.lossy))
+        return list(dict.fromkeys(clip.path for clip in self.clips if clip.lossy))
 
     def to_json(self) -> dict[str, Any]:
         """Every number; `psnr_db` is null where the pixels are the same."""
@@ -59,8 +57,8 @@ class FilesComparison:
         return {
             "chipsparse": chipsparse.__version__,
             "mode": "files",
-            "a": self.paths[0],
-            "b": self.paths[1],
+            "a": self.clips[0].path,
+            "b": self.clips[1].path,
             "frames": frames,
             "height": height,
             "width": width,
@@ -82,7 +80,7 @@ def compare_files(options: CompareOptions) -> FilesComparison:
         media.check_output(options.output, fps=options.rate)
     with ProgressDisplay() as display:
         clips = _read(first, display), _read(second, display)
-        _check_pair(first, clips[0], second, clips[1])
+        _check_pair(*clips)
         rate = options.fps or output_fps(*clips)
         if options.output is not None:
             media.check_output(options.output, fps=rate)
@@ -99,7 +97,7 @@ def compare_files(options: CompareOptions) -> FilesComparison:
                 )
                 written = media.write_media({options.output: stack_panels(rows)}, fps=rate)
                 clip = ComparisonClip(written[options.output], factor)
-    return FilesComparison((first, second), clips, result, lpips, clip)
+    return FilesComparison(clips, result, lpips, clip)
 
 
 def _read(path: Path, display: ProgressDisplay) -> Clip:
@@ -107,13 +105,13 @@ def _read(path: Path, display: ProgressDisplay) -> Clip:
         return read_clip(path)
 
 
-def _check_pair(a: Path, first: Clip, b: Path, second: Clip) -> None:
-    for what, index in (("frames", 0), ("pixels", slice(2, 0, -1))):
-        sizes = [clip.frames.shape[index] for clip in (first, second)]
-        if sizes[0] != sizes[1]:
-            texts = ["x".join(map(str, s)) if isinstance(s, tuple) else str(s) for s in sizes]
+def _check_pair(a: Clip, b: Clip) -> None:
+    lengths = len(a.frames), len(b.frames)
+    sizes = size_text(a.frames[0]), size_text(b.frames[0])
+    for what, (of_a, of_b) in (("frames", lengths), ("pixels", sizes)):
+        if of_a != of_b:
             raise UserError(
-                f"{a} has {texts[0]} {what} and {b} has {texts[1]}; only clips of one size and "
+                f"{a.path} has {of_a} {what} and {b.path} has {of_b}; only clips of one size and "
                 "length can be compared"
             )
 
@@ -121,8 +119,7 @@ def _check_pair(a: Path, first: Clip, b: Path, second: Clip) -> None:
 def _check_clips_stay(output: Path, files: list[Path]) -> None:
     """Raises `UserError` where the output, or one of its numbered files, would replace an input."""
     for file in files:
-        stem, dash, number = file.stem.rpartition("-")
-        numbered = bool(dash) and number.isdigit() and file.with_name(stem + file.suffix)
-        for taken in (file, numbered):
-            if taken and taken.resolve() == output.resolve():
-                raise UserError(f"--output {output} would replace {file}, which is compared")
+        stem, _, number = file.stem.rpartition("-")
+        clip = file.with_name(stem + file.suffix) if stem and number.isdigit() else file
+        if output.resolve() in (file.resolve(), clip.resolve()):
+            raise UserError(f"--output {output} would replace {file}, which is compared")

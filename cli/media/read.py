@@ -23,11 +23,14 @@ class Clip:
     """The pixels of a video or an image.
 
     Attributes:
+        path: as it was asked for.
         frames: uint8 ``[F, H, W, 3]``.
         fps: frames per second; None where the files do not tell.
+        files: what was read.
         lossy: whether the file's format changes the pixels that are written to it.
     """
 
+    path: Path
     frames: np.ndarray
     fps: float | None
     files: list[Path]
@@ -67,7 +70,7 @@ def _read_video(path: Path) -> Clip:
     frames, fps = decode(path)
     if not len(frames):
         raise UserError(f"{path} has no frame")
-    return Clip(frames, fps, [path], lossy=True)
+    return Clip(path, frames, fps, [path], lossy=True)
 
 
 def _read_gif(path: Path) -> Clip:
@@ -78,22 +81,23 @@ def _read_gif(path: Path) -> Clip:
             milliseconds += image.info.get("duration", 0)
             frames.append(np.asarray(image.convert("RGB")))
     fps = 1000 * len(frames) / milliseconds if milliseconds else None
-    return Clip(np.stack(frames), fps, [path], lossy=True)
+    return Clip(path, np.stack(frames), fps, [path], lossy=True)
 
 
 def _read_pngs(path: Path, files: list[Path]) -> Clip:
     if not files:
-        what = "has no .png file" if path.is_dir() else "does not exist"
-        raise UserError(f"{'the folder ' if path.is_dir() else 'the file '}{path} {what}")
+        if path.is_dir():
+            raise UserError(f"the folder {path} has no .png file")
+        raise UserError(f"the file {path} does not exist")
     files = sorted(files, key=_natural_order)
     frames = [_png(file) for file in files]
     for file, frame in zip(files, frames, strict=True):
         if frame.shape != frames[0].shape:
             raise UserError(
-                f"the frames differ in size: {files[0]} has {_size(frames[0])} pixels and {file} "
-                f"has {_size(frame)}"
+                f"the frames differ in size: {files[0]} has {size_text(frames[0])} pixels and "
+                f"{file} has {size_text(frame)}"
             )
-    return Clip(np.stack(frames), None, files, lossy=False)
+    return Clip(path, np.stack(frames), None, files, lossy=False)
 
 
 def _sequence(path: Path) -> list[Path]:
@@ -127,7 +131,8 @@ def _natural_order(path: Path) -> list[tuple[int, str]]:
     ]
 
 
-def _size(frame: np.ndarray) -> str:
+def size_text(frame: np.ndarray) -> str:
+    """Width and height of a frame ``[H, W, 3]``, for people."""
     return f"{frame.shape[1]}x{frame.shape[0]}"
 
 

@@ -116,12 +116,6 @@ class ConfigsComparison(FileRecord):
         return [s for s in SIDES if any(run.psnr_db is not None for run in self.runs(s))]
 
     @property
-    def all_notes(self) -> list[str]:
-        """What there is to know, also of what was not measured."""
-        missing = self.lpips_missing
-        return [*self.notes, *([] if missing is None else [f"LPIPS was not measured: {missing}."])]
-
-    @property
     def dense_seconds(self) -> float | None:
         """The median over prompts."""
         return statistics.median(p.dense_seconds for p in self.prompts) if self.prompts else None

@@ -36,6 +36,10 @@ HELD = {
     "allocated_bytes": "allocated on the GPU behind the step",
     "peak_allocated_bytes": "most allocated on the GPU until then",
 }
+MOVED = {
+    "bytes_to_device": ("to the device", "from host memory to the device"),
+    "bytes_to_host": ("to host memory", "to host memory"),
+}
 
 
 def time_chart(record: Generation) -> Chart | None:
@@ -139,22 +143,23 @@ def held_chart(record: Generation) -> Chart | None:
 
 def moved_chart(record: Generation) -> Chart | None:
     """What moved between host and device; None where nothing did."""
-    steps = record.by_step
-    largest = max((max(s.bytes_to_device, s.bytes_to_host) for s in steps), default=0)
+    moved = {
+        name: {s.number: sum(getattr(call, name) for call in s.calls) for s in record.by_step}
+        for name in MOVED
+    }
+    largest = max(max(each.values(), default=0) for each in moved.values())
     if not largest:
         return None
     unit, size = bytes_unit([largest])
 
     def draw(axes: Axes) -> None:
         steps_axis(axes, record.steps_total, f"moved, {unit}")
-        for name, shift, colour, where, label in (
-            ("bytes_to_device", -BAR / 4, FIRST, "to the device", "from host memory to the device"),
-            ("bytes_to_host", BAR / 4, SECOND, "to host memory", "to host memory"),
+        for (name, (where, label)), shift, colour in zip(
+            MOVED.items(), (-BAR / 4, BAR / 4), (FIRST, SECOND), strict=True
         ):
-            amounts = {step.number: getattr(step, name) for step in steps}
             marks = [
                 (step + shift, amount / size, f"step {step}: {format_bytes(amount)} {where}")
-                for step, amount in amounts.items()
+                for step, amount in moved[name].items()
                 if amount
             ]
             _bars(axes, marks, colour, label, BAR / 2)

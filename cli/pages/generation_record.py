@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -99,16 +101,6 @@ class Step:
     def finished(self) -> bool:
         """Whether every call came to its end."""
         return all(call.finished for call in self.calls)
-
-    @property
-    def bytes_to_device(self) -> int:
-        """What was copied there."""
-        return sum(call.bytes_to_device for call in self.calls)
-
-    @property
-    def bytes_to_host(self) -> int:
-        """What was copied there."""
-        return sum(call.bytes_to_host for call in self.calls)
 
     def cells(self, part: Part) -> dict[int, Cell]:
         """What every layer's part did, its share the mean over calls; nothing of a skipped step."""
@@ -222,10 +214,8 @@ class Generation(FileRecord):
     @cached_property
     def by_step(self) -> list[Step]:
         """Its denoising steps, in order."""
-        calls: dict[int, list[Call]] = {}
-        for call in self.steps:
-            calls.setdefault(call.step, []).append(call)
-        return [Step(number, calls[number]) for number in sorted(calls)]
+        number = attrgetter("step")
+        return [Step(n, [*calls]) for n, calls in groupby(sorted(self.steps, key=number), number)]
 
     @cached_property
     def steps_total(self) -> int:

@@ -18,8 +18,7 @@ from chipsparse.cli.pages.records import (
     within,
 )
 
-# As `suite_rows` calls them.
-FLOOR, OURS = "floor", "chipsparse"
+FLOOR = "floor"  # as `suite_rows` calls it
 
 
 class Quality(Record):
@@ -82,14 +81,6 @@ class Prompts(Record):
     made: Index
     seeds: Sequence[Count] = ()
     texts: Sequence[str] = ()
-
-    @property
-    def by_seed(self) -> list[tuple[str, int]]:
-        """Text, or number, and seed of each."""
-        return [
-            (self.texts[place] if place < len(self.texts) else f"prompt {place + 1}", seed)
-            for place, seed in enumerate(self.seeds)
-        ]
 
 
 class Thresholds(Record):

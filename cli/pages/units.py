@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 
@@ -11,8 +13,8 @@ def percent(share: float) -> str:
 
 
 def decibels(value: float | None) -> str:
-    """A PSNR; None where there is no difference."""
-    return "identical" if value is None else f"{value:.2f} dB"
+    """A PSNR; none, or infinite, where there is no difference."""
+    return "identical" if value is None or math.isinf(value) else f"{value:.2f} dB"
 
 
 def times(ratio: float) -> str:

@@ -83,7 +83,7 @@ class Joined:
         return gpu_of(self.local_rank)
 
     def first(self, make: Callable[[], Value]) -> Value | None:
-        """What the first process makes, as JSON values; the others do not, and wait for it."""
+        """What the first process makes, as JSON values, which decides for all; the others wait."""
         if self.peers is None:
             return make()
         try:

@@ -14,9 +14,10 @@ import torch
 from rich.console import Console
 
 from chipsparse.cli.progress import PLAIN_LINES_PER_GENERATION, Clock, ProgressDisplay, StepDisplay
-from chipsparse.cli.studio.preview import Preview, noise_levels
 
 Way = Literal["sparse", "dense"]
+# What the latents of a step show; None where that is not known.
+Picture = Callable[[torch.Tensor | None, int], np.ndarray | None]
 
 
 class Stopped(BaseException):
@@ -63,7 +64,7 @@ class Feed(ProgressDisplay):
         super().__init__(Console(quiet=True, force_terminal=False))
         self._put = put
         self._stop = threading.Event()
-        self._source: tuple[Preview, Any] | None = None
+        self._picture: Picture = lambda latents, step: None
         self.now = Shown("")
 
     def stop(self) -> None:
@@ -80,13 +81,9 @@ class Feed(ProgressDisplay):
         self.now = dataclasses.replace(self.now, **changes)
         self._put(self.now)
 
-    def begin(self, run: Run, preview: Preview, scheduler: Any) -> None:
-        """What `denoising` shows next.
-
-        Args:
-            run: without any step done.
-        """
-        self._source = preview, scheduler
+    def begin(self, run: Run, picture: Picture) -> None:
+        """What `denoising` shows next, of which no step is done."""
+        self._picture = picture
         self.now = dataclasses.replace(self.now, runs=(*self.now.runs, run), preview=None)
 
     @contextmanager
@@ -117,10 +114,8 @@ class Feed(ProgressDisplay):
         """Shows a step of the run that began last; raises `Stopped` where that is wished."""
         *before, run = self.now.runs
         run = dataclasses.replace(run, actions=(*run.actions, action))
-        assert self._source is not None
-        preview, scheduler = self._source
-        pictures = preview.pictures(latents, noise_levels(scheduler, step))
-        self.show(stage=stage, clock=clock, runs=(*before, run), preview=pictures)
+        shown = self._picture(latents, step)
+        self.show(stage=stage, clock=clock, runs=(*before, run), preview=shown)
         self.check()
 
 

@@ -29,7 +29,7 @@ from chipsparse.cli.pages.names import name_of
 from chipsparse.cli.planning.profile_file import write_profile
 from chipsparse.cli.studio.choices import Choices
 from chipsparse.cli.studio.feed import Feed, Run, Stopped, Way
-from chipsparse.cli.studio.preview import Colours, Preview
+from chipsparse.cli.studio.preview import Colours, Preview, noise_levels
 from chipsparse.cli.work_progress import WorkProgress
 
 STOPPED = "the dense run was stopped, so there is nothing to compare with"
@@ -180,8 +180,11 @@ class Maker:
             planned = [] if job.planned is None else [a.value for a in job.planned.plan.actions()]
         config = job.model.vae_config
         channels = config.get("latent_channels") or config.get("z_dim")
-        preview = Preview(grid, channels, self._colours)
-        feed.begin(Run(way, tuple(planned)), preview, self._loaded.scheduler)
+        preview, scheduler = Preview(grid, channels, self._colours), self._loaded.scheduler
+        feed.begin(
+            Run(way, tuple(planned)),
+            lambda latents, step: preview.pictures(latents, noise_levels(scheduler, step)),
+        )
         made = runner.sparse(item) if way == "sparse" else runner.dense(item)
         preview.learn(made.frames)
         return made

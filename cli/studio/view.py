@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import functools
 import io
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,13 +99,13 @@ def _tiles(made: Result) -> list[Tile]:
     tiles += [
         (seconds_text(made.dense.denoising_seconds), "dense, all steps"),
         (times(compared.speedup), "as fast as dense"),
-        (_decibels(compared.psnr_db), "PSNR"),
+        (decibels(compared.psnr_db), "PSNR"),
     ]
     if compared.ssim is not None:
         tiles.append((f"{compared.ssim:.4f}", "SSIM"))
     if len(made.sparse.frames) > 1 and not compared.identical:
         worst = compared.psnr_per_frame[made.worst_frame]
-        tiles.append((_decibels(worst), f"worst frame, number {made.worst_frame}"))
+        tiles.append((decibels(worst), f"worst frame, number {made.worst_frame}"))
     return tiles
 
 
@@ -128,10 +127,6 @@ def _strip(run: Run, made: Generation | None = None, note: str = "") -> Strip:
         planned = f"step {number + 1}: {action}, planned"
         cells.append(Cell(LETTERS[action], action, planned, planned=True))
     return Strip(run.way, cells, note)
-
-
-def _decibels(value: float) -> str:
-    return decibels(None if math.isinf(value) else value)
 
 
 def _note(made: Generation | None) -> str:

@@ -117,8 +117,8 @@ def restless(seconds: Collection[float]) -> str | None:
 def passes(clip: dict[str, Any]) -> bool:
     """Whether a clip meets every threshold of what was measured; None of PSNR is no difference."""
     values = {name: clip[name] for name in METRICS if clip[name] is not None}
-    return all(value >= LEAST[name] for name, value in values.items() if name in LEAST) and all(
-        value <= MOST[name] for name, value in values.items() if name in MOST
+    return all(
+        LEAST.get(name, value) <= value <= MOST.get(name, value) for name, value in values.items()
     )
 
 

@@ -35,9 +35,6 @@ class SplitSequence:
         query_rows: likewise a list of columns, where processes share the query rows.
         least_text: text tokens that a process without text passes through the blocks, since the
             model's code needs one; attention leaves them out.
-
-    Attributes:
-        exchange: see above.
     """
 
     def __init__(
@@ -122,7 +119,7 @@ class SplitSequence:
         """
         context = state.context
         facts: dict[str, object] = {
-            "what they compute": f"step {context.step} of {context.branch!r}, {state.action.value}",
+            "what they compute": f"step {context.step} of {context.branch!r}, {state.action.value}"
         }
         if first:
             plan = state.plan

@@ -52,6 +52,31 @@ class Ran:
     stdout: str
     stderr: str
 
+    def fine(self) -> Ran:
+        """The same, which succeeded."""
+        assert self.exit_code == 0, self.stderr
+        return self
+
+    def refused(self) -> str:
+        """What it said, as it ended with what the user can put right."""
+        assert self.exit_code == 2, self.stderr
+        return self.stderr
+
+    def json(self) -> Any:
+        """What it printed, having succeeded."""
+        return json.loads(self.fine().stdout)
+
+
+def command(*words: object) -> Ran:
+    """Runs `chipsparse` with these words in this process."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    return Ran(result.exit_code, result.stdout, result.stderr)
+
+
+def names(folder: Path | str, pattern: str = "*") -> list[str]:
+    """Those of the files in a folder, in order."""
+    return sorted(path.name for path in Path(folder).glob(pattern))
+
 
 def as_json(ran: Any) -> Any:
     """What a command that went well printed with ``--json``."""
@@ -136,7 +161,6 @@ def generate(model_folder: Path, workdir: Path):
             given += ["--model", str(model)]
         if "-o" not in arguments and "--output" not in arguments:
             given += ["-o", "out.gif"]
-        result = CliRunner().invoke(app, given)
-        return Ran(result.exit_code, result.stdout, result.stderr)
+        return command(*given)
 
     return run

@@ -6,16 +6,14 @@ import shutil
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import chipsparse
 from chipsparse.cache.kinds import KINDS
 from chipsparse.cli.explain import outlook
-from chipsparse.cli.main import app
 from chipsparse.measure.cost_model import Rates
 from chipsparse.measure.step_seconds import StepSeconds
 from chipsparse.profiles.profile import ASSETS, load_profile
-from tests.cli.conftest import Ran, as_json
+from tests.cli.conftest import command
 from tests.pipelines.families.ltx import tiny_ltx_pipeline
 from tests.tiny_models import PROMPT, tiny_chroma_pipeline, tiny_flux_pipeline, tiny_wan_pipeline
 from tests.variants import slow
@@ -94,8 +92,7 @@ def explain(workdir, monkeypatch):
 
     def run(*arguments, columns=80):
         monkeypatch.setenv("COLUMNS", str(columns))
-        result = CliRunner().invoke(app, ["explain", *map(str, arguments)])
-        return Ran(result.exit_code, result.stdout, result.stderr)
+        return command("explain", *arguments)
 
     return run
 
@@ -105,7 +102,7 @@ def explained(explain):
     """What `--json` says."""
 
     def run(*arguments):
-        return as_json(explain(*arguments, "--json"))
+        return explain(*arguments, "--json").json()
 
     return run
 
@@ -689,8 +686,7 @@ def test_too_few_steps_are_said_with_how_many_it_takes(explained, workdir):
 
 def test_what_the_page_says(explain, folder):
     folder("wan")
-    ran = explain("--model", "wan", *LARGE, "--vram", "48G", "--ram", "64G", columns=120)
-    assert ran.exit_code == 0, ran.stderr
+    ran = explain("--model", "wan", *LARGE, "--vram", "48G", "--ram", "64G", columns=120).fine()
     text = " ".join(ran.stdout.split())
     for part in (
         "75,600: grid of 21x45x80",
@@ -917,8 +913,7 @@ def test_host_memory_is_shared_and_caches_that_fit_on_more_gpus_pay(explained, f
 
 
 def test_the_page_of_several_gpus(explain, folder):
-    shown = explain("--model", folder("wan"), *LARGE, "--gpus", 4, "--guidance-parallel", 2)
-    assert shown.exit_code == 0, shown.stderr
+    shown = explain("--model", folder("wan"), *LARGE, "--gpus", 4, "--guidance-parallel", 2).fine()
     text = " ".join(shown.stdout.split())
     assert "GPUs 4, on both guidance branches: 2 for each" in text
     assert "rank branch heads tokens caches sends computes busy" in text

@@ -11,7 +11,6 @@ from safetensors.torch import save_file
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model.lora import Lora, read_lora
-from tests.cli.conftest import as_json
 
 RANK = 2
 SMALL = ("-o", "o.png", "--frames", "1", "--json")
@@ -50,7 +49,7 @@ def test_it_changes_the_picture_by_its_scale(generate, attention_lora):
     pictures, told = {}, {}
     for scale in (None, 0, 1, 2):
         given = () if scale is None else ("--lora", f"{attention_lora}:{scale}")
-        told[scale] = as_json(generate(*SMALL, *given))
+        told[scale] = generate(*SMALL, *given).json()
         pictures[scale] = picture()
     assert (pictures[0] == pictures[None]).all()
     assert (pictures[1] != pictures[None]).any()
@@ -80,14 +79,14 @@ def test_a_lora_that_is_made_for_other_steps_is_noticed(tmp_path, name, steps, s
 
 def test_the_notice_is_among_the_warnings(generate, attention_lora, tmp_path):
     named = shutil.copy(attention_lora, tmp_path / "tiny-8steps.safetensors")
-    (warning,) = as_json(generate(*SMALL, "--lora", str(named)))["warnings"]
+    (warning,) = generate(*SMALL, "--lora", str(named)).json()["warnings"]
     assert "tiny-8steps.safetensors is made for 8 steps by its name, and 4 are" in warning
 
 
 def test_a_folder_and_several(generate, attention_lora, mlp_lora):
-    content = as_json(
-        generate(*SMALL, "--lora", str(attention_lora.parent), "--lora", f"{mlp_lora}:0.5")
-    )
+    content = generate(
+        *SMALL, "--lora", str(attention_lora.parent), "--lora", f"{mlp_lora}:0.5"
+    ).json()
     assert content["loras"] == [
         {"file": str(attention_lora), "scale": 1.0},
         {"file": str(mlp_lora), "scale": 0.5},
@@ -107,9 +106,8 @@ def test_one_of_another_model(generate, tmp_path, workdir):
     file = tmp_path / "other.safetensors"
     save_file({"transformer.single.9.lora_A.weight": torch.zeros(2, 4)}, file)
     before = sorted(workdir.iterdir())
-    ran = generate(*SMALL, "--lora", str(file))
-    assert ran.exit_code == 2
-    assert f"chipsparse: error: --lora {file} " in ran.stderr.splitlines()[-1]
+    told = generate(*SMALL, "--lora", str(file)).refused()
+    assert f"chipsparse: error: --lora {file} " in told.splitlines()[-1]
     assert sorted(workdir.iterdir()) == before
 
 

@@ -4,10 +4,8 @@ import json
 
 import diffusers
 import pytest
-from typer.testing import CliRunner
 
-from chipsparse.cli.main import app
-from tests.cli.conftest import as_json
+from tests.cli.conftest import command
 from tests.pipelines.families.minimax_h3 import H3_CONFIG, VAE_CONFIG
 
 CLASSES = {
@@ -42,7 +40,7 @@ def folder(tmp_path):
 
 
 def told(*arguments):
-    return as_json(CliRunner().invoke(app, [*arguments, "--json"]))
+    return command(*arguments, "--json").json()
 
 
 def explain(model, *arguments):
@@ -77,9 +75,8 @@ def test_explain_knows_the_released_sizes(folder, frames, latents, sound):
 
 
 def test_frames_that_its_vae_does_not_make_are_refused_with_those_that_it_does(folder):
-    ran = CliRunner().invoke(app, ["explain", "--model", folder(), "--frames", "121"])
-    assert ran.exit_code == 2
-    assert "needs a multiple of 17 plus 5; use 107 or 124" in " ".join(ran.stderr.split())
+    told = command("explain", "--model", folder(), "--frames", "121").refused()
+    assert "needs a multiple of 17 plus 5; use 107 or 124" in " ".join(told.split())
 
 
 def test_bench_measures_a_layer_from_the_configs(folder):

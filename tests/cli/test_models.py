@@ -3,13 +3,12 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from chipsparse.cli.main import app
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.other_classes import OTHER_CLASSES
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.pipelines.wan import WanAdapter
+from tests.cli.conftest import command
 
 
 @pytest.fixture
@@ -18,7 +17,7 @@ def models(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
 
     def run(*arguments):
-        result = CliRunner().invoke(app, ["models", *arguments])
+        result = command("models", *arguments)
         assert (result.exit_code, result.stderr) == (0, "")
         return result.stdout
 

@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
 import chipsparse
 from chipsparse.cache.memory_plan import BudgetError
-from chipsparse.cli.main import app
 from chipsparse.cli.model.description import describe_model
 from chipsparse.cli.model.modular import call_pipeline
 from chipsparse.cli.model.random_pipeline import random_pipeline
 from chipsparse.session import Session
-from tests.cli.conftest import IMAGE_PROFILE, as_json
+from tests.cli.conftest import IMAGE_PROFILE, command
 from tests.pipelines.families.ltx import tiny_ltx_pipeline
 from tests.pipelines.modular_families import FAMILIES
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
@@ -53,7 +51,7 @@ def change(folder, **entries):
 
 
 def test_generate_writes_what_the_patched_pipeline_makes(generate, folder, workdir):
-    content = as_json(generate("-o", "out.png", "--seed", "3", "--json", model=folder))
+    content = generate("-o", "out.png", "--seed", "3", "--json", model=folder).json()
     assert content["pipeline_class"] == "FluxModularPipeline"
     taken = [step["action"] for step in content["sparse"]["steps"]]
     assert taken == ["dense", "refresh", "sparse", "sparse"]
@@ -76,8 +74,7 @@ def test_generate_writes_what_the_patched_pipeline_makes(generate, folder, workd
 
 
 def test_compare_warms_up_and_makes_both(generate, folder, workdir, capfd):
-    ran = generate("-o", "out.png", "--compare", model=folder)
-    assert ran.exit_code == 0, ran.stderr
+    generate("-o", "out.png", "--compare", model=folder).fine()
     assert {path.name for path in workdir.iterdir()} == {
         "out.png",
         "out-dense.png",
@@ -90,7 +87,7 @@ def test_explain_reads_configs_alone(folder, monkeypatch):
     monkeypatch.setattr(
         diffusers.ModularPipeline, "load_components", lambda *_, **__: pytest.fail("loaded")
     )
-    content = as_json(CliRunner().invoke(app, ["explain", "--model", str(folder), "--json"]))
+    content = command("explain", "--model", str(folder), "--json").json()
     assert content["transformer_class"] == "FluxTransformer2DModel"
     assert content["settings"]["num_inference_steps"] == 4
 
@@ -103,9 +100,7 @@ def test_the_branches_of_a_guider_are_calls_where_plain_pipelines_make_one_batch
         index[name] = ["diffusers", type(getattr(pipe, name)).__name__, {"subfolder": name}]
     (tmp_path / INDEX).write_text(json.dumps(index))
     sizes = ["--height", "32", "--width", "64", "--frames", "5", "--quality", "balanced"]
-    content = as_json(
-        CliRunner().invoke(app, ["explain", "--model", str(tmp_path), *sizes, "--json"])
-    )
+    content = command("explain", "--model", str(tmp_path), *sizes, "--json").json()
     assert content["branches"] == 2
     assert content["settings"]["guidance_scale"] == 3.0
     assert content["tokens"]["all"] == 3 * 4 * 8
@@ -125,18 +120,15 @@ def test_models_between_versions_are_refused_in_a_sentence(
     generate, broken, workdir, loads_nothing, entries, sentence
 ):
     change(broken, **entries)
-    ran = generate("-o", "out.png", model=broken)
-    assert ran.exit_code == 2
-    assert sentence in " ".join(ran.stderr.split())
-    assert "Traceback" not in ran.stderr
+    told = generate("-o", "out.png", model=broken).refused()
+    assert sentence in " ".join(told.split())
+    assert "Traceback" not in told
     assert list(workdir.iterdir()) == []
 
 
 def test_weights_that_are_not_there_are_named(generate, broken, workdir):
     (broken / "transformer/diffusion_pytorch_model.safetensors").unlink()
-    ran = generate("-o", "out.png", model=broken)
-    assert ran.exit_code == 2
-    assert "the transformer of the model" in ran.stderr
+    assert "the transformer of the model" in generate("-o", "out.png", model=broken).refused()
 
 
 def test_an_error_in_the_loop_is_a_sentence(generate, folder, workdir, monkeypatch, capfd):
@@ -144,10 +136,9 @@ def test_an_error_in_the_loop_is_a_sentence(generate, folder, workdir, monkeypat
         raise BudgetError("there is no room for anything")
 
     monkeypatch.setattr(Session, "begin", refuse)
-    ran = generate("-o", "out.png", model=folder)
-    assert ran.exit_code == 2
-    assert "there is no room for anything" in ran.stderr
-    seen = ran.stderr + capfd.readouterr().err
+    told = generate("-o", "out.png", model=folder).refused()
+    assert "there is no room for anything" in told
+    seen = told + capfd.readouterr().err
     assert "Error in block" not in seen
     assert "Traceback" not in seen
     assert list(workdir.iterdir()) == []

@@ -59,8 +59,7 @@ def test_long_remainders_are_shortened():
 
 
 def test_the_command_says_so(generate):
-    ran = generate("-o", "o.png", "--frames", "1", "--json", prompt=words(20))
-    assert ran.exit_code == 0, ran.stderr
+    ran = generate("-o", "o.png", "--frames", "1", "--json", prompt=words(20)).fine()
     (warning,) = json.loads(ran.stdout)["warnings"]
     assert "longer than the 16 tokens" in warning
     assert f"chipsparse: warning: {warning}\n" in ran.stderr

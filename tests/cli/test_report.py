@@ -200,13 +200,6 @@ def test_mistakes(generate, workdir, loads_nothing, arguments, sentence):
     assert names(workdir) == []
 
 
-def test_a_report_on_a_folder(generate, workdir):
-    (workdir / "r.json").mkdir()
-    ran = generate("-o", "out.gif", "--report", "r.json")
-    assert ran.exit_code == 2
-    assert "--report r.json is a folder; name a file in it" in ran.stderr
-
-
 @pytest.mark.parametrize(
     ("files", "name"),
     [

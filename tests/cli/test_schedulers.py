@@ -8,7 +8,6 @@ from diffusers import UniPCMultistepScheduler
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model.description import describe_model
 from chipsparse.cli.model.schedulers import choose_scheduler
-from tests.cli.conftest import as_json
 from tests.variants import slow
 
 # Of libraries, as older schedulers are tried with a newer NumPy.
@@ -86,9 +85,9 @@ def test_schedulers_that_call_the_model_twice_are_for_dense_runs(unipc_model):
 
 def test_the_command_runs_with_it(generate, unipc_model):
     def sparse(*arguments):
-        return as_json(
-            generate("-o", "o.png", "--frames", "1", "--json", *arguments, model=unipc_model)
-        )
+        return generate(
+            "-o", "o.png", "--frames", "1", "--json", *arguments, model=unipc_model
+        ).json()
 
     assert sparse()["scheduler"] is None
     made = sparse("--scheduler", "deis")
@@ -97,6 +96,5 @@ def test_the_command_runs_with_it(generate, unipc_model):
 
 
 def test_an_unknown_one_is_refused_before_loading(generate, unipc_model, loads_nothing):
-    ran = generate("--scheduler", "nonsense", model=unipc_model)
-    assert ran.exit_code == 2
-    assert "none of diffusers' schedulers" in ran.stderr
+    told = generate("--scheduler", "nonsense", model=unipc_model).refused()
+    assert "none of diffusers' schedulers" in told

@@ -10,12 +10,9 @@ from chipsparse.cli.generate import job
 from chipsparse.cli.generate.series import series
 from chipsparse.cli.generation import denoise
 from chipsparse.cli.prompts import read_prompts, typed_prompt
+from tests.cli.conftest import names
 
 SMALL = ("--frames", "1", "--steps", "3")
-
-
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
 
 
 def items(prompts, **options):
@@ -81,8 +78,7 @@ def test_the_model_is_loaded_once_and_patched_once(generate, workdir, monkeypatc
         )
     (workdir / "p.txt").write_text("a red circle\na blue square\n")
     given = ("--prompts", "p.txt", "--num", "2", "-o", "o.png", "--report", "r.json", "--json")
-    ran = generate(*SMALL, *given, "--seed", "7", prompt=None)
-    assert ran.exit_code == 0, ran.stderr
+    ran = generate(*SMALL, *given, "--seed", "7", prompt=None).fine()
     assert calls == ["load_pipeline", "Runner"]
     content = json.loads(ran.stdout)
     assert [(each["prompt"], each["seed"]) for each in content] == [
@@ -115,8 +111,7 @@ def test_each_picture_is_that_of_a_run_of_its_own(generate, workdir):
 
 
 def test_compare_of_a_series(generate, workdir):
-    ran = generate(*SMALL, "--num", "2", "-o", "o.png", "--compare")
-    assert ran.exit_code == 0, ran.stderr
+    ran = generate(*SMALL, "--num", "2", "-o", "o.png", "--compare").fine()
     assert names(workdir) == sorted(
         f"o-00{i}{kind}.png" for i in range(2) for kind in ("", "-dense", "-compare")
     )
@@ -189,15 +184,13 @@ def test_what_is_wrong_with_a_series_is_found_before_loading(
     (workdir / "p.txt").write_text("a\n")
     for folder in ("o-001.gif", "r-001.json"):
         (workdir / folder).mkdir()
-    ran = generate(*arguments, prompt=prompt)
-    assert ran.exit_code == 2
-    assert sentence in ran.stderr
-    assert ran.stderr.count("\n") == 1
+    told = generate(*arguments, prompt=prompt).refused()
+    assert sentence in told
+    assert told.count("\n") == 1
 
 
 def test_an_empty_prompt_is_told(generate):
-    ran = generate(*SMALL, "-o", "o.png", "--json", prompt="")
-    assert ran.exit_code == 0, ran.stderr
+    ran = generate(*SMALL, "-o", "o.png", "--json", prompt="").fine()
     sentence = "the prompt is empty: the result shows whatever the model likes"
     assert json.loads(ran.stdout)["warnings"] == [sentence]
     assert f"chipsparse: warning: {sentence}\n" in ran.stderr

@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from chipsparse.cli import signals
 from chipsparse.cli.errors import reported_errors
 from chipsparse.cli.generate import job
 from chipsparse.cli.generation import denoise
-from chipsparse.cli.main import app
 from chipsparse.cli.media import report_file
 from chipsparse.cli.media import write as media
 from chipsparse.common import finished_files
+from tests.cli.conftest import command
 from tests.variants import slow
 
 STOPS = [
@@ -274,7 +273,7 @@ def test_an_interrupted_comparison_tells_what_it_has(workdir, model_folder, monk
 
     monkeypatch.setattr(denoise, "generate", stopped)
     given = ["compare", "dense", "profile", "--model", str(model_folder)]
-    ran = CliRunner().invoke(app, [*given, "--prompts", "prompts.txt"])
+    ran = command(*given, "--prompts", "prompts.txt")
     assert ran.exit_code == 143, ran.stderr
     assert "interrupted: of 3 prompts, the first 2 are told" in " ".join(ran.stdout.split())
 
@@ -286,7 +285,7 @@ def test_numbers_of_a_comparison_survive_its_picture(workdir, temporary, model_f
     (workdir / "prompts.txt").write_text("a red circle\na blue square\n")
     monkeypatch.setitem(media.WRITERS, ".gif", full)
     given = ["compare", "dense", "profile", "--model", str(model_folder), "-o", "w.gif"]
-    ran = CliRunner().invoke(app, [*given, "--prompts", "prompts.txt"])
+    ran = command(*given, "--prompts", "prompts.txt")
     assert ran.exit_code == 2
     assert "PSNR" in ran.stdout
     (kept,) = temporary.iterdir()

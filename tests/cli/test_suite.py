@@ -1,10 +1,12 @@
 """`chipsparse compare --suite MODEL`."""
 
+import contextlib
 import dataclasses
 import json
 import re
 import shlex
 import shutil
+from pathlib import Path
 
 import imageio.v3 as iio
 import numpy as np
@@ -102,6 +104,15 @@ def counted(monkeypatch, quick):
 
 def content(folder):
     return json.loads((folder / "suite.json").read_text())
+
+
+@contextlib.contextmanager
+def measured():
+    """The records of the suite that lies in ``made``, to be changed."""
+    file = Path("made/measured.json")
+    kept = json.loads(file.read_text())
+    yield kept["measured"]
+    file.write_text(json.dumps(kept))
 
 
 def rows(found):
@@ -264,11 +275,9 @@ def test_more_prompts_and_lost_frames(again, counted, workdir):
     before = psnrs(content(workdir / "made"))
     assert all(len(each) == 3 for each in before.values())
     shutil.rmtree(workdir / "made" / "dense")
-    file = workdir / "made" / "measured.json"
-    kept = json.loads(file.read_text())
-    (lost,) = [name for name in kept["measured"] if "chipsparse fast" in name and "seed 9" in name]
-    del kept["measured"][lost]
-    file.write_text(json.dumps(kept))
+    with measured() as records:
+        (lost,) = [name for name in records if "chipsparse fast" in name and "seed 9" in name]
+        del records[lost]
     assert again("--num", 3).exit_code == 0
     assert counted["count"] == 9 + 2
     assert psnrs(content(workdir / "made")) == before
@@ -384,14 +393,12 @@ def test_marks(psnr_db, ssim, lpips, expected):
 
 
 def test_a_row_is_marked_where_every_clip_passes(again, workdir):
-    file = workdir / "made" / "measured.json"
-    kept = json.loads(file.read_text())
-    for name, record in kept["measured"].items():
-        if name.startswith("chipsparse"):
-            record |= {"psnr_db": 30.0, "ssim": 0.9}
-            if name.startswith("chipsparse fast") and "seed 8" in name:
-                record["ssim"] = 0.5
-    file.write_text(json.dumps(kept))
+    with measured() as records:
+        for name, record in records.items():
+            if name.startswith("chipsparse"):
+                record |= {"psnr_db": 30.0, "ssim": 0.9}
+                if name.startswith("chipsparse fast") and "seed 8" in name:
+                    record["ssim"] = 0.5
     ran = again()
     assert ran.exit_code == 0, ran.stderr
     found = rows(content(workdir / "made"))
@@ -404,14 +411,12 @@ def test_a_row_is_marked_where_every_clip_passes(again, workdir):
 
 
 def test_clips_that_equal_dense_are_told(again, workdir):
-    file = workdir / "made" / "measured.json"
-    kept = json.loads(file.read_text())
-    for name, record in kept["measured"].items():
-        if name.startswith("SeaCache slow"):
-            record["psnr_db"] = None
-        if name.startswith("MagCache slow"):
-            record["psnr_db"] = 30.0 if "seed 7" in name else None
-    file.write_text(json.dumps(kept))
+    with measured() as records:
+        for name, record in records.items():
+            if name.startswith("SeaCache slow"):
+                record["psnr_db"] = None
+            if name.startswith("MagCache slow"):
+                record["psnr_db"] = 30.0 if "seed 7" in name else None
     assert again().exit_code == 0
     found = rows(content(workdir / "made"))
     for name, told in (
@@ -423,13 +428,11 @@ def test_clips_that_equal_dense_are_told(again, workdir):
 
 
 def test_a_machine_that_was_not_quiet_is_told(again, workdir):
-    file = workdir / "made" / "measured.json"
-    kept = json.loads(file.read_text())
     for seconds in (1.2, 1.3):
-        for name, record in kept["measured"].items():
-            if name.startswith("dense"):
-                record["seconds"] = seconds if "seed 8" in name else 1.0
-        file.write_text(json.dumps(kept))
+        with measured() as records:
+            for name, record in records.items():
+                if name.startswith("dense"):
+                    record["seconds"] = seconds if "seed 8" in name else 1.0
         ran = again()
         assert ran.exit_code == 0, ran.stderr
         told = "the machine was not quiet: dense clips took 1.00 s to 1.30 s"

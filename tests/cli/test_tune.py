@@ -9,18 +9,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation.denoise import StepResult
 from chipsparse.cli.generation.lpips import Lpips
-from chipsparse.cli.main import app
 from chipsparse.cli.tune import lab as tune_lab
 from chipsparse.cli.tune.lab import TIMED_ACTIONS
 from chipsparse.cli.tune.names import pair_of
 from chipsparse.common import finished_files
 from chipsparse.profiles.profile import load_profile
 from chipsparse.tuning.results_file import ResultsFile
+from tests.cli.conftest import command
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 from tests.variants import slow
 
@@ -53,7 +52,7 @@ def tune(model_folder, workdir):
 
     def run(*arguments, model=model_folder, output="p.yaml"):
         given = ["tune", "--model", str(model), "--prompts", "prompts.txt", "-o", output]
-        return CliRunner().invoke(app, [*given, *FEW, *arguments])
+        return command(*given, *FEW, *arguments)
 
     return run
 
@@ -64,10 +63,7 @@ def measured(model_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("measured")
     (folder / "prompts.txt").write_text("\n".join(PROMPTS))
     given = ["tune", "--model", str(model_folder), "--prompts", str(folder / "prompts.txt"), *FEW]
-    result = CliRunner().invoke(
-        app, [*given, "--min-psnr", "25", "-o", str(folder / "p.yaml"), "--json"]
-    )
-    assert result.exit_code == 0, result.stderr
+    result = command(*given, "--min-psnr", "25", "-o", str(folder / "p.yaml"), "--json").fine()
     (folder / "stderr.txt").write_text(result.stderr)
     return folder, json.loads(result.stdout)
 
@@ -102,10 +98,7 @@ def test_the_profile_holds_its_target_and_generate_uses_it(measured, model_folde
     assert content["tuned"]["measured"]["psnr_db_worst"] == found.psnr_db_worst
     # The seed of a prompt is its number, so that anybody can repeat what was verified.
     given = ["--model", str(model_folder), "--config", str(folder / "p.yaml"), "--seed", "1"]
-    result = CliRunner().invoke(
-        app, ["generate", PROMPTS[1], "-o", "o.png", "--compare", "--json", *given]
-    )
-    assert result.exit_code == 0, result.stderr
+    result = command("generate", PROMPTS[1], "-o", "o.png", "--compare", "--json", *given).fine()
     made = json.loads(result.stdout)
     psnr = made["comparison"]["psnr_db"]
     results = json.loads((folder / "p.tune.json").read_text())["measured"]
@@ -142,8 +135,7 @@ def test_the_results_file_keeps_what_was_tried_and_chosen(measured):
 
 @pytest.mark.slow
 def test_it_says_beforehand_how_long_it_takes(tune):
-    result = tune("--min-psnr", "25", "--budget", "9")
-    assert result.exit_code == 0, result.stderr
+    result = tune("--min-psnr", "25", "--budget", "9").fine()
     lines = result.stderr.splitlines()
     assert lines[0] == (
         "the search takes at most the time of 9 dense generations (--budget), 3 of them dense"
@@ -167,8 +159,7 @@ def test_generate_warns_outside_the_range(measured, model_folder, workdir, chang
     folder, _ = measured
     config = ("--config", str(folder / "p.yaml"))
     given = ["generate", PROMPT, "-o", "o.png", "--model", str(model_folder), *config, *change]
-    result = CliRunner().invoke(app, given)
-    assert result.exit_code == 0, result.stderr
+    result = command(*given).fine()
     warnings = [line for line in result.stderr.splitlines() if "warning:" in line]
     assert len(warnings) == 1
     assert f"({phrase})" in warnings[0]
@@ -183,8 +174,7 @@ def test_explain_and_compare_say_what_is_outside_the_range(measured, model_folde
     told = f"{profile} was tuned for other generations than this one (5 steps, not 6): its quality"
 
     def ran(*arguments):
-        result = CliRunner().invoke(app, [*arguments, *model])
-        assert result.exit_code == 0, result.stderr
+        result = command(*arguments, *model).fine()
         return result
 
     explain = ("explain", "--config", profile, "--json", "--steps")
@@ -203,9 +193,7 @@ def test_explain_plans_for_a_device_that_is_not_here(measured, model_folder, wor
     """Its name is not known, so it is not compared with the one of the profile."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     given = ["explain", "--config", str(measured[0] / "p.yaml"), "--model", str(model_folder)]
-    result = CliRunner().invoke(app, [*given, "--json"])
-    assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout)["out_of_range"] == ["bfloat16, not float32"]
+    assert command(*given, "--json").json()["out_of_range"] == ["bfloat16, not float32"]
 
 
 def test_a_model_of_another_config_is_outside_the_range(measured, workdir, tmp_path_factory):
@@ -216,10 +204,7 @@ def test_a_model_of_another_config_is_outside_the_range(measured, workdir, tmp_p
     pipe.save_pretrained(other)
     (other / "chipsparse.yaml").write_text(PROFILE)
     config = ("--config", str(measured[0] / "p.yaml"))
-    result = CliRunner().invoke(
-        app, ["generate", PROMPT, "-o", "o.png", "--model", str(other), *config]
-    )
-    assert result.exit_code == 0, result.stderr
+    result = command("generate", PROMPT, "-o", "o.png", "--model", str(other), *config).fine()
     assert "(another model than tiny)" in result.stderr
 
 
@@ -229,8 +214,7 @@ def test_the_same_target_again_measures_nothing(again, monkeypatch):
     monkeypatch.setattr(
         "chipsparse.cli.tune.job.load_pipeline", lambda *_, **__: pytest.fail("loaded a model")
     )
-    result = again("--min-psnr", "25")
-    assert result.exit_code == 0, result.stderr
+    result = again("--min-psnr", "25").fine()
     assert Path("p.tune.json").read_bytes() == before
     assert load_profile("p.yaml").tuned.target.min_psnr_db == 25
     assert "times as fast" in result.stdout
@@ -248,8 +232,7 @@ def test_times_of_another_memory_setting_are_refused(again):
 @pytest.mark.slow
 def test_another_target_measures_candidates_only(again):
     before = set(json.loads(Path("p.tune.json").read_text())["measured"])
-    result = again("--min-psnr", "40", "--results", "p.tune.json", output="q.yaml")
-    assert result.exit_code == 0, result.stderr
+    again("--min-psnr", "40", "--results", "p.tune.json", output="q.yaml").fine()
     new = set(json.loads(Path("p.tune.json").read_text())["measured"]) - before
     assert all(name.startswith("pair, ") for name in new), new
     searches = json.loads(Path("p.tune.json").read_text())["searches"]
@@ -266,8 +249,7 @@ def test_a_speed(again):
         if name.startswith("dense, "):
             each |= {"seconds": 1e6, "step_seconds": 1.5e5, "other_seconds": 1e5}
     Path("p.tune.json").write_text(json.dumps(content))
-    result = again("--min-speedup", "1.5")
-    assert result.exit_code == 0, result.stderr
+    again("--min-speedup", "1.5").fine()
     tuned = load_profile("p.yaml").tuned
     assert tuned.target.min_speedup == 1.5
     assert tuned.measured.dense_seconds >= 1.5 * tuned.measured.seconds
@@ -278,8 +260,7 @@ def test_a_speed(again):
 
 
 def test_an_ssim(again):
-    result = again("--min-ssim", "0.9")
-    assert result.exit_code == 0, result.stderr
+    result = again("--min-ssim", "0.9").fine()
     tuned = load_profile("p.yaml").tuned
     assert tuned.target.min_ssim == 0.9
     assert tuned.measured.ssim_worst >= 0.9
@@ -287,8 +268,7 @@ def test_an_ssim(again):
 
 
 def test_a_limit_of_time(again):
-    result = again("--max-seconds", "60")
-    assert result.exit_code == 0, result.stderr
+    again("--max-seconds", "60").fine()
     tuned = load_profile("p.yaml").tuned
     assert tuned.target.max_seconds == 60
     assert tuned.measured.seconds <= 60
@@ -302,8 +282,7 @@ def test_a_limit_of_a_perceptual_distance(again, monkeypatch):
     monkeypatch.setattr(
         "chipsparse.cli.tune.job.find_lpips", lambda height, width: Lpips(distance, None)
     )
-    result = again("--max-lpips", "0.01")
-    assert result.exit_code == 0, result.stderr
+    result = again("--max-lpips", "0.01").fine()
     tuned = load_profile("p.yaml").tuned
     assert tuned.target.max_lpips == 0.01
     assert 0 <= tuned.measured.lpips_worst <= 0.01
@@ -391,8 +370,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tune, monkeypatch, at):
     assert not Path("p.yaml").exists()
     assert set(json.loads(Path("p.tune.json").read_text())["measured"]) == set(stopped.names)
     first, stopped.at, stopped.names = stopped.names, None, []
-    result = tune("--min-psnr", "25")
-    assert result.exit_code == 0, result.stderr
+    tune("--min-psnr", "25").fine()
     assert not set(first) & set(stopped.names)
     assert load_profile("p.yaml").tuned is not None
 
@@ -404,9 +382,8 @@ def test_measurements_that_cannot_be_kept_end_the_search(again, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(finished_files, "write_checked", full)
-    result = again("--min-psnr", "20")
-    assert result.exit_code == 2
-    assert result.stderr.splitlines()[-1] == (
+    told = again("--min-psnr", "20").refused()
+    assert told.splitlines()[-1] == (
         "chipsparse: error: the results file p.tune.json could not be written: No space left on "
         "device; what was measured before is in it"
     )
@@ -420,9 +397,8 @@ def test_dense_pictures_that_cannot_be_kept_end_the_search(again, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("numpy.save", full)
-    result = again("--min-psnr", "40")
-    assert result.exit_code == 2
-    assert result.stderr.splitlines()[-1] == (
+    told = again("--min-psnr", "40").refused()
+    assert told.splitlines()[-1] == (
         "chipsparse: error: the dense clips in p.tune-dense could not be written: No space left "
         "on device"
     )
@@ -443,8 +419,7 @@ def test_the_estimate_covers_everything_from_the_first_calibration_on(measured):
 @pytest.mark.slow
 def test_lost_dense_pictures_are_made_again(again):
     shutil.rmtree(tune_lab.dense_folder(Path("p.tune.json")))
-    result = again("--min-psnr", "40")
-    assert result.exit_code == 0, result.stderr
+    again("--min-psnr", "40").fine()
 
 
 @pytest.mark.parametrize(

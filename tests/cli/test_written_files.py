@@ -253,8 +253,7 @@ def test_a_prompt_may_be_longer_than_a_command_line(workdir):
 
 
 def test_no_folder_is_told(generate, model_folder, workdir):
-    ran = generate("-o", "o.png", "--frames", "1", "--negative-prompt", "blue", "--seed", "7")
-    assert ran.exit_code == 0, ran.stderr
+    generate("-o", "o.png", "--frames", "1", "--negative-prompt", "blue", "--seed", "7").fine()
     with Image.open("o.png") as image:
         facts = json.loads(image.info["chipsparse"])
         assert str(model_folder.parent) not in str(image.info)

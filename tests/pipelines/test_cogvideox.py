@@ -7,7 +7,7 @@ from PIL import Image
 
 import chipsparse
 from chipsparse.pipelines.cogvideox import CogVideoXAdapter
-from chipsparse.pipelines.feed_forward import feed_forward_form
+from chipsparse.pipelines.feed_forward_forms import feed_forward_form
 from tests.pipelines.families.cogvideox import (
     BOTH,
     ROTARY,

@@ -45,10 +45,9 @@ class Runs:
             self._workloads[model] = Workload(ASSETS / model, [], self._device, self._dtype)
         return self._workloads[model]
 
-    def config(self, case: Case, **changes: object) -> SparsityConfig:
-        """The profile's config with the changes of the case and these."""
-        profile = self.workload(case.model).profile
-        return profile.sparsity.override({**case.sparsity, **changes})
+    def config(self, case: Case) -> SparsityConfig:
+        """The profile's config with the changes of the case."""
+        return self.workload(case.model).profile.sparsity.override(dict(case.sparsity))
 
     def dense(self, case: Case) -> Result:
         """What the stock pipeline makes; remembered."""

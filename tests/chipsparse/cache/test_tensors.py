@@ -7,9 +7,8 @@ import torch
 
 from chipsparse import SparsityConfig
 from chipsparse.cache.host_memory import HostMemory
-from chipsparse.cache.hosted_tensor import HostedTensor
 from chipsparse.cache.kinds import kept_kinds
-from chipsparse.cache.offload import OffloadPool
+from chipsparse.cache.offload import HostedTensor, OffloadPool
 from chipsparse.cache.tensors import AttentionCache, LayerCache, MLPCache
 
 KEY = ("cond", 0, "residual")

@@ -4,12 +4,10 @@ import json
 import time
 
 import pytest
-from typer.testing import CliRunner
 
 from chipsparse.cli.batch import job
 from chipsparse.cli.batch.worker import PipelineWorker
-from chipsparse.cli.main import app
-from tests.cli.conftest import Ran
+from tests.cli.conftest import command
 
 
 class InThisProcess:
@@ -45,8 +43,7 @@ def batch(model_folder, workdir, monkeypatch):
 
     def run(*arguments, file="prompts.csv", model=model_folder):
         given = ["batch", file, "-o", "out", "--device", "cpu", "--model", str(model), *arguments]
-        result = CliRunner().invoke(app, given)
-        return Ran(result.exit_code, result.stdout, result.stderr)
+        return command(*given)
 
     return run
 

@@ -8,13 +8,11 @@ import sys
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from chipsparse.cli.batch import job
 from chipsparse.cli.batch.engine import Died, Failed, Unavailable
 from chipsparse.cli.batch.processes import Processes
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.main import app
 from tests.cli.batch.conftest import InThisProcess
 from tests.cli.batch.deadly_worker import DeadlyWorker
 
@@ -57,7 +55,7 @@ def run(model_folder, workdir, monkeypatch):
         (workdir / "p.txt").write_text("\n".join(prompts))
         monkeypatch.setattr(job, "_engine", lambda options, here: make_engine())
         given = ["batch", "p.txt", "-o", "out", "--device", "cpu", "--model", str(model_folder)]
-        ran = CliRunner().invoke(app, [*given, "--workers", "2", "--json", *arguments])
+        ran = command(*given, "--workers", "2", "--json", *arguments)
         return ran, json.loads(ran.stdout)
 
     return command
@@ -129,8 +127,7 @@ def test_files_of_several_processes_are_those_of_one(model_folder, workdir, monk
     given += ["--config", "small.yaml", "--height", "64", "--width", "64", "--format", "gif"]
 
     def files(folder, *also):
-        ran = CliRunner().invoke(app, [*given, "--workers", "1", "-o", folder, *also])
-        assert ran.exit_code == 0, ran.stderr
+        command(*given, "--workers", "1", "-o", folder, *also).fine()
         return {file.name: file.read_bytes() for file in (workdir / folder).glob("*.gif")}
 
     with monkeypatch.context() as here:

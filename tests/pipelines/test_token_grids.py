@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from chipsparse.pipelines.patch_order import reorder_patches
+from chipsparse.pipelines.token_grids import reorder_patches
 
 
 @pytest.mark.parametrize("patch", [(1, 2, 2), (2, 2, 1), (1, 1, 1)])
