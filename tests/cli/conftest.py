@@ -78,12 +78,6 @@ def names(folder: Path | str, pattern: str = "*") -> list[str]:
     return sorted(path.name for path in Path(folder).glob(pattern))
 
 
-def as_json(ran: Any) -> Any:
-    """What a command that went well printed with ``--json``."""
-    assert ran.exit_code == 0, ran.stderr
-    return json.loads(ran.stdout)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def modules_without_memory():
     """Models are made on the meta device once for each config, as nothing but shapes is read."""
