@@ -53,9 +53,6 @@ NORM_TENSORS, ATTENTION_TENSORS, MLP_TENSORS = 13, 9, 7
 # Where they share query rows, the keys and values of all rows: as they come and as they are read.
 EXCHANGE_TENSORS, GATHERED_TENSORS, RING_TENSORS = 6, 8, 4
 BRANCHES = 2  # guidance branches whose small lists of columns there is room for
-# What the link carries each way while it carries both ways, in shares of its rate: in a sparse step
-# of HunyuanVideo at 720p an H200 waited for transfers that the full rate would have hidden.
-BOTH_WAYS = 0.85
 
 
 class BudgetError(ConfigError):
@@ -272,8 +269,7 @@ def worth_moving(
         time = layer_time(
             layer, Action.SPARSE, plan=plan, rates=rates, dtype=dtype, dense_parts=dense
         )
-        link = rates.link * (BOTH_WAYS if to_device and to_host else 1.0)
-        return max(time.total, max(to_device, to_host) / link)
+        return max(time.total, max(to_device, to_host) / rates.link_rate(to_device, to_host))
 
     counts = range(len(sizes), -1, -1)  # of equal choices the one that keeps more
     choices = [chosen for count in counts for chosen in combinations(sizes, count)]

@@ -47,6 +47,9 @@ class Rates:
         linear: operations of linears.
         memory: bytes of elementwise work, reads and writes.
         link: bytes between host and device, each way.
+        both_ways: share of that rate that each way keeps while the other is used, too: in a sparse
+            step of HunyuanVideo at 720p an H200 waited for transfers that the full rate would have
+            hidden.
         peer_link: bytes between devices of one machine, that one of them sends to the others while
             it receives as many. Fitted, with ``peer_seconds``, to exchanges of 137 to 581 MB
             between two and four H200s over NVLink (NCCL, PyTorch 2.11), 0.60 to 1.81 ms, all of
@@ -71,6 +74,7 @@ class Rates:
     linear: float = 700e12
     memory: float = 4.26e12
     link: float = 55e9
+    both_ways: float = 0.85
     peer_link: float = 350e9
     peer_seconds: float = 0.2e-3
     sparse_attention: float = 0.85
@@ -80,6 +84,10 @@ class Rates:
     fp8_linear: float = 1.6
     refresh_seconds: float = 0.27e-3
     launch_seconds: float = 1.2e-3
+
+    def link_rate(self, to_device: int, to_host: int) -> float:
+        """Bytes a second each way, where so many are to come and to go."""
+        return self.link * (self.both_ways if to_device and to_host else 1.0)
 
 
 @dataclass(frozen=True)
@@ -201,6 +209,9 @@ def step_seconds(loads: Iterable[Load], rates: Rates) -> float:
     A piece's tensors are fetched from when the one before that uses the same slots begins, into the
     slot that was emptied longest ago; what changed goes back in the other direction of the link.
     """
+    loads = list(loads)
+    up, down = sum(load.to_device for load in loads), sum(load.to_host for load in loads)
+    link = rates.link_rate(up, down)
     end = fetched = written = 0.0
     asked: dict[Part, float] = {}
     emptied: dict[Part, list[float]] = {}  # when each of the two slots was free again
@@ -210,11 +221,11 @@ def step_seconds(loads: Iterable[Load], rates: Rates) -> float:
         moves = load.to_device > 0 or load.to_host > 0
         if moves:
             fetched = max(fetched, asked.get(load.part, 0.0), free[0])
-            fetched += load.to_device / rates.link
+            fetched += load.to_device / link
             start = asked[load.part] = max(end, fetched)
         end = start + load.seconds
         if load.to_host:
-            written = max(written, end) + load.to_host / rates.link
+            written = max(written, end) + load.to_host / link
         if moves:
             emptied[load.part] = [*free[1:], written if load.to_host else end]
     return end

@@ -200,7 +200,7 @@ def estimate_run(
         steps=steps,
         exchanging=exchanging,
         computing=calls * sum(load.seconds for load in sparse),
-        moving=calls * max(up, down) / rates.link,
+        moving=calls * max(up, down) / rates.link_rate(up, down),
         to_device=calls * up,
         to_host=calls * down,
         similar=tuple(

@@ -290,8 +290,9 @@ def _similar_table(estimate: RunEstimate) -> Table:
         "sparse layers", "attention", "MLP", "other", "all", "transfer", "takes", gap=1
     )
     for layers in estimate.similar:
-        time, moved = layers.time, layers.to_device + layers.to_host
-        seconds = max(layers.to_device, layers.to_host) / estimate.rates.link
+        moves = layers.to_device, layers.to_host
+        time, moved = layers.time, sum(moves)
+        seconds = max(moves) / estimate.rates.link_rate(*moves)
         table.add_row(
             f"{layers.layers} {layers.name}",
             *(_milliseconds(part) for part in (time.attention, time.mlp, time.rest, time.total)),

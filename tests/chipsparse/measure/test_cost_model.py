@@ -27,6 +27,7 @@ UNIT = Rates(
     linear=1.0,
     memory=1.0,
     link=1.0,
+    both_ways=1.0,
     sparse_attention=0.5,
     sparse_mlp=0.25,
     refresh_attention=2.0,
@@ -154,6 +155,12 @@ def test_the_measured_transformer():
 )
 def test_computation_and_transfers_overlap(loads, seconds):
     assert step_seconds(loads, UNIT) == pytest.approx(seconds)
+
+
+def test_a_link_that_is_used_both_ways_carries_less_each_way():
+    rates = dataclasses.replace(UNIT, both_ways=0.5)
+    assert step_seconds([Load(1, "mlp", 3)] * 2, rates) == 3 + 3 + 1
+    assert step_seconds([Load(1, "mlp", 3, 1), Load(1, "mlp", 3)], rates) == 6 + 6 + 1
 
 
 @pytest.mark.gpu

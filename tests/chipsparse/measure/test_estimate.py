@@ -132,7 +132,7 @@ def test_slow_transfers_decide_how_long_a_step_takes():
     rates = Rates(launch_seconds=0.0, link=1e6)
     found = estimate(plan_of(), Placement(host=host), branches=2, rates=rates)
     assert found.to_device == found.to_host == 2 * 3 << 20
-    assert found.moving == pytest.approx(found.to_device / 1e6)
+    assert found.moving == pytest.approx(found.to_device / (rates.both_ways * 1e6))
     assert found.steps[Action.SPARSE] > found.moving > 100 * found.computing
     assert found.hidden == pytest.approx(0, abs=0.01)
 
