@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from chipsparse.old_names import reads_old_names
 
@@ -165,7 +166,7 @@ class ModelLayout:
             return self.own_tokens
         return self.grid_tokens if self.share is None else self.share.grid_tokens
 
-    @property
+    @cached_property
     def grid_tokens(self) -> int:
         """Video or image tokens per sample."""
         return sum(math.prod(grid) for grid in self.grids)

@@ -1,13 +1,29 @@
 """For all tests."""
 
 import gc
+import signal
+
+import pytest
+import torch
 
 # Folders whose files take a few seconds each.
 QUICK = ("tests/chipsparse/", "tests/kernels/")
 
 
+def pytest_configure():
+    """An interrupt is one, also where a shell runs the tests in the background and ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_collection_modifyitems(items):
-    """Quick files come last, so that no process waits for a long one of another at the end."""
+    """Tests of a GPU are skipped without one.
+
+    Quick files come last, so that no process waits for a long one of another at the end.
+    """
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     items.sort(key=lambda item: item.nodeid.startswith(QUICK))
 
 

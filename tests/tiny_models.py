@@ -6,8 +6,7 @@ call gives the same weights, and leaves the global random state as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -72,11 +71,23 @@ FLUX_CONFIG: dict[str, Any] = {
     "axes_dims_rope": (4, 6, 6),
 }
 
+# Of text encoders; their vocabulary is that of `tiny_tokenizer`.
+T5_CONFIG: dict[str, Any] = {
+    "vocab_size": len(SPECIAL_TOKENS) + len(WORDS),
+    "d_model": TEXT_DIM,
+    "d_kv": 16,
+    "d_ff": 64,
+    "num_layers": 1,
+    "num_heads": 2,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}
+
 
 def tiny_wan_transformer(*, seed: int = 0, **overrides: Any) -> WanTransformer3DModel:
     """A Wan transformer; `overrides` replace entries of its config, e.g. `num_layers=5`."""
-    with _seeded(seed):
-        return WanTransformer3DModel(**{**TRANSFORMER_CONFIG, **overrides}).eval()
+    return seeded(WanTransformer3DModel, seed=seed, **{**TRANSFORMER_CONFIG, **overrides})
 
 
 def tiny_wan_pipeline(*, seed: int = 0, **overrides: Any) -> WanPipeline:
@@ -92,40 +103,27 @@ def tiny_wan_pipeline(*, seed: int = 0, **overrides: Any) -> WanPipeline:
         "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
         "transformer": tiny_wan_transformer(seed=seed),
     }
-    pipe = WanPipeline(**{**components, **overrides})
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return quiet(WanPipeline(**{**components, **overrides}))
 
 
 def tiny_wan_vae(*, seed: int = 2) -> AutoencoderKLWan:
     """A Wan VAE that, like the real one, shrinks space by 8 and time by 4."""
-    with _seeded(seed):
-        return AutoencoderKLWan(
-            base_dim=8,
-            z_dim=LATENT_CHANNELS,
-            dim_mult=[1, 1, 1, 1],
-            num_res_blocks=1,
-            temperal_downsample=[False, True, True],
-            latents_mean=[0.0] * LATENT_CHANNELS,
-            latents_std=[1.0] * LATENT_CHANNELS,
-        ).eval()
+    return seeded(
+        AutoencoderKLWan,
+        seed=seed,
+        base_dim=8,
+        z_dim=LATENT_CHANNELS,
+        dim_mult=[1, 1, 1, 1],
+        num_res_blocks=1,
+        temperal_downsample=[False, True, True],
+        latents_mean=[0.0] * LATENT_CHANNELS,
+        latents_std=[1.0] * LATENT_CHANNELS,
+    )
 
 
 def tiny_text_encoder(*, seed: int = 1) -> UMT5EncoderModel:
     """A UMT5 encoder of one layer whose vocabulary is that of `tiny_tokenizer`."""
-    config = UMT5Config(
-        vocab_size=len(SPECIAL_TOKENS) + len(WORDS),
-        d_model=TEXT_DIM,
-        d_kv=16,
-        d_ff=64,
-        num_layers=1,
-        num_heads=2,
-        pad_token_id=0,
-        eos_token_id=1,
-        decoder_start_token_id=0,
-    )
-    with _seeded(seed):
-        return UMT5EncoderModel(config).eval()
+    return seeded(UMT5EncoderModel, UMT5Config(**T5_CONFIG), seed=seed)
 
 
 def tiny_tokenizer(**options: Any) -> PreTrainedTokenizerFast:
@@ -147,8 +145,8 @@ def tiny_tokenizer(**options: Any) -> PreTrainedTokenizerFast:
 
 def tiny_flux_transformer(*, seed: int = 0, **overrides: Any) -> FluxTransformer2DModel:
     """A FLUX.1 transformer; `overrides` replace entries of its config, e.g. `guidance_embeds`."""
-    with _seeded(seed):
-        return _with_strong_blocks(FluxTransformer2DModel(**{**FLUX_CONFIG, **overrides})).eval()
+    config = {**FLUX_CONFIG, **overrides}
+    return _with_strong_blocks(seeded(FluxTransformer2DModel, seed=seed, **config))
 
 
 def tiny_flux_components(*, seed: int = 0, **overrides: Any) -> dict[str, Any]:
@@ -169,49 +167,47 @@ def tiny_flux_pipeline(
     pipeline_class: type = FluxPipeline, *, seed: int = 0, **overrides: Any
 ) -> Any:
     """A FLUX.1 pipeline of this class; `overrides` replace or add components."""
-    pipe = pipeline_class(**tiny_flux_components(seed=seed, **overrides))
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return quiet(pipeline_class(**tiny_flux_components(seed=seed, **overrides)))
 
 
 def tiny_chroma_pipeline(*, seed: int = 0) -> ChromaPipeline:
     """A Chroma pipeline; like the real one it masks the padding of its prompt."""
     left_out = ("pooled_projection_dim", "guidance_embeds")
     config = {name: value for name, value in FLUX_CONFIG.items() if name not in left_out}
-    with _seeded(seed):
-        transformer = ChromaTransformer2DModel(
-            **config,
-            approximator_num_channels=16,
-            approximator_hidden_dim=32,
-            approximator_layers=1,
-        ).eval()
-        _with_strong_blocks(transformer)
-    pipe = ChromaPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=tiny_image_vae(seed=seed + 3),
-        text_encoder=tiny_t5_encoder(seed=seed + 2),
-        tokenizer=tiny_tokenizer(),
-        transformer=transformer,
+    transformer = seeded(
+        ChromaTransformer2DModel,
+        seed=seed,
+        **config,
+        approximator_num_channels=16,
+        approximator_hidden_dim=32,
+        approximator_layers=1,
     )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return quiet(
+        ChromaPipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+            vae=tiny_image_vae(seed=seed + 3),
+            text_encoder=tiny_t5_encoder(seed=seed + 2),
+            tokenizer=tiny_tokenizer(),
+            transformer=_with_strong_blocks(transformer),
+        )
+    )
 
 
-def tiny_image_vae(*, seed: int = 3) -> AutoencoderKL:
-    """An image VAE that shrinks by 2."""
-    with _seeded(seed):
-        return AutoencoderKL(
-            block_out_channels=(8, 8),
-            down_block_types=("DownEncoderBlock2D",) * 2,
-            up_block_types=("UpDecoderBlock2D",) * 2,
-            layers_per_block=1,
-            norm_num_groups=4,
-            latent_channels=LATENT_CHANNELS,
-            use_quant_conv=False,
-            use_post_quant_conv=False,
-            scaling_factor=0.5,
-            shift_factor=0.1,
-        ).eval()
+def tiny_image_vae(*, seed: int = 3, **overrides: Any) -> AutoencoderKL:
+    """An image VAE that shrinks by 2; `overrides` replace entries of its config."""
+    config = {
+        "block_out_channels": (8, 8),
+        "down_block_types": ("DownEncoderBlock2D",) * 2,
+        "up_block_types": ("UpDecoderBlock2D",) * 2,
+        "layers_per_block": 1,
+        "norm_num_groups": 4,
+        "latent_channels": LATENT_CHANNELS,
+        "use_quant_conv": False,
+        "use_post_quant_conv": False,
+        "scaling_factor": 0.5,
+        "shift_factor": 0.1,
+    }
+    return seeded(AutoencoderKL, seed=seed, **{**config, **overrides})
 
 
 def tiny_clip_encoder(*, seed: int = 1) -> CLIPTextModel:
@@ -228,8 +224,7 @@ def tiny_clip_encoder(*, seed: int = 1) -> CLIPTextModel:
         bos_token_id=2,
         eos_token_id=1,
     )
-    with _seeded(seed):
-        return CLIPTextModel(config).eval()
+    return seeded(CLIPTextModel, config, seed=seed)
 
 
 def tiny_clip_image_encoder(*, seed: int = 4) -> CLIPVisionModel:
@@ -242,25 +237,12 @@ def tiny_clip_image_encoder(*, seed: int = 4) -> CLIPVisionModel:
         image_size=16,
         patch_size=8,
     )
-    with _seeded(seed):
-        return CLIPVisionModel(config).eval()
+    return seeded(CLIPVisionModel, config, seed=seed)
 
 
 def tiny_t5_encoder(*, seed: int = 2) -> T5EncoderModel:
     """A T5 encoder of one layer whose vocabulary is that of `tiny_tokenizer`."""
-    config = T5Config(
-        vocab_size=len(SPECIAL_TOKENS) + len(WORDS),
-        d_model=TEXT_DIM,
-        d_kv=16,
-        d_ff=64,
-        num_layers=1,
-        num_heads=2,
-        pad_token_id=0,
-        eos_token_id=1,
-        decoder_start_token_id=0,
-    )
-    with _seeded(seed):
-        return T5EncoderModel(config).eval()
+    return seeded(T5EncoderModel, T5Config(**T5_CONFIG), seed=seed)
 
 
 def _with_strong_blocks(transformer: Any) -> Any:
@@ -274,8 +256,19 @@ def _with_strong_blocks(transformer: Any) -> Any:
     return transformer
 
 
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(make: Callable[..., Any], *args: Any, seed: int = 0, **options: Any) -> Any:
+    """A module with random weights, the same at every call."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        yield
+        return make(*args, **options).eval()
+
+
+def random(*shape: int, seed: int) -> torch.Tensor:
+    """Normal numbers, the same at every call."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def quiet(pipe: Any) -> Any:
+    """This pipeline, without a progress bar."""
+    pipe.set_progress_bar_config(disable=True)
+    return pipe

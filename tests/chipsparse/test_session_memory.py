@@ -1,5 +1,6 @@
 """A session whose caches live in host memory: the same results, within the budgets, no leaks."""
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -111,6 +112,12 @@ def session_with(overrides=(), *, memory=None, **options):
     return Session(CONFIG.override(dict(overrides)), report, pool)
 
 
+@functools.cache
+def on_the_device():
+    """What a session gives whose caches live there."""
+    return generate(session_with())
+
+
 def equal(first, second):
     assert len(first) == len(second)
     return all(torch.equal(*pair) for pair in zip(first, second, strict=True))
@@ -220,8 +227,7 @@ def test_no_copy_can_overtake_a_forecast():
 
 
 def test_no_released_slot_is_used():
-    expected = generate(session_with())
-    assert equal(generate(session_with(HOSTED, poison=True)), expected)
+    assert equal(generate(session_with(HOSTED, poison=True)), on_the_device())
 
 
 @pytest.mark.parametrize("rule", ["merge", slow("difference")])
@@ -372,7 +378,7 @@ def test_layers_that_fit_nowhere_run_dense_and_the_report_says_so(monkeypatch):
 
 
 def test_a_part_of_the_layers_in_host_memory(monkeypatch):
-    expected = generate(session_with())
+    expected = on_the_device()
     with_capacity(monkeypatch, wanted() // 2, wanted())
     session = session_with()
     assert equal(generate(session), expected)
@@ -416,7 +422,7 @@ def test_parts_that_cannot_run_sparse_need_no_room(monkeypatch):
 
 
 def test_a_branch_that_was_not_expected_takes_what_is_left(monkeypatch):
-    expected = generate(session_with())
+    expected = on_the_device()
     with_capacity(monkeypatch, wanted(branches=1) * 3 // 4, 2 * wanted())
     session = session_with()
     assert equal(generate(session, known=1), expected)
@@ -485,7 +491,7 @@ def test_branches_that_nobody_announced_stay_within_the_budgets(share, host_shar
 
 
 def test_refused_host_memory_is_told_and_the_device_takes_over(monkeypatch):
-    expected = generate(session_with())
+    expected = on_the_device()
     memory = HostMemory()
 
     def refuse(*args, **kwargs):
@@ -545,7 +551,7 @@ def abort(session, step, error):
     ("error", "step"), [(RuntimeError, 0), (KeyboardInterrupt, 1), (torch.OutOfMemoryError, 3)]
 )
 def test_after_an_error_the_next_generation_is_right(error, step):
-    expected = generate(session_with())
+    expected = on_the_device()
     memory = HostMemory()
     session = session_with(HOSTED, memory=memory)
     with pytest.raises(error):
@@ -560,7 +566,7 @@ def test_after_an_error_the_next_generation_is_right(error, step):
 def test_two_experts_share_the_host_memory():
     memory = HostMemory()
     first, second = (session_with(HOSTED, memory=memory) for _ in range(2))
-    expected = generate(session_with())
+    expected = on_the_device()
     for _ in range(2):
         assert equal(generate(first), expected)
         held = memory.nbytes

@@ -6,19 +6,17 @@ import shlex
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from chipsparse.cli.bench import benchmark, step_times
 from chipsparse.cli.bench import text as bench_text
 from chipsparse.cli.generation.denoise import StepResult
-from chipsparse.cli.main import app
 from chipsparse.cli.model.description import describe_model
 from chipsparse.cli.model.random_pipeline import random_pipeline
 from chipsparse.cli.ranks.joined import Joined
 from chipsparse.config import SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import SparsityPlan
-from tests.cli.conftest import PROFILE
+from tests.cli.conftest import PROFILE, command
 from tests.pipelines.test_families import FAMILIES
 from tests.tiny_models import tiny_wan_pipeline
 
@@ -28,7 +26,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def bench(model_folder, workdir):
     def run(*arguments, model=model_folder):
-        return CliRunner().invoke(app, ["bench", "--model", str(model), *map(str, arguments)])
+        return command("bench", "--model", str(model), *arguments)
 
     return run
 
@@ -51,13 +49,8 @@ def without_weights(broken_model):
     return broken_model
 
 
-def as_json(ran):
-    assert ran.exit_code == 0, ran.stderr
-    return json.loads(ran.stdout)
-
-
 def test_json(bench, model_folder):
-    content = as_json(bench("--json", "--steps", "12"))
+    content = bench("--json", "--steps", "12").json()
     assert content["model"] == str(model_folder)
     assert (content["device"], content["dtype"]) == ("cpu", "float32")
     assert re.search(r", \d+ cores$", content["device_name"])
@@ -84,10 +77,10 @@ def test_json(bench, model_folder):
 def test_the_command_runs_the_same_again(bench, workdir):
     (workdir / "my profile.yaml").write_text(PROFILE)
     arguments = ("--config", "my profile.yaml", "--kernels", "--frames", "9")
-    content = as_json(bench(*arguments, "--json"))
+    content = bench(*arguments, "--json").json()
     words = shlex.split(content["command"])
     assert words[:2] == ["chipsparse", "bench"]
-    again = as_json(CliRunner().invoke(app, [*words[1:], "--json"]))
+    again = command(*words[1:], "--json").json()
     same = ("settings", "tokens", "profile", "device", "dtype", "command", "random_weights")
     assert {name: again[name] for name in same} == {name: content[name] for name in same}
     assert content["settings"]["num_frames"] == 9
@@ -96,8 +89,7 @@ def test_the_command_runs_the_same_again(bench, workdir):
 
 
 def test_tables(bench):
-    ran = bench("--steps", "12")
-    assert ran.exit_code == 0, ran.stderr
+    ran = bench("--steps", "12").fine()
     lines = [line.split() for line in ran.stdout.splitlines() if line.strip()]
     names = [line[0] for line in lines]
     assert names.index("attention") < names.index("MLP") < names.index("stock")
@@ -113,12 +105,12 @@ def test_tables(bench):
 
 
 def test_kernels_alone_need_no_weights(bench, without_weights, monkeypatch):
-    content = as_json(bench("--kernels", "--json", model=without_weights))
+    content = bench("--kernels", "--json", model=without_weights).json()
     assert (content["steps"], len(content["layers"])) == (None, 2)
 
 
 def test_random_weights(bench, without_weights):
-    content = as_json(bench("--random-weights", "--json", model=without_weights))
+    content = bench("--random-weights", "--json", model=without_weights).json()
     assert content["random_weights"] is True
     assert content["steps"]["patched"].keys() == {"dense", "refresh", "sparse"}
     assert content["command"].endswith("--random-weights")
@@ -128,7 +120,7 @@ def test_random_weights(bench, without_weights):
 
 def test_skipped_steps_are_measured_where_there_are_some(bench, workdir):
     (workdir / "skips.yaml").write_text(PROFILE.replace("{warmup", "{skip_steps: [3], warmup"))
-    steps = as_json(bench("--config", "skips.yaml", "--json"))["steps"]
+    steps = bench("--config", "skips.yaml", "--json").json()["steps"]
     assert steps["counts"] == {"dense": 1, "refresh": 1, "sparse": 1, "skip": 1}
     assert steps["patched"]["skip"] < steps["patched"]["dense"]
     assert steps["patched_run"] is not None
@@ -138,7 +130,7 @@ def test_a_schedule_without_sparse_steps_is_measured_without_them(bench, workdir
     lines = [line for line in PROFILE.splitlines() if "schedule:" not in line]
     schedule = "  schedule: {full_share: 0.5, between: none}"
     (workdir / "skips.yaml").write_text("\n".join([*lines, schedule]))
-    content = as_json(bench("--config", "skips.yaml", "--steps", "8", "--json"))
+    content = bench("--config", "skips.yaml", "--steps", "8", "--json").json()
     assert content["layers"] == []
     assert "attention of block layers: no step of the schedule is sparse" in content["dense"]
     steps = content["steps"]
@@ -151,7 +143,7 @@ def test_a_schedule_without_sparse_steps_is_measured_without_them(bench, workdir
 def test_parts_that_run_dense_are_not_measured(bench, workdir):
     (workdir / "columns.yaml").write_text(PROFILE + "  mlp: {enabled: false}\n")
     ran = bench("--config", "columns.yaml", "--kernels", "--json")
-    content = as_json(ran)
+    content = ran.json()
     assert [each["part"] for each in content["layers"]] == ["attention"]
     assert content["dense"] == ["mlp of block layers: mlp.enabled is false in the profile"]
 
@@ -318,10 +310,7 @@ def test_weights_are_missing(fails, without_weights):
     ("arguments", "sentence"),
     [
         (["--kernels", "--random-weights"], "--kernels loads no weights: --random-weights has no"),
-        (["--steps", "0"], "--steps 0 is too small; it must be at least 1"),
         (["--height", "40"], "--height 40 does not fit this model"),
-        (["--device", "tpu9"], "--device tpu9 is no device"),
-        (["--dtype", "int4"], "--dtype int4 is not known"),
         (["--vram", "8G", "--device", "cpu"], "--vram 8G has no effect on a CPU"),
         (["--config", "no.yaml"], "no.yaml: cannot read the profile"),
     ],
@@ -343,7 +332,7 @@ def test_a_pipeline_that_wants_more_than_a_prompt(fails, bench, tmp_path):
     assert fails(model=tmp_path) == (
         "WanImageToVideoPipeline also needs image; --kernels measures its layers without a call"
     )
-    assert len(as_json(bench("--kernels", "--json", model=tmp_path))["layers"]) == 2
+    assert len(bench("--kernels", "--json", model=tmp_path).json()["layers"]) == 2
 
 
 def test_a_model_without_a_text_encoder(fails, bench, broken_model):
@@ -356,7 +345,7 @@ def test_a_model_without_a_text_encoder(fails, bench, broken_model):
     )
     assert fails(model=broken_model) == expected
     assert fails("--random-weights", model=broken_model) == expected
-    assert len(as_json(bench("--kernels", "--json", model=broken_model))["layers"]) == 2
+    assert len(bench("--kernels", "--json", model=broken_model).json()["layers"]) == 2
 
 
 def test_a_component_that_cannot_be_made(fails, without_weights):

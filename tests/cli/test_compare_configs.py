@@ -8,17 +8,15 @@ import re
 import imageio.v3 as iio
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from chipsparse.cli.compare import text as compare_text
 from chipsparse.cli.compare.statistics import METRICS, Summary
 from chipsparse.cli.generation import denoise
-from chipsparse.cli.main import app
 from chipsparse.cli.media.panels import GAP_PIXELS
 from chipsparse.measure import quality
 from chipsparse.measure.bootstrap import Interval, draws, interval
 from chipsparse.profiles.profile import ASSETS
-from tests.cli.conftest import PROFILE
+from tests.cli.conftest import PROFILE, command
 from tests.pipelines.test_families import FAMILIES
 from tests.tiny_models import PROMPT
 from tests.variants import slow
@@ -37,7 +35,7 @@ def compare(model_folder, workdir):
 
     def run(*arguments, model=model_folder, prompts="prompts.txt"):
         given = ["compare", *map(str, arguments), "--model", str(model)]
-        return CliRunner().invoke(app, given + (["--prompts", prompts] if prompts else []))
+        return command(*given + (["--prompts", prompts] if prompts else []))
 
     return run
 
@@ -59,11 +57,6 @@ def fails_early(compare, workdir, monkeypatch):
     return run
 
 
-def as_json(ran):
-    assert ran.exit_code == 0, ran.stderr
-    return json.loads(ran.stdout)
-
-
 @pytest.fixture(scope="module")
 def compared(model_folder, tmp_path_factory):
     """The JSON and the folder of a comparison of two configs, and of one with dense."""
@@ -75,17 +68,15 @@ def compared(model_folder, tmp_path_factory):
             here.chdir(folder)
             write_files(folder)
             given = ["compare", *arguments, "--model", str(model_folder), "--prompts"]
-            ran = CliRunner().invoke(app, [*given, "prompts.txt", "-o", "worst.png", "--json"])
-        return as_json(ran), folder
+            ran = command(*given, "prompts.txt", "-o", "worst.png", "--json")
+        return ran.json(), folder
 
     return make
 
 
 def test_it_compares_what_generate_makes_with_the_same_seeds(compare, generate, workdir):
     (workdir / "twice.txt").write_text(f"a blue square\n{PROMPT}\n")
-    content = as_json(
-        compare("profile", "skips.yaml", "--seed", "5", "--json", prompts="twice.txt")
-    )
+    content = compare("profile", "skips.yaml", "--seed", "5", "--json", prompts="twice.txt").json()
     assert [(each["prompt"], each["seed"]) for each in content["prompts"]] == [
         ("a blue square", 5),
         (PROMPT, 6),
@@ -95,7 +86,7 @@ def test_it_compares_what_generate_makes_with_the_same_seeds(compare, generate, 
         ("A", []),
         ("B", ["--config", "skips.yaml"]),
     ):
-        assert generate("-o", f"{name}.png", "--seed", "6", *arguments).exit_code == 0
+        generate("-o", f"{name}.png", "--seed", "6", *arguments).fine()
     clips = {
         name: np.stack([iio.imread(f"{name}-00{n}.png") for n in range(5)]) / 255
         for name in ("dense", "A", "B")
@@ -171,8 +162,7 @@ def test_dense_as_a_side_is_the_reference_itself(compare, compared):
 
 
 def test_tables(compare):
-    ran = compare("profile", "skips.yaml")
-    assert ran.exit_code == 0, ran.stderr
+    ran = compare("profile", "skips.yaml").fine()
     shown = ran.stdout
     for title in ("A: profile", "B: skips.yaml", "B - A"):
         assert re.search(rf"^ {title} +mean +95% interval +median +95% interval", shown, re.M)
@@ -253,7 +243,7 @@ def test_which_goes_first_changes_and_each_is_warmed_up_once(compare, monkeypatc
 
     watch("generate", order)
     watch("warm_up", warmed)
-    as_json(compare("profile", "skips.yaml", "--json"))
+    compare("profile", "skips.yaml").fine()
     assert [order[i : i + 3] for i in (0, 3, 6)] == [
         ["dense", "A", "B"],
         ["A", "B", "dense"],
@@ -279,7 +269,7 @@ def test_caches_in_host_memory_are_warmed_up_each_time(compare, monkeypatch):
         "warm_up",
         lambda *_, report, **__: warmed.append(report is not None),
     )
-    as_json(compare("profile", "skips.yaml", "--json"))
+    compare("profile", "skips.yaml").fine()
     assert sorted(warmed) == [False] + [True] * 6
 
 
@@ -310,29 +300,27 @@ def test_an_interrupt_keeps_what_gives_intervals(compare, workdir, monkeypatch, 
 @pytest.mark.slow
 def test_images(flux_folder, workdir):
     arguments = ["compare", "dense", "profile", "--model", str(flux_folder), "--count", "2"]
-    ran = CliRunner().invoke(app, [*arguments, "-o", "worst.png", "--json"])
-    content = as_json(ran)
+    content = command(*arguments, "-o", "worst.png", "--json").json()
     lines = (ASSETS / "prompts" / "images.txt").read_text().splitlines()
     assert [each["prompt"] for each in content["prompts"]] == lines[:2]
     assert content["B"]["flicker_change"] is None
     assert content["B"]["psnr_db"]["mean"]["value"] > 10
     assert content["clip"]["files"] == ["worst.png"]
-    shown = CliRunner().invoke(app, arguments).stdout
+    shown = command(*arguments).stdout
     assert "flicker" not in shown
-    refused = CliRunner().invoke(app, [*arguments, "-o", "worst.mp4"])
-    assert refused.exit_code == 2
-    assert "this model makes images, not videos; use worst.png" in refused.stderr
+    told = command(*arguments, "-o", "worst.mp4").refused()
+    assert "this model makes images, not videos; use worst.png" in told
 
 
 @pytest.mark.slow
 def test_bundled_prompts_and_profiles(compare):
-    content = as_json(compare("dense", "profile", "--count", "2", "--json", prompts=None))
+    content = compare("dense", "profile", "--count", "2", "--json", prompts=None).json()
     lines = (ASSETS / "prompts" / "shapes.txt").read_text().splitlines()
     assert [each["prompt"] for each in content["prompts"]] == lines[:2]
     sizes = ["--height", "32", "--width", "32", "--frames", "5", "--steps", "4"]
-    content = as_json(
-        compare("dense", "WanTransformer3DModel", "--count", "2", "--json", *sizes, prompts=None)
-    )
+    content = compare(
+        "dense", "WanTransformer3DModel", "--count", "2", "--json", *sizes, prompts=None
+    ).json()
     assert content["configs"]["B"]["profile"].endswith("profiles/WanTransformer3DModel.yaml")
 
 
@@ -356,7 +344,7 @@ def test_settings_given_on_the_command_line_hold_for_both(compare, workdir):
     (workdir / "long.yaml").write_text(
         PROFILE.replace("num_inference_steps: 4", "num_inference_steps: 6")
     )
-    content = as_json(compare("profile", "long.yaml", "--steps", "3", "--count", "2", "--json"))
+    content = compare("profile", "long.yaml", "--steps", "3", "--count", "2", "--json").json()
     assert content["settings"]["num_inference_steps"] == 3
 
 

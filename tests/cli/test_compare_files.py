@@ -1,26 +1,24 @@
 """`chipsparse compare` of two files."""
 
-import json
 import re
 
 import imageio.v3 as iio
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
-from chipsparse.cli.main import app
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.heat_map import heat_map
 from chipsparse.cli.media.panels import GAP_PIXELS
 from chipsparse.cli.media.read import read_clip
 from chipsparse.measure import quality
+from tests.cli.conftest import command
 
 
 @pytest.fixture
 def compare(workdir):
     def run(*arguments):
-        return CliRunner().invoke(app, ["compare", *map(str, arguments)])
+        return command("compare", *arguments)
 
     return run
 
@@ -64,9 +62,7 @@ def pair(workdir):
 
 
 def test_json_has_every_frame_and_the_whole(compare, pair):
-    ran = compare("a.png", "b.png", "--json")
-    assert ran.exit_code == 0, ran.stderr
-    content = json.loads(ran.stdout)
+    content = compare("a.png", "b.png", "--json").json()
     a, b = (clip / 255 for clip in pair)
     assert (content["mode"], content["a"], content["b"]) == ("files", "a.png", "b.png")
     assert (content["frames"], content["height"], content["width"]) == (5, 32, 48)
@@ -97,8 +93,7 @@ def test_json_has_every_frame_and_the_whole(compare, pair):
 
 
 def test_table(compare, pair):
-    ran = compare("a.png", "b.png")
-    assert ran.exit_code == 0, ran.stderr
+    ran = compare("a.png", "b.png").fine()
     lines = [line.split() for line in ran.stdout.splitlines()]
     a, b = (clip / 255 for clip in pair)
     psnr, worst = quality.psnr(a, b), quality.psnr_per_frame(a, b)[3]
@@ -119,7 +114,7 @@ def test_the_same_pixels(compare, pair):
     ran = compare("a.png", "a.png")
     assert re.search(r"PSNR +the same +the same +all", ran.stdout)
     assert "the same in every frame" in ran.stdout
-    content = json.loads(compare("a.png", "a.png", "--json").stdout)
+    content = compare("a.png", "a.png", "--json").json()
     assert (content["identical"], content["psnr_db"], content["ssim"]) == (True, None, 1.0)
 
 
@@ -130,7 +125,7 @@ def test_lpips_where_it_is_available(compare, pair, monkeypatch):
         return float((a - b).abs().max())
 
     monkeypatch.setattr("chipsparse.cli.compare.files.find_lpips", lambda *_: Lpips(measure, None))
-    content = json.loads(compare("a.png", "b.png", "--json").stdout)
+    content = compare("a.png", "b.png", "--json").json()
     assert content["lpips"] == pytest.approx(16 / 255 / 5)
     assert [frame["lpips"] for frame in content["per_frame"]] == pytest.approx(
         [0, 0, 0, 16 / 255, 0]
@@ -140,9 +135,7 @@ def test_lpips_where_it_is_available(compare, pair, monkeypatch):
 
 
 def test_picture(compare, pair, workdir):
-    ran = compare("a.png", "b.png", "-o", "out.png", "--json")
-    assert ran.exit_code == 0, ran.stderr
-    clip = json.loads(ran.stdout)["clip"]
+    clip = compare("a.png", "b.png", "-o", "out.png", "--json").json()["clip"]
     assert clip == {"files": [f"out-00{n}.png" for n in range(5)], "amplified": 8}
     shown = np.stack([iio.imread(file) for file in clip["files"]])
     assert shown.shape[2] == 3 * 48 + 2 * GAP_PIXELS
@@ -156,8 +149,7 @@ def test_picture(compare, pair, workdir):
 
 
 def test_the_factor_is_told_and_can_be_given(compare, pair, workdir):
-    ran = compare("a.png", "b.png", "-o", "out.gif", "--amplify", "3")
-    assert ran.exit_code == 0, ran.stderr
+    ran = compare("a.png", "b.png", "-o", "out.gif", "--amplify", "3").fine()
     assert "difference x3: white is 85 of 255 or more" in ran.stdout
     assert "out.gif" in ran.stdout
     with Image.open("out.gif") as image:
@@ -167,20 +159,19 @@ def test_the_factor_is_told_and_can_be_given(compare, pair, workdir):
 def test_the_picture_of_videos_has_their_rate(compare, workdir):
     a = gradient()
     media.write_media({workdir / "a.mp4": a, workdir / "b.mp4": with_a_square(a)}, fps=8)
-    assert compare("a.mp4", "b.mp4", "-o", "out.mp4").exit_code == 0
+    compare("a.mp4", "b.mp4", "-o", "out.mp4").fine()
     assert iio.immeta("out.mp4")["fps"] == 8.0
     assert iio.imread("out.mp4").shape[0] == 5
-    assert compare("a.mp4", "b.mp4", "-o", "fast.mp4", "--fps", "24").exit_code == 0
+    compare("a.mp4", "b.mp4", "-o", "fast.mp4", "--fps", "24").fine()
     assert iio.immeta("fast.mp4")["fps"] == 24.0
 
 
 def test_lossy_formats_are_named(compare, pair, workdir):
     media.write_media({workdir / "a.mp4": pair[0], workdir / "a.gif": pair[0]}, fps=8)
     for file in ("a.mp4", "a.gif"):
-        ran = compare("a.png", file)
-        assert ran.exit_code == 0, ran.stderr
+        ran = compare("a.png", file).fine()
         assert f"{file}: part of the difference may be the encoder's" in ran.stdout
-        content = json.loads(compare("a.png", file, "--json").stdout)
+        content = compare("a.png", file, "--json").json()
         assert content["lossy"] == [file]
         assert 30 < content["psnr_db"] < 60
 
@@ -191,7 +182,7 @@ def test_a_folder_of_frames_in_the_order_of_their_numbers(compare, workdir):
     for index, frame in enumerate(frames):
         iio.imwrite(workdir / "frames" / f"f{index}.png", frame)
     media.write_media({workdir / "a.png": frames}, fps=8)
-    content = json.loads(compare("a.png", "frames", "--json").stdout)
+    content = compare("a.png", "frames", "--json").json()
     assert (content["identical"], content["frames"]) == (True, 12)
 
 
@@ -199,7 +190,7 @@ def test_images(compare, workdir):
     a = gradient(frames=1)
     media.write_media({workdir / "a.png": a, workdir / "b.png": a ^ 1}, fps=8)
     ran = compare("a.png", "b.png", "-o", "out.png", "--json")
-    content = json.loads(ran.stdout)
+    content = ran.json()
     assert content["psnr_db"] == pytest.approx(20 * np.log10(255))
     assert (content["flicker_a"], content["flicker_change"]) == (None, None)
     assert content["clip"]["files"] == ["out.png"]

@@ -230,11 +230,11 @@ def test_compare_of_a_profile_that_is_always_dense_finds_no_difference(generate,
         "generation: {height: 32, width: 32, num_frames: 1, max_sequence_length: 16}\n"
         "sparsity: {attention: {enabled: false}, mlp: {enabled: false}}\n"
     )
-    ran = generate("--config", str(profile), "--compare", "--steps", "3", "--json").fine()
-    comparison = json.loads(ran.stdout)["comparison"]
+    given = ("--config", str(profile), "--compare", "--steps", "3")
+    comparison = generate(*given, "--json").json()["comparison"]
     assert comparison["identical"] is True
     assert comparison["psnr_db"] is None
-    ran = generate("--config", str(profile), "--compare", "--steps", "3")
+    ran = generate(*given)
     assert "the same frames as dense" in ran.stdout
 
 
@@ -335,13 +335,9 @@ def test_a_quality_of_the_profile_is_taken_and_named(generate, workdir):
     (workdir / "mine.yaml").write_text(QUALITIES)
     small = ("--config", "mine.yaml", "--frames", "1", "--height", "32", "--width", "48")
     small += ("--steps", "4")
-    ran = generate(
-        *small, "--quality", "fast", "-o", "a.png", "--report", "a.json", "--json"
-    ).fine()
-    request, report = (
-        json.loads(ran.stdout),
-        json.loads((workdir / "a.json").read_text()),
-    )
+    fast = (*small, "--quality", "fast", "-o", "a.png")
+    request = generate(*fast, "--report", "a.json", "--json").json()
+    report = json.loads((workdir / "a.json").read_text())
     assert request["quality"] == report["quality"] == "fast"
     assert report["totals"]["steps"] == {"dense": 2, "skip": 2}
     words = request["command"]

@@ -38,10 +38,10 @@ def names(folder):
 
 
 def test_report(generate, workdir):
-    ran = generate("-o", "out.png", "--frames", "1", "--report", "r.json", "--seed", "5", "--json")
-    assert ran.exit_code == 0, ran.stderr
+    small = ("--frames", "1", "--seed", "5", "--json")
+    printed = generate("-o", "out.png", *small, "--report", "r.json").json()
     assert names(workdir) == ["out.png", "r.json"]
-    told, printed = json.loads((workdir / "r.json").read_text()), json.loads(ran.stdout)
+    told = json.loads((workdir / "r.json").read_text())
     assert printed["files"] == {"output": ["out.png"], "report": ["r.json"]}
     assert told["request"]["seed"] == 5
     assert told["request"]["settings"]["num_inference_steps"] == 4
@@ -62,9 +62,8 @@ def test_report(generate, workdir):
 
 
 def test_a_report_of_both_runs_says_how_far_they_are_apart(generate, workdir):
-    ran = generate("-o", "out.gif", "--compare", "--report", "r.json", "--json")
-    assert ran.exit_code == 0, ran.stderr
-    told, printed = json.loads((workdir / "r.json").read_text()), json.loads(ran.stdout)
+    printed = generate("-o", "out.gif", "--compare", "--report", "r.json", "--json").json()
+    told = json.loads((workdir / "r.json").read_text())
     assert told["comparison"] == printed["comparison"]
     assert told["comparison"]["speedup"] > 0
     expected = {name: printed[name]["denoising_seconds"] for name in ("dense", "sparse")}
@@ -100,8 +99,8 @@ def test_without_a_report_no_layer_is_timed(generate, monkeypatch):
         return real(*arguments, **options)
 
     monkeypatch.setattr(chipsparse, "enable", enable)
-    assert generate("-o", "out.gif").exit_code == 0
-    assert generate("-o", "out.gif", "--strict", "--report", "r.json").exit_code == 0
+    generate("-o", "out.gif").fine()
+    generate("-o", "out.gif", "--strict", "--report", "r.json").fine()
     assert enabled == [
         {"strict": False, "layer_times": False, "parallel": None},
         {"strict": True, "layer_times": True, "parallel": None},
@@ -115,8 +114,7 @@ def test_a_strict_run_fails_with_the_sentence_of_the_fallback(generate, workdir,
         f"chipsparse: error: {DENSE_MLP} (an adapter, or quantized)"
     )
     assert names(workdir) == []
-    ran = generate("-o", "out.gif")
-    assert ran.exit_code == 0
+    ran = generate("-o", "out.gif").fine()
     assert "fallback" in ran.stdout
 
 

@@ -104,8 +104,8 @@ def test_the_model_is_loaded_once_and_patched_once(generate, workdir, monkeypatc
 
 
 def test_each_picture_is_that_of_a_run_of_its_own(generate, workdir):
-    assert generate(*SMALL, "--num", "2", "--seed", "4", "-o", "o.png").exit_code == 0
-    assert generate(*SMALL, "--seed", "5", "-o", "alone.png").exit_code == 0
+    generate(*SMALL, "--num", "2", "--seed", "4", "-o", "o.png").fine()
+    generate(*SMALL, "--seed", "5", "-o", "alone.png").fine()
     assert (workdir / "o-001.png").read_bytes() == (workdir / "alone.png").read_bytes()
     assert (workdir / "o-000.png").read_bytes() != (workdir / "alone.png").read_bytes()
 

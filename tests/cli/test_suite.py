@@ -12,10 +12,8 @@ import imageio.v3 as iio
 import numpy as np
 import pytest
 from markupsafe import Markup
-from typer.testing import CliRunner
 
 from chipsparse.cli.generation import denoise
-from chipsparse.cli.main import app
 from chipsparse.cli.pages import part
 from chipsparse.cli.pages.charts import Drawn, Renderer
 from chipsparse.cli.pages.records import read_record
@@ -25,7 +23,7 @@ from chipsparse.cli.suite import rows as suite_rows
 from chipsparse.cli.suite.record import passes
 from chipsparse.measure import quality
 from chipsparse.profiles.profile import ASSETS
-from tests.cli.conftest import IMAGE_PROFILE, PROFILE
+from tests.cli.conftest import IMAGE_PROFILE, PROFILE, command
 from tests.tiny_models import PROMPT
 
 PROMPTS = [PROMPT, "a blue square moves up", "a white triangle grows"]
@@ -45,7 +43,7 @@ def with_qualities(profile):
 
 
 def run(*arguments):
-    return CliRunner().invoke(app, ["compare", *map(str, arguments)])
+    return command("compare", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +59,7 @@ def finished(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     (folder / "prompts.txt").write_text("# for tests\n" + "\n".join(PROMPTS) + "\n")
     given = ("--suite", model, "--prompts", folder / "prompts.txt", "--num", 2, "--seed", 7)
-    ran = run(*given, "-o", folder / "made")
-    assert ran.exit_code == 0, ran.stderr
+    ran = run(*given, "-o", folder / "made").fine()
     return folder / "made", ran
 
 
@@ -150,7 +147,7 @@ def test_clips_are_those_of_generate_with_the_same_seed(finished, model, workdir
     given = ["generate", PROMPTS[1], "--model", str(model), "--seed", "8"]
     clips = {}
     for name, options in (("dense", ["--dense"]), ("fast", ["--quality", "fast"])):
-        assert CliRunner().invoke(app, [*given, *options, "-o", f"{name}.png"]).exit_code == 0
+        command(*given, *options, "-o", f"{name}.png").fine()
         clips[name] = np.stack([iio.imread(f"{name}-00{n}.png") for n in range(5)])
     (kept,) = (finished[0] / "dense").glob("8-*.npy")
     assert np.array_equal(np.load(kept), clips["dense"])
@@ -190,8 +187,7 @@ def test_the_page_shows_all_rows_and_frames(finished, workdir):
     (workdir / "clips").mkdir()  # of another suite
     for clip in (finished[0] / "clips").iterdir():
         (workdir / "clips" / clip.name).touch()
-    ran = CliRunner().invoke(app, ["report", str(finished[0] / "suite.json"), "-o", "other.html"])
-    assert ran.exit_code == 0, ran.stderr
+    command("report", finished[0] / "suite.json", "-o", "other.html").fine()
     assert (workdir / "other.html").read_text() == page
 
 
@@ -208,9 +204,7 @@ def test_the_sample_of_an_older_file_is_read(finished):
 def test_images(workdir, flux_folder, tmp_path):
     model = shutil.copytree(flux_folder, tmp_path / "models" / "flux")
     (model / "chipsparse.yaml").write_text(with_qualities(IMAGE_PROFILE))
-    ran = run("--suite", model, "--num", 1, "--json", "--with-prompts")
-    assert ran.exit_code == 0, ran.stderr
-    found = json.loads(ran.stdout)
+    found = run("--suite", model, "--num", 1, "--json", "--with-prompts").json()
     assert found == content(workdir / "suite-flux")
     (text,) = found["prompts"]["texts"]
     assert text in (ASSETS / "prompts" / "suite.txt").read_text()
@@ -226,12 +220,10 @@ def gone_on(interrupted, counted):
     """The command that goes on with an interrupted suite, run."""
     assert interrupted.exit_code == 130
     last = interrupted.stderr.splitlines()[-1]
-    head, _, command = last.partition("; go on with: ")
+    head, _, words = last.partition("; go on with: ")
     assert head == "chipsparse: interrupted, all finished clips are in made"
     counted["stop"] = None
-    ran = CliRunner().invoke(app, shlex.split(command)[1:])
-    assert ran.exit_code == 0, ran.stderr
-    return ran
+    return command(*shlex.split(words)[1:]).fine()
 
 
 def test_an_interrupted_suite_goes_on(counted, finished, model, workdir):
@@ -255,7 +247,7 @@ def test_an_interrupt_before_the_first_clip_leaves_nothing(counted, model, workd
 def test_what_is_there_is_not_made_again(again, counted, workdir, monkeypatch):
     monkeypatch.setattr("chipsparse.cli.suite.job.load_pipeline", None)
     before = content(workdir / "made")
-    assert again().exit_code == 0
+    again().fine()
     assert counted["count"] == 0
     assert content(workdir / "made") == before
 
@@ -280,7 +272,7 @@ def test_more_prompts_and_lost_frames(again, counted, workdir):
     with measured() as records:
         (lost,) = [name for name in records if "chipsparse fast" in name and "seed 9" in name]
         del records[lost]
-    assert again("--num", 3).exit_code == 0
+    again("--num", 3).fine()
     assert counted["count"] == 9 + 2
     assert psnrs(content(workdir / "made")) == before
 
@@ -303,7 +295,7 @@ def test_a_suite_of_other_settings_is_refused(change, told, again, counted, work
 
 def test_other_weights_of_the_same_name_are_refused(again, model, tmp_path):
     other = shutil.copytree(model, tmp_path / "other" / "tiny")
-    assert again(suite=other).exit_code == 0
+    again(suite=other).fine()
     (file,) = (other / "transformer").glob("*.safetensors")
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -317,7 +309,7 @@ def test_a_changed_profile_makes_its_own_clips_anew(again, counted, model, tmp_p
     other = shutil.copytree(model, tmp_path / "other" / "tiny")
     text = with_qualities(PROFILE).replace("skip_steps: [3]", "refresh_every: 3")
     (other / "chipsparse.yaml").write_text(text)
-    assert again(suite=other).exit_code == 0
+    again(suite=other).fine()
     assert counted["count"] == 2
 
 
@@ -333,8 +325,7 @@ def test_a_cache_that_fails_is_a_row_that_says_why(model, workdir, counted, monk
     with monkeypatch.context() as here:
         here.setitem(suite_rows.CACHES, ("SeaCache", "slow"), broken)
         here.setattr(suite_lab, "calibrated_ratios", lambda *_: 1 / 0)
-        ran = run("--suite", model, "--num", 1)
-    assert ran.exit_code == 0, ran.stderr
+        ran = run("--suite", model, "--num", 1).fine()
     assert content(workdir / "suite-tiny")["refused"] == 3
     found = rows(content(workdir / "suite-tiny"))
     assert found["SeaCache slow"]["refused"] == "ValueError: no such block in model.py"
@@ -362,7 +353,7 @@ def test_a_cache_that_fails_is_a_row_that_says_why(model, workdir, counted, monk
 @pytest.mark.slow
 def test_attention_of_another_library_has_no_floor(model, workdir, quick, monkeypatch):
     monkeypatch.setattr("chipsparse.pipelines.other_attention.scaled_dot_product_attention", None)
-    assert run("--suite", model, "--num", 1).exit_code == 0
+    run("--suite", model, "--num", 1).fine()
     found = rows(content(workdir / "suite-tiny"))
     assert "does not go through PyTorch's" in found["floor"]["refused"]
     assert found["chipsparse fast"]["summary"]["clips"] == 1
@@ -370,7 +361,7 @@ def test_attention_of_another_library_has_no_floor(model, workdir, quick, monkey
 
 @pytest.mark.slow
 def test_a_profile_without_qualities_is_one_row(model_folder, workdir, quick):
-    assert run("--suite", model_folder, "--num", 1).exit_code == 0
+    run("--suite", model_folder, "--num", 1).fine()
     found = rows(content(workdir / "suite-tiny"))
     assert list(found) == ["floor", *CACHES, "chipsparse profile"]
     assert found["chipsparse profile"]["setting"] == "chipsparse.yaml"
@@ -401,8 +392,7 @@ def test_a_row_is_marked_where_every_clip_passes(again, workdir):
                 record |= {"psnr_db": 30.0, "ssim": 0.9}
                 if name.startswith("chipsparse fast") and "seed 8" in name:
                     record["ssim"] = 0.5
-    ran = again()
-    assert ran.exit_code == 0, ran.stderr
+    ran = again().fine()
     found = rows(content(workdir / "made"))
     assert [found[name]["summary"]["passed"] for name in OURS] == [2, 2, 1]
     page = (workdir / "made" / "suite.html").read_text()
@@ -419,7 +409,7 @@ def test_clips_that_equal_dense_are_told(again, workdir):
                 record["psnr_db"] = None
             if name.startswith("MagCache slow"):
                 record["psnr_db"] = 30.0 if "seed 7" in name else None
-    assert again().exit_code == 0
+    again().fine()
     found = rows(content(workdir / "made"))
     for name, told in (
         ("SeaCache slow", "every clip is bit for bit as dense"),
@@ -435,8 +425,7 @@ def test_a_machine_that_was_not_quiet_is_told(again, workdir):
             for name, record in records.items():
                 if name.startswith("dense"):
                     record["seconds"] = seconds if "seed 8" in name else 1.0
-        ran = again()
-        assert ran.exit_code == 0, ran.stderr
+        ran = again().fine()
         told = "the machine was not quiet: dense clips took 1.00 s to 1.30 s"
         shown = (ran.stdout, (workdir / "made" / "suite.html").read_text())
         assert all((told in text) is (seconds == 1.3) for text in shown)

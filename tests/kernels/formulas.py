@@ -4,8 +4,11 @@ Nothing here uses the code under test: attention has the full score matrix and a
 the MLP goes neuron by neuron.
 """
 
+import os
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -47,16 +50,23 @@ def assert_rounded(actual, exact):
     )
 
 
-def backend_names(operation):
-    """Parameters for a test over all backends of an operation."""
+# Kernels that nothing here runs.
+NOT_HERE = set() if torch.cuda.is_available() else {"gluon", "triton"}
+if os.environ.get("TRITON_INTERPRET", "0") != "0":
+    NOT_HERE -= {"triton"}
+
+
+def backend_names(operation, left_out=()):
+    """Parameters for a test over the backends of an operation."""
     names = [backend.name for backend in operation.backends]
-    return pytest.mark.parametrize("backend", names)
+    return pytest.mark.parametrize(
+        "backend", [name for name in names if name not in {*left_out, *NOT_HERE}]
+    )
 
 
 def kernel_names(operation):
     """As `backend_names`, of the kernels alone: for what references do not promise."""
-    names = [backend.name for backend in operation.backends if backend.name != "reference"]
-    return pytest.mark.parametrize("backend", names)
+    return backend_names(operation, left_out=("reference",))
 
 
 def backend_of(operation, name):
@@ -189,3 +199,15 @@ def random_neurons(batch, blocks, capacity, neurons, *, device, seed=0):
     generator = torch.Generator().manual_seed(seed)
     scores = torch.rand(batch, blocks, neurons, generator=generator)
     return scores.argsort(-1)[..., :capacity].sort(-1).values.int().to(device)
+
+
+class LargestResult(TorchDispatchMode):
+    """Notes the bytes of the largest tensor that is made."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result._base is None:
+            self.nbytes = max(self.nbytes, result.nbytes)
+        return result

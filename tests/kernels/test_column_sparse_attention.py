@@ -2,7 +2,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from chipsparse.kernels.column_sparse_attention import (
     ColumnSparseAttention,
@@ -14,6 +13,7 @@ from tests.kernels.formulas import (
     DTYPES,
     LSE_TOLERANCE,
     TOLERANCE,
+    LargestResult,
     assert_close,
     attention_inputs,
     backend_names,
@@ -35,6 +35,12 @@ def attend(inputs, mask, block_size_q=128, **options):
     return column_sparse_attention(
         *inputs, *index_lists(mask), block_size_q=block_size_q, **options
     )
+
+
+def recorded(cache, rule):
+    """What a rule reads of it."""
+    of_merge = {name: cache[name] for name in ("lse_dense", "kept_mass")}
+    return {"delta_rule": rule, "residual": cache[rule], **of_merge}
 
 
 def refreshed(inputs, mask, block_size_q, dtype):
@@ -68,7 +74,6 @@ def test_matches_masked_attention(backend, shape, dtype, strided, device):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @backend_names(column_sparse_attention)
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -158,11 +163,9 @@ def test_nan_and_infinity_come_out_where_they_went_in(backend, poison, rule, blo
     mask[:, 0, 2, 40:170] = True  # two tiles and a part
     mask[:, 1, :2, 1] = True
     cache = refreshed(inputs, mask, block_size_q, torch.float32)
-    options = {"block_size_q": block_size_q, "backend": backend, "delta_rule": rule}
+    options = {"block_size_q": block_size_q, "backend": backend}
     if rule is not None:
-        options["residual"] = cache[rule].bfloat16()
-    if rule == "merge":
-        options |= {name: cache[name] for name in ("lse_dense", "kept_mass")}
+        options |= recorded(cache, rule) | {"residual": cache[rule].bfloat16()}
     clean, _ = attend(inputs, mask, **options)
     assert clean.isfinite().all()
     lists = mask.repeat_interleave(block_size_q, 2)[:, :, : shape[2]]
@@ -228,7 +231,6 @@ def test_output_of_a_kernel_is_laid_out_like_the_query(backend, device):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @kernel_names(column_sparse_attention)
 def test_rows_beyond_32_bit_offsets(backend):
     """Keys of two heads in 4.3 GB, NaN (see conftest.py) but for the first and last rows."""
@@ -249,7 +251,6 @@ def test_rows_beyond_32_bit_offsets(backend):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @kernel_names(column_sparse_attention)
 def test_lists_beyond_32_bit_offsets(backend):
     """2,060 lists of 2^20 entries are 8.6 GB."""
@@ -337,10 +338,7 @@ def test_rules_give_the_cached_output_back_when_nothing_changed(
         inputs,
         mask,
         32,
-        delta_rule=rule,
-        residual=cache[rule],
-        lse_dense=cache["lse_dense"],
-        kept_mass=cache["kept_mass"],
+        **recorded(cache, rule),
         backend=backend,
     )
     assert output.dtype == dtype
@@ -385,10 +383,7 @@ def test_rules_match_their_formulas_when_everything_changed(backend, rule, dtype
         inputs,
         mask,
         64,
-        delta_rule=rule,
-        residual=cache[rule],
-        lse_dense=cache["lse_dense"],
-        kept_mass=cache["kept_mass"],
+        **recorded(cache, rule),
         backend=backend,
     )
     kept, kept_lse = masked_attention(*inputs, mask, 64)
@@ -419,10 +414,7 @@ def test_merge_is_exact_when_only_kept_columns_change(backend, device):
         inputs,
         mask,
         64,
-        delta_rule="merge",
-        residual=cache["merge"],
-        lse_dense=cache["lse_dense"],
-        kept_mass=cache["kept_mass"],
+        **recorded(cache, "merge"),
         backend=backend,
     )
     difference, _ = attend(
@@ -476,16 +468,8 @@ def test_a_residual_in_fp8_counts_as_what_it_stands_for(backend, rule, head_dim,
     rounded.copy_(cache[rule] / scale[..., None])
     rounded[0, 0, 0, 0], rounded[0, 0, 0, 1] = 0.0, -(2**-9)  # its smallest number
     meant = rounded.double() * scale.double()[..., None]
-    of_merge = {name: cache[name] for name in ("lse_dense", "kept_mass")}
-    output, _ = attend(
-        inputs,
-        mask,
-        delta_rule=rule,
-        residual=rounded,
-        residual_scale=scale,
-        backend=backend,
-        **of_merge,
-    )
+    rounded_cache = recorded(cache, rule) | {"residual": rounded, "residual_scale": scale}
+    output, _ = attend(inputs, mask, **rounded_cache, backend=backend)
     kept, kept_lse = masked_attention(*inputs, mask, 128)
     if rule == "difference":
         expected = kept + meant
@@ -564,28 +548,13 @@ def test_repeats_bit_for_bit_and_spares_its_inputs(backend, dtype, device):
     skip_unless_it_runs(column_sparse_attention, backend, *inputs)
     mask = random_mask(2, 2, 333, 131, 128, device=device)
     cache = refreshed(inputs, mask, 128, dtype)
-    tensors = {
-        "residual": cache["merge"],
-        "lse_dense": cache["lse_dense"],
-        "kept_mass": cache["kept_mass"],
-    }
-    copies = [t.clone() for t in (*inputs, *tensors.values())]
-    first = attend(inputs, mask, delta_rule="merge", **tensors, backend=backend)
-    second = attend(inputs, mask, delta_rule="merge", **tensors, backend=backend)
-    assert torch.equal(first[0], second[0])
-    assert torch.equal(first[1], second[1])
-    after = (*inputs, *tensors.values())
-    assert all(torch.equal(a, b) for a, b in zip(after, copies, strict=True))
-
-
-class LargestResult(TorchDispatchMode):
-    nbytes = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and result._base is None:
-            self.nbytes = max(self.nbytes, result.nbytes)
-        return result
+    tensors = (*inputs, *cache.values())
+    copies = [tensor.clone() for tensor in tensors]
+    first, second = (
+        attend(inputs, mask, **recorded(cache, "merge"), backend=backend) for _ in range(2)
+    )
+    assert all(map(torch.equal, first, second))
+    assert all(map(torch.equal, tensors, copies))
 
 
 @pytest.mark.parametrize("blocks_at_once", [1, 3])

@@ -190,7 +190,6 @@ def test_the_library_runs_the_fastest_kernel(times, expected, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_kernels_are_measured_on_the_device():
     kernels = FastestKernel()
     inputs = attention_inputs(1, 2, 333, 333, 64, dtype=torch.bfloat16, device="cuda", strided=True)

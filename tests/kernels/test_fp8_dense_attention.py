@@ -73,7 +73,6 @@ def test_matches_the_formula(backend, shape, dtype, device):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @backend_names(fp8_dense_attention)
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("block_size_q", [64, 128, 192, 256])

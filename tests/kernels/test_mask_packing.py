@@ -156,7 +156,6 @@ def test_the_same_lists_on_every_run(backend, device):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @backend_names(pack_mask)
 def test_offsets_past_32_bits(backend):
     rows, columns, capacity = 40_000, 60_000, 18_000  # entries 2.9 GB, bits of the mask 2.4e9

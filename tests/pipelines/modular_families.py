@@ -23,9 +23,8 @@ from tests.pipelines.families import (
     stable_diffusion3,
     wan,
 )
-from tests.pipelines.families.loop import random
+from tests.tiny_models import TEXT_DIM, random
 
-TEXT_DIM = 32
 LEFT_OUT = ("text_encoder", "vae_encoder", "image_encoder", "controlnet_vae_encoder", "decode")
 
 

@@ -17,9 +17,8 @@ SPARSE = SparsityConfig().override(
         "tile": [2, 2, 2],
     }
 )
-EXACT = SPARSE.override(
-    {"attention.density": 1.0, "attention.random_fraction": 0.0, "mlp.density": 1.0}
-)
+EVERYTHING = {"attention.density": 1.0, "attention.random_fraction": 0.0, "mlp.density": 1.0}
+EXACT = SPARSE.override(EVERYTHING)
 
 
 def generate(pipe, call, **changes):
@@ -33,12 +32,12 @@ def generate(pipe, call, **changes):
         )[0]
 
 
+def error(found, expected):
+    """The relative error of a result."""
+    return ((found - expected).norm() / expected.norm()).item()
+
+
 def assert_close(found, expected, tolerance=1e-4):
     """Equal but for the rounding of another order of summation."""
     assert found.shape == expected.shape
     assert (found - expected).abs().max() <= tolerance * expected.abs().max()
-
-
-def error(found, expected):
-    """Relative to what is expected, over all numbers."""
-    return ((found - expected).norm() / expected.norm()).item()

@@ -36,7 +36,7 @@ def error(found, expected):
     [
         ("flux", torch.float32),
         slow("flux", torch.float16),
-        ("flux2", torch.float32),
+        slow("flux2", torch.float32),
         ("wan", torch.float32),
     ],
 )

@@ -6,7 +6,6 @@ from diffusers import CogVideoXFunControlPipeline, CogVideoXVideoToVideoPipeline
 from PIL import Image
 
 import chipsparse
-from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.pipelines.cogvideox import CogVideoXAdapter
 from chipsparse.pipelines.feed_forward_forms import feed_forward_form
 from tests.pipelines.families.cogvideox import (
@@ -20,7 +19,7 @@ from tests.pipelines.families.cogvideox import (
     tiny_pipeline,
 )
 from tests.pipelines.model_state import actions
-from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, generate
+from tests.pipelines.small_sparse import EXACT, STEPS, assert_close, generate
 
 TOKENS = 3 * 4 * 3
 FRAMES = (random(9, 64, 48, 3, seed=2).sigmoid() * 255).to(torch.uint8)
@@ -51,27 +50,6 @@ def test_further_pipelines_keep_their_result(name, guidance_scale):
         assert {record.branch for record in handle.report.steps} == {"cond_uncond"}
         assert [record.step for record in handle.report.steps] == steps
         assert actions(handle, "cond_uncond")[:3] == ["dense", "refresh", "sparse"]
-
-
-def test_text_columns_are_always_kept_and_text_neurons_recomputed():
-    pipe = tiny_pipeline(**ROTARY)
-    config = SPARSE.override({"attention.density": 0.25, "attention.random_fraction": 0.0})
-    with chipsparse.enable(pipe, config) as handle:
-        session, packed, widths = handle._adapters[0].session, [], []
-
-        def look(_pipe, step, _t, tensors):
-            if step == 1:
-                packed.extend(cache.attention.columns for cache in session._caches.values())
-                widths.extend(cache.mlp.activation.shape for cache in session._caches.values())
-            return tensors
-
-        generate(pipe, VIDEO, callback_on_step_end=look)
-    assert len(packed) == TRANSFORMER["num_layers"]
-    for columns in packed:
-        kept = unpack_mask(columns, TEXT + TOKENS)
-        assert kept[..., :TEXT].all()
-        assert not kept[..., TEXT:].any()  # a quarter of 48 is what the text takes
-    assert {shape[1] for shape in widths} == {TEXT + TOKENS}
 
 
 def test_a_mask_of_the_users_own_is_the_stock_processors():

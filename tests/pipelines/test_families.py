@@ -16,9 +16,11 @@ import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.cache.kinds import PARTS
 from chipsparse.cli.planning.settings import frame_chunks, vae_factors
+from chipsparse.kernels.mask_packing import unpack_mask
 from tests import variants
 from tests.pipelines import small_sparse
-from tests.pipelines.model_state import actions, state_of
+from tests.pipelines.model_state import actions, calls_begun, state_of
+from tests.pipelines.small_sparse import EXACT, STEPS
 
 
 def collected():
@@ -49,9 +51,7 @@ MODELS = {
     "wan 2.2 two experts",
 }
 assert FAMILIES.keys() >= MODELS
-STEPS = 6
 SPARSE = small_sparse.SPARSE.override({"schedule.skip_steps": [3]})
-EXACT = small_sparse.EXACT
 
 
 def slow_unless(quick, families=tuple(name for name in FAMILIES if not FAMILIES[name].brief)):
@@ -59,12 +59,9 @@ def slow_unless(quick, families=tuple(name for name in FAMILIES if not FAMILIES[
     return pytest.mark.parametrize("name", variants.slow_unless(quick, families))
 
 
-SLOW = [name for name, family in FAMILIES.items() if family.slow]
-QUICK = {n for n in FAMILIES if not FAMILIES[n].brief} - set(SLOW)
-each_family = slow_unless(QUICK, FAMILIES)
 each_model = slow_unless(MODELS)
 # The fast tests make all calls of these in full, and a short one of the others.
-WHOLE = {"flux", "minimax h3", "wan 2.1", "wan 2.2 two experts"}
+WHOLE = {"flux", "wan 2.2 two experts"}
 
 
 def arguments_of(name, variant):
@@ -117,10 +114,7 @@ def as_batch(output):
 
 def assert_close(found, expected, tolerance=1e-4):
     """Equal but for the rounding of another order of summation; lists stand for batches."""
-    found, expected = as_batch(found), as_batch(expected)
-    assert found.shape == expected.shape
-    largest = (found - expected).abs().max().item()
-    assert largest <= tolerance * expected.abs().max().item()
+    small_sparse.assert_close(as_batch(found), as_batch(expected), tolerance)
 
 
 def assert_expected(report, family):
@@ -157,14 +151,37 @@ def test_keeping_everything_is_the_dense_result_of_every_call(name):
             assert_close(found, dense(name, variant))
 
 
-@pytest.mark.parametrize("name", [*SLOW, *sorted(QUICK - WHOLE)])
+@slow_unless(
+    {name for name in FAMILIES if not FAMILIES[name].brief},
+    [name for name in FAMILIES if "two experts" not in name],  # whose second one takes longer
+)
 def test_three_steps_that_keep_everything_are_the_dense_ones(name):
-    pipe, steps = FAMILIES[name].make(), 3 + FAMILIES[name].unpatched_steps
+    """And their sizes are those that the configs tell."""
+    family, pipe = FAMILIES[name], FAMILIES[name].make()
+    steps = 3 + family.unpatched_steps
     with chipsparse.enable(pipe, EXACT) as handle:
+        adapter, layouts, texts = handle._adapters[-1], [], []
+        layout = adapter.layout
+
+        def look(arguments):
+            layouts.append(layout(arguments))
+            texts.append(arguments.get("encoder_hidden_states", torch.empty(0, 0)).shape[1])
+            return layouts[-1]
+
+        adapter.layout = look
         found = generate(pipe, name, steps=steps)
     assert handle.report.actions()["sparse"] > 0
-    assert_expected(handle.report, FAMILIES[name])
+    assert_expected(handle.report, family)
     assert_close(found, dense(name, steps=steps))
+    space, _ = vae_factors(pipe.vae.config)
+    frames = frame_chunks(pipe.vae.config).latents_of(family.call.get("num_frames", 1))
+    planned = adapter.planned_layout(
+        adapter.transformer.config,
+        latents=(frames, family.call["height"] // space, family.call["width"] // space),
+        text_tokens=family.call.get("max_sequence_length", texts[0]),
+        batch=layouts[0].batch,
+    )
+    assert set(layouts) == {planned}
 
 
 @each_model
@@ -245,6 +262,47 @@ def test_the_tile_order_changes_the_groups_and_not_the_model(name):
         assert_close(generate(pipe, name), dense(name))
     with chipsparse.enable(pipe, SPARSE.override(raster)):
         assert not torch.equal(generate(pipe, name), sparse(name))
+
+
+# Families whose text stands in the sequence, and a call of each.
+JOINT = {
+    "cogvideox 2b": BASE,
+    "flux": BASE,
+    "flux2": "a reference",
+    "hunyuan video": "short prompt",
+    "mochi": "guided",
+    "qwen-image": "padded",
+    "sd3": BASE,
+}
+
+
+@slow_unless({"cogvideox 2b", "flux", "mochi"}, JOINT)
+def test_columns_of_text_are_always_kept_and_those_of_its_padding_never(name):
+    """Where there is room for no others; in every branch, whose prompts may differ in length."""
+    pipe, columns, neurons = FAMILIES[name].make(), {}, {}
+    config = SPARSE.override({"attention.density": 0.01, "attention.random_fraction": 0.0})
+    with chipsparse.enable(pipe, config) as handle:
+        calls, caches = calls_begun(handle), handle._adapters[0].session._caches
+
+        def look(_pipe, step, _t, tensors):
+            if step == 1:  # the refresh
+                columns.update({key: caches[key].attention.columns for key in caches})
+                neurons.update({key: caches[key].mlp.activation.shape[1] for key in caches})
+            return tensors
+
+        call = arguments_of(name, JOINT[name])
+        small_sparse.generate(pipe, call, num_inference_steps=3, callback_on_step_end=look)
+    layouts = {context.branch: layout for context, layout in calls}
+    assert {branch for branch, _ in columns} == set(layouts)
+    for (branch, layer), packed in columns.items():
+        layout = layouts[branch]
+        kept = unpack_mask(packed, layout.tokens)
+        first = 0 if layout.text_first else layout.grid_tokens
+        text = kept[..., first : first + layout.text_tokens]
+        assert text.shape[-1] == layout.text_tokens > 0
+        assert text.all()
+        assert (kept.sum(-1) == layout.text_tokens).all()
+        assert neurons[branch, layer] == layout.mlp_tokens(layer)
 
 
 @each_model
@@ -340,33 +398,7 @@ def test_the_transformer_may_be_called_in_any_way(name):
                 assert_close(found if isinstance(found, torch.Tensor) else found[0], expected)
 
 
-# Sizes and graphs.
-
-
-@each_family
-def test_the_sizes_that_configs_tell_are_those_of_a_call(name):
-    family, pipe = FAMILIES[name], FAMILIES[name].make()
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        adapter = handle._adapters[-1]
-        layouts, texts = [], []
-        read = adapter.layout
-
-        def look(arguments):
-            layouts.append(read(arguments))
-            texts.append(arguments.get("encoder_hidden_states", torch.empty(0, 0)).shape[1])
-            return layouts[-1]
-
-        adapter.layout = look
-        generate(pipe, name, steps=3 + family.unpatched_steps)
-    space, _ = vae_factors(pipe.vae.config)
-    frames = frame_chunks(pipe.vae.config).latents_of(family.call.get("num_frames", 1))
-    planned = adapter.planned_layout(
-        adapter.transformer.config,
-        latents=(frames, family.call["height"] // space, family.call["width"] // space),
-        text_tokens=family.call.get("max_sequence_length", texts[0]),
-        batch=layouts[0].batch,
-    )
-    assert set(layouts) == {planned}
+# Graphs.
 
 
 def compile_blocks(model):

@@ -15,10 +15,7 @@ from tests.pipelines.test_families import (
     generate,
 )
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 # The calls of the other families are given tensors on the CPU.
 ON_GPU = (

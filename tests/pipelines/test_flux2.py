@@ -12,6 +12,8 @@ from chipsparse.layers.mlp import MLPLayer
 from chipsparse.pipelines import bridge
 from chipsparse.pipelines.flux2 import Flux2Adapter
 from chipsparse.pipelines.token_grids import grids_of
+from tests.pipelines import small_sparse
+from tests.pipelines.changes import add_lora
 from tests.pipelines.families.flux2 import (
     FLUX2_CONFIG,
     GUIDED,
@@ -25,36 +27,19 @@ from tests.pipelines.families.flux2 import (
 )
 from tests.pipelines.families.flux2 import WIDTH as PIXELS
 from tests.pipelines.model_state import actions, calls_begun, state_of
-from tests.pipelines.small_sparse import error
+from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, error
 from tests.variants import slow
 
-STEPS = 5
 CHANNELS = FLUX2_CONFIG["in_channels"]
 DOUBLE = FLUX2_CONFIG["num_layers"]
 LAYERS = DOUBLE + FLUX2_CONFIG["num_single_layers"]
 WIDTH = FLUX2_CONFIG["num_attention_heads"] * FLUX2_CONFIG["attention_head_dim"]
-SPARSE = SparsityConfig().override(
-    {
-        "attention.density": 0.25,
-        "attention.block_size_q": 16,
-        "mlp.density": 0.3,
-        "mlp.block_size": 16,
-        "tile": [1, 2, 4],
-    }
-)
-EXACT = SPARSE.override({"attention.density": 1.0, "mlp.density": 1.0})
 ONLY_MLP = {"attention.enabled": False}
-CLOSE = {"atol": 5e-5, "rtol": 5e-5}
 REFERENCES = VARIANTS["two references"]
 
 
 def generate(pipe, **changes):
-    return pipe(
-        **{**PICTURE, **changes},
-        num_inference_steps=STEPS,
-        generator=torch.Generator().manual_seed(0),
-        output_type="latent",
-    ).images
+    return small_sparse.generate(pipe, PICTURE, **changes)
 
 
 @pytest.fixture
@@ -109,7 +94,7 @@ def test_the_op_is_the_plain_formula(bias, gate, fused_rows):
     neurons_out = first / (1 + torch.exp(-first)) * (1 if second is None else second)
     whole = torch.cat([joined[..., :attention].double(), neurons_out], dim=-1)
     expected = whole @ out.double().T + (out_bias.double() if bias else 0)
-    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+    assert_close(found.double(), expected, 1e-5)
 
 
 def test_more_neurons_give_a_smaller_error(pipe, dense):
@@ -165,7 +150,7 @@ def test_a_block_may_be_called_by_itself(pipe):
         assert block.attn.to_qkv_mlp_proj.weight.grad is not None
         assert torch.equal(block(**arguments), expected)
         with torch.no_grad():
-            torch.testing.assert_close(block(**arguments), expected, **CLOSE)
+            assert_close(block(**arguments), expected)
 
 
 def test_disable_gives_the_widths_back(pipe, dense):
@@ -197,7 +182,7 @@ def test_a_replaced_module_runs_dense_and_says_so(pipe, dense, name):
             f"MLP runs dense in 1 of {LAYERS} layers (first: layer {LAYERS - 1}): "
             f"its {name} was replaced"
         ]
-    torch.testing.assert_close(found, dense, **CLOSE)
+    assert_close(found, dense)
 
 
 class OwnProcessor(Flux2ParallelSelfAttnProcessor):
@@ -226,29 +211,23 @@ def test_another_processor_runs_all_of_its_block_dense(pipe):
     "target", ["to_qkv_mlp_proj", slow("single_transformer_blocks.1.attn.to_out")]
 )
 def test_an_active_lora_runs_dense_a_fused_one_sparse(pipe, dense, sparse, target):
-    peft = pytest.importorskip("peft")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
-        config = peft.LoraConfig(
-            r=2, lora_alpha=8, target_modules=f".*{target}", init_lora_weights=False
-        )
-        pipe.transformer.add_adapter(config, adapter_name="style")
+    add_lora(pipe, target)
     expected = generate(pipe)
     assert error(expected, dense) > 0.005
     with chipsparse.enable(pipe, EXACT) as handle:
-        torch.testing.assert_close(generate(pipe), expected, atol=2e-4, rtol=2e-4)
+        assert_close(generate(pipe), expected)
         which = "first" if target == "to_qkv_mlp_proj" else "second"
         (line,) = handle.report.fallbacks
         assert line.endswith(f"its {which} linear has an active adapter that is not fused: style")
         pipe.transformer.fuse_lora()
-        torch.testing.assert_close(generate(pipe), expected, atol=2e-4, rtol=2e-4)
+        assert_close(generate(pipe), expected)
         assert handle.report.fallbacks == []
         pipe.transformer.unfuse_lora()
         pipe.transformer.disable_adapters()
-        torch.testing.assert_close(generate(pipe), dense, atol=2e-4, rtol=2e-4)
+        assert_close(generate(pipe), dense)
         assert handle.report.fallbacks == []
     with chipsparse.enable(pipe, SPARSE):
-        torch.testing.assert_close(generate(pipe), sparse, atol=1e-4, rtol=1e-4)
+        assert_close(generate(pipe), sparse)
 
 
 def test_second_weights_are_turned_around_and_restored(pipe, sparse, dense, monkeypatch):
@@ -258,7 +237,7 @@ def test_second_weights_are_turned_around_and_restored(pipe, sparse, dense, monk
     weights = [block.attn.to_out.weight for block in pipe.transformer.single_transformer_blocks]
     weights += [block.ff.linear_out.weight for block in pipe.transformer.transformer_blocks]
     with chipsparse.enable(pipe, SPARSE):
-        torch.testing.assert_close(generate(pipe), sparse, atol=1e-4, rtol=1e-4)
+        assert_close(generate(pipe), sparse)
         assert all(weight.stride(0) == 1 for weight in weights)
     assert state_of(pipe.transformer) == before
     assert torch.equal(generate(pipe), dense)
@@ -299,7 +278,7 @@ def test_reference_pictures_have_grids_of_their_own(pipe):
         found = generate(pipe, **REFERENCES)
         assert handle.report.fallbacks == []
     assert [layout.grids for _, layout in calls] == [((1, 8, 6), (1, 9, 8), (1, 8, 10))] * STEPS
-    torch.testing.assert_close(found, expected, **CLOSE)
+    assert_close(found, expected)
 
 
 def test_inpainting_keeps_its_result():
@@ -316,7 +295,7 @@ def test_inpainting_keeps_its_result():
     arguments["height"] = arguments["width"] = 64
     expected = generate(pipe, **arguments)
     with chipsparse.enable(pipe, EXACT) as handle:
-        torch.testing.assert_close(generate(pipe, **arguments), expected, **CLOSE)
+        assert_close(generate(pipe, **arguments), expected)
         assert handle.report.fallbacks == []
         assert actions(handle) == actions(handle, "uncond")
         assert "sparse" in actions(handle)
@@ -328,14 +307,8 @@ def kept_keys():
 
 
 def generate_with_kept_keys(pipe, **changes):
-    arguments = {**PICTURE, **REFERENCES, **changes}
-    del arguments["guidance_scale"]  # it knows none
-    return pipe(
-        **arguments,
-        num_inference_steps=STEPS,
-        generator=torch.Generator().manual_seed(0),
-        output_type="latent",
-    ).images
+    known = {name: value for name, value in PICTURE.items() if name != "guidance_scale"}
+    return small_sparse.generate(pipe, {**known, **REFERENCES}, **changes)
 
 
 @pytest.mark.parametrize("ids", ["grids", "none"])
@@ -356,10 +329,10 @@ def test_kept_keys_and_values_leave_the_attention_dense(ids, monkeypatch):
         assert len(lines) == 1
         assert len(handle.report.notes) == (0 if ids == "grids" else 1)
         # The references are gone after the first step: the second begins anew.
-        assert actions(handle, "call0") == ["dense", "dense", "refresh", "sparse", "sparse"]
+        assert actions(handle, "call0")[:4] == ["dense", "dense", "refresh", "sparse"]
         assert {record.attention_kept for record in handle.report.steps} == {None}
         assert handle.report.steps[-1].mlp_kept == 1
-    torch.testing.assert_close(found, expected, **CLOSE)
+    assert_close(found, expected)
 
 
 def test_without_references_its_attention_runs_sparse():
@@ -369,7 +342,7 @@ def test_without_references_its_attention_runs_sparse():
         found = generate_with_kept_keys(pipe, image=None)
         assert handle.report.fallbacks == []
         assert handle.report.steps[-1].attention_kept == 1
-    torch.testing.assert_close(found, expected, **CLOSE)
+    assert_close(found, expected)
 
 
 def test_dev_is_told_its_guidance_and_announces_none(pipe):

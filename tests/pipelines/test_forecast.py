@@ -9,6 +9,7 @@ from tests.pipelines import test_families as families
 from tests.pipelines import test_generic as generic
 from tests.pipelines.model_state import actions
 from tests.pipelines.test_families import FAMILIES, SPARSE
+from tests.variants import slow
 
 STEPS = 12
 LISTED = SPARSE.override(
@@ -24,11 +25,11 @@ LISTED = SPARSE.override(
 # start from makes the first steps fall away; Mochi's timesteps rise, and those of H3, which has two
 # outputs.
 CALLS = [
-    ("wan 2.1", ""),
+    slow("wan 2.1", ""),
     ("wan 2.2 two experts", ""),
-    ("flux", "batch"),
+    slow("flux", "batch"),
     ("flux image to image", ""),
-    ("sd3", "guided"),
+    slow("sd3", "guided"),
     ("mochi", "guided"),
     ("minimax h3", "first frame"),
 ]
@@ -100,7 +101,7 @@ def test_the_actions_are_those_of_the_list(returned):
 def test_a_model_without_an_adapter(returned):
     pipe = generic.bria()
     with chipsparse.enable(pipe, LISTED):
-        pipe(steps=STEPS)
+        generic.image(pipe, num_inference_steps=STEPS)
     assert check(returned, pipe.scheduler.timesteps.double().tolist(), 0.5) == 8
 
 

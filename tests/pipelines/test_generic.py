@@ -1,6 +1,5 @@
 """Transformers without an adapter: attention runs sparse, or there is a reason why it cannot."""
 
-import contextlib
 import inspect
 import warnings
 from types import SimpleNamespace
@@ -10,7 +9,6 @@ import torch
 from diffusers import (
     BriaTransformer2DModel,
     ErnieImageTransformer2DModel,
-    FlowMatchEulerDiscreteScheduler,
     PRXTransformer2DModel,
     SanaTransformer2DModel,
     SkyReelsV2Transformer3DModel,
@@ -22,90 +20,63 @@ import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.pipelines.bridge import attention_backend, make_tag
 from chipsparse.pipelines.generic import LARGEST_DIFFERENCE, are_close, is_stateless, limits
-from chipsparse.pipelines.registry import ADAPTERS
+from tests.pipelines import small_sparse
 from tests.pipelines import test_wan as wan
-from tests.pipelines.families.loop import seeded
+from tests.pipelines.families import flux_kin
+from tests.pipelines.families.loop import Loop
 from tests.pipelines.model_state import actions, state_of
-from tests.tiny_models import TRANSFORMER_CONFIG, tiny_wan_pipeline
+from tests.tiny_models import TRANSFORMER_CONFIG, random, seeded, tiny_wan_pipeline
 from tests.variants import slow_unless
 
 # The second branch that is called knows all sizes from the start, the first one a step later.
 FIRST = ["dense", "dense", "refresh", "sparse", "sparse", "refresh", "sparse"]
 SECOND = ["dense", "refresh", "sparse", "sparse", "sparse", "refresh", "sparse"]
 STEPS = len(FIRST)
-TEXT = 7
+TEXT = flux_kin.TEXT
 CONFIG = wan.SPARSE
 EXACT = wan.EXACT
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*has no adapter of its own:UserWarning")
 
 
-class Loop:
-    """The denoising loop of an image pipeline, around any transformer.
-
-    Args:
-        transformer: called with packed latents, unless ``packed`` is false.
-        inputs: makes the other arguments from the size of the picture and a generator.
-    """
-
-    def __init__(self, transformer, inputs, *, channels, packed=True):
-        self.transformer = transformer
-        self.scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
-        self.components = {"transformer": transformer, "scheduler": self.scheduler}
-        self._inputs, self._channels, self._packed = inputs, channels, packed
-        self._names = hasattr(transformer, "cache_context")
-
-    @torch.no_grad()
-    def __call__(self, *, steps=STEPS, size=(8, 6), batch=1, branches=("cond", "uncond"), **more):
-        generator = torch.Generator().manual_seed(0)
-        rows, columns = size
-        shape = (rows * columns, self._channels) if self._packed else (self._channels, *size)
-        latents = torch.randn(batch, *shape, generator=generator)
-        inputs = {name: self._inputs(size, batch, generator) | more for name in branches}
-        self.scheduler.set_timesteps(steps)
-        for timestep in self.scheduler.timesteps:
-            found = [
-                self._call(name, latents, timestep.expand(batch), inputs[name]) for name in branches
-            ]
-            velocity = 1.5 * found[0] - 0.5 * found[-1]
-            latents = self.scheduler.step(velocity, timestep, latents, return_dict=False)[0]
-        return latents
-
-    def _call(self, name, latents, timestep, inputs):
-        with self.transformer.cache_context(name) if self._names else contextlib.nullcontext():
-            return self.transformer(
-                hidden_states=latents, timestep=timestep, return_dict=False, **inputs
-            )[0]
+# As if diffusers had them since yesterday.
 
 
-def skyreels(**config):
+class NewSkyReels(SkyReelsV2Transformer3DModel):
+    """A class without an adapter."""
+
+
+class NewBria(BriaTransformer2DModel):
+    """A class without an adapter."""
+
+
+class NewZImage(ZImageTransformer2DModel):
+    """A class without an adapter."""
+
+
+def skyreels():
     """Self-attention and cross-attention, as in Wan, in a pipeline of Wan."""
-    transformer = seeded(SkyReelsV2Transformer3DModel, **{**TRANSFORMER_CONFIG, **config})
-    return tiny_wan_pipeline(transformer=transformer)
+    return tiny_wan_pipeline(transformer=seeded(NewSkyReels, **TRANSFORMER_CONFIG))
 
 
-def bria_inputs(size, batch, generator, text=TEXT):
-    rows, columns = torch.meshgrid(*map(torch.arange, size), indexing="ij")
-    return {
-        "encoder_hidden_states": torch.randn(batch, text, 16, generator=generator),
-        "img_ids": torch.stack([0 * rows, rows, columns], dim=-1).view(-1, 3).float(),
-        "txt_ids": torch.zeros(text, 3),
-    }
-
-
-def bria():
+def bria(arguments=flux_kin.arguments):
     """Joint attention in two kinds of blocks, as in FLUX."""
-    transformer = seeded(
-        BriaTransformer2DModel,
-        in_channels=4,
-        num_layers=2,
-        num_single_layers=2,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=16,
-        axes_dims_rope=[4, 6, 6],
-    )
-    return Loop(transformer, bria_inputs, channels=4)
+    return Loop(seeded(NewBria, **flux_kin.CONFIG), arguments, flux_kin.shape, {})
+
+
+def image(pipe, **changes):
+    """What a loop gives."""
+    return small_sparse.generate(pipe, {**flux_kin.IMAGE, "num_inference_steps": STEPS}, **changes)
+
+
+def unpacked(transformer, text):
+    """A loop around a model of images that are not packed, with other inputs for each branch."""
+
+    def arguments(latents, timestep, branch, **_):
+        states = random(1, TEXT, 16, seed=len(branch))
+        return {"hidden_states": latents, "timestep": timestep, **text(states)}
+
+    return Loop(transformer, arguments, lambda **_: (1, 4, 8, 6), {})
 
 
 def prx():
@@ -120,11 +91,7 @@ def prx():
         depth=2,
         axes_dim=[8, 8],
     )
-
-    def inputs(size, batch, generator):
-        return {"encoder_hidden_states": torch.randn(batch, TEXT, 16, generator=generator)}
-
-    return Loop(transformer, inputs, channels=4, packed=False)
+    return unpacked(transformer, lambda states: {"encoder_hidden_states": states})
 
 
 def ernie():
@@ -140,35 +107,16 @@ def ernie():
         text_in_dim=16,
         rope_axes_dim=(4, 6, 6),
     )
-
-    def inputs(size, batch, generator):
-        return {
-            "text_bth": torch.randn(batch, TEXT, 16, generator=generator),
-            "text_lens": torch.full((batch,), TEXT),
-        }
-
-    return Loop(transformer, inputs, channels=4, packed=False)
+    return unpacked(
+        transformer, lambda states: {"text_bth": states, "text_lens": torch.tensor([TEXT])}
+    )
 
 
-MODELS = {"SkyReelsV2Transformer3DModel": skyreels, "BriaTransformer2DModel": bria}
-RUN = {
-    "SkyReelsV2Transformer3DModel": wan.generate,
-    "BriaTransformer2DModel": lambda p, **k: p(**k),
-}
-LAYERS = {"SkyReelsV2Transformer3DModel": 3, "BriaTransformer2DModel": 4}
-TOKENS = {"SkyReelsV2Transformer3DModel": 48, "BriaTransformer2DModel": 48 + TEXT}
+MODELS = {"NewSkyReels": skyreels, "NewBria": bria}
+RUN = {"NewSkyReels": wan.generate, "NewBria": image}
+LAYERS = {"NewSkyReels": 3, "NewBria": 5}
+TOKENS = {"NewSkyReels": 48, "NewBria": 48 + TEXT}
 each_model = pytest.mark.parametrize("name", MODELS)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_adapters_of_their_own():
-    """These stand for models that nobody has written an adapter for."""
-    before = dict(ADAPTERS)
-    for name in (*MODELS, "ZImageTransformer2DModel"):
-        ADAPTERS.pop(name, None)
-    yield
-    ADAPTERS.clear()  # the others' order, too
-    ADAPTERS.update(before)
 
 
 @pytest.fixture(scope="module")
@@ -260,10 +208,10 @@ def test_the_sizes_are_those_of_the_longest_attention(name, runs):
     assert layout.heads * layout.head_dim == attention.to_q.out_features
 
 
-@pytest.mark.parametrize("name", slow_unless(("BriaTransformer2DModel",), MODELS))
+@pytest.mark.parametrize("name", slow_unless(("NewBria",), MODELS))
 def test_a_second_generation_equals_the_first_whatever_came_between(name, sparse):
     pipe = MODELS[name]()
-    other = {"height": 48, "width": 80} if name.startswith("Sky") else {"size": (4, 5), "batch": 2}
+    other = {"height": 48, "width": 80} if name == "NewSkyReels" else {"height": 64, "batch": 2}
     expected = RUN[name](pipe, **other)
     with chipsparse.enable(pipe, CONFIG):
         changed = RUN[name](pipe, **other)
@@ -310,9 +258,9 @@ def test_an_aborted_call_leaves_no_trace(sparse):
 
             hook = blocks[1].register_forward_hook(fail)
             with pytest.raises(RuntimeError, match="injected"):
-                pipe()
+                image(pipe)
             hook.remove()
-            assert torch.equal(pipe(), sparse["BriaTransformer2DModel"])
+            assert torch.equal(image(pipe), sparse["NewBria"])
 
 
 @pytest.mark.slow
@@ -332,14 +280,14 @@ def test_compiled_blocks_share_one_graph_for_each_kind(name, sparse):
             graphs.append(counters["stats"]["unique_graphs"])
     assert not counters["graph_break"]
     # As in FLUX, a single block behind another one gets its input with other strides.
-    assert graphs == ([1, 1] if name.startswith("Sky") else [3, 3])
+    assert graphs == ([1, 1] if name == "NewSkyReels" else [3, 3])
     torch._dynamo.reset()
 
 
 def test_a_model_without_a_profile_has_the_general_qualities():
     pipe, general = skyreels(), chipsparse.default_profile().qualities
     for quality, taken in ((None, "balanced"), ("fast", "fast")):
-        said = "there is no profile for SkyReelsV2Transformer3DModel: its qualities are those"
+        said = "there is no profile for NewSkyReels: its qualities are those"
         with pytest.warns(UserWarning, match=said):
             handle = chipsparse.enable(pipe, quality=quality)
         with handle:
@@ -359,7 +307,7 @@ def test_models_without_diffusers_caches_are_patched_as_well():
 
 
 def test_both_experts_are_served():
-    second = seeded(SkyReelsV2Transformer3DModel, **TRANSFORMER_CONFIG)
+    second = seeded(NewSkyReels, **TRANSFORMER_CONFIG)
     pipe = tiny_wan_pipeline(
         transformer=skyreels().transformer, transformer_2=second, boundary_ratio=0.85
     )
@@ -369,38 +317,38 @@ def test_both_experts_are_served():
     # Each of them begins as if it were alone; step 5 is a refresh anyway.
     assert actions(handle) == FIRST[:3] + FIRST[:4]
     assert actions(handle, "uncond") == [*SECOND[:3], "dense", "dense", "refresh", "sparse"]
-    assert [limits("SkyReelsV2Transformer3DModel")] == handle.report.notes
+    assert [limits("NewSkyReels")] == handle.report.notes
 
 
 def test_gradients_are_left_alone():
     pipe = bria()
     with chipsparse.enable(pipe, CONFIG) as handle:
-        pipe()
+        image(pipe)
         seen = len(handle.report.steps)
-        inputs = bria_inputs((8, 6), 1, torch.Generator().manual_seed(0))
-        pipe.transformer(
-            hidden_states=torch.randn(1, 48, 4), timestep=torch.tensor([5.0]), **inputs
-        ).sample.sum().backward()
+        latents = random(1, 48, flux_kin.CHANNELS, seed=0)
+        arguments = flux_kin.arguments(latents, torch.tensor([5.0]), "cond", **flux_kin.IMAGE)
+        pipe.transformer(**arguments).sample.sum().backward()
         assert len(handle.report.steps) == seen
     assert pipe.transformer.transformer_blocks[0].attn.to_q.weight.grad is not None
 
 
 def test_branches_of_different_length_are_dense_and_it_is_said():
     """Joint attention with prompts that are not padded: the sizes change from call to call."""
-    pipe = bria()
-    lengths = iter([TEXT, TEXT + 2] * 2)
-    pipe._inputs = lambda size, batch, generator: bria_inputs(
-        size, batch, generator, text=next(lengths)
-    )
-    expected = pipe()
+
+    def arguments(latents, timestep, branch, **call):
+        text = {"cond": TEXT, "uncond": TEXT + 2}[branch]
+        return flux_kin.arguments(latents, timestep, branch, **call, text=text)
+
+    pipe = bria(arguments)
+    expected = image(pipe)
     with chipsparse.enable(pipe, CONFIG) as handle:
-        assert_close(pipe(), expected)
+        assert_close(image(pipe), expected)
     assert set(handle.report.actions()) == {"dense"}
     assert handle.report.fallbacks == ["attention runs dense: its calls differ in their tokens"]
     assert handle.report.nothing_sparse == f"nothing runs sparse: {handle.report.fallbacks[0]}"
     assert handle.report.notes == [
-        limits("BriaTransformer2DModel"),
-        "its calls have 1 x 55 and 1 x 57 tokens, and what one of them records is forgotten by one "
+        limits("NewBria"),
+        "its calls have 1 x 54 and 1 x 56 tokens, and what one of them records is forgotten by one "
         "of another size",
     ]
 
@@ -415,7 +363,7 @@ def test_other_lengths_of_cross_attention_change_nothing():
     }
     with chipsparse.enable(pipe, CONFIG) as handle:
         wan.generate(pipe, **embeds)
-    assert handle.report.notes == [limits("SkyReelsV2Transformer3DModel")]
+    assert handle.report.notes == [limits("NewSkyReels")]
     assert actions(handle)[3] == actions(handle, "uncond")[3] == "sparse"
 
 
@@ -445,9 +393,9 @@ def test_models_that_dispatch_nothing_are_refused_when_enabled():
 def test_models_that_are_called_in_another_way_are_refused_when_enabled():
     pipe = tiny_wan_pipeline()
     with torch.device("meta"):
-        pipe.transformer = ZImageTransformer2DModel(n_layers=1, n_refiner_layers=1)
+        pipe.transformer = NewZImage(n_layers=1, n_refiner_layers=1)
     with pytest.raises(
-        ValueError, match="is a ZImageTransformer2DModel, and its forward does not take hidden_stat"
+        ValueError, match="is a NewZImage, and its forward does not take hidden_stat"
     ):
         chipsparse.enable(pipe, CONFIG)
 
@@ -460,7 +408,7 @@ def test_a_unet_is_refused():
 
 def refuses(pipe, reason, run=None):
     """That the first call fails with this reason, every time, and the model runs afterwards."""
-    run = run or (lambda: pipe())
+    run = run or (lambda: image(pipe))
     expected = run()
     name = type(pipe.transformer).__name__
     before = state_of(pipe.transformer)
@@ -546,7 +494,7 @@ def test_modules_that_share_a_processor_are_told_apart(sparse):
         block.attn1.set_processor(processor)
         block.attn2.set_processor(processor)
     with chipsparse.enable(pipe, CONFIG):
-        assert torch.equal(wan.generate(pipe), sparse["SkyReelsV2Transformer3DModel"])
+        assert torch.equal(wan.generate(pipe), sparse["NewSkyReels"])
 
 
 def test_a_mask_that_comes_later_is_heeded():
@@ -582,14 +530,14 @@ def test_skipping_needs_a_single_output(monkeypatch):
     two.__signature__ = inspect.signature(forward)
     monkeypatch.setattr(BriaTransformer2DModel, "forward", two)
     with chipsparse.enable(pipe, CONFIG) as handle:
-        pipe()
+        image(pipe)
         assert actions(handle) == FIRST
     skipping = CONFIG.override({"schedule.skip_steps": [4]})
     with (
         chipsparse.enable(pipe, skipping),
         pytest.raises(ValueError, match="more than one tensor, so its steps cannot be skipped"),
     ):
-        pipe()
+        image(pipe)
 
 
 @pytest.mark.parametrize("options", [{"is_causal": True}, {"enable_gqa": True}], ids=str)

@@ -7,8 +7,8 @@ from diffusers.models.attention_dispatch import attention_backend
 from diffusers.models.transformers.transformer_ltx import LTXVideoAttnProcessor
 
 import chipsparse
-from chipsparse import SparsityConfig
 from chipsparse.pipelines.token_grids import grids_at
+from tests.pipelines import small_sparse
 from tests.pipelines.families.ltx import (
     CHANNELS,
     LTX_CONFIG,
@@ -20,31 +20,15 @@ from tests.pipelines.families.ltx import (
     tiny_ltx_pipeline,
 )
 from tests.pipelines.model_state import actions, calls_begun, state_of
+from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close
 
-STEPS = 5
 LAYERS = LTX_CONFIG["num_layers"]
 GRID = (3, 4, 8)
 TOKENS = 96
-SPARSE = SparsityConfig().override(
-    {
-        "attention.density": 0.25,
-        "attention.block_size_q": 16,
-        "mlp.density": 0.3,
-        "mlp.block_size": 16,
-        "tile": [2, 2, 4],
-    }
-)
-EXACT = SPARSE.override({"attention.density": 1.0, "mlp.density": 1.0})
-CLOSE = {"atol": 5e-5, "rtol": 5e-5}
 
 
 def generate(pipe, **changes):
-    return pipe(
-        **{**VIDEO, **changes},
-        num_inference_steps=STEPS,
-        generator=torch.Generator().manual_seed(0),
-        output_type="latent",
-    ).frames
+    return small_sparse.generate(pipe, VIDEO, **changes)
 
 
 @pytest.fixture
@@ -112,7 +96,7 @@ def test_timesteps_follow_the_tile_order(pipe, shape):
     timesteps = torch.rand(2, TOKENS, generator=torch.Generator().manual_seed(5)) * 1000
     arguments = call_arguments(timestep=timesteps.view(shape))
     found, expected, fallbacks = found_and_expected(pipe, arguments)
-    torch.testing.assert_close(found, expected, **CLOSE)
+    assert_close(found, expected)
     assert fallbacks == []
     with torch.no_grad():
         shuffled = pipe.transformer(**call_arguments(timestep=timesteps.flip(1)))[0]
@@ -153,7 +137,7 @@ def test_further_pictures_have_grids_of_their_own():
         found = generate(pipe, **arguments)
         assert handle.report.fallbacks == []
     assert {layout.grids for _, layout in calls} == {((1, 4, 8), GRID)}
-    torch.testing.assert_close(found, expected, **CLOSE)
+    assert_close(found, expected)
 
 
 def test_coordinates_that_form_no_grid_stay_in_order_and_are_reported(pipe):
@@ -164,7 +148,7 @@ def test_coordinates_that_form_no_grid_stay_in_order_and_are_reported(pipe):
         expected = model(**arguments)[0]
         with chipsparse.enable(pipe, SPARSE) as handle:
             found = model(**arguments)[0]
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert_close(found, expected)
     assert handle.report.notes == [
         "video tokens stay in the pipeline's order: their video_coords form no full grids"
     ]

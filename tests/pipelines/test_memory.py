@@ -10,6 +10,7 @@ import torch
 
 import chipsparse
 from chipsparse.cache.memory_plan import BudgetError, Capacity
+from tests.devices import DEVICES
 from tests.pipelines import test_flux as flux
 from tests.pipelines import test_wan as wan
 from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline, tiny_wan_transformer
@@ -20,18 +21,8 @@ PLACES = 2 * 5 * 9  # branches, layers and kinds at most: each place is rounded 
 MODELS = {"wan": (tiny_wan_pipeline, wan), "flux": (tiny_flux_pipeline, flux)}
 
 
-def device_params():
-    """The CPU, and a GPU in the tests that are marked so."""
-    return [
-        pytest.param("cpu", id="cpu"),
-        pytest.param("cuda", id="cuda", marks=pytest.mark.gpu),
-    ]
-
-
-@pytest.fixture(params=device_params())
+@pytest.fixture(params=DEVICES)
 def device(request):
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     return torch.device(request.param)
 
 

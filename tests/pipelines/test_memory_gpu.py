@@ -15,10 +15,7 @@ from tests.pipelines.test_memory import HOSTED, memory_of
 from tests.pipelines.test_wan import SPARSE, generate
 from tests.tiny_models import tiny_wan_pipeline
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 CYCLES = 2_000_000  # about a millisecond, longer than any layer here
 

@@ -24,6 +24,7 @@ from tests.pipelines import small_sparse
 from tests.pipelines.families.minimax_h3 import TEXT, TEXT_DIM, random, tiny_h3_transformer
 from tests.pipelines.model_state import actions, state_of
 from tests.pipelines.test_families import EXACT, assert_close
+from tests.variants import slow_unless
 
 CHANNELS, SOUND_CHANNELS = 24, 32  # of the latents, where the pipeline has no VAEs to ask
 STEPS = 6
@@ -67,7 +68,7 @@ WORKFLOWS = {
     "fl2va": (MiniMaxH3FL2VACoreDenoiseStep, "transformer", KEYFRAMES, 12),
     "ref2va": (MiniMaxH3Ref2VACoreDenoiseStep, "transformer_ref", REFERENCES, 6 + 14 + 8),
 }
-each_workflow = pytest.mark.parametrize("name", WORKFLOWS)
+each_workflow = pytest.mark.parametrize("name", slow_unless(("ref2va",), WORKFLOWS))
 
 
 def make(name):

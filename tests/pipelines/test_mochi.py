@@ -6,14 +6,12 @@ from diffusers.hooks import FirstBlockCacheConfig
 
 import chipsparse
 from chipsparse import SparsityConfig
-from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.pipelines.mochi import GAPS, prompt_lengths
-from tests.pipelines.families.mochi import TEXT, TRANSFORMER, VIDEO, prompts, tiny_pipeline
+from tests.pipelines.families.mochi import TEXT, VIDEO, prompts, tiny_pipeline
 from tests.pipelines.model_state import actions, calls_begun
 from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, generate
 from tests.variants import slow
 
-TOKENS = 3 * 4 * 3
 GUIDED = {**VIDEO, **prompts(7, negative=[3]), "guidance_scale": 4.5}
 BATCH = {**VIDEO, **prompts(2, 9), **prompts(2, 9, negative=[9, 2]), "guidance_scale": 4.5}
 
@@ -80,31 +78,6 @@ def test_an_unpatched_generation_is_one_call_a_step():
     with chipsparse.enable(pipe, SPARSE.override({"schedule.skip_steps": [3]})):
         generate(pipe, GUIDED)
         assert len(calls) == STEPS + 2 * (STEPS - 1)
-
-
-def test_text_columns_are_always_kept_and_padding_never_is():
-    pipe = tiny_pipeline()
-    config = SPARSE.override({"attention.density": 0.05, "attention.random_fraction": 0.0})
-    with chipsparse.enable(pipe, config) as handle:
-        session, packed = handle._adapters[0].session, {}
-
-        def look(_pipe, step, _t, tensors):
-            if step == 1:
-                for (branch, layer), cache in zip(
-                    session._caches, session._caches.values(), strict=True
-                ):
-                    packed[branch, layer] = cache.attention.columns
-            return tensors
-
-        generate(pipe, GUIDED, callback_on_step_end=look)
-    assert len(packed) == 2 * TRANSFORMER["num_layers"]
-    for (branch, _), columns in packed.items():
-        length = {"cond_uncond 0": 3, "cond_uncond 1": 7}[branch]
-        kept = unpack_mask(columns, TOKENS + length)
-        assert kept[..., TOKENS:].all()
-        assert not kept[..., :TOKENS].any()
-        bits = columns.shape[-1] * 8
-        assert TOKENS + length <= bits < TOKENS + length + 8
 
 
 def test_what_padding_holds_does_not_matter():

@@ -10,8 +10,8 @@ from diffusers import ClassifierFreeGuidance, FlowMatchEulerDiscreteScheduler
 
 import chipsparse
 from tests.pipelines.families import flux3, history, ltx2, qwen_image21, z_image
-from tests.pipelines.families.loop import random
 from tests.pipelines.test_families import EXACT, SPARSE, assert_close
+from tests.tiny_models import random
 
 STEPS = 6
 VIDEO = {"height": 64, "width": 48, "num_frames": 9}

@@ -5,8 +5,8 @@ import torch
 
 import chipsparse
 from tests.pipelines.families import qwen_image21, z_image
-from tests.pipelines.families.loop import random
 from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, generate
+from tests.tiny_models import random
 
 CHANNELS = z_image.CHANNELS
 

@@ -9,6 +9,8 @@ from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.pipelines.qwen_image import image_grids, valid_length
+from tests.pipelines import small_sparse
+from tests.pipelines.changes import with_an_effect
 from tests.pipelines.families.qwen_image import (
     GUIDED,
     IMAGE,
@@ -22,22 +24,12 @@ from tests.pipelines.families.qwen_image import (
     tiny_qwen_transformer,
 )
 from tests.pipelines.model_state import actions, calls_begun
+from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, error
+from tests.tiny_models import seeded
 from tests.variants import slow
 
-STEPS = 5
 CHANNELS = QWEN_CONFIG["in_channels"]
 WIDTH = QWEN_CONFIG["num_attention_heads"] * QWEN_CONFIG["attention_head_dim"]
-SPARSE = SparsityConfig().override(
-    {
-        "attention.density": 0.25,
-        "attention.block_size_q": 16,
-        "mlp.density": 0.3,
-        "mlp.block_size": 16,
-        "tile": [1, 2, 4],
-    }
-)
-EXACT = SPARSE.override({"attention.density": 1.0, "mlp.density": 1.0})
-CLOSE = {"atol": 5e-5, "rtol": 5e-5}
 MASKED = (
     "attention runs dense: the text is masked otherwise than by one length for all samples of a "
     "call"
@@ -45,12 +37,7 @@ MASKED = (
 
 
 def generate(pipe, **changes):
-    return pipe(
-        **{**PICTURE, **changes},
-        num_inference_steps=STEPS,
-        generator=torch.Generator().manual_seed(0),
-        output_type="latent",
-    ).images
+    return small_sparse.generate(pipe, PICTURE, **changes)
 
 
 @pytest.fixture
@@ -88,10 +75,10 @@ def test_padding_is_cut_where_anything_is_sparse(pipe):
     assert {layout.text_tokens for _, layout in calls} == {4}
     assert handle.report.fallbacks == []
     assert handle.report.steps[-1].attention_kept == 1
-    torch.testing.assert_close(found, expected, **CLOSE)
+    assert_close(found, expected)
     with torch.no_grad():  # the padding does count where nothing masks it
         embeds = {"prompt_embeds": padded["prompt_embeds"]}
-        assert not torch.allclose(generate(pipe, **embeds), expected, **CLOSE)
+        assert error(generate(pipe, **embeds), expected) > 1e-3
 
 
 def test_a_mask_is_read_once(pipe, monkeypatch):
@@ -119,8 +106,8 @@ def test_branches_of_other_text_lengths_are_one_generation(pipe):
         found = generate(pipe, **arguments)
     assert {layout.text_tokens for _, layout in calls} == {TEXT, TEXT - 2}
     assert actions(handle) == actions(handle, "uncond")
-    assert actions(handle) == ["dense", "refresh", "sparse", "sparse", "sparse"]
-    torch.testing.assert_close(found, expected, **CLOSE)
+    assert actions(handle) == ["dense", "refresh", "sparse", "sparse", "refresh", "sparse"]
+    assert_close(found, expected)
 
 
 def holes():
@@ -138,7 +125,7 @@ def test_other_masks_keep_the_attention_dense(pipe, arguments):
             assert handle.report.fallbacks == []
     with chipsparse.enable(pipe, EXACT) as handle:
         found = generate(pipe, **arguments)
-    torch.testing.assert_close(found, expected, **CLOSE)
+    assert_close(found, expected)
     assert handle.report.fallbacks == [MASKED]
     last = handle.report.steps[-1]
     assert (last.attention_kept, last.mlp_kept) == (None, 1)
@@ -169,7 +156,7 @@ def test_a_mask_stays_where_only_the_mlp_is_sparse(pipe):
     config = EXACT.override({"attention.enabled": False})
     with chipsparse.enable(pipe, config) as handle:
         found = generate(pipe, **arguments)
-    torch.testing.assert_close(found, expected, **CLOSE)
+    assert_close(found, expected)
     assert handle.report.fallbacks == []
     last = handle.report.steps[-1]
     assert (last.attention_kept, last.mlp_kept) == (None, 1)
@@ -208,7 +195,7 @@ def test_editing_sees_each_picture_as_a_grid(monkeypatch, zero_cond_t):
         found = generate(pipe, **arguments)
         assert handle.report.fallbacks == []
     assert {layout.grids for _, layout in calls} == {((1, 8, 6), (1, 8, 8), (1, 8, 8))}
-    torch.testing.assert_close(found, expected, **CLOSE)
+    assert_close(found, expected)
     with chipsparse.enable(pipe, SPARSE):
         sparse = generate(pipe, **arguments)
     assert not torch.equal(sparse, found)
@@ -243,7 +230,7 @@ def test_layers_with_their_own_rotary_embeddings():
     grids = [(1, 4, 6), (1, 4, 6), (1, 8, 4)]
     arguments = call_arguments(grids, additional_t_cond=torch.zeros(2, dtype=torch.long))
     found, expected = found_and_expected(model, arguments)
-    torch.testing.assert_close(found, expected, **CLOSE)
+    assert_close(found, expected)
 
 
 def test_control_residuals_follow_the_tile_order():
@@ -252,26 +239,20 @@ def test_control_residuals_follow_the_tile_order():
     residuals = [random(2, 48, WIDTH, seed=seed) for seed in (3, 4)]
     arguments = call_arguments([(1, 8, 6)], controlnet_block_samples=residuals)
     found, expected = found_and_expected(model, arguments)
-    torch.testing.assert_close(found, expected, **CLOSE)
+    assert_close(found, expected)
     with torch.no_grad():
         plain = model(**call_arguments([(1, 8, 6)]))[0]
     assert (plain - expected).norm() > 0.1 * expected.norm()
 
 
 def test_a_controlnet_keeps_its_result():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        controlnet = diffusers.QwenImageControlNetModel(
-            **{**QWEN_CONFIG, "num_layers": 1, "extra_condition_channels": 0}
-        ).eval()
-        for name, parameter in controlnet.named_parameters():
-            if "controlnet" in name:  # zero at first, so that nothing would come of it
-                torch.nn.init.normal_(parameter, std=0.2)
+    config = {**QWEN_CONFIG, "num_layers": 1, "extra_condition_channels": 0}
+    controlnet = with_an_effect(seeded(diffusers.QwenImageControlNetModel, **config))
     pipe = tiny_qwen_pipeline(diffusers.QwenImageControlNetPipeline, controlnet=controlnet)
     arguments = {**GUIDED, "control_image": IMAGE["image"]}
     expected = generate(pipe, **arguments)
     with chipsparse.enable(pipe, EXACT) as handle:
-        torch.testing.assert_close(generate(pipe, **arguments), expected, **CLOSE)
+        assert_close(generate(pipe, **arguments), expected)
         assert handle.report.fallbacks == []
         assert actions(handle).count("sparse") == 3
 

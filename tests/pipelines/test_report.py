@@ -55,6 +55,7 @@ def test_every_layer_of_every_model(name):
     assert told["totals"]["steps"]["sparse"] == len(sparse) > 0
 
 
+@pytest.mark.slow
 def test_compiled_blocks_are_recorded_alike(pipe):
     with chipsparse.enable(pipe, CONFIG) as handle:
         wan(pipe)

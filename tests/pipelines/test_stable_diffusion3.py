@@ -11,8 +11,8 @@ from diffusers import (
 from PIL import Image
 
 import chipsparse
-from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.pipelines.stable_diffusion3 import StableDiffusion3Adapter
+from tests.pipelines.changes import with_an_effect
 from tests.pipelines.families.stable_diffusion3 import (
     DUAL,
     GUIDED,
@@ -26,20 +26,17 @@ from tests.pipelines.families.stable_diffusion3 import (
 )
 from tests.pipelines.model_state import actions
 from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, generate
+from tests.tiny_models import seeded
 
 TOKENS = 8 * 12
 MASK = Image.new("L", (48, 32), 0)
 MASK.paste(255, (8, 8, 32, 24))
 
 
-def controlnet():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        model = SD3ControlNetModel(**{**TRANSFORMER, "num_layers": 2}).eval()
-        for name, parameter in model.named_parameters():
-            if "controlnet" in name or "pos_embed_input" in name:  # zero: nothing would come of it
-                torch.nn.init.normal_(parameter, std=0.3)
-    return model
+def with_controlnet():
+    controlnet = seeded(SD3ControlNetModel, **{**TRANSFORMER, "num_layers": 2})
+    components = {"controlnet": with_an_effect(controlnet)}
+    return tiny_pipeline(StableDiffusion3ControlNetPipeline, components)
 
 
 PIPELINES = {
@@ -48,7 +45,7 @@ PIPELINES = {
         {**PICTURE, **IMAGE, "mask_image": MASK},
     ),
     "controlnet": (
-        lambda: tiny_pipeline(StableDiffusion3ControlNetPipeline, {"controlnet": controlnet()}),
+        with_controlnet,
         {**PICTURE, "control_image": random(1, 3, 32, 48, seed=2).sigmoid()},
     ),
 }
@@ -70,25 +67,6 @@ def test_the_control_has_an_effect():
     make, call = PIPELINES["controlnet"]
     other = {**call, "controlnet_conditioning_scale": 0.5}
     assert (generate(make(), other) - generate(make(), call)).abs().max() > 0.01
-
-
-def test_text_columns_are_always_kept():
-    pipe = tiny_pipeline()
-    config = SPARSE.override({"attention.density": 0.05, "attention.random_fraction": 0.0})
-    with chipsparse.enable(pipe, config) as handle:
-        session, packed = handle._adapters[0].session, []
-
-        def look(_pipe, step, _t, tensors):
-            if step == 1:
-                packed.extend(cache.attention.columns for cache in session._caches.values())
-            return tensors
-
-        generate(pipe, PICTURE, callback_on_step_end=look)
-    assert len(packed) == TRANSFORMER["num_layers"]
-    for columns in packed:
-        kept = unpack_mask(columns, TOKENS + TEXT)
-        assert kept[..., TOKENS:].all()
-        assert not kept[..., :TOKENS].any()
 
 
 def test_a_mask_that_the_stock_processor_does_not_read_changes_nothing():

@@ -542,7 +542,6 @@ def test_layer_times_need_every_launch(pipe):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_compiled_blocks_are_recorded(monkeypatch):
     first_dense_kernel(monkeypatch)
     pipe = tiny_flux_pipeline().to("cuda", torch.bfloat16)
@@ -554,7 +553,6 @@ def test_compiled_blocks_are_recorded(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_beside_model_offload(monkeypatch):
     first_dense_kernel(monkeypatch)
     pipe = tiny_flux_pipeline().to(torch.bfloat16)
@@ -566,7 +564,6 @@ def test_beside_model_offload(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("breaks", [False, True])
 def test_recordings_leave_no_memory_behind(breaks, monkeypatch):
     first_dense_kernel(monkeypatch)
@@ -591,7 +588,6 @@ def _waiting(result):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_other_threads_use_the_device_while_a_call_is_recorded():
     """They launch, allocate, copy, wait for their own work and draw random numbers."""
     numbers = torch.arange(1024.0, device="cuda")

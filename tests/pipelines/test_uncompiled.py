@@ -7,7 +7,7 @@ import torch
 
 import chipsparse
 from chipsparse.pipelines.uncompiled import uncompiled
-from tests.pipelines.test_generic import CONFIG, bria
+from tests.pipelines.test_generic import CONFIG, bria, image
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*has no adapter of its own:UserWarning")
 
@@ -69,6 +69,6 @@ def test_what_another_thread_compiles_is_compiled_while_a_model_is_observed(comp
 
     with chipsparse.enable(pipe, CONFIG):
         hook = pipe.transformer.transformer_blocks[0].register_forward_hook(run_other)
-        pipe(branches=("cond",), steps=1)
+        image(pipe, branches=("cond",), num_inference_steps=1)
         hook.remove()
     assert names == ["other"]

@@ -11,12 +11,6 @@ from tests.tiny_models import tiny_wan_pipeline
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True)
-def _needs_cuda():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-
-
 @pytest.fixture(scope="module")
 def sparse_on_cpu():
     pipe = tiny_wan_pipeline()

@@ -164,7 +164,6 @@ def test_a_link_that_is_used_both_ways_carries_less_each_way():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_rates_of_the_gpu_that_is_here():
     rates = measure_rates(torch.device("cuda"))
     assert rates.measured

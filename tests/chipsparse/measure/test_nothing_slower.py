@@ -110,7 +110,6 @@ def test_what_the_clock_says_is_done(seed):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("seed", range(24))
 @torch.inference_mode()
 def test_no_sparse_step_is_slower(seed, tmp_path):

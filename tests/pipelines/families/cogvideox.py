@@ -1,6 +1,5 @@
 """CogVideoX 1.0 and 1.5, text and image to video, with and without rotary embeddings."""
 
-import torch
 from diffusers import (
     AutoencoderKLCogVideoX,
     CogVideoXDDIMScheduler,
@@ -11,7 +10,8 @@ from diffusers import (
 )
 
 from tests.pipelines.families.family import Family
-from tests.pipelines.families.loop import random, seeded
+from tests.pipelines.families.loop import strong
+from tests.tiny_models import quiet, random, seeded
 
 CHANNELS = 4  # of the latents
 TEXT = 12
@@ -34,41 +34,31 @@ BOTH = {"in_channels": 2 * CHANNELS}  # the picture's latents stand beside the o
 V15 = {**ROTARY, "patch_size_t": 2, "sample_height": 24, "sample_width": 24}
 
 
-def tiny_transformer(**overrides):
-    """Its blocks say more than those of a new model, which hardly change the result."""
-    transformer = seeded(lambda: CogVideoXTransformer3DModel(**{**TRANSFORMER, **overrides}))
-    with torch.no_grad():
-        for block in transformer.transformer_blocks:
-            for linear in (block.attn1.to_out[0], block.ff.net[2]):
-                linear.weight.mul_(20)
-    return transformer
-
-
 def tiny_vae():
     """Shrinks space by 8 and time by 4, as the real one does."""
     return seeded(
-        lambda: AutoencoderKLCogVideoX(
-            down_block_types=("CogVideoXDownBlock3D",) * 4,
-            up_block_types=("CogVideoXUpBlock3D",) * 4,
-            block_out_channels=(4,) * 4,
-            latent_channels=CHANNELS,
-            layers_per_block=1,
-            norm_num_groups=2,
-        )
+        AutoencoderKLCogVideoX,
+        down_block_types=("CogVideoXDownBlock3D",) * 4,
+        up_block_types=("CogVideoXUpBlock3D",) * 4,
+        block_out_channels=(4,) * 4,
+        latent_channels=CHANNELS,
+        layers_per_block=1,
+        norm_num_groups=2,
     )
 
 
 def tiny_pipeline(pipeline_class=CogVideoXPipeline, scheduler=CogVideoXDDIMScheduler, **overrides):
     """A pipeline of this class; `overrides` are of the transformer's config."""
-    pipe = pipeline_class(
-        tokenizer=None,
-        text_encoder=None,
-        vae=tiny_vae(),
-        transformer=tiny_transformer(**overrides),
-        scheduler=scheduler(),
+    transformer = seeded(CogVideoXTransformer3DModel, **{**TRANSFORMER, **overrides})
+    return quiet(
+        pipeline_class(
+            tokenizer=None,
+            text_encoder=None,
+            vae=tiny_vae(),
+            transformer=strong(transformer, 20),
+            scheduler=scheduler(),
+        )
     )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 def prompts(batch=1):

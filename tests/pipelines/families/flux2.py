@@ -11,7 +11,7 @@ from diffusers import (
 from PIL import Image
 
 from tests.pipelines.families.family import Family
-from tests.pipelines.families.loop import random, seeded
+from tests.tiny_models import quiet, random, seeded
 
 CHANNELS = 4  # of the latents
 TEXT, TEXT_DIM = 6, 16
@@ -52,9 +52,7 @@ GUIDED = {"negative_prompt_embeds": random(1, TEXT, TEXT_DIM, seed=4)}
 
 def tiny_flux2_transformer(*, seed=0, **overrides):
     """A FLUX.2 transformer; `overrides` replace entries of its config, e.g. `guidance_embeds`."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Flux2Transformer2DModel(**{**FLUX2_CONFIG, **overrides}).eval()
+    model = seeded(Flux2Transformer2DModel, seed=seed, **{**FLUX2_CONFIG, **overrides})
     with torch.no_grad():  # at their first values the blocks hardly change the result
         for block in model.transformer_blocks:
             block.ff.linear_out.weight.mul_(8)
@@ -80,18 +78,14 @@ def tiny_flux2_vae(*, seed=1):
 
 def tiny_flux2_pipeline(pipeline_class=Flux2Pipeline, **overrides):
     """A FLUX.2 pipeline of this class, for embedded prompts."""
-    pipe = pipeline_class(
-        **{
-            "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
-            "vae": tiny_flux2_vae(),
-            "text_encoder": None,
-            "tokenizer": None,
-            "transformer": tiny_flux2_transformer(),
-            **overrides,
-        }
-    )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    components = {
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
+        "vae": tiny_flux2_vae(),
+        "text_encoder": None,
+        "tokenizer": None,
+        "transformer": tiny_flux2_transformer(),
+    }
+    return quiet(pipeline_class(**{**components, **overrides}))
 
 
 def klein(pipeline_class=Flux2KleinPipeline, **overrides):

@@ -4,7 +4,8 @@ import torch
 from diffusers import Flux3Transformer2DModel
 
 from tests.pipelines.families.family import Family
-from tests.pipelines.families.loop import Loop, random, seeded, strong
+from tests.pipelines.families.loop import Loop, strong
+from tests.tiny_models import random, seeded
 
 CHANNELS, TEXT, TEXT_DIM = 8, 6, 16
 SCALE = 0.25  # of rows and columns in position ids

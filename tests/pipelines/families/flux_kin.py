@@ -5,7 +5,8 @@ from diffusers import BriaTransformer2DModel, LongCatImageTransformer2DModel
 
 from tests.pipelines.families.family import Family
 from tests.pipelines.families.flux import KINDS
-from tests.pipelines.families.loop import Loop, random, seeded, strong
+from tests.pipelines.families.loop import Loop, strong
+from tests.tiny_models import random, seeded
 
 CHANNELS, TEXT, TEXT_DIM = 8, 6, 16
 CONFIG = {

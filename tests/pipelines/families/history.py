@@ -5,8 +5,8 @@ from diffusers import HeliosTransformer3DModel, HunyuanVideoFramepackTransformer
 
 from tests.pipelines.families.family import Family
 from tests.pipelines.families.hunyuan_video import CONFIG, POOLED_DIM, padded
-from tests.pipelines.families.loop import Loop, random, seeded, strong
-from tests.tiny_models import LATENT_CHANNELS, TEXT_DIM, TRANSFORMER_CONFIG
+from tests.pipelines.families.loop import Loop, strong
+from tests.tiny_models import LATENT_CHANNELS, TEXT_DIM, TRANSFORMER_CONFIG, random, seeded
 
 HISTORY = (16, 2, 2)  # frames: long ago, before, and just now
 TEXT, IMAGE_TOKENS, IMAGE_DIM = 5, 3, 8

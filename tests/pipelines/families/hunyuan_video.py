@@ -22,7 +22,7 @@ from PIL import Image
 from transformers import SiglipImageProcessor, SiglipVisionConfig, SiglipVisionModel
 
 from tests.pipelines.families.family import Family
-from tests.pipelines.families.loop import random, seeded
+from tests.tiny_models import quiet, random, seeded
 
 CHANNELS = 4  # of the latents
 TEXT_DIM, GLYPH_DIM, IMAGE_DIM, POOLED_DIM = 12, 10, 16, 8
@@ -55,11 +55,6 @@ def strong(transformer):
             if name.endswith(("attn.to_out.0", "attn.to_add_out", "ff.net.2", "s.0.proj_out")):
                 module.weight.mul_(4)
     return transformer
-
-
-def quiet(pipe):
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 # HunyuanVideo.

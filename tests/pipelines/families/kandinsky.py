@@ -4,7 +4,8 @@ import torch
 from diffusers import Kandinsky5Transformer3DModel, Kandinsky6Transformer3DModel
 
 from tests.pipelines.families.family import Family
-from tests.pipelines.families.loop import Loop, random, seeded, strong
+from tests.pipelines.families.loop import Loop, strong
+from tests.tiny_models import random, seeded
 
 CHANNELS, SOUND, SOUND_CHANNELS = 4, 7, 6
 TEXT, TEXT_DIM, POOLED_DIM = 5, 16, 8

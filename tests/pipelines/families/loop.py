@@ -56,18 +56,6 @@ class Loop:
             return self._velocity(self.transformer(**arguments, return_dict=False), latents)
 
 
-def seeded(make, *arguments, seed=0, **config):
-    """A model with random weights, the same at every call."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make(*arguments, **config).eval()
-
-
-def random(*shape, seed):
-    """Normal numbers, the same at every call."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 # How the models of these families end their attention and feed-forward layers.
 OUTPUTS = ("to_out.0", "net.2", "linear_out", "out_layer", "img_mlp.out", "blocks.0.proj_out")
 

@@ -11,7 +11,7 @@ from diffusers import (
 )
 
 from tests.pipelines.families.family import Family
-from tests.pipelines.families.loop import random, seeded
+from tests.tiny_models import quiet, random, seeded
 
 CHANNELS = 8  # of the latents
 TEXT, TEXT_DIM = 5, 16
@@ -80,18 +80,14 @@ def tiny_ltx_vae(*, seed=1):
 
 def tiny_ltx_pipeline(pipeline_class=LTXPipeline, **overrides):
     """An LTX pipeline of this class, for embedded prompts."""
-    pipe = pipeline_class(
-        **{
-            "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
-            "vae": tiny_ltx_vae(),
-            "text_encoder": None,
-            "tokenizer": None,
-            "transformer": tiny_ltx_transformer(),
-            **overrides,
-        }
-    )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    components = {
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
+        "vae": tiny_ltx_vae(),
+        "text_encoder": None,
+        "tokenizer": None,
+        "transformer": tiny_ltx_transformer(),
+    }
+    return quiet(pipeline_class(**{**components, **overrides}))
 
 
 FAMILIES = [

@@ -12,7 +12,7 @@ from diffusers import (
 )
 
 from tests.pipelines.families.family import Family
-from tests.pipelines.families.loop import random, seeded
+from tests.tiny_models import quiet, random, seeded
 
 CHANNELS = 8  # of the video's latents
 SOUND_CHANNELS, MEL_BINS = 2, 16  # of the sound's, which shrink fourfold
@@ -94,18 +94,18 @@ def transformer(**overrides):
 
 def pipeline(pipeline_class=LTX2Pipeline, **overrides):
     """A pipeline of this class; `overrides` are entries of the transformer's config."""
-    pipe = pipeline_class(
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=vae(),
-        audio_vae=sound_vae(),
-        text_encoder=None,
-        tokenizer=None,
-        connectors=seeded(Connectors),
-        transformer=transformer(**overrides),
-        vocoder=None,
+    return quiet(
+        pipeline_class(
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+            vae=vae(),
+            audio_vae=sound_vae(),
+            text_encoder=None,
+            tokenizer=None,
+            connectors=seeded(Connectors),
+            transformer=transformer(**overrides),
+            vocoder=None,
+        )
     )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 VIDEO = {

@@ -11,7 +11,7 @@ from diffusers.modular_pipelines.minimax_h3.before_denoise import (
 )
 
 from tests.pipelines.families.family import Family
-from tests.pipelines.families.loop import random, seeded
+from tests.tiny_models import random, seeded
 
 CHANNELS, AUDIO_CHANNELS = 4, 6  # of the latents
 TEXT, TEXT_DIM = 9, 16

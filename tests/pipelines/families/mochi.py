@@ -9,7 +9,7 @@ from diffusers import (
 )
 
 from tests.pipelines.families.family import Family
-from tests.pipelines.families.loop import seeded
+from tests.tiny_models import quiet, seeded
 
 CHANNELS = 12  # of the latents
 TEXT = 12
@@ -28,37 +28,32 @@ TRANSFORMER = {
 
 def tiny_transformer():
     """Like a trained one it rotates: a new one does not."""
-
-    def make():
-        transformer = MochiTransformer3DModel(**TRANSFORMER)
-        torch.nn.init.normal_(transformer.pos_frequencies)
-        return transformer
-
-    return seeded(make)
+    transformer = MochiTransformer3DModel(**TRANSFORMER)
+    torch.nn.init.normal_(transformer.pos_frequencies)
+    return transformer
 
 
 def tiny_vae():
     """Shrinks space by 8 and time by 6, as the real one does."""
     return seeded(
-        lambda: AutoencoderKLMochi(
-            encoder_block_out_channels=(32,) * 4,
-            decoder_block_out_channels=(32,) * 4,
-            layers_per_block=(1,) * 5,
-            add_attention_block=(False,) * 5,
-        )
+        AutoencoderKLMochi,
+        encoder_block_out_channels=(32,) * 4,
+        decoder_block_out_channels=(32,) * 4,
+        layers_per_block=(1,) * 5,
+        add_attention_block=(False,) * 5,
     )
 
 
 def tiny_pipeline():
-    pipe = MochiPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(invert_sigmas=True),
-        vae=tiny_vae(),
-        text_encoder=None,
-        tokenizer=None,
-        transformer=tiny_transformer(),
+    return quiet(
+        MochiPipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(invert_sigmas=True),
+            vae=tiny_vae(),
+            text_encoder=None,
+            tokenizer=None,
+            transformer=seeded(tiny_transformer),
+        )
     )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 def prompts(*lengths, negative=()):

@@ -12,7 +12,7 @@ from diffusers import (
 from PIL import Image
 
 from tests.pipelines.families.family import Family
-from tests.pipelines.families.loop import random, seeded
+from tests.tiny_models import quiet, random, seeded
 
 CHANNELS = 4  # of the latents
 TEXT, TEXT_DIM = 6, 16
@@ -88,18 +88,14 @@ def tiny_qwen_vae(*, seed=1):
 
 def tiny_qwen_pipeline(pipeline_class=QwenImagePipeline, **overrides):
     """A Qwen-Image pipeline of this class, for embedded prompts."""
-    pipe = pipeline_class(
-        **{
-            "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
-            "vae": tiny_qwen_vae(),
-            "text_encoder": None,
-            "tokenizer": None,
-            "transformer": tiny_qwen_transformer(),
-            **overrides,
-        }
-    )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    components = {
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
+        "vae": tiny_qwen_vae(),
+        "text_encoder": None,
+        "tokenizer": None,
+        "transformer": tiny_qwen_transformer(),
+    }
+    return quiet(pipeline_class(**{**components, **overrides}))
 
 
 FAMILIES = [

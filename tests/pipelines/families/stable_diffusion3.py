@@ -2,7 +2,6 @@
 
 import torch
 from diffusers import (
-    AutoencoderKL,
     FlowMatchEulerDiscreteScheduler,
     SD3Transformer2DModel,
     StableDiffusion3Img2ImgPipeline,
@@ -10,7 +9,7 @@ from diffusers import (
 )
 
 from tests.pipelines.families.family import Family
-from tests.pipelines.families.loop import random, seeded
+from tests.tiny_models import quiet, random, seeded, tiny_image_vae
 
 CHANNELS = 16  # of the latents: inpainting pipelines insist
 TEXT = 10
@@ -33,43 +32,26 @@ DUAL = "the second attention (attn2) of 2 of 4 layers runs dense"
 
 def tiny_transformer(**overrides):
     """Its blocks say more than those of a new model, which hardly change the result."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        transformer = SD3Transformer2DModel(**{**TRANSFORMER, **overrides}).eval()
+    transformer = seeded(SD3Transformer2DModel, **{**TRANSFORMER, **overrides})
+    with torch.no_grad():
         for block in transformer.transformer_blocks:
             for linear in (block.attn.to_out[0], block.ff.net[2]):
                 linear.weight.mul_(20)
     return transformer
 
 
-def tiny_vae():
-    """Shrinks by 2."""
-    return seeded(
-        AutoencoderKL,
-        seed=3,
-        block_out_channels=(8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        layers_per_block=1,
-        norm_num_groups=4,
-        latent_channels=CHANNELS,
-        scaling_factor=0.5,
-        shift_factor=0.1,
-    )
-
-
 def tiny_pipeline(pipeline_class=StableDiffusion3Pipeline, components=None, **overrides):
     """A pipeline of this class; `overrides` are of the transformer's config."""
     missing = [f"{part}{n}" for part in ("text_encoder", "tokenizer") for n in ("", "_2", "_3")]
-    pipe = pipeline_class(
-        **dict.fromkeys(missing),
-        **(components or {}),
-        transformer=tiny_transformer(**overrides),
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=tiny_vae(),
+    return quiet(
+        pipeline_class(
+            **dict.fromkeys(missing),
+            **(components or {}),
+            transformer=tiny_transformer(**overrides),
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+            vae=tiny_image_vae(latent_channels=CHANNELS),
+        )
     )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 def prompts(batch=1):

@@ -4,11 +4,12 @@ from diffusers import FlowMatchEulerDiscreteScheduler, WanImageToVideoPipeline
 from transformers import CLIPImageProcessor
 
 from tests.pipelines.families.family import Family
-from tests.pipelines.families.loop import random
 from tests.tiny_models import (
     LATENT_CHANNELS,
     PROMPT,
     TEXT_DIM,
+    quiet,
+    random,
     tiny_clip_image_encoder,
     tiny_text_encoder,
     tiny_tokenizer,
@@ -58,9 +59,7 @@ def image_to_video(**overrides):
         "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
         "transformer": tiny_wan_transformer(),
     }
-    pipe = WanImageToVideoPipeline(**{**components, **overrides})
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return quiet(WanImageToVideoPipeline(**{**components, **overrides}))
 
 
 def with_clip_embeddings():

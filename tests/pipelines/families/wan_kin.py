@@ -11,11 +11,14 @@ from diffusers import (
 )
 
 from tests.pipelines.families.family import Family
-from tests.pipelines.families.loop import Loop, random, seeded, strong
+from tests.pipelines.families.loop import Loop, strong
 from tests.tiny_models import (
     LATENT_CHANNELS,
     TEXT_DIM,
     TRANSFORMER_CONFIG,
+    quiet,
+    random,
+    seeded,
     tiny_text_encoder,
     tiny_tokenizer,
     tiny_wan_vae,
@@ -51,23 +54,22 @@ PROMPTS = {
 
 
 def vace():
-    pipe = WanVACEPipeline(
-        tokenizer=tiny_tokenizer(),
-        text_encoder=tiny_text_encoder(),
-        vae=tiny_wan_vae(),
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+    transformer = seeded(
+        WanVACETransformer3DModel,
+        **TRANSFORMER_CONFIG,
+        vace_layers=[0, 2],
         # A control video has twice the channels, and a mask of 8 by 8 pixels for each of them.
-        transformer=strong(
-            seeded(
-                WanVACETransformer3DModel,
-                **TRANSFORMER_CONFIG,
-                vace_layers=[0, 2],
-                vace_in_channels=2 * LATENT_CHANNELS + 64,
-            )
-        ),
+        vace_in_channels=2 * LATENT_CHANNELS + 64,
     )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return quiet(
+        WanVACEPipeline(
+            tokenizer=tiny_tokenizer(),
+            text_encoder=tiny_text_encoder(),
+            vae=tiny_wan_vae(),
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+            transformer=strong(transformer),
+        )
+    )
 
 
 # Animate.

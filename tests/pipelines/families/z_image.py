@@ -9,7 +9,7 @@ from diffusers import (
 )
 
 from tests.pipelines.families.family import Family
-from tests.pipelines.families.loop import random, seeded
+from tests.tiny_models import quiet, random, seeded
 
 CHANNELS, TEXT_DIM = 4, 16
 CONFIG = {
@@ -51,15 +51,15 @@ def transformer():
 
 
 def pipeline():
-    pipe = ZImagePipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=vae(),
-        text_encoder=None,
-        tokenizer=None,
-        transformer=transformer(),
+    return quiet(
+        ZImagePipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+            vae=vae(),
+            text_encoder=None,
+            tokenizer=None,
+            transformer=transformer(),
+        )
     )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 def prompts(*lengths, prefix="", seed=1):

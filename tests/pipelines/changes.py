@@ -1,0 +1,25 @@
+"""What users do to a model, for tests of any of them."""
+
+import pytest
+import torch
+
+from tests.tiny_models import random
+
+
+def add_lora(pipe, target, *, name="style", rank=2):
+    """A LoRA on the modules whose name ends so, as `load_lora_weights` adds it."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(
+        r=rank, lora_alpha=4 * rank, target_modules=f".*{target}", init_lora_weights=False
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        pipe.transformer.add_adapter(config, adapter_name=name)
+
+
+def with_an_effect(controlnet):
+    """A ControlNet whose outputs are not zero, as they are at first."""
+    for index, (name, parameter) in enumerate(controlnet.named_parameters()):
+        if "controlnet" in name or "pos_embed_input" in name:
+            parameter.data = 0.3 * random(*parameter.shape, seed=index)
+    return controlnet
