@@ -33,7 +33,7 @@ test: $(VENV)/.installed
 	  --no-loadscope-reorder
 
 slow: $(VENV)/.installed
-	$(BIN)/python -m pytest -m "slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not gpu" -n $(WORKERS) --dist loadfile
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -84,7 +84,7 @@ class Lists:
         seconds: what steps take.
     """
 
-    def __init__(self, trajectories: Sequence[Trajectory], seconds: StepSeconds) -> None:
+    def __init__(self, trajectories: Sequence[Trajectory], seconds: ActionSeconds) -> None:
         self._steps = trajectories[0].steps
         self._seconds = seconds
         self._trajectories = trajectories
@@ -127,7 +127,7 @@ class Lists:
 
 
 @dataclass(frozen=True)
-class StepSeconds:
+class ActionSeconds:
     """What the steps of this model take on this machine, all guidance branches together.
 
     Attributes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from chipsparse.tuning.forms import USUAL_GROWTH, Form, Lists, StepSeconds
+from chipsparse.tuning.forms import USUAL_GROWTH, ActionSeconds, Form, Lists
 from chipsparse.tuning.jump_costs import list_cost
 
 # The likeliest first: where there is no time for all, the last ones are left out.
@@ -31,7 +31,7 @@ class Rivals:
     """
 
     lists: Lists
-    seconds: StepSeconds
+    seconds: ActionSeconds
 
     def first(self, count: int) -> Form:
         """The form that the calibration says is best with so many full steps, nothing sparse."""

@@ -18,7 +18,7 @@ from chipsparse.config import SparsityConfig
 from chipsparse.profiles.tuned_range import TunedTarget
 from chipsparse.schedule.schedule import Action, Schedule
 from chipsparse.tuning.boundary import largest, smallest
-from chipsparse.tuning.forms import Form, Lists, StepSeconds
+from chipsparse.tuning.forms import ActionSeconds, Form, Lists
 from chipsparse.tuning.halving import halve
 from chipsparse.tuning.jump_costs import Trajectory
 from chipsparse.tuning.placed_steps import Steps
@@ -41,7 +41,7 @@ class Lab(Protocol):
     def trajectory(self, prompt: int) -> Trajectory:
         """Of the dense generation of a prompt."""
 
-    def step_seconds(self) -> StepSeconds:
+    def step_seconds(self) -> ActionSeconds:
         """What steps take; after the trajectories."""
 
     def pair(self, config: SparsityConfig, prompt: int, form: str) -> Pair:
@@ -112,7 +112,7 @@ class Search:
         self._spent: dict[tuple[SparsityConfig, int], float] = {}
         self._tried: list[Tried] = []
         self._lists: Lists
-        self._seconds: StepSeconds
+        self._seconds: ActionSeconds
         self._rivals: Rivals
 
     def run(self) -> Tried:

@@ -29,7 +29,7 @@ from chipsparse.measure.clip_comparison import PerceptualDistance
 from chipsparse.pipelines.denoising_loop import check_scheduler
 from chipsparse.report.generation import GenerationReport
 from chipsparse.tuning.calibration import SchedulerTap
-from chipsparse.tuning.forms import StepSeconds
+from chipsparse.tuning.forms import ActionSeconds
 from chipsparse.tuning.jump_costs import Trajectory
 from chipsparse.tuning.results_file import ResultsFile
 from chipsparse.tuning.rivals import DENSITIES
@@ -142,7 +142,7 @@ class TuneLab:
 
     # Times.
 
-    def step_seconds(self) -> StepSeconds:
+    def step_seconds(self) -> ActionSeconds:
         """What the steps of each kind take, in a short generation for each kind of sparse step."""
         kinds = [(keep, False) for keep in DENSITIES]
         if self.config.mlp.enabled:
@@ -153,7 +153,7 @@ class TuneLab:
             extra = sparse[MLP_TIMED_AT, True] - sparse[MLP_TIMED_AT, False]
             sparse |= {(keep, True): sparse[keep, False] + extra for keep in DENSITIES}
         dense = [self._dense(prompt) for prompt in range(self.calibrating)]
-        return StepSeconds(
+        return ActionSeconds(
             dense=statistics.median(each["step_seconds"] for each in dense),
             refresh=statistics.median(each["refresh"] for each in timed.values()),
             sparse=sparse,

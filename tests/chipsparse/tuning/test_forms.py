@@ -3,7 +3,7 @@
 import pytest
 
 from chipsparse.config import SparsityConfig
-from chipsparse.tuning.forms import Form, Lists, StepSeconds
+from chipsparse.tuning.forms import ActionSeconds, Form, Lists
 from chipsparse.tuning.jump_costs import Reuse, list_cost
 from chipsparse.tuning.placed_steps import Steps
 from tests.chipsparse.tuning.trajectories import trajectory
@@ -18,7 +18,7 @@ BASE = SparsityConfig().override(
         "layers": [{"layers": "3", "attention": "dense"}],
     }
 )
-SECONDS = StepSeconds(
+SECONDS = ActionSeconds(
     dense=2.0, refresh=3.0, sparse={(0.2, False): 1.0, (0.2, True): 0.5}, skipped=0.1, other=10.0
 )
 

@@ -9,7 +9,7 @@ from chipsparse.config import SparsityConfig
 from chipsparse.profiles.tuned_range import TunedTarget
 from chipsparse.schedule.schedule import Action, Schedule
 from chipsparse.tuning import forms, placed_steps
-from chipsparse.tuning.forms import StepSeconds
+from chipsparse.tuning.forms import ActionSeconds
 from chipsparse.tuning.rivals import DENSITIES
 from chipsparse.tuning.search import Search, Unreachable, least_budget
 from chipsparse.tuning.targets import Pair
@@ -63,7 +63,7 @@ class MadeUpLab:
         sparse = {(keep, False): 0.2 + keep for keep in DENSITIES}
         sparse |= {(keep, True): 0.2 + keep + self.mlp_seconds for keep in DENSITIES}
         times = {"dense": 1.0, "refresh": 1.1, "skipped": 0.01, "other": 0.5}
-        return StepSeconds(sparse=sparse, **times, measuring=self.measuring)
+        return ActionSeconds(sparse=sparse, **times, measuring=self.measuring)
 
     def pair(self, config, prompt, form):
         schedule = Schedule(config.schedule, STEPS)
