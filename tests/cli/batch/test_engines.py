@@ -15,6 +15,7 @@ from chipsparse.cli.batch.processes import Processes
 from chipsparse.cli.errors import UserError
 from tests.cli.batch.conftest import InThisProcess
 from tests.cli.batch.deadly_worker import DeadlyWorker
+from tests.cli.conftest import command
 
 ray = pytest.importorskip("ray")
 
@@ -51,14 +52,14 @@ def cluster():
 def run(model_folder, workdir, monkeypatch):
     """Runs the command with deadly workers, on the prompts that it is given."""
 
-    def command(prompts, make_engine, *arguments):
+    def batch(prompts, make_engine, *arguments):
         (workdir / "p.txt").write_text("\n".join(prompts))
         monkeypatch.setattr(job, "_engine", lambda options, here: make_engine())
         given = ["batch", "p.txt", "-o", "out", "--device", "cpu", "--model", str(model_folder)]
         ran = command(*given, "--workers", "2", "--json", *arguments)
         return ran, json.loads(ran.stdout)
 
-    return command
+    return batch
 
 
 def by_prompt(found):
@@ -137,8 +138,8 @@ def test_files_of_several_processes_are_those_of_one(model_folder, workdir, monk
     for engine in ("accelerate", "ray"):
         assert files(engine, "--engine", engine, "--gpus-per-job", "2") == one
         (line, _) = (workdir / engine / "manifest.jsonl").read_text().splitlines()
-        command = json.loads(line)["command"]
-        assert command[command.index("--gpus") + 1] == "2"
+        told = json.loads(line)["command"]
+        assert told[told.index("--gpus") + 1] == "2"
 
 
 @pytest.mark.slow
