@@ -37,6 +37,7 @@ class SparseCalls:
         """Forgets all captured calls: another generation begins."""
         self._graphs.reset()
         self._not_captured_reason: str | None = UNKNOWN
+        self._launched: set[str] = set()  # branches whose calls gain nothing by a capture
 
     def run(
         self,
@@ -73,7 +74,7 @@ class SparseCalls:
             self._report.note(f"a captured sparse step was dropped: {what} changed")
 
     def _pays(self, state: StepState, before: UsualCall) -> bool:
-        """Whether the open call is captured now; if it does not pay, no later one does."""
+        """Whether the open call is captured now; if not, no later one of its branch is."""
         plan, dtype = state.plan, self._report.dtype
         if plan.config.cuda_graphs == "always":
             return True
@@ -87,7 +88,7 @@ class SparseCalls:
             calls=plan.sparse_steps_from(state.context.step),
         )
         if not found:
-            self._not_captured_reason = "no call waits for the host"
+            self._launched.add(state.branch)
         return found
 
     def _may_be_captured(
@@ -95,6 +96,8 @@ class SparseCalls:
     ) -> bool:
         """Whether the open call does just what other sparse calls of its branch do."""
         if state.action is not Action.SPARSE or not state.may_capture:
+            return False
+        if state.branch in self._launched:
             return False
         if device.type != self._graphs.device_type or self._report.layer_times:
             return False

@@ -649,6 +649,17 @@ def test_a_step_is_recorded_where_that_was_measured_to_pay(pays, expected, pipe,
     assert not report.notes
 
 
+@pytest.mark.slow
+def test_each_branch_is_recorded_where_it_pays(pipe, monkeypatch):
+    answers = iter((True, False))  # the branches are asked in turn, once each
+    monkeypatch.setattr("chipsparse.graphs.sparse_calls.capture_pays", lambda **_: next(answers))
+    expected, _ = generate(pipe, NEVER, **GUIDED)
+    found, report = generate(pipe, SPARSE.override({"cuda_graphs": "auto"}), **GUIDED)
+    branches = dict.fromkeys(record.branch for record in report.steps)
+    assert [replayed(report, branch) for branch in branches] == [[4, 6], []]
+    assert same(found, expected)
+
+
 def test_a_plan_says_whether_steps_can_be_recorded():
     layout = ModelLayout((), 4, 16, 1, ((1, 128, 128),))
     layout = dataclasses.replace(layout, kinds=(LayerKind("block", 2, 64),), text_tokens=0)
