@@ -327,7 +327,7 @@ class Measured:
         return found | graphs, layout
 
     def _plan(self, quality: SparsityConfig) -> SparsityPlan:
-        """The plan of a whole generation of what is measured of the model."""
+        """The plan of a whole generation with a config, of what is measured of the model."""
         with self._enabled(quality) as handle, last_blocks_only(self.model, self.transformer):
             self._step(0, STEPS)
             plan: SparsityPlan = handle._adapters[0].session.plan
@@ -394,9 +394,7 @@ class Measured:
         """The config with budgets under which as large a share of the caches fits as of all."""
         if self.device.type != "cuda":
             return config
-        with self._enabled(config) as handle, last_blocks_only(self.model, self.transformer):
-            self._step(0)
-            working = working_bytes(handle._adapters[0].session.plan, dtype=self.dtype)
+        working = working_bytes(self._plan(config), dtype=self.dtype)
         free, _ = torch.cuda.mem_get_info(self.device)
         room = free + torch.cuda.memory_reserved(self.device)
         room -= round(room * reserve_share())

@@ -334,12 +334,13 @@ class Session:
         generation, branch = self._generation, self._generation.branches[name]
         plan, layers = branch.plan, range(branch.plan.layout.layers)
         self.report.dtype = demand.dtype
+        branch.may_capture = may_capture(plan, demand.dtype)
+        demand = replace(demand, captures=demand.captures and branch.may_capture)
         slower = self._slower_parts(plan, device, demand)
         for remark in remarks_on(slower, len(layers)):
             self.report.note(remark)
         demand = replace(demand, dense=demand.dense | slower.keys())
         self._caches.admit(name, plan, device, demand)
-        branch.may_capture = may_capture(plan, demand.dtype)
         parts = [(layer, part) for layer in layers for part in PARTS]
         reasons = {
             (layer, part): plan.why_dense(layer, part)

@@ -91,8 +91,9 @@ class MemoryDemand:
         pending_bytes: weights that come to the device during a call, less those that leave it.
         dense: (layer, part) of what cannot run sparse, so that nothing need be kept for it.
         fp8_mlps: layers whose feed-forward weights are in FP8, and what their linears round.
-        captures: whether sparse steps may be captured as CUDA graphs: not on several processes,
-            since a replay would exchange nothing.
+        captures: whether sparse steps may be captured as CUDA graphs, for which there must be room:
+            where the plan may gain by it, and not on several processes, since a replay would
+            exchange nothing.
     """
 
     dtype: torch.dtype = torch.float32

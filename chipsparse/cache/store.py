@@ -27,7 +27,6 @@ from chipsparse.cache.memory_plan import (
 from chipsparse.cache.offload import HostedTensor, OffloadPool
 from chipsparse.cache.tensors import CachedTensor, LayerCache, TensorCache
 from chipsparse.config import Part, SparsityConfig
-from chipsparse.measure.capture_gain import may_capture
 from chipsparse.plan import Action, SparsityPlan
 
 IN_FP8 = (
@@ -133,7 +132,7 @@ class CacheStore:
     ) -> MemoryPlan:
         first = not self._branches
         captured = 0
-        if device.type == "cuda" and demand.captures and may_capture(plan, demand.dtype):
+        if device.type == "cuda" and demand.captures:
             captured = max(demand.branches, len(self._branches) + 1)
         room = partial(
             available,

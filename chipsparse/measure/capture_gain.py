@@ -37,11 +37,13 @@ def may_capture(plan: SparsityPlan, dtype: torch.dtype, rates: Rates | None = No
         dtype: of the hidden states.
         rates: of the device; by default those of an H200.
     """
-    rates = Rates() if rates is None else rates
-    if not plan.captures_steps() or plan.config.cuda_graphs == "always":
-        return plan.captures_steps()
+    if not plan.captures_steps():
+        return False
+    if plan.config.cuda_graphs == "always":
+        return True
     if plan.sparse_steps_from(0) <= CALLS_BEFORE:
         return False
+    rates = Rates() if rates is None else rates
     return device_seconds(plan, dtype, rates) < LIKELY * plan.layout.layers * rates.launch_seconds
 
 

@@ -49,6 +49,7 @@ def part_seconds(
     if device.type != clock.device_type or config.backend != "auto" or plan.is_dense():
         return {}
     fp8_mlps, found = fp8_mlps or {}, {}
+    captured = captures and may_capture(plan, dtype)
     for part in PARTS:
         layers = [
             layer
@@ -60,7 +61,6 @@ def part_seconds(
             found[layer, part] = estimated_seconds(
                 plan, layer, part, dtype=dtype, fp8=fp8_mlps[layer]
             )
-        captured = captures and may_capture(plan, dtype)
         times = clock.seconds(plan, part, layers, device=device, dtype=dtype, captured=captured)
         found.update({(layer, part): seconds for layer, seconds in times.items()})
     return found

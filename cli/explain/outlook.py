@@ -156,7 +156,7 @@ def look_ahead(
         target.clock,
         dense=never,
         fp8_mlps=fp8,
-        captures=sharing is None,
+        captures=captures,
     )
     slower = slower_parts(plan, times)
     memory = plan_memory(

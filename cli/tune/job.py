@@ -30,7 +30,8 @@ from chipsparse.cli.tune.lab import TuneLab, config_digest
 from chipsparse.cli.tune.shared_results import SharedResults
 from chipsparse.cli.tune.unreachable import unreachable_text
 from chipsparse.cli.work_progress import WorkProgress
-from chipsparse.measure.capture_gain import may_capture
+from chipsparse.config import CaptureMode
+from chipsparse.measure.capture_gain import as_of_many
 from chipsparse.measure.clip_comparison import PerceptualDistance
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import ASSETS, Profile
@@ -110,7 +111,7 @@ def _run(options: TuneOptions, process: Joined) -> Tuned:
             options.budget,
             lpips,
             settings.num_inference_steps - steps,
-            _may_capture(options, model, profile, dtype),
+            _capture_mode(options, model, profile, dtype),
             process,
         )
         _keep(results, options, prompts, None)
@@ -147,17 +148,17 @@ def _run(options: TuneOptions, process: Joined) -> Tuned:
     return Tuned(options.output, options.results_file, found, tuned, lab.candidates)
 
 
-def _may_capture(
+def _capture_mode(
     options: TuneOptions, model: ModelDescription, profile: Profile, dtype: torch.dtype
-) -> bool:
-    """Whether sparse steps of such generations may gain by being captured as CUDA graphs."""
+) -> CaptureMode:
+    """The mode in which a few sparse steps run as those of such generations do."""
     planned = planned_if_known(options, model, profile)
     if planned is None:
-        return False
+        return profile.sparsity.cuda_graphs
     config = planned.plan.config.override(
         {"attention.enabled": True, "schedule": {"actions": ["dense", "refresh", "sparse"]}}
     )
-    return may_capture(dataclasses.replace(planned.plan, config=config), dtype)
+    return as_of_many(config, dataclasses.replace(planned.plan, config=config), dtype).cuda_graphs
 
 
 def choose_prompts(options: TuneOptions, *, video: bool) -> list[Prompt]:

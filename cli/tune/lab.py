@@ -24,7 +24,7 @@ from chipsparse.cli.progress import duration
 from chipsparse.cli.prompts import Prompt
 from chipsparse.cli.ranks.joined import Joined
 from chipsparse.cli.tune.names import dense_name, pair_name, pair_of, times_name
-from chipsparse.config import SparsityConfig
+from chipsparse.config import CaptureMode, SparsityConfig
 from chipsparse.measure.clip_comparison import PerceptualDistance
 from chipsparse.pipelines.denoising_loop import check_scheduler
 from chipsparse.report.generation import GenerationReport
@@ -55,7 +55,7 @@ class TuneLab:
         calibrating: how many these are.
         budget: dense generations that a search may take, in all.
         uncalled_steps: how many of ``num_inference_steps`` do not call the transformer.
-        captures: whether many sparse steps may gain by being captured as CUDA graphs.
+        cuda_graphs: with which a few sparse steps run as those of a generation do.
         process: this one, of those that generate together, dense clips too. The first one has the
             files and compares.
     """
@@ -68,7 +68,7 @@ class TuneLab:
     budget: float
     lpips: PerceptualDistance | None = None
     uncalled_steps: int = 0
-    captures: bool = False
+    cuda_graphs: CaptureMode = "auto"
     process: Joined = Joined()
     _used: dict[str, float] = field(default_factory=dict, init=False)  # of the budget
     _told: bool = field(default=False, init=False)
@@ -181,10 +181,9 @@ class TuneLab:
                 },
                 "attention.density": keep,
                 "mlp.enabled": sparse_mlp,
+                "cuda_graphs": self.cuda_graphs,
             }
         )
-        if self.captures and config.cuda_graphs == "auto":  # as in a generation, of more steps
-            config = config.override({"cuda_graphs": "always"})
         arguments = {
             **self.generator.arguments(self.prompts[0].text),
             "num_inference_steps": len(TIMED_ACTIONS) + self.uncalled_steps,
