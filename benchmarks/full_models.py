@@ -5,15 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from chipsparse import SparsityConfig, find_profile
+from benchmarks.cases import CASES
+from chipsparse import ScheduleConfig, SparsityConfig, find_profile
 
 STEPS = 50
+# The schedules of the first measurements: nearly all steps sparse, or 25 of 50 skipped, none of
+# them one that computes everything.
+EARLY = {
+    "sparse": ScheduleConfig(),
+    "sparse, half of the steps skipped": ScheduleConfig(skip_steps=(*range(2, 50, 2), 49)),
+}
 # Fields of the configs that say how many blocks there are in the first and the second list.
 COUNTS = ("num_layers", "num_single_layers")
 LEAST_BLOCKS = 2  # of a kind: see `last_blocks_only`
@@ -66,6 +73,16 @@ class FullModel:
             name: config.override(changes if config.attention.density == least else {})
             for name, config in found.items()
         }
+
+    def early(self) -> dict[str, SparsityConfig]:
+        """What was measured first: as ``published`` but for the steps, and the case's columns.
+
+        Where these are the same, so are the measured steps.
+        """
+        published = self.qualities()["published"]
+        if self.case in CASES:
+            published = published.override({"attention.density": CASES[self.case].density})
+        return {name: replace(published, schedule=schedule) for name, schedule in EARLY.items()}
 
     def layers_of(self, depth: float) -> tuple[int, ...]:
         """Blocks in each list of a model with this share of them, `LEAST_BLOCKS` at least."""

@@ -8,14 +8,16 @@ import pytest
 import torch
 
 from benchmarks import breakdown_figure, full_size, step_breakdown
-from benchmarks.__main__ import main
+from benchmarks.__main__ import main, parse
 from benchmarks.full_models import (
+    EARLY,
     MODELS,
     STEPS,
     FullModel,
     last_blocks_only,
     without_useless_masks,
 )
+from benchmarks.records import read
 from chipsparse.profiles.qualities import QUALITIES
 from tests.variants import slow_unless
 
@@ -31,13 +33,15 @@ def uncompiled(monkeypatch):
     monkeypatch.setattr(full_size, "compiled_blocks", not_compiled)
 
 
-def measured_of(case):
-    return full_size.Measured(MODELS[case], 0.1, CPU, torch.float32, small=True)
+def measured_of(case, qualities=QUALITIES):
+    model = MODELS[case]
+    configs = model.qualities() | model.early()
+    chosen = {name: configs[name] for name in qualities}
+    return full_size.Measured(model, chosen, 0.1, CPU, torch.float32, small=True)
 
 
 def measure(case, *, qualities=QUALITIES, **options):
-    measured = measured_of(case)
-    measured.qualities = {name: measured.qualities[name] for name in qualities}
+    measured = measured_of(case, qualities)
     return measured, measured.records(**{"whole": False, "all_dense": False, **options})
 
 
@@ -82,6 +86,60 @@ def test_records_of_a_small_model(case, uncompiled):
         assert 0 < record["sparse_error"] < 0.5
         assert record["skip_ms"] < record["sparse_ms"]
         assert record["cache_bytes"] > 0
+
+
+def chosen(case, *options):
+    args = parse(["--op", "full_size", *options])
+    return full_size.chosen(MODELS[case], args)
+
+
+def test_some_qualities_and_the_schedules_of_the_first_measurements():
+    assert list(chosen("h3_5s")) == list(QUALITIES)
+    assert list(chosen("h3_5s", "--schedules", "published,fast")) == ["published", "fast"]
+    early = ["sparse", "sparse, half of the steps skipped"]
+    assert list(chosen("h3_5s", "--schedules", "fast", "--early")) == ["fast", *early]
+    assert list(chosen("h3_5s", "--schedules", "", "--early")) == early
+    with pytest.raises(ValueError, match="--schedules sparse: there are faithful, balanced"):
+        chosen("h3_5s", "--schedules", "fast,sparse")
+    with pytest.raises(ValueError, match="nothing to measure without --early"):
+        chosen("h3_5s", "--schedules", "")
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_the_first_measurements_took_the_steps_of_published_but_for_one_model(case):
+    found = chosen(case, "--schedules", "published", "--early")
+    steps = {full_size.of_steps(config) for config in found.values()}
+    first = case == "hunyuan_720p"
+    assert len(steps) == (2 if first else 1)
+    if first:
+        assert [each.attention.density for each in found.values()] == [0.1, 0.07, 0.07]
+
+
+def test_the_schedules_of_the_first_measurements_are_summed_from_the_same_steps(uncompiled):
+    names = ["published", *EARLY]
+    _, records = measure("wan1b_480p", qualities=names)
+    assert [record["schedule"] for record in records] == names
+    assert [record["actions"] for record in records[1:]] == [
+        {"dense": 1, "refresh": 5, "sparse": 44},
+        {"dense": 1, "refresh": 5, "sparse": 19, "skip": 25},
+    ]
+    times = [[record[f"{action}_ms"] for action in full_size.RUNS] for record in records]
+    assert times[0] == times[1] == times[2]
+
+
+@pytest.mark.parametrize("case", slow_unless(("flux_1280x768",), MODELS))
+def test_full_steps_in_8_bits(case, uncompiled, tmp_path):
+    """The dense step is off by the rounding, and not by more."""
+    found = tmp_path / "records.json"
+    options = ["--device", "cpu", "--dtype", "float32", "--small", "--depth", "0.1"]
+    options += ["--case", case, "--schedules", "balanced,fast", "--precision", "fp8"]
+    assert main(["--op", "full_size", *options, "--json", str(found)]) == 0
+    records = read(found)
+    assert [record["schedule"] for record in records] == ["balanced", "fast"]
+    for record in records:
+        assert record["precision"] == record["config"]["attention"]["precision"] == "fp8"
+        assert record["backends"]["fp8_dense_attention"] == "reference"
+        assert 1e-5 < record["rel_error"] < full_size.FP8_LIMIT / 2
 
 
 def test_times_and_caches_of_a_few_blocks_are_those_of_all_with_the_dense_ones_among_them():
