@@ -24,6 +24,7 @@ from typing import Any, get_args
 import torch
 
 import chipsparse
+from benchmarks.fp8_linears import to_fp8
 from benchmarks.full_models import (
     MODELS,
     STEPS,
@@ -75,8 +76,8 @@ OF_ACTIONS = {
     ),
 }
 CACHES = ("cache_bytes", "host_bytes", "pinned_bytes")
-# Largest relative error of a dense step whose attention is rounded to 8 bits: about one in a
-# hundred a layer.
+# Largest relative error of a dense step that is rounded to 8 bits: attention by about one in a
+# hundred a layer, where it is; inputs of linears by a whole level where they differ by little.
 FP8_LIMIT = 0.1
 SCALE = 0.1  # of rows and columns, in a dry run
 # The last COUNTED steps of each action tell its time: the first of all makes room for caches, the
@@ -116,6 +117,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         default="auto",
         help="of full attention at the dense steps and refreshes of all qualities",
     )
+    group.add_argument(
+        "--fp8-linears",
+        action="store_true",
+        help="of all blocks by torchao, weights and inputs, also those of the baseline",
+    )
     group.add_argument("--whole", action="store_true", help="also run all steps, one by one")
     group.add_argument("--all-dense", action="store_true", help="also a patched all-dense plan")
 
@@ -130,10 +136,19 @@ def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> N
                 raise ValueError(f"no model for the case {name!r}; there are {list(MODELS)}")
             model = MODELS[name]
             qualities = chosen(model, args)
-            measured = Measured(model, qualities, args.depth, device, dtype, small=args.small)
+            measured = Measured(
+                model,
+                qualities,
+                args.depth,
+                device,
+                dtype,
+                small=args.small,
+                fp8_linears=args.fp8_linears,
+            )
             to.add(*measured.records(whole=args.whole, all_dense=args.all_dense))
             # After the records are written: the times tell what went wrong.
-            limit = FP8_LIMIT if args.precision == "fp8" else DENSE_LIMIT[dtype]
+            rounded = args.fp8_linears or args.precision == "fp8"
+            limit = FP8_LIMIT if rounded else DENSE_LIMIT[dtype]
             require("relative error", measured.rel_error, limit, "the dense step")
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -205,6 +220,7 @@ class Measured:
         device: where it runs.
         dtype: of weights and latents.
         small: tiny, for a dry run.
+        fp8_linears: round those of all blocks, before anything is run.
     """
 
     def __init__(
@@ -216,10 +232,14 @@ class Measured:
         dtype: torch.dtype,
         *,
         small: bool,
+        fp8_linears: bool = False,
     ) -> None:
         self.model, self.qualities, self.device, self.dtype = model, qualities, device, dtype
         layers = model.layers_of(depth)
         self.transformer = model.make(layers, small, device, dtype)
+        self._fp8_linears = fp8_linears
+        if fp8_linears:
+            to_fp8(self.transformer, model.blocks)
         self._blocks, self._share = sum(model.layers), sum(layers) / sum(model.layers)
         scale = SCALE if small else 1.0
         self._inputs = model.inputs(scale, self.transformer.config, STEPS, device, dtype)
@@ -247,6 +267,8 @@ class Measured:
                         else self._skipping(steps_of)
                     )
             totals = self._whole_schedules() if whole else {}
+        dtype = str(self.dtype).removeprefix("torch.")
+        linears = "fp8" if self._fp8_linears else dtype
         records = []
         for name, config in self.qualities.items():
             steps, layout = measured[of_steps(config)]
@@ -270,13 +292,14 @@ class Measured:
                     "tokens": layout.tokens,
                     "layers": self._blocks,
                     "measured_layers": layout.layers,
-                    "dtype": str(self.dtype).removeprefix("torch."),
+                    "dtype": dtype,
                     "precision": config.attention.precision,
+                    "linears": linears,
                     "density": config.attention.density,
                     "mlp_density": config.mlp.density if config.mlp.enabled else 1.0,
                     "backend": "chipsparse",
                     "baseline": f"stock transformer, {attention.lstrip('_')} attention, no mask, "
-                    "compiled blocks",
+                    f"compiled blocks, linears in {linears}",
                     "latency_ms": latency,
                     "baseline_ms": baseline,
                     "speedup": baseline / latency,
