@@ -31,6 +31,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "sparse MLP": measured.sparse_mlp,
     "full size": partial(measured.full_size, "full_size_h200.json"),
     "full size, named qualities": partial(measured.full_size, "full_size_qualities_h200.json"),
+    **measured.once_there(
+        "full size, 8 bits", measured.full_size_8_bits, "full_size_fp8_h200.json"
+    ),
     "host memory": measured.host_memory,
     "tiny-wan time": measured.tiny_wan_time,
     "tiny-wan quality": measured.tiny_wan_quality,

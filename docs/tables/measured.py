@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,15 +135,60 @@ def full_size(file: str) -> str:
             "steps": steps(record),
             "columns, neurons": shares(record),
             "stock, ms": f"{record['baseline_step_ms']:,.0f}",
-            **{
-                f"{action}, ms": "-" if (ms := record[f"{action}_ms"]) is None else f"{ms:,.0f}"
-                for action in ("dense", "refresh", "sparse")
-            },
+            **of_actions(record),
             "all steps": f"{record['speedup']:.2f}x",
         }
         for record in records
     ]
     return f"{numbers(rows, texts=3)}\n\n{source(file, records)}."
+
+
+def of_actions(record: Record) -> dict[str, str]:
+    """What a step of each action took."""
+    return {
+        f"{action}, ms": "-" if (ms := record[f"{action}_ms"]) is None else f"{ms:,.0f}"
+        for action in ("dense", "refresh", "sparse")
+    }
+
+
+def full_size_8_bits(file: str) -> str:
+    """The same with full attention or linears in 8 bits, against both kinds of linears in stock.
+
+    Args:
+        file: of records; the baseline with 16-bit linears is that of another run of the same model.
+    """
+    records = read(file)
+    in_16_bits = {record["case"]: record for record in records if record["linears"] != "fp8"}
+    rows = []
+    for record in records:
+        stock, speedup = f"{record['baseline_step_ms']:,.0f}", f"{record['speedup']:.2f}x"
+        other = in_16_bits.get(record["case"]) if record["linears"] == "fp8" else None
+        if other is not None:
+            stock += f" ({other['baseline_step_ms']:,.0f})"
+            speedup += f" ({other['baseline_ms'] / record['latency_ms']:.2f}x)"
+        kept = shares(record)
+        attention = "fp8" if record["precision"] == "fp8" else record["dtype"]
+        rows.append(
+            {
+                "model": name_of(record["case"]),
+                "linears, full attention": f"{record['linears']}, {attention}".replace(
+                    "bfloat", "bf"
+                ),
+                "schedule": record["schedule"] + (f" ({kept})" if kept != "-" else ""),
+                "steps": steps(record),
+                "stock, ms": stock,
+                **of_actions(record),
+                "all steps": speedup,
+            }
+        )
+    note = "In brackets behind a schedule: shares of columns and neurons; behind the others: stock "
+    note += "with 16-bit linears, of another run, and the speed-up over it."
+    return f"{numbers(rows, texts=4)}\n\n{source(file, records)}. {note}"
+
+
+def once_there(name: str, write: Callable[[str], str], file: str) -> dict[str, Callable[[], str]]:
+    """The table of a file of results, where that has been measured."""
+    return {name: partial(write, file)} if (RESULTS / file).exists() else {}
 
 
 def host_memory() -> str:
