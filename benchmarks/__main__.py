@@ -16,6 +16,7 @@ import torch
 
 from benchmarks import (
     attention_curve,
+    attention_steps,
     captured_mass,
     end_to_end,
     fp8_captured,
@@ -39,6 +40,7 @@ MODULES: dict[str, ModuleType] = {
     "captured_mass": captured_mass,
     "fp8_captured": fp8_captured,
     "attention_curve": attention_curve,
+    "attention_steps": attention_steps,
     "full_size": full_size,
     "offload": offload,
     "small_card": small_card,
