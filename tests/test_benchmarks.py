@@ -13,6 +13,7 @@ from PIL import Image
 
 from benchmarks import (
     attention_curve,
+    attention_steps,
     curve_figure,
     fp8_mlp_ops,
     mlp_ops,
@@ -389,6 +390,36 @@ def test_the_curve_is_measured_and_drawn(tmp_path, monkeypatch):
     assert {record["backend"] for record in found} == {"reference"}
     with Image.open(figure) as image:
         assert image.size == (1200, 500)
+
+
+def test_steps_of_a_layer_are_timed_by_action_and_the_first_round_is_not(tmp_path, monkeypatch):
+    calls = 0
+
+    def run_timed(layers, device):
+        nonlocal calls
+        calls += 1
+        first = calls <= len(attention_steps.ROUND)
+        action = attention_steps.ROUND[(calls - 1) % len(attention_steps.ROUND)]
+        milliseconds = {"dense": 24.0, "refresh": 36.0, "sparse": 12.0}[action]
+        return [1e9 if first else milliseconds], [layers[0]()]
+
+    monkeypatch.setattr(attention_steps, "run_timed", run_timed)
+    monkeypatch.setattr(attention_steps, "LAYERS", 2)
+    monkeypatch.setattr(attention_steps, "ROUNDS", 2)
+    times = attention_steps.by_action(CaseTensors(CASES["odd_d64"], CPU, torch.float32), "bf16")
+    assert times == {"dense": 12.0, "refresh": 18.0, "sparse": 6.0}
+
+
+def test_steps_of_a_layer_are_recorded_for_both_precisions(tmp_path, monkeypatch):
+    monkeypatch.setattr(attention_steps, "LAYERS", 1)
+    monkeypatch.setattr(attention_steps, "ROUNDS", 2)
+    code, found = dry_run(tmp_path, "--op", "attention_steps", "--case", "tiny_wan_256x256x65")
+    assert code == 0
+    assert [record["precision"] for record in found] == ["bf16", "fp8"]
+    for record in found:
+        assert record["refresh_ratio"] == record["refresh_ms"] / record["baseline_ms"]
+        assert record["speedup"] == record["baseline_ms"] / record["latency_ms"]
+        assert record["ideal"] == 5
 
 
 def test_the_curve_has_few_heads_where_there_are_many_tokens():
