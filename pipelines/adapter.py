@@ -376,11 +376,11 @@ class ModelAdapter(ModelFamily):
             self._check_caches(context.generation)
             for remark in self.remarks(arguments):
                 self.session.report.note(remark)
-            self._look_at_modules()
-            if state.action is Action.SKIP:
+            if state.action is Action.SKIP:  # nothing of the model runs
                 output = self.session.skipped_output()
                 self.session.end(output)
                 return self.wrap_output(output, arguments)
+            self._look_at_modules()
             with self._dense_attention(arguments):
                 self.session.say_if_all_dense()
                 result = self.session.run(call, self._not_captured_reason)

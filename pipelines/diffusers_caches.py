@@ -16,7 +16,7 @@ from diffusers.hooks.faster_cache import FasterCacheBlockHook
 from diffusers.hooks.hooks import StateManager
 from diffusers.hooks.pyramid_attention_broadcast import PyramidAttentionBroadcastHook
 
-from chipsparse.pipelines.diffusers_hooks import hooks_on
+from chipsparse.pipelines.diffusers_hooks import hooked_modules, hooks_on
 from chipsparse.pipelines.stacked_caches import hooks_of, transformers_of
 
 
@@ -141,7 +141,7 @@ def _enable(transformer: Any, config: Any) -> None:
 
 
 def _hook_names(transformer: torch.nn.Module) -> Iterator[tuple[Any, str]]:
-    for module in transformer.modules():
+    for module in hooked_modules(transformer):
         yield from ((module._diffusers_hook, name) for name in hooks_on(module))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,6 +26,19 @@ def hooks_on(module: Any) -> Mapping[str, Any]:
     return {} if registry is None else registry.hooks
 
 
+def hooked_modules(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The modules of a model that have hooks of accelerate or diffusers; shared ones may repeat.
+
+    Every call of a transformer asks: ``modules()`` takes ten times as long.
+    """
+    found = [model]
+    for module in found:
+        held = vars(module)
+        if "_diffusers_hook" in held or "_hf_hook" in held:
+            yield module
+        found += [part for part in held["_modules"].values() if part is not None]
+
+
 def has_foreign_hooks(module: Any, patches: Patches, *, is_whole_model: bool) -> bool:
     """Whether a module runs hooks that are not among the patches.
 
@@ -42,7 +55,7 @@ def has_foreign_hooks(module: Any, patches: Patches, *, is_whole_model: bool) ->
 
 def why_not_cached(model: Any) -> str | None:
     """What hooks of guidance do to a model now, in words; None without any, or where it is none."""
-    for module in model.modules() if isinstance(model, torch.nn.Module) else ():
+    for module in hooked_modules(model) if isinstance(model, torch.nn.Module) else ():
         for hook in hooks_on(module).values():
             done = GUIDANCE_HOOKS.get(type(hook).__module__)
             if done is not None:

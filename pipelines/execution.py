@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from chipsparse.pipelines.diffusers_hooks import GROUP_OFFLOADING, hooks_on
+from chipsparse.pipelines.diffusers_hooks import GROUP_OFFLOADING, hooked_modules, hooks_on
 
 UNUSED_PLACES = ("cpu", "disk", "meta")  # of a device map, where there is a GPU in it
 
@@ -81,7 +81,7 @@ def _execution_device(
     """The weights' device; of those that are brought for the call, where they are brought to."""
     if weight.device.type not in ("cpu", "meta"):
         return weight.device
-    for module in model.modules():
+    for module in hooked_modules(model):
         for device in _hook_devices(module):
             return _with_index(_as_device(device))
     return hidden.device if weight.is_meta else weight.device

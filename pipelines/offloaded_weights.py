@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from chipsparse.pipelines.diffusers_hooks import GROUP_OFFLOADING, hooks_on
+from chipsparse.pipelines.diffusers_hooks import GROUP_OFFLOADING, hooked_modules, hooks_on
 
 # Of diffusers' group offloading: one computes, one arrives, and what belongs to no block stays.
 GROUPS_AT_ONCE = 3
@@ -52,7 +52,7 @@ def autocast_bytes(model: torch.nn.Module, dtype: torch.dtype) -> int:
 
 def _group_sizes(model: torch.nn.Module) -> list[int]:
     groups = {}
-    for module in model.modules():
+    for module in hooked_modules(model):
         hook = hooks_on(module).get(GROUP_OFFLOADING)
         if hook is not None:
             groups[id(hook.group)] = hook.group

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from chipsparse.pipelines.diffusers_hooks import hooks_on
+from chipsparse.pipelines.diffusers_hooks import hooked_modules, hooks_on
 
 # Caches that take their place in the schedule from how often they were called.
 COUNTING = {"MagCacheHeadHook": "MagCache", "TaylorSeerCacheHook": "TaylorSeer"}
@@ -39,7 +39,7 @@ def why_refused(transformer: torch.nn.Module, *, skips: bool) -> str | None:
 
 def hooks_of(transformer: torch.nn.Module) -> Iterator[Any]:
     """The diffusers hooks on a model and its modules, by whatever function they were put there."""
-    for module in transformer.modules():
+    for module in hooked_modules(transformer):
         yield from hooks_on(module).values()
 
 

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate.hooks import AlignDevicesHook, CpuOffload, SequentialHook
+from accelerate.hooks import AlignDevicesHook, CpuOffload, SequentialHook, add_hook_to_module
 from diffusers.hooks import apply_group_offloading
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import chipsparse
 from chipsparse import SparsityConfig
+from chipsparse.pipelines.diffusers_hooks import hooked_modules
 from chipsparse.pipelines.execution import Execution, execution_of
 from tests.pipelines import test_flux as flux
 from tests.tiny_models import tiny_flux_pipeline, tiny_wan_transformer
@@ -28,6 +29,22 @@ def model():
 
 def device_of(model, hidden=HIDDEN):
     return execution_of(model, model.blocks[0].attn1.to_q.weight, hidden).device
+
+
+def test_modules_with_hooks_are_found_as_by_looking_at_all_of_them(model):
+    assert list(hooked_modules(model)) == []
+    apply_group_offloading(
+        model, onload_device=CPU, offload_type="block_level", num_blocks_per_group=1
+    )
+    add_hook_to_module(model.blocks[1].attn1.to_q, AlignDevicesHook(CPU))
+    model.unused = None  # a module may hold nothing in a place
+    expected = [
+        module
+        for module in model.modules()
+        if hasattr(module, "_hf_hook") or hasattr(module, "_diffusers_hook")
+    ]
+    assert len(expected) > 2
+    assert {*map(id, hooked_modules(model))} == {*map(id, expected)}
 
 
 def test_where_the_weights_are_and_not_the_latents(model):

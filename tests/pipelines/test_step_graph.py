@@ -318,6 +318,21 @@ def test_a_model_that_changes_after_the_recording(name, pipe):
     assert report.fallbacks == usual.fallbacks
 
 
+def test_a_model_that_changes_before_a_skipped_step(pipe):
+    def between(given, step, _time, _tensors):
+        if step == 3:
+            move_weights(given.transformer)
+        return {}
+
+    skips = {"schedule.skip_steps": [4]}
+    state = {key: value.clone() for key, value in pipe.transformer.state_dict().items()}
+    expected, _ = generate(pipe, NEVER.override(skips), between=between)
+    restore(pipe.transformer, state)
+    found, report = generate(pipe, SPARSE.override(skips), between=between)
+    assert same(found, expected)
+    assert any(note.startswith(CHANGED) for note in report.notes)
+
+
 def restore(transformer, state):
     """Takes back what `BETWEEN` does."""
     if getattr(transformer, "peft_config", None):
