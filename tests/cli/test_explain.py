@@ -376,7 +376,7 @@ def test_models_whose_attention_is_not_dispatched(
 
 
 def test_an_image_model(explained, folder):
-    found = explained("--model", folder("flux"), "--steps", "20", "--quality", "fast")
+    found = explained("--model", folder("flux"), "--steps", "20", "--quality", "published")
     assert found["pixels"] == [1024, 1024]  # what the pipeline chooses
     assert found["tokens"] == {"grids": [[1, 64, 64]], "grid": 4096, "text": 512, "all": 4608}
     assert [(layers["name"], layers["layers"]) for layers in found["layers"]] == [
@@ -662,7 +662,7 @@ def test_the_page_fits_the_terminal(explain, folder, case, columns):
     arguments = {
         "bundled": (),
         "wan": ("--model", "wan", *LARGE, "--vram", "90G", "--ram", "400G"),
-        "flux": ("--model", "flux", "--steps", "28", "--vram", "30G", "--quality", "fast"),
+        "flux": ("--model", "flux", "--steps", "28", "--vram", "30G", "--quality", "published"),
     }[case]
     if case != "bundled":
         folder(case)
