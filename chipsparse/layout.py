@@ -78,6 +78,9 @@ class ModelLayout:
         exact_text: whether the rows of the text tokens, too, are computed in full at every step;
             caches then hold the others alone.
         hidden_size: channels of the hidden states; None for those of all heads.
+        rows_before: query rows of zeros before those that may run sparse, so that blocks of them
+            lie in the video or image as another guidance branch's do.
+        samples: which videos or images a call has, where it is made for some of them; None: all.
     """
 
     kinds: tuple[LayerKind, ...]
@@ -91,6 +94,8 @@ class ModelLayout:
     guided_in_batch: int = 1
     exact_text: bool = False
     hidden_size: int | None = None
+    rows_before: int = 0
+    samples: tuple[int, ...] | None = None
 
     @property
     def layers(self) -> int:
@@ -124,14 +129,15 @@ class ModelLayout:
     def query_rows(self) -> range:
         """This process's rows of self-attention that may run sparse; others see all columns."""
         if self.share is not None:
-            return range(self.share.first_row, self.share.first_row + self.share.rows)
+            first = self.share.first_row
+            return range(first - self.rows_before, first + self.share.rows)
         return self.all_query_rows
 
     @property
     def all_query_rows(self) -> range:
         """The same of all processes."""
         if not self.exact_text:
-            return range(self.tokens)
+            return range(-self.rows_before, self.tokens)
         first = self.text_tokens if self.text_first else 0
         return range(first, first + self.grid_tokens)
 
@@ -143,7 +149,9 @@ class ModelLayout:
     @property
     def own_query_rows(self) -> int:
         """How many `query_rows` a process has."""
-        return len(self.query_rows) if self.share is None else self.share.most_rows
+        if self.share is None:
+            return len(self.query_rows)
+        return self.share.most_rows + self.rows_before
 
     @property
     def own_heads(self) -> int:

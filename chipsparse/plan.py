@@ -50,7 +50,7 @@ class SparsityPlan:
         return Schedule(self.config.schedule, self.steps)
 
     def differs_in_prompts_only(self, other: SparsityPlan) -> bool:
-        """Whether two plans differ in text tokens and batch, as branches do, or not at all."""
+        """Whether two plans differ in text tokens and samples, as branches do, or not at all."""
         own = self.layout
         layout = replace(
             other.layout,
@@ -58,6 +58,8 @@ class SparsityPlan:
             batch=own.batch,
             guided_in_batch=own.guided_in_batch,
             share=own.share,
+            rows_before=own.rows_before,
+            samples=own.samples,
         )
         return replace(other, layout=layout) == self
 

@@ -24,6 +24,7 @@ from chipsparse.layers.attention import AttentionLayer
 from chipsparse.layers.column_budget import ColumnBudgets
 from chipsparse.layers.kept_columns import KeptColumns
 from chipsparse.layers.mlp import MLPLayer
+from chipsparse.layers.other_text import aligned
 from chipsparse.layers.state import Shared, StepState
 from chipsparse.layers.static_columns import check_static_bits
 from chipsparse.layers.tile_order import grids_order, inverse_order
@@ -112,6 +113,11 @@ class _Generation:
     step_cache: StepCache | None = None
     all_dense: list[str] | None = None
     held_bytes: tuple[int, int] = (0, 0)
+
+    def aligned(self, layout: ModelLayout, config: SparsityConfig) -> ModelLayout:
+        """A branch's layout, with query blocks that lie as those of the first branch."""
+        first = next((each.plan.layout for each in self.branches.values()), layout)
+        return aligned(layout, first, config.attention) if self.caching else layout
 
     def includes(self, context: StepContext, plan: SparsityPlan) -> bool:
         """Whether a call belongs to it."""
@@ -250,9 +256,11 @@ class Session:
         """
         if self._static_bits is not None:
             check_static_bits(self._static_bits, layout)
-        plan = SparsityPlan(self.config, layout, context.steps)
+        aligned = self._generation.aligned(layout, self.config)
+        plan = SparsityPlan(self.config, aligned, context.steps)
         is_first = not self._generation.includes(context, plan)
         if is_first:
+            plan = SparsityPlan(self.config, layout, context.steps)
             self.reset()
             self._generation = self._new_generation(context.generation, plan, device)
         generation = self._generation

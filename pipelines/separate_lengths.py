@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from chipsparse.layout import ModelLayout
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.plan import SparsityPlan
 
@@ -23,6 +25,7 @@ class SeparateLengths(ModelAdapter):
 
     lengths: list[int] | None = None
     _branches = 1
+    _samples: tuple[int, ...] | None = None
 
     def prompt_lengths(self, arguments: dict[str, Any]) -> list[int] | None:
         """How long the prompts of a call are in the sequence; None where that cannot be told."""
@@ -32,12 +35,16 @@ class SeparateLengths(ModelAdapter):
         """One for each length of prompt."""
         return self._branches
 
+    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
+        """As `ModelAdapter.layout`, with the samples of a call apart."""
+        return replace(super().layout(arguments), samples=self._samples)
+
     @torch.compiler.disable(recursive=False)
     def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """As `ModelAdapter.call`, once for each length of prompt where anything may be sparse."""
         arguments = self.named(args, kwargs)
         lengths = self.prompt_lengths(arguments)
-        self.lengths, self._branches = lengths, 1
+        self.lengths, self._branches, self._samples = lengths, 1, None
         distinct = list(dict.fromkeys(lengths or ()))
         if len(distinct) < 2 or torch.is_grad_enabled() or self._runs_together(arguments):
             return super().call(forward, args, kwargs)
@@ -45,10 +52,14 @@ class SeparateLengths(ModelAdapter):
         position = {"name": "call", **self.named_position}
         samples = lengths or []
         outputs, order = [], []
+        # Of a guided batch, each half has the same videos or images.
+        guided = self._loop.branches() is None and self._is_guided() and len(samples) % 2 == 0
+        videos = len(samples) // 2 if guided else len(samples)
         for length in distinct:
             rows = [row for row, each in enumerate(samples) if each == length]
             name = f"{position['name']} {','.join(map(str, rows))}"
             self.lengths = [length] * len(rows)
+            self._samples = tuple(row % videos for row in rows)
             with self._model.cache_context(**{**position, "name": name}):
                 result = super().call(forward, (), rows_of(arguments, rows, len(samples)))
             outputs.append(self.held_output(result))

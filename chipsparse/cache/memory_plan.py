@@ -307,7 +307,7 @@ def working_bytes(
     if layout.share is not None:
         attention += EXCHANGE_TENSORS * heads_side_by_side
         gathered = GATHERED_TENSORS * layout.batch * tokens * layout.width * dtype.itemsize
-        if layout.share.most_rows < len(layout.all_query_rows):
+        if layout.own_query_rows < len(layout.all_query_rows):
             attention += RING_TENSORS * heads * tokens * layout.head_dim * dtype.itemsize
     if config.attention.uses_fp8:
         attention += 3 * heads * tokens * layout.head_dim

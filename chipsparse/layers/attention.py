@@ -33,6 +33,7 @@ from chipsparse.layers.attention_inputs import AttentionInputs
 from chipsparse.layers.column_budget import LISTS_BYTES, AttentionBudget
 from chipsparse.layers.exact_rows import apart, joined
 from chipsparse.layers.fp8_attention import fp8_choices, fp8_full_attention, fp8_tensors
+from chipsparse.layers.other_text import budget_of, columns_of, fits, with_rows_before
 from chipsparse.layers.pooled_columns import with_means
 from chipsparse.layers.state import Shared, StepState
 from chipsparse.plan import Action, SparsityPlan
@@ -56,11 +57,12 @@ MAIN_OPS = {
 
 @dataclass(frozen=True)
 class _Choice:
-    """When columns were chosen, and for which call."""
+    """When columns were chosen, for which call, and how many a list has at most."""
 
     step: int
     branch: str
     plan: SparsityPlan
+    most_columns: int
 
 
 # So many-th keys tell the LSE of a first refresh: benchmarks/notes/few_steps.md.
@@ -125,6 +127,10 @@ class AttentionLayer:
             rows, exact = apart(query, layout, 2)
             if exact is not None:
                 inputs = replace(inputs, query=rows)
+            if layout.rows_before:
+                _arrive(turns)
+                turns = None
+                inputs = replace(inputs, query=with_rows_before(query, layout))
             choices = self._choices(inputs)
             entry.action = self._decide(state)
             if entry.action is not Action.SPARSE or exact is not None:
@@ -150,12 +156,13 @@ class AttentionLayer:
                         turns=turns,
                     )
                 else:
-                    columns = self._columns_of_another_branch(state, inputs)
+                    budget = state.budgets.of(self.number, state.plan, state.context, key)
+                    columns, budget = self._columns_of_another_branch(state, inputs, budget)
                     if columns is not None:
                         entry.backend = _backend_name(choices, Action.DENSE, precision)
-                    output = self._refresh(state, cache, inputs, columns)
+                    output = self._refresh(state, cache, inputs, budget, columns)
             if exact is None:
-                return output
+                return output[:, :, layout.rows_before :]
             seen = unpatched(exact, key, value, scale)
             # In the order of memory that models want, so that nothing is copied twice.
             return joined(output.transpose(1, 2), seen.transpose(1, 2), layout).transpose(1, 2)
@@ -213,33 +220,44 @@ class AttentionLayer:
         return Action.SPARSE
 
     def _columns_of_another_branch(
-        self, state: StepState, inputs: AttentionInputs
-    ) -> torch.Tensor | None:
-        """What another guidance branch of the same sizes chose at this step, packed."""
+        self, state: StepState, inputs: AttentionInputs, budget: AttentionBudget
+    ) -> tuple[torch.Tensor | None, AttentionBudget]:
+        """What another guidance branch chose at this step, packed, with room for it.
+
+        None where the branch chooses for itself, with its own budget.
+        """
         query, elsewhere = inputs.query, self._shared.columns
+        size = self._shared.config.attention.block_size_q
         if elsewhere is not None and state.action is Action.REFRESH:  # not one that catches up
-            blocks = block_count(query.shape[2], self._shared.config.attention.block_size_q)
+            blocks = block_count(query.shape[2], size)
             shape = (*query.shape[:2], blocks, -(-inputs.key.shape[2] // 8))
-            return elsewhere.take(shape, query.device)
+            return elsewhere.take(shape, query.device), budget
         chosen, caches = self._chosen, self._shared.caches
-        if chosen is None or (chosen.step, chosen.plan) != (state.context.step, state.plan):
-            return None
+        if chosen is None or chosen.step != state.context.step:
+            return None, budget
+        alike = chosen.plan == state.plan
+        if not alike and not fits(chosen.plan, state.plan, self.number):
+            return None, budget
         if chosen.branch == state.branch or not caches.has(chosen.branch, self.number, "columns"):
-            return None
+            return None, budget
         kinds, none = frozenset({"columns"}), frozenset[str]()
         with caches.acquire(chosen.branch, self.number, "attention", kinds, none) as cache:
-            columns: torch.Tensor = cache.columns.clone()  # stored and freed by itself
-        return columns
+            assert cache.columns is not None
+            if alike:
+                return cache.columns.clone(), budget  # stored and freed by itself
+            layout, static = chosen.plan.layout, budget.static_columns
+            columns = columns_of(cache.columns, layout, state.plan.layout, size, static)
+        return columns, budget_of(budget, chosen.most_columns, layout.text_tokens)
 
     def _refresh(
         self,
         state: StepState,
         cache: AttentionCache,
         inputs: AttentionInputs,
+        budget: AttentionBudget,
         columns: torch.Tensor | None,
     ) -> torch.Tensor:
         shared, step, key = self._shared, state.context.step, inputs.key
-        budget = state.budgets.of(self.number, state.plan, state.context, key)
         # Column sums that are NaN make lists longer than that, which is seen when the layer is
         # reached again; it then refreshes once more, and reads the lengths from then on.
         if key.device.type not in READY_DEVICES and not self._waits_for_lists:
@@ -255,7 +273,7 @@ class AttentionLayer:
                 columns=columns,
             )
         if columns is None:
-            self._chosen = _Choice(step, state.branch, state.plan)
+            self._chosen = _Choice(step, state.branch, state.plan, budget.most_columns)
             if shared.columns is not None and state.action is Action.REFRESH:
                 assert cache.columns is not None
                 shared.columns.give(cache.columns)

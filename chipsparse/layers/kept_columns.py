@@ -103,7 +103,7 @@ def read_kept_columns(
         del bits[tokens:]
         own = query_rows[number % blocks * block_size_q :][:block_size_q]
         kept += bits.count()
-        local += bits.count(1, own.start, own.stop)
+        local += bits.count(1, max(0, own.start), max(0, own.stop))
         in_text += count_and(bits, text)
         in_static += count_and(bits, always)
         common &= bits

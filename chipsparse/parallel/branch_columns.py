@@ -40,7 +40,7 @@ class BranchColumns:
                     f"{self._peers.names[0]} is at step {said[0][0]} ({said[0][1]}) and "
                     f"{self._peers.names[rank]} at step {step} ({action})"
                 )
-        # As in one process: prompts of other lengths in the sequence choose for themselves.
+        # Prompts of other lengths in the sequence choose for themselves.
         alike = all(layout == said[0][2] for *_, layout in said)
         self._shared = alike and state.action is Action.REFRESH
 

@@ -8,8 +8,9 @@ import torch
 import chipsparse.layers.attention
 from chipsparse import SparsityConfig
 from chipsparse.cache.memory_plan import MemoryDemand
-from chipsparse.kernels.mask_packing import packed_to_indices
+from chipsparse.kernels.mask_packing import packed_to_indices, unpack_mask
 from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.plan import Action
 from chipsparse.report.generation import GenerationReport
 from chipsparse.session import Session
 from chipsparse.step import StepContext
@@ -240,32 +241,65 @@ def test_branches_keep_the_columns_that_the_first_of_them_chose(offload, rule, m
     assert session.report.fallbacks == []
 
 
+def masks_of(session, branch, layout):
+    """Which columns of layer 0 are kept: those of the video, and those of the text."""
+    text = layout.text_tokens
+    mask = unpack_mask(packed_columns(session, branch), layout.tokens)
+    parts = mask.split([text, 60] if layout.text_first else [60, text], dim=-1)
+    return parts[layout.text_first], parts[not layout.text_first]
+
+
+@pytest.mark.parametrize("waits", [True, False])
 @pytest.mark.parametrize("local_blocks", [None, 0])
-def test_branches_whose_prompts_differ_in_length(local_blocks):
-    """Each has columns of its own, and neither makes the other start anew."""
+@pytest.mark.parametrize("text_first", [False, True])
+def test_branches_whose_prompts_differ_in_length(local_blocks, text_first, waits, request):
+    """The first chooses for both; each keeps its text, and neither makes the other start anew."""
+    if not waits:
+        request.getfixturevalue("slow_device")
     config = CONFIG.override(
-        {"attention.local_blocks": local_blocks, "memory.offload": "always", "mlp.enabled": False}
+        {
+            "attention.local_blocks": local_blocks,
+            "attention.density": 0.4,
+            "memory.offload": "always",
+            "mlp.enabled": False,
+        }
     )
     session = Session(config, GenerationReport())
     texts = {"cond": 4, "uncond": 40}
+    layouts = {
+        branch: replace(LAYOUT, text_tokens=text, text_first=text_first)
+        for branch, text in texts.items()
+    }
     for step in range(3):
-        for branch, text in texts.items():
-            layout = replace(LAYOUT, text_tokens=text)
+        for branch, layout in layouts.items():
             context = StepContext(1, step, branch, 6)
             session.begin(context, layout, CPU, lambda: MemoryDemand(branches=2))
-            assert session.plan.layout == layout
+            # Images start at row 4 of a block, and at row 40 + 12.
+            before = 12 if text_first and branch == "uncond" else 0
+            assert session.plan.layout == replace(layout, rows_before=before)
             query, key, value = torch.randn(3, 1, 2, layout.tokens, 8)
+            dense = torch.nn.functional.scaled_dot_product_attention(query, key, value)
             for layer in range(layout.layers):
                 output = attend(session, layer, query, key, value)
                 assert output.shape == query.shape
+                is_dense = torch.allclose(output, dense, atol=1e-5)
+                assert is_dense == (session.report.steps[-1].action is not Action.SPARSE)
             session.end(query)
     assert [record.action for record in session.report.steps] == [
         action for action in ("dense", "refresh", "sparse") for _ in texts
     ]
-    assert session.report.fallbacks == []  # such as caches larger than planned
-    kept = [record.attention_kept for record in session.report.steps[-2:]]
-    assert kept[0] < 0.6
-    assert kept[1] >= 0.4  # all of its text
+    assert session.report.fallbacks == []  # such as caches larger than planned, or lists cut
+    (video, text), (other_video, other_text) = (
+        masks_of(session, branch, layout) for branch, layout in layouts.items()
+    )
+    assert text.all()
+    assert other_text.all()
+    # Blocks of 16 rows: 4 of the first branch, 7 of the other; 3 of them are of text.
+    blocks = [0, 0, 0, 0, 1, 2, 3] if text_first else [0, 1, 2, 3, 3, 3, 3]
+    chosen = video[:, :, blocks]
+    assert (chosen <= other_video).all()
+    if local_blocks is None:
+        assert torch.equal(chosen, other_video)
 
 
 def test_another_prompt_in_the_same_branch_starts_anew():

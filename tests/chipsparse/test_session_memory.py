@@ -160,11 +160,11 @@ def test_each_call_tells_what_the_caches_hold_behind_it():
 
 @pytest.mark.parametrize("overrides", [slow({}), HOSTED], ids=["device", "host"])
 def test_branches_of_other_prompts_run_side_by_side(overrides):
-    """As with prompts of other lengths, or where a pipeline guides one sample of a batch again."""
+    """As with samples called apart, or where a pipeline guides one sample of a batch again."""
     layouts = {
         "cond": replace(layout_of(batch=2), text_tokens=7),
         "uncond": layout_of(),
-        "more": replace(layout_of(), text_tokens=0),
+        "more": replace(layout_of(), text_tokens=0, samples=(1,)),
     }
     tile = {"tile": [1, 2, 2]}
     together, found = session_with(overrides | tile), {name: [] for name in layouts}

@@ -22,26 +22,32 @@ def test_each_length_is_a_branch_of_its_own():
         calls = calls_begun(handle)
 
         def sizes(call):
-            """The batch and text tokens of each branch."""
+            """The samples and text tokens of each branch."""
             calls.clear()
             generate(pipe, call)
-            return {each.branch: (layout.batch, layout.text_tokens) for each, layout in calls}
+            assert all(layout.batch == len(layout.samples or (0, 1)) for _, layout in calls)
+            return {each.branch: (layout.samples, layout.text_tokens) for each, layout in calls}
 
-        branches = {"cond_uncond 0": (1, 3), "cond_uncond 1": (1, 7)}
+        branches = {"cond_uncond 0": ((0,), 3), "cond_uncond 1": ((0,), 7)}
         assert sizes(GUIDED) == branches
         for branch in branches:
             taken = actions(handle, branch)
             assert taken == ["dense", "refresh", "sparse", "sparse", "refresh", "sparse"]
         assert handle.report.fallbacks == []
         # 9 and 2 without the prompt, 2 and 9 with it.
-        assert sizes(BATCH) == {"cond_uncond 0,3": (2, 9), "cond_uncond 1,2": (2, 2)}
+        assert sizes(BATCH) == {"cond_uncond 0,3": ((0, 1), 9), "cond_uncond 1,2": ((1, 0), 2)}
         even = {**VIDEO, **prompts(5, negative=[5]), "guidance_scale": 4.5}
-        assert sizes(even) == {"cond_uncond": (2, 5)}
+        assert sizes(even) == {"cond_uncond": (None, 5)}
+        unguided = {**VIDEO, **prompts(2, 9)}
+        assert sizes(unguided) == {"cond_uncond 0": ((0,), 2), "cond_uncond 1": ((1,), 9)}
 
 
 @pytest.mark.parametrize("call", [GUIDED, slow(BATCH)], ids=["guided", "batch"])
 def test_samples_are_those_of_calls_with_one_prompt(call):
-    """Bit for bit but for the random columns, which each branch draws for itself."""
+    """Bit for bit but for the random columns, which each branch draws for itself.
+
+    So it is where they are no guidance branches, which share columns.
+    """
     config = SPARSE.override({"attention.random_fraction": 0.0})
     arguments = []
     pipe = tiny_pipeline()
@@ -50,6 +56,7 @@ def test_samples_are_those_of_calls_with_one_prompt(call):
     )
     generate(pipe, call)
     hook.remove()
+    pipe._guidance_scale = 1.0
 
     def outputs(rows):
         with chipsparse.enable(pipe, config), torch.no_grad():

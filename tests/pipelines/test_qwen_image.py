@@ -8,7 +8,9 @@ from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 
 import chipsparse
 from chipsparse import SparsityConfig
+from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.pipelines.qwen_image import image_grids, valid_length
+from chipsparse.plan import Action
 from tests.pipelines import small_sparse
 from tests.pipelines.changes import with_an_effect
 from tests.pipelines.families.qwen_image import (
@@ -29,6 +31,7 @@ from tests.tiny_models import seeded
 from tests.variants import slow
 
 CHANNELS = QWEN_CONFIG["in_channels"]
+PIXELS = 48  # tokens of the picture
 WIDTH = QWEN_CONFIG["num_attention_heads"] * QWEN_CONFIG["attention_head_dim"]
 MASKED = (
     "attention runs dense: the text is masked otherwise than by one length for all samples of a "
@@ -108,6 +111,36 @@ def test_branches_of_other_text_lengths_are_one_generation(pipe):
     assert actions(handle) == actions(handle, "uncond")
     assert actions(handle) == ["dense", "refresh", "sparse", "sparse", "refresh", "sparse"]
     assert_close(found, expected)
+
+
+def test_branches_of_other_text_lengths_keep_the_same_columns_of_the_picture(pipe):
+    kept = {}
+
+    def look(_pipe, step, _timestep, tensors):
+        if step != 2:
+            return tensors
+        caches, read = handle._adapters[0].session._caches, frozenset({"columns"})
+        for branch, text in (("cond", TEXT), ("uncond", TEXT - 2)):
+            for layer in range(QWEN_CONFIG["num_layers"]):
+                with caches.acquire(branch, layer, "attention", read, frozenset()) as cache:
+                    kept[branch, layer] = unpack_mask(cache.columns, text + PIXELS).clone()
+        return tensors
+
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        generate(pipe, **GUIDED, callback_on_step_end=look)
+    assert handle.report.fallbacks == []
+    for layer in range(QWEN_CONFIG["num_layers"]):
+        first, other = kept["cond", layer], kept["uncond", layer]
+        assert first[..., :TEXT].all()
+        assert other[..., : TEXT - 2].all()
+        assert torch.equal(first[..., TEXT:], other[..., TEXT - 2 :])
+        assert 0 < first[..., TEXT:].float().mean() < 0.5
+    ran = {
+        record.branch: {layer.backend for layer in record.layers if layer.part == "attention"}
+        for record in handle.report.steps
+        if record.action is Action.REFRESH
+    }
+    assert ran == {"cond": {"reference"}, "uncond": {"library"}}  # the other needs no column sums
 
 
 def holes():

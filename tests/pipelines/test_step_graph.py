@@ -155,6 +155,25 @@ def test_every_branch_has_a_graph_of_its_own(pipe):
     assert all(replayed(report, branch) == REPLAYED for branch in branches)
 
 
+def test_a_branch_with_less_text_is_recorded_too(pipe, monkeypatch):
+    """It has rows of zeros before its queries, and lists with room for the other's columns."""
+    encode = pipe.encode_prompt
+
+    def shorter(prompt, **options):
+        embeds, pooled, ids = encode(prompt=prompt, **options)
+        cut = 5 if prompt == GUIDED["negative_prompt"] else 0
+        return embeds[:, cut:], pooled, ids[cut:]
+
+    monkeypatch.setattr(pipe, "encode_prompt", shorter)
+    expected, usual = generate(pipe, NEVER, **GUIDED)
+    found, report = generate(pipe, **GUIDED)
+    assert same(found, expected)
+    assert report.fallbacks == []
+    kept = {record.branch: record.attention_kept for record in usual.steps}
+    assert len(kept) == len(set(kept.values())) == 2
+    assert all(replayed(report, branch) == REPLAYED for branch in kept)
+
+
 def test_layers_are_reported_as_if_they_had_been_launched(pipe):
     _, usual = generate(pipe, NEVER)
     _, report = generate(pipe)

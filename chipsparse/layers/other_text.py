@@ -1,0 +1,129 @@
+"""A guidance branch's columns for another one, whose prompt has another length in the sequence.
+
+Both see the same video or image tokens, at other places where the text stands before them. Their
+columns are handed on bit by bit, and lists by their place in the video or image. For that, query
+blocks must lie alike in both (benchmarks/notes/schedules.md), so where text stands before the
+others, the later branch gets rows of zeros before its own. A block of text gets the list of the
+block that is as far from the video or image, or of the outermost there is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+
+from chipsparse.config import AttentionConfig
+from chipsparse.kernels.checks import block_count
+from chipsparse.kernels.mask_packing import pack_mask
+from chipsparse.layers.column_budget import AttentionBudget
+from chipsparse.layout import ModelLayout
+from chipsparse.plan import SparsityPlan
+
+
+def aligned(layout: ModelLayout, first: ModelLayout, config: AttentionConfig) -> ModelLayout:
+    """The layout with rows of zeros, so that blocks of its queries lie as those of the first one.
+
+    As it is where they do without, where no columns are chosen, and where processes share the rows.
+    """
+    if not (config.enabled and layout.text_first) or layout.exact_text or not _is_whole(layout):
+        return layout
+    return replace(
+        layout, rows_before=(first.text_tokens - layout.text_tokens) % config.block_size_q
+    )
+
+
+def with_rows_before(query: torch.Tensor, layout: ModelLayout) -> torch.Tensor:
+    """A query ``[B, H, N, D]`` behind the layout's rows of zeros, in the order of memory it has."""
+    return F.pad(query.transpose(1, 2), (0, 0, 0, 0, layout.rows_before, 0)).transpose(1, 2)
+
+
+def fits(chosen: SparsityPlan, own: SparsityPlan, layer: int) -> bool:
+    """Whether a layer's columns of one plan serve another, whose text alone has another length.
+
+    Not where query blocks lie otherwise, nor where the text of the one that chose takes so much of
+    what is kept that it leaves the video or image less than half of what the other's would.
+    """
+
+    def left(plan: SparsityPlan) -> int:
+        return plan.attention_keep_count(layer) - plan.layout.text_tokens
+
+    layouts = (chosen.layout, own.layout)
+    first, second = (replace(each, text_tokens=0, share=None, rows_before=0) for each in layouts)
+    if first != second or not all(map(_is_whole, layouts)):
+        return False
+    apart = _first_row(chosen.layout) - _first_row(own.layout)
+    return apart % own.config.attention.block_size_q == 0 and 2 * left(chosen) >= left(own)
+
+
+def _is_whole(layout: ModelLayout) -> bool:
+    """Whether this process has all query rows of its heads."""
+    return layout.query_rows == layout.all_query_rows
+
+
+def _lead(layout: ModelLayout) -> int:
+    """Tokens before the video or image."""
+    return layout.text_tokens if layout.text_first else 0
+
+
+def _first_row(layout: ModelLayout) -> int:
+    """Of the query rows, counted from the video's or image's first one."""
+    return layout.query_rows.start - _lead(layout)
+
+
+def budget_of(budget: AttentionBudget, most_columns: int, text_tokens: int) -> AttentionBudget:
+    """The budget with room for what `columns_of` makes.
+
+    Args:
+        budget: of the branch that gets the columns.
+        most_columns: of the one that chose.
+        text_tokens: of the same, in each of its lists.
+    """
+    most = most_columns - text_tokens + budget.static_count
+    return replace(budget, keep_count=most - budget.random_count)
+
+
+def columns_of(
+    packed: torch.Tensor,
+    chosen: ModelLayout,
+    own: ModelLayout,
+    block_size_q: int,
+    static_columns: torch.Tensor | None,
+) -> torch.Tensor:
+    """The columns that another branch chose, at the places that they have in this one.
+
+    Static columns of this branch, its text among them, come on top. No device is waited for.
+
+    Args:
+        packed: uint8 ``[B, H, G', ceil(N' / 8)]``, what the other chose.
+        chosen: layout of the other; see `fits`.
+        own: layout of this one.
+        block_size_q: query rows that share one list.
+        static_columns: as in `AttentionBudget`.
+
+    Returns:
+        uint8 ``[B, H, G, ceil(N / 8)]``.
+    """
+    blocks = block_count(len(own.query_rows), block_size_q)
+    number = torch.arange(blocks, device=packed.device)
+    number += (_first_row(own) - _first_row(chosen)) // block_size_q
+    rows = packed.index_select(2, number.clamp_(0, packed.shape[2] - 1))
+    moved = _moved(rows, _lead(own) - _lead(chosen), own.tokens)
+    if static_columns is not None:
+        moved |= pack_mask(static_columns, backend="reference")
+    return moved
+
+
+def _moved(packed: torch.Tensor, places: int, columns: int) -> torch.Tensor:
+    """Packed bits, so many places further on; those that come before or behind all are dropped."""
+    size = -(-columns // 8)
+    whole, rest = divmod(places, 8)
+    behind = size - whole - packed.shape[-1]
+    moved = F.pad(packed, (whole, behind))
+    if rest:
+        before = F.pad(packed, (whole + 1, behind - 1))
+        moved <<= rest
+        moved |= before.bitwise_right_shift_(8 - rest)
+    moved[..., -1] &= 0xFF >> -columns % 8
+    return moved
