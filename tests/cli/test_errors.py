@@ -1,6 +1,5 @@
 """Every mistake gives one sentence, exit code 2, no traceback and no file."""
 
-import json
 import os
 import re
 import signal
@@ -15,6 +14,7 @@ from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation import denoise
 from chipsparse.cli.media import write as media
 from chipsparse.pipelines.generic import UnservedModelError
+from tests.cli.conftest import change_index, nothing_written
 from tests.pipelines.test_families import FAMILIES
 from tests.tiny_models import PROMPT
 from tests.variants import slow
@@ -25,14 +25,13 @@ def fails(generate, workdir):
     """Runs the command, checks how it fails, and returns the sentence."""
 
     def run(*arguments, code=2, **options):
-        before = {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
-        ran = generate(*arguments, **options)
+        with nothing_written(workdir):
+            ran = generate(*arguments, **options)
         assert ran.exit_code == code, (ran.stdout, ran.stderr)
         assert ran.stdout == ""
         assert "Traceback" not in ran.stderr
         line = ran.stderr.splitlines()[-1]
         assert line.startswith("chipsparse: ")
-        assert {path: path.stat().st_mtime_ns for path in workdir.rglob("*")} == before
         return line.removeprefix("chipsparse: ").removeprefix("error: ")
 
     return run
@@ -166,11 +165,6 @@ def test_folder_without_model_index(fails_early, broken_model):
 def test_bad_model_index(fails_early, broken_model, text, sentence):
     (broken_model / "model_index.json").write_text(text)
     assert sentence in fails_early(model=broken_model)
-
-
-def change_index(folder, **entries):
-    path = folder / "model_index.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
 
 
 def test_unknown_transformer_class(fails_early, broken_model):
