@@ -85,11 +85,6 @@ def test_bad_options(fails_early, arguments, sentence):
     assert re.match(sentence, fails_early(*arguments))
 
 
-def test_output_is_a_folder(fails_early, workdir):
-    (workdir / "out.mp4").mkdir()
-    assert "out.mp4 is a folder; name a file in it" in fails_early("-o", "out.mp4")
-
-
 def test_output_folder_cannot_be_written_to(fails_early, workdir, monkeypatch):
     (workdir / "locked").mkdir()
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
@@ -191,20 +186,7 @@ def test_malformed_component_config(fails_early, broken_model):
     assert "config.json is not valid JSON" in fails_early(model=broken_model)
 
 
-def test_missing_weights(fails, broken_model):
-    for file in (broken_model / "transformer").glob("*.safetensors"):
-        file.unlink()
-    sentence = fails(model=broken_model)
-    assert "the transformer of the model" in sentence
-    assert "has no weights: there is no .safetensors file in" in sentence
-    assert ".bin" not in sentence
-
-
 # Profiles
-
-
-def test_no_such_profile(fails_early):
-    assert "no.yaml" in fails_early("--config", "no.yaml")
 
 
 @pytest.mark.parametrize(

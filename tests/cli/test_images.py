@@ -50,12 +50,6 @@ def test_it_is_what_the_pipeline_makes_with_an_empty_negative_prompt(generate, f
     np.testing.assert_array_equal(written, np.rint(expected * 255).astype(np.uint8))
 
 
-def test_compare_writes_three_pictures(generate, flux_folder, workdir):
-    ran = generate("-o", "out.png", "--compare", model=flux_folder).fine()
-    assert names(workdir) == ["out-compare.png", "out-dense.png", "out.png"]
-    assert "PSNR" in ran.stdout
-
-
 def test_the_bundled_profile_serves_a_folder_without_one(generate, flux_folder, workdir):
     profile = Path(chipsparse.__file__).parent / "assets/profiles/FluxTransformer2DModel.yaml"
     generate(

@@ -440,17 +440,6 @@ def test_bad_input(tune, arguments, message, monkeypatch):
     assert {path.name for path in Path().iterdir()} == {"prompts.txt"}
 
 
-def test_a_file_in_place_of_the_dense_pictures_is_refused_before_anything_is_loaded(
-    tune, monkeypatch
-):
-    monkeypatch.setattr("chipsparse.cli.tune.job.load_pipeline", None)  # would raise if called
-    Path("p.tune-dense").write_text("mine")
-    told = tune("--min-psnr", "25").sentence()
-    assert "p.tune-dense, which keeps the dense clips beside p.tune.json, is no folder" in told
-    assert {path.name for path in Path().iterdir()} == {"prompts.txt", "p.tune-dense"}
-    assert Path("p.tune-dense").read_text() == "mine"
-
-
 def test_the_profile_is_a_config_like_any_other(again):
     content = yaml.safe_load(Path("p.yaml").read_text())
     assert content.keys() == {"model_class", "description", "generation", "sparsity", "tuned"}
