@@ -68,6 +68,7 @@ class Ran:
         """The sentence with which it ended, having printed nothing else."""
         assert (self.exit_code, self.stdout) == (2, ""), (self.stdout, self.stderr)
         assert "Traceback" not in self.stderr
+        assert self.stderr.count("chipsparse: error: ") == 1, self.stderr
         return self.stderr.splitlines()[-1].removeprefix("chipsparse: error: ")
 
     def json(self) -> Any:
