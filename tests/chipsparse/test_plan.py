@@ -22,10 +22,20 @@ PUBLISHED = "1 dense, 1 refresh, 2 sparse, 1 skip, 7 sparse; skipped ones with h
 LETTERS = {Action.DENSE: "D", Action.REFRESH: "R", Action.SPARSE: "S", Action.SKIP: "K"}
 
 
-def actions(steps=12, **schedule):
-    config = SparsityConfig().override({f"schedule.{k}": v for k, v in schedule.items()})
-    plan = SparsityPlan(config, LAYOUT, steps)
-    return "".join(LETTERS[plan.step_action(step)] for step in range(steps))
+def letters(actions):
+    return "".join(LETTERS[action] for action in actions)
+
+
+def config_of(**schedule):
+    return SparsityConfig().override({f"schedule.{k}": v for k, v in schedule.items()})
+
+
+def listed(steps=12, **schedule):
+    return SparsityPlan(config_of(**schedule), LAYOUT, steps)
+
+
+def taken(steps=12, config=None, **schedule):
+    return letters(SparsityPlan(config or config_of(**schedule), LAYOUT, steps).actions())
 
 
 @pytest.mark.parametrize(
@@ -43,7 +53,8 @@ def actions(steps=12, **schedule):
     ],
 )
 def test_step_actions(schedule, expected):
-    assert actions(**schedule) == expected
+    plan = listed(**schedule)
+    assert letters(map(plan.step_action, range(12))) == expected
 
 
 def test_first_layers_stay_dense_but_are_skipped_too():
@@ -98,10 +109,6 @@ def test_all_dense_plans_are_recognized():
     assert SparsityPlan(SparsityConfig(), LAYOUT, 1).is_dense()
 
 
-def listed(steps=12, **schedule):
-    return SparsityPlan(config_of(**schedule), LAYOUT, steps)
-
-
 @pytest.mark.parametrize(
     ("between", "expected"),
     [
@@ -114,19 +121,18 @@ def listed(steps=12, **schedule):
 def test_steps_between_listed_full_ones(between, expected):
     """A refresh only where a sparse step comes before the next full one."""
     plan = listed(full_steps=[1, 2, 4, 7], between=between)
-    assert "".join(LETTERS[action] for action in plan.actions()) == expected
+    assert letters(plan.actions()) == expected
     assert plan.remarks() == []
     assert plan.schedule.full_steps == (0, 1, 2, 4, 7)
     assert plan.is_dense() == (between == "none")
     assert plan.schedule.skips_any == (between != "all")
     off = plan.config.override({"attention.enabled": False, "mlp.enabled": False})
-    letters = expected.replace("R", "D").replace("S", "D")
-    assert taken(config=off) == letters
+    assert taken(config=off) == expected.replace("R", "D").replace("S", "D")
 
 
 def test_a_share_of_the_steps_in_full():
     plan = listed(50, full_share=0.26, front_load=2.5)
-    found = "".join(LETTERS[action] for action in plan.actions())
+    found = letters(plan.actions())
     assert found == "DDDDDDKKDKKRKKSKRKKSKRKKKSKKRKKKSKKRKKKKSKKKRKKSKK"
     assert plan.describe() == (
         "13 of 50 steps in full, front-loaded (p 2.5), one sparse step in each gap of 3 and "
@@ -173,12 +179,12 @@ def test_lists_are_described_in_one_line(schedule, expected):
 
 def test_sparse_steps_may_be_listed_too():
     plan = listed(full_steps=[1, 4, 8], sparse_steps=[5, 7, 10])
-    assert "".join(LETTERS[action] for action in plan.actions()) == "DDKKRSKSRKSK"
+    assert letters(plan.actions()) == "DDKKRSKSRKSK"
     assert plan.describe() == (
         "4 of 12 steps in full, as listed, 3 sparse, likewise, the rest skipped"
     )
     none = listed(full_steps=[1, 4, 8], sparse_steps=[])
-    assert "".join(LETTERS[action] for action in none.actions()) == "DDKKDKKKDKKK"
+    assert letters(none.actions()) == "DDKKDKKKDKKK"
     assert none.is_dense()
     assert none.describe() == "4 of 12 steps in full, as listed, the rest skipped"
     (remark,) = listed(full_steps=[1], sparse_steps=[3, 14]).remarks()
@@ -189,12 +195,12 @@ def test_sparse_steps_may_be_listed_too():
 def test_what_a_list_cannot_do_is_said():
     (remark,) = listed(full_steps=[1, 4, 12, 40]).remarks()
     assert remark == "full_steps 12, 40 are never reached: the last of 12 steps is 11"
-    share = SparsityPlan(config_of(full_share=0.26), LAYOUT, 8).remarks()[0]
+    share = listed(8, full_share=0.26).remarks()[0]
     assert share.startswith("full_share 0.26 of only 8 steps lists 2 of them: such shares are made")
-    assert SparsityPlan(config_of(full_share=0.26), LAYOUT, 50).remarks() == []
-    assert SparsityPlan(config_of(full_share=0.26, least_full=4), LAYOUT, 8).remarks() == []
+    assert listed(50, full_share=0.26).remarks() == []
+    assert listed(8, full_share=0.26, least_full=4).remarks() == []
     plan = listed(full_steps=[6])  # 3 was to be sparse, and there is no refresh yet
-    assert "".join(LETTERS[action] for action in plan.actions()) == "DKKDKKRKKSKK"
+    assert letters(plan.actions()) == "DKKDKKRKKSKK"
     (remark,) = plan.remarks()
     assert remark.startswith("step 3 is computed in full: it was to be sparse, and the only full")
 
@@ -202,14 +208,13 @@ def test_what_a_list_cannot_do_is_said():
 def test_lists_where_the_number_of_steps_is_unknown():
     def found(count=24, **schedule):
         plan = listed(None, **schedule)
-        actions = itertools.islice(plan.actions_from(0), count)
-        return "".join(LETTERS[action] for action in actions), plan.remarks()
+        return letters(itertools.islice(plan.actions_from(0), count)), plan.remarks()
 
-    letters, (remark,) = found(full_share=0.5)
-    assert letters == "DRSSSSSSSSSRSSSSSSSSSRSS"
+    taken, (remark,) = found(full_share=0.5)
+    assert taken == "DRSSSSSSSSSRSSSSSSSSSRSS"
     assert remark.startswith("schedule.full_share needs the number of steps")
-    letters, (remark,) = found(10, full_steps=[1, 4])
-    assert letters == "DDKKRKSKSK"
+    taken, (remark,) = found(10, full_steps=[1, 4])
+    assert taken == "DDKKRKSKSK"
     assert "every other step is sparse" in remark
     assert found(10, full_steps=[1, 4], between="none") == ("DDKKDKKKKK", [])
     assert found(10, full_steps=[1, 4], between="all") == ("DRSSRSSSSS", [])
@@ -265,7 +270,7 @@ def test_listed_actions_are_taken(actions, taken):
     names = {letter: action.value for action, letter in LETTERS.items()}
     config = SparsityConfig().override({"schedule.actions": [names[letter] for letter in actions]})
     plan = SparsityPlan(config, LAYOUT, len(actions))
-    assert "".join(LETTERS[action] for action in plan.actions()) == taken
+    assert letters(plan.actions()) == taken
 
 
 @pytest.mark.parametrize(
@@ -273,8 +278,8 @@ def test_listed_actions_are_taken(actions, taken):
 )
 def test_actions_are_raised_where_their_inputs_are_missing(first, expected):
     """A branch that starts late, as an image-to-image call does, has recorded nothing yet."""
-    plan = SparsityPlan(config_of(refresh_every=3, skip_steps=[7]), LAYOUT, 8)
-    assert "".join(LETTERS[action] for action in plan.actions(first)) == expected
+    plan = listed(8, refresh_every=3, skip_steps=[7])
+    assert letters(plan.actions(first)) == expected
 
 
 PROFILES = [QUALITIES_FILE, *sorted(ASSETS.glob("*/*.yaml"))]
@@ -285,31 +290,20 @@ def test_every_refresh_of_a_quality_is_read_by_a_sparse_step(path):
     for config in load_profile(path).qualities.values():
         for steps in (*range(1, 16), 20, 28, 40, 50, 60):
             for first in {0, steps // 3}:
-                found = SparsityPlan(config, LAYOUT, steps).actions(first)
-                letters = "".join(LETTERS[action] for action in found)
-                assert not re.search("R[^S]*(R|$)", letters), (steps, first, letters)
-                assert "S" not in letters.partition("R")[0]
+                found = letters(SparsityPlan(config, LAYOUT, steps).actions(first))
+                assert not re.search("R[^S]*(R|$)", found), (steps, first, found)
+                assert "S" not in found.partition("R")[0]
 
 
 @pytest.mark.parametrize("steps", [12, None])
 def test_a_refresh_that_nothing_reads_is_a_dense_step(steps):
     def found(**schedule):
-        actions = listed(steps, **schedule).actions_from(0)
-        return "".join(LETTERS[action] for action in itertools.islice(actions, 12))
+        return letters(itertools.islice(listed(steps, **schedule).actions_from(0), 12))
 
     assert found(refresh_steps=[1, 4, 5], dense_steps=[6]) == "DRSSDRDSSSSS"
     # The second is skipped and made up for by the step behind it: the first has no reader.
     assert found(refresh_steps=[1, 3], dense_steps=[2], skip_steps=[3]) == "DDDKRSSSSSSS"
     assert found(refresh_steps=[1], dense_steps=[2, 3], skip_steps=[4]) == "DRDDKSSSSSSS"
-
-
-def config_of(**schedule):
-    return SparsityConfig().override({f"schedule.{k}": v for k, v in schedule.items()})
-
-
-def taken(steps=12, config=None, **schedule):
-    plan = SparsityPlan(config or config_of(**schedule), LAYOUT, steps)
-    return "".join(LETTERS[action] for action in plan.actions())
 
 
 def test_a_schedule_that_skips_half_of_50_steps():
@@ -338,11 +332,6 @@ def test_a_refresh_that_was_skipped_comes_before_the_next_sparse_step(schedule, 
     assert taken(**schedule) == expected
 
 
-def test_every_other_step_skipped_still_refreshes():
-    found = taken(50, skip_steps=list(range(3, 50, 2)))
-    assert [step for step, letter in enumerate(found) if letter == "R"] == [1, 12, 22, 32, 42]
-
-
 def test_steps_can_be_skipped_where_nothing_is_sparse():
     off = {"attention.enabled": False, "mlp.enabled": False}
     config = config_of(skip_steps=[0, 1, 2, 4, 5, 11], refresh_every=4, final_dense_steps=1)
@@ -351,14 +340,14 @@ def test_steps_can_be_skipped_where_nothing_is_sparse():
 
 
 def test_listed_steps_that_are_computed_are_named():
-    plan = SparsityPlan(config_of(skip_steps=[0, 1, 4, 11, 40], final_dense_steps=1), LAYOUT, 12)
+    plan = listed(skip_steps=[0, 1, 4, 11, 40], final_dense_steps=1)
     (remark,) = plan.remarks()
     assert remark.startswith("skip_steps 0, 1, 11 are computed: ")
     late = config_of(skip_steps=[3, 4], warmup_steps=3, dense_steps=[2])
     assert taken(config=late) == "DDDKKRSSSSSS"
     assert SparsityPlan(late, LAYOUT, 12).remarks() == []
-    assert SparsityPlan(config_of(skip_steps=[4]), LAYOUT, 12).remarks() == []
-    assert SparsityPlan(config_of(skip_steps=[0]), LAYOUT, None).remarks() == []
+    assert listed(skip_steps=[4]).remarks() == []
+    assert listed(None, skip_steps=[0]).remarks() == []
     ignored = config_of(skip_steps=[0], actions=["dense"])
     assert SparsityPlan(ignored, LAYOUT, 12).remarks() == []
 
@@ -389,16 +378,16 @@ def test_what_the_threshold_may_skip():
 
 
 def test_a_threshold_is_described_as_what_it_is():
-    plan = SparsityPlan(config_of(skip_threshold=0.05), LAYOUT, 12)
+    plan = listed(skip_threshold=0.05)
     assert plan.schedule.skips_any
     assert plan.describe() == (
         "1 dense, 1 refresh, 9 sparse, 1 dense; of the sparse and refresh ones, those are "
         "skipped that are predicted to change the output by less than 5%, at most 3 in a row: "
         "how many is not known beforehand"
     )
-    listed = SparsityPlan(config_of(skip_threshold=0.05, actions=["dense"]), LAYOUT, 12)
-    assert "not known" not in listed.describe()
-    assert not listed.schedule.skips_any
+    other = listed(skip_threshold=0.05, actions=["dense"])
+    assert "not known" not in other.describe()
+    assert not other.schedule.skips_any
 
 
 @pytest.mark.parametrize(
@@ -417,7 +406,7 @@ def test_a_threshold_is_described_as_what_it_is():
 def test_few_steps_choose_their_columns_at_the_first(steps, first, expected):
     config = config_of(full_share=0.9, least_full=9, few_steps=8, few_refresh_every=3)
     plan = SparsityPlan(config, LAYOUT, steps)
-    assert "".join(LETTERS[action] for action in plan.actions(first)) == expected
+    assert letters(plan.actions(first)) == expected
     assert plan.schedule.skips_any is False
     said = [remark for remark in plan.remarks() if "are few" in remark]
     assert bool(said) == (steps <= 8)
@@ -425,9 +414,9 @@ def test_few_steps_choose_their_columns_at_the_first(steps, first, expected):
 
 def test_few_steps_take_the_place_of_everything_but_listed_actions():
     few = {"few_steps": 4, "skip_threshold": 0.1, "skip_steps": [2], "warmup_steps": 3}
-    plan = SparsityPlan(config_of(**few), LAYOUT, 4)
+    plan = listed(4, **few)
     assert plan.actions() == [Action.REFRESH, *[Action.SPARSE] * 3]
     assert not plan.schedule.skips_by_threshold()
-    listed = SparsityPlan(config_of(few_steps=4, actions=["dense", "skip"]), LAYOUT, 4)
-    assert listed.actions() == [Action.DENSE, *[Action.SKIP] * 3]
-    assert SparsityPlan(config_of(few_steps=4), LAYOUT, None).actions_from(0).__next__() == "dense"
+    other = listed(4, few_steps=4, actions=["dense", "skip"])
+    assert other.actions() == [Action.DENSE, *[Action.SKIP] * 3]
+    assert listed(None, few_steps=4).actions_from(0).__next__() == "dense"

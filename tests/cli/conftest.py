@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,13 @@ class Ran:
         assert self.exit_code == 2, self.stderr
         return self.stderr
 
+    def sentence(self) -> str:
+        """The sentence with which it ended, having printed nothing else."""
+        assert (self.exit_code, self.stdout) == (2, ""), (self.stdout, self.stderr)
+        assert "Traceback" not in self.stderr
+        assert self.stderr.count("chipsparse: error: ") == 1, self.stderr
+        return self.stderr.splitlines()[-1].removeprefix("chipsparse: error: ")
+
     def json(self) -> Any:
         """What it printed, having succeeded."""
         return json.loads(self.fine().stdout)
@@ -76,6 +85,24 @@ def command(*words: object) -> Ran:
 def names(folder: Path | str, pattern: str = "*") -> list[str]:
     """Those of the files in a folder, in order."""
     return sorted(path.name for path in Path(folder).glob(pattern))
+
+
+def change_index(folder: Path, **entries: object) -> None:
+    """Other entries for the model_index.json of a model's folder."""
+    path = folder / "model_index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
+@contextmanager
+def nothing_written(folder: Path) -> Iterator[None]:
+    """What runs within leaves every file of a folder as it was, and adds none."""
+
+    def times() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+    before = times()
+    yield
+    assert times() == before
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,7 @@
 """`chipsparse compare` of two files."""
 
 import re
+from functools import partial
 
 import imageio.v3 as iio
 import numpy as np
@@ -12,15 +13,12 @@ from chipsparse.cli.media.heat_map import heat_map
 from chipsparse.cli.media.panels import GAP_PIXELS
 from chipsparse.cli.media.read import read_clip
 from chipsparse.measure import quality
-from tests.cli.conftest import command
+from tests.cli.conftest import command, nothing_written
 
 
 @pytest.fixture
 def compare(workdir):
-    def run(*arguments):
-        return command("compare", *arguments)
-
-    return run
+    return partial(command, "compare")
 
 
 @pytest.fixture
@@ -28,12 +26,8 @@ def fails(compare, workdir):
     """Runs the command and returns its one sentence; nothing may have been written."""
 
     def run(*arguments):
-        before = {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
-        ran = compare(*arguments)
-        assert (ran.exit_code, ran.stdout) == (2, "")
-        assert "Traceback" not in ran.stderr
-        assert {path: path.stat().st_mtime_ns for path in workdir.rglob("*")} == before
-        return ran.stderr.splitlines()[-1].removeprefix("chipsparse: error: ")
+        with nothing_written(workdir):
+            return compare(*arguments).sentence()
 
     return run
 

@@ -22,12 +22,6 @@ def start(*arguments, **environment):
     )
 
 
-def test_as_a_module():
-    ran = start("--version")
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith(b"chipsparse 0.")
-
-
 def test_a_prompt_beyond_ascii_in_the_c_locale(workdir):
     """Python then decodes arguments as ASCII, and would print nothing else."""
     (workdir / "würfel.txt").write_text("")
@@ -92,12 +86,3 @@ def test_completion(words, offered):
 @pytest.mark.parametrize("option", ["--show-completion", "--install-completion"])
 def test_completion_can_be_installed(option):
     assert option in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
-
-
-def test_the_script_of_a_shell():
-    from typer.completion import get_completion_script
-
-    script = get_completion_script(
-        prog_name="chipsparse", complete_var="_CHIPSPARSE_COMPLETE", shell="bash"
-    )
-    assert "_CHIPSPARSE_COMPLETE=complete_bash" in script

@@ -10,6 +10,7 @@ from PIL import Image
 
 import chipsparse
 from chipsparse.profiles.profile import ASSETS
+from tests.cli.conftest import names
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 from tests.variants import slow
 
@@ -23,7 +24,7 @@ def test_an_image_is_written_and_described(generate, flux_folder, workdir):
     assert [step["action"] for step in sparse["steps"]] == ["dense", "refresh", "sparse", "sparse"]
     assert sparse["steps"][-1]["mlp_kept"] == pytest.approx(38 / 128)
     assert (sparse["frames"], sparse["height"], sparse["width"]) == (1, 32, 48)
-    assert [path.name for path in workdir.iterdir()] == ["out.png"]
+    assert names(workdir) == ["out.png"]
 
 
 @pytest.mark.parametrize("mode", [slow([]), ["--dense"]])
@@ -47,13 +48,6 @@ def test_it_is_what_the_pipeline_makes_with_an_empty_negative_prompt(generate, f
             (expected,) = pipe(PROMPT, **settings).images
     written = np.asarray(Image.open("out.png"))
     np.testing.assert_array_equal(written, np.rint(expected * 255).astype(np.uint8))
-
-
-def test_compare_writes_three_pictures(generate, flux_folder, workdir):
-    ran = generate("-o", "out.png", "--compare", model=flux_folder).fine()
-    names = {path.name for path in workdir.iterdir()}
-    assert names == {"out.png", "out-dense.png", "out-compare.png"}
-    assert "PSNR" in ran.stdout
 
 
 def test_the_bundled_profile_serves_a_folder_without_one(generate, flux_folder, workdir):
@@ -97,8 +91,6 @@ def test_what_images_do_not_have_is_refused_in_a_sentence(
     generate, flux_folder, workdir, arguments, sentence
 ):
     ran = generate(*arguments, model=flux_folder)
-    assert ran.exit_code == 2
-    assert ran.stderr.startswith("chipsparse: error: ")
-    assert sentence in ran.stderr
+    assert sentence in ran.sentence()
     assert ran.stderr.count("\n") == 1
-    assert list(workdir.iterdir()) == []
+    assert names(workdir) == []

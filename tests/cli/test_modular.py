@@ -15,7 +15,7 @@ from chipsparse.cli.model.description import describe_model
 from chipsparse.cli.model.modular import call_pipeline
 from chipsparse.cli.model.random_pipeline import random_pipeline
 from chipsparse.session import Session
-from tests.cli.conftest import IMAGE_PROFILE, command
+from tests.cli.conftest import IMAGE_PROFILE, command, names
 from tests.pipelines.families.ltx import tiny_ltx_pipeline
 from tests.pipelines.modular_families import FAMILIES
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
@@ -70,16 +70,12 @@ def test_generate_writes_what_the_patched_pipeline_makes(generate, folder, workd
         )
     written = np.asarray(Image.open("out.png"))
     np.testing.assert_array_equal(written, np.rint(expected * 255).astype(np.uint8))
-    assert [path.name for path in workdir.iterdir()] == ["out.png"]
+    assert names(workdir) == ["out.png"]
 
 
 def test_compare_warms_up_and_makes_both(generate, folder, workdir, capfd):
     generate("-o", "out.png", "--compare", model=folder).fine()
-    assert {path.name for path in workdir.iterdir()} == {
-        "out.png",
-        "out-dense.png",
-        "out-compare.png",
-    }
+    assert names(workdir) == ["out-compare.png", "out-dense.png", "out.png"]
     assert "it/s" not in capfd.readouterr().err  # bars of the pipeline's own
 
 
@@ -120,9 +116,7 @@ def test_models_between_versions_are_refused_in_a_sentence(
     generate, broken, workdir, loads_nothing, entries, sentence
 ):
     change(broken, **entries)
-    told = generate("-o", "out.png", model=broken).refused()
-    assert sentence in " ".join(told.split())
-    assert "Traceback" not in told
+    assert sentence in generate("-o", "out.png", model=broken).sentence()
     assert list(workdir.iterdir()) == []
 
 

@@ -1,7 +1,6 @@
 """A generation with too few steps for its profile is never silently dense."""
 
 import dataclasses
-import json
 
 import pytest
 
@@ -71,8 +70,8 @@ FEW = ("-o", "o.png", "--frames", "1", "--steps", "2")
 
 
 def test_the_command_warns_before_loading_and_in_its_results(generate):
-    ran = generate(*FEW, "--json").fine()
-    (warning,) = json.loads(ran.stdout)["warnings"]
+    ran = generate(*FEW, "--json")
+    (warning,) = ran.json()["warnings"]
     assert "computes all 2 steps in full; it takes --steps 3 or more" in warning
     first, second, *_ = ran.stderr.splitlines()
     assert (first, second) == (f"chipsparse: warning: {warning}", "loading the model")
@@ -88,8 +87,7 @@ def test_strict_refuses_before_loading(generate, workdir, loads_nothing):
 
 
 def test_dense_runs_are_dense_on_purpose(generate):
-    ran = generate(*FEW, "--dense", "--json")
-    assert json.loads(ran.stdout)["warnings"] == []
+    assert generate(*FEW, "--dense", "--json").json()["warnings"] == []
 
 
 def test_what_the_report_says_is_shown(generate, monkeypatch):
@@ -100,6 +98,7 @@ def test_what_the_report_says_is_shown(generate, monkeypatch):
 
     monkeypatch.setattr(denoise, "generate", generation)
     ran = generate("-o", "o.png", "--frames", "1", "--json")
-    assert json.loads(ran.stdout)["warnings"] == ["of a reason"]
-    assert json.loads(ran.stdout)["sparse"]["nothing_sparse"] == "of a reason"
+    content = ran.json()
+    assert content["warnings"] == ["of a reason"]
+    assert content["sparse"]["nothing_sparse"] == "of a reason"
     assert "chipsparse: warning: of a reason\n" in ran.stderr

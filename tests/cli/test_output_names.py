@@ -1,13 +1,11 @@
 """Names of outputs are refused before anything is computed, and nothing is left."""
 
-import json
 import os
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from chipsparse.cli.main import app
+from tests.cli.conftest import command, nothing_written
 
 LONG = "a" * 300
 
@@ -29,16 +27,13 @@ def refused(workdir, model_folder, monkeypatch):
         )
 
     def run(line):
-        command, *rest = line.format(long=LONG).split()
-        if command == "generate":
+        name, *rest = line.format(long=LONG).split()
+        if name == "generate":
             rest = ["x", *rest]
-        if command in ("generate", "tune"):
+        if name in ("generate", "tune"):
             rest += ["--model", str(model_folder)]
-        before = {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
-        ran = CliRunner().invoke(app, [command, *rest])
-        assert (ran.exit_code, ran.stdout) == (2, ""), ran.stderr
-        assert {path: path.stat().st_mtime_ns for path in workdir.rglob("*")} == before
-        return ran.stderr.splitlines()[-1].removeprefix("chipsparse: error: ")
+        with nothing_written(workdir):
+            return command(name, *rest).sentence()
 
     return run
 
@@ -67,10 +62,6 @@ def refused(workdir, model_folder, monkeypatch):
             "--crf 52 is out of range; for .mp4 it must be from 0 to 51",
         ),
         ("generate -o b.webm --crf -1", "--crf -1 is out of range; for .webm it must be from 0 to"),
-        (
-            "generate -o b.mp4 --fps 1000000000",
-            "--fps 1000000000 is too large; it must be at",
-        ),
         ("tune --min-psnr 9 -o /proc/p.yaml", "--output /proc/p.yaml cannot be written: No such"),
         (
             "tune --min-psnr 9 -o c.yaml --config c.yaml",
@@ -119,9 +110,7 @@ def test_a_file_system_that_is_full_already(refused, monkeypatch):
 def test_pipes_are_not_waited_for(workdir):
     os.mkfifo("a.png")
     for arguments in (["compare", "a.png", "a.png"], ["report", "a.png", "-o", "g.html"]):
-        ran = CliRunner().invoke(app, arguments)
-        assert ran.exit_code == 2
-        assert ran.stderr.splitlines()[-1] == "chipsparse: error: a.png is no regular file"
+        assert command(*arguments).sentence() == "a.png is no regular file"
 
 
 def test_a_picture_of_billions_of_pixels(workdir):
@@ -136,23 +125,12 @@ def test_a_picture_of_billions_of_pixels(workdir):
     header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
     parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(b"")), chunk(b"IEND", b"")
     Path("a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
-    ran = CliRunner().invoke(app, ["compare", "a.png", "a.png"])
-    assert ran.exit_code == 2
-    assert "a.png could not be read: Image size (3600000000 pixels) exceeds" in ran.stderr
+    said = command("compare", "a.png", "a.png").sentence()
+    assert said.startswith("a.png could not be read: Image size (3600000000 pixels) exceeds")
 
 
 @pytest.mark.parametrize("content", [b"GIF89a", b"GIF89a" + bytes(range(200)), b"GIF89a\xff" * 9])
 def test_a_damaged_gif(workdir, content):
     Path("a.gif").write_bytes(content)
-    ran = CliRunner().invoke(app, ["compare", "a.gif", "a.gif"])
-    assert ran.exit_code == 2
-    assert "a.gif could not be read: " in ran.stderr
-
-
-@pytest.mark.parametrize("content", [{}, {"a": 1}, {"steps": 3}, [1], "text", None, 5])
-def test_any_other_json_is_no_report(workdir, content):
-    Path("x.json").write_text(json.dumps(content))
-    ran = CliRunner().invoke(app, ["report", "x.json", "-o", "g.html"])
-    assert ran.exit_code == 2
-    assert ran.stderr.startswith("chipsparse: error: x.json is ")
-    assert not Path("g.html").exists()
+    said = command("compare", "a.gif", "a.gif").sentence()
+    assert said.startswith("a.gif could not be read: ")

@@ -1,6 +1,5 @@
 """What of a prompt is not read is said."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -59,7 +58,7 @@ def test_long_remainders_are_shortened():
 
 
 def test_the_command_says_so(generate):
-    ran = generate("-o", "o.png", "--frames", "1", "--json", prompt=words(20)).fine()
-    (warning,) = json.loads(ran.stdout)["warnings"]
+    ran = generate("-o", "o.png", "--frames", "1", "--json", prompt=words(20))
+    (warning,) = ran.json()["warnings"]
     assert "longer than the 16 tokens" in warning
     assert f"chipsparse: warning: {warning}\n" in ran.stderr

@@ -15,12 +15,10 @@ import numpy as np
 import pytest
 from markupsafe import Markup
 from PIL import Image
-from typer.testing import CliRunner
 
 import chipsparse
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate import job
-from chipsparse.cli.main import app
 from chipsparse.cli.media import report_file
 from chipsparse.cli.pages import part
 from chipsparse.cli.pages.charts import Drawn, Renderer
@@ -29,7 +27,7 @@ from chipsparse.cli.pages.names import command_text, name_of
 from chipsparse.cli.pages.page import page
 from chipsparse.cli.pages.records import read_record
 from chipsparse.cli.pages.samples import FRAMES, LARGEST_SIDE, SAME_RUN_SECONDS
-from tests.cli.conftest import PROFILE
+from tests.cli.conftest import PROFILE, command, names, nothing_written
 from tests.cli.html_reader import PageReader
 from tests.cli.test_tune import PROFILE as FLUX_PROFILE
 from tests.cli.test_tune import PROMPTS
@@ -41,14 +39,8 @@ FRAME = (32, 48, 3)
 LAYERS, STEPS, PARTS = 3, 4, 2
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, [str(each) for each in arguments])
-
-
 def as_made(*arguments):
-    ran = run(*arguments)
-    assert ran.exit_code == 0, ran.stderr
-    return ran.stdout
+    return command(*arguments).fine().stdout
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +84,7 @@ def folder(made, workdir):
 
 
 def made_page(*arguments):
-    ran = run("report", *arguments)
-    assert ran.exit_code == 0, ran.stderr
-    assert ran.stdout.startswith("page.html (")
+    assert command("report", *arguments).fine().stdout.startswith("page.html (")
     page = PageReader(Path("page.html").read_text(encoding="utf-8"))
     assert page.problems == []
     return page
@@ -149,12 +139,10 @@ def refused(folder):
     """Returns the one sentence of a page that cannot be made, before which nothing was written."""
 
     def make(*arguments):
-        before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-        ran = run("report", *arguments)
-        assert (ran.exit_code, ran.stdout) == (2, ""), ran.stderr
+        with nothing_written(folder):
+            ran = command("report", *arguments)
         assert len(ran.stderr.splitlines()) == 1
-        assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-        return ran.stderr.strip().removeprefix("chipsparse: error: ")
+        return ran.sentence()
 
     return make
 
@@ -473,7 +461,7 @@ def test_a_generation_that_failed(report, monkeypatch, model_folder):
 
     monkeypatch.setattr(job.media, "write_media", fail)
     given = ("generate", PROMPT, "--model", model_folder, "-o", "f.gif", "--strict")
-    assert run(*given, "--ram", "1K", "--report", "failed.json").exit_code == 2
+    assert command(*given, "--ram", "1K", "--report", "failed.json").exit_code == 2
     page = report("failed.json")
     (alert,) = (text for text in page.texts if text.startswith("This generation failed"))
     assert "FallbackError" in alert or "BudgetError" in alert
@@ -914,25 +902,22 @@ def test_mistakes(refused, arguments, sentence):
 )
 def test_a_page_without_the_library_that_draws_charts(folder, monkeypatch, arguments):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    before = sorted(folder.iterdir())
-    ran = run(*arguments)
-    assert (ran.exit_code, ran.stdout) == (2, "")
-    assert "not installed: pip install 'chipsparse[report]'" in ran.stderr
-    assert sorted(folder.iterdir()) == before
+    with nothing_written(folder):
+        said = command(*arguments).sentence()
+    assert "not installed: pip install 'chipsparse[report]'" in said
 
 
 def test_a_page_that_cannot_be_written_leaves_everything_as_it_was(folder, monkeypatch):
     Path("page.html").write_text("old")
-    before = sorted(path.name for path in folder.iterdir())
+    before = names(folder)
 
     def full(path, text):
         path.write_text(text[:5])
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(report_file, "write_checked", full)
-    ran = run("report", "r.json", "-o", "page.html")
+    said = command("report", "r.json", "-o", "page.html").sentence()
     monkeypatch.undo()
-    assert (ran.exit_code, ran.stdout) == (2, "")
-    assert "--output page.html could not be written: No space left on device" in ran.stderr
+    assert "--output page.html could not be written: No space left on device" in said
     assert (folder / "page.html").read_text() == "old"
-    assert sorted(path.name for path in folder.iterdir()) == before
+    assert names(folder) == before

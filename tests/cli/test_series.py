@@ -78,9 +78,8 @@ def test_the_model_is_loaded_once_and_patched_once(generate, workdir, monkeypatc
         )
     (workdir / "p.txt").write_text("a red circle\na blue square\n")
     given = ("--prompts", "p.txt", "--num", "2", "-o", "o.png", "--report", "r.json", "--json")
-    ran = generate(*SMALL, *given, "--seed", "7", prompt=None).fine()
+    content = generate(*SMALL, *given, "--seed", "7", prompt=None).json()
     assert calls == ["load_pipeline", "Runner"]
-    content = json.loads(ran.stdout)
     assert [(each["prompt"], each["seed"]) for each in content] == [
         ("a red circle", 7),
         ("a red circle", 8),
@@ -96,11 +95,8 @@ def test_the_model_is_loaded_once_and_patched_once(generate, workdir, monkeypatc
     for index, each in enumerate(content):
         told = json.loads((workdir / f"r-00{index}.json").read_text())
         assert told["request"]["seed"] == each["seed"]
-        assert [step["action"] for step in each["sparse"]["steps"]] == [
-            "dense",
-            "refresh",
-            "sparse",
-        ]
+        actions = [step["action"] for step in each["sparse"]["steps"]]
+        assert actions == ["dense", "refresh", "sparse"]
 
 
 def test_each_picture_is_that_of_a_run_of_its_own(generate, workdir):

@@ -16,6 +16,7 @@ from PIL import Image
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.read import read_clip
+from tests.cli.conftest import names
 from tests.tiny_models import PROMPT
 
 SUFFIXES = tuple(media.WRITERS)
@@ -38,10 +39,6 @@ TEXT = (
 def noise(frames=5, height=32, width=48):
     """What no encoder makes small."""
     return np.random.default_rng(0).integers(0, 256, (frames, height, width, 3), dtype=np.uint8)
-
-
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.fixture

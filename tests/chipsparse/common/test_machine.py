@@ -18,7 +18,6 @@ def write(root, files):
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return root
 
 
 MEMINFO = {"proc/meminfo": "MemTotal: 64 kB\nMemAvailable:   51200 kB\nBuffers: 1 kB\n"}
@@ -28,67 +27,57 @@ def test_nothing_is_known_without_the_files(tmp_path):
     assert host_free_bytes(tmp_path) is None
 
 
-def test_the_machine_alone(tmp_path):
-    write(tmp_path, MEMINFO | {"proc/self/cgroup": "0::/\n"})
-    assert host_free_bytes(tmp_path) == 50 * MIB
+GROUPS = "sys/fs/cgroup"
 
 
-def test_a_container_of_version_2_counts_droppable_pages_as_free(tmp_path):
-    write(
-        tmp_path,
-        MEMINFO
-        | {
-            "proc/self/cgroup": "0::/\n",
-            "sys/fs/cgroup/memory.max": f"{30 * MIB}\n",
-            "sys/fs/cgroup/memory.current": f"{25 * MIB}\n",
-            "sys/fs/cgroup/memory.stat": f"anon 5\nfile 9\ninactive_file {4 * MIB}\n",
-        },
-    )
-    assert host_free_bytes(tmp_path) == 9 * MIB
-
-
-def test_the_tightest_group_above_us_decides(tmp_path):
-    write(
-        tmp_path,
-        MEMINFO
-        | {
-            "proc/self/cgroup": "0::/user/job\n",
-            "sys/fs/cgroup/user/job/memory.max": "max\n",
-            "sys/fs/cgroup/user/job/memory.current": "1\n",
-            "sys/fs/cgroup/user/memory.max": f"{8 * MIB}\n",
-            "sys/fs/cgroup/user/memory.current": f"{3 * MIB}\n",
-        },
-    )
-    assert host_free_bytes(tmp_path) == 5 * MIB
-
-
-def test_a_container_that_sees_the_path_of_its_host(tmp_path):
-    write(
-        tmp_path,
-        MEMINFO
-        | {
-            "proc/self/cgroup": "0::/docker/1234\n",
-            "sys/fs/cgroup/memory.max": f"{7 * MIB}\n",
-            "sys/fs/cgroup/memory.current": f"{8 * MIB}\n",
-        },
-    )
-    assert host_free_bytes(tmp_path) == 0
-
-
-def test_version_1(tmp_path):
-    write(
-        tmp_path,
-        MEMINFO
-        | {
-            "proc/self/cgroup": "3:cpu:/x\n2:memory,hugetlb:/x\n",
-            "sys/fs/cgroup/memory/x/memory.limit_in_bytes": f"{20 * MIB}\n",
-            "sys/fs/cgroup/memory/x/memory.usage_in_bytes": f"{16 * MIB}\n",
-            "sys/fs/cgroup/memory/x/memory.stat": f"total_inactive_file {MIB}\n",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-            "sys/fs/cgroup/memory/memory.usage_in_bytes": "0\n",
-        },
-    )
-    assert host_free_bytes(tmp_path) == 5 * MIB
+@pytest.mark.parametrize(
+    ("files", "mib"),
+    [
+        ({"proc/self/cgroup": "0::/\n"}, 50),
+        (
+            {
+                "proc/self/cgroup": "0::/\n",
+                f"{GROUPS}/memory.max": f"{30 * MIB}\n",
+                f"{GROUPS}/memory.current": f"{25 * MIB}\n",
+                f"{GROUPS}/memory.stat": f"anon 5\nfile 9\ninactive_file {4 * MIB}\n",
+            },
+            9,  # droppable pages count as free
+        ),
+        (
+            {
+                "proc/self/cgroup": "0::/user/job\n",
+                f"{GROUPS}/user/job/memory.max": "max\n",
+                f"{GROUPS}/user/job/memory.current": "1\n",
+                f"{GROUPS}/user/memory.max": f"{8 * MIB}\n",
+                f"{GROUPS}/user/memory.current": f"{3 * MIB}\n",
+            },
+            5,  # the tightest group above us decides
+        ),
+        (
+            {
+                "proc/self/cgroup": "0::/docker/1234\n",
+                f"{GROUPS}/memory.max": f"{7 * MIB}\n",
+                f"{GROUPS}/memory.current": f"{8 * MIB}\n",
+            },
+            0,
+        ),
+        (
+            {
+                "proc/self/cgroup": "3:cpu:/x\n2:memory,hugetlb:/x\n",
+                f"{GROUPS}/memory/x/memory.limit_in_bytes": f"{20 * MIB}\n",
+                f"{GROUPS}/memory/x/memory.usage_in_bytes": f"{16 * MIB}\n",
+                f"{GROUPS}/memory/x/memory.stat": f"total_inactive_file {MIB}\n",
+                f"{GROUPS}/memory/memory.limit_in_bytes": "9223372036854771712\n",
+                f"{GROUPS}/memory/memory.usage_in_bytes": "0\n",
+            },
+            5,
+        ),
+    ],
+    ids=["machine", "version 2", "groups above", "path of the host", "version 1"],
+)
+def test_what_a_machine_or_a_container_has_free(tmp_path, files, mib):
+    write(tmp_path, MEMINFO | files)
+    assert host_free_bytes(tmp_path) == mib * MIB
 
 
 def test_this_machine_has_some():
