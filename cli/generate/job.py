@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from chipsparse.cli.commands.generate import GenerateOptions
-from chipsparse.cli.errors import described
+from chipsparse.cli.errors import UserError, described
 from chipsparse.cli.generate import summary
 from chipsparse.cli.generate.prepared import Job, check_shared, settle
 from chipsparse.cli.generate.runner import Runner, work_name
@@ -157,16 +157,17 @@ def make(runner: Runner, item: Item, warnings: list[str]) -> Outcome:
         "comparison": json_values(comparison),
     }
     request = job.as_json(item, warnings)
-    with (
-        progress.stage(f"writing {item.output}"),
-        _report_file(item.report, {"request": request, **results}, runner.report),
-    ):
-        written = media.write_media(
-            dict(clips.values()),
-            fps=job.options.fps,
-            crf=job.options.crf,
-            metadata=generation_metadata(request),
-        )
+    frames_of, fps = dict(clips.values()), job.options.fps
+    metadata = generation_metadata(request)
+    with progress.stage(f"writing {item.output}"), ExitStack() as stack:
+        try:
+            stack.enter_context(
+                _report_file(item.report, {"request": request, **results}, runner.report)
+            )
+        except UserError as error:  # the clips are finished, and not to be lost for a report
+            kept = media.keep_elsewhere(frames_of, fps=fps, metadata=metadata)
+            raise UserError(f"{error}; {kept}") from error
+        written = media.write_media(frames_of, fps=fps, crf=job.options.crf, metadata=metadata)
     files = {kind: written[path] for kind, (path, _) in clips.items()}
     if item.report is not None:
         files["report"] = [item.report]

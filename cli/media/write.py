@@ -102,10 +102,17 @@ def write_media(
             place(finished, stale=stale - finished.keys(), scratch=scratch)
     except OSError as error:
         name = ", ".join(str(path) for path in clips)
-        kept = _keep_elsewhere(clips, style)
-        end = "nothing could be kept elsewhere" if kept is None else f"all is kept as PNG in {kept}"
+        end = keep_elsewhere(clips, fps=fps, metadata=metadata)
         raise UserError(f"{name} could not be written: {reason(error)}; {end}") from error
     return written
+
+
+def keep_elsewhere(
+    clips: Mapping[Path, np.ndarray], *, fps: int, metadata: Mapping[str, str] | None = None
+) -> str:
+    """Keeps finished clips that cannot take their place, where that can be done; says where."""
+    kept = _keep_elsewhere(clips, Style(fps, None, metadata or {}))
+    return "nothing could be kept elsewhere" if kept is None else f"all is kept as PNG in {kept}"
 
 
 def _keep_elsewhere(clips: Mapping[Path, np.ndarray], style: Style) -> Path | None:

@@ -133,8 +133,8 @@ def test_an_error_after_the_loop_is_told_too(generate, workdir, monkeypatch):
     assert all(step["finished"] for step in told["steps"])
 
 
-def test_a_report_that_cannot_be_written_leaves_everything_as_it_was(
-    generate, workdir, monkeypatch
+def test_a_report_that_cannot_be_written_leaves_everything_as_it_was_and_keeps_the_clip(
+    generate, workdir, temporary, monkeypatch
 ):
     (workdir / "r.json").write_text("old")
     (workdir / "out.gif").write_text("old")
@@ -146,7 +146,12 @@ def test_a_report_that_cannot_be_written_leaves_everything_as_it_was(
     monkeypatch.setattr(report_file, "write_checked", full)
     said = generate("-o", "out.gif", "--report", "r.json").sentence()
     monkeypatch.undo()
-    assert said == "--report r.json could not be written: No space left on device"
+    (kept,) = temporary.iterdir()
+    assert said == (
+        "--report r.json could not be written: No space left on device; all is kept as PNG in "
+        f"{kept}"
+    )
+    assert names(kept) == [f"out-{frame:03}.png" for frame in range(5)]
     assert names(workdir) == ["out.gif", "r.json"]
     assert {path.read_text() for path in workdir.iterdir()} == {"old"}
 
