@@ -48,7 +48,7 @@ def why_nothing(plan: SparsityPlan, first: int = 0, name: str = "transformer") -
     layers = _why_no_layer(replace(plan, steps=first + MANY_STEPS))
     if layers is not None:
         return f"{NOTHING}: {layers}"
-    changes = _what_helps(plan, first)
+    changes = what_helps(plan, first)
     fewest = _fewest_steps(plan, first)
     if fewest is None:
         return f"{NOTHING}: the schedule computes every step in full; {changes or 'change it'}"
@@ -105,7 +105,7 @@ def _fewest_steps(plan: SparsityPlan, first: int) -> int | None:
     return next(enough)
 
 
-def _what_helps(plan: SparsityPlan, first: int) -> str | None:
+def what_helps(plan: SparsityPlan, first: int) -> str | None:
     """The fields of the schedule of which one, or else all together, would make a step sparse."""
     schedule = plan.config.schedule
     if schedule.actions:

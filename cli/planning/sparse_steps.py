@@ -8,6 +8,7 @@ from collections.abc import Callable
 from chipsparse.cli.option_checks import MOST_STEPS
 from chipsparse.cli.wording import counted
 from chipsparse.plan import CACHED, SparsityPlan
+from chipsparse.report.nothing_sparse import what_helps
 
 
 def too_few_steps(plan: SparsityPlan, first_step: Callable[[int], int] = lambda _: 0) -> str | None:
@@ -32,20 +33,11 @@ def too_few_steps(plan: SparsityPlan, first_step: Callable[[int], int] = lambda 
         MOST_STEPS,
     )
     computed = plan.steps - first
+    changes = what_helps(plan, first)
     return (
         f"nothing runs sparse: the profile's schedule computes {_all(computed)} in full; it takes "
-        f"--steps {enough} or more, or a profile with {_less(plan)}"
+        f"--steps {enough} or more" + (f", or in the profile {changes}" if changes else "")
     )
-
-
-def _less(plan: SparsityPlan) -> str:
-    schedule = plan.config.schedule
-    if not schedule.lists_full:
-        return "fewer schedule.warmup_steps"
-    if schedule.full_share is None:
-        return "fewer schedule.full_steps"
-    few = plan.steps is not None and 2 < plan.steps <= schedule.least_full
-    return f"a lower schedule.{'least_full' if few else 'full_share'}"
 
 
 def _all(steps: int) -> str:

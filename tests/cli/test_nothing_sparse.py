@@ -46,9 +46,23 @@ def test_the_fewest_steps_are_told(steps, changes, enough):
     assert too_few_steps(plan(enough - 1, **changes)) is not None
 
 
-def test_the_field_that_computes_too_many_is_named():
-    assert "a lower schedule.full_share" in too_few_steps(plan(4, full_share=0.9))
-    assert "a lower schedule.least_full" in too_few_steps(plan(8, full_share=0.3, least_full=8))
+@pytest.mark.parametrize(
+    ("steps", "changes", "advice"),
+    [
+        (4, {"full_share": 0.9}, "lower schedule.full_share (now 0.9)"),
+        (8, {"full_share": 0.3, "least_full": 8}, "lower schedule.least_full (now 8)"),
+        (6, {"warmup_steps": 8}, "lower schedule.warmup_steps (now 8)"),
+        (4, {"refresh_steps": [2, 3]}, "shorten schedule.refresh_steps (now 2, 3)"),
+        (2, {"actions": ["dense", "refresh", "sparse"]}, "change schedule.actions"),
+    ],
+)
+def test_the_field_that_computes_too_many_is_named(steps, changes, advice):
+    assert too_few_steps(plan(steps, **changes)).endswith(f" or more, or in the profile {advice}")
+
+
+def test_no_field_is_named_that_is_at_its_least():
+    assert too_few_steps(plan(2, warmup_steps=2)).endswith("it takes --steps 3 or more")
+    assert too_few_steps(plan(2, full_share=0.01)).endswith("it takes --steps 3 or more")
 
 
 def test_a_profile_that_wants_nothing_sparse_says_nothing():
