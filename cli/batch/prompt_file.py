@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -55,8 +55,13 @@ class LineError(ValueError):
     """What is wrong with a line."""
 
 
-def read_lines(path: Path) -> list[Line]:
+def read_lines(
+    path: Path, mistake: Callable[[Mapping[str, Any]], str] = lambda settings: ""
+) -> list[Line]:
     """The prompts of a file. Its suffix says what it is: CSV, JSON lines, or a prompt a line.
+
+    Args:
+        mistake: what is wrong with a line's settings, empty where nothing is.
 
     Raises:
         UserError: the file cannot be read, has no prompt, or bad lines, all of which are named.
@@ -71,9 +76,14 @@ def read_lines(path: Path) -> list[Line]:
     lines, problems = [], {}
     for number, record in records:
         try:
-            lines.append(_line(path.parent, number, record))
+            line = _line(path.parent, number, record)
         except LineError as error:
             problems[number] = str(error)
+            continue
+        if wrong := mistake(line.settings):
+            problems[number] = wrong
+        else:
+            lines.append(line)
     check_lines(path, problems, count=len(lines) + len(problems))
     if not lines:
         raise UserError(f"{path} has no prompt")

@@ -90,28 +90,30 @@ class BatchOptions(GenerateOptions):
         """Raises `UserError` for what is wrong with any model and on any device."""
         GenerationOptions.check(self)  # not that of `generate`: there is no file to write yet
         # Imported here so that --help does not wait for torch.
+        from chipsparse.cli.media.output_names import check_writable
         from chipsparse.cli.ranks.joined import shared_by
 
         shared_by(self.gpus_per_job, self.guidance_parallel, option="--gpus-per-job")
         if self.output.exists() and not self.output.is_dir():
             raise UserError(f"--output {self.output} is a file; name a folder")
+        if not self.output.exists():  # else the names of files in it would be told as the option's
+            check_writable("--output", self.output)
         _ = self.lines  # which raises for those that are wrong
 
     @cached_property
     def lines(self) -> list[Line]:
         """The prompts of the file; raises `UserError` with all bad lines."""
-        from chipsparse.cli.batch.prompt_file import check_lines, read_lines
+        from chipsparse.cli.batch.prompt_file import read_lines
 
-        lines = read_lines(self.prompts)
-        by_settings = {repr(line.settings): line.settings for line in lines}
-        mistakes = {key: _mistake(self.of_line(own)) for key, own in by_settings.items()}
-        problems = {
-            line.number: mistakes[repr(line.settings)]
-            for line in lines
-            if mistakes[repr(line.settings)]
-        }
-        check_lines(self.prompts, problems, count=len(lines))
-        return lines
+        known: dict[str, str] = {}  # many lines have the same settings
+
+        def mistake(own: Mapping[str, Any]) -> str:
+            key = repr(own)
+            if key not in known:
+                known[key] = _mistake(self.of_line(own))
+            return known[key]
+
+        return read_lines(self.prompts, mistake)
 
     def of_line(self, settings: Mapping[str, Any]) -> GenerateOptions:
         """The options of `generate` that make a line's prompts, which are not in them."""
