@@ -130,8 +130,9 @@ class _Places:
         before = (first - self.anchor) // self.step  # of the last place that is not inside
         after = -((self.anchor - last) // self.step)
         if after - before < pieces * least:
+            blocks = "1 block" if after - before == 1 else f"{after - before} blocks"
             raise ValueError(
-                f"{last - first:,} video or image tokens make {after - before} blocks of "
+                f"{last - first:,} video or image tokens make {blocks} of "
                 f"{self.step} rows, fewer than the {pieces * least} that so many processes need; "
                 "use fewer processes or a larger size"
             )

@@ -245,6 +245,8 @@ def _read(path: Path) -> Any:
         data: Any = yaml.load(_profile_text(path), _ProfileLoader)
     except OSError as error:
         raise ValueError(f"{path}: cannot read the profile ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: cannot read the profile (it is no text in UTF-8)") from None
     except RecursionError:
         raise ValueError(f"{path}: not valid YAML (nested too deeply)") from None
     except (yaml.YAMLError, ValueError) as error:  # of dates and numbers that Python does not have

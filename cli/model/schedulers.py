@@ -36,6 +36,8 @@ def choose_scheduler(model: ModelDescription, name: str | None, *, sparse: bool)
         return None
     if own is None:
         raise UserError(f"{model.pipeline_class.__name__} has no scheduler; leave --scheduler out")
+    if not name.strip():
+        raise UserError("--scheduler is empty; leave it out for the model's own")
     fitting = {found.__name__: found for found in own.compatibles}
     problems = {each: _problem(fitting[each], own.config, sparse) for each in _meant(name, fitting)}
     matches = _matching(name, _usable(problems))

@@ -135,7 +135,9 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"the file {path} does not exist") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} could not be read: it is no text in UTF-8") from error
+    except OSError as error:
         raise UserError(f"{path} could not be read: {first_line(error)}") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no JSON: {first_line(error)}") from error

@@ -595,7 +595,7 @@ def test_a_quality_of_few_steps_computes_all_in_full_and_says_so(explained, fold
         assert found["qualities"][name]["work"] == 1.0
     assert found["notes"][0] == (
         "nothing runs sparse: the profile's schedule computes all 8 steps in full; it takes "
-        "--steps 9 or more, or a profile with a lower schedule.least_full"
+        "--steps 9 or more, or in the profile lower schedule.least_full (now 8)"
     )
 
 
@@ -938,7 +938,7 @@ def test_untimed_processes_of_a_cpu(explained):
         ),
         (
             ("--gpus", 4, "--height", 32, "--width", 32, "--frames", 1),
-            "4 video or image tokens make 1 blocks of 128 rows, fewer than the 4 that so",
+            "4 video or image tokens make 1 block of 128 rows, fewer than the 4 that so",
         ),
     ],
 )

@@ -131,7 +131,7 @@ def test_processes_that_cannot_meet(monkeypatch):
     ("arguments", "said"),
     [
         (("--gpus", "0"), "--gpus 0 is too small; it must be at least 1"),
-        (("--gpus", "2"), "12 video or image tokens make 1 blocks of 128 rows, fewer than the 2"),
+        (("--gpus", "2"), "12 video or image tokens make 1 block of 128 rows, fewer than the 2"),
         (("--gpus", "3", *LARGE), "this model has 2 attention heads, fewer than the 3"),
         (
             ("--gpus", "3", "--guidance-parallel", "2"),

@@ -54,7 +54,7 @@ USABLE = (
     ("name", "sentence"),
     [
         ("nonsense", f"--scheduler nonsense is none of diffusers' schedulers; {USABLE}"),
-        slow("", f"--scheduler  is none of diffusers' schedulers; {USABLE}"),
+        ("", "--scheduler is empty; leave it out for the model's own"),
         (
             "DPMSolver",
             "--scheduler DPMSolver may be DPMSolverMultistepScheduler or "

@@ -194,6 +194,13 @@ def test_bad_profiles_are_refused_by_path(tmp_path, text, said):
     assert said in str(error.value)
 
 
+def test_what_is_no_text_is_refused_as_that(tmp_path):
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(b"\x00\xe8\xff")
+    with pytest.raises(ValueError, match="it is no text in UTF-8"):
+        load_profile(path)
+
+
 def test_a_missing_profile_is_refused(tmp_path):
     with pytest.raises(ValueError, match="cannot read the profile"):
         load_profile(tmp_path / "none.yaml")

@@ -126,6 +126,10 @@ def test_a_changed_profile_makes_other_files(batch, broken_model, workdir):
             "prompt,steps,crf\na,,\nb,0,\nc,,99\n",
             ["2 of 3 prompts of prompts.csv", "line 3: --steps 0 is", "line 4: --crf 99 is out"],
         ),
+        (  # a value that cannot be read beside one that cannot be
+            "prompt,seed,steps\na,,\nb,x,\nc,,0\n",
+            ["2 of 3 prompts", 'line 3: its seed is "x"', "line 4: --steps 0 is"],
+        ),
         (  # told from the model's configs
             "prompt,height,frames\na,,\nb,33,\nc,,6\n",
             ["line 3: --height 33 does not fit this model", "line 4: --frames 6 does not fit"],
@@ -150,7 +154,7 @@ def test_bad_lines_are_named_before_anything_is_loaded(
     [
         (("--engine", "dask"), "--engine dask is not known; use accelerate or ray"),
         (("--gpus-per-job", "0"), "--gpus-per-job 0 is too small"),
-        (("--gpus-per-job", "2"), "error: 12 video or image tokens make 1 blocks of 128 rows"),
+        (("--gpus-per-job", "2"), "error: 12 video or image tokens make 1 block of 128 rows"),
         (("--gpus-per-job", "3"), "error: this model has 2 attention heads, fewer than the 3"),
         (
             ("--gpus-per-job", "2", "--dense"),
@@ -165,7 +169,11 @@ def test_bad_lines_are_named_before_anything_is_loaded(
         (("--format", "avi"), "--format avi is not known"),
         (("--format", "png"), "a video of 5 frames is no single .png; use --format mp4"),
         (("-o", "prompts.csv"), "--output prompts.csv is a file; name a folder"),
-        (("-o", "no/out"), "the folder no of --output"),
+        (("-o", "no/out"), "the folder no of --output no/out does not exist; create it first"),
+        (
+            ("-o", "prompts.csv/out"),
+            "--output prompts.csv/out is below prompts.csv, which is no folder",
+        ),
         (("--model", "none"), "the model folder none does not exist"),
     ],
 )

@@ -36,8 +36,8 @@ def test_wrong_results_and_ranks_that_differ_are_seen(tmp_path):
             "ValueError: this model has 1 attention heads, fewer than the 2 processes that are to "
             "share them; use fewer, or let them share the query rows (ring)"
         )
-        assert "4 video or image tokens make 1 blocks of 16 rows" in found["rows"]
-        assert "1 video or image tokens make 1 blocks of 16 rows" in found["tokens"]
+        assert "4 video or image tokens make 1 block of 16 rows" in found["rows"]
+        assert "1 video or image tokens make 1 block of 16 rows" in found["tokens"]
         assert "needs 3 processes, and there are 2" in found["processes"]
 
 
