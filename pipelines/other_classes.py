@@ -28,7 +28,6 @@ OTHER_CLASSES: Mapping[str, str | None] = MappingProxyType(
         "CogView3PlusTransformer2DModel": _DIRECT,
         "CogView4Transformer2DModel": _DIRECT,
         "ConsisIDTransformer3DModel": _DIRECT,
-        "Cosmos3OmniTransformer": _OTHER_CALL,
         "CosmosTransformer3DModel": _NO_MASK,
         "DiTTransformer2DModel": _DIRECT,
         "DreamLiteTransformer2DModel": _DIRECT,

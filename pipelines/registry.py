@@ -6,6 +6,7 @@ from typing import Any
 
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.cogvideox import CogVideoXAdapter
+from chipsparse.pipelines.cosmos3 import Cosmos3Adapter
 from chipsparse.pipelines.flux import BriaAdapter, ChromaAdapter, FluxAdapter, LongCatImageAdapter
 from chipsparse.pipelines.flux2 import Flux2Adapter
 from chipsparse.pipelines.flux3 import Flux3Adapter
@@ -59,6 +60,7 @@ ADAPTERS: dict[str, type[ModelAdapter]] = {
         FramePackAdapter,
         HunyuanVideo15Adapter,
         MiniMaxH3Adapter,
+        Cosmos3Adapter,
     )
 }
 

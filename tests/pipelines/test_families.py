@@ -267,6 +267,7 @@ def test_the_tile_order_changes_the_groups_and_not_the_model(name):
 # Families whose text stands in the sequence, and a call of each.
 JOINT = {
     "cogvideox 2b": BASE,
+    "cosmos 3": "sound",
     "flux": BASE,
     "flux2": "a reference",
     "hunyuan video": "short prompt",
