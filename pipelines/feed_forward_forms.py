@@ -63,6 +63,7 @@ OWN_CLASSES: Mapping[str, Parts] = MappingProxyType(
         ),
         "transformer_flux2.Flux2FeedForward": Parts("linear_in", "linear_out", None, "act_fn"),
         "transformer_flux3.Flux3FeedForward": Parts("linear_in", "linear_out", None, "act_fn"),
+        "transformer_hidream_image.HiDreamImageFeedForwardSwiGLU": Parts("w3", "w2", "w1"),
         "transformer_kandinsky.Kandinsky5FeedForward": Parts(
             "in_layer", "out_layer", None, "activation"
         ),

@@ -34,7 +34,6 @@ OTHER_CLASSES: Mapping[str, str | None] = MappingProxyType(
         "EasyAnimateTransformer3DModel": _DIRECT,
         "ErnieImageTransformer2DModel": _MASKED,
         "GlmImageTransformer2DModel": _CHANGED_MASK,
-        "HiDreamImageTransformer2DModel": _OTHER_CALL,
         "HunyuanDiT2DModel": _DIRECT,
         "HunyuanImageTransformer2DModel": _MASKED,
         "Ideogram4Transformer2DModel": _MASKED,

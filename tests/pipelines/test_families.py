@@ -270,6 +270,7 @@ JOINT = {
     "cosmos 3": "sound",
     "flux": BASE,
     "flux2": "a reference",
+    "hidream": "odd size",
     "hunyuan video": "short prompt",
     "mochi": "guided",
     "qwen-image": "padded",
@@ -359,6 +360,7 @@ BLOCKS = (
     "transformer_blocks",
     "single_transformer_blocks",
     "visual_transformer_blocks",
+    "double_stream_blocks",
     "blocks",
     "layers",
 )
