@@ -295,9 +295,12 @@ def _dispatcher(over: Any) -> Callable[..., torch.Tensor]:
         _parallel_config: Any = None,
     ) -> torch.Tensor:
         tag, attn_mask = _read_tag(
-            attn_mask, _parallel_config, other_kind=is_causal or enable_gqa or dropout_p > 0
+            attn_mask, _parallel_config, other_kind=is_causal or dropout_p > 0
         )
         if tag is not None:
+            if enable_gqa:  # our kernels want a key for each head of the queries
+                shared = query.shape[2] // key.shape[2]
+                key, value = (each.repeat_interleave(shared, dim=2) for each in (key, value))
             return torch.ops.chipsparse.self_attention(query, key, value, tag, scale)
         return attention_dispatch.dispatch_attention_fn(
             query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, backend=over

@@ -59,10 +59,12 @@ class PatchedFeedForward:
     chipsparse_fp8: bool
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Feed-forward for ``[B, N, C]``."""
+        """Feed-forward for ``[B, N, C]``, or one sample ``[N, C]``."""
         if self.chipsparse_activation is None or torch.is_grad_enabled():
             output: torch.Tensor = super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
             return output
+        if hidden_states.ndim == 2:
+            return self.forward(hidden_states[None])[0]
         up, down, gate = linears(self)
         if self.chipsparse_fp8:
             return torch.ops.chipsparse.fp8_feed_forward(

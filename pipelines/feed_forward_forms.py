@@ -58,8 +58,12 @@ class Parts:
 # By file and name of the class: some share their name with diffusers' own.
 OWN_CLASSES: Mapping[str, Parts] = MappingProxyType(
     {
+        "transformer_cosmos3.Cosmos3VLTextMLP": Parts(
+            "up_proj", "down_proj", "gate_proj", "act_fn"
+        ),
         "transformer_flux2.Flux2FeedForward": Parts("linear_in", "linear_out", None, "act_fn"),
         "transformer_flux3.Flux3FeedForward": Parts("linear_in", "linear_out", None, "act_fn"),
+        "transformer_hidream_image.HiDreamImageFeedForwardSwiGLU": Parts("w3", "w2", "w1"),
         "transformer_kandinsky.Kandinsky5FeedForward": Parts(
             "in_layer", "out_layer", None, "activation"
         ),
@@ -101,7 +105,8 @@ def feed_forward_form(module: Any) -> Form | str:
         ends = all(isinstance(layer, torch.nn.Dropout) for layer in module.net[3:])
         form = _first_layer_form(first) if ends else None
     if form is None:
-        return f"its activation {type(first).__name__} is not supported"
+        name = getattr(module, "hidden_act", type(first).__name__)  # one may be no module
+        return f"its activation {name} is not supported"
     return why_hooked("activation", first) or form
 
 

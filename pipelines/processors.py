@@ -26,9 +26,16 @@ class DispatchingProcessor:
 
 
 def dispatch(
-    processor: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tag: torch.Tensor
+    processor: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    tag: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of ``[B, N, H, D]`` on a processor's backend; its heads stand side by side."""
+    """Attention of ``[B, N, H, D]`` on a processor's backend; its heads stand side by side.
+
+    The tag comes as an argument, or is the processor's ``_parallel_config``.
+    """
     output: torch.Tensor = dispatch_attention_fn(
         query,
         key,

@@ -6,11 +6,13 @@ from typing import Any
 
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.cogvideox import CogVideoXAdapter
+from chipsparse.pipelines.cosmos3 import Cosmos3Adapter
 from chipsparse.pipelines.flux import BriaAdapter, ChromaAdapter, FluxAdapter, LongCatImageAdapter
 from chipsparse.pipelines.flux2 import Flux2Adapter
 from chipsparse.pipelines.flux3 import Flux3Adapter
 from chipsparse.pipelines.generic import GenericAdapter
 from chipsparse.pipelines.helios import HeliosAdapter
+from chipsparse.pipelines.hidream import HiDreamAdapter
 from chipsparse.pipelines.hunyuan_video import FramePackAdapter, HunyuanVideoAdapter
 from chipsparse.pipelines.hunyuan_video15 import HunyuanVideo15Adapter
 from chipsparse.pipelines.kandinsky import Kandinsky5Adapter, Kandinsky6Adapter
@@ -51,6 +53,7 @@ ADAPTERS: dict[str, type[ModelAdapter]] = {
         QwenImageAdapter,
         QwenImage21Adapter,
         ZImageAdapter,
+        HiDreamAdapter,
         LTXAdapter,
         LTX2Adapter,
         Kandinsky5Adapter,
@@ -59,6 +62,7 @@ ADAPTERS: dict[str, type[ModelAdapter]] = {
         FramePackAdapter,
         HunyuanVideo15Adapter,
         MiniMaxH3Adapter,
+        Cosmos3Adapter,
     )
 }
 

@@ -48,6 +48,13 @@ LITERAL = (aten.lift, aten.lift_fresh)
 WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
+def _by_number(function: Any, args: Any) -> bool:
+    """Whether it takes entries by their numbers, and not by a mask, which says how many."""
+    if function is not aten.index.Tensor:
+        return False
+    return all(index is None or index.dtype != torch.bool for index in args[1])
+
+
 class TapeRecorder:
     """Implements `chipsparse.graphs.step_graph.Capturer` for the CPU.
 
@@ -267,7 +274,7 @@ class Writer(TorchDispatchMode):
         if torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), of_others):
             with self:
                 return function._op_dk(of_others, *args, **kwargs)
-        if WAITING.intersection(function.tags):
+        if WAITING.intersection(function.tags) and not _by_number(function, args):
             raise RuntimeError(f"{function} waits for the device, which is not permitted here")
         return self._tape.run(function, args, kwargs, _written(function, args, kwargs))
 

@@ -13,15 +13,19 @@ def apart(
     """The rows that may run sparse and the others, as views; None where there are no others.
 
     Args:
-        tensor: has all rows of the sequence along ``dim``.
+        tensor: has the rows of the sequence along ``dim``; of those that never run sparse, the ones
+            farthest from the others may be missing.
         layout: of the call.
         dim: not negative.
     """
     if not layout.exact_rows:
         return tensor, None
-    rows = layout.query_rows
-    first, last = (0, rows.start) if layout.text_first else (rows.stop, layout.tokens)
-    return tensor.narrow(dim, rows.start, len(rows)), tensor.narrow(dim, first, last - first)
+    rows = len(layout.query_rows)
+    exact = tensor.shape[dim] - rows
+    if exact == 0:
+        return tensor, None
+    start, first = (exact, 0) if layout.text_first else (0, rows)
+    return tensor.narrow(dim, start, rows), tensor.narrow(dim, first, exact)
 
 
 def joined(sparse: torch.Tensor, exact: torch.Tensor, layout: ModelLayout) -> torch.Tensor:

@@ -267,8 +267,10 @@ def test_the_tile_order_changes_the_groups_and_not_the_model(name):
 # Families whose text stands in the sequence, and a call of each.
 JOINT = {
     "cogvideox 2b": BASE,
+    "cosmos 3": "sound",
     "flux": BASE,
     "flux2": "a reference",
+    "hidream": "odd size",
     "hunyuan video": "short prompt",
     "mochi": "guided",
     "qwen-image": "padded",
@@ -358,6 +360,7 @@ BLOCKS = (
     "transformer_blocks",
     "single_transformer_blocks",
     "visual_transformer_blocks",
+    "double_stream_blocks",
     "blocks",
     "layers",
 )

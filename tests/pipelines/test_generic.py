@@ -540,11 +540,12 @@ def test_skipping_needs_a_single_output(monkeypatch):
         image(pipe)
 
 
-@pytest.mark.parametrize("options", [{"is_causal": True}, {"enable_gqa": True}], ids=str)
-def test_other_kinds_of_attention_pass_by_the_tag(options):
+@pytest.mark.parametrize("shared", [False, True])
+def test_causal_attention_passes_by_the_tag(shared):
+    options = {"is_causal": True, "enable_gqa": shared}
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, 9, 4, 8, generator=generator) for _ in range(3))
-    if "enable_gqa" in options:
+    if shared:
         key, value = key[:, :, :2], value[:, :, :2]
     found = dispatch_attention_fn(
         query, key, value, make_tag(0, 0), backend=attention_backend(), **options

@@ -18,14 +18,6 @@ SIZES = {"num_attention_heads": 2, "attention_head_dim": 8}
 ARGUMENTS = {
     "DreamLiteTransformer2DModel": {"in_channels": 32, **SIZES},
     "EasyAnimateTransformer3DModel": {"in_channels": 4, "out_channels": 4, "patch_size": 2},
-    "HiDreamImageTransformer2DModel": {
-        "patch_size": 2,
-        "in_channels": 4,
-        "caption_channels": [8, 8],
-        "num_attention_heads": 2,
-        "attention_head_dim": 128,
-        "axes_dims_rope": (64, 32, 32),
-    },
     "HunyuanDiT2DModel": {"patch_size": 2, "in_channels": 4, "sample_size": 32},
     "LatteTransformer3DModel": {
         "in_channels": 4,

@@ -1,0 +1,126 @@
+"""Cosmos 3: video and images, conditions, sound and actions, of a prompt that it reads itself."""
+
+from types import SimpleNamespace
+
+import torch
+from diffusers import Cosmos3OmniPipeline, Cosmos3OmniTransformer, UniPCMultistepScheduler
+from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import CosmosActionCondition
+
+from tests.pipelines.families.family import Family
+from tests.tiny_models import LATENT_CHANNELS, quiet, random, seeded, tiny_wan_vae
+
+SOUND_DIM, SOUND_HOP, SOUND_RATE, ACTION_DIM = 6, 40, 1000, 12
+CONFIG = {
+    "head_dim": 16,
+    "hidden_size": 24,  # fewer than those of all heads
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "latent_channel": LATENT_CHANNELS,
+    "patch_latent_dim": 4 * LATENT_CHANNELS,
+    "rope_axes_dim": (2, 3, 3),
+    "vocab_size": 100,
+    "sound_gen": True,
+    "sound_dim": SOUND_DIM,
+    "action_gen": True,
+    "action_dim": ACTION_DIM,
+}
+
+
+class Words:
+    """A tokenizer with a token for each word."""
+
+    eos_token_id = 1
+
+    def convert_tokens_to_ids(self, _token):
+        return 2
+
+    def apply_chat_template(self, conversations, **_options):
+        words = " ".join(each["content"] for each in conversations).split()
+        return SimpleNamespace(input_ids=[3 + sum(map(ord, word)) % 90 for word in words])
+
+
+class Sound(torch.nn.Module):
+    """In the place of what makes a waveform of sound latents, which stay as they are."""
+
+    _hop_size, config = SOUND_HOP, SimpleNamespace(sampling_rate=SOUND_RATE)
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def decode(self, latents):
+        return latents
+
+
+class Pipeline(Cosmos3OmniPipeline):
+    """The real one; it has no name for how long a prompt is, which families are to tell."""
+
+    def __call__(self, *args, max_sequence_length=None, **kwargs):
+        return super().__call__(*args, **kwargs)
+
+
+def transformer(**overrides):
+    """With blocks that change something, and embeddings that are not zeros, as they start."""
+    made = seeded(Cosmos3OmniTransformer, **{**CONFIG, **overrides})
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if "to_add_out" in name or "mlp_moe_gen.down_proj" in name:
+                parameter.mul_(10)
+        made.audio_modality_embed.copy_(random(24, seed=1))
+        made.action_modality_embed.copy_(random(24, seed=2))
+    return made
+
+
+def pipeline(**overrides):
+    made = Pipeline(
+        transformer=transformer(**overrides),
+        text_tokenizer=Words(),
+        vae=tiny_wan_vae(),
+        scheduler=UniPCMultistepScheduler(
+            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+        ),
+        enable_safety_checker=False,
+        default_use_system_prompt=False,
+    )
+    made.sound_tokenizer = Sound()
+    return quiet(made)
+
+
+def picture(frames=1, height=128, width=96, seed=4):
+    """``[F, 3, H, W]`` in 0..1."""
+    return random(frames, 3, height, width, seed=seed).sigmoid()
+
+
+def action(mode, **given):
+    """Four actions, and the five frames around them."""
+    if "video" not in given:
+        given["image"] = picture(height=192, width=320)[0]
+    condition = CosmosActionCondition(mode, 4, "av", resolution_tier=256, **given)
+    return {"action": condition, "num_frames": None, "height": None, "width": None}
+
+
+VIDEO = {
+    "prompt": "a red circle moves left",
+    "negative_prompt": "a blue square grows now",
+    "num_frames": 9,
+    "height": 128,
+    "width": 96,
+    "guidance_scale": 3.0,
+    "add_resolution_template": False,
+    "add_duration_template": False,
+    "max_sequence_length": 7,  # with two that the pipeline adds
+}
+VARIANTS = {
+    "odd size": {"height": 120, "width": 152},
+    "prompts of two lengths": {"add_resolution_template": True},
+    "not guided": {"guidance_scale": 1.0},
+    "one frame": {"num_frames": 1, "height": 160},
+    "first frame": {"image": picture()},
+    "first frames": {"video": picture(5), "condition_frame_indexes_vision": (0, 1)},
+    "sound": {"enable_sound": True},
+    "policy": action("policy"),
+    "forward dynamics": action("forward_dynamics", raw_actions=random(4, 9, seed=6)),
+}
+FAMILIES = [Family("cosmos 3", pipeline, VIDEO, VARIANTS, slow=True)]

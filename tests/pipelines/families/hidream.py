@@ -1,0 +1,84 @@
+"""HiDream-I1: text of three kinds behind the image, and padding where that is not square."""
+
+import torch
+from diffusers import (
+    FlowMatchEulerDiscreteScheduler,
+    HiDreamImagePipeline,
+    HiDreamImageTransformer2DModel,
+)
+
+from tests.pipelines.families.family import Family
+from tests.tiny_models import LATENT_CHANNELS, quiet, random, seeded, tiny_image_vae
+
+EDGE = 16  # of latents; the pipeline makes images of about as many pixels, whatever it is told
+TEXT, TEXT_DIM, POOLED_DIM = 5, 16, 24
+CONFIG = {
+    "patch_size": 2,
+    "in_channels": LATENT_CHANNELS,
+    "num_layers": 2,
+    "num_single_layers": 2,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "caption_channels": [TEXT_DIM, TEXT_DIM],
+    "text_emb_dim": POOLED_DIM,
+    "num_routed_experts": 0,
+    "axes_dims_rope": (8, 4, 4),
+    "max_resolution": (EDGE, EDGE),
+    "llama_layers": [0, 1, 2, 3],
+}
+
+
+def transformer(**overrides):
+    """With blocks that change something."""
+    made = seeded(HiDreamImageTransformer2DModel, **{**CONFIG, **overrides})
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if name.endswith(("to_out.weight", "w2.weight")):
+                parameter.mul_(5)
+    return made
+
+
+def pipeline(**overrides):
+    names = ("text_encoder", "tokenizer")
+    unused = {f"{name}{end}": None for name in names for end in ("", "_2", "_3", "_4")}
+    made = HiDreamImagePipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        vae=tiny_image_vae(),
+        transformer=transformer(**overrides),
+        **unused,
+    )
+    made.default_sample_size = EDGE
+    return quiet(made)
+
+
+def experts():
+    return pipeline(num_routed_experts=4)
+
+
+def prompts(prefix="", batch=1, seed=3):
+    layers = len(CONFIG["llama_layers"])
+    return {
+        f"{prefix}prompt_embeds_t5": random(batch, TEXT, TEXT_DIM, seed=seed),
+        f"{prefix}prompt_embeds_llama3": random(layers, batch, TEXT, TEXT_DIM, seed=seed + 1),
+        f"{prefix}pooled_prompt_embeds": random(batch, POOLED_DIM, seed=seed + 2),
+    }
+
+
+IMAGE = {
+    "height": 2 * EDGE,
+    "width": 2 * EDGE,
+    "guidance_scale": 0.0,
+    "max_sequence_length": TEXT,
+    **prompts(),
+}
+VARIANTS = {
+    "odd size": {"height": 24, "width": 40},
+    "batch": prompts(batch=2),
+    "guided": {"guidance_scale": 3.0, **prompts("negative_", seed=7)},
+}
+EXPERTS_DENSE = ("the 4 routed experts of each layer run dense",)
+FAMILIES = [
+    # Projections of text are compiled, too.
+    Family("hidream", pipeline, IMAGE, VARIANTS, kinds=3, slow=True),
+    Family("hidream experts", experts, IMAGE, VARIANTS, EXPERTS_DENSE, brief=True),
+]
