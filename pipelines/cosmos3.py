@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from chipsparse.layers.tile_order import inverse_order
-from chipsparse.layout import Grid, LayerKind, ModelLayout
+from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.processor_tags import ProcessorTaggingAdapter
 from chipsparse.pipelines.tensor_facts import TensorFacts
 from chipsparse.step import StepContext
@@ -43,6 +42,8 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
     attention_name = "self_attn"
     mlp_name = "mlp_moe_gen"
     text_place = "first"  # and whatever else is no row of a video
+    exact_text = True
+    own_hidden_size = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._orders = TensorFacts(read_order)
@@ -68,14 +69,6 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
         """That of one video, whose last patches are filled up."""
         rows, columns = (math.ceil(edge / config["latent_patch_size"]) for edge in latents[1:])
         return ((latents[0], rows, columns),)
-
-    @classmethod
-    def sizes(
-        cls, config: Mapping[str, Any], *, grids: tuple[Grid, ...], text_tokens: int, batch: int
-    ) -> ModelLayout:
-        """As `ModelAdapter`, with all rows but the video's in full."""
-        layout = super().sizes(config, grids=grids, text_tokens=text_tokens, batch=batch)
-        return replace(layout, exact_text=True, hidden_size=config["hidden_size"])
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
         """Those that a call names."""

@@ -47,6 +47,8 @@ class ModelFamily:
             one of it that does, with an ``_attention_backend``.
         dense_arguments: arguments of a call whose attention cannot run sparse, and why.
         text_place: where the text stands in the sequence, or that it is in cross-attention.
+        exact_text: see `ModelLayout`, as for the next one.
+        own_hidden_size: whether the config names a ``hidden_size`` that is not that of all heads.
         rotary_dim: dimension of the tokens in the tensors that the rotary embedding returns.
         shares_tokens: whether several processes can share its tokens: its hooks cut and gather what
             they put in order. Not inherited, since it is to be tested for each.
@@ -81,6 +83,8 @@ class ModelFamily:
     own_processors: ClassVar[Mapping[type, Callable[[Any], Any]]] = MappingProxyType({})
     dense_arguments: ClassVar[Mapping[str, str]] = MappingProxyType({})
     text_place: ClassVar[Literal["first", "last", "cross-attention"]] = "last"
+    exact_text: ClassVar[bool] = False
+    own_hidden_size: ClassVar[bool] = False
     rotary_dim: ClassVar[int] = 0
     shares_tokens: ClassVar[bool] = False
     why_whole: ClassVar[str] = "its tokens cannot be shared yet"
@@ -133,6 +137,8 @@ class ModelFamily:
             grids=grids,
             text_tokens=0 if cls.text_place == "cross-attention" else text_tokens,
             text_first=cls.text_place == "first",
+            exact_text=cls.exact_text,
+            hidden_size=config["hidden_size"] if cls.own_hidden_size else None,
         )
 
     @classmethod

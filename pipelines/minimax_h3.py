@@ -45,6 +45,8 @@ class MiniMaxH3Adapter(ModelAdapter):
     guidance_argument = None
     uncalled_steps = 1  # the scheduler counts the end
     text_place = "first"  # and whatever else is no row of the generated video
+    exact_text = True
+    own_hidden_size = True
     mlp_linears = 3
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -52,14 +54,6 @@ class MiniMaxH3Adapter(ModelAdapter):
         self._checked: PackedRows | None = None
         self._places: tuple[Any, ...] = ()
         super().__init__(*args, **kwargs)
-
-    @classmethod
-    def sizes(
-        cls, config: Mapping[str, Any], *, grids: tuple[Grid, ...], text_tokens: int, batch: int
-    ) -> ModelLayout:
-        """As `ModelAdapter`, with all rows but the video's in full."""
-        layout = super().sizes(config, grids=grids, text_tokens=text_tokens, batch=batch)
-        return replace(layout, exact_text=True, hidden_size=config["hidden_size"])
 
     @classmethod
     def planned_layout(
