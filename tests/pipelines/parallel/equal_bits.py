@@ -100,9 +100,11 @@ GUIDED = [
 # Families whose tokens cannot be shared.
 WHOLE = [
     "chroma",
+    "cosmos 3",
     "flux3",
     "framepack",
     "helios",
+    "hidream",
     "hunyuan video image to video, tokens replaced",
     "kandinsky 6",
     "ltx-2",

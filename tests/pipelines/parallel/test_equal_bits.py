@@ -98,9 +98,11 @@ def test_guidance_branches_on_two_ranks(two_ranks):
 
 REASONS = {
     "chroma": "the pipeline passes an attention mask",
+    "cosmos 3": "it finds rows of text, sound and video by their places",
     "flux3": "blocks before the joint ones see the image or the text alone",
     "framepack": "its blocks tell earlier frames from present ones",
     "helios": "its blocks tell earlier frames from present ones",
+    "hidream": "it cuts images into tokens itself",
     "hunyuan video image to video, tokens replaced": "it modulates the tokens of the first frame",
     "kandinsky 6": "its sound attends to all tokens of the video",
     "ltx-2": "its sound attends to all tokens of the video",
