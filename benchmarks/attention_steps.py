@@ -15,6 +15,7 @@ import torch
 from benchmarks.case_tensors import CaseTensors
 from benchmarks.cases import CASES, Case
 from benchmarks.kernel_runs import at_most
+from benchmarks.offload import layout_of
 from benchmarks.records import Record, environment
 from benchmarks.run import Run
 from benchmarks.sampled_checks import check_finite
@@ -23,7 +24,6 @@ from chipsparse import SparsityConfig
 from chipsparse.cache.host_memory import HostMemory
 from chipsparse.cache.memory_plan import MemoryDemand
 from chipsparse.cache.offload import OffloadPool
-from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.report.generation import GenerationReport
 from chipsparse.session import Session
 from chipsparse.step import StepContext
@@ -114,13 +114,7 @@ def by_action(tensors: CaseTensors, precision: str) -> dict[str, float]:
             "schedule.actions": actions,
         }
     )
-    layout = ModelLayout(
-        (LayerKind("block", count, case.mlp_width),),
-        case.heads,
-        case.head_dim,
-        case.batch,
-        ((1, 1, case.tokens),),
-    )
+    layout = layout_of(case, count)
     report = GenerationReport()
     session = Session(config, report, OffloadPool(HostMemory(), report.fall_back))
     times: dict[str, list[float]] = {}

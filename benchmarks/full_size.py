@@ -17,7 +17,7 @@ import math
 import statistics
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, get_args
 
@@ -326,6 +326,14 @@ class Measured:
         outputs = [self._call(step, branch, steps) for branch in self.model.branches]
         return outputs[0]
 
+    def _warm_up(self, steps: Iterable[int], count: int = len(ACTIONS) + 1) -> None:
+        """These steps of so many with the last blocks alone, which compile; then the first ones."""
+        with last_blocks_only(self.model, self.transformer):
+            for step in steps:
+                self._step(step, count)
+        for step in range(FIRST):
+            self._step(step, count)
+
     def _timed(self, calls: Sequence[Callable[[], torch.Tensor]]) -> Any:
         times, outputs = run_timed(calls, self.device)
         for output in outputs:
@@ -364,11 +372,7 @@ class Measured:
     def _dense_calls(self) -> float:
         """Median time of a step that is dense, compiled anew."""
         with compiled_blocks(self.transformer):
-            with last_blocks_only(self.model, self.transformer):
-                for step in range(2):
-                    self._step(step)
-            for step in range(FIRST):
-                self._step(step)
+            self._warm_up(range(2))
             times, _ = self._timed([partial(self._step, step) for step in range(FIRST, 5)])
         return statistics.median(times)
 
@@ -379,10 +383,7 @@ class Measured:
         """Times of dense and skipped steps where no other is taken; and the layout."""
         count = len(NOTHING_SPARSE) + 1  # what is held is freed after the last
         with self._enabled(config) as handle, compiled_blocks(self.transformer) as graphs:
-            with last_blocks_only(self.model, self.transformer):
-                self._step(0, count)
-            for step in range(FIRST):
-                self._step(step, count)
+            self._warm_up([0], count)
             calls = [partial(self._step, step, count) for step in range(count - 1)]
             times, outputs = self._timed(calls)
             layout = handle._adapters[0].session.plan.layout
@@ -414,11 +415,7 @@ class Measured:
         cuda = self.device.type == "cuda"
         with self._enabled(config) as handle, compiled_blocks(self.transformer) as graphs:
             # Compiles, tunes, picks dense kernels, takes host memory.
-            with last_blocks_only(self.model, self.transformer):
-                for action in ("dense", "refresh", "sparse"):
-                    self._step(ACTIONS.index(action))
-            for step in range(FIRST):
-                self._step(step)
+            self._warm_up([ACTIONS.index(action) for action in ("dense", "refresh", "sparse")])
             if cuda:
                 torch.cuda.reset_peak_memory_stats(self.device)
             times, outputs = self._timed([partial(self._step, step) for step in range(PROFILED)])

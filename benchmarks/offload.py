@@ -145,18 +145,18 @@ def measure(
     }
 
 
+def layout_of(case: Case, layers: int) -> ModelLayout:
+    """So many blocks with the shapes of a case."""
+    kind, grid = LayerKind("block", layers, case.mlp_width), (1, 1, case.tokens)
+    return ModelLayout((kind,), case.heads, case.head_dim, case.batch, (grid,))
+
+
 class Model:
     """Layers with the shapes of a case and random weights, the same ones in every layer."""
 
     def __init__(self, case: Case, layers: int, device: torch.device, dtype: torch.dtype) -> None:
         self.case, self.device, self.dtype = case, device, dtype
-        self.layout = ModelLayout(
-            (LayerKind("block", layers, case.mlp_width),),
-            case.heads,
-            case.head_dim,
-            case.batch,
-            ((1, 1, case.tokens),),
-        )
+        self.layout = layout_of(case, layers)
         self._generator = torch.Generator(device).manual_seed(0)
         channels = case.heads * case.head_dim  # of a scaled case as well
         self._project_in = self._normal(3 * channels, channels) * channels**-0.5
