@@ -256,8 +256,8 @@ class Session:
         """
         if self._static_bits is not None:
             check_static_bits(self._static_bits, layout)
-        aligned = self._generation.aligned(layout, self.config)
-        plan = SparsityPlan(self.config, aligned, context.steps)
+        own = self._generation.aligned(layout, self.config)
+        plan = SparsityPlan(self.config, own, context.steps)
         is_first = not self._generation.includes(context, plan)
         if is_first:
             plan = SparsityPlan(self.config, layout, context.steps)

@@ -110,17 +110,12 @@ def write_media(
 def keep_elsewhere(
     clips: Mapping[Path, np.ndarray], *, fps: int, metadata: Mapping[str, str] | None = None
 ) -> str:
-    """Keeps finished clips that cannot take their place, where that can be done; says where."""
-    kept = _keep_elsewhere(clips, Style(fps, None, metadata or {}))
-    return "nothing could be kept elsewhere" if kept is None else f"all is kept as PNG in {kept}"
-
-
-def _keep_elsewhere(clips: Mapping[Path, np.ndarray], style: Style) -> Path | None:
     """Writes finished clips, which are not to be lost, in the first folder that takes them.
 
-    As PNG, which loses nothing, and as many small files pass where one large one does not. Returns
-    the folder; None where there is room nowhere.
+    As PNG, which loses nothing, and as many small files pass where one large one does not. Says
+    where they are, or that there is room nowhere.
     """
+    style = Style(fps, None, metadata or {})
     for parent in _places():
         with suppress(OSError):
             parent.mkdir(parents=True, exist_ok=True)
@@ -131,8 +126,8 @@ def _keep_elsewhere(clips: Mapping[Path, np.ndarray], style: Style) -> Path | No
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
-            return folder
-    return None
+            return f"all is kept as PNG in {folder}"
+    return "nothing could be kept elsewhere"
 
 
 def _places() -> Iterator[Path]:
