@@ -105,6 +105,7 @@ def limited_to(card_bytes: float, device: torch.device) -> Iterator[None]:
         yield
         return
     torch.cuda.empty_cache()
+    device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
     _, total = torch.cuda.mem_get_info(device)
     torch.cuda.set_per_process_memory_fraction(min(1.0, card_bytes / total), device)
     torch.cuda.reset_peak_memory_stats(device)
