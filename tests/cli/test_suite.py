@@ -158,7 +158,9 @@ def test_clips_are_those_of_generate_with_the_same_seed(finished, model, workdir
 
 def test_the_floor_is_dense_with_another_kernel(finished):
     floor = rows(content(finished[0]))["floor"]
-    assert floor["remarks"] == ["math attention instead of flash"]
+    # Whether the two kernels round alike in a clip is up to the CPU.
+    assert floor["remarks"][0] == "math attention instead of flash"
+    assert all("bit for bit as dense" in remark for remark in floor["remarks"][1:])
     ours = [psnr for name in OURS for psnr in psnrs(content(finished[0]))[name]]
     for clip in floor["clips"]:
         assert clip["psnr_db"] is None or clip["psnr_db"] > max(ours)
