@@ -64,6 +64,12 @@ WEIGHT_TYPES = {
     "(data_stride|rows|columns)": "i32:16",
     "scale_stride": "i32",
 }
+ROW_TYPES = {
+    "rows_ptr": "*{half}:16",
+    "data_ptr": "*fp8e4nv:16",
+    "scale_ptr": "*fp32:16",
+    "(stride|width)": "i32:16",
+}
 TOP_TYPES = {"cache_ptr": "*fp32:16", "cache_stride_g": "i32:16", "cache_stride_f": "i32:1"}
 
 
@@ -94,7 +100,7 @@ class CompiledCase:
 def cases() -> list[CompiledCase]:
     """Every kernel in all configurations that the launchers choose from."""
     attention = (_gluon, _attention, _fp8, _selection, _packing, _residuals, _pieces)
-    makers = (*attention, _mlp, _weights, _neurons)
+    makers = (*attention, _mlp, _weights, _rows, _neurons)
     return [case for make in makers for case in make()]
 
 
@@ -334,6 +340,23 @@ def _weights() -> Iterator[CompiledCase]:
                 constants,
                 capability,
                 types=WEIGHT_TYPES,
+            )
+
+
+def _rows() -> Iterator[CompiledCase]:
+    module = _module("fp8_rows")
+    for capability in (HOPPER, ADA, BLACKWELL):
+        constants = {"TILE": module.TILE, "INTERPRETED": False, "num_warps": module.WARPS}
+        for half in ("bf16", "fp16"):
+            yield _triton(
+                "fp8_rows",
+                "_round_rows_kernel",
+                half,
+                half == "bf16",
+                constants,
+                capability,
+                half=half,
+                types=ROW_TYPES,
             )
 
 

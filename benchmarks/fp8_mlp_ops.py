@@ -16,12 +16,15 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.case_tensors import CaseTensors
-from benchmarks.kernel_work import Settings, Work
+from benchmarks.kernel_work import Settings, TimedCall, Work
 from benchmarks.mlp_ops import WHOLE, Layer, all_three, make_layer, select
+from benchmarks.sampled_checks import Errors, relative_error, require
 from chipsparse.kernels.fp8_dequantization import fp8_dequantization
 from chipsparse.kernels.fp8_quantization import FP8
+from chipsparse.kernels.fp8_rows import fp8_rows
 
 LARGEST = 448.0
+ROUNDING_LIMIT = 4e-2  # of normal numbers: half of an eighth at most
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,39 @@ def linears_in_fp8(layer: Layer) -> Callable[[], torch.Tensor]:
     return call
 
 
+def rounding(tensors: CaseTensors, settings: Settings) -> Work:
+    """`fp8_rows` of all neurons of a layer, against PyTorch's operations one by one."""
+    case, generator = tensors.case, torch.Generator(tensors.device).manual_seed(4)
+    shape = case.batch * case.mlp_rows, case.mlp_width
+    rows = torch.randn(shape, generator=generator, device=tensors.device, dtype=tensors.dtype)
+
+    def call(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        found = fp8_rows(rows, backend=name)
+        return found.data.view(torch.uint8), found.scale
+
+    def compare(result: tuple[torch.Tensor, torch.Tensor], row: int) -> Errors:
+        found = result[0][row].view(FP8).float() * result[1][row]
+        error = relative_error(found, rows[row].float())
+        return {"rel_error": require("relative error", error, ROUNDING_LIMIT, row)}
+
+    timed = TimedCall(
+        call,
+        compare,
+        (0, shape[0] // 2, shape[0] - 1),
+        lambda: rounded_rows(rows),
+    )
+    return Work(
+        fp8_rows,
+        (rows,),
+        lambda: iter((timed,)),
+        baseline="rounded by PyTorch",
+        fields={"density": 1.0},
+        moved_bytes=rows.numel() * (rows.element_size() + 1),
+    )
+
+
 OPS: dict[str, Callable[[CaseTensors, Settings], Work]] = {
+    "fp8_rows": rounding,
     "fp8_mlp": replace(
         WHOLE,
         call_on=reading_and_all_three,

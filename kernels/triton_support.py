@@ -73,12 +73,17 @@ def fp8_unsupported_reason(query: torch.Tensor, dtype: torch.dtype, *_: object) 
         return f"needs fp16 or bf16, got {dtype}"
     if query.shape[-1] not in (64, 128):
         return f"needs head size 64 or 128, got {query.shape[-1]}"
-    if query.device.type != "cuda":
+    return no_fp8_reason(query.device)
+
+
+def no_fp8_reason(device: torch.device) -> str | None:
+    """Why a GPU cannot convert to FP8 and multiply in it, or None."""
+    if device.type != "cuda":
         return None
     if torch.version.hip is not None:
         return "written for NVIDIA GPUs"
-    if compute_capability(query.device) < (8, 9):
-        major, minor = compute_capability(query.device)
+    if compute_capability(device) < (8, 9):
+        major, minor = compute_capability(device)
         return f"compute capability {major}.{minor} has no FP8: it came with 8.9 (Ada)"
     return None
 

@@ -230,6 +230,13 @@ def test_the_mlp_in_fp8_is_measured_beside_linears_in_fp8(tmp_path):
     assert record["speedup"] == pytest.approx(record["baseline_ms"] / record["latency_ms"])
 
 
+def test_the_rounding_of_rows_is_measured_beside_pytorchs_own(tmp_path):
+    code, (record,) = dry_run(tmp_path, "--op", "fp8_rows", "--case", "odd")
+    assert (code, record["baseline"]) == (0, "rounded by PyTorch")
+    assert 1e-2 < record["rel_error"] < 4e-2
+    assert record["gb_per_s"] > 0
+
+
 def test_linears_in_fp8_compute_the_layer_but_for_their_rounding():
     tensors = CaseTensors(CASES["odd"].scaled(tokens=200, heads=2), CPU, torch.float32)
     layer = fp8_mlp_ops.make_fp8_layer(tensors, Settings())

@@ -12,6 +12,7 @@ from chipsparse.kernels.calls import Activation
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.kernels.fp8_dequantization import fp8_dequantization
 from chipsparse.kernels.fp8_quantization import FP8
+from chipsparse.kernels.fp8_rows import fp8_rows
 from chipsparse.kernels.sparse_mlp_up.reference import activate
 
 Gate = Literal["none", "first", "second", "apart"]
@@ -95,8 +96,8 @@ class MLPWeights:
 class Fp8MLPWeights:
     """The same of an MLP whose linears keep their weights in e4m3: torchao's ``Float8Tensor``.
 
-    A linear of such a weight is computed by torchao, which rounds its input to e4m3 as well where
-    it was told to; sparse kernels get the numbers by `read`.
+    A linear of such a weight computes what torchao does, which rounds its input to e4m3 as well
+    where that was asked for (`fp8_linear`); sparse kernels get the numbers by `read`.
 
     Attributes and shapes: see `MLPWeights.from_linears`; the weights are the model's own.
     """
@@ -112,12 +113,12 @@ class Fp8MLPWeights:
 
     def neurons(self, hidden: torch.Tensor) -> torch.Tensor:
         """The activations ``[B, N, F]`` of hidden ``[B, N, C]``, as the model computes them."""
-        up = F.linear(hidden, self.up, self.up_bias)
+        up = fp8_linear(hidden, self.up, self.up_bias)
         if self.gate == "none":
             return activate(up, self.activation)
         if self.gate == "apart":
             assert self.gate_weight is not None
-            gate = F.linear(hidden, self.gate_weight, self.gate_bias)
+            gate = fp8_linear(hidden, self.gate_weight, self.gate_bias)
         else:
             up, gate = up.chunk(2, dim=-1)
             if self.gate == "first":
@@ -126,7 +127,7 @@ class Fp8MLPWeights:
 
     def output(self, neurons: torch.Tensor) -> torch.Tensor:
         """``[B, N, C]`` of activations ``[B, N, F]``, as the model computes it."""
-        return F.linear(neurons, self.down, self.down_bias)
+        return fp8_linear(neurons, self.down, self.down_bias)
 
     def read(self, dtype: torch.dtype, *, backend: str | None) -> MLPWeights:
         """The numbers of the weights in a type that the sparse kernels read, laid out for them.
@@ -171,3 +172,44 @@ def fp8_form(weight: Any) -> Fp8Form | None:
     if scale.dtype != torch.float32 or scale.shape not in ((data.shape[0], 1), (1, 1)):
         return None
     return "weights" if weight.act_quant_kwargs is None else "weights and inputs"
+
+
+def fp8_linear(rows: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
+    """``rows @ weight.T + bias`` ``[..., R]`` of rows ``[..., K]``, as torchao computes it.
+
+    Where both are rounded by rows and a kernel can, rows are rounded in one pass. torchao takes ten
+    outside of compiled code, for longer than the product at a video's length.
+    """
+    flat = rows.flatten(0, -2)
+    flat = flat if flat.stride(-1) == 1 else flat.contiguous()
+    if not _rounds_by_rows(weight, rows.dtype) or (
+        fp8_rows.choose(flat).backend.name == "reference"
+    ):
+        return F.linear(rows, weight, bias)
+    data, scale = fp8_rows(flat)
+    product = torch._scaled_mm(
+        data,
+        weight.qdata.t(),
+        scale_a=scale,
+        scale_b=weight.scale.t(),
+        bias=bias,
+        out_dtype=rows.dtype,
+        use_fast_accum=weight.mm_config.use_fast_accum,
+    )
+    return product.unflatten(0, rows.shape[:-1])
+
+
+def _rounds_by_rows(weight: Any, dtype: torch.dtype) -> bool:
+    """Whether torchao rounds inputs and weight by rows and does nothing else to them."""
+    inputs, product = weight.act_quant_kwargs, weight.mm_config
+    return (
+        inputs is not None
+        and type(inputs.granularity).__name__ == "PerRow"
+        and inputs.granularity.dim == -1
+        and inputs.float8_dtype == FP8
+        and inputs.hp_value_lb is inputs.hp_value_ub is None
+        and product is not None
+        and not product.pad_inner_dim
+        and weight.scale.shape == (weight.qdata.shape[0], 1)
+        and dtype == torch.bfloat16  # PyTorch's product by rows gives no other
+    )

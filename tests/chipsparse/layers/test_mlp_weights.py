@@ -1,14 +1,18 @@
 """Feed-forward weights in FP8 compute what the model does, and are read as their numbers."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from benchmarks.fp8_linears import rounded
 from chipsparse.cache.tensors import MLPCache
 from chipsparse.config import MLPConfig
+from chipsparse.kernels.fp8_rows import fp8_rows
 from chipsparse.kernels.token_layout import is_token_contiguous
-from chipsparse.layers import mlp
-from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights, fp8_form
+from chipsparse.layers import mlp, mlp_weights
+from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights, fp8_form, fp8_linear
 from tests.devices import DEVICES
 
 torchao = pytest.importorskip("torchao.quantization")
@@ -116,3 +120,65 @@ def test_which_weights_are_in_fp8():
     assert fp8_form(weight) == "weights"
     assert fp8_form(weight.dequantize()) is None
     assert fp8_form(None) is None
+
+
+def by_rows(*shape, seed):
+    """A weight whose linear rounds its input by rows as well."""
+    generator = torch.Generator().manual_seed(seed)
+    return rounded(
+        (torch.randn(*shape, generator=generator) / shape[1] ** 0.5).bfloat16(), torchao.PerRow()
+    )
+
+
+@pytest.fixture
+def rounding(monkeypatch):
+    """The shapes that `fp8_linear` has rounded by what stands in for the kernel."""
+    shapes, chosen = [], SimpleNamespace(backend=SimpleNamespace(name="triton"))
+
+    class StandIn:
+        choose = staticmethod(lambda rows: chosen)
+
+        def __call__(self, rows):
+            shapes.append(tuple(rows.shape))
+            return fp8_rows(rows, backend="reference")
+
+    monkeypatch.setattr(mlp_weights, "fp8_rows", StandIn())
+    return shapes
+
+
+@pytest.mark.parametrize("bias", [None, torch.linspace(-1, 1, 48, dtype=torch.bfloat16)])
+def test_a_linear_whose_rows_the_kernel_rounds_gives_what_torchao_gives(rounding, bias):
+    weight = by_rows(48, 64, seed=1)
+    rows = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
+    found, expected = fp8_linear(rows, weight, bias), F.linear(rows, weight, bias)
+    assert rounding == [(10, 64)]
+    # torchao rounds the scales to 16 bits: a number in between may go the other way.
+    assert (found - expected).norm() < 2e-2 * expected.norm()
+    turned = rows.transpose(1, 2).contiguous().transpose(1, 2)
+    assert torch.equal(fp8_linear(turned, weight, bias), found)
+
+
+def test_what_else_torchao_rounds_it_computes_itself(rounding):
+    rows = torch.randn(3, 64, generator=torch.Generator().manual_seed(2))
+    weights_alone = in_fp8(48, 64, seed=1, dtype=torch.bfloat16)
+    bounded, padded = by_rows(48, 64, seed=1), by_rows(48, 64, seed=1)
+    bounded.act_quant_kwargs.hp_value_ub = 1.0
+    padded.mm_config = padded.mm_config._replace(pad_inner_dim=True)
+    for weight in (weights_alone, bounded, padded):
+        half = rows.bfloat16()
+        assert torch.equal(fp8_linear(half, weight, None), F.linear(half, weight, None))
+    assert not mlp_weights._rounds_by_rows(by_rows(48, 64, seed=1), torch.float16)
+    assert rounding == []
+
+
+@pytest.mark.parametrize("where", DEVICES)
+def test_the_kernel_of_the_device_rounds_rows_or_torchao_does(where):
+    device = torch.device(where)
+    weight = by_rows(256, 512, seed=1)
+    rows = torch.randn(300, 512, generator=torch.Generator().manual_seed(2)).bfloat16()
+    numbers, scale = fp8_rows(rows, backend="reference")
+    exact = (numbers.double() * scale) @ weight.dequantize(torch.float64).T
+    found = fp8_linear(rows.to(device), weight.to(device), None).cpu().double()
+    assert (found - exact).norm() < (5e-3 if device.type == "cuda" else 2e-2) * exact.norm()
+    name = fp8_rows.choose(rows.to(device)).backend.name
+    assert name == ("triton" if device.type == "cuda" else "reference")

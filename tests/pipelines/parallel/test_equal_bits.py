@@ -45,7 +45,7 @@ PAIRS = [
     "nothing sparse",
 ]
 # A linear of fewer rows is another kernel of the CPU's library, which may round otherwise: bits are
-# equal on some CPUs in all of these, on others in most. What is computed wrongly is off by far more.
+# equal on some CPUs in all of these, on others in most. What is computed wrongly is off by more.
 LARGEST_ROUNDING = 1e-6
 WITHOUT_SPARSE_STEPS = ["nothing sparse", "skipped by a threshold, with a forecast"]
 
