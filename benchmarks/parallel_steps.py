@@ -4,7 +4,7 @@
 with ``--small`` on CPUs, over gloo. The first process runs all actions alone, then all run them
 together: the same weights, latents and config. Each time is that of the slowest process.
 
-Of each action it is told which share of the time is exchange that nothing hides: the time that the
+Of each action it says which share of the time is exchange that nothing hides: the time that the
 stream on which layers compute spends with packing, with waiting (for slower processes, too) and
 with unpacking, between CUDA events around each; the largest share of all processes.
 """

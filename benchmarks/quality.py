@@ -213,8 +213,8 @@ def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> N
                 dense[row.steps] = workload.generate(None, **_changes(row))
             record = measure(workload, dense[row.steps], name, row)
             to.add(record)
-            told = f"{record['psnr_median']:6.2f} dB  {record['ssim_median']:.4f}"
-            print(f"{name:60s} {told}", flush=True)
+            text = f"{record['psnr_median']:6.2f} dB  {record['ssim_median']:.4f}"
+            print(f"{name:60s} {text}", flush=True)
         if args.sheet is not None:
             contact_sheet(dense[None].frames).save(args.sheet)
 

@@ -192,7 +192,7 @@ def enable(
     Warns:
         DenseWarning: once, at the first generation in which nothing is sparse although the config
             asks for it; with ``strict`` that is a `FallbackError`, before the first step wherever
-            it can be told then.
+            it is known then.
 
     Example:
         >>> with chipsparse.enable(pipe) as handle:
@@ -202,7 +202,7 @@ def enable(
     replaced = _replaceable(pipe)
     transformers = find_transformers(pipe, replaced)
     check_scheduler(getattr(pipe, "scheduler", None))
-    resolved, taken, remark = _resolve(pipe, config, quality, type(transformers[0]).__name__)
+    resolved, taken, note = _resolve(pipe, config, quality, type(transformers[0]).__name__)
     bits = None if static_columns is None else static_bits(static_columns)
     if replaced is not None:
         replaced.disable()
@@ -212,7 +212,7 @@ def enable(
     handle = attach(
         pipe, resolved, session, quality=taken, strict=strict, layer_times=layer_times, team=team
     )
-    handle.report.remark = remark
+    handle.report.standing_note = note
     for name in {type(transformer).__name__ for transformer in transformers} - set(ADAPTERS):
         warnings.warn(limits(name), stacklevel=2)
     return handle
@@ -411,7 +411,7 @@ def _resolve(
             f"{transformer_class}"
         )
     profile = profile if quality is None else profile.of_quality(quality)
-    return profile.sparsity, profile.quality, profile.remark
+    return profile.sparsity, profile.quality, profile.standing_note
 
 
 def _profile(pipe: Any, config: Profile | str | Path | None, transformer_class: str) -> Profile:

@@ -221,9 +221,9 @@ class SparsityPlan:
             yield (taken := self.taken(step, recorded))
             recorded = self.recorded_after(step, taken, recorded)
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         """What else a user should know: what of the config cannot be done."""
-        return [*self.schedule.remarks(), *self._unrefreshed_steps(), *self._uncaptured_steps()]
+        return [*self.schedule.notes(), *self._unrefreshed_steps(), *self._uncaptured_steps()]
 
     def _uncaptured_steps(self) -> list[str]:
         reason = self._why_steps_differ()

@@ -30,7 +30,7 @@ from chipsparse.layers.static_columns import check_static_bits
 from chipsparse.layers.tile_order import grids_order, inverse_order
 from chipsparse.layout import ModelLayout
 from chipsparse.measure.capture_gain import may_capture
-from chipsparse.measure.slower_parts import part_seconds, remarks_on, slower_parts
+from chipsparse.measure.slower_parts import notes_on, part_seconds, slower_parts
 from chipsparse.measure.step_clock import StepClock, clock_of_this_machine
 from chipsparse.parallel.agreement import Agreement
 from chipsparse.plan import CACHED, Action, SparsityPlan
@@ -99,7 +99,7 @@ class _Generation:
         order: of the video or image tokens and its inverse, int64 ``[N]``; None: unchanged.
         held: outputs that skipped calls are made from.
         step_cache: skips steps by a threshold; None where the config does not.
-        all_dense: remarks on why no layer can run sparse, until that is said; None where some can.
+        all_dense: notes on why no layer can run sparse, until that is said; None where some can.
         held_bytes: of the caches when they were last counted: all, and those in host memory.
     """
 
@@ -288,8 +288,8 @@ class Session:
         if is_first:
             self.report.look_ahead(plan, record)
         if branch.recorded is None:
-            for remark in plan.remarks():
-                self.report.note(remark)
+            for note in plan.notes():
+                self.report.note(note)
         if caching and context.branch not in self._caches:
             self._admit(context.branch, device, demand(), is_first=is_first)
         self.state = StepState(
@@ -345,8 +345,8 @@ class Session:
         branch.may_capture = may_capture(plan, demand.dtype)
         demand = replace(demand, captures=demand.captures and branch.may_capture)
         slower = self._slower_parts(plan, device, demand)
-        for remark in remarks_on(slower, len(layers)):
-            self.report.note(remark)
+        for note in notes_on(slower, len(layers)):
+            self.report.note(note)
         demand = replace(demand, dense=demand.dense | slower.keys())
         self._caches.admit(name, plan, device, demand)
         parts = [(layer, part) for layer in layers for part in PARTS]
@@ -359,7 +359,7 @@ class Session:
         branch.dense = {part: reason for part, reason in reasons.items() if reason is not None}
         can_be_sparse = set(parts) - branch.dense.keys() - demand.dense
         if is_first and not can_be_sparse and not plan.schedule.skips_any:
-            generation.all_dense = remarks_on(slower, len(layers))
+            generation.all_dense = notes_on(slower, len(layers))
 
     def _slower_parts(
         self, plan: SparsityPlan, device: torch.device, demand: MemoryDemand
@@ -382,9 +382,9 @@ class Session:
 
     def say_if_all_dense(self) -> None:
         """Says at the first call, once the reasons are reported, that no layer can run sparse."""
-        remarks, self._generation.all_dense = self._generation.all_dense, None
-        if remarks is not None:
-            reasons = self.report.all_dense(*remarks)
+        notes, self._generation.all_dense = self._generation.all_dense, None
+        if notes is not None:
+            reasons = self.report.all_dense(*notes)
             if reasons is not None:
                 self.report.run_dense(reasons)
 

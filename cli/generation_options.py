@@ -1,4 +1,4 @@
-"""What every command about a generation can be told: the model, what to make, how sparse, where."""
+"""What every command about a generation takes: the model, what to make, how sparse, where."""
 
 from __future__ import annotations
 

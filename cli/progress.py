@@ -128,7 +128,7 @@ class ProgressDisplay:
             display.close()
 
     def check(self) -> None:
-        """Asked between steps that are not shown; what can be told to stop raises here."""
+        """Asked between steps that are not shown; what can be stopped raises here."""
 
     def tell(self, text: str) -> None:
         """A line that stays."""
@@ -165,8 +165,8 @@ class StepDisplay:
             self._bar.update(self._task, completed=count, note=note)
         elif count in self._plain_steps:
             took = f"{time.perf_counter() - self._start:.1f} s"
-            told = took if self._clock is None else self._clock(count)
-            self._tell(f"{self._text}: step {count} of {self._steps} ({action}), {told}")
+            clock = took if self._clock is None else self._clock(count)
+            self._tell(f"{self._text}: step {count} of {self._steps} ({action}), {clock}")
 
     def close(self) -> None:
         """Takes the bar away."""

@@ -1,6 +1,6 @@
 """What a command found out, on the standard output: for people, or as JSON, from the same record.
 
-A record is a dataclass. Its JSON has its fields by their names, and what it names in `also_told`.
+A record is a dataclass. Its JSON has its fields by their names, and those named in `also_in_json`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # Of a field that is for people alone.
-UNTOLD = {"told": False}
+NO_JSON = {"in_json": False}
 
 Found = TypeVar("Found")
 
@@ -57,9 +57,9 @@ def json_values(value: Any) -> Any:
 
 
 def fields_json(record: Any) -> dict[str, Any]:
-    """The fields of a record, and what it names in `also_told`."""
-    told = [each.name for each in dataclasses.fields(record) if each.metadata.get("told", True)]
-    return {name: getattr(record, name) for name in (*told, *getattr(record, "also_told", ()))}
+    """The fields of a record, and those named in `also_in_json`."""
+    own = [each.name for each in dataclasses.fields(record) if each.metadata.get("in_json", True)]
+    return {name: getattr(record, name) for name in (*own, *getattr(record, "also_in_json", ()))}
 
 
 def _text(value: Any) -> str:

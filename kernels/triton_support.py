@@ -163,7 +163,7 @@ def next_power_of_2(number: int) -> int:
 
 
 def interpreting() -> bool:
-    """Whether Triton was told (TRITON_INTERPRET=1) to run its kernels on the CPU."""
+    """Whether Triton was set (TRITON_INTERPRET=1) to run its kernels on the CPU."""
     from triton import knobs
 
     return bool(knobs.runtime.interpret)

@@ -56,7 +56,7 @@ from chipsparse.pipelines.stacked_caches import why_refused
 from chipsparse.pipelines.timesteps import largest, value_passed_as
 from chipsparse.pipelines.uncompiled import uncompiled
 from chipsparse.plan import Action
-from chipsparse.report.dense_layers import dense_remarks
+from chipsparse.report.dense_layers import dense_notes
 from chipsparse.report.generation import StepRecord, StepTimer
 from chipsparse.session import Session
 from chipsparse.step import PositionTracker, StepContext
@@ -268,7 +268,7 @@ class ModelAdapter(ModelFamily):
         hidden: torch.Tensor = arguments["hidden_states"]
         return hidden
 
-    def remarks(self, arguments: dict[str, Any]) -> list[str]:
+    def notes(self, arguments: dict[str, Any]) -> list[str]:
         """What the report should note of a call with these arguments, besides what runs dense."""
         return []
 
@@ -374,8 +374,8 @@ class ModelAdapter(ModelFamily):
                 first = self.session.is_first_call
                 self.split.check_same_calls(state, arguments, first=first)
             self._check_caches(context.generation)
-            for remark in self.remarks(arguments):
-                self.session.report.note(remark)
+            for note in self.notes(arguments):
+                self.session.report.note(note)
             if state.action is Action.SKIP:  # nothing of the model runs
                 output = self.session.skipped_output()
                 self.session.end(output)
@@ -422,9 +422,8 @@ class ModelAdapter(ModelFamily):
         branch = named.get("name") or loop.branch()
 
         def read() -> float:
-            told = loop.timestep()
-            if told is not None:
-                return told
+            if (timestep := loop.timestep()) is not None:
+                return timestep
             return self.scheduled_timestep(self.own_timestep(arguments), schedule)
 
         return self._tracker.locate(
@@ -545,15 +544,14 @@ class ModelAdapter(ModelFamily):
         """Guidance branches that the generation is known to have on this process."""
         if self._shares_guidance:
             return 1
-        told = self._loop.branches()
-        if told is not None:
-            return told
+        if (branches := self._loop.branches()) is not None:
+            return branches
         return 2 if self._is_guided() and not self.guides_in_batch else 1
 
     def _is_guided(self) -> bool:
         """Whether each step also computes the transformer without the prompt, as far as known."""
-        told = self._loop.branches()
-        return self.is_guided(self._loop.pipe) if told is None else told > 1
+        branches = self._loop.branches()
+        return self.is_guided(self._loop.pipe) if branches is None else branches > 1
 
     @property
     def _guides_in_batch(self) -> bool:
@@ -802,8 +800,8 @@ class ModelAdapter(ModelFamily):
         reasons = {layer: reason for reason, layers in dense.items() for layer in layers}
         self.session.leave_modules_dense(part, reasons)
         parts = {(layer, part): reason for layer, reason in reasons.items()}
-        for remark in dense_remarks(parts, len(self.self_attentions())):
-            self.session.report.fall_back(remark)
+        for note in dense_notes(parts, len(self.self_attentions())):
+            self.session.report.fall_back(note)
 
 
 def surroundings(device_type: str) -> dict[str, object]:

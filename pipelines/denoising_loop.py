@@ -185,7 +185,7 @@ def _all_blocks(block: Any) -> Iterator[Any]:
 def scheduler_step(scheduler: Any) -> int | None:
     """The step that a scheduler says is next, or None where it does not say.
 
-    It knows after its first step, and before it where the pipeline told it where to begin.
+    It knows after its first step, and before it where the pipeline set where it begins.
     """
     for name in ("step_index", "begin_index"):
         step = getattr(scheduler, name, None)

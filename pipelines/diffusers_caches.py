@@ -97,13 +97,13 @@ def cached(run: CacheRun | None, cache: Cache | None) -> Iterator[list[str]]:
     if run is None or cache is None:
         yield []
         return
-    with _warnings() as heard, ExitStack() as stack:
+    with _warnings() as warnings, ExitStack() as stack:
         for transformer in transformers_of(run.pipe):
             _enable(transformer, cache.make(run))
             stack.callback(transformer.disable_cache)
             if cache.per_branch:
                 _keep_states_apart(transformer)
-        yield heard
+        yield warnings
 
 
 def calibrated_ratios(pipe: Any, steps: int, generate: Callable[[], object]) -> tuple[float, ...]:
@@ -184,12 +184,12 @@ def _keep_states_apart(transformer: torch.nn.Module) -> None:
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
     """What diffusers' hooks warn of, each sentence once, instead of on the screen."""
-    heard: list[str] = []
+    warnings: list[str] = []
 
     class Ear(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if (sentence := record.getMessage()) not in heard:
-                heard.append(sentence)
+            if (sentence := record.getMessage()) not in warnings:
+                warnings.append(sentence)
 
     # Not all of diffusers: what its pipelines warn of may quote the prompt.
     logger, ear = logging.getLogger("diffusers.hooks"), Ear(logging.WARNING)
@@ -198,7 +198,7 @@ def _warnings() -> Iterator[list[str]]:
     logger.setLevel(logging.WARNING)
     logger.propagate = False
     try:
-        yield heard
+        yield warnings
     finally:
         logger.setLevel(before[0])
         logger.propagate = before[1]

@@ -60,7 +60,7 @@ class FluxAdapter(DoubleAndSingleBlocks):
         norm = self._model.norm_out
         self._patches.add_hook(norm.register_forward_pre_hook(self.restore_order))
 
-    def remarks(self, arguments: dict[str, Any]) -> list[str]:
+    def notes(self, arguments: dict[str, Any]) -> list[str]:
         """Whether the image tokens could not be put in order."""
         unordered = self._grids_of(arguments["img_ids"]) is None
         if not unordered or self.session.tile_order is None:

@@ -43,7 +43,7 @@ class Observation:
     """What one attention module did in an observed call.
 
     Attributes:
-        length: tokens that it sees; those of its input where that cannot be told.
+        length: tokens that it sees; those of its input where that is not known.
         calls: how often it ran.
         shape: of query, key and value, None where they differ or are not known.
         obstacle: why it cannot run sparse, None where it can or where it is cross-attention.
@@ -118,14 +118,14 @@ class GenericAdapter(ModelAdapter):
         assert self._sites is not None
         return layout_of(self._sites)
 
-    def remarks(self, arguments: dict[str, Any]) -> list[str]:
+    def notes(self, arguments: dict[str, Any]) -> list[str]:
         """What is not done for a model that is not known."""
         assert self._sites is not None
         config = self.session.config
         if not (config.attention.enabled or config.mlp.enabled):
             return []
-        remarks = [limits(type(self.transformer).__name__)]
-        remarks += [
+        notes = [limits(type(self.transformer).__name__)]
+        notes += [
             f"attention runs dense in {count} other modules: {reason}"
             for reason, count in self._sites.dense
         ]
@@ -133,11 +133,11 @@ class GenericAdapter(ModelAdapter):
             sizes = " and ".join(
                 f"{batch} x {tokens}" for batch, tokens, *_ in sorted(self._shapes)
             )
-            remarks.append(
+            notes.append(
                 f"its calls have {sizes} tokens, and what one of them records is forgotten by one "
                 "of another size"
             )
-        return remarks
+        return notes
 
     def _memory_demand(self, arguments: dict[str, Any]) -> MemoryDemand:
         demand = super()._memory_demand(arguments)
@@ -180,8 +180,8 @@ class GenericAdapter(ModelAdapter):
                     result = forward()
                 self._known[shape] = self._choose(observations)
         self._use(self._known[shape])
-        for remark in self.remarks(arguments):
-            report.note(remark)
+        for note in self.notes(arguments):
+            report.note(note)
         if len(self._shapes) > 1:
             report.fall_back("attention runs dense: its calls differ in their tokens")
         self._check_outputs(result, context)
@@ -348,7 +348,7 @@ def limits(transformer_class: str) -> str:
 
 
 def why_not(transformer: Any) -> str | None:
-    """Why the model cannot be served, as far as can be told without a call; None if it may be."""
+    """Why the model cannot be served, as far as is known without a call; None if it may be."""
     if not isinstance(transformer, torch.nn.Module):
         return "it is no PyTorch module"
     names = inspect.signature(transformer.forward).parameters

@@ -161,7 +161,7 @@ class HiDreamAdapter(ProcessorTaggingAdapter):
             )
         return images
 
-    def remarks(self, arguments: dict[str, Any]) -> list[str]:
+    def notes(self, arguments: dict[str, Any]) -> list[str]:
         """Which feed-forward layers are never sparse."""
         experts = self._model.config.num_routed_experts
         if experts == 0 or not (self.session.caching and self.session.config.mlp.enabled):

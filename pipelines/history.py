@@ -17,7 +17,7 @@ class HistoryAdapter(ModelAdapter):
 
     The earlier frames, older ones in larger patches, stay in the model's order. They count as one
     row of tokens before the grid of the present frames, which alone is put in order. The rotary
-    embedding is made part by part, so that of the present frames is told by the frame numbers that
+    embedding is made part by part, so that of the present frames is known by the frame numbers that
     it is made for.
 
     Attributes:

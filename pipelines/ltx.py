@@ -46,7 +46,7 @@ class LTXAdapter(ProcessorTaggingAdapter):
         add(model.rope.register_forward_hook(self.ordered_rotary))
         add(model.register_forward_hook(self._restore_output))
 
-    def remarks(self, arguments: dict[str, Any]) -> list[str]:
+    def notes(self, arguments: dict[str, Any]) -> list[str]:
         """Whether the video tokens could not be put in order."""
         if self._read_grids(arguments) is not None or self.session.tile_order is None:
             return []

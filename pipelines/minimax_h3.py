@@ -75,7 +75,7 @@ class MiniMaxH3Adapter(ModelAdapter):
         """Hooks the transformer's inputs."""
         self.hook_inputs(self._order_rows)
 
-    def remarks(self, arguments: dict[str, Any]) -> list[str]:
+    def notes(self, arguments: dict[str, Any]) -> list[str]:
         """Whether conditions take up all that sparse steps keep: each picture has many rows."""
         plan = self.session.plan
         if plan is None or plan.is_dense():
@@ -102,8 +102,8 @@ class MiniMaxH3Adapter(ModelAdapter):
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
         """The scheduler's own, which pipelines pass as it is.
 
-        H3's timesteps rise. One that is in no schedule is told as its negative, because later steps
-        have lower ones elsewhere.
+        H3's timesteps rise. One that is in no schedule is given as its negative, because later
+        steps have lower ones elsewhere.
         """
         value = float(timestep)
         known = schedule is not None and bool((torch.as_tensor(schedule) == value).any())

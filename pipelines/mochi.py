@@ -97,7 +97,7 @@ class MochiAdapter(SeparateLengths):
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
         """The scheduler's value, which pipelines round to the latents' dtype.
 
-        Mochi's timesteps rise. One that is in no schedule is told as its negative, because later
+        Mochi's timesteps rise. One that is in no schedule is given as its negative, because later
         steps have lower ones elsewhere.
         """
         value = value_passed_as(timestep, schedule)

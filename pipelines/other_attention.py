@@ -41,7 +41,7 @@ def other_attention(transformers: Sequence[torch.nn.Module]) -> Iterator[Callabl
         handles.append(module.register_forward_pre_hook(swaps.begin))
         handles.append(module.register_forward_hook(swaps.end, always_call=True))
     try:
-        yield swaps.told
+        yield swaps.sentence
     finally:
         for handle in handles:
             handle.remove()
@@ -71,7 +71,7 @@ class _Swaps(TorchFunctionMode):
         if self._inside:
             self.end()
 
-    def told(self) -> str | None:
+    def sentence(self) -> str | None:
         """See `other_attention`."""
         if not self._made:
             return None

@@ -102,7 +102,7 @@ class PipelineCalls:
                 self._report.end_call(finished=finished)
 
     def interrupted(self) -> None:
-        """Frees the caches of a call whose loop is told to pass over the steps that are left."""
+        """Frees the caches of a call whose loop is set to pass over the steps that are left."""
         if self._turn.is_inside():  # not where somebody else asks
             for adapter in self._adapters.values():
                 adapter.finish_generation()

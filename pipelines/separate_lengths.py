@@ -20,7 +20,7 @@ class SeparateLengths(ModelAdapter):
     may run sparse, each length is a guidance branch of its own.
 
     Attributes:
-        lengths: of the prompts in the open call, one for each sample; None: not to be told.
+        lengths: of the prompts in the open call, one for each sample; None: not known.
     """
 
     lengths: list[int] | None = None
@@ -28,7 +28,7 @@ class SeparateLengths(ModelAdapter):
     _samples: tuple[int, ...] | None = None
 
     def prompt_lengths(self, arguments: dict[str, Any]) -> list[int] | None:
-        """How long the prompts of a call are in the sequence; None where that cannot be told."""
+        """How long the prompts of a call are in the sequence; None where that is not known."""
         raise NotImplementedError
 
     def branches(self) -> int:

@@ -93,7 +93,7 @@ class StableDiffusion3Adapter(ModelAdapter):
         self.hook_inputs(self._order_control)
         add(model.norm_out.register_forward_pre_hook(self.restore_order))
 
-    def remarks(self, arguments: dict[str, Any]) -> list[str]:
+    def notes(self, arguments: dict[str, Any]) -> list[str]:
         """Which attention of the dual layers is never sparse."""
         blocks = self._model.transformer_blocks
         dual = sum(block.attn2 is not None for block in blocks)

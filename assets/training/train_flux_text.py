@@ -92,12 +92,12 @@ class Student(nn.Module):
         clip_ids, t5_ids = self.encoders.tokenize(list(captions), words=words)
         # all that follows </s> hardly matters to a causal encoder, which saves time here
         vectors, hidden = self.encoders(clip_ids[:, : MAX_WORDS - 16], t5_ids)
-        told = asked_words.ne(NOTHING).any(-1)
+        given = asked_words.ne(NOTHING).any(-1)
         answers = [
-            *self.word_classifier(hidden.flatten(0, 1)[told]).split(WORD_CLASSES, -1),
+            *self.word_classifier(hidden.flatten(0, 1)[given]).split(WORD_CLASSES, -1),
             *self.caption_classifier(vectors).split(CAPTION_CLASSES, -1),
         ]
-        asked = [*asked_words[told].unbind(-1), *asked_captions.unbind(-1)]
+        asked = [*asked_words[given].unbind(-1), *asked_captions.unbind(-1)]
         pairs = list(zip(answers, asked, strict=True))
         loss = torch.stack([F.cross_entropy(a, c, ignore_index=NOTHING) for a, c in pairs]).sum()
         right = [(a.argmax(-1) == c)[c != NOTHING].float().mean() for a, c in pairs]

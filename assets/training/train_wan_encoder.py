@@ -33,7 +33,7 @@ def with_small_encoder(vae: AutoencoderKLWan, *, base_dim: int) -> AutoencoderKL
     Of its parameters only the encoder's take gradients: `quant_conv`, too, is the old one.
     """
     config = {name: value for name, value in vae.config.items() if not name.startswith("_")}
-    # the decoder is as wide as the encoder unless told otherwise
+    # the decoder is as wide as the encoder unless set otherwise
     config["decoder_base_dim"] = config["decoder_base_dim"] or config["base_dim"]
     small = AutoencoderKLWan(**{**config, "base_dim": base_dim})
     init_weights(small)

@@ -50,11 +50,11 @@ def with_cache(
         for module in hooked:
             beneath = module.forward if module is head else compiled(module.forward)
             module.forward = counted(module, beneath, made)
-        with cached(run, entry.cache) as heard:
+        with cached(run, entry.cache) as warnings:
             if entry.reuses_attention:
                 for attention in attentions:  # so that its block's code ends before it
                     attention.forward = torch.compiler.disable(attention.forward)
-            yield heard
+            yield warnings
     finally:
         for block, call in compiled_blocks.items():
             block._compiled_call_impl = call

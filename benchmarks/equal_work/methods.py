@@ -180,7 +180,7 @@ def _pyramid(timesteps: tuple[int, int], interval: int) -> Entry:
 
 
 def _faster(timesteps: tuple[int, int], interval: int) -> Entry:
-    """It would split a batch that there is not, were it not told that guidance is distilled."""
+    """Guidance is set as distilled: else it would split a batch that there is not."""
     make = partial(FasterCacheConfig, is_guidance_distilled=True)
     return _attention_cache("FasterCache", make, timesteps, interval)
 

@@ -168,16 +168,16 @@ class _Bench:
             if time.monotonic() > self._until:
                 print(f"time is up: {seed}, {prompt} lacks some", flush=True)
                 return
-            heard: list[str] = []
+            warnings: list[str] = []
             try:
-                made, work = self._generate(entry, ratios, seed, prompt, heard)
+                made, work = self._generate(entry, ratios, seed, prompt, warnings)
             except Exception as error:
                 if entry.cache is None:
                     raise
                 # That a cache cannot run here is a result, whatever it stumbles over.
                 facts: Record = {"refused": f"{type(error).__name__}: {error}"}
             else:
-                facts = {**self._compared(made, stock, work / calls), "remarks": heard}
+                facts = {**self._compared(made, stock, work / calls), "remarks": warnings}
                 if self._sheet is not None:
                     frames.append(made.frames)
             self._keep(entry, seed, prompt, facts)
@@ -191,7 +191,7 @@ class _Bench:
         ratios: tuple[float, ...],
         seed: int,
         prompt: str,
-        heard: list[str] | None = None,
+        warnings: list[str] | None = None,
     ) -> tuple[Clips, float]:
         """A clip and its multiply-adds."""
         steps = entry.steps or self._steps
@@ -205,8 +205,8 @@ class _Bench:
             if entry.cache is not None:
                 run = CacheRun(self._workload.pipe, steps, ratios)
                 warned = stack.enter_context(with_cache(run, entry, made, self._compiled))
-                if heard is not None:
-                    stack.callback(lambda: heard.extend(warned))
+                if warnings is not None:
+                    stack.callback(lambda: warnings.extend(warned))
             clips = self._clips(entry.config, prompt, seed, num_inference_steps=steps)
         if clips.report is not None:
             return clips, self._work.of_report(clips.report)

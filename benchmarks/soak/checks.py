@@ -171,7 +171,7 @@ class Memory:
         return found
 
     def repeated(self) -> None:
-        """Is told that the last run was the one before it once more."""
+        """Notes that the last run was the one before it once more."""
         for name, sizes in self._series().items():
             self._repeats.setdefault(name, []).append(sizes[-1] - sizes[-2])
 

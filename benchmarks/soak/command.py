@@ -83,7 +83,7 @@ def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, outp
             found = _tried(soak, script, in_process)
             count.add(script, found, in_process)
             if found:
-                print("\n".join(told(script, found, place)), flush=True)
+                print("\n".join(failure(script, found, place)), flush=True)
             elif is_repeated:
                 soak.memory.repeated()
             if count.runs % RUNS_PER_SAVE == 0:
@@ -162,7 +162,7 @@ def rows(record: Record) -> list[Record]:
     return [{**record, "change": "all", "times": times}, *record["changes"]]
 
 
-def told(script: Script, found: Findings, place: Place) -> list[str]:
+def failure(script: Script, found: Findings, place: Place) -> list[str]:
     """What a run did, what was wrong, and how to see it again."""
     return [
         f"FAILED run {script.number}",

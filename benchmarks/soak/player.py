@@ -35,7 +35,7 @@ class Outcome:
     Attributes:
         tensors: the latents or the decoded pictures; None where an exception ended the call.
         error: the exception's type and first line, or None.
-        told: what its report says was computed, see `told`.
+        facts: what its report says was computed, see `facts_of`.
         replayed: transformer calls that were launched as a graph.
         struck: whether a fault of the soak ended the call.
         problems: what was wrong whatever the result.
@@ -43,7 +43,7 @@ class Outcome:
 
     tensors: torch.Tensor | None = None
     error: str | None = None
-    told: list[Any] = field(default_factory=list)
+    facts: list[Any] = field(default_factory=list)
     replayed: int = 0
     struck: bool = False
     problems: list[str] = field(default_factory=list)
@@ -168,7 +168,7 @@ class Player:
             if isinstance(error, KeyboardInterrupt) and not outcome.struck:
                 raise  # the user's own
         if report is not None:
-            outcome.told = told(report)
+            outcome.facts = facts_of(report)
             outcome.replayed = sum(record.replayed for record in report.steps)
             outcome.problems += contradictions(report)
         return outcome
@@ -230,7 +230,7 @@ class Player:
             self._previewing = False
 
 
-def told(report: Any) -> list[Any]:
+def facts_of(report: Any) -> list[Any]:
     """What a report says was computed, and nothing of where and how."""
     steps = [
         (

@@ -161,7 +161,7 @@ def different(
                 problems.append(f"{outcome.error or 'a result'} instead of {other.error or 'one'}")
             elif not same_bits(outcome.tensors, other.tensors):
                 problems.append(f"other bits than {whose}{_distance(outcome, other)}")
-            if outcome.told != other.told:
+            if outcome.facts != other.facts:
                 problems.append(f"the report says other things: {_first_other(outcome, other)}")
         found += [f"call {number}: {problem}" for problem in problems]
     return found
@@ -187,8 +187,8 @@ def _distance(outcome: Outcome, other: Outcome) -> str:
 
 
 def _first_other(outcome: Outcome, other: Outcome) -> str:
-    pairs = zip(outcome.told, other.told, strict=False)
+    pairs = zip(outcome.facts, other.facts, strict=False)
     for found, expected in pairs:
         if found != expected:
             return f"{found} instead of {expected}"[:600]
-    return f"{len(outcome.told)} entries instead of {len(other.told)}"
+    return f"{len(outcome.facts)} entries instead of {len(other.facts)}"

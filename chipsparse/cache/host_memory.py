@@ -88,7 +88,7 @@ class HostMemory:
         Args:
             nbytes: at least 1.
             pin: whether a GPU will copy from and to it.
-            notify: told in one sentence where it could not be pinned.
+            notify: gets a sentence where it could not be pinned.
 
         Raises:
             MemoryError: if the system gives no more memory.

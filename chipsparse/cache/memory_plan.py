@@ -31,7 +31,7 @@ from chipsparse.layers.column_budget import CAPACITY_MULTIPLE, LISTS_BYTES
 from chipsparse.layers.mlp_weights import Fp8Form
 from chipsparse.measure.cost_model import Rates, layer_time
 from chipsparse.plan import Action, SparsityPlan
-from chipsparse.report.dense_layers import dense_remarks
+from chipsparse.report.dense_layers import dense_notes
 
 UNLIMITED = 1 << 62
 INDEX_BYTES = 4
@@ -159,10 +159,10 @@ class MemoryPlan:
                 "the budgets, make a smaller image or video, or run dense"
             )
 
-    def remarks(self, layers: int) -> list[str]:
+    def fallbacks(self, layers: int) -> list[str]:
         """One sentence for each part of the model that is not kept."""
         why = self.placement.why_recomputed
-        return dense_remarks({key: why(*key) for key in self.placement.recomputed}, layers)
+        return dense_notes({key: why(*key) for key in self.placement.recomputed}, layers)
 
 
 def plan_memory(

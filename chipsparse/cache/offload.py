@@ -96,7 +96,7 @@ class OffloadPool:
 
     Args:
         host: where memory comes from and goes back to; may be shared with other pools.
-        notify: told in one sentence of what is slower or elsewhere than planned.
+        notify: gets a sentence about what is slower or elsewhere than planned.
         copies: makes copies for a device.
         poison: overwrite slots as soon as nothing needs them, so that a late use shows (tests).
     """

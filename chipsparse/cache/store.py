@@ -60,8 +60,8 @@ class CacheStore:
     Args:
         config: what to compute.
         pool: holds what lives in host memory; used by nobody else.
-        note: told in one sentence of what is elsewhere than planned.
-        fall_back: told in one sentence of what is nowhere, so that layers run dense.
+        note: gets a sentence about what is elsewhere than planned.
+        fall_back: gets a sentence about what is nowhere, so that layers run dense.
         agree: the capacity that counts where several processes plan the same; by default one's own.
     """
 
@@ -124,8 +124,8 @@ class CacheStore:
         self._branches[branch] = _Branch(plan, memory)
         if memory.residuals == "fp8" and plan.config.memory.residuals == "auto":
             self._note(IN_FP8)
-        for remark in memory.remarks(plan.layout.layers):
-            self._fall_back(remark)
+        for each in memory.fallbacks(plan.layout.layers):
+            self._fall_back(each)
 
     def _plan(
         self, plan: SparsityPlan, device: torch.device, demand: MemoryDemand, *, host: bool = True

@@ -250,7 +250,7 @@ class StepGraphs:
             call: of the model.
             record: of the call; gets the layers, which do nothing that could record them when
                 they are replayed.
-            note: told in one sentence why nothing is captured any more.
+            note: gets a sentence on why nothing is captured any more.
             pays: whether to capture the call, which is like the one before.
 
         Returns:

@@ -62,7 +62,7 @@ class Shared:
 
     Attributes:
         config: what to compute.
-        report: told what runs denser than asked.
+        report: gets what runs denser than asked.
         recorder: notes what layers do in the open call.
         caches: of all layers.
         graphs: captured sparse steps, which read caches where they were.

@@ -16,7 +16,7 @@ from chipsparse.measure.capture_gain import may_capture
 from chipsparse.measure.step_clock import StepClock
 from chipsparse.measure.step_seconds import StepSeconds, estimated_seconds
 from chipsparse.plan import SparsityPlan
-from chipsparse.report.dense_layers import dense_remarks
+from chipsparse.report.dense_layers import dense_notes
 
 PartSeconds = Mapping[tuple[int, Part], StepSeconds]
 
@@ -89,8 +89,8 @@ def milliseconds_text(seconds: float) -> str:
     return f"{float(f'{1e3 * seconds:.2g}'):g} ms"
 
 
-def remarks_on(slower: Mapping[tuple[int, Part], str], layers: int) -> list[str]:
+def notes_on(slower: Mapping[tuple[int, Part], str], layers: int) -> list[str]:
     """One sentence for each part and reason, of a model with so many layers."""
     sparse = " (where_slower: sparse would keep it sparse)"
     reasons = {place: reason + sparse for place, reason in slower.items()}
-    return dense_remarks(reasons, layers, since=", as it is faster so")
+    return dense_notes(reasons, layers, since=", as it is faster so")

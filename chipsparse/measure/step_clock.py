@@ -59,7 +59,7 @@ class StepClock:
 
     Args:
         known: what earlier processes measured, and what later ones will know.
-        note: told in a sentence what could not be measured, and is estimated.
+        note: gets a sentence about what is estimated, not measured.
         measure: milliseconds of each of some calls on a device, captured or not.
         device_type: of the devices that are measured; on others everything runs as the config says.
     """

@@ -52,8 +52,8 @@ class Peers:
         made = store.add(f"chipsparse/made by {own}", 1)
         members = ",".join(map(str, ranks))
         self._store = dist.PrefixStore(f"chipsparse/{members}/{made}", store)
-        self._told = 0
-        self._heard = False  # of a failure, so that it need not be told once more
+        self._rounds = 0
+        self._warned = False  # of a failure, so that it need not be repeated
         hosts = self.tell(socket.gethostname())
         self.on_this_host = hosts.count(hosts[self.rank])
 
@@ -66,11 +66,11 @@ class Peers:
         Raises:
             PeerError: another one failed, or did not get here in time.
         """
-        self._told += 1
+        self._rounds += 1
         self._say("said", value)
         said = []
         for rank, (kind, each) in enumerate(self._answers(self._timeout_s)):
-            self._heard = kind != "said"
+            self._warned = kind != "said"
             if kind == "failed":
                 raise PeerError(f"{self.names[rank]} failed: {each}")
             if kind == "broken":
@@ -82,7 +82,7 @@ class Peers:
                 )
             said.append(each)
         # Nobody is here who has not read what was said the time before.
-        self._store.delete_key(f"{self._told - 1}/{self.rank}")
+        self._store.delete_key(f"{self._rounds - 1}/{self.rank}")
         return said
 
     def first(self, value: Any) -> Any:
@@ -123,10 +123,10 @@ class Peers:
         Raises:
             PeerError: where it failed because another one did, with its name.
         """
-        if self._heard:
-            self._heard = False
+        if self._warned:
+            self._warned = False
             return
-        self._told += 1
+        self._rounds += 1
         if not isinstance(error, _BrokenExchangeError):
             with contextlib.suppress(RuntimeError):  # whoever has the store may be gone
                 self._say("failed", f"{type(error).__name__}: {_first_line(error)}")
@@ -150,13 +150,13 @@ class Peers:
         return reason
 
     def _say(self, kind: str, value: Any) -> None:
-        self._store.set(f"{self._told}/{self.rank}", json.dumps([kind, value]))
+        self._store.set(f"{self._rounds}/{self.rank}", json.dumps([kind, value]))
 
     def _answers(self, timeout_s: float) -> Iterator[tuple[str, Any]]:
         """What each says, with its kind: said, failed, broken, or silent."""
         end = time.monotonic() + timeout_s
         for rank in range(len(self)):
-            key = f"{self._told}/{rank}"
+            key = f"{self._rounds}/{rank}"
             left = timedelta(seconds=max(0.01, end - time.monotonic()))
             try:
                 self._store.wait([key], left)

@@ -43,7 +43,7 @@ class GenerationDefaults(Validated):
     num_inference_steps: int | None = option(None, "denoising steps", minimum=1)
     guidance_scale: float | None = option(
         None,
-        "classifier-free guidance, or the strength that a guidance-distilled model is told",
+        "classifier-free guidance, or the strength given to a guidance-distilled model",
         minimum=0.0,
     )
     true_cfg_scale: float | None = option(
@@ -109,7 +109,7 @@ class Profile:
         return self.source == str(QUALITIES_FILE)
 
     @property
-    def remark(self) -> str | None:
+    def standing_note(self) -> str | None:
         """What its author may not have meant of the quality that is taken, one sentence."""
         if self.quality not in self.one_schedule:
             return None

@@ -12,7 +12,7 @@ def part_name(part: Part) -> str:
     return "MLP" if part == "mlp" else part
 
 
-def dense_remarks(
+def dense_notes(
     reasons: Mapping[tuple[int, Part], str], layers: int, *, since: str = ""
 ) -> list[str]:
     """One sentence for each part and reason.

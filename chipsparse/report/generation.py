@@ -208,7 +208,7 @@ class GenerationReport:
         steps: one record per transformer call, in order.
         fallbacks: one sentence for everything that runs dense, or denser than the config asks.
         notes: one sentence for whatever else is worth knowing.
-        remark: one that is to be noted of every generation, or None.
+        standing_note: one that every generation gets, or None.
         nothing_sparse: why no step is sparse or skipped although the config asks for some, and what
             would help; None where one is, or none is wanted. Known before the first step wherever
             it can be, and settled when the pipeline's call ends.
@@ -232,7 +232,7 @@ class GenerationReport:
     steps: list[StepRecord] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    remark: str | None = None
+    standing_note: str | None = None
     nothing_sparse: str | None = None
     error: str | None = None
     plans: dict[str, SparsityPlan] = field(default_factory=dict)
@@ -271,7 +271,7 @@ class GenerationReport:
 
     def _clear(self) -> None:
         self.steps, self.fallbacks, self.nothing_sparse = [], [], None
-        self.notes = [] if self.remark is None else [self.remark]
+        self.notes = [] if self.standing_note is None else [self.standing_note]
         self.error, self.plans, self.device, self.dtype = None, {}, None, None
         self.backends, self.passed_over = {}, {}
         self.cache_bytes = self.host_bytes = 0
@@ -285,9 +285,9 @@ class GenerationReport:
         sentences.append(self.all_dense())
         return next((sentence for sentence in sentences if sentence is not None), None)
 
-    def all_dense(self, *remarks: str) -> str | None:
+    def all_dense(self, *others: str) -> str | None:
         """That nothing runs sparse for the reasons noted and these; None where there is none."""
-        reasons = [*self.fallbacks, *remarks]
+        reasons = [*self.fallbacks, *others]
         return f"{NOTHING}: {'; '.join(reasons)}" if reasons else None
 
     def look_ahead(self, plan: SparsityPlan, record: StepRecord) -> None:

@@ -164,7 +164,7 @@ class Schedule:
         """Whether skipped outputs may be forecast."""
         return self.skips_any and any(map(self.forecast_share, self.known_steps))
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         """What of it cannot be done with this number of steps, a sentence each."""
         config, steps = self.config, self.steps
         if self.is_few:
@@ -177,7 +177,7 @@ class Schedule:
                 "the columns, the others are sparse, and none is skipped"
             ]
         if config.lists_full:
-            return self._remarks_on_lists()
+            return self._notes_on_lists()
         if config.actions or steps is None:
             return []
         computed = [step for step in config.skip_steps if step < steps and not self.skips(step)]
@@ -188,7 +188,7 @@ class Schedule:
             f"warm-up (the first {config.warmup_steps}), in dense_steps and in final_dense_steps"
         ]
 
-    def _remarks_on_lists(self) -> list[str]:
+    def _notes_on_lists(self) -> list[str]:
         config, steps = self.config, self.steps
         if steps is None:
             if config.full_share is not None:
@@ -205,12 +205,12 @@ class Schedule:
                 "such shares are made for some 50 steps; list more with full_steps, a larger "
                 "full_share or least_full"
             ]
-        remarks = []
+        notes = []
         for field in ("full_steps", "sparse_steps"):
             beyond = [step for step in getattr(config, field) or () if step >= steps]
             if beyond:
                 numbers = ", ".join(map(str, beyond))
-                remarks.append(
+                notes.append(
                     f"{field} {numbers} are never reached: the last of {steps} steps is {steps - 1}"
                 )
-        return remarks
+        return notes

@@ -47,14 +47,14 @@ class Made:
     Attributes:
         thumbnail: a JPEG of one frame.
         seconds: that the generation took, with text and decoding.
-        remarks: what ran otherwise than the profile asks, and what else is worth knowing.
+        notes: what ran otherwise than the profile asks, and what else is worth knowing.
     """
 
     content: bytes
     thumbnail: bytes
     seconds: float
     warnings: Sequence[str]
-    remarks: Sequence[str]
+    notes: Sequence[str]
 
 
 @dataclass(frozen=True)

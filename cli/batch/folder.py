@@ -58,8 +58,8 @@ class Folder:
         """Writes its file and notes it; raises `UserError` where that fails."""
         self._write(self.thumbnail(entry), made.thumbnail)
         self._write(self.path / entry.name, made.content)
-        told = {"seconds": made.seconds, "remarks": made.remarks}
-        self._note(entry, {"state": MADE, **told, **facts}, made.warnings)
+        result = {"seconds": made.seconds, "remarks": made.notes}
+        self._note(entry, {"state": MADE, **result, **facts}, made.warnings)
 
     def give_up(self, entry: Entry, sentence: str, facts: Mapping[str, Any]) -> None:
         """Notes why there is no file."""
@@ -72,11 +72,11 @@ class Folder:
             if known.get(entry.name, {}).get("state") != MADE:
                 self._note(entry, {"state": MADE})
 
-    def _note(self, entry: Entry, told: Mapping[str, Any], warnings: Sequence[str] = ()) -> None:
+    def _note(self, entry: Entry, result: Mapping[str, Any], warnings: Sequence[str] = ()) -> None:
         facts = entry.facts(self.path)
         facts["warnings"] = [*facts["warnings"], *warnings]
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self.manifest.add({**told, "time": when, **facts})
+        self.manifest.add({**result, "time": when, **facts})
 
     def _write(self, path: Path, content: bytes) -> None:
         with (

@@ -101,8 +101,7 @@ def _entries(options: BatchOptions, engine: Engine, here: Joined) -> list[Entry]
     with here.display() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)
         entries = find_entries(options, options.lines, model, device, dtype)
-        told = [each for entry in entries for each in entry.group.job.warnings]
-        for warning in dict.fromkeys(told):
+        for warning in dict.fromkeys(text for each in entries for text in each.group.job.warnings):
             display.tell(WARNING + warning)
         if engine.page:
             display.tell(f"chipsparse: Ray's dashboard is at {engine.page}")

@@ -39,17 +39,17 @@ class Answers:
     _over: bool = field(default=False, init=False)
 
     def take(self, member: int, answer: Answer) -> Answer | None:
-        """The worker's answer, if this one settles it; what comes behind a failure is not heard."""
+        """The worker's answer, if this one settles it; what comes behind a failure is ignored."""
         if self._over:
             return None
         self._given[member] = answer
-        told = self._told(member, answer)
-        if told is not None:
+        settled = self._settled(member, answer)
+        if settled is not None:
             self._given = {}
-            self._over = self.count > 1 and not isinstance(told, Loaded | Made | Refused)
-        return told
+            self._over = self.count > 1 and not isinstance(settled, Loaded | Made | Refused)
+        return settled
 
-    def _told(self, member: int, answer: Answer) -> Answer | None:
+    def _settled(self, member: int, answer: Answer) -> Answer | None:
         if self.count == 1:
             return answer
         place = f"process {member + 1} of {self.count}"

@@ -102,9 +102,9 @@ class Processes:
         for ready in wait(list(members), timeout=seconds):
             worker, member = members[ready]  # type: ignore[index]
             running = self._running[worker]
-            told = running.answers.take(member, _answer(running, member))
-            if told is not None:
-                found.append((worker, told))
+            answer = running.answers.take(member, _answer(running, member))
+            if answer is not None:
+                found.append((worker, answer))
         return found
 
     def close(self) -> None:

@@ -122,9 +122,9 @@ class RayActors:
         found = []
         for each in ready:
             worker, member = self._asked.pop(each)
-            told = self._workers[worker].answers.take(member, self._answer(each))
-            if told is not None:
-                found.append((worker, told))
+            answer = self._workers[worker].answers.take(member, self._answer(each))
+            if answer is not None:
+                found.append((worker, answer))
         return found
 
     def close(self) -> None:

@@ -63,7 +63,7 @@ class Batch:
     model: str
     seconds: float
     rows: Sequence[Row]
-    also_told: ClassVar = ("made", "already_there", "failed", "missing")
+    also_in_json: ClassVar = ("made", "already_there", "failed", "missing")
 
     @property
     def made(self) -> int:
@@ -107,7 +107,7 @@ def batch_record(
             state, wanted = ("made" if entry.name in made else "already there"), MADE
         else:
             state, wanted = ("failed" if entry.name in given_up else "missing"), FAILED
-        told = found if found.get("state") == wanted else {}
+        kept = found if found.get("state") == wanted else {}
         shown = f"{THUMBNAILS}/{entry.digest}.jpg"
         return Row(
             file=entry.name,
@@ -116,11 +116,11 @@ def batch_record(
             prompt=entry.prompt,
             seed=entry.seed,
             settings=_settings(facts),
-            seconds=told.get("seconds"),
-            tries=told.get("tries"),
-            error=told.get("error"),
-            warnings=told.get("warnings", ()),
-            remarks=told.get("remarks", ()),
+            seconds=kept.get("seconds"),
+            tries=kept.get("tries"),
+            error=kept.get("error"),
+            warnings=kept.get("warnings", ()),
+            remarks=kept.get("remarks", ()),
             thumbnail=shown if folder.has(entry) and (folder.path / shown).is_file() else None,
             command=facts["command"],
         )

@@ -23,10 +23,10 @@ def print_batch(batch: Batch, console: Console) -> None:
         ("failed", batch.failed),
         ("missing", batch.missing),
     )
-    told = ", ".join(f"{count:,} {state}" for state, count in counts if count)
+    states = ", ".join(f"{count:,} {state}" for state, count in counts if count)
     facts: Facts = [
         ("model", bundled_name(batch.model) or batch.model),
-        ("files", f"{told} of {len(batch.rows):,}, in {duration(batch.seconds)}"),
+        ("files", f"{states} of {len(batch.rows):,}, in {duration(batch.seconds)}"),
         ("folder", str(batch.folder)),
         ("manifest", str(batch.manifest)),
         ("page", str(batch.page)),

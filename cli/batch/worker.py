@@ -96,7 +96,7 @@ class PipelineWorker:
             content,
             thumbnail(made.frames),
             made.total_seconds,
-            # Those of the job are told once, by the command.
+            # Those of the job are shown once, by the command.
             [each for each in outcome.request["warnings"] if each not in runner.job.warnings],
             [*made.fallbacks, *made.notes],
         )

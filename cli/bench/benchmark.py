@@ -23,7 +23,7 @@ from chipsparse.cli.planning.settings import GenerationSettings
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks.joined import Joined
 from chipsparse.cli.ranks.several import met
-from chipsparse.cli.results import UNTOLD, fields_json
+from chipsparse.cli.results import NO_JSON, fields_json
 from chipsparse.common.machine import device_name, package_version
 from chipsparse.measure.layer_times import PartTimes, attention_times, mlp_times
 from chipsparse.parallel.degrees import Parallel
@@ -73,8 +73,8 @@ class Benchmark:
     steps: StepTimes | None
     parallel: Parallel | None
     command: str
-    pixels: tuple[int, int] = field(metadata=UNTOLD)
-    skips_by_threshold: bool = field(metadata=UNTOLD)
+    pixels: tuple[int, int] = field(metadata=NO_JSON)
+    skips_by_threshold: bool = field(metadata=NO_JSON)
 
     def to_json(self) -> dict[str, Any]:
         """Times of layers in milliseconds, of steps in seconds, sizes in bytes."""

@@ -55,7 +55,7 @@ class StepTimes:
     patched_peak_bytes: int | None
     backends: dict[str, str]
     fallbacks: list[str]
-    also_told: ClassVar = ("stock_run", "patched_run", "speedup_run")
+    also_in_json: ClassVar = ("stock_run", "patched_run", "speedup_run")
 
     @property
     def stock_run(self) -> float:

@@ -104,14 +104,14 @@ def _step_table(steps: StepTimes, stock: str) -> Table:
 def _step_facts(steps: StepTimes, found: Benchmark) -> Facts:
     facts: Facts = []
     count, run, speedup = sum(steps.counts.values()), steps.patched_run, steps.speedup_run
-    told = "not summed: the run took no step of some action"
+    text = "not summed: the run took no step of some action"
     if run is not None and speedup is not None:
-        told = (
+        text = (
             f"{counted(count, 'step')}: {seconds_text(run)}, stock "
             f"{seconds_text(steps.stock_run)}: {speedup:.2f} times as fast (summed from these "
             "steps; text encoder and decoder left out)"
         )
-    facts.append(("generation", told))
+    facts.append(("generation", text))
     shares = [
         f"{share:.1%} of the {what}"
         for share, what in ((steps.attention_kept, "columns"), (steps.mlp_kept, "neurons"))
@@ -135,8 +135,8 @@ def uneven_facts(steps: StepTimes) -> Facts:
     if abs(steps.stock_after / steps.stock_before - 1) <= UNEVEN:
         return []
     before, after = seconds_text(steps.stock_before), seconds_text(steps.stock_after)
-    told = (
+    note = (
         f"stock steps took {before} before the others and {after} after them: this machine's "
         "speed changes, so its ratios are rough"
     )
-    return [("note", told)]
+    return [("note", note)]

@@ -96,7 +96,7 @@ class BatchOptions(GenerateOptions):
         shared_by(self.gpus_per_job, self.guidance_parallel, option="--gpus-per-job")
         if self.output.exists() and not self.output.is_dir():
             raise UserError(f"--output {self.output} is a file; name a folder")
-        if not self.output.exists():  # else the names of files in it would be told as the option's
+        if not self.output.exists():  # else files in it would be named as the option's
             check_writable("--output", self.output)
         _ = self.lines  # which raises for those that are wrong
 

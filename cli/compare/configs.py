@@ -239,5 +239,5 @@ def notes(comparison: ConfigsComparison) -> Iterator[str]:
         yield f"intervals from {count} prompts are rough and tend to be too narrow; use more"
     yield from (f"{side}: {sentence}" for side, sentence in comparison.range_notes.items())
     for side in SIDES:
-        told = [line for each in runs.prompts for line in each.sides[side].fallbacks]
-        yield from (f"{side}: {line}" for line in dict.fromkeys(told))
+        fallbacks = [line for each in runs.prompts for line in each.sides[side].fallbacks]
+        yield from (f"{side}: {line}" for line in dict.fromkeys(fallbacks))

@@ -17,7 +17,7 @@ from chipsparse.cli.generation.lpips import Lpips, find_lpips
 from chipsparse.cli.generation.patching import patched, stock
 from chipsparse.cli.prompts import Prompt
 from chipsparse.cli.ranks.joined import Joined
-from chipsparse.cli.results import UNTOLD, fields_json
+from chipsparse.cli.results import NO_JSON, fields_json
 from chipsparse.cli.signals import exit_code
 from chipsparse.measure.bootstrap import LEAST_VALUES
 from chipsparse.measure.clip_comparison import ClipComparison, compare_clips
@@ -57,7 +57,7 @@ class PromptRuns:
     prompt: str
     seed: int
     dense_seconds: float
-    sides: dict[Side, ConfigRun] = field(metadata=UNTOLD)
+    sides: dict[Side, ConfigRun] = field(metadata=NO_JSON)
 
     def to_json(self) -> dict[str, Any]:
         """The prompt, and both sides by their names."""

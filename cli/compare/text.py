@@ -35,8 +35,8 @@ def print_files(comparison: FilesComparison, console: Console) -> None:
             FLICKER_SCALE * (value or 0.0)
             for value in (result.flicker_a, result.flicker_b, result.flicker_change)
         )
-        told = f"A {first:.3f}, B {second:.3f} of 255 ({round(change, 3) + 0.0:+.3f})"
-        facts.append(("flicker", told))
+        flicker = f"A {first:.3f}, B {second:.3f} of 255 ({round(change, 3) + 0.0:+.3f})"
+        facts.append(("flicker", flicker))
     facts += _lpips_facts(comparison.lpips.why_not)
     frames, height, width, _ = comparison.clips[0].frames.shape
     facts.append(("compared", f"{frames} frame{'s' * (frames > 1)} of {width}x{height} pixels"))

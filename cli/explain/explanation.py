@@ -167,12 +167,12 @@ def explain(options: GenerationOptions, model: ModelDescription, profile: Profil
     out_of_range = profile_range.out_of_range(
         profile, model, planned.settings, target.device, target.dtype, here=target.here
     )
-    told = [
+    notes = [
         too_few_steps(plan),
         profile_range.sentence(profile, out_of_range) if out_of_range else None,
         profile.instead,
-        profile.remark,
-        *plan.remarks(),
+        profile.standing_note,
+        *plan.notes(),
         AT_MOST if plan.schedule.skips_by_threshold() else None,
         outlook.why_untimed,
         *_notes(model, planned.adapter, target, memory, profile, weights),
@@ -192,7 +192,7 @@ def explain(options: GenerationOptions, model: ModelDescription, profile: Profil
         memory=memory_needs(outlook, weights=weight_bytes, on_gpu=target.device.type != "cpu"),
         caches=bytes_by_kind(memory, plan.layout),
         out_of_range=out_of_range,
-        notes=[note for note in told if note is not None],
+        notes=[note for note in notes if note is not None],
     )
 
 

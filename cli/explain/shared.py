@@ -8,7 +8,7 @@ from typing import Any
 
 from chipsparse.cache.kinds import PARTS, kind_bytes
 from chipsparse.cli.explain.outlook import Outlook
-from chipsparse.cli.results import UNTOLD, fields_json
+from chipsparse.cli.results import NO_JSON, fields_json
 from chipsparse.measure.cost_model import Rates, layer_time
 from chipsparse.measure.exchanges import RankShare, Sharing
 from chipsparse.parallel.degrees import Parallel
@@ -57,7 +57,7 @@ class SharedOutlook:
 
     parallel: Parallel
     ranks: list[RankOutlook]
-    alone: Outlook = field(metadata=UNTOLD)
+    alone: Outlook = field(metadata=NO_JSON)
     efficiency: Seconds | None
     efficiency_run: float | None
 

@@ -44,7 +44,7 @@ def run(options: GenerateOptions, outcomes: list[Outcome], process: Joined) -> N
 
     Args:
         outcomes: gets one of each clip as soon as it is written. In a series, one that fails is
-            told and noted there, and the others are made; a single one raises.
+            shown and noted there, and the others are made; a single one raises.
     """
     with requested(options, process) as (model, device, dtype, display):
         job = settle(options, model, device, dtype)

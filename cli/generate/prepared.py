@@ -88,8 +88,8 @@ class Job:
             assert self.profile is not None
             found.append(profile_range.sentence(self.profile, self.out_of_range))
         steps = self.settings.num_inference_steps
-        remarks = (lora.steps_remark(steps) for lora in self.options.loras)
-        return [*found, *(remark for remark in remarks if remark is not None)]
+        warnings = (lora.steps_warning(steps) for lora in self.options.loras)
+        return [*found, *(each for each in warnings if each is not None)]
 
     @property
     def image_arguments(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from chipsparse.cli.generation.denoise import Generation, StepResult, peak_process_bytes
 from chipsparse.cli.pages.units import shortened
-from chipsparse.cli.results import UNTOLD, fields_json
+from chipsparse.cli.results import NO_JSON, fields_json
 from chipsparse.cli.tables import Facts, number_table, print_facts, print_table
 from chipsparse.cli.wording import bundled_name, counted, files_text, profile_text, seconds_text
 from chipsparse.common.byte_sizes import format_bytes
@@ -41,8 +41,8 @@ class Comparison:
     speedup: float
     psnr_db: float
     ssim: float | None
-    psnr_per_frame: Sequence[float] = field(default=(), metadata=UNTOLD)
-    also_told: ClassVar = ("identical",)
+    psnr_per_frame: Sequence[float] = field(default=(), metadata=NO_JSON)
+    also_in_json: ClassVar = ("identical",)
 
     @property
     def identical(self) -> bool:
@@ -61,7 +61,7 @@ class Outcome:
         error: why there is nothing, in one sentence; None where there is.
     """
 
-    request: dict[str, Any] = field(metadata=UNTOLD)
+    request: dict[str, Any] = field(metadata=NO_JSON)
     files: dict[str, list[Path]] = field(default_factory=dict)
     sparse: Generation | None = None
     dense: Generation | None = None
@@ -105,10 +105,10 @@ def print_series(outcomes: list[Outcome], console: Console, *, asked: int, verbo
     """A table of all clips, with what they have in common above and what went wrong below."""
     finished = [outcome for outcome in outcomes if outcome.error is None]
     failed = len(outcomes) - len(finished)
-    told = f"{len(finished)} of {asked} made" + (f", {failed} failed" if failed else "")
+    clips = f"{len(finished)} of {asked} made" + (f", {failed} failed" if failed else "")
     prompt = outcomes[0].request["prompt"]
     several = any(outcome.request["prompt"] != prompt for outcome in outcomes)
-    lead = [*_model_facts(outcomes[0]), ("clips", told)]
+    lead = [*_model_facts(outcomes[0]), ("clips", clips)]
     if finished:
         lead += [("gain", _gain(finished)), ("time", _time_of_all(finished))]
     if not several:
@@ -119,7 +119,7 @@ def print_series(outcomes: list[Outcome], console: Console, *, asked: int, verbo
     facts: Facts = []
     for number, outcome in enumerate(outcomes):
         if outcome.error is None:
-            facts += _details(outcome) if number == 0 else _remarks(outcome)
+            facts += _details(outcome) if number == 0 else _notes(outcome)
     facts = list(dict.fromkeys(facts))
     if verbose and finished:
         facts += _internals(finished[-1].made)
@@ -270,10 +270,10 @@ def _details(outcome: Outcome) -> Facts:
         facts.append(("profile", profile_text(request["profile"], request["quality"])))
     facts += [("LoRA", f"{lora['file']} at {lora['scale']:g}") for lora in request["loras"]]
     facts.append(("memory", _memory(outcome)))
-    return [*facts, *_remarks(outcome)]
+    return [*facts, *_notes(outcome)]
 
 
-def _remarks(outcome: Outcome) -> Facts:
+def _notes(outcome: Outcome) -> Facts:
     facts: Facts = [("warning", sentence) for sentence in outcome.request["warnings"]]
     facts += [("fallback", sentence) for sentence in outcome.made.fallbacks]
     facts += [("note", sentence) for sentence in outcome.made.notes]

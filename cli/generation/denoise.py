@@ -84,7 +84,7 @@ class Generation:
     notes: list[str]
     nothing_sparse: str | None = None
     work_share: float | None = None
-    also_told: ClassVar = ("height", "width")
+    also_in_json: ClassVar = ("height", "width")
 
     @property
     def height(self) -> int:
@@ -114,7 +114,7 @@ def generate(
     Args:
         arguments: what to call it with, without generator, callback and output type.
         seed: of the noise, drawn on the CPU so that it is the same on every device.
-        display: told of each finished step; its own time is nobody's.
+        display: gets each finished step; its own time is nobody's.
         report: of the patched pipeline; None where it is not patched.
     """
     run = _run(pipe, arguments, seed, display, report, output_type="np")

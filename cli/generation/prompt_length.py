@@ -19,7 +19,7 @@ def cut_text(pipe: Any, prompt: str, max_sequence_length: int | None) -> str | N
 
     Args:
         pipe: loaded; its tokenizers are asked.
-        max_sequence_length: what the pipeline's call is told, or its default.
+        max_sequence_length: what the pipeline's call is given, or its default.
     """
     from transformers import PreTrainedTokenizerBase
 

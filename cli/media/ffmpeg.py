@@ -95,7 +95,7 @@ def decode(path: Path) -> tuple[np.ndarray, float | None]:
 
     Returns:
         Frames, uint8 ``[F, H, W, 3]``, as many as the file has; and their rate, None where it is
-        not told.
+        not known.
 
     Raises:
         OSError: it cannot be decoded to its end.

@@ -86,10 +86,10 @@ def frame_of(file: Path) -> tuple[int, int] | None:
     """Which frame a PNG of ours is, from 0, and of how many; None for any other file."""
     try:
         with Image.open(file) as image:
-            told = re.fullmatch(r"(\d+) of (\d+)", str(image.info.get(PLACE)))
+            place = re.fullmatch(r"(\d+) of (\d+)", str(image.info.get(PLACE)))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None
-    return None if told is None else (int(told[1]), int(told[2]))
+    return None if place is None else (int(place[1]), int(place[2]))
 
 
 def numbered(path: Path) -> list[Path]:

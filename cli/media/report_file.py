@@ -18,7 +18,7 @@ def check_file(option: str, path: Path, *suffixes: str) -> None:
     """Raises `UserError` where a file could not be written; leaves nothing.
 
     Args:
-        suffixes: one of which it must have; the first is told.
+        suffixes: one of which it must have; the first is named.
     """
     if path.suffix.lower() not in suffixes:
         raise UserError(f"{option} {path} must end in {suffixes[0]}")

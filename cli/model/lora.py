@@ -22,7 +22,7 @@ class Lora:
     file: Path
     scale: float
 
-    def steps_remark(self, steps: int) -> str | None:
+    def steps_warning(self, steps: int) -> str | None:
         """One sentence where its name says that it is made for another number of steps than these.
 
         Those of distilled models ("lightning-4steps", "8-step") say so there, if anywhere.

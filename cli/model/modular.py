@@ -17,8 +17,8 @@ from chipsparse.cli.errors import UserError
 from chipsparse.cli.model.description import ModelDescription, component_config
 from chipsparse.pipelines.denoising_loop import denoising_loops, is_modular
 
-# Told of the end of each step, from 0, with the latents that it made, None where the pipeline does
-# not give them; where it returns True, the loop ends.
+# Called at the end of each step, from 0, with the latents that it made, None where the pipeline
+# does not give them; where it returns True, the loop ends.
 OnStepEnd = Callable[[int, "torch.Tensor | None"], bool]
 GUIDANCE = "guidance_scale"
 RESULTS = {"videos": "frames", "images": "images"}  # and what plain pipelines call them

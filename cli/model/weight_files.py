@@ -101,9 +101,9 @@ def _check_config(found: Any, folder: Path, shapes: dict[str, tuple[int, ...]]) 
         (others, "asks for other shapes of {}"),
     ):
         if names:
-            told = what.format(counted(len(names), "tensor"))
+            fault = what.format(counted(len(names), "tensor"))
             raise UserError(
-                f"{folder / 'config.json'} does not fit the weights beside it: it {told}, such as "
+                f"{folder / 'config.json'} does not fit the weights beside it: it {fault}, such as "
                 f"{names[0]}"
             )
 

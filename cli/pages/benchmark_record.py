@@ -53,19 +53,19 @@ class StepTimes(Record):
     speedup_run: Number | None = None
 
     @property
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         """What else there is to say of them."""
-        told = [f"fallback: {sentence}" for sentence in self.fallbacks]
+        notes = [f"fallback: {sentence}" for sentence in self.fallbacks]
         own, stock = self.patched_peak_bytes, self.stock_peak_bytes
         if own is not None and stock is not None:
-            told.append(
+            notes.append(
                 f"Peak memory on the GPU: {format_bytes(own)}, stock {format_bytes(stock)}."
             )
         before, after = self.stock_before, self.stock_after
         if abs(after - before) > RESTLESS * abs(before):
             both = f"{seconds_text(before)} before the others and {seconds_text(after)} after them"
-            told.append(f"Stock steps took {both}: this machine's speed changes.")
-        return told
+            notes.append(f"Stock steps took {both}: this machine's speed changes.")
+        return notes
 
 
 class Benchmark(FileRecord):

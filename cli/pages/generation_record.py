@@ -273,11 +273,10 @@ class Generation(FileRecord):
     @property
     def all_warnings(self) -> Sequence[str]:
         """What the command warned of; a report from Python has the gravest of it."""
-        told = self.request.warnings
-        nothing = self.nothing_sparse
-        if nothing is not None and not any(each.startswith(NOTHING) for each in told):
-            return [nothing, *told]
-        return told
+        nothing, warnings = self.nothing_sparse, self.request.warnings
+        if nothing is None or any(each.startswith(NOTHING) for each in warnings):
+            return warnings
+        return [nothing, *warnings]
 
     @property
     def title(self) -> str:

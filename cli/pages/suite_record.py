@@ -60,14 +60,14 @@ class Row(Record):
     method: str
     setting: str = ""
     refused: str | None = None
-    told: Sequence[str] = Field(default=(), alias="remarks")
+    noted: Sequence[str] = Field(default=(), alias="remarks")
     clips: Sequence[Clip] = ()
     summary: Summary | None = None
 
     @property
-    def remarks(self) -> Sequence[str]:
+    def notes(self) -> Sequence[str]:
         """What there is to say of it."""
-        return self.told if self.refused is None else [f"did not run: {self.refused}"]
+        return self.noted if self.refused is None else [f"did not run: {self.refused}"]
 
     def clip(self, seed: int) -> Clip | None:
         """Its clip of a prompt."""

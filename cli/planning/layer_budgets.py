@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from chipsparse.cache.kinds import PARTS, Part
-from chipsparse.cli.results import UNTOLD
+from chipsparse.cli.results import NO_JSON
 from chipsparse.config import ranges_text
 from chipsparse.measure.cost_model import kept_columns
 from chipsparse.plan import SparsityPlan
@@ -22,7 +22,7 @@ class LayerGroup:
         neurons: likewise.
     """
 
-    kind: str = field(metadata=UNTOLD)
+    kind: str = field(metadata=NO_JSON)
     layers: tuple[int, ...]
     columns: int | None
     neurons: int | None

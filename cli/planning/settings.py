@@ -94,10 +94,10 @@ def resolve_settings(
 def guidance_argument(model: ModelDescription) -> str:
     """The argument of the pipeline's call that ``--guidance-scale`` is for.
 
-    A model that cannot be told a guidance scale is given the classifier-free one.
+    A model that takes no guidance scale is given the classifier-free one.
     """
-    told = model.transformer_config.get("guidance_embeds", True)
-    return "true_cfg_scale" if model.accepts("true_cfg_scale") and not told else "guidance_scale"
+    embeds = model.transformer_config.get("guidance_embeds", True)
+    return "true_cfg_scale" if model.accepts("true_cfg_scale") and not embeds else "guidance_scale"
 
 
 def check_sizes(settings: GenerationSettings, model: ModelDescription) -> None:

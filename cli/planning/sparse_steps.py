@@ -1,4 +1,4 @@
-"""Whether a generation would compute anything sparse, told from its number of steps alone."""
+"""Whether a generation would compute anything sparse, known from its number of steps alone."""
 
 from __future__ import annotations
 

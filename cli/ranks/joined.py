@@ -62,7 +62,7 @@ class Joined:
 
     @property
     def parallel(self) -> Parallel | None:
-        """What `chipsparse.enable` is told."""
+        """What `chipsparse.enable` is given."""
         return None if self.ranks == 1 else shared_by(self.ranks, self.guidance)
 
     def display(self) -> ProgressDisplay:

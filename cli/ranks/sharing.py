@@ -1,4 +1,4 @@
-"""Whether and how several processes can share a generation, told from a model's configs."""
+"""Whether and how several processes can share a generation, known from a model's configs."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Picture = Callable[[torch.Tensor | None, int], np.ndarray | None]
 
 
 class Stopped(BaseException):
-    """Someone pressed Stop. No `Exception`: nothing went wrong, and nothing is to be told of it."""
+    """Someone pressed Stop. No `Exception`: nothing went wrong, and nothing is to be said of it."""
 
 
 @dataclass(frozen=True)

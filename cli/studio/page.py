@@ -166,7 +166,7 @@ class Page:
         except UserError as error:
             return {
                 self._moment: gr.update(
-                    value=view.moment(Shown(""), error=_told(described(error))), visible=True
+                    value=view.moment(Shown(""), error=_named(described(error))), visible=True
                 )
             }
         return {
@@ -178,20 +178,20 @@ class Page:
 
     def _made(self, values: dict[Any, Any]) -> Iterator[Updates]:
         """Begins a generation, and shows it to its end."""
-        told = self._studio.start(self._choices(values))
+        events = self._studio.start(self._choices(values))
         yield {
             self._moment: gr.update(value=view.moment(Shown("starting")), visible=True),
             self._results: gr.update(visible=False),
             self._generate: gr.update(interactive=False),
             self._stop: gr.update(interactive=True),
         }
-        news = told.get()
+        news = events.get()
         while isinstance(news, Shown):
-            while isinstance(news, Shown) and not told.empty():  # a slow browser sees the latest
-                news = told.get()
+            while isinstance(news, Shown) and not events.empty():  # a slow browser sees the latest
+                news = events.get()
             if isinstance(news, Shown):
                 yield {self._moment: view.moment(news)}
-                news = told.get()
+                news = events.get()
         yield {
             **(self._ended(news) if isinstance(news, BrokenOff) else self._finished(news)),
             self._generate: gr.update(interactive=True),
@@ -211,7 +211,7 @@ class Page:
 
     def _ended(self, end: BrokenOff) -> Updates:
         if end.why is not None:
-            return {self._moment: view.moment(Shown("", runs=end.last.runs), error=_told(end.why))}
+            return {self._moment: view.moment(Shown("", runs=end.last.runs), error=_named(end.why))}
         return {self._moment: view.moment(dataclasses.replace(end.last, stage="stopped", clock=""))}
 
     def _loaded(self) -> Updates:
@@ -285,7 +285,7 @@ def _number(name: str, job: Job) -> Updates:
     return {"value": value, "visible": value is not None}
 
 
-def _told(sentence: str) -> str:
+def _named(sentence: str) -> str:
     """A sentence with the names of the fields for those of the options."""
     return OPTION.sub(lambda found: LABELS.get(found[1].replace("-", "_"), found[0]), sentence)
 

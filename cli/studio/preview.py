@@ -23,7 +23,7 @@ class Colours:
     """A linear map from latents to colours, learnt from the last clip that was decoded.
 
     Before there is one, the three directions in which the latents vary most are shown: false
-    colours, in which shapes can be told.
+    colours, in which shapes can be seen.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What the page talks to: it begins a generation, is told of it, and stops it."""
+"""What the page talks to: it begins a generation, follows it, and stops it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class BrokenOff:
     last: Shown
 
 
-# What is told of a generation; one that is not `Shown` is its end.
-Told = Shown | Result | BrokenOff
+# News of a generation; one that is not `Shown` is its end.
+News = Shown | Result | BrokenOff
 
 
 class Studio:
@@ -67,15 +67,15 @@ class Studio:
         """What would be made, from the model's configs alone; raises `UserError`."""
         return self._settled(choices, self._folder)
 
-    def start(self, choices: Choices) -> queue.SimpleQueue[Told]:
+    def start(self, choices: Choices) -> queue.SimpleQueue[News]:
         """Begins a generation, in place of one that still runs."""
         self.stop()
-        told: queue.SimpleQueue[Told] = queue.SimpleQueue()
-        feed = Feed(told.put)
+        events: queue.SimpleQueue[News] = queue.SimpleQueue()
+        feed = Feed(events.put)
         with self._lock:
             self._feeds.add(feed)
-        self._worker.submit(self._work, choices, feed, told)
-        return told
+        self._worker.submit(self._work, choices, feed, events)
+        return events
 
     def stop(self) -> None:
         """Stops what runs or waits, at the end of its step."""
@@ -83,14 +83,14 @@ class Studio:
             for feed in self._feeds:
                 feed.stop()
 
-    def _work(self, choices: Choices, feed: Feed, told: queue.SimpleQueue[Told]) -> None:
+    def _work(self, choices: Choices, feed: Feed, events: queue.SimpleQueue[News]) -> None:
         try:
             feed.check()
-            told.put(self._maker.make(choices, feed))
+            events.put(self._maker.make(choices, feed))
         except Stopped:
-            told.put(BrokenOff(None, feed.now))
+            events.put(BrokenOff(None, feed.now))
         except Exception as error:
-            told.put(BrokenOff(described(error), feed.now))
+            events.put(BrokenOff(described(error), feed.now))
         finally:
             with self._lock:
                 self._feeds.discard(feed)

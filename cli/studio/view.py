@@ -35,7 +35,7 @@ class Cell:
 
     letter: str
     kind: str
-    told: str
+    title: str
     planned: bool = False
 
 
@@ -69,10 +69,10 @@ def result(made: Result) -> str:
     """Times and differences, the steps, and what else is worth knowing."""
     by_way = {"sparse": made.sparse, "dense": made.dense}
     strips = [_strip(run, by_way[run.way], _note(by_way[run.way])) for run in made.runs]
-    remarks = [*made.request["warnings"], *made.sparse.fallbacks, *made.sparse.notes]
+    notes = [*made.request["warnings"], *made.sparse.fallbacks, *made.sparse.notes]
     if made.kept:
-        remarks.append("The dense run is that of before: it does not depend on the quality.")
-    return _filled("result.html", tiles=_tiles(made), strips=strips, remarks=remarks)
+        notes.append("The dense run is that of before: it does not depend on the quality.")
+    return _filled("result.html", tiles=_tiles(made), strips=strips, notes=notes)
 
 
 def _filled(template: str, **values: Any) -> str:
@@ -116,13 +116,13 @@ def _strip(run: Run, made: Generation | None = None, note: str = "") -> Strip:
     """
     cells = []
     for number, action in enumerate(run.actions):
-        told = [f"step {number + 1}: {action}"]
+        title = [f"step {number + 1}: {action}"]
         if made is not None:
             step = made.steps[number]
             shares = {"attention": step.attention_kept, "MLP": step.mlp_kept}
-            told += [f"{percent(v)} of {name}" for name, v in shares.items() if v is not None]
-            told.append(seconds_text(step.seconds))
-        cells.append(Cell(LETTERS.get(action, "M"), action.partition("+")[0], ", ".join(told)))
+            title += [f"{percent(v)} of {name}" for name, v in shares.items() if v is not None]
+            title.append(seconds_text(step.seconds))
+        cells.append(Cell(LETTERS.get(action, "M"), action.partition("+")[0], ", ".join(title)))
     for number, action in enumerate(run.planned[len(cells) :], start=len(cells)):
         planned = f"step {number + 1}: {action}, planned"
         cells.append(Cell(LETTERS[action], action, planned, planned=True))

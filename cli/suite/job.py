@@ -94,12 +94,12 @@ def _run(options: CompareOptions) -> Suite:
             plain_lines=1,
         )
         lab = SuiteLab(generator, rows, prompts, results, suffix, options.rate)
-        told = False
+        timed = False
         for prompt in prompts:
             lab.plan()
             lab.dense(prompt)
-            if not told:
-                told = _tell_time(display, progress, lab.plan())
+            if not timed:
+                timed = _tell_time(display, progress, lab.plan())
             lab.others(prompt)
             content = suite_json(common, lab, with_prompts=options.with_prompts)
             _write(folder / TO_SEND, to_send(content))
@@ -138,7 +138,7 @@ def _about(common: dict[str, Any], model: ModelDescription) -> dict[str, Any]:
 
 
 def _tell_time(display: ProgressDisplay, progress: WorkProgress, clips: int) -> bool:
-    """Whether it could be told: not before anything was made."""
+    """Whether it is known: not before anything was made."""
     seconds = progress.seconds_left()
     if not clips or seconds is None:
         return False

@@ -26,7 +26,7 @@ from chipsparse.pipelines.stacked_caches import transformers_of
 from chipsparse.report.generation import GenerationReport
 from chipsparse.tuning.results_file import ResultsFile
 
-Remarks = Callable[[], Sequence[str]]
+Notes = Callable[[], Sequence[str]]
 
 CALIBRATION = "MagCache, calibration"
 CALIBRATION_SEED = 2**32  # of noise that no clip has
@@ -65,8 +65,8 @@ class SuiteLab:
         found = [self.record(row, prompt) for prompt in self.prompts]
         if row.method == MAG:
             found.append(self.results.get(CALIBRATION))
-        told = (record["refused"] for record in found if record and "refused" in record)
-        return row.refused or next(told, None)
+        reasons = (record["refused"] for record in found if record and "refused" in record)
+        return row.refused or next(reasons, None)
 
     def record(self, row: Row, prompt: Prompt) -> Any:
         """What was measured of a clip: a dict, or None."""
@@ -136,9 +136,9 @@ class SuiteLab:
     def _compared(self, row: Row, prompt: Prompt) -> dict[str, Any]:
         dense = self._dense_frames(prompt)
         try:
-            with self._applied(row) as (report, told):
+            with self._applied(row) as (report, found):
                 made = self._generate(row, prompt, report)
-                remarks = [*told(), *([made.nothing_sparse] if made.nothing_sparse else [])]
+                notes = [*found(), *([made.nothing_sparse] if made.nothing_sparse else [])]
         except Exception as error:
             # That something cannot run on a model is a result, and hours of others stay.
             return {"refused": described(error)}
@@ -149,11 +149,11 @@ class SuiteLab:
             **quality(dense, made.frames, lpips.measure),
             "lpips_missing": lpips.why_not,
             "work": made.work_share,
-            "remarks": remarks,
+            "remarks": notes,
         }
 
     @contextmanager
-    def _applied(self, row: Row) -> Iterator[tuple[GenerationReport | None, Remarks]]:
+    def _applied(self, row: Row) -> Iterator[tuple[GenerationReport | None, Notes]]:
         """The pipeline as a row wants it, for the time being: its report, if it is ours, and
         what there is to say, asked behind the generation.
         """
@@ -164,12 +164,12 @@ class SuiteLab:
             measured = self.results.get(CALIBRATION) if row.method == MAG else None
             ratios = tuple(measured["ratios"]) if measured else ()
             run = CacheRun(self.generator.pipe, self.generator.settings.num_inference_steps, ratios)
-            with cached(run, row.cache) as heard:
-                yield None, lambda: heard
+            with cached(run, row.cache) as warnings:
+                yield None, lambda: warnings
         else:
             assert row.method == FLOOR
-            with other_attention(transformers_of(self.generator.pipe)) as told:
-                yield None, lambda: _kernel(told())
+            with other_attention(transformers_of(self.generator.pipe)) as which:
+                yield None, lambda: _kernel(which())
 
     def _calibrate(self) -> None:
         """Measures MagCache's ratios on this model, once."""
@@ -203,7 +203,7 @@ def _name(row: Row, prompt: Prompt) -> str:
     return f"{row.key}, seed {prompt.seed}, prompt {prompt.digest}"
 
 
-def _kernel(told: str | None) -> list[str]:
-    if told is None:
+def _kernel(text: str | None) -> list[str]:
+    if text is None:
         raise UserError(OTHER_LIBRARY)
-    return [told]
+    return [text]

@@ -98,8 +98,8 @@ def suite_json(common: dict[str, Any], lab: SuiteLab, *, with_prompts: bool) -> 
 def _lpips_missing(lab: SuiteLab, prompts: Sequence[Prompt]) -> str | None:
     """Why a clip has no LPIPS, without the folder where the weights are looked for."""
     records = [lab.record(row, prompt) for row in lab.rows[1:] for prompt in prompts]
-    told = (record.get("lpips_missing") for record in records if record is not None)
-    missing = next((text for text in told if text), None)
+    reasons = (record.get("lpips_missing") for record in records if record is not None)
+    missing = next((text for text in reasons if text), None)
     return None if missing is None else without_folders(missing)
 
 
@@ -124,11 +124,11 @@ def passes(clip: dict[str, Any]) -> bool:
 
 def _row_json(lab: SuiteLab, row: Row, dense_seconds: dict[Prompt, float]) -> dict[str, Any]:
     refused = lab.refusal(row)
-    clips, remarks = [], []
+    clips, notes = [], []
     for prompt, seconds in dense_seconds.items():
         record = lab.record(row, prompt)
         if refused is None and record is not None:
-            remarks += record["remarks"]
+            notes += record["remarks"]
             clip = {name: record[name] for name in ("seconds", *METRICS, "work")}
             speedup = seconds / record["seconds"]
             clips.append(
@@ -136,17 +136,17 @@ def _row_json(lab: SuiteLab, row: Row, dense_seconds: dict[Prompt, float]) -> di
             )
     same = sum(clip["psnr_db"] is None for clip in clips)
     if 0 < same < len(clips):
-        remarks.append(
+        notes.append(
             f"{same} of {len(clips)} clips are bit for bit as dense; the PSNR is the others'"
         )
     elif same:
-        remarks.append("every clip is bit for bit as dense")
+        notes.append("every clip is bit for bit as dense")
     return {
         "name": row.name,
         "method": row.method,
         "setting": row.setting,
         "refused": None if refused is None else without_folders(refused),
-        "remarks": [without_folders(text) for text in dict.fromkeys(remarks)],
+        "remarks": [without_folders(text) for text in dict.fromkeys(notes)],
         "clips": clips,
         "summary": _summary(clips) if clips else None,
     }

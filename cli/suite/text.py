@@ -26,13 +26,13 @@ def print_suite(suite: Suite, console: Console) -> None:
     ]
     columns = [title for name in shown for title in (TITLES[name], "worst")]
     table = number_table("against dense", "speed-up", *columns, "pass", gap=1)
-    remarks: Facts = []
+    notes: Facts = []
     for row in rows:
         if row["summary"] is not None:
             table.add_row(row["name"], *_cells(row, shown))
         if row["refused"] is not None:
-            remarks.append((row["name"], f"did not run: {row['refused']}"))
-        remarks += [(row["name"], text) for text in row["remarks"]]
+            notes.append((row["name"], f"did not run: {row['refused']}"))
+        notes += [(row["name"], text) for text in row["remarks"]]
     print_table(console, table)
     asked = content["thresholds"]
     facts: Facts = [
@@ -49,7 +49,7 @@ def print_suite(suite: Suite, console: Console) -> None:
         ),
         *([("note", content["restless"])] if content["restless"] else []),
         *([("refused", refused_rows(content["refused"], len(rows)))] * bool(content["refused"])),
-        *remarks,
+        *notes,
         ("page", str(suite.folder / PAGE)),
         ("to send", f"{suite.folder / TO_SEND}{_hidden(content)}"),
     ]

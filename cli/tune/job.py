@@ -25,7 +25,7 @@ from chipsparse.cli.planning.settings import GenerationSettings, resolve_setting
 from chipsparse.cli.prompts import Prompt, read_prompts, shapes
 from chipsparse.cli.ranks.joined import Joined
 from chipsparse.cli.ranks.several import met
-from chipsparse.cli.results import UNTOLD, fields_json
+from chipsparse.cli.results import NO_JSON, fields_json
 from chipsparse.cli.tune.lab import TuneLab, config_digest
 from chipsparse.cli.tune.shared_results import SharedResults
 from chipsparse.cli.tune.unreachable import unreachable_text
@@ -55,7 +55,7 @@ class Tuned:
 
     profile: Path
     results: Path
-    found: Tried = field(metadata=UNTOLD)
+    found: Tried = field(metadata=NO_JSON)
     tuned: TunedFor
     configs_tried: int
 

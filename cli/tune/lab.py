@@ -71,7 +71,7 @@ class TuneLab:
     cuda_graphs: CaptureMode = "auto"
     process: Joined = Joined()
     _used: dict[str, float] = field(default_factory=dict, init=False)  # of the budget
-    _told: bool = field(default=False, init=False)
+    _estimated: bool = field(default=False, init=False)
 
     @property
     def candidates(self) -> int:
@@ -99,8 +99,8 @@ class TuneLab:
     def _dense(self, prompt: int) -> dict[str, Any]:
         name = dense_name(self.prompts[prompt].name)
         made: dict[str, Any] = self._measured(name, 1.0, lambda: self._make_dense(prompt))
-        if len(self._used) == 1 and not self._told:
-            self._told = True
+        if len(self._used) == 1 and not self._estimated:
+            self._estimated = True
             self._tell_the_time(made["seconds"])
         return made
 

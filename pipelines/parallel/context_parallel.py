@@ -17,10 +17,10 @@ HOOKS = ("cp_input---", "cp_output---")
 
 
 def sharing_groups(transformer: Any) -> SharingGroups | None:
-    """The processes over which diffusers was told to share the tokens; None where it was not.
+    """The processes over which diffusers was set to share the tokens; None where it was not.
 
     Raises:
-        ValueError: it was told to be parallel in another way.
+        ValueError: it was set to be parallel in another way.
     """
     config = getattr(transformer, "_parallel_config", None)
     if config is None:

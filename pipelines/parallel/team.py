@@ -46,7 +46,7 @@ class Team:
             }
         )
         sharing = parallel.sharing
-        self._told: BaseException | None = None
+        self._reported: BaseException | None = None
         self._exchange: HeadExchange | None = None
         self.guidance: GuidanceSplit | None = None
         columns = None
@@ -78,9 +78,9 @@ class Team:
         Raises:
             PeerError: where it failed because another one did.
         """
-        if error is self._told:
+        if error is self._reported:
             return
-        self._told = error
+        self._reported = error
         found = [self._all]
         found += [] if self._exchange is None else [self._exchange.peers]
         found += [] if self.guidance is None else [self.guidance.peers]
@@ -91,7 +91,7 @@ class Team:
             except PeerError as other:
                 blamed = blamed or other
         if blamed is not None:
-            self._told = blamed
+            self._reported = blamed
             raise blamed from error
 
 
@@ -131,7 +131,7 @@ def team_of(transformers: Sequence[Any], parallel: Parallel | None) -> Team | No
     Args:
         transformers: of one pipeline; on all or none of them diffusers' ``enable_parallelism`` was
             called.
-        parallel: what `enable` was told instead.
+        parallel: what `enable` was given instead.
 
     Raises:
         ValueError: both are there, or one expert is parallel and another is not, or there are no
