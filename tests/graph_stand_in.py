@@ -263,7 +263,7 @@ class Writer(TorchDispatchMode):
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Listens to this thread."""
-        with _kernels.told_to(self), self:
+        with _kernels.written_to(self), self:
             yield
 
     def __torch_dispatch__(
@@ -295,7 +295,7 @@ class _Kernels:
         self._current = threading.local()
 
     @contextlib.contextmanager
-    def told_to(self, writer: Writer) -> Iterator[None]:
+    def written_to(self, writer: Writer) -> Iterator[None]:
         with self._lock:
             self._writers += 1
             Backend.launch = property(self._launch)  # type: ignore[assignment]

@@ -211,8 +211,8 @@ FIELD = re.compile(rf"(?:{'|'.join(GROUPS)})\.(?!py\b)\w+(?:: .*)?")
 @each_page
 def test_fields_of_the_config_are_there(page):
     for span in page.spans:
-        told = span in OLD_NAMES and page.path.name in ("CHANGELOG.md", "config.md")
-        if FIELD.fullmatch(span) and not told:
+        old = span in OLD_NAMES and page.path.name in ("CHANGELOG.md", "config.md")
+        if FIELD.fullmatch(span) and not old:
             check_field(span)
 
 

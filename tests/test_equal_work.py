@@ -272,7 +272,7 @@ def test_a_file_for_the_repository_reads_back_as_the_records_were(tmp_path):
     assert (tmp_path / "all.json").read_text().count("NVIDIA") == 1
 
 
-def test_where_time_goes_is_told_by_action():
+def test_where_time_goes_is_split_by_action():
     made = {"calls": {"dense": 60, "sparse": 20, "skip": 20}}
     times = {"call_ms": {"dense": 10.0, "sparse": 3.0, "skip": 0.1}}
     (row,) = step_rows([clip(OURS, "fast", **made, **times), clip("A", "one")])

@@ -95,9 +95,9 @@ def test_everything_happens_sooner_or_later():
     assert PREPARATIONS.keys() == set().union(*SURROUNDINGS)
 
 
-def test_a_run_is_told_in_full():
+def test_a_run_is_shown_in_full():
     events = Event("LoRA", None, 5), Event("hook", 2, 6)
-    told = "\n".join(script(call(*events, fault=Fault("Ctrl-C", 3, 40), decode=True)).lines())
+    text = "\n".join(script(call(*events, fault=Fault("Ctrl-C", 3, 40), decode=True)).lines())
     for part in (
         "flux, captured, one handle",
         "schedule.refresh_every=4",
@@ -106,7 +106,7 @@ def test_a_run_is_told_in_full():
         "after step 2: hook 6",
         "Ctrl-C after step 3 and 40 operations",
     ):
-        assert part in told
+        assert part in text
 
 
 # What may be left behind in the process.
@@ -213,7 +213,7 @@ def grown(*sizes):
     return memory.growth()
 
 
-def test_growth_is_told_from_what_is_loaded_once(monkeypatch):
+def test_growth_differs_from_what_is_loaded_once(monkeypatch):
     monkeypatch.setattr(Memory, "settle", lambda _: None)
     loading = [size for run in range(9) for size in 2 * [run << 24]]
     assert grown(*loading) == []
@@ -279,13 +279,13 @@ def test_bits_are_compared_and_not_values():
 
 
 def test_outcomes_are_compared_with_those_of_the_reference():
-    outcome = Outcome(tensors=torch.zeros(2), told=[1, 2])
-    assert different([outcome], [Outcome(tensors=torch.zeros(2), told=[1, 2])]) == []
-    (found,) = different([outcome], [Outcome(tensors=torch.full((2,), 0.5), told=[1, 2])])
+    outcome = Outcome(tensors=torch.zeros(2), facts=[1, 2])
+    assert different([outcome], [Outcome(tensors=torch.zeros(2), facts=[1, 2])]) == []
+    (found,) = different([outcome], [Outcome(tensors=torch.full((2,), 0.5), facts=[1, 2])])
     assert found == "call 0: other bits than the reference's, up to 0.5 away"
-    (found,) = different([outcome], [Outcome(tensors=torch.zeros(2), told=[1, 3])])
+    (found,) = different([outcome], [Outcome(tensors=torch.zeros(2), facts=[1, 3])])
     assert found == "call 0: the report says other things: 2 instead of 3"
-    (found,) = different([outcome], [Outcome(error="ValueError: no", told=[1, 2])])
+    (found,) = different([outcome], [Outcome(error="ValueError: no", facts=[1, 2])])
     assert found == "call 0: a result instead of ValueError: no"
     struck = Outcome(error="Injected: of the soak", struck=True, problems=["wrong"])
     assert different([struck], [outcome]) == ["call 0: wrong"]
@@ -405,7 +405,7 @@ def test_caches_at_decoding_are_found(soak, monkeypatch):
 # The command.
 
 
-def test_failures_are_counted_and_told(capsys, monkeypatch, tmp_path):
+def test_failures_are_counted_and_shown(capsys, monkeypatch, tmp_path):
     class Failing:
         def __init__(self, *_):
             self.replayed = self.struck = 0

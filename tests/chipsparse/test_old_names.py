@@ -145,7 +145,7 @@ def test_an_old_class_in_a_config():
         assert SparsityConfig(token_order=order) == SparsityConfig(tile=(1, 2, 3))
 
 
-def test_old_names_of_a_profile_are_told_together(tmp_path):
+def test_old_names_of_a_profile_are_named_together(tmp_path):
     path = tmp_path / "profile.yaml"
     sparsity = {}
     for entry in ENTRIES:
@@ -160,6 +160,6 @@ def test_old_names_of_a_profile_are_told_together(tmp_path):
     assert sum(counts) == len({entry.partition(" = ")[0] for entry in ENTRIES})
 
 
-def test_new_names_are_told_nothing_of():
+def test_new_names_do_not_warn():
     config = SparsityConfig(seed=3)
     assert SparsityConfig.from_mapping(dataclasses.asdict(config)) == config  # warnings are errors

@@ -122,7 +122,7 @@ def test_steps_between_listed_full_ones(between, expected):
     """A refresh only where a sparse step comes before the next full one."""
     plan = listed(full_steps=[1, 2, 4, 7], between=between)
     assert letters(plan.actions()) == expected
-    assert plan.remarks() == []
+    assert plan.notes() == []
     assert plan.schedule.full_steps == (0, 1, 2, 4, 7)
     assert plan.is_dense() == (between == "none")
     assert plan.schedule.skips_any == (between != "all")
@@ -145,7 +145,7 @@ def test_a_share_of_the_steps_in_full():
     assert taken(6, full_share=1.0) == "DDDDDD"
     assert taken(9, full_share=0.1, least_full=4, between="none") == "DDKDKKKDK"
     few = listed(4, full_share=0.1, least_full=4)
-    assert (few.is_dense(), few.describe(), few.remarks()) == (True, "all 4 steps in full", [])
+    assert (few.is_dense(), few.describe(), few.notes()) == (True, "all 4 steps in full", [])
     assert taken(4, full_steps=[0], actions=["dense", "skip"]) == "DKKK"
 
 
@@ -187,35 +187,35 @@ def test_sparse_steps_may_be_listed_too():
     assert letters(none.actions()) == "DDKKDKKKDKKK"
     assert none.is_dense()
     assert none.describe() == "4 of 12 steps in full, as listed, the rest skipped"
-    (remark,) = listed(full_steps=[1], sparse_steps=[3, 14]).remarks()
-    assert remark == "sparse_steps 14 are never reached: the last of 12 steps is 11"
-    assert not listed(None, full_steps=[1], sparse_steps=[3]).remarks()
+    (note,) = listed(full_steps=[1], sparse_steps=[3, 14]).notes()
+    assert note == "sparse_steps 14 are never reached: the last of 12 steps is 11"
+    assert not listed(None, full_steps=[1], sparse_steps=[3]).notes()
 
 
 def test_what_a_list_cannot_do_is_said():
-    (remark,) = listed(full_steps=[1, 4, 12, 40]).remarks()
-    assert remark == "full_steps 12, 40 are never reached: the last of 12 steps is 11"
-    share = listed(8, full_share=0.26).remarks()[0]
+    (note,) = listed(full_steps=[1, 4, 12, 40]).notes()
+    assert note == "full_steps 12, 40 are never reached: the last of 12 steps is 11"
+    share = listed(8, full_share=0.26).notes()[0]
     assert share.startswith("full_share 0.26 of only 8 steps lists 2 of them: such shares are made")
-    assert listed(50, full_share=0.26).remarks() == []
-    assert listed(8, full_share=0.26, least_full=4).remarks() == []
+    assert listed(50, full_share=0.26).notes() == []
+    assert listed(8, full_share=0.26, least_full=4).notes() == []
     plan = listed(full_steps=[6])  # 3 was to be sparse, and there is no refresh yet
     assert letters(plan.actions()) == "DKKDKKRKKSKK"
-    (remark,) = plan.remarks()
-    assert remark.startswith("step 3 is computed in full: it was to be sparse, and the only full")
+    (note,) = plan.notes()
+    assert note.startswith("step 3 is computed in full: it was to be sparse, and the only full")
 
 
 def test_lists_where_the_number_of_steps_is_unknown():
     def found(count=24, **schedule):
         plan = listed(None, **schedule)
-        return letters(itertools.islice(plan.actions_from(0), count)), plan.remarks()
+        return letters(itertools.islice(plan.actions_from(0), count)), plan.notes()
 
-    taken, (remark,) = found(full_share=0.5)
+    taken, (note,) = found(full_share=0.5)
     assert taken == "DRSSSSSSSSSRSSSSSSSSSRSS"
-    assert remark.startswith("schedule.full_share needs the number of steps")
-    taken, (remark,) = found(10, full_steps=[1, 4])
+    assert note.startswith("schedule.full_share needs the number of steps")
+    taken, (note,) = found(10, full_steps=[1, 4])
     assert taken == "DDKKRKSKSK"
-    assert "every other step is sparse" in remark
+    assert "every other step is sparse" in note
     assert found(10, full_steps=[1, 4], between="none") == ("DDKKDKKKKK", [])
     assert found(10, full_steps=[1, 4], between="all") == ("DRSSRSSSSS", [])
     assert listed(None, full_steps=[1, 4]).describe() == (
@@ -341,15 +341,15 @@ def test_steps_can_be_skipped_where_nothing_is_sparse():
 
 def test_listed_steps_that_are_computed_are_named():
     plan = listed(skip_steps=[0, 1, 4, 11, 40], final_dense_steps=1)
-    (remark,) = plan.remarks()
-    assert remark.startswith("skip_steps 0, 1, 11 are computed: ")
+    (note,) = plan.notes()
+    assert note.startswith("skip_steps 0, 1, 11 are computed: ")
     late = config_of(skip_steps=[3, 4], warmup_steps=3, dense_steps=[2])
     assert taken(config=late) == "DDDKKRSSSSSS"
-    assert SparsityPlan(late, LAYOUT, 12).remarks() == []
-    assert listed(skip_steps=[4]).remarks() == []
-    assert listed(None, skip_steps=[0]).remarks() == []
+    assert SparsityPlan(late, LAYOUT, 12).notes() == []
+    assert listed(skip_steps=[4]).notes() == []
+    assert listed(None, skip_steps=[0]).notes() == []
     ignored = config_of(skip_steps=[0], actions=["dense"])
-    assert SparsityPlan(ignored, LAYOUT, 12).remarks() == []
+    assert SparsityPlan(ignored, LAYOUT, 12).notes() == []
 
 
 def test_what_the_threshold_may_skip():
@@ -408,7 +408,7 @@ def test_few_steps_choose_their_columns_at_the_first(steps, first, expected):
     plan = SparsityPlan(config, LAYOUT, steps)
     assert letters(plan.actions(first)) == expected
     assert plan.schedule.skips_any is False
-    said = [remark for remark in plan.remarks() if "are few" in remark]
+    said = [note for note in plan.notes() if "are few" in note]
     assert bool(said) == (steps <= 8)
 
 

@@ -357,10 +357,10 @@ def test_layers_that_fit_nowhere_run_dense_and_the_report_says_so(monkeypatch):
     with_capacity(monkeypatch, wanted() // 2)
     session = session_with()
     generate(session)
-    remarks = session.report.fallbacks
-    parts = [remark.split(" runs dense in ")[0] for remark in remarks]
+    fallbacks = session.report.fallbacks
+    parts = [each.split(" runs dense in ")[0] for each in fallbacks]
     assert parts in (["attention", "MLP"], ["MLP"])
-    assert all("its caches do not fit into the memory budgets" in remark for remark in remarks)
+    assert all("its caches do not fit into the memory budgets" in each for each in fallbacks)
     assert 0 < session.report.cache_bytes <= wanted() // 2
     assert {record.action for record in session.report.steps} >= {Action.SPARSE}
 
@@ -478,7 +478,7 @@ def test_branches_that_nobody_announced_stay_within_the_budgets(share, host_shar
         assert any("its caches do not fit" in each for each in session.report.fallbacks)
 
 
-def test_refused_host_memory_is_told_and_the_device_takes_over(monkeypatch):
+def test_refused_host_memory_is_noted_and_the_device_takes_over(monkeypatch):
     expected = on_the_device()
     memory = HostMemory()
 

@@ -17,12 +17,12 @@ def commands(folder, *asked):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
     os.chdir(folder)
-    told = []
+    ends = []
     for words in asked:
         files = set(Path().rglob("*"))
         ran = CliRunner().invoke(app, [str(rank) if word == "RANK" else word for word in words])
         dist.barrier()
         made = sorted(map(str, set(Path().rglob("*")) - files))
         stderr = [line for line in ran.stderr.splitlines() if line.startswith("chipsparse: error")]
-        told.append({"exit": ran.exit_code, "stdout": ran.stdout, "stderr": stderr, "made": made})
-    return told
+        ends.append({"exit": ran.exit_code, "stdout": ran.stdout, "stderr": stderr, "made": made})
+    return ends

@@ -192,13 +192,13 @@ def test_an_action_that_was_not_taken_cannot_be_summed():
 
 
 @pytest.mark.parametrize(
-    ("after", "told"), [(1.04, False), (0.96, False), (1.2, True), (0.8, True)]
+    ("after", "noted"), [(1.04, False), (0.96, False), (1.2, True), (0.8, True)]
 )
-def test_a_machine_of_uneven_speed_is_told(after, told):
+def test_a_machine_of_uneven_speed_is_noted(after, noted):
     times = step_times.StepTimes(
         1.0, 1.0, after, {"dense": 1.0}, {"dense": 2}, None, None, None, None, {}, []
     )
-    assert bool(bench_text.uneven_facts(times)) is told
+    assert bool(bench_text.uneven_facts(times)) is noted
 
 
 def planned():

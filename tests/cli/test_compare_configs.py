@@ -305,8 +305,8 @@ def test_images(flux_folder, workdir):
     assert content["clip"]["files"] == ["worst.png"]
     shown = command(*arguments).stdout
     assert "flicker" not in shown
-    told = command(*arguments, "-o", "worst.mp4").refused()
-    assert "this model makes images, not videos; use worst.png" in told
+    error = command(*arguments, "-o", "worst.mp4").refused()
+    assert "this model makes images, not videos; use worst.png" in error
 
 
 @pytest.mark.slow

@@ -142,7 +142,7 @@ def test_picture(compare, pair, workdir):
     assert (right[3, 4:12, 8:16] > 0).any()
 
 
-def test_the_factor_is_told_and_can_be_given(compare, pair, workdir):
+def test_the_factor_is_shown_and_can_be_given(compare, pair, workdir):
     ran = compare("a.png", "b.png", "-o", "out.gif", "--amplify", "3").fine()
     assert "difference x3: white is 85 of 255 or more" in ran.stdout
     assert "out.gif" in ran.stdout

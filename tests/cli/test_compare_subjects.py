@@ -1,4 +1,4 @@
-"""How an argument of `chipsparse compare` is told to be a file or a config."""
+"""How an argument of `chipsparse compare` is known to be a file or a config."""
 
 from pathlib import Path
 

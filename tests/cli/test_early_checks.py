@@ -15,7 +15,7 @@ from chipsparse.cli.commands.tune import TuneOptions
 from chipsparse.cli.errors import UserError
 from chipsparse.profiles.profile import ASSETS
 
-# What is wrong with each of these can be told from the command line and the file system alone.
+# What is wrong with each of these is seen from the command line and the file system alone.
 MISTAKES = [
     ["generate", "x", "-o", "a.mp4", "--steps", "0"],
     ["generate", "x", "-o", "a.avi"],

@@ -43,23 +43,23 @@ def test_python_without_docstrings_is_refused():
     assert ran.stderr.count(b"\n") == 1
 
 
-def test_old_names_in_a_profile_are_told_in_a_line(monkeypatch):
+def test_old_names_in_a_profile_are_named_in_a_line(monkeypatch):
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     monkeypatch.setattr(main, "app", lambda **_: None)
     usual = warnings.formatwarning("said", UserWarning, "a.py", 3)
     main.main()
-    told = warnings.formatwarning("a is now b", OldNameWarning, "typer.py", 1445)
-    assert told == "chipsparse: warning: a is now b\n"
+    line = warnings.formatwarning("a is now b", OldNameWarning, "typer.py", 1445)
+    assert line == "chipsparse: warning: a is now b\n"
     assert warnings.formatwarning("said", UserWarning, "a.py", 3) == usual
 
 
 def test_a_shell_completes_the_command_however_it_was_started(monkeypatch):
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     monkeypatch.setattr(sys, "argv", ["/x/chipsparse/__main__.py", "--help"])
-    told = {}
-    monkeypatch.setattr(main, "app", lambda **given: told.update(given))
+    seen = {}
+    monkeypatch.setattr(main, "app", lambda **given: seen.update(given))
     main.main()
-    assert told == {"prog_name": "chipsparse"}
+    assert seen == {"prog_name": "chipsparse"}
 
 
 def test_bytes_that_are_no_text(workdir):

@@ -448,7 +448,7 @@ def test_what_would_be_slower_sparse_runs_dense(explained, explain, folder, work
     )
     (row,) = explained(*small, "--config", "mine.yaml")["layers"]
     assert row["attention"]["sparse"] == row["mlp"]["sparse"] == 40
-    assert row["mlp"]["step"] == step  # told in any case
+    assert row["mlp"]["step"] == step  # known in any case
 
 
 def test_steps_skipped_by_a_threshold_are_said_to_be_unknown(explained, explain, folder, workdir):
@@ -571,7 +571,7 @@ def test_qualities_stand_side_by_side(explained, explain, folder):
     assert re.search(r"^ fast +8 +\d+ +\d+ +\d+% +\d.*\d+\.\d\dx", text, re.MULTILINE)
 
 
-def test_a_schedule_in_place_of_that_of_a_quality_is_told(explained, folder, workdir):
+def test_a_schedule_in_place_of_that_of_a_quality_is_noted(explained, folder, workdir):
     common = "sparsity: {schedule: {warmup_steps: 3}}\nqualities: "
     (workdir / "mine.yaml").write_text(f"{common} {{balanced: , fast: {{schedule: {{}}}}}}")
     found = explained("--model", folder("wan"), "--config", "mine.yaml")

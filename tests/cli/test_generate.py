@@ -68,7 +68,7 @@ def test_table(generate):
     assert "caches" in ran.stdout
 
 
-def told(ran):
+def facts_of(ran):
     """Names and texts of the facts of a summary, in their order."""
     lines = [line.split(maxsplit=1) for line in ran.stdout.splitlines() if line.strip()]
     return [(words[0], words[1].strip()) for words in lines if len(words) > 1]
@@ -76,7 +76,7 @@ def told(ran):
 
 def test_the_summary_leads_with_model_gain_time_and_file(generate, model_folder):
     ran = generate("-o", "out.png", "--frames", "1", "--seed", "7")
-    facts = told(ran)
+    facts = facts_of(ran)
     assert [name for name, _ in facts[:6]] == [
         "model",
         "gain",
@@ -98,7 +98,7 @@ def test_the_summary_leads_with_model_gain_time_and_file(generate, model_folder)
 
 
 def test_compared_the_gain_is_measured_and_verbose_adds_the_backends(generate):
-    texts = dict(told(generate("-o", "out.png", "--frames", "1", "--compare", "--verbose")))
+    texts = dict(facts_of(generate("-o", "out.png", "--frames", "1", "--compare", "--verbose")))
     gain = r"[\d.]+ times as fast as dense \([\d.]+ m?s\), PSNR [\d.]+ dB, SSIM"
     assert re.match(gain, texts["gain"])
     assert {"backends", "passed"} <= texts.keys()
@@ -107,7 +107,7 @@ def test_compared_the_gain_is_measured_and_verbose_adds_the_backends(generate):
 def test_a_bundled_model_says_what_it_is(generate):
     size = ("--height", "32", "--width", "32", "--frames", "1", "--steps", "1")
     ran = generate("-o", "out.png", *size, model=None).fine()
-    facts = dict(told(ran))
+    facts = dict(facts_of(ran))
     assert facts["model"] == "tiny-wan, bundled, draws simple shapes only"
     assert facts["profile"] == "balanced, from tiny-wan/chipsparse.yaml, bundled"
     assert " for 1 step, " in facts["time"]
@@ -235,7 +235,7 @@ def test_config_overrides_the_profile_of_the_model(generate, tmp_path):
     assert [step["predicted_change"] for step in steps] == [None] * 3
 
 
-def test_the_predicted_change_of_each_step_is_told(generate, tmp_path):
+def test_the_predicted_change_of_each_step_is_known(generate, tmp_path):
     profile = tmp_path / "mine.yaml"
     profile.write_text(
         "model_class: WanTransformer3DModel\n"
@@ -328,7 +328,7 @@ def test_a_quality_of_the_profile_is_taken_and_named(generate, workdir):
 def test_a_quality_that_cannot_be_ends_before_anything_is_loaded(
     generate, workdir, arguments, said
 ):
-    told = generate("-o", "out.png", *arguments).refused()
-    assert said in told
-    assert told.count("\n") == 1
+    error = generate("-o", "out.png", *arguments).refused()
+    assert said in error
+    assert error.count("\n") == 1
     assert names(workdir) == []

@@ -205,11 +205,11 @@ def test_two_processes_write_what_one_does(model_folder, tmp_path):
         return frames, json.loads((tmp_path / f"{name}.json").read_text()), json.loads(done.stdout)
 
     alone, _, _ = ran("alone")
-    shared, report, told = ran("shared", "--gpus", "2")
+    shared, report, data = ran("shared", "--gpus", "2")
     assert len(alone) == len(shared) == 13
     assert all(map(np.array_equal, alone, shared))
     assert "sparse" in {step["action"] for step in report["steps"]}
-    assert told["files"]["output"] == ["shared.gif"]
+    assert data["files"]["output"] == ["shared.gif"]
     assert names(tmp_path) == ["alone.gif", "alone.json", "shared.gif", "shared.json"]
 
 

@@ -169,7 +169,7 @@ def test_an_image_model_becomes_its_image_to_image_pipeline(generate, flux_folde
     np.testing.assert_array_equal(written, np.rint(expected * 255).astype(np.uint8))
 
 
-def test_the_steps_behind_the_first_ones_are_told(generate, flux_folder, workdir):
+def test_the_steps_behind_the_first_ones_are_known(generate, flux_folder, workdir):
     picture().save("in.png")
     given = ("--image", "in.png", "--strength", "0.6", "--json")
     ran = generate("-o", "out.png", *given, model=flux_folder).fine()
@@ -183,8 +183,8 @@ def test_the_steps_behind_the_first_ones_are_told(generate, flux_folder, workdir
 def test_too_few_of_the_steps_are_left_to_be_sparse(generate, flux_folder, workdir):
     picture().save("in.png")
     given = ("-o", "out.png", "--image", "in.png", "--strict")
-    told = generate(*given, "--strength", "0.4", model=flux_folder).refused()
-    assert "the profile's schedule computes all 2 steps in full; it takes --steps 6" in told
+    error = generate(*given, "--strength", "0.4", model=flux_folder).refused()
+    assert "the profile's schedule computes all 2 steps in full; it takes --steps 6" in error
 
 
 @pytest.mark.parametrize(
@@ -204,8 +204,8 @@ def test_what_is_refused_before_loading(
     generate, workdir, loads_nothing, request, model, arguments, sentence
 ):
     picture().save("in.png")
-    told = generate("-o", "out.png", *arguments, model=request.getfixturevalue(model)).refused()
-    assert told.startswith(f"chipsparse: error: {sentence}")
+    error = generate("-o", "out.png", *arguments, model=request.getfixturevalue(model)).refused()
+    assert error.startswith(f"chipsparse: error: {sentence}")
     assert [path.name for path in workdir.iterdir()] == ["in.png"]
 
 

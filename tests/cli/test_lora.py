@@ -47,16 +47,16 @@ def picture():
 
 
 def test_it_changes_the_picture_by_its_scale(generate, attention_lora):
-    pictures, told = {}, {}
+    pictures, made = {}, {}
     for scale in (None, 0, 1, 2):
         given = () if scale is None else ("--lora", f"{attention_lora}:{scale}")
-        told[scale] = generate(*SMALL, *given).json()
+        made[scale] = generate(*SMALL, *given).json()
         pictures[scale] = picture()
     assert (pictures[0] == pictures[None]).all()
     assert (pictures[1] != pictures[None]).any()
     assert (pictures[2] != pictures[1]).any()
-    assert told[2]["loras"] == [{"file": str(attention_lora), "scale": 2.0}]
-    assert told[2]["sparse"]["fallbacks"] == []
+    assert made[2]["loras"] == [{"file": str(attention_lora), "scale": 2.0}]
+    assert made[2]["sparse"]["fallbacks"] == []
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_it_changes_the_picture_by_its_scale(generate, attention_lora):
     ],
 )
 def test_a_lora_that_is_made_for_other_steps_is_noticed(tmp_path, name, steps, said):
-    remark = Lora(tmp_path / f"{name}.safetensors", 1.0).steps_remark(steps)
-    assert (remark is None) is (said is None)
-    assert said is None or said in remark
+    warning = Lora(tmp_path / f"{name}.safetensors", 1.0).steps_warning(steps)
+    assert (warning is None) is (said is None)
+    assert said is None or said in warning
 
 
 def test_the_notice_is_among_the_warnings(generate, attention_lora, tmp_path):

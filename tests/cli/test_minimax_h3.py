@@ -39,13 +39,13 @@ def folder(tmp_path):
     return make
 
 
-def told(*arguments):
+def read(*arguments):
     return command(*arguments, "--json").json()
 
 
 def explain(model, *arguments):
     budgets = ("--vram", "140G", "--ram", "200G", "--dtype", "bfloat16")
-    return told("explain", "--model", model, *budgets, "--quality", "published", *arguments)
+    return read("explain", "--model", model, *budgets, "--quality", "published", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,14 @@ def test_explain_knows_the_released_sizes(folder, frames, latents, sound):
 
 
 def test_frames_that_its_vae_does_not_make_are_refused_with_those_that_it_does(folder):
-    told = command("explain", "--model", folder(), "--frames", "121").refused()
-    assert "needs a multiple of 17 plus 5; use 107 or 124" in " ".join(told.split())
+    error = command("explain", "--model", folder(), "--frames", "121").refused()
+    assert "needs a multiple of 17 plus 5; use 107 or 124" in " ".join(error.split())
 
 
 def test_bench_measures_a_layer_from_the_configs(folder):
     model = folder({**H3_CONFIG, "num_layers": 2}, VAE_CONFIG)
     size = ("--height", "128", "--width", "192", "--frames", "22", "--quality", "published")
-    found = told("bench", "--kernels", "--model", model, "--device", "cpu", *size)
+    found = read("bench", "--kernels", "--model", model, "--device", "cpu", *size)
     assert found["tokens"] == 7 * 4 * 6 + 74
     attention, mlp = found["layers"]
     assert (attention["part"], attention["total"]) == ("attention", 242)

@@ -130,9 +130,9 @@ def test_an_error_in_the_loop_is_a_sentence(generate, folder, workdir, monkeypat
         raise BudgetError("there is no room for anything")
 
     monkeypatch.setattr(Session, "begin", refuse)
-    told = generate("-o", "out.png", model=folder).refused()
-    assert "there is no room for anything" in told
-    seen = told + capfd.readouterr().err
+    error = generate("-o", "out.png", model=folder).refused()
+    assert "there is no room for anything" in error
+    seen = error + capfd.readouterr().err
     assert "Error in block" not in seen
     assert "Traceback" not in seen
     assert list(workdir.iterdir()) == []

@@ -38,10 +38,10 @@ def plan(steps, **changes):
         (5, {"full_steps": [1, 2, 3, 4]}, 6),
     ],
 )
-def test_the_fewest_steps_are_told(steps, changes, enough):
-    told = too_few_steps(plan(steps, **changes))
-    assert f"--steps {enough} or more" in told
-    assert ("the only step" if steps == 1 else f"all {steps} steps") in told
+def test_the_fewest_steps_are_named(steps, changes, enough):
+    why = too_few_steps(plan(steps, **changes))
+    assert f"--steps {enough} or more" in why
+    assert ("the only step" if steps == 1 else f"all {steps} steps") in why
     assert too_few_steps(plan(enough, **changes)) is None
     assert too_few_steps(plan(enough - 1, **changes)) is not None
 

@@ -75,8 +75,8 @@ def test_a_record_of_what_was_typed(called):
 
 def test_help(called):
     shown = " ".join(invoke(called[0], "--help").stdout.split())
-    for told in ("Paint something.", "Another colour.", "[default: blue]", "(small)", "[required]"):
-        assert told in shown
+    for text in ("Paint something.", "Another colour.", "[default: blue]", "(small)", "[required]"):
+        assert text in shown
     assert "--debug" not in shown
     assert "--no-late-one" not in shown
 

@@ -19,20 +19,20 @@ def pipe(**tokenizers):
 @pytest.mark.parametrize(("count", "cut"), [(0, None), (15, None), (16, 1), (20, 5)])
 def test_words_beyond_the_limit(count, cut):
     """Of 16 tokens the last one ends the prompt."""
-    told = cut_text(pipe(tokenizer=tiny_tokenizer()), words(count), 16)
+    text = cut_text(pipe(tokenizer=tiny_tokenizer()), words(count), 16)
     if cut is None:
-        assert told is None
+        assert text is None
         return
     lost = words(count).split()[-cut:]
-    assert told == (
+    assert text == (
         "the prompt is longer than the 16 tokens that the text encoder reads; cut: "
         f'"{" ".join(lost)}"'
     )
 
 
 def test_words_that_the_encoder_does_not_know():
-    told = cut_text(pipe(tokenizer=tiny_tokenizer()), " ".join(["unheard"] * 17), 16)
-    assert told.endswith('cut: "2 unknown words"')
+    text = cut_text(pipe(tokenizer=tiny_tokenizer()), " ".join(["unheard"] * 17), 16)
+    assert text.endswith('cut: "2 unknown words"')
 
 
 def test_a_tokenizer_with_a_limit_of_its_own():
@@ -52,9 +52,9 @@ def test_without_limit_nothing_is_cut():
 
 
 def test_long_remainders_are_shortened():
-    told = cut_text(pipe(tokenizer=tiny_tokenizer()), words(200), 16)
-    assert told.endswith(' ..."')
-    assert len(told) < 200
+    text = cut_text(pipe(tokenizer=tiny_tokenizer()), words(200), 16)
+    assert text.endswith(' ..."')
+    assert len(text) < 200
 
 
 def test_the_command_says_so(generate):

@@ -38,37 +38,37 @@ def test_report(generate, workdir):
     small = ("--frames", "1", "--seed", "5", "--json")
     printed = generate("-o", "out.png", *small, "--report", "r.json").json()
     assert names(workdir) == ["out.png", "r.json"]
-    told = json.loads((workdir / "r.json").read_text())
+    data = json.loads((workdir / "r.json").read_text())
     assert printed["files"] == {"output": ["out.png"], "report": ["r.json"]}
-    assert told["request"]["seed"] == 5
-    assert told["request"]["settings"]["num_inference_steps"] == 4
-    assert told["pipeline"]["class"] == "WanPipeline"
-    assert told["pipeline"]["location"] == told["request"]["model"]
-    assert (told["error"], told["fallbacks"], told["notes"]) == (None, [], [])
-    assert (told["files"], told["comparison"]) == ({"output": ["out.png"]}, None)
-    assert told["denoising_seconds"] == {"sparse": printed["sparse"]["denoising_seconds"]}
-    assert told["totals"]["steps"] == {"dense": 1, "refresh": 1, "sparse": 2}
-    assert told["totals"]["attention_kept"] == printed["sparse"]["steps"][3]["attention_kept"]
-    assert len(told["steps"]) == 8  # guidance
-    for step in told["steps"]:
+    assert data["request"]["seed"] == 5
+    assert data["request"]["settings"]["num_inference_steps"] == 4
+    assert data["pipeline"]["class"] == "WanPipeline"
+    assert data["pipeline"]["location"] == data["request"]["model"]
+    assert (data["error"], data["fallbacks"], data["notes"]) == (None, [], [])
+    assert (data["files"], data["comparison"]) == ({"output": ["out.png"]}, None)
+    assert data["denoising_seconds"] == {"sparse": printed["sparse"]["denoising_seconds"]}
+    assert data["totals"]["steps"] == {"dense": 1, "refresh": 1, "sparse": 2}
+    assert data["totals"]["attention_kept"] == printed["sparse"]["steps"][3]["attention_kept"]
+    assert len(data["steps"]) == 8  # guidance
+    for step in data["steps"]:
         assert len(step["layers"]) == 6
         assert all(entry["seconds"] > 0 for entry in step["layers"])
     (workdir / "reference").touch()
     assert os.stat("r.json").st_mode == os.stat("reference").st_mode
-    assert chipsparse.SparsityConfig.from_mapping(told["config"]).schedule.warmup_steps == 2
+    assert chipsparse.SparsityConfig.from_mapping(data["config"]).schedule.warmup_steps == 2
 
 
 def test_a_report_of_both_runs_says_how_far_they_are_apart(generate, workdir):
     printed = generate("-o", "out.gif", "--compare", "--report", "r.json", "--json").json()
-    told = json.loads((workdir / "r.json").read_text())
-    assert told["comparison"] == printed["comparison"]
-    assert told["comparison"]["speedup"] > 0
+    data = json.loads((workdir / "r.json").read_text())
+    assert data["comparison"] == printed["comparison"]
+    assert data["comparison"]["speedup"] > 0
     expected = {name: printed[name]["denoising_seconds"] for name in ("dense", "sparse")}
-    assert told["denoising_seconds"] == expected
-    assert told["files"] == {
+    assert data["denoising_seconds"] == expected
+    assert data["files"] == {
         kind: files for kind, files in printed["files"].items() if kind != "report"
     }
-    assert set(told["files"]) == {"output", "dense", "compare"}
+    assert set(data["files"]) == {"output", "dense", "compare"}
 
 
 def test_the_table_names_the_report_and_notes(generate, monkeypatch):
@@ -115,22 +115,22 @@ def test_the_report_of_a_run_that_fails_says_how_far_it_came(generate, workdir, 
     ran = generate("-o", "out.gif", "--strict", "--report", "r.json")
     assert ran.exit_code == 2
     assert names(workdir) == ["r.json"]
-    told = json.loads((workdir / "r.json").read_text())
-    assert told["error"].startswith(f"FallbackError: {DENSE_MLP}")
-    (step,) = told["steps"]
+    data = json.loads((workdir / "r.json").read_text())
+    assert data["error"].startswith(f"FallbackError: {DENSE_MLP}")
+    (step,) = data["steps"]
     assert (step["step"], step["finished"], step["seconds"]) == (0, False, None)
 
 
-def test_an_error_after_the_loop_is_told_too(generate, workdir, monkeypatch):
+def test_an_error_after_the_loop_is_reported_too(generate, workdir, monkeypatch):
     def breaks(*_):
         raise ZeroDivisionError("in the decoder")
 
     monkeypatch.setattr(denoise, "_as_frames", breaks)
     ran = generate("-o", "out.gif", "--report", "r.json")
     assert ran.exit_code == 1
-    told = json.loads((workdir / "r.json").read_text())
-    assert told["error"] == "ZeroDivisionError: in the decoder"
-    assert all(step["finished"] for step in told["steps"])
+    data = json.loads((workdir / "r.json").read_text())
+    assert data["error"] == "ZeroDivisionError: in the decoder"
+    assert all(step["finished"] for step in data["steps"])
 
 
 def test_a_report_that_cannot_be_written_leaves_everything_as_it_was_and_keeps_the_clip(

@@ -105,7 +105,7 @@ def page_of(made, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def told_by(made):
+def read(made):
     """What a file says as it was made."""
     return lambda name: json.loads((made / name).read_text())
 
@@ -209,16 +209,16 @@ def test_what_html_cannot_write_is_replaced(report):
 # A generation.
 
 
-def test_the_numbers_of_a_generation(page_of, told_by):
-    told, page = told_by("r.json"), page_of("r.json")
+def test_the_numbers_of_a_generation(page_of, read):
+    data, page = read("r.json"), page_of("r.json")
     assert page.headings[0] == PROMPT
-    found = told["comparison"]
+    found = data["comparison"]
     assert f"{found['speedup']:.2f}\N{MULTIPLICATION SIGN}" in page.texts
     assert f"{found['psnr_db']:.2f} dB" in page.texts
     assert f"SSIM {found['ssim']:.4f}" in page.texts
     assert "1 dense, 1 refresh, 2 sparse" in page.texts
     assert "48\N{MULTIPLICATION SIGN}32 pixels, 5 frames" in page.texts
-    assert told["versions"]["torch"] in page.text
+    assert data["versions"]["torch"] in page.text
     assert list(page.sections) == [
         "",
         PROMPT,
@@ -288,21 +288,21 @@ def test_warnings_stand_on_the_page_once(report):
 
 def test_what_follows_an_option_is_no_hub_name_but_a_model():
     words = ["generate", "a/b", "--model", "me/wan", "-o", "--output", "me/o.gif"]
-    told = command_text([*words, "--negative-prompt", "x/y", "--", "-a/b"])
-    assert told == ("generate a/b --model me/wan -o --output o.gif --negative-prompt x/y -- -a/b")
+    text = command_text([*words, "--negative-prompt", "x/y", "--", "-a/b"])
+    assert text == "generate a/b --model me/wan -o --output o.gif --negative-prompt x/y -- -a/b"
 
 
-def test_the_command_makes_the_same_again(page_of, told_by, folder, model_folder):
-    told = told_by("r.json")
-    words = told["request"]["command"]
+def test_the_command_makes_the_same_again(page_of, read, folder, model_folder):
+    data = read("r.json")
+    words = data["request"]["command"]
     named = shlex.join("tiny" if word == str(model_folder) else word for word in words)
     assert f"\n{named}\n" in page_of("r.json").sections["Run it again"]
     again = [*words, "--output", "again.gif", "--report", "again.json"]
     as_made(*again[1:])
     made = json.loads(Path("again.json").read_text())["request"]
     assert made.pop("command") != words
-    del told["request"]["command"]
-    assert made == told["request"]
+    del data["request"]["command"]
+    assert made == data["request"]
     assert Path("again.gif").read_bytes() == Path("o.gif").read_bytes()
 
 
@@ -359,21 +359,21 @@ def test_names_of_paths(path, name):
     assert name_of(path) == name
 
 
-def test_the_steps_of_a_generation(page_of, told_by):
-    told, steps = told_by("r.json"), page_of("r.json").sections["Steps"]
+def test_the_steps_of_a_generation(page_of, read):
+    data, steps = read("r.json"), page_of("r.json").sections["Steps"]
     for number, action in enumerate(("dense", "refresh", "sparse", "sparse")):
-        calls = [step for step in told["steps"] if step["step"] == number]
+        calls = [step for step in data["steps"] if step["step"] == number]
         seconds = sum(step["seconds"] for step in calls)
         shown = f"{seconds:.2f} s" if seconds >= 0.1 else f"{1e3 * seconds:.1f} ms"
         assert f"step {number}, {action}: {shown}" in steps
-    mean = told["denoising_seconds"]["dense"] / STEPS
+    mean = data["denoising_seconds"]["dense"] / STEPS
     shown = f"{mean:.2f} s" if mean >= 0.1 else f"{1e3 * mean:.1f} ms"
     assert f"mean step of the dense run, {shown}" in steps
 
 
-def test_the_budgets_cover_every_layer_and_step(page_of, told_by):
+def test_the_budgets_cover_every_layer_and_step(page_of, read):
     budgets = page_of("r.json").sections["Budget of each layer and step"]
-    sparse = told_by("r.json")["steps"][4]["layers"]
+    sparse = read("r.json")["steps"][4]["layers"]
     wide_and_narrow = 2
     for text in ("step 0: dense", "step 1: refresh"):
         assert budgets.count(f"layers 0 to {LAYERS - 1}, {text}\n") == PARTS * wide_and_narrow
@@ -397,7 +397,7 @@ def test_the_predicted_change_of_a_generation(report):
     assert "step 3, sparse: 9.3%" in changes
 
 
-def test_a_forecast_is_told_from_an_output_that_was_held(report):
+def test_a_forecast_is_shown_apart_from_a_held_output(report):
     def skip(content):
         for step in content["steps"]:
             if step["step"] >= 2:
@@ -600,8 +600,8 @@ def test_frames_that_are_not_those_of_the_report_are_left_out(report, spoil, sen
 # The other kinds.
 
 
-def test_a_tuning(page_of, told_by):
-    results, page = told_by("p.tune.json"), page_of("p.tune.json")
+def test_a_tuning(page_of, read):
+    results, page = read("p.tune.json"), page_of("p.tune.json")
     assert page.headings[0] == "Tuning of flux"
     pairs = {n: each for n, each in results["measured"].items() if n.startswith("pair, ")}
     candidates = page.sections["Candidates"]
@@ -689,15 +689,15 @@ def test_a_tuning_for_a_speed(report):
     assert len(lines) == 2  # where dense takes twice as long, wide and narrow
 
 
-def test_two_configs(page_of, told_by):
-    told, page = told_by("configs.json"), page_of("configs.json")
-    median = told["B"]["speedup"]["median"]
+def test_two_configs(page_of, read):
+    data, page = read("configs.json"), page_of("configs.json")
+    median = data["B"]["speedup"]["median"]
     intervals = page.sections["Intervals"]
     shown = f"{median['value']:.2f} ({median['low']:.2f} to {median['high']:.2f})"
     assert shown in intervals
     assert "intervals from 2 prompts are rough" in intervals
     prompts = page.sections["Prompts"]
-    assert f"{told['prompts'][1]['B']['psnr_db']:.2f} dB" in prompts
+    assert f"{data['prompts'][1]['B']['psnr_db']:.2f} dB" in prompts
     quality = page.sections["Quality and speed"]
     assert "A makes the same clips as dense and is not in it." in quality
     assert "PSNR of each frame" in page.sections["Frame by frame"]
@@ -705,9 +705,9 @@ def test_two_configs(page_of, told_by):
     assert "Not on this page" not in page.headings
 
 
-def test_names_of_older_files_are_read(told_by):
+def test_names_of_older_files_are_read(read):
     """`picture` is now `clip`, and `keep_fraction` is `density` (see the chosen schedule)."""
-    content = told_by("configs.json")
+    content = read("configs.json")
     clip = content.pop("clip")
     assert clip["files"]
     for name in ("clip", "picture"):
@@ -715,23 +715,23 @@ def test_names_of_older_files_are_read(told_by):
         assert found.clip_files == clip["files"]
 
 
-def test_two_files(page_of, told_by):
-    told, page = told_by("files.json"), page_of("files.json")
+def test_two_files(page_of, read):
+    data, page = read("files.json"), page_of("files.json")
     assert page.headings[0] == "o.gif against o-dense.gif"
-    assert f"{told['psnr_db']:.2f} dB" in page.texts
+    assert f"{data['psnr_db']:.2f} dB" in page.texts
     frames = page.sections["Frame by frame"]
-    for entry in told["per_frame"]:
+    for entry in data["per_frame"]:
         assert f"{entry['psnr_db']:.4g}\n" in frames
-    assert f"{255 * told['per_frame'][2]['flicker_b']:.4g}\n" in frames
+    assert f"{255 * data['per_frame'][2]['flicker_b']:.4g}\n" in frames
     assert len(pictures(page)) == 15
 
 
-def test_a_benchmark(report, page_of, told_by):
-    told, page = told_by("bench.json"), page_of("bench.json")
-    for each in told["layers"]:
+def test_a_benchmark(report, page_of, read):
+    data, page = read("bench.json"), page_of("bench.json")
+    for each in data["layers"]:
         shown = f"{each['speedup']:.2f}\N{MULTIPLICATION SIGN}"
         assert shown in page.sections["One layer"]
-    words = shlex.split(told["command"])
+    words = shlex.split(data["command"])
     words[words.index("--model") + 1] = "tiny"  # the folder's name alone
     assert f"\n{shlex.join(words)}\n" in page.sections["Run it again"]
 
@@ -817,7 +817,7 @@ def test_files_that_are_not_what_they_should_be(refused, folder, content, senten
         (("steps", 1, "seconds"), 1e308, "steps[1].seconds is 1e+308; it should be less than"),
     ],
 )
-def test_damaged_values_are_told_with_their_place(refused, path, value, place):
+def test_damaged_values_are_named_with_their_place(refused, path, value, place):
     def damage(content):
         for name in path[:-1]:
             content = content[name]

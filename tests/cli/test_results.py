@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from chipsparse.cli.results import UNTOLD, fields_json, json_values, results_alone, tell
+from chipsparse.cli.results import NO_JSON, fields_json, json_values, results_alone, tell
 from chipsparse.plan import Action
 
 
@@ -25,8 +25,8 @@ class Record:
     counts: dict[Action, int]
     device: torch.device
     dtype: torch.dtype
-    pixels: bytes = field(metadata=UNTOLD, default=b"")
-    also_told: ClassVar = ("total",)
+    pixels: bytes = field(metadata=NO_JSON, default=b"")
+    also_in_json: ClassVar = ("total",)
 
     @property
     def total(self) -> float:

@@ -71,9 +71,9 @@ USABLE = (
     ],
 )
 def test_what_does_not_go_with_the_model(unipc_model, name, sentence):
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         choose(unipc_model, name)
-    assert str(told.value).startswith(sentence)
+    assert str(error.value).startswith(sentence)
 
 
 def test_schedulers_that_call_the_model_twice_are_for_dense_runs(unipc_model):
@@ -96,5 +96,5 @@ def test_the_command_runs_with_it(generate, unipc_model):
 
 
 def test_an_unknown_one_is_refused_before_loading(generate, unipc_model, loads_nothing):
-    told = generate("--scheduler", "nonsense", model=unipc_model).refused()
-    assert "none of diffusers' schedulers" in told
+    error = generate("--scheduler", "nonsense", model=unipc_model).refused()
+    assert "none of diffusers' schedulers" in error

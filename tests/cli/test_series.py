@@ -93,8 +93,8 @@ def test_the_model_is_loaded_once_and_patched_once(generate, workdir, monkeypatc
         ["p.txt", *(f"o-00{i}.png" for i in range(4)), *(f"r-00{i}.json" for i in range(4))]
     )
     for index, each in enumerate(content):
-        told = json.loads((workdir / f"r-00{index}.json").read_text())
-        assert told["request"]["seed"] == each["seed"]
+        report = json.loads((workdir / f"r-00{index}.json").read_text())
+        assert report["request"]["seed"] == each["seed"]
         actions = [step["action"] for step in each["sparse"]["steps"]]
         assert actions == ["dense", "refresh", "sparse"]
 
@@ -180,12 +180,12 @@ def test_what_is_wrong_with_a_series_is_found_before_loading(
     (workdir / "p.txt").write_text("a\n")
     for folder in ("o-001.gif", "r-001.json"):
         (workdir / folder).mkdir()
-    told = generate(*arguments, prompt=prompt).refused()
-    assert sentence in told
-    assert told.count("\n") == 1
+    error = generate(*arguments, prompt=prompt).refused()
+    assert sentence in error
+    assert error.count("\n") == 1
 
 
-def test_an_empty_prompt_is_told(generate):
+def test_an_empty_prompt_warns(generate):
     ran = generate(*SMALL, "-o", "o.png", "--json", prompt="").fine()
     sentence = "the prompt is empty: the result shows whatever the model likes"
     assert json.loads(ran.stdout)["warnings"] == [sentence]

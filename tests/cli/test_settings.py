@@ -55,13 +55,13 @@ def test_an_image_pipeline_gets_no_frames(flux):
         settings.resolve_settings(options(frames=9), flux, GenerationDefaults())
 
 
-def test_guidance_of_a_model_that_cannot_be_told_a_scale(flux):
-    told = dataclasses.replace(flux, transformer_config={"guidance_embeds": True})
+def test_guidance_of_a_model_that_takes_no_scale(flux):
+    scaled = dataclasses.replace(flux, transformer_config={"guidance_embeds": True})
     free = dataclasses.replace(flux, transformer_config={"guidance_embeds": False})
     defaults = GenerationDefaults(true_cfg_scale=4.0)
     for model, scale, expected in [
-        (told, None, (3.5, 4.0)),
-        (told, 2.0, (2.0, 4.0)),
+        (scaled, None, (3.5, 4.0)),
+        (scaled, 2.0, (2.0, 4.0)),
         (free, None, (3.5, 4.0)),
         (free, 2.0, (3.5, 2.0)),
     ]:
@@ -69,10 +69,10 @@ def test_guidance_of_a_model_that_cannot_be_told_a_scale(flux):
         assert (found.guidance_scale, found.true_cfg_scale) == expected
     nothing = GenerationDefaults()
     with pytest.raises(UserError, match=r"no effect .* set generation\.true_cfg_scale"):
-        settings.resolve_settings(options(negative_prompt="fog"), told, nothing)
+        settings.resolve_settings(options(negative_prompt="fog"), scaled, nothing)
     with pytest.raises(UserError, match=r"no effect .* raise --guidance-scale"):
         settings.resolve_settings(options(negative_prompt="fog"), free, nothing)
-    settings.resolve_settings(options(negative_prompt="fog"), told, defaults)
+    settings.resolve_settings(options(negative_prompt="fog"), scaled, defaults)
 
 
 def test_a_scale_of_zero_is_no_guidance(flux):

@@ -109,7 +109,7 @@ def test_under_torchrun(workdir, monkeypatch, words, said):
     assert names(workdir) == ["tiny"]
 
 
-def heard(value):
+def says(value):
     """A process beside the first one, which says this."""
     return Joined(1, 2, peers=SimpleNamespace(first=lambda _own: value))
 
@@ -120,20 +120,20 @@ def test_what_the_first_process_measured_counts(tmp_path):
     assert first.measured("a", lambda: {"seconds": 1.5}) == {"seconds": 1.5}
     assert ResultsFile(path, {"steps": 4}).get("a") == {"seconds": 1.5}
     before = path.read_text()
-    other = SharedResults(path, {"steps": 4}, heard([{"b": 2.0}, {}]))
+    other = SharedResults(path, {"steps": 4}, says([{"b": 2.0}, {}]))
     assert "a" not in other  # what the first one has
     assert other.measured("b", lambda: pytest.fail("made again")) == 2.0
-    other._process = heard(3.0)
+    other._process = says(3.0)
     assert other.measured("c", lambda: 99.0) == other.get("c") == 3.0
     other.keep_search("psnr", {"chosen": None})
     assert path.read_text() == before
     with pytest.raises(ResultsError, match="steps 4, not 5"):
-        SharedResults(path, {"steps": 5}, heard([{}, {}]))
+        SharedResults(path, {"steps": 5}, says([{}, {}]))
 
 
 def test_the_first_process_makes_and_the_others_hear():
     assert Joined().first(lambda: 3) == 3
-    assert heard(5).first(lambda: pytest.fail("made")) == 5
+    assert says(5).first(lambda: pytest.fail("made")) == 5
     failed = []
     first = Joined(0, 2, peers=SimpleNamespace(failed=failed.append))
     with pytest.raises(OSError, match="disk is full"):
@@ -167,14 +167,12 @@ def test_two_processes_find_what_one_does(small, workdir, tmp_path_factory):
         folder=tmp_path_factory.mktemp("ranks"),
     )
     first, other = (each.result for each in ended)
-    for told in (first.pop(0), other.pop(0)):
-        assert (told["exit"], told["made"]) == (2, [])
-        assert "rank 0 and rank 1 differ in seed: 0 and 1; every process" in " ".join(
-            told["stderr"]
-        )
-    assert [told["exit"] for told in (*first, *other)] == [0] * 6, (first, other)
-    assert [told["stdout"] for told in other] == [""] * 3
-    bench, compared, tuned = (json.loads(told["stdout"]) for told in first)
+    for ran in (first.pop(0), other.pop(0)):
+        assert (ran["exit"], ran["made"]) == (2, [])
+        assert "rank 0 and rank 1 differ in seed: 0 and 1; every process" in " ".join(ran["stderr"])
+    assert [ran["exit"] for ran in (*first, *other)] == [0] * 6, (first, other)
+    assert [ran["stdout"] for ran in other] == [""] * 3
+    bench, compared, tuned = (json.loads(ran["stdout"]) for ran in first)
     assert bench["parallel"] == {"ulysses": 2, "guidance": 1, "ring": 1}
     assert bench["layers"] == []
     assert {"dense", "refresh", "sparse"} <= set(bench["steps"]["patched"])

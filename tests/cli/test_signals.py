@@ -84,7 +84,7 @@ def test_nothing_is_left_of_a_generation(
     assert {each: signal.getsignal(each) for each in signals.STOP_SIGNALS} == before
 
 
-def test_a_stop_while_the_result_is_told_does_not_deny_the_files(generate, workdir, monkeypatch):
+def test_a_stop_while_the_result_is_shown_does_not_deny_the_files(generate, workdir, monkeypatch):
     from chipsparse.cli.generate import summary
 
     stop = lambda *_, **__: signal.raise_signal(signal.SIGINT)  # noqa: E731

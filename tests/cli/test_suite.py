@@ -280,16 +280,16 @@ def test_more_prompts_and_lost_frames(again, counted, workdir):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "why"),
     [
         (("--steps", "6"), "was measured with num_inference_steps 4, not 6"),
         (("--width", "32"), "was measured with width 48, not 32"),
     ],
 )
-def test_a_suite_of_other_settings_is_refused(change, told, again, counted, workdir):
+def test_a_suite_of_other_settings_is_refused(change, why, again, counted, workdir):
     before = (workdir / "made" / "suite.json").read_bytes()
     said = again(*change).sentence()
-    assert told in said
+    assert why in said
     assert said.endswith("name another folder with --output")
     assert counted["count"] == 0
     assert (workdir / "made" / "suite.json").read_bytes() == before
@@ -398,11 +398,11 @@ def test_a_row_is_marked_where_every_clip_passes(again, workdir):
     page = (workdir / "made" / "suite.html").read_text()
     assert "PSNR 30.00 dB, 2 of 2 pass ✓" in page
     assert "PSNR 30.00 dB, 1 of 2 pass<" in page
-    told = [re.search(rf"^ {name} .* (./2) *$", ran.stdout, re.M)[1] for name in OURS]
-    assert told == ["2/2", "2/2", "1/2"]
+    passed = [re.search(rf"^ {name} .* (./2) *$", ran.stdout, re.M)[1] for name in OURS]
+    assert passed == ["2/2", "2/2", "1/2"]
 
 
-def test_clips_that_equal_dense_are_told(again, workdir):
+def test_clips_that_equal_dense_are_noted(again, workdir):
     with measured() as records:
         for name, record in records.items():
             if name.startswith("SeaCache slow"):
@@ -411,24 +411,24 @@ def test_clips_that_equal_dense_are_told(again, workdir):
                 record["psnr_db"] = 30.0 if "seed 7" in name else None
     again().fine()
     found = rows(content(workdir / "made"))
-    for name, told in (
+    for name, note in (
         ("SeaCache slow", "every clip is bit for bit as dense"),
         ("MagCache slow", "1 of 2 clips are bit for bit as dense; the PSNR is the others'"),
     ):
-        assert told in found[name]["remarks"]
+        assert note in found[name]["remarks"]
     assert found["SeaCache slow"]["summary"]["psnr_db"] is None
 
 
-def test_a_machine_that_was_not_quiet_is_told(again, workdir):
+def test_a_machine_that_was_not_quiet_is_noted(again, workdir):
     for seconds in (1.2, 1.3):
         with measured() as records:
             for name, record in records.items():
                 if name.startswith("dense"):
                     record["seconds"] = seconds if "seed 8" in name else 1.0
         ran = again().fine()
-        told = "the machine was not quiet: dense clips took 1.00 s to 1.30 s"
+        note = "the machine was not quiet: dense clips took 1.00 s to 1.30 s"
         shown = (ran.stdout, (workdir / "made" / "suite.html").read_text())
-        assert all((told in text) is (seconds == 1.3) for text in shown)
+        assert all((note in text) is (seconds == 1.3) for text in shown)
 
 
 def test_bundled_prompts_are_twelve_different_ones():
@@ -440,7 +440,7 @@ def test_bundled_prompts_are_twelve_different_ones():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "error"),
     [
         (("--suite", "{}/nowhere"), "the model folder .*nowhere does not exist"),
         (("--suite", "{}", "--prompts", "three.txt", "--num", 4), "three.txt has 3 prompts; "),
@@ -459,10 +459,10 @@ def test_bundled_prompts_are_twelve_different_ones():
         (("dense",), "give two files or two configs to compare, or a model with --suite"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_made(arguments, told, model, workdir, monkeypatch):
+def test_mistakes_are_found_before_anything_is_made(arguments, error, model, workdir, monkeypatch):
     monkeypatch.setattr("chipsparse.cli.suite.job.load_pipeline", None)
     (workdir / "three.txt").write_text("\n".join(PROMPTS))
     ran = run(*(str(each).replace("{}", str(model)) for each in arguments))
     assert ran.stderr.count("\n") == 1
-    assert re.search(told, ran.sentence())
+    assert re.search(error, ran.sentence())
     assert names(workdir) == ["three.txt"]

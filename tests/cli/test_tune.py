@@ -133,10 +133,10 @@ def test_it_says_beforehand_how_long_it_takes(tune):
     assert lines[0] == (
         "the search takes at most the time of 9 dense generations (--budget), 3 of them dense"
     )
-    (told,) = [line for line in lines if line.startswith("a dense generation takes ")]
-    assert re.search(r": the search ends within 9 times that, [\d.]+ (s|min)", told)
+    (budget,) = [line for line in lines if line.startswith("a dense generation takes ")]
+    assert re.search(r": the search ends within 9 times that, [\d.]+ (s|min)", budget)
     first = next(place for place, line in enumerate(lines) if ": step " in line)
-    assert lines.index(told) == first + 1
+    assert lines.index(budget) == first + 1
 
 
 @pytest.mark.parametrize(
@@ -164,18 +164,18 @@ def test_explain_and_compare_say_what_is_outside_the_range(measured, model_folde
     profile = str(folder / "p.yaml")
     (workdir / "two.txt").write_text("\n".join(PROMPTS[:2]))
     model = ("--model", str(model_folder), "--device", "cpu")
-    told = f"{profile} was tuned for other generations than this one (5 steps, not 6): its quality"
+    note = f"{profile} was tuned for other generations than this one (5 steps, not 6): its quality"
     explain = ("explain", *model, "--config", profile, "--json", "--steps")
     explained = command(*explain, "5").json()
     assert explained["out_of_range"] == ["5 steps, not 6"]
-    assert explained["notes"][0].startswith(told)
+    assert explained["notes"][0].startswith(note)
     explained = command(*explain, "6").json()
     assert explained["out_of_range"] == []
     assert "tuned for" not in " ".join(explained["notes"])
     given = ("--prompts", "two.txt", "--steps", "5", "--json")
     result = command("compare", "dense", profile, *model, *given)
-    assert [note[:3] for note in result.json()["notes"] if told in note] == ["B: "]
-    assert f"chipsparse: warning: {told}" in result.stderr
+    assert [each[:3] for each in result.json()["notes"] if note in each] == ["B: "]
+    assert f"chipsparse: warning: {note}" in result.stderr
 
 
 def test_explain_plans_for_a_device_that_is_not_here(measured, model_folder, workdir, monkeypatch):
@@ -287,11 +287,11 @@ def test_a_limit_of_a_perceptual_distance(again, monkeypatch):
 )
 def test_a_target_that_cannot_be_met_tells_the_best_and_the_command(again, target, message):
     before = Path("p.yaml").read_bytes()
-    told = again(*target, "--budget", "1000").sentence()  # no end of its own on a busy machine
-    assert message in told
-    assert " steps in full" in told
-    found = re.search(rf"run the same command with {target[0]} (\S+): what was measured", told)
-    assert found, told
+    error = again(*target, "--budget", "1000").sentence()  # no end of its own on a busy machine
+    assert message in error
+    assert " steps in full" in error
+    found = re.search(rf"run the same command with {target[0]} (\S+): what was measured", error)
+    assert found, error
     reached = float(found[1])
     assert reached < 120 if target[0] == "--min-psnr" else reached > 0
     assert Path("p.yaml").read_bytes() == before
@@ -309,9 +309,9 @@ def test_a_target_that_cannot_be_met_tells_the_best_and_the_command(again, targe
 )
 def test_a_results_file_of_something_else_is_refused(again, change, message):
     before = Path("p.tune.json").read_bytes()
-    told = again("--min-psnr", "25", *change).sentence()
-    assert message in told
-    assert "name another results file" in told
+    error = again("--min-psnr", "25", *change).sentence()
+    assert message in error
+    assert "name another results file" in error
     assert Path("p.tune.json").read_bytes() == before
 
 
@@ -319,8 +319,8 @@ def test_a_results_file_of_another_version_is_refused(again):
     content = json.loads(Path("p.tune.json").read_text())
     content["about"]["chipsparse"] = "0.0.1"
     Path("p.tune.json").write_text(json.dumps(content))
-    told = again("--min-psnr", "25").sentence()
-    assert "was measured with chipsparse 0.0.1, not" in told
+    error = again("--min-psnr", "25").sentence()
+    assert "was measured with chipsparse 0.0.1, not" in error
 
 
 class Interruption:
@@ -387,8 +387,8 @@ def test_dense_pictures_that_cannot_be_kept_end_the_search(again, monkeypatch):
 
 def test_the_estimate_covers_everything_from_the_first_calibration_on(measured):
     """Off a terminal: each line of progress has one clock, for the whole command."""
-    told = (measured[0] / "stderr.txt").read_text()
-    lines = [line for line in told.splitlines() if ": step " in line]
+    stderr = (measured[0] / "stderr.txt").read_text()
+    lines = [line for line in stderr.splitlines() if ": step " in line]
     assert lines[0].startswith("dense, prompt 0: step ")
     form = re.compile(r"\(\S+\), ((\d+) min )?([\d.]+) s elapsed, about .* left$")
     found = [form.search(line) for line in lines]
@@ -478,5 +478,5 @@ def test_steps_that_do_not_call_the_transformer_are_not_searched(tune, monkeypat
 def test_a_model_without_a_text_encoder(tune, model_folder, tmp_path):
     folder = Path(shutil.copytree(model_folder, tmp_path / "model"))
     change_index(folder, text_encoder=[None, None], text_encoder_2=[None, None])
-    told = tune("--min-psnr", "30", model=folder).sentence()
-    assert "has no text encoder, so FluxPipeline cannot" in told
+    error = tune("--min-psnr", "30", model=folder).sentence()
+    assert "has no text encoder, so FluxPipeline cannot" in error

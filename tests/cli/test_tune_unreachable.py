@@ -11,7 +11,7 @@ from chipsparse.tuning.search import Unreachable
 from chipsparse.tuning.targets import Pair
 
 
-def told(target, *, seconds, psnr_db=31.27, ssim=0.91239, out_of_budget=False):
+def said(target, *, seconds, psnr_db=31.27, ssim=0.91239, out_of_budget=False):
     candidate = SimpleNamespace(describe="9 of 50 steps in full")
     pairs = [Pair(psnr_db, ssim, None, seconds, 10.0), Pair(60.0, 0.99, None, seconds, 10.0)]
     error = Unreachable(
@@ -35,26 +35,26 @@ def options(text):
     ],
 )
 def test_what_was_reached_is_asked_for(target, seconds, expected):
-    assert options(told(target, seconds=seconds)) == expected
+    assert options(said(target, seconds=seconds)) == expected
 
 
 def test_nothing_is_asked_for_that_was_reached_only_when_rounded():
     assert (
-        options(told({"min_psnr_db": 40.0}, seconds=4.0, psnr_db=31.2999)) == "with --min-psnr 31.2"
+        options(said({"min_psnr_db": 40.0}, seconds=4.0, psnr_db=31.2999)) == "with --min-psnr 31.2"
     )
-    assert options(told({"max_seconds": 3.0}, seconds=4.10004)) == "with --max-seconds 4.2"
+    assert options(said({"max_seconds": 3.0}, seconds=4.10004)) == "with --max-seconds 4.2"
 
 
 def test_a_bound_that_no_command_takes_is_left_out():
     both = {"min_psnr_db": 30.0, "min_speedup": 4.0}
-    assert options(told(both, seconds=10.5)) == "with --min-psnr 30"
-    assert options(told({"min_speedup": 4.0}, seconds=10.5)) is None
-    assert options(told({"min_ssim": 0.9}, seconds=4.0, ssim=-0.1)) is None
+    assert options(said(both, seconds=10.5)) == "with --min-psnr 30"
+    assert options(said({"min_speedup": 4.0}, seconds=10.5)) is None
+    assert options(said({"min_ssim": 0.9}, seconds=4.0, ssim=-0.1)) is None
 
 
 def test_a_larger_budget_is_proposed_where_this_one_ended_the_search():
-    text = told({"min_speedup": 4.0}, seconds=4.0, out_of_budget=True)
+    text = said({"min_speedup": 4.0}, seconds=4.0, out_of_budget=True)
     assert "was not found within --budget 30: " in text
     assert options(text) == "with --min-speedup 2.5, or with a larger --budget"
-    slow = told({"min_speedup": 4.0}, seconds=10.5, out_of_budget=True)
+    slow = said({"min_speedup": 4.0}, seconds=10.5, out_of_budget=True)
     assert options(slow) == "with a larger --budget"

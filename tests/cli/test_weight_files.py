@@ -80,9 +80,9 @@ def test_no_weights(broken_model):
     weights(broken_model).unlink()
     with pytest.raises(
         UserError, match=r"the transformer of the model .* has no weights: "
-    ) as told:
+    ) as error:
         check(broken_model)
-    assert ".bin" not in str(told.value)
+    assert ".bin" not in str(error.value)
 
 
 def test_a_part_that_the_index_names(broken_model):

@@ -56,7 +56,7 @@ def test_nothing_is_estimated_before_anything_was_measured(progress, clock):
     assert progress.clock_text() == "4.0 s elapsed"
 
 
-def told(shown):
+def left(shown):
     """The last line's time left."""
     return shown.getvalue().splitlines()[-1].rpartition("about ")[2]
 
@@ -66,10 +66,10 @@ def test_the_first_step_of_the_first_work_gives_an_estimate_of_all_of_it(progres
     with progress.working("calibration, a"), progress.denoising("c", 10, plain_lines=10) as steps:
         clock.now += 3
         steps.done(0, "dense")
-        assert told(shown) == "33 s left"  # 27 and 6
+        assert left(shown) == "33 s left"  # 27 and 6
         clock.now += 3
         steps.done(1, "dense")
-        assert told(shown) == "30 s left"
+        assert left(shown) == "30 s left"
 
 
 def test_steps_that_take_longer_are_known_to(progress, clock, shown):

@@ -219,15 +219,15 @@ def test_a_failure_brings_the_frames_of_an_earlier_run_back(workdir, temporary, 
 # Metadata.
 
 
-def told_by_ffmpeg(path):
+def read_by_ffmpeg(path):
     """The tags of a video, as ffmpeg reads them."""
-    told = subprocess.run(
+    text = subprocess.run(
         [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", path, "-f", "ffmetadata", "-"],
         capture_output=True,
         text=True,
         check=True,
     ).stdout.lower()
-    return told.replace("\\\n", "\n").replace("\\=", "=").replace("\\;", ";").replace("\\#", "#")
+    return text.replace("\\\n", "\n").replace("\\=", "=").replace("\\;", ";").replace("\\#", "#")
 
 
 def test_what_the_files_say_of_themselves(workdir):
@@ -238,7 +238,7 @@ def test_what_the_files_say_of_themselves(workdir):
     with Image.open("a.gif") as image:
         assert image.info["comment"].decode() == TEXT
     for suffix in (".mp4", ".webm"):
-        tags = told_by_ffmpeg(f"a{suffix}")
+        tags = read_by_ffmpeg(f"a{suffix}")
         assert "comment=a cat = x; #1\nand \\\\ a dög\nnegative prompt: blur\nsteps: 4" in tags
         assert 'description={"prompt": "a cat = x; #1' in tags
 
@@ -246,10 +246,10 @@ def test_what_the_files_say_of_themselves(workdir):
 def test_a_prompt_may_be_longer_than_a_command_line(workdir):
     long = {"prompt": "a very long prompt " * 20_000}
     media.write_media({Path(f"a{suffix}"): noise(1) for suffix in SUFFIXES}, fps=8, metadata=long)
-    assert long["prompt"].strip() in told_by_ffmpeg("a.webm")
+    assert long["prompt"].strip() in read_by_ffmpeg("a.webm")
 
 
-def test_no_folder_is_told(generate, model_folder, workdir):
+def test_no_folder_is_named(generate, model_folder, workdir):
     generate("-o", "o.png", "--frames", "1", "--negative-prompt", "blue", "--seed", "7").fine()
     with Image.open("o.png") as image:
         facts = json.loads(image.info["chipsparse"])

@@ -27,12 +27,12 @@ def test_a_cache_that_cannot_be_put_on_leaves_no_hook(cache):
     assert not pipe.transformer.is_cache_enabled
 
 
-def test_what_the_hooks_warn_of_is_heard_and_nothing_else():
+def test_what_the_hooks_warn_of_is_kept_and_nothing_else():
     pipe = tiny_wan_pipeline()
     hooks, pipelines = (logging.getLogger(f"diffusers.{name}.x") for name in ("hooks", "pipelines"))
-    with cached(CacheRun(pipe, 4), sea(0.25, 2)) as heard:
+    with cached(CacheRun(pipe, 4), sea(0.25, 2)) as warnings:
         for _ in range(2):
             hooks.warning("nothing to go by")
         pipelines.warning("cut: a secret prompt")
     hooks.warning("afterwards")
-    assert heard == ["nothing to go by"]
+    assert warnings == ["nothing to go by"]

@@ -196,10 +196,10 @@ def test_the_report_of_a_pipeline_that_was_loaded_from_a_path(pipe):
     pipe.register_to_config(**{name: Path("models/tiny")})
     try:
         with chipsparse.enable(pipe, CONFIG) as handle:
-            told = json.loads(json.dumps(handle.report.to_dict()))
+            data = json.loads(json.dumps(handle.report.to_dict()))
     finally:
         pipe.register_to_config(**{name: ""})
-    assert told["pipeline"] == {"class": "WanPipeline", "location": "models/tiny"}
+    assert data["pipeline"] == {"class": "WanPipeline", "location": "models/tiny"}
 
 
 def test_everything_that_is_exported_is_there():

@@ -345,10 +345,10 @@ def test_without_references_its_attention_runs_sparse():
     assert_close(found, expected)
 
 
-def test_dev_is_told_its_guidance_and_announces_none(pipe):
+def test_dev_is_given_its_guidance_and_announces_none(pipe):
     with chipsparse.enable(pipe, SPARSE) as handle:
         generate(pipe, guidance_scale=7.0)
         assert {record.branch for record in handle.report.steps} == {"call0"}
         assert [record.step for record in handle.report.steps] == list(range(STEPS))
-    told = generate(pipe, guidance_scale=7.0)
-    assert not torch.equal(told, generate(pipe, guidance_scale=1.0))
+    high = generate(pipe, guidance_scale=7.0)
+    assert not torch.equal(high, generate(pipe, guidance_scale=1.0))

@@ -289,7 +289,7 @@ def test_a_skipped_step_returns_the_models_own_kind_of_output(pipe):
     assert output.audio_sample.shape == call["audio_hidden_states"].shape
 
 
-def test_positions_are_told_without_a_scheduler(pipe):
+def test_positions_are_known_without_a_scheduler(pipe):
     """Timesteps rise, and rows have several; the video's tells the step."""
     call, steps = first_call(pipe, **VARIANTS["first frame"]), []
     pipe.scheduler = None
@@ -336,7 +336,7 @@ def test_captured_steps_give_the_same(pipe, monkeypatch):
     assert (recorder.dangling, recorder.held) == (0, 0)
 
 
-def test_conditions_that_take_up_the_density_are_remarked_on(pipe):
+def test_conditions_that_take_up_the_density_are_noted(pipe):
     with chipsparse.enable(pipe, SPARSE.override({"attention.density": 0.4})) as handle:
         generate(pipe, **VARIANTS["first frame"])
         assert handle.report.notes == []

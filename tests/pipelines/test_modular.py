@@ -126,7 +126,7 @@ def test_keeping_everything_is_the_dense_result(name):
     assert torch.equal(family.generate(pipe), dense)
 
 
-def test_a_generation_that_starts_late_is_told_its_place_among_all_steps():
+def test_a_generation_that_starts_late_knows_its_place_among_all_steps():
     pipe = FAMILIES["qwen-image"].modular(left_out=("text_encoder", "decode"))
     with chipsparse.enable(pipe, SPARSE) as handle:
         generate(pipe, **{**IMAGE, "strength": 0.5})

@@ -42,9 +42,9 @@ def test_too_few_steps_are_said_once_and_before_the_second_step(pipe):
         assert len(caught) == 1
         assert caught[0].filename.endswith("test_layer_budgets.py")  # the caller's own line
         assert seen == [handle.report.nothing_sparse] * 3
-        told = handle.report.to_dict()
-        assert told["nothing_sparse"].startswith(FEW)
-        assert json.loads(json.dumps(told)) == told
+        data = handle.report.to_dict()
+        assert data["nothing_sparse"].startswith(FEW)
+        assert json.loads(json.dumps(data)) == data
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             wan(pipe, steps=3)  # the same again: in the report alone

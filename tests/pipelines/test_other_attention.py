@@ -32,11 +32,11 @@ def test_only_inside_the_models_another_kernel_computes(query):
     with sdpa_kernel(SDPBackend.MATH):
         formula = model(query)
     assert not torch.equal(stock, formula)
-    with other_attention([model]) as told:
-        assert told() is None
+    with other_attention([model]) as which:
+        assert which() is None
         assert torch.equal(model(query), formula)
         assert torch.equal(Attending()(query), stock)
-        assert told() == "math attention instead of flash"
+        assert which() == "math attention instead of flash"
     assert torch.equal(model(query), stock)
 
 
@@ -57,9 +57,9 @@ def test_a_broken_call_leaves_nothing(query, error):
 def test_a_generation_hardly_differs(make, family):
     pipe = make()
     dense = family.generate(pipe)
-    with other_attention([pipe.transformer]) as told:
+    with other_attention([pipe.transformer]) as which:
         floor = family.generate(pipe)
-    assert told() == "math attention instead of flash"
+    assert which() == "math attention instead of flash"
     assert not torch.equal(floor, dense)
     torch.testing.assert_close(floor, dense, atol=1e-4, rtol=1e-4)
     assert torch.equal(family.generate(pipe), dense)

@@ -262,7 +262,7 @@ def test_mlps_of_plain_weights_run_sparse_beside_quantized_attention(model):
     assert (sparse.attention_kept, sparse.mlp_kept) == (1.0, 1.0)
 
 
-def test_sparse_steps_of_quantized_weights_keep_what_they_are_told():
+def test_sparse_steps_of_quantized_weights_keep_what_is_asked():
     pipe = quantized("wan", "torchao INT8")
     expected = generate(pipe, CALLS["wan"])
     with chipsparse.enable(pipe, SPARSE) as handle:
@@ -275,7 +275,7 @@ def test_sparse_steps_of_quantized_weights_keep_what_they_are_told():
 
 
 @pytest.mark.parametrize("quantizer", ["torchao FP8", "torchao FP8, activations too"])
-def test_sparse_steps_of_fp8_weights_compute_the_neurons_that_they_are_told(quantizer):
+def test_sparse_steps_of_fp8_weights_compute_the_neurons_given(quantizer):
     """Near what the same numbers give in 32 bits, and the report names what read them."""
     pipe, call = quantized("wan", quantizer, ends=MLP), CALLS["wan"]
     with chipsparse.enable(pipe, SPARSE) as handle:

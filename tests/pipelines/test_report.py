@@ -30,16 +30,16 @@ def test_every_layer_of_every_model(name):
     pipe = make()
     with chipsparse.enable(pipe, CONFIG, layer_times=True) as handle:
         generate(pipe, **arguments)
-        told = handle.report.to_dict()
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
-    assert told["pipeline"] == {"class": type(pipe).__name__, "location": None}
+        data = handle.report.to_dict()
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    assert data["pipeline"] == {"class": type(pipe).__name__, "location": None}
     names = {"transformer", "transformer_2"} if "experts" in name else {"transformer"}
-    assert set(told["transformers"]) == {step["transformer"] for step in told["steps"]} == names
-    for each in told["transformers"].values():
+    assert set(data["transformers"]) == {step["transformer"] for step in data["steps"]} == names
+    for each in data["transformers"].values():
         assert each["class"] == type(pipe.transformer).__name__
         assert each["layout"]["layers"] == layers
     masked = "chroma" in name
-    for step in told["steps"]:
+    for step in data["steps"]:
         found = [(entry["layer"], entry["part"]) for entry in step["layers"]]
         assert found == [(layer, part) for layer in range(layers) for part in ("attention", "mlp")]
         for entry in step["layers"]:
@@ -51,8 +51,8 @@ def test_every_layer_of_every_model(name):
                 assert (entry["reason"], entry["action"]) == (None, step["action"])
                 assert entry["seconds"] > 0
                 assert (entry["kept"] < 1) == (step["action"] == "sparse")
-    sparse = {step["step"] for step in told["steps"] if step["action"] == "sparse"}
-    assert told["totals"]["steps"]["sparse"] == len(sparse) > 0
+    sparse = {step["step"] for step in data["steps"] if step["action"] == "sparse"}
+    assert data["totals"]["steps"]["sparse"] == len(sparse) > 0
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_a_plan_without_sparse_steps_has_no_layers(pipe):
     assert all(record.finished for record in handle.report.steps)
 
 
-def test_an_exception_in_the_model_is_told(pipe):
+def test_an_exception_in_the_model_is_reported(pipe):
     calls = []
 
     def breaks(*_):
@@ -118,10 +118,10 @@ def test_an_exception_in_the_model_is_told(pipe):
         with pytest.raises(ValueError, match="third"):
             wan(pipe)
         hook.remove()
-        told = handle.report.to_dict()
-        assert told["error"] == "ValueError: at the third call"
-        assert [step["finished"] for step in told["steps"]] == [True, True, False]
-        assert len(told["steps"][2]["layers"]) == 4  # of the two blocks before
+        data = handle.report.to_dict()
+        assert data["error"] == "ValueError: at the third call"
+        assert [step["finished"] for step in data["steps"]] == [True, True, False]
+        assert len(data["steps"][2]["layers"]) == 4  # of the two blocks before
         wan(pipe)
         assert handle.report.error is None
         assert [record.finished for record in handle.report.steps] == [True] * 5

@@ -178,13 +178,13 @@ def test_layers_are_reported_as_if_they_had_been_launched(pipe):
     _, usual = generate(pipe, NEVER)
     _, report = generate(pipe)
 
-    def told(report):
+    def layers_of(report):
         return [
             [(layer.layer, layer.part, layer.action, layer.kept, layer.backend) for layer in layers]
             for layers in (record.layers for record in report.steps)
         ]
 
-    assert told(report) == told(usual)
+    assert layers_of(report) == layers_of(usual)
     assert [step["replayed"] for step in report.to_dict()["steps"]].count(True) == len(REPLAYED)
     assert all(record.seconds > 0 for record in report.steps)
 
@@ -318,7 +318,7 @@ BETWEEN = {
 
 @pytest.mark.parametrize("name", slow_unless(("weights moved", "hook added"), BETWEEN))
 def test_a_model_that_changes_after_the_recording(name, pipe):
-    change, told, launched = BETWEEN[name]
+    change, why, launched = BETWEEN[name]
 
     def between(given, step, _time, _tensors):
         if step == 3:
@@ -332,8 +332,8 @@ def test_a_model_that_changes_after_the_recording(name, pipe):
     assert same(found, expected)
     assert replayed(report) == launched
     notes = [note for note in report.notes if note.startswith(CHANGED)]
-    assert len(notes) == (told is not None)
-    assert all(told in note for note in notes)
+    assert len(notes) == (why is not None)
+    assert all(why in note for note in notes)
     assert report.fallbacks == usual.fallbacks
 
 
@@ -705,7 +705,7 @@ def test_a_plan_says_whether_steps_can_be_recorded():
     assert not records(cuda_graphs="never")
     assert not records(**{"attention.enabled": False, "mlp.enabled": False})
     always = SPARSE.override({"cuda_graphs": "always", "attention.forecast": 0.5})
-    assert SparsityPlan(always, layout, 7).remarks() == [
+    assert SparsityPlan(always, layout, 7).notes() == [
         "sparse steps are not captured as a CUDA graph: attention.forecast grows with every step"
     ]
     plan = SparsityPlan(SPARSE, layout, 7)

@@ -38,14 +38,14 @@ def test_pins_exactly_what_was_asked_for():
     assert driver.pinned == {block.memory.data_ptr(): 12_345}
 
 
-def test_a_refusal_is_told_and_the_memory_serves_unpinned():
-    told = []
+def test_a_refusal_is_noted_and_the_memory_serves_unpinned():
+    notes = []
     memory = Driver(refuse=True).memory()
-    block = memory.acquire(3 << 20, pin=True, notify=told.append)
+    block = memory.acquire(3 << 20, pin=True, notify=notes.append)
     assert not block.pinned
     assert memory.pinned_bytes == 0
     block.memory.fill_(7)
-    assert told == [
+    assert notes == [
         "3.0 MiB of host memory for caches could not be pinned (CUDA error 2): copies to the GPU "
         "are slower and hold up the host"
     ]
@@ -117,12 +117,12 @@ def test_cuda_pins_and_unpins_and_says_what_it_refuses():
     memory = HostMemory()
     block = memory.acquire(5 << 20, pin=True, notify=pytest.fail)
     assert block.memory.is_pinned()
-    told, pages = [], block.memory
+    notes, pages = [], block.memory
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("chipsparse.cache.host_memory._map", lambda nbytes: pages)  # pinned already
-        again = memory.acquire(5 << 20, pin=True, notify=told.append)
+        again = memory.acquire(5 << 20, pin=True, notify=notes.append)
     assert not again.pinned
-    assert "could not be pinned (CUDA error" in told[0]
+    assert "could not be pinned (CUDA error" in notes[0]
     assert torch.ones(3, device="cuda").sum().item() == 3  # the failure is not reported again
     memory.release(block)
     del block

@@ -142,7 +142,7 @@ def test_only_what_is_faster_than_dense_goes_to_the_host(layout, movable):
 def test_a_part_that_is_slow_to_move_says_so():
     hunyuan = layer_of(3072, 119_056, 12_288)
     plan = plan_memory(plan_of(hunyuan), Capacity(6 * GIB, 99 * GIB), HALF)
-    assert plan.remarks(2) == [
+    assert plan.fallbacks(2) == [
         "MLP runs dense in 1 of 2 layers (first: layer 0): its caches do not fit on the device, "
         "and to move them is estimated to take longer than to compute it"
     ]
@@ -157,12 +157,11 @@ def test_both_branches_have_caches_and_share_the_slots():
 
 
 def test_it_says_what_runs_dense():
-    remarks = planned(45, 0).remarks(40)
-    assert remarks == [
+    assert planned(45, 0).fallbacks(40) == [
         "MLP runs dense in 38 of 40 layers (first: layer 0): its caches do not fit into the memory "
         "budgets"
     ]
-    assert planned(500, 0).remarks(40) == []
+    assert planned(500, 0).fallbacks(40) == []
 
 
 def test_nothing_fits():

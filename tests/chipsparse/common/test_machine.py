@@ -93,11 +93,11 @@ def test_the_host_keeps_a_reserve(free, budget):
 
 
 def test_what_the_allocator_says(monkeypatch):
-    told = {"allocated_bytes": {"all": {"current": 3, "peak": 7, "freed": 1}, "small_pool": {}}}
-    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: told)
+    stats = {"allocated_bytes": {"all": {"current": 3, "peak": 7, "freed": 1}, "small_pool": {}}}
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: stats)
     assert device_allocated_bytes(torch.device("cpu")) is None
     assert device_allocated_bytes(torch.device("cuda:1")) == (3, 7)
-    told.clear()  # as before anything was allocated
+    stats.clear()  # as before anything was allocated
     assert device_allocated_bytes(torch.device("cuda:1")) == (0, 0)
 
 

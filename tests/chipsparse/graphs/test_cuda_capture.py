@@ -79,7 +79,7 @@ def test_memory_is_freed_behind_the_last_launch(cuda):
 
 @pytest.mark.parametrize("breaks", [False, True])
 @pytest.mark.parametrize("error", [RuntimeError("it waits"), KeyboardInterrupt(), KeyError("x")])
-def test_what_breaks_a_recording_off_is_told(error, breaks, cuda):
+def test_what_breaks_a_recording_off_is_noted(error, breaks, cuda):
     cuda.breaks = breaks
 
     def call():

@@ -1,4 +1,4 @@
-"""What is told of kept columns, against sums over the masks themselves."""
+"""What is said of kept columns, against sums over the masks themselves."""
 
 import json
 from dataclasses import asdict
@@ -71,7 +71,7 @@ def test_shares_and_regions(text_first):
 
 @pytest.mark.parametrize("tile", [None, (2, 2, 2)])
 @pytest.mark.parametrize("offload", ["never", "always"])
-def test_columns_of_the_user_are_kept_at_every_refresh_and_told(tile, offload):
+def test_columns_of_the_user_are_kept_at_every_refresh_and_named(tile, offload):
     raster = np.zeros((3, 4, 5), bool)
     raster[1, 1:3, 2:4] = True
     bits = static_bits(raster.ravel())
@@ -128,11 +128,11 @@ def test_a_pipeline_keeps_the_columns_of_the_user_and_tells_on_request():
         }
     )
     size = {"height": 64, "width": 64, "num_inference_steps": 4, "max_sequence_length": 16}
-    told = []
+    seen = []
 
     def ask(pipe, step, time, tensors):
         if step == 2:
-            told.extend(handle.kept_columns([0]))
+            seen.extend(handle.kept_columns([0]))
         return tensors
 
     picture = np.zeros((16, 16), bool)
@@ -140,7 +140,7 @@ def test_a_pipeline_keeps_the_columns_of_the_user_and_tells_on_request():
     arguments = {**size, "output_type": "latent", "callback_on_step_end": ask}
     with chipsparse.enable(pipe, config, static_columns=picture.ravel()) as handle:
         pipe(PROMPT, **arguments)
-        (kept,) = told
+        (kept,) = seen
         assert (kept.transformer, kept.layer, kept.columns) == ("transformer", 0, 272)
         assert kept.everywhere >= (16 + 16) / 272  # text and the user's
         assert kept.static == pytest.approx(16 / (kept.kept * 272))

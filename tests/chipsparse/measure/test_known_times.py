@@ -66,17 +66,17 @@ def test_a_corrupt_or_foreign_file_is_ignored_and_replaced(tmp_path, content):
     assert KnownTimes(tmp_path).find(FACTS) == again
 
 
-def _keep(folder, number, told):
-    told.put(KnownTimes(folder).keep(FACTS, {"sparse": 1.0 + number, "dense": 10.0}))
+def _keep(folder, number, queue):
+    queue.put(KnownTimes(folder).keep(FACTS, {"sparse": 1.0 + number, "dense": 10.0}))
 
 
 def test_processes_that_write_at_once_agree(tmp_path):
     context = multiprocessing.get_context("fork")
-    told = context.Queue()
-    writers = [context.Process(target=_keep, args=(tmp_path, n, told)) for n in range(4)]
+    queue = context.Queue()
+    writers = [context.Process(target=_keep, args=(tmp_path, n, queue)) for n in range(4)]
     for writer in writers:
         writer.start()
-    said = [told.get(timeout=60) for _ in writers]
+    said = [queue.get(timeout=60) for _ in writers]
     for writer in writers:
         writer.join()
     assert all(each == said[0] for each in said)

@@ -89,23 +89,23 @@ class OneLayer:
 @torch.inference_mode()
 def test_what_the_clock_says_is_done(seed):
     """A clock that is not true, so that both happen to any sizes."""
-    draw, told = random.Random(seed), []
+    draw, times = random.Random(seed), []
 
     def measure(calls, device, captured):
         for call in calls:
             call()
-        told.append([draw.uniform(0.5, 2.0), 1.0])
-        return told[-1]
+        times.append([draw.uniform(0.5, 2.0), 1.0])
+        return times[-1]
 
     clock = StepClock(measure=measure, device_type="cpu")
     device = torch.device("cpu")
     layer = OneLayer(seed, largest=256, clock=clock, device=device, dtype=torch.float32)
     most = 0.95 if layer.session.plan.captures_steps() else 0.95 - 1e3 * HOST_SECONDS
-    pays = {part for part, (sparse, _) in zip(layer.steps, told, strict=True) if sparse <= most}
+    pays = {part for part, (sparse, _) in zip(layer.steps, times, strict=True) if sparse <= most}
     assert layer.sparse == pays
     notes = [note.split(" runs dense")[0] for note in layer.report.notes]
     assert {note.lower() for note in notes} == layer.steps.keys() - pays
-    for part, (sparse, dense) in zip(layer.steps, told, strict=True):
+    for part, (sparse, dense) in zip(layer.steps, times, strict=True):
         assert part not in pays or sparse <= MOST_SLOWER * dense
 
 

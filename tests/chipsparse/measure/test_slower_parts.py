@@ -11,8 +11,8 @@ from chipsparse import SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.measure.slower_parts import (
     milliseconds_text,
+    notes_on,
     part_seconds,
-    remarks_on,
     slower_parts,
 )
 from chipsparse.measure.step_clock import StepClock
@@ -97,8 +97,8 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is meas
 def test_a_narrow_mlp_runs_dense_and_its_attention_sparse():
     """Measured on an H200: 0.27 ms sparse, 0.06 dense."""
     assert estimated(SMALL).keys() == {(0, "mlp"), (1, "mlp")}
-    (remark,) = remarks_on(estimated(SMALL), 2)
-    assert remark == (
+    (note,) = notes_on(estimated(SMALL), 2)
+    assert note == (
         "MLP runs dense in 2 of 2 layers (first: layer 0), as it is faster so: a sparse step of it "
         "is estimated at 0.11 ms on a GPU and a dense one at 0.026 ms (where_slower: sparse would "
         "keep it sparse)"

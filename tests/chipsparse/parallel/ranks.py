@@ -19,7 +19,7 @@ TOKENS = (7, 1, 12, 4)
 def all_of_it():
     peers = Peers(range(dist.get_world_size()), timeout_s=20)
     return {
-        "told": peers.tell(f"I am {peers.rank}"),
+        "said": peers.tell(f"I am {peers.rank}"),
         "first": peers.first(0.1 * (1 + peers.rank)),
         "agreed": Together(peers).first([[peers.rank, "mlp", "slow"]]),
         "least": peers.least(5 - peers.rank, 3),
@@ -97,7 +97,7 @@ def differing(peers):
 
 
 def failing(how):
-    """How long the others take to know that rank 1 failed, and what they are told."""
+    """How long the others take to know that rank 1 failed, and their errors."""
     peers = Peers(range(dist.get_world_size()), timeout_s=3)
     world, start = dist.group.WORLD, time.monotonic()
     exchange = HeadExchange(SharingGroups(world, heads=world, rows=None), peers)

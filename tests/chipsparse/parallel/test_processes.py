@@ -10,7 +10,7 @@ MODULE = "tests.chipsparse.parallel.ranks"
 def test_three_ranks(tmp_path):
     for ended in run_ranks(3, f"{MODULE}:all_of_it", folder=tmp_path):
         found = ended.result
-        assert found["told"] == ["I am 0", "I am 1", "I am 2"]
+        assert found["said"] == ["I am 0", "I am 1", "I am 2"]
         assert found["first"] == 0.1
         assert found["agreed"] == [[0, "mlp", "slow"]]
         assert found["least"] == [3, 3]

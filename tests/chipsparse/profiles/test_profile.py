@@ -103,17 +103,17 @@ def test_a_quality_lies_over_the_common_part_and_that_over_what_its_name_stands_
     assert fast.of_quality("balanced") == mine
 
 
-def test_a_schedule_that_takes_the_place_of_that_of_qualities_is_told(mine, tmp_path):
-    assert mine.remark == (
+def test_a_schedule_in_place_of_that_of_qualities_is_noted(mine, tmp_path):
+    assert mine.standing_note == (
         f"{mine.source}: sparsity.schedule takes the place of the schedule that balanced would "
         "have; where that is not meant, move it to qualities"
     )
-    assert mine.of_quality("fast").remark is None  # which has one of its own
+    assert mine.of_quality("fast").standing_note is None  # which has one of its own
     for path in (*PROFILES, ASSETS / "tiny-wan" / "chipsparse.yaml"):
         assert load_profile(path).one_schedule == ()
     plain = tmp_path / "plain.yaml"
     plain.write_text("sparsity: {schedule: {full_share: 0.5}}")
-    assert load_profile(plain).remark is None
+    assert load_profile(plain).standing_note is None
 
 
 def test_a_change_of_a_profile_is_one_of_all_its_qualities(mine):

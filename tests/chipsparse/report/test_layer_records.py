@@ -184,7 +184,7 @@ def test_device_times_wait_only_when_they_are_read(monkeypatch):
 # Broken off.
 
 
-def test_a_call_that_broke_off_is_told_as_far_as_it_came(monkeypatch):
+def test_a_call_that_broke_off_is_reported_as_far_as_it_came(monkeypatch):
     def breaks(*_, **__):
         raise RuntimeError("no more\nof this")
 
@@ -205,11 +205,11 @@ def test_a_call_that_broke_off_is_told_as_far_as_it_came(monkeypatch):
     assert attention.seconds > 0
     assert attention.bytes_to_device > 0
     assert mlp.seconds is None
-    told = json.loads(json.dumps(session.report.to_dict(), allow_nan=False))
-    assert told["steps"][-1]["finished"] is False
-    assert told["steps"][-1]["seconds"] is None
-    assert told["error"] == "RuntimeError: no more"
-    assert [step["finished"] for step in told["steps"][:-1]] == [True] * 4
+    data = json.loads(json.dumps(session.report.to_dict(), allow_nan=False))
+    assert data["steps"][-1]["finished"] is False
+    assert data["steps"][-1]["seconds"] is None
+    assert data["error"] == "RuntimeError: no more"
+    assert [step["finished"] for step in data["steps"][:-1]] == [True] * 4
     generate(session, generation=2)
     assert session.report.error is None
 
@@ -218,36 +218,36 @@ def test_a_call_that_broke_off_is_told_as_far_as_it_came(monkeypatch):
 
 
 def test_to_dict_before_anything_ran():
-    told = GenerationReport().to_dict()
-    assert json.loads(json.dumps(told)) == told
-    assert told["schema"] == SCHEMA
-    assert (told["steps"], told["transformers"], told["device"]) == ([], {}, None)
+    data = GenerationReport().to_dict()
+    assert json.loads(json.dumps(data)) == data
+    assert data["schema"] == SCHEMA
+    assert (data["steps"], data["transformers"], data["device"]) == ([], {}, None)
 
 
 def test_to_dict():
     session = session_with(BUDGETS)
     generate(session, layout=layout_of(grid=(2, 4, 5)))
     session.report.note("something")
-    told = session.report.to_dict()
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
-    assert told["versions"]["chipsparse"] == chipsparse.__version__
-    assert told["versions"]["torch"] == torch.__version__
-    assert told["device"]["type"] == "cpu"
-    assert told["dtype"] == "float32"
-    config = told["config"]
+    data = session.report.to_dict()
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    assert data["versions"]["chipsparse"] == chipsparse.__version__
+    assert data["versions"]["torch"] == torch.__version__
+    assert data["device"]["type"] == "cpu"
+    assert data["dtype"] == "float32"
+    config = data["config"]
     assert config["layers"][1] == {"layers": "2", "attention": 0.5, "mlp": 0.75}
     assert chipsparse.SparsityConfig.from_mapping(config) == session.config
-    (plan,) = told["transformers"].values()
+    (plan,) = data["transformers"].values()
     assert plan["actions"] == [*ACTIONS, "sparse"]
     assert plan["layout"]["tokens"] == 43
     assert plan["layout"]["kinds"][1]["intermediate_size"] == 40
-    assert told["notes"] == ["something"]
-    assert len(told["steps"]) == 2 * len(ACTIONS)
-    step = told["steps"][4]
+    assert data["notes"] == ["something"]
+    assert len(data["steps"]) == 2 * len(ACTIONS)
+    step = data["steps"][4]
     assert (step["step"], step["branch"], step["action"]) == (2, "cond", "sparse")
     names = "layer part action reason kept backend seconds bytes_to_device bytes_to_host"
     assert set(step["layers"][1]) == set(names.split())
-    totals = told["totals"]
+    totals = data["totals"]
     assert totals["steps"] == {"dense": 2, "refresh": 2, "sparse": 4, "skip": 1}
     assert totals["calls"] == 18
     assert totals["seconds"] == pytest.approx(sum(totals["seconds_by_action"].values()))

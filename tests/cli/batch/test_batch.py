@@ -28,7 +28,7 @@ def no_loading(monkeypatch):
     monkeypatch.setattr(generate_job, "load_pipeline", lambda *_, **__: pytest.fail("loaded"))
 
 
-def told(ran):
+def read(ran):
     return json.loads(ran.stdout)
 
 
@@ -37,7 +37,7 @@ def test_what_a_batch_makes_and_that_it_makes_it_once(
 ):
     (workdir / "prompts.csv").write_text(TWO + "a red circle,7,\n")
     ran = batch(*SMALL, "--format", "gif", "--json").fine()
-    found = told(ran)
+    found = read(ran)
     assert (found["made"], found["already_there"], found["failed"]) == (2, 0, 0)
     circle, square = found["rows"]
     assert (circle["lines"], circle["seed"], square["seed"]) == ([2, 4], 7, 0)
@@ -58,8 +58,8 @@ def test_what_a_batch_makes_and_that_it_makes_it_once(
     monkeypatch.setattr(generate_job, "load_pipeline", lambda *_, **__: pytest.fail("loaded"))
     before = (workdir / "out/manifest.jsonl").read_bytes()
     again = batch(*SMALL, "--format", "gif", "--json").fine()
-    assert [row["state"] for row in told(again)["rows"]] == ["already there"] * 2
-    assert [row["seconds"] for row in told(again)["rows"]] == [
+    assert [row["state"] for row in read(again)["rows"]] == ["already there"] * 2
+    assert [row["seconds"] for row in read(again)["rows"]] == [
         row["seconds"] for row in found["rows"]
     ]
     assert (workdir / "out/manifest.jsonl").read_bytes() == before
@@ -67,16 +67,16 @@ def test_what_a_batch_makes_and_that_it_makes_it_once(
 
 def test_only_what_is_missing_is_made(batch, workdir, manifest):
     (workdir / "prompts.csv").write_text("prompt\na red circle\na blue square\n")
-    first = told(batch(*SMALL, "--format", "gif", "--json"))
+    first = read(batch(*SMALL, "--format", "gif", "--json"))
     gone = workdir / "out" / first["rows"][0]["file"]
     content = gone.read_bytes()
     gone.unlink()
     (workdir / "out/manifest.jsonl").unlink()  # it is made of what is there
-    second = told(batch(*SMALL, "--format", "gif", "--json"))
+    second = read(batch(*SMALL, "--format", "gif", "--json"))
     assert [row["state"] for row in second["rows"]] == ["made", "already there"]
     assert gone.read_bytes() == content
     assert {line["file"] for line in manifest()} == {row["file"] for row in first["rows"]}
-    third = told(batch(*SMALL, "--format", "gif", "--seed", "1", "--json"))
+    third = read(batch(*SMALL, "--format", "gif", "--seed", "1", "--json"))
     assert [row["state"] for row in third["rows"]] == ["made", "made"]
     assert len(names("out", "*.gif")) == 4
 
@@ -112,17 +112,17 @@ def test_the_digest_is_of_prompt_seed_and_settings():
 def test_a_changed_profile_makes_other_files(batch, broken_model, workdir):
     (workdir / "prompts.csv").write_text("prompt\na\n")
     given = (*SMALL, "--format", "gif", "--json")
-    (first,) = told(batch(*given, model=broken_model))["rows"]
+    (first,) = read(batch(*given, model=broken_model))["rows"]
     profile = broken_model / "chipsparse.yaml"
     profile.write_text(profile.read_text().replace("every: 10", "every: 9"))
-    (second,) = told(batch(*given, model=broken_model))["rows"]
+    (second,) = read(batch(*given, model=broken_model))["rows"]
     assert first["file"] != second["file"]
 
 
 @pytest.mark.parametrize(
     ("content", "sentences"),
     [
-        (  # told from the lines alone
+        (  # seen from the lines alone
             "prompt,steps,crf\na,,\nb,0,\nc,,99\n",
             ["2 of 3 prompts of prompts.csv", "line 3: --steps 0 is", "line 4: --crf 99 is out"],
         ),
@@ -130,7 +130,7 @@ def test_a_changed_profile_makes_other_files(batch, broken_model, workdir):
             "prompt,seed,steps\na,,\nb,x,\nc,,0\n",
             ["2 of 3 prompts", 'line 3: its seed is "x"', "line 4: --steps 0 is"],
         ),
-        (  # told from the model's configs
+        (  # seen from the model's configs
             "prompt,height,frames\na,,\nb,33,\nc,,6\n",
             ["line 3: --height 33 does not fit this model", "line 4: --frames 6 does not fit"],
         ),
@@ -142,10 +142,10 @@ def test_bad_lines_are_named_before_anything_is_loaded(
     batch, workdir, no_loading, content, sentences
 ):
     (workdir / "prompts.csv").write_text(content)
-    told = batch().refused()
-    assert told.count("\n") == 1
+    error = batch().refused()
+    assert error.count("\n") == 1
     for sentence in sentences:
-        assert sentence in told
+        assert sentence in error
     assert names(workdir) == ["prompts.csv"]
 
 
@@ -179,24 +179,24 @@ def test_bad_lines_are_named_before_anything_is_loaded(
 )
 def test_bad_options(batch, workdir, no_loading, arguments, sentence):
     (workdir / "prompts.csv").write_text("prompt\na\nb\n")
-    told = batch(*arguments).refused()
-    assert sentence in told
-    assert told.count("\n") == 1
+    error = batch(*arguments).refused()
+    assert sentence in error
+    assert error.count("\n") == 1
     assert names(workdir) == ["prompts.csv"]
 
 
 def test_ray_that_is_not_installed(batch, workdir, monkeypatch):
     (workdir / "prompts.csv").write_text("prompt\na\n")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    told = batch("--engine", "ray").refused()
-    assert "not installed: pip install 'chipsparse[ray]'\n" in told
+    error = batch("--engine", "ray").refused()
+    assert "not installed: pip install 'chipsparse[ray]'\n" in error
 
 
 def test_weights_that_cannot_be_loaded_leave_nothing(batch, broken_model, workdir):
     (workdir / "prompts.csv").write_text("prompt\na\n")
     (broken_model / "vae/diffusion_pytorch_model.safetensors").write_bytes(b"")
-    told = batch(*SMALL, model=broken_model).refused()
-    assert "diffusion_pytorch_model.safetensors is damaged" in told
+    error = batch(*SMALL, model=broken_model).refused()
+    assert "diffusion_pytorch_model.safetensors is damaged" in error
     assert names(workdir) == ["prompts.csv"]
 
 
@@ -281,7 +281,7 @@ def test_the_pipeline_is_loaded_once_and_stays_patched_while_settings_are_the_sa
 def test_images(batch, flux_folder, workdir):
     (workdir / "p.txt").write_text("a red circle\n")
     ran = batch("--steps", "2", "--json", file="p.txt", model=flux_folder).fine()
-    (row,) = told(ran)["rows"]
+    (row,) = read(ran)["rows"]
     assert row["file"].endswith(".png")
     with Image.open(workdir / "out" / row["file"]) as image:
         assert image.size == (48, 32)
@@ -289,13 +289,13 @@ def test_images(batch, flux_folder, workdir):
 
 def test_images_are_no_videos(batch, flux_folder, workdir, no_loading):
     (workdir / "p.txt").write_text("a red circle\n")
-    told = batch("--format", "mp4", file="p.txt", model=flux_folder).refused()
-    assert told.endswith("error: this model makes images, not videos; use --format png\n")
+    error = batch("--format", "mp4", file="p.txt", model=flux_folder).refused()
+    assert error.endswith("error: this model makes images, not videos; use --format png\n")
     assert names(workdir) == ["p.txt"]
 
 
 def test_prompts_with_and_without_an_image_are_no_batch(batch, flux_folder, workdir, no_loading):
     Image.new("RGB", (48, 32)).save(workdir / "a.png")
     (workdir / "prompts.csv").write_text("prompt,image\na,\nb,a.png\n")
-    told = batch(model=flux_folder).refused()
-    assert "line 3: it needs FluxImg2ImgPipeline, and line 2 FluxPipeline; make" in told
+    error = batch(model=flux_folder).refused()
+    assert "line 3: it needs FluxImg2ImgPipeline, and line 2 FluxPipeline; make" in error

@@ -116,13 +116,13 @@ class Clock:
 def dispatched(answers, *, workers=1, tries=2, loads=(), folder=None, claims=None):
     folder, claims = folder or Folder(), claims or Claims()
     entries = [Entry(name) for name in answers]
-    engine, told = Engine(answers, loads), io.StringIO()
-    live = LiveLine(entries, workers, console=Console(file=told, width=200))
+    engine, said = Engine(answers, loads), io.StringIO()
+    live = LiveLine(entries, workers, console=Console(file=said, width=200))
     dispatch = Dispatch(engine, folder, claims, live, tries, set(), set(), clock=Clock())
     with live:
         dispatch.run(entries, workers=workers, options="options", threads=None)
     assert claims.taken == set()
-    engine.told = told.getvalue()
+    engine.said = said.getvalue()
     return engine, folder, dispatch
 
 
@@ -143,7 +143,7 @@ def test_a_worker_that_ends_is_replaced_and_its_prompt_tried_again(answer):
     assert folder.tries == {"a": 2, "b": 1}
     assert [name for _, name in engine.submitted] == ["a", "b", "a"]  # behind the others
     assert engine.started == [0, 0]
-    assert "it is tried again" in engine.told
+    assert "it is tried again" in engine.said
 
 
 def test_a_poisonous_prompt_is_given_up_after_its_tries():
@@ -154,7 +154,7 @@ def test_a_poisonous_prompt_is_given_up_after_its_tries():
     assert folder.there == {"b"}
     assert folder.tries["a"] == 3
     assert engine.started == [0] * 4
-    assert "error: a: killed by SIGKILL (tried 3 times)" in engine.told
+    assert "error: a: killed by SIGKILL (tried 3 times)" in engine.said
 
 
 def test_what_the_code_refuses_is_not_tried_again():
@@ -253,7 +253,7 @@ def test_what_another_command_gave_up_is_given_up():
     engine, _, dispatch = dispatched({"a": [], "b": [MADE]}, folder=folder, claims=Claims({"a": 1}))
     assert [name for _, name in engine.submitted] == ["b"]
     assert dispatch.given_up == {"a"}
-    assert "error: a: ValueError: no (tried by another command)" in engine.told
+    assert "error: a: ValueError: no (tried by another command)" in engine.said
 
 
 @pytest.mark.parametrize("rank", range(3))

@@ -138,8 +138,8 @@ def test_files_of_several_processes_are_those_of_one(model_folder, workdir, monk
     for engine in ("accelerate", "ray"):
         assert files(engine, "--engine", engine, "--gpus-per-job", "2") == one
         (line, _) = (workdir / engine / "manifest.jsonl").read_text().splitlines()
-        told = json.loads(line)["command"]
-        assert told[told.index("--gpus") + 1] == "2"
+        words = json.loads(line)["command"]
+        assert words[words.index("--gpus") + 1] == "2"
 
 
 @pytest.mark.slow

@@ -17,10 +17,10 @@ FILE, NOTHING = Made(b"clip", b"thumbnail", 2.0, (), ()), Made(b"", b"", 0.0, ()
 PEER = Failed("PeerError: rank 1 failed", of_another=True)
 
 
-def told(*answers, count=2):
+def taken(*answers, count=2):
     """What comes of the answers of processes, in the order in which they come."""
-    taken = Answers(count)
-    return [taken.take(member, answer) for member, answer in answers]
+    answered = Answers(count)
+    return [answered.take(member, answer) for member, answer in answers]
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def told(*answers, count=2):
         ([(1, Refused("b")), (0, Refused("a"))], [None, Refused("a")]),
         ([(1, Died("killed")), (0, PEER)], [Died("process 2 of 2: killed"), None]),
         ([(1, Failed("CUDA")), (0, PEER)], [Failed("process 2 of 2: CUDA"), None]),
-        # Whose fault it was is heard later.
+        # Whose fault it was is known later.
         ([(0, PEER), (1, Failed("CUDA"))], [None, Failed("process 2 of 2: CUDA")]),
         ([(0, PEER), (1, Refused("no such token"))], [None, Failed("no such token")]),
         ([(0, PEER), (1, PEER)], [None, PEER]),
@@ -41,12 +41,12 @@ def told(*answers, count=2):
     ],
 )
 def test_answers_of_two_are_one(answers, expected):
-    assert told(*answers) == expected
+    assert taken(*answers) == expected
 
 
 @pytest.mark.parametrize("answer", [FILE, Died("killed"), Failed("CUDA"), Unavailable(), PEER])
 def test_the_answer_of_one_is_its_own(answer):
-    assert told((0, answer), (0, FILE), count=1) == [answer, FILE]
+    assert taken((0, answer), (0, FILE), count=1) == [answer, FILE]
 
 
 def test_the_next_question_starts_anew():

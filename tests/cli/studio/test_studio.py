@@ -37,17 +37,17 @@ def chosen(flux_folder):
     return choose
 
 
-def told(news: queue.SimpleQueue):
+def news(events: queue.SimpleQueue):
     """Everything until the end."""
-    found = [news.get(timeout=SECONDS)]
+    found = [events.get(timeout=SECONDS)]
     while isinstance(found[-1], Shown):
-        found.append(news.get(timeout=SECONDS))
+        found.append(events.get(timeout=SECONDS))
     return found
 
 
 @pytest.fixture(scope="module")
 def made(studio, flux_folder):
-    return told(studio.start(Choices(model=str(flux_folder), prompt=PROMPT, seed=3)))
+    return news(studio.start(Choices(model=str(flux_folder), prompt=PROMPT, seed=3)))
 
 
 def test_clips_are_those_of_generate(made, generate, flux_folder, workdir):
@@ -95,11 +95,11 @@ def test_the_profile_that_is_saved_gives_the_same_clip(made, generate, flux_fold
 
 
 def test_a_dense_clip_is_made_once(made, studio, chosen):
-    again = told(studio.start(chosen()))[-1]
+    again = news(studio.start(chosen()))[-1]
     assert again.kept
     assert again.dense is made[-1].dense
     assert [run.way for run in again.runs] == ["sparse"]
-    other = told(studio.start(chosen(seed=4, compare=False)))[-1]
+    other = news(studio.start(chosen(seed=4, compare=False)))[-1]
     assert (other.dense, other.comparison, other.kept) == (None, None, False)
 
 
@@ -113,11 +113,11 @@ def test_stopping_leaves_nothing_behind(made, studio, chosen, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Feed, "step_done", stop_at_the_third)
-        end = told(studio.start(chosen()))[-1]
+        end = news(studio.start(chosen()))[-1]
     assert isinstance(end, BrokenOff)
     assert end.why is None
     assert end.last.runs[0].actions == ACTIONS[:3]
-    after = told(studio.start(chosen()))[-1]
+    after = news(studio.start(chosen()))[-1]
     assert np.array_equal(after.sparse.frames, made[-1].sparse.frames)
 
 
@@ -130,7 +130,7 @@ def test_what_is_sparse_stays_where_the_dense_run_is_stopped(studio, chosen, mon
         shown(feed, *arguments)
 
     monkeypatch.setattr(Feed, "step_done", stop_when_dense)
-    end = told(studio.start(chosen(seed=5)))[-1]
+    end = news(studio.start(chosen(seed=5)))[-1]
     assert isinstance(end, Result)
     assert end.dense is None
     assert STOPPED in end.request["warnings"]
@@ -139,8 +139,8 @@ def test_what_is_sparse_stays_where_the_dense_run_is_stopped(studio, chosen, mon
 
 def test_a_new_generation_takes_the_place_of_the_last(studio, chosen):
     first, second = studio.start(chosen(seed=6)), studio.start(chosen(seed=7))
-    assert isinstance(told(first)[-1], BrokenOff)
-    assert told(second)[-1].request["seed"] == 7
+    assert isinstance(news(first)[-1], BrokenOff)
+    assert news(second)[-1].request["seed"] == 7
 
 
 def test_warming_up_can_be_stopped(studio, chosen, monkeypatch):
@@ -152,7 +152,7 @@ def test_warming_up_can_be_stopped(studio, chosen, monkeypatch):
         check()
 
     monkeypatch.setattr(denoise, "warm_up", stop)
-    end = told(studio.start(chosen(seed=8, steps=5)))[-1]
+    end = news(studio.start(chosen(seed=8, steps=5)))[-1]
     assert asked == [True]
     assert isinstance(end, BrokenOff)
     assert end.why is None
@@ -169,7 +169,7 @@ def test_warming_up_can_be_stopped(studio, chosen, monkeypatch):
     ],
 )
 def test_what_does_not_fit_is_one_sentence(studio, chosen, fields, sentence):
-    end = told(studio.start(chosen(**fields)))[-1]
+    end = news(studio.start(chosen(**fields)))[-1]
     assert sentence in end.why
     assert sentence.partition(";")[0] in view.moment(end.last, error=end.why)
 

@@ -38,7 +38,7 @@ IMAGE = {"image": picture(1), "strength": 0.8}
 
 
 def guidance_distilled():
-    """As FLUX.1-dev, which is told its guidance scale."""
+    """As FLUX.1-dev, which is given its guidance scale."""
     return tiny_flux_pipeline(transformer=tiny_flux_transformer(guidance_embeds=True))
 
 

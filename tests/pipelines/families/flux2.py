@@ -89,7 +89,7 @@ def tiny_flux2_pipeline(pipeline_class=Flux2Pipeline, **overrides):
 
 
 def klein(pipeline_class=Flux2KleinPipeline, **overrides):
-    """Klein is told no guidance scale; the base models are guided."""
+    """Klein takes no guidance scale; the base models are guided."""
     transformer = tiny_flux2_transformer(guidance_embeds=False)
     return tiny_flux2_pipeline(pipeline_class, transformer=transformer, **overrides)
 

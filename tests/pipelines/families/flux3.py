@@ -1,4 +1,4 @@
-"""FLUX.3: the image, references with grids of their own, and models that are told where to jump."""
+"""FLUX.3: the image, references with grids of their own, and models that take where to jump."""
 
 import torch
 from diffusers import Flux3Transformer2DModel

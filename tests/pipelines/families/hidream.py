@@ -10,7 +10,7 @@ from diffusers import (
 from tests.pipelines.families.family import Family
 from tests.tiny_models import LATENT_CHANNELS, quiet, random, seeded, tiny_image_vae
 
-EDGE = 16  # of latents; the pipeline makes images of about as many pixels, whatever it is told
+EDGE = 16  # of latents; the pipeline makes images of about as many pixels, whatever is asked
 TEXT, TEXT_DIM, POOLED_DIM = 5, 16, 24
 CONFIG = {
     "patch_size": 2,

@@ -99,16 +99,16 @@ class H3Loop:
         shapes += [shape for kind, shape in references if kind != "audio"]
         conditions = [random(1, CHANNELS, *shape, seed=11) for shape in shapes]
         counts = [count for kind, count in references if kind == "audio"]
-        heard = [random(count, AUDIO_CHANNELS, seed=12) for count in counts]
+        audios = [random(count, AUDIO_CHANNELS, seed=12) for count in counts]
         layout = (*size, sounds, (1, 2, 2), 2, 2, 0)
         if references:
             kinds = [SimpleNamespace(kind=kind, has_audio=False) for kind, _ in references]
             packed = MiniMaxH3Ref2VAPrepareLayoutStep.build_ref2va_packed_sequence(
-                tags, kinds, conditions, heard, *layout
+                tags, kinds, conditions, audios, *layout
             )
         else:
             packed = MiniMaxH3PrepareLayoutStep.build_packed_sequence(tags, *layout, keyframes)
-        *rows, condition_rows, heard_rows = packed
+        *rows, condition_rows, audio_rows = packed
         names = ("position_ids", "token_tags", "video_indices", "audio_indices", "text_indices")
         where = {name: value.to(device) for name, value in zip(names, rows, strict=True)}
 
@@ -121,7 +121,7 @@ class H3Loop:
         video = together(
             [rows_of_video(each) for each in conditions], rows_of_video(noise(CHANNELS, *size))
         )
-        audio = together([each[None] for each in heard], noise(2 * sounds, AUDIO_CHANNELS))
+        audio = together([each[None] for each in audios], noise(2 * sounds, AUDIO_CHANNELS))
         for scheduler in (self.scheduler, self.audio_scheduler):
             scheduler.set_timesteps(num_inference_steps + 1)  # it counts the end as a step
         for at, audio_at in zip(
@@ -131,7 +131,7 @@ class H3Loop:
                 rows[2],
                 rows[3],
                 condition_rows,
-                heard_rows,
+                audio_rows,
                 tags.numel(),
                 float(at),
                 float(audio_at),
@@ -150,11 +150,11 @@ class H3Loop:
             )
             for scheduler, time, latents, change, first in (
                 (self.scheduler, at, video, velocity, condition_rows),
-                (self.audio_scheduler, audio_at, audio, audio_velocity, heard_rows),
+                (self.audio_scheduler, audio_at, audio, audio_velocity, audio_rows),
             ):
                 own = (change[:, first:].float(), time, latents[:, first:])
                 latents[:, first:] = scheduler.step(*own, return_dict=False)[0]
-        own = video[:, condition_rows:], audio[:, heard_rows:]
+        own = video[:, condition_rows:], audio[:, audio_rows:]
         return (torch.cat([each.flatten(1) for each in own], dim=1),)
 
 
