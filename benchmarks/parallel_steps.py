@@ -210,7 +210,11 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--guidance", type=int, default=1, choices=(1, 2))
     parser.add_argument("--ring", type=int, default=1, help="processes that share query rows")
     parser.add_argument(
-        "--parts", type=int, nargs="+", default=[PARTS], help="of the heads; the last is told of"
+        "--parts",
+        type=int,
+        nargs="+",
+        default=[PARTS],
+        help="of the heads; the table has the last",
     )
     parser.add_argument("--depth", type=float, default=1.0, help="share of the blocks")
     parser.add_argument("--skip-alone", action="store_true", help="where one GPU cannot hold it")

@@ -232,7 +232,7 @@ def notes(comparison: ConfigsComparison) -> Iterator[str]:
     runs = comparison.runs
     count = len(runs.prompts)
     if runs.interrupted:
-        yield f"interrupted: of {runs.asked} prompts, the first {count} are told"
+        yield f"interrupted: of {runs.asked} prompts, the first {count} are compared"
     if comparison.parallel is not None:
         yield f"dense and both configs ran on the same GPUs: {sharing_text(comparison.parallel)}"
     if count < 10:

@@ -290,7 +290,7 @@ def test_an_interrupt_keeps_what_gives_intervals(compare, workdir, monkeypatch, 
     else:
         content = json.loads(ran.stdout)
         assert (len(content["prompts"]), content["interrupted"]) == (2, True)
-        assert "interrupted: of 3 prompts, the first 2 are told" in content["notes"]
+        assert "interrupted: of 3 prompts, the first 2 are compared" in content["notes"]
         assert len(list(workdir.glob("*.png"))) == 5
 
 

@@ -275,7 +275,7 @@ def test_an_interrupted_comparison_tells_what_it_has(workdir, model_folder, monk
     given = ["compare", "dense", "profile", "--model", str(model_folder)]
     ran = command(*given, "--prompts", "prompts.txt")
     assert ran.exit_code == 143, ran.stderr
-    assert "interrupted: of 3 prompts, the first 2 are told" in " ".join(ran.stdout.split())
+    assert "interrupted: of 3 prompts, the first 2 are compared" in " ".join(ran.stdout.split())
 
 
 def test_numbers_of_a_comparison_survive_its_picture(workdir, temporary, model_folder, monkeypatch):
