@@ -14,6 +14,8 @@ from chipsparse.schedule.schedule import Action as Action
 from chipsparse.schedule.text import forecast_text, list_text, threshold_text
 
 NOT_CAPTURED = "sparse steps are not captured as a CUDA graph"
+# Measured, rounding included: 0.8 times as fast with 4,352 tokens, 1.2 times with 17,776.
+FP8_PAYS_TOKENS = 10_000
 # Actions that read what others recorded.
 CACHED = (Action.SPARSE, Action.SKIP)
 
@@ -223,7 +225,20 @@ class SparsityPlan:
 
     def notes(self) -> list[str]:
         """What else a user should know: what of the config cannot be done."""
-        return [*self.schedule.notes(), *self._unrefreshed_steps(), *self._uncaptured_steps()]
+        return [
+            *self.schedule.notes(),
+            *self._unrefreshed_steps(),
+            *self._uncaptured_steps(),
+            *self._slower_in_fp8(),
+        ]
+
+    def _slower_in_fp8(self) -> list[str]:
+        if not self.config.attention.uses_fp8 or self.layout.tokens >= FP8_PAYS_TOKENS:
+            return []
+        return [
+            f"attention.precision: with {self.layout.tokens:,} tokens attention is slower in 8 "
+            f"bits than in 16 (on an H200 they pay from about {FP8_PAYS_TOKENS:,} on)"
+        ]
 
     def _uncaptured_steps(self) -> list[str]:
         reason = self._why_steps_differ()

@@ -101,7 +101,8 @@ def check_lines(path: Path, problems: Mapping[int, str], *, count: int) -> None:
     named = "; ".join(f"line {number}: {problems[number]}" for number in numbers[:MOST_NAMED])
     more = len(numbers) - MOST_NAMED
     also = f"; and {more} more" if more > 0 else ""
-    raise UserError(f"{len(numbers)} of {count} prompts of {path} are wrong: {named}{also}")
+    verb = "is" if len(numbers) == 1 else "are"
+    raise UserError(f"{len(numbers)} of {count} prompts of {path} {verb} wrong: {named}{also}")
 
 
 Record = Mapping[str, Any] | LineError

@@ -1,5 +1,6 @@
 """The schedule: actions by period, by list, by layer."""
 
+import dataclasses
 import itertools
 import re
 
@@ -175,6 +176,18 @@ def test_a_share_of_the_steps_in_full():
 )
 def test_lists_are_described_in_one_line(schedule, expected):
     assert listed(**schedule).describe() == expected
+
+
+def test_with_few_tokens_attention_in_8_bits_is_said_to_be_slower():
+    many = dataclasses.replace(LAYOUT, grids=((10, 20, 50),))
+    for field in ("precision", "refresh_precision"):
+        config = config_of().override({f"attention.{field}": "fp8"})
+        (note,) = SparsityPlan(config, LAYOUT, 12).notes()
+        assert note == (
+            "attention.precision: with 60 tokens attention is slower in 8 bits than in 16 (on an "
+            "H200 they pay from about 10,000 on)"
+        )
+        assert SparsityPlan(config, many, 12).notes() == []
 
 
 def test_sparse_steps_may_be_listed_too():

@@ -83,7 +83,7 @@ JSON_MISTAKES = [
 def test_bad_json_lines_are_named(lines, tmp_path, line, sentence):
     with pytest.raises(UserError) as caught:
         lines("p.jsonl", f'{{"prompt": "fine"}}\n{line}\n')
-    expected = f"1 of 2 prompts of {tmp_path / 'p.jsonl'} are wrong: line 2: {sentence}"
+    expected = f"1 of 2 prompts of {tmp_path / 'p.jsonl'} is wrong: line 2: {sentence}"
     assert str(caught.value).startswith(expected)
 
 
