@@ -1,24 +1,29 @@
 """Model families on a GPU: kernels for half precision, recorded steps, prompts of any length."""
 
+from functools import partial
+
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from tests.pipelines.test_families import (
+    BASE,
     CALLS,
     EXACT,
     FAMILIES,
     SPARSE,
+    arguments_of,
+    as_batch,
     assert_expected,
-    generate,
 )
 
 pytestmark = pytest.mark.gpu
 
-# The calls of the other families are given tensors on the CPU.
-ON_GPU = (
+# Of these every call is made with recorded steps, of the others one.
+OFTEN = (
     "chroma",
     "flux",
     "flux control",
@@ -29,7 +34,7 @@ ON_GPU = (
     "wan 2.1",
     "wan 2.2 two experts",
 )
-each_family = pytest.mark.parametrize("name", ON_GPU)
+each_family = pytest.mark.parametrize("name", FAMILIES)
 # Two steps in a row are sparse, so that the second can be recorded, and the one after a refresh.
 STEPS = 8
 UNSKIPPED = SPARSE.override({"schedule.skip_steps": [], "schedule.refresh_every": 4})
@@ -45,7 +50,29 @@ def make(name, dtype=torch.bfloat16):
     return FAMILIES[name].make().to("cuda", dtype)
 
 
-@pytest.mark.parametrize(("name", "variant"), [call for call in CALLS if call[0] in ON_GPU])
+def generate(pipe, name, variant=BASE, *, steps=6):
+    """The latents of one call, all of whose tensors are on the GPU."""
+
+    def moved(field, value):
+        if not isinstance(value, torch.Tensor):
+            return value
+        wide = value.is_floating_point() and "image" not in field  # those are still to be encoded
+        return value.to("cuda", pipe.transformer.dtype if wide else None)
+
+    arguments = arguments_of(name, variant)
+    output = pipe(
+        **{each: tree_map(partial(moved, each), arguments[each]) for each in arguments},
+        num_inference_steps=steps,
+        generator=torch.Generator().manual_seed(0),
+        output_type="latent",
+        return_dict=False,
+    )[0]
+    return as_batch(output)
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"), [call for call in CALLS if call[0] in OFTEN or call[1] == BASE]
+)
 def test_recorded_steps_give_what_launched_ones_do(name, variant):
     pipe, results = make(name), []
     for mode in ("never", "always"):

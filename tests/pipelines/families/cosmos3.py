@@ -50,6 +50,10 @@ class Sound(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
 
+    @property
+    def dtype(self):
+        return self.weight.dtype
+
     def decode(self, latents):
         return latents
 

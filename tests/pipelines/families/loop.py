@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
+from torch.utils._pytree import tree_map
 
 
 class Loop:
@@ -28,6 +29,18 @@ class Loop:
         self.components = {"transformer": transformer, "scheduler": self.scheduler}
         self._arguments, self._shape, self._velocity = arguments, shape, velocity
 
+    def to(self, device, dtype):
+        """Moves the transformer, which calls follow."""
+        self.transformer.to(device, dtype)
+        return self
+
+    def _moved(self, value):
+        """A tensor where the transformer is; vectors, such as timesteps, keep their dtype."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        wide = value.is_floating_point() and value.dim() > 1
+        return value.to(self.transformer.device, self.transformer.dtype if wide else None)
+
     @torch.no_grad()
     def __call__(
         self,
@@ -40,7 +53,7 @@ class Loop:
         **call,
     ):
         """The latents after so many steps, in a tuple."""
-        latents = torch.randn(self._shape(**call), generator=generator)
+        latents = self._moved(torch.randn(self._shape(**call), generator=generator))
         self.scheduler.set_timesteps(num_inference_steps)
         for timestep in self.scheduler.timesteps:
             found = [self._call(name, latents, timestep, call) for name in branches]
@@ -52,6 +65,7 @@ class Loop:
         named = hasattr(self.transformer, "cache_context")
         context = self.transformer.cache_context(branch) if named else contextlib.nullcontext()
         arguments = self._arguments(latents, timestep.expand(len(latents)), branch, **call)
+        arguments = tree_map(self._moved, arguments)
         with context:
             return self._velocity(self.transformer(**arguments, return_dict=False), latents)
 
