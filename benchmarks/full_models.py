@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +51,9 @@ class FullModel:
         modulation: how the names of the biases end that get a deviation of `MODULATION`.
         density: share of the columns that those of the profile's qualities keep which keep least,
             where it is another at this size.
+        counts: fields of the config with the blocks in each list; functions in ``config`` take
+            all of these numbers.
+        mixed: whether some modules stay in fp32, as diffusers loads the class.
     """
 
     case: str
@@ -63,6 +66,8 @@ class FullModel:
     branches: tuple[str, ...] = ("cond",)
     modulation: tuple[str, ...] = ()
     density: float | None = None
+    counts: tuple[str, ...] = COUNTS
+    mixed: bool = False
 
     def qualities(self) -> dict[str, SparsityConfig]:
         """What is computed in each of the profile's qualities at this size."""
@@ -101,8 +106,9 @@ class FullModel:
         """
         import diffusers
 
-        counts = dict(zip(COUNTS, layers, strict=False))
+        counts = dict(zip(self.counts, layers, strict=False))
         config = {**self.config, **(self.tiny if small else {}), **counts}
+        config = {name: of(layers) if callable(of) else of for name, of in config.items()}
         before = torch.get_default_dtype()
         devices = [device] if device.type == "cuda" else []
         torch.set_default_dtype(dtype)
@@ -115,6 +121,13 @@ class FullModel:
                         parameter.normal_(0, MODULATION)
         finally:
             torch.set_default_dtype(before)
+        kept = set(model._keep_in_fp32_modules or ()) if self.mixed else set()
+        for name, parameter in model.named_parameters():
+            if kept & set(name.split(".")):
+                parameter.data = parameter.data.float()
+        if not model._repeated_blocks:  # what is compiled
+            lists = (getattr(model, name) for name in self.blocks)
+            model._repeated_blocks = [type(blocks[0]).__name__ for blocks in lists]
         return model.requires_grad_(False)
 
     def pipe(self, transformer: Any) -> SimpleNamespace:
@@ -127,9 +140,13 @@ class FullModel:
 
 
 def call(transformer: Any, inputs: Step, branch: str, step: int, steps: int) -> torch.Tensor:
-    """The output of one guidance branch at one of so many steps."""
-    with transformer.cache_context(branch, step_index=step, num_inference_steps=steps):
-        output: torch.Tensor = transformer(**inputs(step))[0]
+    """The output of one guidance branch at one of so many steps; of several streams the first."""
+    named = getattr(transformer, "cache_context", None)  # not every model has caches
+    position = {"step_index": step, "num_inference_steps": steps}
+    with nullcontext() if named is None else named(branch, **position):
+        output = transformer(**inputs(step))
+    while not isinstance(output, torch.Tensor):
+        output = output[0]
     return output
 
 

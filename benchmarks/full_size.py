@@ -13,6 +13,7 @@ Only the transformer is timed: the text encoder and the VAE cost the same with a
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 import statistics
 from argparse import ArgumentParser, Namespace
@@ -24,6 +25,7 @@ from typing import Any, get_args
 import torch
 
 import chipsparse
+from benchmarks.family_models import FAMILIES
 from benchmarks.fp8_linears import to_fp8
 from benchmarks.full_models import (
     MODELS,
@@ -132,11 +134,12 @@ def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> N
     """Adds a record for each case and quality."""
     if not 0 < args.depth <= 1 or (args.whole and args.depth < 1):
         raise ValueError(f"--depth {args.depth:g}: above 0, at most 1, and 1 with --whole")
+    models = {**MODELS, **FAMILIES}
     for name in args.case.split(",") if args.case else MODELS:
         with to.attempt(f"full_size, {name}"):
-            if name not in MODELS:
-                raise ValueError(f"no model for the case {name!r}; there are {list(MODELS)}")
-            model = MODELS[name]
+            if name not in models:
+                raise ValueError(f"no model for the case {name!r}; there are {list(models)}")
+            model = models[name]
             qualities = chosen(model, args)
             measured = Measured(
                 model,
@@ -152,6 +155,8 @@ def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> N
             rounded = args.fp8_linears or args.precision == "fp8"
             limit = FP8_LIMIT if rounded else DENSE_LIMIT[dtype]
             require("relative error", measured.rel_error, limit, "the dense step")
+            del measured
+        gc.collect()  # the next model wants its memory
         if device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -9,6 +9,7 @@ import torch
 
 from benchmarks import breakdown_figure, full_size, step_breakdown
 from benchmarks.__main__ import main, parse
+from benchmarks.family_models import FAMILIES
 from benchmarks.full_models import (
     EARLY,
     MODELS,
@@ -34,7 +35,7 @@ def uncompiled(monkeypatch):
 
 
 def measured_of(case, qualities=QUALITIES):
-    model = MODELS[case]
+    model = (MODELS | FAMILIES)[case]
     configs = model.qualities() | model.early()
     chosen = {name: configs[name] for name in qualities}
     return full_size.Measured(model, chosen, 0.1, CPU, torch.float32, small=True)
@@ -90,6 +91,17 @@ def test_records_of_a_small_model(case, uncompiled):
         assert 0 < record["sparse_error"] < 0.5
         assert record["skip_ms"] < record["sparse_ms"]
         assert record["cache_bytes"] > 0
+
+
+@pytest.mark.parametrize("case", slow_unless(("z_image", "wan_vace", "cosmos3"), FAMILIES))
+def test_further_families_run_dense_as_stock_and_sparse(case, uncompiled):
+    assert case not in MODELS
+    measured, (record,) = measure(case, qualities=["published"])
+    assert measured.rel_error < 1e-5
+    assert record["actions"]["sparse"] > STEPS / 2
+    assert record["fallbacks"] == []
+    for name in ("attention_kept", "mlp_kept", "sparse_error"):
+        assert 0 < record[name] < 1
 
 
 def chosen(case, *options):
