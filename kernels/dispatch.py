@@ -16,6 +16,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
+from chipsparse.kernels.triton_support import not_auto_reason
+
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -70,6 +72,25 @@ class Backend:
     def launch(self) -> Callable[..., Any]:
         """Computes the operation from a checked `Call`; imported once."""
         return self.load()
+
+
+def triton_or_reference(
+    package: str, function: str, unsupported_reason: Callable[..., str | None]
+) -> tuple[Backend, Backend]:
+    """What nearly all operations have: a Triton kernel, and the definition.
+
+    Args:
+        package: of the operation, with ``triton_kernel`` and ``reference``.
+        function: that both have.
+        unsupported_reason: of the kernel.
+    """
+    triton, reference = (
+        imported(f"{package}.{module}", function) for module in ("triton_kernel", "reference")
+    )
+    return (
+        Backend("triton", triton, unsupported_reason, not_auto_reason),
+        Backend("reference", reference),
+    )
 
 
 @dataclass(frozen=True)

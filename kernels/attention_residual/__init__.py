@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 import torch
 
 from chipsparse.kernels.checks import check_dtype, check_floating, check_shape
-from chipsparse.kernels.dispatch import Backend, Call, Operation, imported
-from chipsparse.kernels.triton_support import not_auto_reason, triton_unsupported_reason
+from chipsparse.kernels.dispatch import Call, Operation, triton_or_reference
+from chipsparse.kernels.triton_support import triton_unsupported_reason
 
 OP = "attention_residual"
 
@@ -97,11 +97,5 @@ def _triton_unsupported_reason(output: torch.Tensor, kept: torch.Tensor) -> str 
 attention_residual = Operation(
     OP,
     AttentionResidual,
-    Backend(
-        "triton",
-        imported(f"{__name__}.triton_kernel", OP),
-        _triton_unsupported_reason,
-        not_auto_reason,
-    ),
-    Backend("reference", imported(f"{__name__}.reference", OP)),
+    *triton_or_reference(__name__, OP, _triton_unsupported_reason),
 )

@@ -7,8 +7,8 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 
 from chipsparse.kernels.checks import check_dtype, check_floating
-from chipsparse.kernels.dispatch import Backend, Call, Operation, imported
-from chipsparse.kernels.triton_support import not_auto_reason, triton_unsupported_reason
+from chipsparse.kernels.dispatch import Call, Operation, triton_or_reference
+from chipsparse.kernels.triton_support import triton_unsupported_reason
 
 OP = "column_selection"
 
@@ -100,11 +100,5 @@ def _triton_unsupported_reason(column_sums: torch.Tensor) -> str | None:
 column_selection = Operation(
     OP,
     ColumnSelection,
-    Backend(
-        "triton",
-        imported(f"{__name__}.triton_kernel", OP),
-        _triton_unsupported_reason,
-        not_auto_reason,
-    ),
-    Backend("reference", imported(f"{__name__}.reference", OP)),
+    *triton_or_reference(__name__, OP, _triton_unsupported_reason),
 )

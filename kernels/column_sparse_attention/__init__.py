@@ -15,12 +15,11 @@ from chipsparse.kernels.checks import (
     check_floating,
     check_shape,
 )
-from chipsparse.kernels.dispatch import Backend, Operation, imported
+from chipsparse.kernels.dispatch import Backend, Operation, imported, triton_or_reference
 from chipsparse.kernels.fp8_quantization import FP8
 from chipsparse.kernels.triton_support import (
     attention_unsupported_reason,
     gluon_attention_unsupported_reason,
-    not_auto_reason,
 )
 
 OP = "column_sparse_attention"
@@ -155,11 +154,5 @@ column_sparse_attention = Operation(
     OP,
     ColumnSparseAttention,
     Backend("gluon", imported(f"{__name__}.gluon_sm90", OP), gluon_attention_unsupported_reason),
-    Backend(
-        "triton",
-        imported(f"{__name__}.triton_kernel", OP),
-        attention_unsupported_reason,
-        not_auto_reason,
-    ),
-    Backend("reference", imported(f"{__name__}.reference", OP)),
+    *triton_or_reference(__name__, OP, attention_unsupported_reason),
 )

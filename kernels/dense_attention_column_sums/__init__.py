@@ -9,11 +9,10 @@ import torch
 
 from chipsparse.kernels.calls import AttentionCall
 from chipsparse.kernels.checks import check_block_size, check_shape
-from chipsparse.kernels.dispatch import Backend, Operation, imported
+from chipsparse.kernels.dispatch import Backend, Operation, imported, triton_or_reference
 from chipsparse.kernels.triton_support import (
     attention_unsupported_reason,
     gluon_attention_unsupported_reason,
-    not_auto_reason,
 )
 
 OP = "dense_attention_column_sums"
@@ -69,11 +68,5 @@ dense_attention_column_sums = Operation(
     OP,
     DenseAttentionColumnSums,
     Backend("gluon", imported(f"{__name__}.gluon_sm90", OP), gluon_attention_unsupported_reason),
-    Backend(
-        "triton",
-        imported(f"{__name__}.triton_kernel", OP),
-        attention_unsupported_reason,
-        not_auto_reason,
-    ),
-    Backend("reference", imported(f"{__name__}.reference", OP)),
+    *triton_or_reference(__name__, OP, attention_unsupported_reason),
 )

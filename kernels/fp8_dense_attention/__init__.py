@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from chipsparse.kernels.checks import check_block_size, check_shape
-from chipsparse.kernels.dispatch import Backend, Call, Operation, imported
+from chipsparse.kernels.dispatch import Backend, Call, Operation, imported, triton_or_reference
 from chipsparse.kernels.fp8_quantization import Fp8Attention
 from chipsparse.kernels.triton_support import (
     fp8_unsupported_reason,
     gluon_fp8_unsupported_reason,
-    not_auto_reason,
 )
 
 OP = "fp8_dense_attention"
@@ -70,8 +69,5 @@ fp8_dense_attention = Operation(
     OP,
     Fp8DenseAttention,
     Backend("gluon", imported(f"{__name__}.gluon_sm90", OP), gluon_fp8_unsupported_reason),
-    Backend(
-        "triton", imported(f"{__name__}.triton_kernel", OP), fp8_unsupported_reason, not_auto_reason
-    ),
-    Backend("reference", imported(f"{__name__}.reference", OP)),
+    *triton_or_reference(__name__, OP, fp8_unsupported_reason),
 )

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from chipsparse.kernels.checks import FLOATING
-from chipsparse.kernels.dispatch import Backend, Call, Operation, imported
+from chipsparse.kernels.dispatch import Call, Operation, triton_or_reference
 from chipsparse.kernels.fp8_quantization import FP8
 from chipsparse.kernels.triton_support import (
     HALF_PRECISION,
-    not_auto_reason,
     triton_unsupported_reason,
 )
 
@@ -75,11 +74,5 @@ def _triton_unsupported_reason(data: torch.Tensor, dtype: torch.dtype) -> str | 
 fp8_dequantization = Operation(
     OP,
     Fp8Dequantization,
-    Backend(
-        "triton",
-        imported(f"{__name__}.triton_kernel", OP),
-        _triton_unsupported_reason,
-        not_auto_reason,
-    ),
-    Backend("reference", imported(f"{__name__}.reference", OP)),
+    *triton_or_reference(__name__, OP, _triton_unsupported_reason),
 )

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from chipsparse.kernels.calls import AttentionCall
-from chipsparse.kernels.dispatch import Backend, Operation, imported
+from chipsparse.kernels.dispatch import Operation, triton_or_reference
 from chipsparse.kernels.triton_support import (
-    not_auto_reason,
     quantization_unsupported_reason,
 )
 
@@ -130,11 +129,5 @@ def stored_order(device: torch.device) -> torch.Tensor:
 fp8_quantization = Operation(
     OP,
     Fp8Quantization,
-    Backend(
-        "triton",
-        imported(f"{__name__}.triton_kernel", OP),
-        quantization_unsupported_reason,
-        not_auto_reason,
-    ),
-    Backend("reference", imported(f"{__name__}.reference", OP)),
+    *triton_or_reference(__name__, OP, quantization_unsupported_reason),
 )

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 import torch
 
 from chipsparse.kernels.checks import FLOATING
-from chipsparse.kernels.dispatch import Backend, Call, Operation, imported
+from chipsparse.kernels.dispatch import Call, Operation, triton_or_reference
 from chipsparse.kernels.triton_support import (
     HALF_PRECISION,
     no_fp8_reason,
-    not_auto_reason,
     triton_unsupported_reason,
 )
 
@@ -75,11 +74,5 @@ def _triton_unsupported_reason(rows: torch.Tensor) -> str | None:
 fp8_rows = Operation(
     OP,
     Fp8RowRounding,
-    Backend(
-        "triton",
-        imported(f"{__name__}.triton_kernel", OP),
-        _triton_unsupported_reason,
-        not_auto_reason,
-    ),
-    Backend("reference", imported(f"{__name__}.reference", OP)),
+    *triton_or_reference(__name__, OP, _triton_unsupported_reason),
 )

@@ -7,8 +7,8 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 
 from chipsparse.kernels.checks import check_dtype
-from chipsparse.kernels.dispatch import Backend, Call, Operation, imported
-from chipsparse.kernels.triton_support import not_auto_reason, triton_unsupported_reason
+from chipsparse.kernels.dispatch import Call, Operation, triton_or_reference
+from chipsparse.kernels.triton_support import triton_unsupported_reason
 
 
 @dataclass(slots=True, eq=False)
@@ -111,18 +111,19 @@ class PackedToIndices(Call[tuple[torch.Tensor, torch.Tensor]]):
             )
 
 
-def _backends(function: str) -> tuple[Backend, Backend]:
-    triton = imported(f"{__name__}.triton_kernel", function)
-    reference = imported(f"{__name__}.reference", function)
-    return (
-        Backend("triton", triton, triton_unsupported_reason, not_auto_reason),
-        Backend("reference", reference),
-    )
-
-
-pack_mask = Operation("pack_mask", PackMask, *_backends("pack_mask"))
-unpack_mask = Operation("unpack_mask", UnpackMask, *_backends("unpack_mask"))
-packed_to_indices = Operation("packed_to_indices", PackedToIndices, *_backends("packed_to_indices"))
+pack_mask = Operation(
+    "pack_mask", PackMask, *triton_or_reference(__name__, "pack_mask", triton_unsupported_reason)
+)
+unpack_mask = Operation(
+    "unpack_mask",
+    UnpackMask,
+    *triton_or_reference(__name__, "unpack_mask", triton_unsupported_reason),
+)
+packed_to_indices = Operation(
+    "packed_to_indices",
+    PackedToIndices,
+    *triton_or_reference(__name__, "packed_to_indices", triton_unsupported_reason),
+)
 
 
 def _check_packed(op: str, packed: torch.Tensor, columns: int) -> None:

@@ -9,8 +9,8 @@ import torch
 
 from chipsparse.kernels.calls import FirstLayerCall
 from chipsparse.kernels.checks import block_count, check_shape
-from chipsparse.kernels.dispatch import Backend, Operation, imported
-from chipsparse.kernels.triton_support import mlp_unsupported_reason, not_auto_reason
+from chipsparse.kernels.dispatch import Operation, triton_or_reference
+from chipsparse.kernels.triton_support import mlp_unsupported_reason
 
 # One program has all scores of a block in its registers.
 MOST_NEURONS = 1 << 16
@@ -124,16 +124,13 @@ def _triton_unsupported_reason(
     return None
 
 
-def _backends(function: str) -> tuple[Backend, Backend]:
-    triton = imported(f"{__name__}.triton_kernel", function)
-    reference = imported(f"{__name__}.reference", function)
-    return (
-        Backend("triton", triton, _triton_unsupported_reason, not_auto_reason),
-        Backend("reference", reference),
-    )
-
-
-neuron_selection = Operation("neuron_selection", NeuronSelection, *_backends("neuron_selection"))
+neuron_selection = Operation(
+    "neuron_selection",
+    NeuronSelection,
+    *triton_or_reference(__name__, "neuron_selection", _triton_unsupported_reason),
+)
 mean_preactivations = Operation(
-    "mean_preactivations", MeanPreactivations, *_backends("mean_preactivations")
+    "mean_preactivations",
+    MeanPreactivations,
+    *triton_or_reference(__name__, "mean_preactivations", _triton_unsupported_reason),
 )

@@ -9,8 +9,8 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 
 from chipsparse.kernels.checks import check_dtype, check_floating, check_shape
-from chipsparse.kernels.dispatch import Backend, Call, Operation, imported
-from chipsparse.kernels.triton_support import not_auto_reason, triton_unsupported_reason
+from chipsparse.kernels.dispatch import Call, Operation, triton_or_reference
+from chipsparse.kernels.triton_support import triton_unsupported_reason
 
 PACK, UNPACK = "pack_pieces", "unpack_pieces"
 DIMS = (1, 2)  # tokens and heads of ``[B, N, H, D]``
@@ -132,23 +132,11 @@ def _triton_unsupported_reason(*tensors: torch.Tensor) -> str | None:
 pack_pieces = Operation(
     PACK,
     PackPieces,
-    Backend(
-        "triton",
-        imported(f"{__name__}.triton_kernel", PACK),
-        _triton_unsupported_reason,
-        not_auto_reason,
-    ),
-    Backend("reference", imported(f"{__name__}.reference", PACK)),
+    *triton_or_reference(__name__, PACK, _triton_unsupported_reason),
 )
 
 unpack_pieces = Operation(
     UNPACK,
     UnpackPieces,
-    Backend(
-        "triton",
-        imported(f"{__name__}.triton_kernel", UNPACK),
-        _triton_unsupported_reason,
-        not_auto_reason,
-    ),
-    Backend("reference", imported(f"{__name__}.reference", UNPACK)),
+    *triton_or_reference(__name__, UNPACK, _triton_unsupported_reason),
 )

@@ -14,12 +14,11 @@ from chipsparse.kernels.checks import (
     check_floating,
     check_shape,
 )
-from chipsparse.kernels.dispatch import Backend, Call, Operation, imported
+from chipsparse.kernels.dispatch import Backend, Call, Operation, imported, triton_or_reference
 from chipsparse.kernels.triton_support import (
     HALF_PRECISION,
     NOT_ON_CPU,
     hopper_unsupported_reason,
-    not_auto_reason,
     triton_unsupported_reason,
 )
 
@@ -128,11 +127,5 @@ sparse_mlp_down = Operation(
     OP,
     SparseMLPDown,
     Backend("gluon", imported(f"{__name__}.gluon_sm90", OP), _gluon_unsupported_reason),
-    Backend(
-        "triton",
-        imported(f"{__name__}.triton_kernel", OP),
-        _triton_unsupported_reason,
-        not_auto_reason,
-    ),
-    Backend("reference", imported(f"{__name__}.reference", OP)),
+    *triton_or_reference(__name__, OP, _triton_unsupported_reason),
 )

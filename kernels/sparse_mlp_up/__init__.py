@@ -9,13 +9,12 @@ import torch
 
 from chipsparse.kernels.calls import FirstLayerCall
 from chipsparse.kernels.checks import block_count, check_dtype, check_floating, check_shape
-from chipsparse.kernels.dispatch import Backend, Operation, imported
+from chipsparse.kernels.dispatch import Backend, Operation, imported, triton_or_reference
 from chipsparse.kernels.token_layout import is_token_contiguous, rows_are_evenly_spaced
 from chipsparse.kernels.triton_support import (
     NOT_ON_CPU,
     hopper_unsupported_reason,
     mlp_unsupported_reason,
-    not_auto_reason,
 )
 
 
@@ -160,12 +159,9 @@ def _gluon_unsupported_reason(
 
 def _backends(function: str, gluon_file: str) -> tuple[Backend, ...]:
     gluon = imported(f"{__name__}.{gluon_file}", function)
-    triton = imported(f"{__name__}.triton_kernel", function)
-    reference = imported(f"{__name__}.reference", function)
     return (
         Backend("gluon", gluon, _gluon_unsupported_reason),
-        Backend("triton", triton, _triton_unsupported_reason, not_auto_reason),
-        Backend("reference", reference),
+        *triton_or_reference(__name__, function, _triton_unsupported_reason),
     )
 
 
