@@ -20,10 +20,9 @@ from benchmarks.kernel_work import Settings, TimedCall, Work
 from benchmarks.mlp_ops import WHOLE, Layer, all_three, make_layer, select
 from benchmarks.sampled_checks import Errors, relative_error, require
 from chipsparse.kernels.fp8_dequantization import fp8_dequantization
-from chipsparse.kernels.fp8_quantization import FP8
+from chipsparse.kernels.fp8_quantization import FP8, LARGEST_FP8
 from chipsparse.kernels.fp8_rows import fp8_rows
 
-LARGEST = 448.0
 ROUNDING_LIMIT = 4e-2  # of normal numbers: half of an eighth at most
 
 
@@ -54,8 +53,8 @@ class Fp8Layer(Layer):
 def rounded_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows ``[M, K]`` in e4m3, and float32 scales ``[M, 1]`` that give them back."""
     largest = rows.abs().amax(-1, keepdim=True).float()
-    scale = largest.clamp(min=1e-12) / LARGEST
-    return (rows.float() / scale).clamp(-LARGEST, LARGEST).to(FP8), scale
+    scale = largest.clamp(min=1e-12) / LARGEST_FP8
+    return (rows.float() / scale).clamp(-LARGEST_FP8, LARGEST_FP8).to(FP8), scale
 
 
 def make_fp8_layer(tensors: CaseTensors, settings: Settings) -> Fp8Layer:

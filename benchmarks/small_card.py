@@ -26,6 +26,7 @@ from benchmarks.run import Run
 from benchmarks.sampled_checks import check_finite
 from benchmarks.transformer_step import attention_backend, run_timed
 from chipsparse import SparsityConfig
+from chipsparse.common.machine import with_index
 from chipsparse.config import ActionName
 
 CASES: dict[str, FullModel] = {
@@ -105,7 +106,7 @@ def limited_to(card_bytes: float, device: torch.device) -> Iterator[None]:
         yield
         return
     torch.cuda.empty_cache()
-    device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
+    device = with_index(device)
     _, total = torch.cuda.mem_get_info(device)
     torch.cuda.set_per_process_memory_fraction(min(1.0, card_bytes / total), device)
     torch.cuda.reset_peak_memory_stats(device)

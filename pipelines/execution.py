@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from chipsparse.common.machine import with_index
 from chipsparse.pipelines.diffusers_hooks import GROUP_OFFLOADING, hooked_modules, hooks_on
 
 UNUSED_PLACES = ("cpu", "disk", "meta")  # of a device map, where there is a GPU in it
@@ -83,7 +84,7 @@ def _execution_device(
         return weight.device
     for module in hooked_modules(model):
         for device in _hook_devices(module):
-            return _with_index(_as_device(device))
+            return with_index(_as_device(device))
     return hidden.device if weight.is_meta else weight.device
 
 
@@ -100,10 +101,3 @@ def _hook_devices(module: Any) -> Iterator[Any]:
 
 def _as_device(place: Any) -> torch.device:
     return torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
-
-
-def _with_index(device: torch.device) -> torch.device:
-    """The device as tensors on it name it."""
-    if device.type == "cuda" and device.index is None and torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return device

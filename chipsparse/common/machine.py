@@ -35,13 +35,19 @@ def package_version(package: str) -> str | None:
         return None
 
 
+def with_index(device: torch.device) -> torch.device:
+    """The device as tensors on it name it."""
+    if device.type == "cuda" and device.index is None and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
 def device_free_bytes(device: torch.device) -> int:
     """Bytes that PyTorch can still allocate on a GPU; what it holds in its own cache included.
 
     No more than its limit leaves, where `torch.cuda.set_per_process_memory_fraction` has set one.
     """
-    if device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
+    device = with_index(device)
     free, total = torch.cuda.mem_get_info(device)
     allocated = torch.cuda.memory_allocated(device)
     limit = int(torch.cuda.get_per_process_memory_fraction(device) * total)

@@ -12,7 +12,7 @@ from chipsparse.kernels.calls import Activation
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.kernels.fp8_dequantization import fp8_dequantization
 from chipsparse.kernels.fp8_quantization import FP8
-from chipsparse.kernels.fp8_rows import fp8_rows
+from chipsparse.kernels.fp8_rows import Fp8RowRounding, fp8_rows
 from chipsparse.kernels.sparse_mlp_up.reference import activate
 
 Gate = Literal["none", "first", "second", "apart"]
@@ -180,13 +180,14 @@ def fp8_linear(rows: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> to
     Where both are rounded by rows and a kernel can, rows are rounded in one pass. torchao takes ten
     outside of compiled code, for longer than the product at a video's length.
     """
-    flat = rows.flatten(0, -2)
-    flat = flat if flat.stride(-1) == 1 else flat.contiguous()
-    if not _rounds_by_rows(weight, rows.dtype) or (
-        fp8_rows.choose(flat).backend.name == "reference"
-    ):
+    if not _rounds_by_rows(weight, rows.dtype):
         return F.linear(rows, weight, bias)
-    data, scale = fp8_rows(flat)
+    flat = rows.flatten(0, -2)
+    call = Fp8RowRounding(flat if flat.stride(-1) == 1 else flat.contiguous())
+    kernel = fp8_rows.choose(*call.facts()).backend
+    if kernel.name == "reference":
+        return F.linear(rows, weight, bias)
+    data, scale = kernel.launch(call)
     product = torch._scaled_mm(
         data,
         weight.qdata.t(),

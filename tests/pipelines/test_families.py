@@ -69,10 +69,10 @@ def arguments_of(name, variant):
     return {**family.call, **(family.variants[variant] if variant else {})}
 
 
-def generate(pipe, name, variant=BASE, *, steps=STEPS):
-    """The latents of one call."""
+def generate(pipe, name, variant=BASE, *, steps=STEPS, place=lambda _field, value: value):
+    """The latents of one call, whose arguments, by field, are put in their place."""
     return pipe(
-        **arguments_of(name, variant),
+        **{field: place(field, value) for field, value in arguments_of(name, variant).items()},
         num_inference_steps=steps,
         generator=torch.Generator().manual_seed(0),
         output_type="latent",

@@ -9,13 +9,13 @@ from torch.utils._pytree import tree_map
 import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.kernels.dense_attention.measure import FastestKernel
+from tests.pipelines import test_families
 from tests.pipelines.test_families import (
     BASE,
     CALLS,
     EXACT,
     FAMILIES,
     SPARSE,
-    arguments_of,
     as_batch,
     assert_expected,
 )
@@ -50,8 +50,8 @@ def make(name, dtype=torch.bfloat16):
     return FAMILIES[name].make().to("cuda", dtype)
 
 
-def generate(pipe, name, variant=BASE, *, steps=6):
-    """The latents of one call, all of whose tensors are on the GPU."""
+def generate(pipe, *args, **options):
+    """As for all families, with all tensors of the call on the GPU."""
 
     def moved(field, value):
         if not isinstance(value, torch.Tensor):
@@ -59,15 +59,10 @@ def generate(pipe, name, variant=BASE, *, steps=6):
         wide = value.is_floating_point() and "image" not in field  # those are still to be encoded
         return value.to("cuda", pipe.transformer.dtype if wide else None)
 
-    arguments = arguments_of(name, variant)
-    output = pipe(
-        **{each: tree_map(partial(moved, each), arguments[each]) for each in arguments},
-        num_inference_steps=steps,
-        generator=torch.Generator().manual_seed(0),
-        output_type="latent",
-        return_dict=False,
-    )[0]
-    return as_batch(output)
+    def place(field, value):
+        return tree_map(partial(moved, field), value)
+
+    return as_batch(test_families.generate(pipe, *args, place=place, **options))
 
 
 @pytest.mark.parametrize(

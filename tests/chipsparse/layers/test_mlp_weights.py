@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from benchmarks.fp8_linears import rounded
 from chipsparse.cache.tensors import MLPCache
 from chipsparse.config import MLPConfig
+from chipsparse.kernels.dispatch import Choice
 from chipsparse.kernels.fp8_rows import fp8_rows
 from chipsparse.kernels.token_layout import is_token_contiguous
 from chipsparse.layers import mlp, mlp_weights
@@ -133,16 +134,15 @@ def by_rows(*shape, seed):
 @pytest.fixture
 def rounding(monkeypatch):
     """The shapes that `fp8_linear` has rounded by what stands in for the kernel."""
-    shapes, chosen = [], SimpleNamespace(backend=SimpleNamespace(name="triton"))
+    shapes = []
 
-    class StandIn:
-        choose = staticmethod(lambda rows: chosen)
+    def launch(call):
+        shapes.append(tuple(call.rows.shape))
+        return fp8_rows(call.rows, backend="reference")
 
-        def __call__(self, rows):
-            shapes.append(tuple(rows.shape))
-            return fp8_rows(rows, backend="reference")
-
-    monkeypatch.setattr(mlp_weights, "fp8_rows", StandIn())
+    chosen = Choice(SimpleNamespace(name="triton", launch=launch), ())
+    stand_in = SimpleNamespace(choose=lambda rows: chosen)
+    monkeypatch.setattr(mlp_weights, "fp8_rows", stand_in)
     return shapes
 
 
