@@ -2,40 +2,62 @@
 
 ``torchrun --nproc-per-node 4 -m benchmarks.parallel_steps --case hunyuan_720p --json record.json``;
 with ``--small`` on CPUs, over gloo. The first process runs all actions alone, then all run them
-together: the same weights, latents and config. Each time is that of the slowest process.
+together: the same weights, latents and config, blocks compiled in both. Each time is that of the
+slowest process. Generations of `STEPS` are summed from the steps.
 
 Of each action it says which share of the time is exchange that nothing hides: the time that the
 stream on which layers compute spends with packing, with waiting (for slower processes, too) and
 with unpacking, between CUDA events around each; the largest share of all processes.
+
+With ``--stock`` also the stock transformer's full step under diffusers' own context parallelism.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
+import gc
 import json
 import math
 import os
+import statistics
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 import chipsparse
-from benchmarks.full_models import MODELS, STEPS, FullModel, Step, call
-from benchmarks.full_size import ACTIONS, RUNS, SCALE, of_action, of_steps
+from benchmarks.full_models import MODELS, STEPS, FullModel, Step, call, without_useless_masks
+from benchmarks.full_size import SCALE, actions_of
 from benchmarks.records import environment
 from benchmarks.sampled_checks import check_finite
-from benchmarks.transformer_step import mark, milliseconds, run_timed
-from chipsparse import Parallel, SparsityConfig
+from benchmarks.transformer_step import (
+    attention_backend,
+    compiled_blocks,
+    mark,
+    milliseconds,
+    run_timed,
+)
+from chipsparse import Parallel, ScheduleConfig, SparsityConfig
+from chipsparse.config import ActionName
+from chipsparse.layout import ModelLayout
 from chipsparse.parallel.head_exchange import PARTS, HeadExchange
 
 WAIT = timedelta(minutes=20)  # of the others, while the first process runs alone
+# Ten steps; those up to the first sparse one run once before, and compile.
+ACTIONS: list[ActionName] = [
+    *("dense", "refresh", "sparse", "sparse", "sparse"),
+    *("skip", "refresh", "sparse", "sparse", "sparse"),
+]
+FIRST_SPARSE, LAST = ACTIONS.index("sparse"), len(ACTIONS) - 1
 
 
 def main() -> None:
@@ -46,75 +68,104 @@ def main() -> None:
     if cuda:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if cuda else "gloo", timeout=WAIT)
-    parallel = Parallel(
-        ulysses=ranks // args.guidance // args.ring, guidance=args.guidance, ring=args.ring
-    )
     model, dtype = MODELS[args.case], torch.bfloat16 if cuda else torch.float32
     if args.small:
-        model = replace(model, tiny={**model.tiny, "num_attention_heads": 2 * ranks})
+        model = dataclasses.replace(model, tiny={**model.tiny, "num_attention_heads": 2 * ranks})
     transformer = model.make(model.layers_of(args.depth), args.small, device, dtype)
     scale = SCALE if args.small else 1.0
     inputs = model.inputs(scale, transformer.config, STEPS, device, dtype)
-    config = of_steps(model.qualities()[args.quality])
+    configs = model.early()
+    config = configs["sparse"]
     if args.small:  # few tokens make few blocks
         config = config.override({"mlp.block_size": 16, "attention.block_size_q": 16})
+    # Nothing of these is sparse: they consist of the same full and skipped steps.
+    configs |= {name: model.qualities()[name] for name in ("faithful", "balanced")}
     measured = partial(measure, model, transformer, inputs, config, device)
     with torch.no_grad():
         alone = measured(None) if rank == 0 and not args.skip_alone else None
         dist.barrier()
-        found = {parts: measured(parallel, parts) for parts in args.parts}
-    together = found[args.parts[-1]]
-    slowest = {parts: of_all_ranks(each) for parts, each in found.items()}
-    peaks: list[Any] = [None] * ranks
-    dist.all_gather_object(peaks, together["peak_gpu_bytes"])
-    if rank == 0:
-        times = slowest[args.parts[-1]]["ms"]
+        together = []
+        for guidance, parts in product(args.guidance, args.parts):
+            parallel = Parallel(
+                ulysses=ranks // guidance // args.ring, guidance=guidance, ring=args.ring
+            )
+            found = measured(parallel, parts)
+            together.append(
+                {**dataclasses.asdict(parallel), "parts": parts}
+                | of_all_ranks(found)
+                | {"same_again": found["same_again"]}
+                | against(alone, found, configs)
+            )
         record = {
             "benchmark": "parallel_steps",
             "case": args.case,
-            "quality": args.quality,
             "ranks": ranks,
-            "ulysses": parallel.ulysses,
-            "guidance": parallel.guidance,
-            "ring": parallel.ring,
+            "blocks": sum(model.layers),
+            "measured_blocks": sum(model.layers_of(args.depth)),
             "dtype": str(dtype).removeprefix("torch."),
-            "parts": args.parts[-1],
-            **slowest[args.parts[-1]],
-            "of_other_parts": {parts: slowest[parts] for parts in args.parts[:-1]},
-            "peak_gpu_bytes": peaks,
-            "same_again": together["same_again"],
-            **against(alone, times, together),
+            "density": config.attention.density,
+            "alone": {name: alone[name] for name in ("ms", "peak_gpu_bytes")} if alone else None,
+            "together": together,
             **environment(device),
         }
-        text = json.dumps(record, indent=1)
-        print(text)
-        if args.json is not None:
-            args.json.write_text(text + "\n")
+        if rank == 0:
+            written(record, args.json)
+        if args.stock:
+            record["stock_ms"] = stock_milliseconds(model, transformer, inputs, device)
+            if rank == 0:
+                written(record, args.json)
     dist.destroy_process_group()
 
 
-def of_all_ranks(found: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """The longest time of each action, and the largest share of an exchange that is not hidden."""
+def written(record: dict[str, Any], file: Path | None) -> None:
+    """Prints a record; also to a file."""
+    text = json.dumps(record, indent=1)
+    print(text)
+    if file is not None:
+        file.write_text(text + "\n")
+
+
+def of_all_ranks(found: dict[str, Any]) -> dict[str, Any]:
+    """The longest time of each action, the largest share of an exchange that is not hidden, and
+    what each process takes of its GPU at most."""
+    names = ("ms", "exposed_share", "peak_gpu_bytes")
     all_found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(all_found, {"ms": found["ms"], "exposed_share": found["exposed_share"]})
-    return {
+    dist.all_gather_object(all_found, {name: found[name] for name in names})
+    slowest: dict[str, Any] = {
         key: {name: max(each[key][name] for each in all_found) for name in found[key]}
         for key in ("ms", "exposed_share")
     }
+    found["ms"] = slowest["ms"]
+    return slowest | {"peak_gpu_bytes": [each["peak_gpu_bytes"] for each in all_found]}
 
 
-def against(alone: dict[str, Any] | None, times: dict[str, float], found: Any) -> dict[str, Any]:
+def against(
+    alone: dict[str, Any] | None, found: dict[str, Any], configs: dict[str, SparsityConfig]
+) -> dict[str, Any]:
     """How much faster than alone, and how far the output of the last sparse step is."""
+    of_generations = {
+        name: generation(config, found["ms"], found["layout"]) for name, config in configs.items()
+    }
     if alone is None:
-        return {}
+        return {"generation_ms": of_generations}
     expected = alone["output"].double()
     distance = (found["output"].double() - expected).norm() / expected.norm()
     return {
-        "alone_ms": alone["ms"],
-        "alone_peak_gpu_bytes": alone["peak_gpu_bytes"],
-        "speedup": {name: alone["ms"][name] / times[name] for name in times},
+        "generation_ms": of_generations,
+        "speedup": {name: alone["ms"][name] / found["ms"][name] for name in found["ms"]},
+        "generation_speedup": {
+            name: generation(config, alone["ms"], alone["layout"]) / of_generations[name]
+            for name, config in configs.items()
+        },
         "rel_l2": float(distance),
     }
+
+
+def generation(config: SparsityConfig, ms: dict[str, float], layout: ModelLayout) -> float:
+    """Milliseconds of all steps."""
+    return math.fsum(
+        count * ms[action] for action, count in Counter(actions_of(config, layout)).items()
+    )
 
 
 def measure(
@@ -136,33 +187,82 @@ def measure(
             output = call(transformer, inputs, branch, number, steps)
         return output
 
-    last = max(number for number, action in enumerate(ACTIONS) if action == "sparse")
+    schedule = ScheduleConfig(
+        actions=tuple(ACTIONS), first_dense_layers=config.schedule.first_dense_layers
+    )
     calls = [partial(step, number) for number in range(len(ACTIONS))]
-    with chipsparse.enable(model.pipe(transformer), config, parallel=parallel):
+    ours = dataclasses.replace(config, schedule=schedule)
+    with (
+        chipsparse.enable(model.pipe(transformer), ours, parallel=parallel) as handle,
+        compiled_blocks(transformer),
+    ):
         split = transformer.chipsparse_adapter.split
         if split is not None:
             watched.watch(split.exchange, parts)
-        _, first = run_timed(calls, device)
-        before = first[last].clone()
-        del first
+        _, first = run_timed(calls[: FIRST_SPARSE + 1], device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         watched.forget()
         times, outputs = run_timed(calls, device)
+        plan: Any = handle._adapters[0].session.plan
     exposed = watched.milliseconds(len(calls))
-    check_finite(outputs[last])
+    gc.collect()  # the next one plans with what is free
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    check_finite(outputs[LAST])
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     ms, unhidden = (
-        {"all": math.fsum(steps), **{action: of_action(steps, action) for action in RUNS}}
+        {"all": math.fsum(steps), **{action: of_action(steps, action) for action in set(ACTIONS)}}
         for steps in (times, exposed)
     )
     return {
         "ms": ms,
         "exposed_share": {name: unhidden[name] / ms[name] for name in ms if ms[name]},
-        "output": outputs[last],
-        "same_again": torch.equal(outputs[last], before),
+        "output": outputs[LAST],
+        "layout": plan.layout,
+        "same_again": torch.equal(outputs[FIRST_SPARSE], first[-1]),
         "peak_gpu_bytes": peak,
     }
+
+
+def of_action(times: list[float], action: ActionName) -> float:
+    """The median of its steps."""
+    return statistics.median(
+        time for time, taken in zip(times, ACTIONS, strict=True) if taken == action
+    )
+
+
+def stock_milliseconds(
+    model: FullModel, transformer: Any, inputs: Step, device: torch.device
+) -> float:
+    """Of a full step of the stock transformer, shared as diffusers does it; the slowest process's.
+
+    The first block is not compiled: diffusers' hook on it cannot be.
+    """
+    from diffusers import ContextParallelConfig
+
+    ranks = dist.get_world_size()
+    torch._dynamo.reset()
+    for name in model.blocks:
+        for block in getattr(transformer, name)[1:]:
+            block.compile()
+    backend = "_native_cudnn" if device.type == "cuda" else "native"
+    with attention_backend(transformer, backend), without_useless_masks(model, transformer):
+        # diffusers divides by the number of accelerators, and there may be none.
+        counted = torch.accelerator.device_count() or ranks
+        with mock.patch.object(torch.accelerator, "device_count", return_value=counted):
+            transformer.enable_parallelism(config=ContextParallelConfig(ulysses_degree=ranks))
+
+        def step(number: int) -> torch.Tensor:
+            for branch in model.branches:
+                output = call(transformer, inputs, branch, number, STEPS)
+            return output
+
+        times, outputs = run_timed([partial(step, number) for number in range(3)], device)
+    check_finite(outputs[-1])
+    found: list[Any] = [None] * ranks
+    dist.all_gather_object(found, statistics.median(times[1:]))
+    return float(max(found))
 
 
 class WatchedExchange:
@@ -206,18 +306,16 @@ def parsed() -> argparse.Namespace:
     """What was typed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.parallel_steps")
     parser.add_argument("--case", choices=sorted(MODELS), required=True)
-    parser.add_argument("--quality", default="published", help="one with sparse steps")
-    parser.add_argument("--guidance", type=int, default=1, choices=(1, 2))
-    parser.add_argument("--ring", type=int, default=1, help="processes that share query rows")
     parser.add_argument(
-        "--parts",
-        type=int,
-        nargs="+",
-        default=[PARTS],
-        help="of the heads; the table has the last",
+        "--guidance", type=int, nargs="+", default=[1], choices=(1, 2), help="branches apart"
     )
+    parser.add_argument("--ring", type=int, default=1, help="processes that share query rows")
+    parser.add_argument("--parts", type=int, nargs="+", default=[PARTS], help="of the heads")
     parser.add_argument("--depth", type=float, default=1.0, help="share of the blocks")
     parser.add_argument("--skip-alone", action="store_true", help="where one GPU cannot hold it")
+    parser.add_argument(
+        "--stock", action="store_true", help="also stock under diffusers' context parallelism"
+    )
     parser.add_argument("--small", action="store_true", help="tiny, on CPUs: a dry run")
     parser.add_argument("--json", type=Path, help="file for the record")
     return parser.parse_args()
