@@ -47,7 +47,14 @@ def first_dense_kernel(monkeypatch):
 
 
 def make(name, dtype=torch.bfloat16):
-    return FAMILIES[name].make().to("cuda", dtype)
+    """In half precision but for what stays in fp32 where diffusers loads the class."""
+    pipe = FAMILIES[name].make().to("cuda", dtype)
+    for model in pipe.components.values():
+        kept = set(getattr(model, "_keep_in_fp32_modules", None) or ())
+        for place, module in model.named_modules() if kept else ():
+            if kept & set(place.split(".")):
+                module.float()
+    return pipe
 
 
 def generate(pipe, *args, **options):

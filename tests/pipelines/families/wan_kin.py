@@ -82,7 +82,7 @@ def animate_arguments(latents, timestep, branch, **_):
     pose = random(1, LATENT_CHANNELS, frames - 1, rows, columns, seed=6)
     face = random(1, 3, 4 * (frames - 2) + 1, FACE, FACE, seed=7) * (branch == "cond")
     pictures, poses, faces = (
-        each.repeat(batch, 1, 1, 1, 1) for each in (mask_and_picture, pose, face)
+        each.to(latents).repeat(batch, 1, 1, 1, 1) for each in (mask_and_picture, pose, face)
     )
     return {
         **text(latents, timestep, branch),
