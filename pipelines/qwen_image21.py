@@ -89,6 +89,10 @@ class QwenImage21Adapter(ModelAdapter):
                 site.run_as(None)
             return forward()
 
+    def _not_captured_reason(self) -> str | None:
+        """The model's own code waits for the device."""
+        return "the host reads where in the sequence images are"
+
     # As many queries as keys.
 
     def attention(self, layer: int) -> LayerCall:

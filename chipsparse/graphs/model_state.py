@@ -172,10 +172,14 @@ def _are_same(container: Collection[Any], keys: list[Any], values: list[Any]) ->
 
 
 def _alike(value: Any, other: Any) -> bool:
-    """Whether two values are one object, or plain and equal."""
-    return value is other or (
-        type(value) is type(other) and isinstance(value, PLAIN) and value == other
-    )
+    """Whether two values are one object, plain and equal, or lists of the same objects."""
+    if value is other:
+        return True
+    if type(value) is not type(other):
+        return False
+    if isinstance(value, list | tuple):  # models move tables anew that are there already
+        return len(value) == len(other) and all(map(is_, value, other))
+    return isinstance(value, PLAIN) and value == other
 
 
 def _first_change(name: str, container: Any, keys: list[Any], values: list[Any]) -> str:

@@ -23,6 +23,7 @@ class Block(nn.Module):
         self.linear = nn.Linear(2, 2)
         self.register_buffer("table", torch.ones(2), persistent=False)
         self.plain = torch.ones(3)
+        self.tables = [torch.ones(2), torch.ones(3)]
         self.scaling = {"style": 1.0}
         self.active = ["style"]
         self.width = 2
@@ -97,7 +98,10 @@ def test_what_computes_the_same_is_no_change(model):
     model[0].width = int("2")
     model[0].processor.scale = float("1.0")
     model[0].scaling["style"] = float("1.0")
+    model[1].tables = [table.to(CPU) for table in model[1].tables]
     assert state.change() is None
+    model[1].tables[1] = torch.zeros(2)
+    assert state.change() == "1.tables"
 
 
 @pytest.mark.parametrize("elements", [1, MOST_COMPARED])

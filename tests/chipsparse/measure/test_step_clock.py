@@ -74,7 +74,7 @@ def test_a_kind_and_shape_is_measured_once(part):
         (1e-3, 1e-2, True)
     }
     # Steps of other numbers, prompts of nearly one length and other layers of the kind: the same.
-    for other in (plan_of(seed=3), plan_of(layers=7), plan_of(text=0, tokens=95)):
+    for other in (plan_of(seed=3), plan_of(layers=7), plan_of(text=0, tokens=88)):
         assert fake.seconds(other, part)[1] == found[1]
     assert len(fake.measured) == 1
     fake.seconds(plan_of(tokens=200), part)
@@ -184,7 +184,10 @@ def test_a_sample_has_the_rows_and_columns_of_the_layer():
     assert sample.plan.layout.heads == 2
     half = replace(plan, layout=replace(plan.layout, share=replace(share, rows=1, most_rows=2098)))
     assert sample_of(half, 0, "attention", dtype=BF16).scale == sample.scale / 2
-    assert sample_of(shared, 0, "mlp", dtype=BF16).plan.layout.tokens == 1088  # 1049 rounded up
+    # 1049 rounded up, and like them no multiple of what the kernels are fastest with.
+    assert sample_of(shared, 0, "mlp", dtype=BF16).plan.layout.tokens == 1087
+    even = replace(plan, layout=replace(plan.layout, share=replace(share, tokens=1048)))
+    assert sample_of(even, 0, "mlp", dtype=BF16).plan.layout.tokens == 1088
 
 
 def test_calls_take_turns():
