@@ -41,7 +41,8 @@ from benchmarks.sampled_checks import check_finite, relative_error, require
 from benchmarks.step_breakdown import PARTS, breakdown
 from benchmarks.transformer_step import DENSE_LIMIT, attention_backend, compiled_blocks, run_timed
 from chipsparse import ScheduleConfig, SparsityConfig
-from chipsparse.cache.memory_plan import reserve_share, working_bytes
+from chipsparse.cache.memory_plan import cache_needs, reserve_share, working_bytes
+from chipsparse.cache.placement import SLOTS
 from chipsparse.common.machine import host_budget, host_free_bytes
 from chipsparse.config import ActionName, Precision
 from chipsparse.layout import ModelLayout
@@ -468,15 +469,27 @@ class Measured:
         return found | graphs, layout
 
     def _in_less_memory(self, config: SparsityConfig) -> SparsityConfig:
-        """The config with budgets under which as large a share of the caches fits as of all."""
+        """The config with budgets under which as large a share of the caches fits as of all.
+
+        A few blocks need as much working memory as all of them, and as large slots for what comes
+        from host memory where their caches do not fit.
+        """
         if self.device.type != "cuda":
             return config
-        working = working_bytes(self._plan(config), dtype=self.dtype)
+        plan = self._plan(config)
+        needs = cache_needs(plan, dtype=self.dtype)
         free, _ = torch.cuda.mem_get_info(self.device)
         room = free + torch.cuda.memory_reserved(self.device)
         room -= round(room * reserve_share())
+        fixed = working_bytes(plan, dtype=self.dtype)
+        wanted = len(self.model.branches) * sum(need.nbytes for need in needs)
+        if wanted / plan.layout.layers * self._blocks > room - fixed:
+            largest: dict[str, int] = {}
+            for kind, nbytes in (each for need in needs for each in need.sizes.items()):
+                largest[kind] = max(nbytes, largest.get(kind, 0))
+            fixed += SLOTS * sum(largest.values())
         budgets: dict[str, int] = {
-            "memory.vram": int(self._share * room + (1 - self._share) * working)
+            "memory.vram": int(self._share * room + (1 - self._share) * fixed)
         }
         if (host := host_free_bytes()) is not None:
             budgets["memory.ram"] = int(self._share * host_budget(host))

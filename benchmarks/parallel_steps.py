@@ -49,6 +49,7 @@ from benchmarks.transformer_step import (
 from chipsparse import Parallel, ScheduleConfig, SparsityConfig
 from chipsparse.config import ActionName
 from chipsparse.layout import ModelLayout
+from chipsparse.measure.timing import time_call
 from chipsparse.parallel.head_exchange import PARTS, HeadExchange
 
 WAIT = timedelta(minutes=20)  # of the others, while the first process runs alone
@@ -106,6 +107,7 @@ def main() -> None:
             "density": config.attention.density,
             "alone": {name: alone[name] for name in ("ms", "peak_gpu_bytes")} if alone else None,
             "together": together,
+            "matmul_tflops": matmul_tflops(device, dtype),
             **environment(device),
         }
         if rank == 0:
@@ -126,17 +128,31 @@ def written(record: dict[str, Any], file: Path | None) -> None:
 
 
 def of_all_ranks(found: dict[str, Any]) -> dict[str, Any]:
-    """The longest time of each action, the largest share of an exchange that is not hidden, and
-    what each process takes of its GPU at most."""
+    """The longest time of each action, the largest share of an exchange that is not hidden, what
+    each process takes of its GPU at most, and the shares of each: one that waits has a fast GPU.
+    """
     names = ("ms", "exposed_share", "peak_gpu_bytes")
-    all_found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(all_found, {name: found[name] for name in names})
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, {name: found[name] for name in names})
     slowest: dict[str, Any] = {
-        key: {name: max(each[key][name] for each in all_found) for name in found[key]}
+        key: {name: max(each[key][name] for each in every) for name in found[key]}
         for key in ("ms", "exposed_share")
     }
     found["ms"] = slowest["ms"]
-    return slowest | {"peak_gpu_bytes": [each["peak_gpu_bytes"] for each in all_found]}
+    return slowest | {
+        "exposed_shares": [each["exposed_share"] for each in every],
+        "peak_gpu_bytes": [each["peak_gpu_bytes"] for each in every],
+    }
+
+
+def matmul_tflops(device: torch.device, dtype: torch.dtype) -> list[float]:
+    """The rate of one large product on the GPU of each process, all at once."""
+    size = 8192 if device.type == "cuda" else 256
+    left, right = torch.randn(2, size, size, device=device, dtype=dtype)
+    timing = time_call(lambda: left @ right, device)
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, 2 * size**3 / timing.latency_ms / 1e9)
+    return every
 
 
 def against(
