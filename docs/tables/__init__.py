@@ -34,6 +34,8 @@ TABLES: dict[str, Callable[[], str]] = {
     **measured.once_there(
         "full size, 8 bits", measured.full_size_8_bits, "full_size_fp8_h200.json"
     ),
+    "full size, further families": partial(measured.full_size, "full_size_families_h200.json"),
+    "several GPUs": partial(measured.several_gpus, "parallel_h200.json"),
     "host memory": measured.host_memory,
     "tiny-wan time": measured.tiny_wan_time,
     "tiny-wan quality": measured.tiny_wan_quality,

@@ -25,8 +25,14 @@ CASES = {
     "flux_image": "FLUX.1-dev, image tokens",
     "d64_video": "head size 64",
     "h3_5s": "MiniMax-H3, 5 s (38,222 rows)",
+    "z_image": "Z-Image 1024x1024",
+    "qwen_image21": "Qwen-Image 2.1 1024x1024",
+    "flux3": "FLUX.3 1024x1024",
+    "hidream": "HiDream-I1 1024x1024",
+    "ltx2": "LTX-2 512x768, 121 frames",
 }
 RULES = ("merge", "difference")
+STEPS = 50  # of a generation on several GPUs
 
 CELLS = "In brackets behind a speed-up: its share of the ideal, and its TFLOP/s."
 
@@ -184,6 +190,44 @@ def full_size_8_bits(file: str) -> str:
     note = "In brackets behind a schedule: shares of columns and neurons; behind the others: stock "
     note += "with 16-bit linears, of another run, and the speed-up over it."
     return f"{numbers(rows, texts=4)}\n\n{source(file, records)}. {note}"
+
+
+def several_gpus(file: str) -> str:
+    """Steps and generations on several GPUs against one, times as of all blocks.
+
+    Args:
+        file: of records.
+    """
+    records = read(file)
+    rows = []
+    for record in records:
+        scale, alone = record["blocks"] / record["measured_blocks"], record["alone"]
+        for together in record["together"]:
+            ms, speedup = together["ms"], together["generation_speedup"]
+            generation = scale * together["generation_ms"]["sparse"]
+            over_stock = "-"
+            if stock := record.get("stock_ms"):
+                over_stock = f"{STEPS * scale * stock / generation:.2f}x"
+            rows.append(
+                {
+                    "model": name_of(record["case"]),
+                    "GPUs": f"{together['ulysses']} of the heads"
+                    if together["guidance"] == 1
+                    else f"{together['guidance']} of the branches",
+                    **{
+                        f"{action}, s": f"{scale * alone['ms'][action] / 1e3:.2f} to "
+                        f"{scale * ms[action] / 1e3:.2f} ({together['speedup'][action]:.2f}x)"
+                        for action in ("dense", "refresh", "sparse")
+                    },
+                    "50 steps": f"{speedup['sparse']:.2f}x",
+                    "half of them skipped": f"{speedup['sparse, half of the steps skipped']:.2f}x",
+                    "`balanced`": f"{speedup['balanced']:.2f}x",
+                    "over stock": over_stock,
+                    "exchange": f"{together['exposed_share']['sparse']:.0%}",
+                    "off by": f"{together['rel_l2']:.1e}",
+                }
+            )
+    return f"{numbers(rows, texts=2)}\n\n{source(file, records)}."
 
 
 def once_there(name: str, write: Callable[[str], str], file: str) -> dict[str, Callable[[], str]]:
