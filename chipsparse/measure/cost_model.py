@@ -59,8 +59,10 @@ class Rates:
         sparse_mlp: likewise the sparse feed-forward layer, choice of neurons included.
         refresh_attention: time of a refresh's attention, column sums included, over that of a
             dense one.
-        fp8_attention: rate of full attention in FP8 over the 16-bit one, without the rounding:
-            measured with 33k to 119k tokens. With few tokens it is below 1.
+        fp8_attention: rate of full attention in FP8 over the 16-bit one at any number of tokens,
+            without the rounding.
+        fp8_tokens: keys of 16-bit attention, so many more for each query, that FP8 takes the time
+            of besides: with few tokens it is the slower one. Both from 4k to 119k tokens.
         fp8_linear: rate of linears whose weights and inputs are in FP8 over the 16-bit one, with
             the rounding: measured in whole steps of Wan 14B.
         refresh_seconds: what a refresh of a layer takes besides, whatever the sizes.
@@ -81,6 +83,7 @@ class Rates:
     sparse_mlp: float = 0.75
     refresh_attention: float = 1.12
     fp8_attention: float = 1.37
+    fp8_tokens: float = 1_700.0
     fp8_linear: float = 1.6
     refresh_seconds: float = 0.27e-3
     launch_seconds: float = 1.2e-3
@@ -170,7 +173,8 @@ def layer_time(
     in_full = Action.REFRESH if refreshes else Action.DENSE
     if plan.config.attention.precision_of(in_full) == "fp8":
         rounding = FP8_PASSES * attended * dtype.itemsize / rates.memory
-        attention = attention / rates.fp8_attention + rounding
+        attention *= 1 / rates.fp8_attention + rates.fp8_tokens / layout.tokens
+        attention += rounding
     if "attention" in sparse:
         kept = kept_columns(plan, layer) / layout.tokens / rates.sparse_attention * sixteen_bit
         forecast = plan.config.attention.forecast > 0

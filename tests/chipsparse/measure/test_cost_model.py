@@ -54,6 +54,29 @@ def time_of(action, layer=1, plan=PLAN, **given):
     return layer_time(layer, action, plan=plan, rates=UNIT, dtype=torch.bfloat16, **given)
 
 
+# Tokens, heads, their size, and how much faster full attention was in 8 bits, rounding included:
+# benchmarks/notes/fp8_attention.md.
+IN_8_BITS = [
+    (4_352, 24, 128, 0.78),
+    (17_776, 48, 64, 1.24),
+    (32_256, 24, 128, 1.25),
+    (75_600, 40, 128, 1.36),
+    (119_056, 24, 128, 1.36),
+]
+
+
+@pytest.mark.parametrize(("tokens", "heads", "head_dim", "measured"), IN_8_BITS)
+def test_attention_in_8_bits(tokens, heads, head_dim, measured):
+    layout = ModelLayout((LayerKind("", 1, 1),), heads, head_dim, 1, ((1, 1, tokens),))
+    times = []
+    for precision in ("bf16", "fp8"):
+        config = SparsityConfig().override({"attention.precision": precision})
+        plan = SparsityPlan(config, layout, 10)
+        found = layer_time(0, Action.DENSE, plan=plan, rates=Rates(), dtype=torch.bfloat16)
+        times.append(found.attention)
+    assert times[0] / times[1] == pytest.approx(measured, rel=0.07)
+
+
 def test_a_dense_layer():
     found = time_of(Action.DENSE)
     assert (found.attention, found.mlp, found.rest) == (ATTENTION, IMAGE_MLP + TEXT_MLP, REST)
