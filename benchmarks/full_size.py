@@ -218,6 +218,11 @@ def of_quality(found: dict[str, Any], counts: Mapping[str, int]) -> dict[str, An
     return found | unknown | none
 
 
+def bytes_of(module: torch.nn.Module) -> int:
+    """Of its parameters."""
+    return sum(each.numel() * each.element_size() for each in module.parameters())
+
+
 class Measured:
     """Runs one model, stock and patched.
 
@@ -471,8 +476,8 @@ class Measured:
     def _in_less_memory(self, config: SparsityConfig) -> SparsityConfig:
         """The config with budgets under which as large a share of the caches fits as of all.
 
-        A few blocks need as much working memory as all of them, and as large slots for what comes
-        from host memory where their caches do not fit.
+        A few blocks need as much working memory as all of them, as large weights besides, and as
+        large slots for what comes from host memory where their caches do not fit.
         """
         if self.device.type != "cuda":
             return config
@@ -481,9 +486,11 @@ class Measured:
         free, _ = torch.cuda.mem_get_info(self.device)
         room = free + torch.cuda.memory_reserved(self.device)
         room -= round(room * reserve_share())
-        fixed = working_bytes(plan, dtype=self.dtype)
+        in_blocks = sum(bytes_of(getattr(self.transformer, name)) for name in self.model.blocks)
+        fixed = bytes_of(self.transformer) - in_blocks
+        fixed += working_bytes(plan, dtype=self.dtype)
         wanted = len(self.model.branches) * sum(need.nbytes for need in needs)
-        if wanted / plan.layout.layers * self._blocks > room - fixed:
+        if wanted / plan.layout.layers * self._blocks > room - fixed - in_blocks / self._share:
             largest: dict[str, int] = {}
             for kind, nbytes in (each for need in needs for each in need.sizes.items()):
                 largest[kind] = max(nbytes, largest.get(kind, 0))
