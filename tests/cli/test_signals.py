@@ -256,8 +256,12 @@ def test_the_terminal_is_gone(monkeypatch):
             signal.raise_signal(signal.SIGHUP)
 
     monkeypatch.setattr(sys, "stderr", Gone())
-    with pytest.raises(typer.Exit) as end:
-        run()
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, also in this process
+    try:
+        with pytest.raises(typer.Exit) as end:
+            run()
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert end.value.exit_code == 129
 
 
