@@ -28,6 +28,14 @@ STOPS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def hangup_counts():
+    """Under nohup this process ignores it, and so would the commands that run in it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def loading(monkeypatch, stop):
     monkeypatch.setattr(job, "load_pipeline", stop)
 
@@ -256,12 +264,8 @@ def test_the_terminal_is_gone(monkeypatch):
             signal.raise_signal(signal.SIGHUP)
 
     monkeypatch.setattr(sys, "stderr", Gone())
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, also in this process
-    try:
-        with pytest.raises(typer.Exit) as end:
-            run()
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    with pytest.raises(typer.Exit) as end:
+        run()
     assert end.value.exit_code == 129
 
 
