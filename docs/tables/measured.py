@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.equal_work.curves import TARGETS, Axis
 from benchmarks.equal_work.tables import quality_rows
+from benchmarks.full_models import STEPS
 from benchmarks.records import Record
 from benchmarks.records import read as read_records
 from chipsparse.plan import Action
@@ -32,7 +33,6 @@ CASES = {
     "ltx2": "LTX-2 512x768, 121 frames",
 }
 RULES = ("merge", "difference")
-STEPS = 50  # of a generation on several GPUs
 
 CELLS = "In brackets behind a speed-up: its share of the ideal, and its TFLOP/s."
 
