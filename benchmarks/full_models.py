@@ -121,10 +121,8 @@ class FullModel:
                         parameter.normal_(0, MODULATION)
         finally:
             torch.set_default_dtype(before)
-        kept = set(model._keep_in_fp32_modules or ()) if self.mixed else set()
-        for name, parameter in model.named_parameters():
-            if kept & set(name.split(".")):
-                parameter.data = parameter.data.float()
+        if self.mixed:
+            keep_in_fp32(model)
         if not model._repeated_blocks:  # what is compiled
             lists = (getattr(model, name) for name in self.blocks)
             model._repeated_blocks = [type(blocks[0]).__name__ for blocks in lists]
@@ -137,6 +135,14 @@ class FullModel:
             scheduler=None,
             do_classifier_free_guidance=len(self.branches) > 1,
         )
+
+
+def keep_in_fp32(model: Any) -> None:
+    """Gives a model in half precision the parameters in fp32 that diffusers loads it with."""
+    kept = set(model._keep_in_fp32_modules or ())
+    for name, parameter in model.named_parameters():
+        if kept & set(name.split(".")):
+            parameter.data = parameter.data.float()
 
 
 def call(transformer: Any, inputs: Step, branch: str, step: int, steps: int) -> torch.Tensor:

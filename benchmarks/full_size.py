@@ -42,7 +42,7 @@ from benchmarks.step_breakdown import PARTS, breakdown
 from benchmarks.transformer_step import DENSE_LIMIT, attention_backend, compiled_blocks, run_timed
 from chipsparse import ScheduleConfig, SparsityConfig
 from chipsparse.cache.memory_plan import cache_needs, reserve_share, working_bytes
-from chipsparse.cache.placement import SLOTS
+from chipsparse.cache.placement import Placement
 from chipsparse.common.machine import host_budget, host_free_bytes
 from chipsparse.config import ActionName, Precision
 from chipsparse.layout import ModelLayout
@@ -483,18 +483,16 @@ class Measured:
             return config
         plan = self._plan(config)
         needs = cache_needs(plan, dtype=self.dtype)
+        caches = {(need.layer, kind): size for need in needs for kind, size in need.sizes.items()}
         free, _ = torch.cuda.mem_get_info(self.device)
         room = free + torch.cuda.memory_reserved(self.device)
         room -= round(room * reserve_share())
         in_blocks = sum(bytes_of(getattr(self.transformer, name)) for name in self.model.blocks)
         fixed = bytes_of(self.transformer) - in_blocks
         fixed += working_bytes(plan, dtype=self.dtype)
-        wanted = len(self.model.branches) * sum(need.nbytes for need in needs)
+        wanted = len(self.model.branches) * sum(caches.values())
         if wanted / plan.layout.layers * self._blocks > room - fixed - in_blocks / self._share:
-            largest: dict[str, int] = {}
-            for kind, nbytes in (each for need in needs for each in need.sizes.items()):
-                largest[kind] = max(nbytes, largest.get(kind, 0))
-            fixed += SLOTS * sum(largest.values())
+            fixed += Placement(host=caches).slot_bytes
         budgets: dict[str, int] = {
             "memory.vram": int(self._share * room + (1 - self._share) * fixed)
         }

@@ -91,11 +91,12 @@ def main() -> None:
                 ulysses=ranks // guidance // args.ring, guidance=guidance, ring=args.ring
             )
             found = measured(parallel, parts)
+            slowest = of_all_ranks(found)
             together.append(
                 {**dataclasses.asdict(parallel), "parts": parts}
-                | of_all_ranks(found)
+                | slowest
                 | {"same_again": found["same_again"]}
-                | against(alone, found, configs)
+                | against(alone, found, slowest["ms"], configs)
             )
         record = {
             "benchmark": "parallel_steps",
@@ -131,18 +132,22 @@ def of_all_ranks(found: dict[str, Any]) -> dict[str, Any]:
     """The longest time of each action, the largest share of an exchange that is not hidden, what
     each process takes of its GPU at most, and the shares of each: one that waits has a fast GPU.
     """
-    names = ("ms", "exposed_share", "peak_gpu_bytes")
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, {name: found[name] for name in names})
+    every = {key: of_each_rank(found[key]) for key in ("ms", "exposed_share", "peak_gpu_bytes")}
     slowest: dict[str, Any] = {
-        key: {name: max(each[key][name] for each in every) for name in found[key]}
+        key: {name: max(each[name] for each in every[key]) for name in found[key]}
         for key in ("ms", "exposed_share")
     }
-    found["ms"] = slowest["ms"]
     return slowest | {
-        "exposed_shares": [each["exposed_share"] for each in every],
-        "peak_gpu_bytes": [each["peak_gpu_bytes"] for each in every],
+        "exposed_shares": every["exposed_share"],
+        "peak_gpu_bytes": every["peak_gpu_bytes"],
     }
+
+
+def of_each_rank(own: Any) -> list[Any]:
+    """What every process has, in their order."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return found
 
 
 def matmul_tflops(device: torch.device, dtype: torch.dtype) -> list[float]:
@@ -150,17 +155,25 @@ def matmul_tflops(device: torch.device, dtype: torch.dtype) -> list[float]:
     size = 8192 if device.type == "cuda" else 256
     left, right = torch.randn(2, size, size, device=device, dtype=dtype)
     timing = time_call(lambda: left @ right, device)
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, 2 * size**3 / timing.latency_ms / 1e9)
-    return every
+    return of_each_rank(2 * size**3 / timing.latency_ms / 1e9)
 
 
 def against(
-    alone: dict[str, Any] | None, found: dict[str, Any], configs: dict[str, SparsityConfig]
+    alone: dict[str, Any] | None,
+    found: dict[str, Any],
+    ms: dict[str, float],
+    configs: dict[str, SparsityConfig],
 ) -> dict[str, Any]:
-    """How much faster than alone, and how far the output of the last sparse step is."""
+    """How much faster than alone, and how far the output of the last sparse step is.
+
+    Args:
+        alone: measured on one GPU, if it was.
+        found: measured by this process on all of them.
+        ms: times of the slowest process.
+        configs: of the generations to sum up.
+    """
     of_generations = {
-        name: generation(config, found["ms"], found["layout"]) for name, config in configs.items()
+        name: generation(config, ms, found["layout"]) for name, config in configs.items()
     }
     if alone is None:
         return {"generation_ms": of_generations}
@@ -168,7 +181,7 @@ def against(
     distance = (found["output"].double() - expected).norm() / expected.norm()
     return {
         "generation_ms": of_generations,
-        "speedup": {name: alone["ms"][name] / found["ms"][name] for name in found["ms"]},
+        "speedup": {name: alone["ms"][name] / ms[name] for name in ms},
         "generation_speedup": {
             name: generation(config, alone["ms"], alone["layout"]) / of_generations[name]
             for name, config in configs.items()
@@ -198,10 +211,7 @@ def measure(
 
     def step(number: int) -> torch.Tensor:
         watched.step = number
-        steps = len(ACTIONS) + 1  # caches are freed after the last
-        for branch in model.branches:
-            output = call(transformer, inputs, branch, number, steps)
-        return output
+        return all_branches(model, transformer, inputs, number, len(ACTIONS) + 1)
 
     schedule = ScheduleConfig(
         actions=tuple(ACTIONS), first_dense_layers=config.schedule.first_dense_layers
@@ -228,7 +238,10 @@ def measure(
     check_finite(outputs[LAST])
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     ms, unhidden = (
-        {"all": math.fsum(steps), **{action: of_action(steps, action) for action in set(ACTIONS)}}
+        {
+            "all": math.fsum(steps),
+            **{action: of_action(steps, action) for action in dict.fromkeys(ACTIONS)},
+        }
         for steps in (times, exposed)
     )
     return {
@@ -268,17 +281,22 @@ def stock_milliseconds(
         counted = torch.accelerator.device_count() or ranks
         with mock.patch.object(torch.accelerator, "device_count", return_value=counted):
             transformer.enable_parallelism(config=ContextParallelConfig(ulysses_degree=ranks))
-
-        def step(number: int) -> torch.Tensor:
-            for branch in model.branches:
-                output = call(transformer, inputs, branch, number, STEPS)
-            return output
-
-        times, outputs = run_timed([partial(step, number) for number in range(3)], device)
+        step = partial(all_branches, model, transformer, inputs)
+        times, outputs = run_timed([partial(step, number, STEPS) for number in range(3)], device)
     check_finite(outputs[-1])
-    found: list[Any] = [None] * ranks
-    dist.all_gather_object(found, statistics.median(times[1:]))
-    return float(max(found))
+    return float(max(of_each_rank(statistics.median(times[1:]))))
+
+
+def all_branches(
+    model: FullModel, transformer: Any, inputs: Step, number: int, steps: int
+) -> torch.Tensor:
+    """A step; the output of its last branch, the first that all processes may read.
+
+    With one step more than are taken, a patched transformer keeps its caches behind the last.
+    """
+    for branch in model.branches:
+        output = call(transformer, inputs, branch, number, steps)
+    return output
 
 
 class WatchedExchange:

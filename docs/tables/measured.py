@@ -203,11 +203,9 @@ def several_gpus(file: str) -> str:
     for record in records:
         scale, alone = record["blocks"] / record["measured_blocks"], record["alone"]
         for together in record["together"]:
-            ms = together["ms"]
-            generation = scale * together["generation_ms"]["sparse"]
-            over_stock = "-"
+            ms, over_stock = together["ms"], "-"
             if stock := record.get("stock_ms"):
-                over_stock = f"{STEPS * scale * stock / generation:.2f}x"
+                over_stock = f"{STEPS * stock / together['generation_ms']['sparse']:.2f}x"
             rows.append(
                 {
                     "model": name_of(record["case"]),

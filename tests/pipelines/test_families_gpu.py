@@ -47,7 +47,10 @@ def first_dense_kernel(monkeypatch):
 
 
 def make(name, dtype=torch.bfloat16):
-    """In half precision but for what stays in fp32 where diffusers loads the class."""
+    """In half precision but for the modules that stay in fp32 where diffusers loads the class.
+
+    Not single parameters: under those, Helios' own attention mixes dtypes.
+    """
     pipe = FAMILIES[name].make().to("cuda", dtype)
     for model in pipe.components.values():
         kept = set(getattr(model, "_keep_in_fp32_modules", None) or ())

@@ -9,6 +9,7 @@ from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3Transf
 import chipsparse
 from benchmarks.computed_work import WorkCounter
 from benchmarks.equal_work.work import DenseWork
+from benchmarks.full_models import keep_in_fp32
 from chipsparse import SparsityConfig
 from chipsparse.api import attach
 from chipsparse.graphs.step_graph import StepGraphs
@@ -307,8 +308,7 @@ def test_positions_are_known_without_a_scheduler(pipe):
 def test_blocks_in_half_precision_under_latents_in_full(pipe):
     """As checkpoints have it: heads and embeddings of the timestep in fp32, blocks in bf16."""
     model = pipe.transformer.to(torch.bfloat16)
-    for name in model._keep_in_fp32_modules:
-        getattr(model, name).float()
+    keep_in_fp32(model)
     with chipsparse.enable(pipe, SPARSE) as handle:
         found = generate(pipe)
         assert handle.report.dtype == torch.bfloat16
