@@ -19,6 +19,7 @@ from chipsparse.common.machine import device_allocated_bytes
 from chipsparse.config import Part, SparsityConfig
 from chipsparse.graphs.sparse_calls import SparseCalls
 from chipsparse.graphs.step_graph import ModelCall, StepGraphs
+from chipsparse.kernels.dense_attention import faster_than_the_library
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers.attention import AttentionLayer
 from chipsparse.layers.column_budget import ColumnBudgets
@@ -235,6 +236,8 @@ class Session:
         demand: Callable[[], MemoryDemand] = MemoryDemand,
         latents: torch.Tensor | None = None,
         why_not_cached: str | None = None,
+        *,
+        may_replace_attention: bool = False,
     ) -> StepState:
         """Opens a transformer call and returns what its layers are handed.
 
@@ -249,6 +252,8 @@ class Session:
             latents: the transformer's input, of any shape; ``skip_threshold`` needs it.
             why_not_cached: why this call, where it is not skipped, can only run as without
                 chipsparse: in the model's own order of tokens, with nothing recorded or read.
+            may_replace_attention: whether full attention may run on our kernel where that is
+                faster than PyTorch's, also where nothing is recorded.
 
         Raises:
             BudgetError: where the memory budgets leave no room for the caches of a single layer.
@@ -301,6 +306,7 @@ class Session:
             branch.dense,
             generation.budgets,
             branch.may_capture,
+            may_replace_attention and faster_than_the_library(device, plan.layout.tokens),
         )
         if self._agreement.columns is not None:
             self._agreement.columns.open(self.state)
@@ -469,10 +475,21 @@ class Session:
 
     @property
     def caching(self) -> bool:
-        """Whether a call is open whose layers record or read, or compute in FP8."""
-        if self.state is None:
-            return False
-        return self.state.caching or self.config.attention.precision == "fp8"
+        """Whether a call is open whose layers record or read."""
+        return self.state is not None and self.state.caching
+
+    @property
+    def wants_attention(self) -> bool:
+        """Whether the config asks for attention of ours in the open call: sparse, or in FP8."""
+        in_fp8 = self.state is not None and self.config.attention.precision == "fp8"
+        return self.caching or in_fp8
+
+    @property
+    def attends(self) -> bool:
+        """Whether attention of the open call is ours: wanted, or faster than the model's."""
+        return self.wants_attention or (
+            self.state is not None and self.state.has_faster_attention
+        )
 
     @property
     def is_first_call(self) -> bool:
@@ -484,8 +501,7 @@ class Session:
     @property
     def tile_order(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Order of the video or image tokens and its inverse (int64 ``[N]``); None: unchanged."""
-        caching = self.state is not None and self.state.caching
-        return self._generation.order if caching else None
+        return self._generation.order if self.caching else None
 
     def leave_dense(self, part: Part, layers: Iterable[int], reason: str) -> None:
         """Notes for the open call that the model computes a part of these layers by itself.

@@ -98,7 +98,7 @@ def gluon_fp8_unsupported_reason(
         return reason
     if block_size_q % 64:
         return f"needs blocks of a multiple of 64 rows, got {block_size_q}"
-    return hopper_unsupported_reason(query)
+    return hopper_unsupported_reason(query.device)
 
 
 def gluon_attention_unsupported_reason(
@@ -111,14 +111,14 @@ def gluon_attention_unsupported_reason(
         return reason
     if block_size_q % 64:
         return f"needs blocks of a multiple of 64 rows, got {block_size_q}"
-    return hopper_unsupported_reason(query)
+    return hopper_unsupported_reason(query.device)
 
 
-def hopper_unsupported_reason(tensor: torch.Tensor) -> str | None:
-    """Why Gluon kernels cannot run on the device of a tensor with the installed Triton, or None."""
-    if tensor.device.type == "cpu":
+def hopper_unsupported_reason(device: torch.device) -> str | None:
+    """Why Gluon kernels cannot run on a device with the installed Triton, or None."""
+    if device.type != "cuda":
         return NOT_ON_CPU
-    if torch.version.hip is not None or compute_capability(tensor.device)[0] != 9:
+    if torch.version.hip is not None or compute_capability(device)[0] != 9:
         return "written for Hopper GPUs (compute capability 9.0)"
     from chipsparse.kernels import gluon_compat  # here, because Triton may be missing
 

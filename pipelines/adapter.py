@@ -62,6 +62,8 @@ from chipsparse.session import Session
 from chipsparse.step import PositionTracker, StepContext
 
 ADAPTER = "chipsparse_adapter"
+# Backends of diffusers that are kernels of PyTorch, exact as ours.
+PYTORCH_ATTENTION = ("native", "_native_cudnn", "_native_efficient", "_native_flash")
 PREDICTION = "pred_"  # of what guiders of diffusers call a branch: what it predicts
 
 
@@ -369,6 +371,7 @@ class ModelAdapter(ModelFamily):
                 lambda: self._memory_demand(arguments),
                 hidden,
                 why_not_cached=self._loop.why_not_cached(self.transformer),
+                may_replace_attention=self._attends_by_pytorch(),
             )
             if self.split is not None:
                 first = self.session.is_first_call
@@ -582,7 +585,7 @@ class ModelAdapter(ModelFamily):
         """
 
         def hook(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not (self.session.caching or self.split is not None):
+            if not (self.session.attends or self.split is not None):
                 return None
             arguments = self.named(args, kwargs)
             change(arguments)
@@ -700,11 +703,16 @@ class ModelAdapter(ModelFamily):
         """The backend of diffusers that ours took the place of; None for the active one."""
         return self._unpatched_backends[layer]
 
+    def _attends_by_pytorch(self) -> bool:
+        """Whether all self-attention runs on PyTorch's kernels, and on none that a user chose."""
+        active = attention_dispatch._AttentionBackendRegistry._active_backend
+        return all((other or active) in PYTORCH_ATTENTION for other in self._unpatched_backends)
+
     # What runs dense although the config asks otherwise.
 
     def _check_attention(self) -> None:
         """Reports the layers whose attention does not lead here any more."""
-        wanted = self.session.caching and self.session.config.attention.enabled
+        wanted = self.session.wants_attention and self.session.config.attention.enabled
         if not wanted and self.split is None:
             return
         lost: dict[str, list[int]] = {}
@@ -723,19 +731,20 @@ class ModelAdapter(ModelFamily):
     def _dense_attention(self, arguments: dict[str, Any]) -> Iterator[None]:
         """Gives the attention back for a call in which none of it can run sparse, and says so.
 
-        Also where nothing is sparse at all: the model's own kernels then get q, k and v as compiled
-        code lays them out for them, and the call costs what it does without chipsparse.
+        Also where nothing is sparse at all and the model's own kernels are as fast as ours: they
+        then get q, k and v as compiled code lays them out for them, and the call costs what it does
+        without chipsparse.
         """
         reason = self.why_attention_is_dense(arguments)
         if self.split is not None:  # the exchange is ours, whatever the layers compute
             self._refuse_split(reason)
             yield
             return
-        wanted = self.session.caching and self.session.config.attention.enabled
+        wanted = self.session.wants_attention and self.session.config.attention.enabled
         if reason is not None and wanted:
             self.session.leave_dense("attention", range(len(self._unpatched_backends)), reason)
             self.session.report.fall_back(f"attention runs dense: {reason}")
-        elif self.session.caching and not self.needs_mask(arguments):
+        elif self.session.attends and not self.needs_mask(arguments):
             yield
             return
         with self.attention_released():
@@ -790,7 +799,7 @@ class ModelAdapter(ModelFamily):
                 "over; call disable_cache() on the transformer"
             )
         skips = self.session.plan is not None and self.session.plan.schedule.skips_any
-        if self.session.caching or skips:
+        if self.session.wants_attention or skips:
             reason = why_refused(self.transformer, skips=skips)
             if reason is not None:
                 raise ValueError(f"{type(self.transformer).__name__}: {reason}")

@@ -80,7 +80,7 @@ class PaddedTextAdapter(ModelAdapter):
         Raises:
             ValueError: where the text was not cut, so that the mask must not be left out.
         """
-        if not (self.session.caching or self.split is not None):
+        if not (self.session.attends or self.split is not None):
             raise ValueError(
                 f"call this {type(self.transformer).__name__} itself and not its forward(), or "
                 "disable chipsparse first: it would attend to the padding of the prompt"

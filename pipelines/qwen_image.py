@@ -85,8 +85,8 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         return arguments.get(TEXT_MASK) is not None and not self._cuts_text(arguments)
 
     def _cuts_text(self, arguments: dict[str, Any]) -> bool:
-        sparse = self.session.caching and self.session.config.attention.enabled
-        ours = sparse or self.split is not None
+        attends = self.session.attends and self.session.config.attention.enabled
+        ours = attends or self.split is not None
         return ours and self._valid_length(arguments) is not None
 
     def _valid_length(self, arguments: dict[str, Any]) -> int | None:

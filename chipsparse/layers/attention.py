@@ -118,12 +118,12 @@ class AttentionLayer:
             return unpatched(query, key, value, scale)
         inputs = AttentionInputs(query, key, value, scale, shared.backend, shared.kernels)
         if not state.caching:
-            return self._unrecorded(inputs, unpatched, turns)
+            return self._unrecorded(state, inputs, unpatched, turns)
         layout = state.plan.layout
         dense = state.dense.get((self.number, "attention"))
         with shared.recorder.watch(self.number, "attention", dense) as entry:
             if entry.reason is not None:
-                return self._unrecorded(inputs, unpatched, turns, entry)
+                return self._unrecorded(state, inputs, unpatched, turns, entry)
             rows, exact = apart(query, layout, 2)
             if exact is not None:
                 inputs = replace(inputs, query=rows)
@@ -179,19 +179,23 @@ class AttentionLayer:
 
     def _unrecorded(
         self,
+        state: StepState,
         inputs: AttentionInputs,
         unpatched: Unpatched,
         turns: HeadTurns | None,
         entry: LayerRecord | None = None,
     ) -> torch.Tensor:
-        """Full attention of which nothing is kept: the model's own, or ours in 8 bits."""
+        """Full attention of which nothing is kept: the model's own, in 8 bits, or a faster one."""
         _arrive(turns)
-        if self._shared.config.attention.precision != "fp8":
+        precision = self._shared.config.attention.precision
+        if precision != "fp8" and not state.has_faster_attention:
             return unpatched(*inputs.tensors, inputs.scale)
         choices = self._choices(inputs)  # which reports them
+        if precision != "fp8" and choices["dense_attention"].backend.name == "library":
+            return unpatched(*inputs.tensors, inputs.scale)
         if entry is not None:
-            entry.backend = _fp8_backend_name(choices)
-        output, _ = fp8_full_attention(inputs)
+            entry.backend = _backend_name(choices, Action.DENSE, precision)
+        output, _ = fp8_full_attention(inputs) if precision == "fp8" else inputs.dense()
         return output
 
     def _decide(self, state: StepState) -> Action:

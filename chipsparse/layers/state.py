@@ -34,6 +34,8 @@ class StepState:
         dense: why the attention or MLP of a layer runs dense at every step of the branch.
         budgets: which columns a refresh keeps.
         may_capture: whether sparse calls are captured as CUDA graphs, or may gain by it.
+        has_faster_attention: whether our kernel of full attention takes the place of the model's
+            where nothing is recorded.
     """
 
     plan: SparsityPlan
@@ -44,6 +46,7 @@ class StepState:
     dense: Mapping[tuple[int, Part], str]
     budgets: ColumnBudgets
     may_capture: bool = False
+    has_faster_attention: bool = False
 
     @property
     def action(self) -> Action:

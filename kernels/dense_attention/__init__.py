@@ -1,4 +1,4 @@
-"""Full attention that also returns its log-sum-exp, through PyTorch's own kernels."""
+"""Full attention that also returns its log-sum-exp."""
 
 from __future__ import annotations
 
@@ -11,8 +11,14 @@ from chipsparse.kernels.calls import AttentionCall
 from chipsparse.kernels.dense_attention import library
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.kernels.dispatch import Backend, Operation, imported
+from chipsparse.kernels.triton_support import (
+    gluon_attention_unsupported_reason,
+    hopper_unsupported_reason,
+)
 
 OP = "dense_attention"
+# Keys from which on our kernel is faster than PyTorch's: benchmarks/notes/dense_attention.md.
+FASTER_FROM_TOKENS = 8192
 
 
 @dataclass(slots=True, eq=False)
@@ -30,8 +36,9 @@ class DenseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
         scale: factor of the scores; None for ``D ** -0.5``.
         kernels: measures which library kernel is fastest for tensors of this kind, once, with the
             host waiting, and remembers it; None takes the first that can run.
-        backend: forces ``library`` (cuDNN, flash or memory-efficient attention; flash on a CPU) or
-            ``reference``; None takes the first that can run.
+        backend: forces ``gluon`` (ours, on Hopper), ``library`` (cuDNN, flash or memory-efficient
+            attention; flash on a CPU) or ``reference``; None takes the first that can run, ours
+            only where it is faster.
 
     Returns:
         The output ``[B, H, N, D]`` in query's dtype, and the natural log-sum-exp ``[B, H, N]`` in
@@ -53,9 +60,27 @@ class DenseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
         self.check_attention(OP)
 
 
+def faster_than_the_library(device: torch.device, tokens: int) -> bool:
+    """Whether our kernel is for this device, and faster there with so many keys."""
+    return tokens >= FASTER_FROM_TOKENS and hopper_unsupported_reason(device) is None
+
+
+def _not_auto_reason(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
+    tokens = key.shape[2]
+    if tokens >= FASTER_FROM_TOKENS:
+        return None
+    return f"with {tokens} keys PyTorch's are as fast; it pays from {FASTER_FROM_TOKENS} on"
+
+
 dense_attention = Operation(
     OP,
     DenseAttention,
+    Backend(
+        "gluon",
+        imported("chipsparse.kernels.dense_attention_column_sums.gluon_sm90", OP),
+        gluon_attention_unsupported_reason,
+        _not_auto_reason,
+    ),
     Backend("library", lambda: library.dense_attention, library.unsupported_reason),
     Backend("reference", imported(f"{__name__}.reference", OP)),
 )

@@ -1,8 +1,9 @@
-"""`dense_attention_column_sums` for Hopper: TMA tiles, warp-specialized, persistent.
+"""`dense_attention_column_sums` and `dense_attention` for Hopper: warp-specialized, persistent.
 
 In a thread block, two consumer warpgroups own 64 query rows each and compute the softmax of one
 tile under the value product of the tile before; one warp loads the tiles and one finishes the
-column sums (``kernels/gluon_column_sums.py``). Nothing of these feeds back into the output.
+column sums (``kernels/gluon_column_sums.py``). Nothing of these feeds back into the output, so
+attention without them is the same bit for bit.
 
 The last tile of keys, which may be ragged, comes first: it is the only one that needs a mask.
 """
@@ -10,6 +11,8 @@ The last tile of keys, which may be ragged, comes first: it is the only one that
 # Gluon reads the annotations of a kernel in its own way.
 # mypy: allow-untyped-defs
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from triton.experimental import gluon
@@ -21,7 +24,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from chipsparse.kernels import triton_support
+from chipsparse.kernels.calls import AttentionCall
 from chipsparse.kernels.checks import block_count
+from chipsparse.kernels.dense_attention import DenseAttention
 from chipsparse.kernels.dense_attention_column_sums import DenseAttentionColumnSums
 from chipsparse.kernels.gluon_column_sums import (
     first_column,
@@ -248,15 +253,29 @@ def _dense_attention_column_sums_kernel(
 
 
 def dense_attention_column_sums(
-    call: DenseAttentionColumnSums, *, with_column_sums: bool = True
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    call: DenseAttentionColumnSums,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """See `DenseAttentionColumnSums`; the call is checked.
 
     Blocks of more than 128 rows are summed in parts of 64 or 128 rows, which are added afterwards.
-    Without column sums the third result is None and the others are the same bit for bit.
     """
+    output, lse, sums = _launch(call, call.lse_previous, call.block_size_q)
+    assert sums is not None
+    return output, lse, sums
+
+
+def dense_attention(call: DenseAttention) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `DenseAttention`; the call is checked."""
+    output, lse, _ = _launch(call, None, BLOCK_ROWS)
+    return output, lse
+
+
+def _launch(
+    call: AttentionCall[Any], lse_previous: torch.Tensor | None, block_size_q: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Output and LSE; and column sums, where there is a previous LSE to weigh them with."""
     query, scale = triton_support.with_positive_scale(call.query, call.softmax_scale)
-    key, value, block_size_q = call.key, call.value, call.block_size_q
+    key, value = call.key, call.value
     batch, heads, rows, head_dim = query.shape
     columns = key.shape[2]
     device = query.device
@@ -266,11 +285,12 @@ def dense_attention_column_sums(
     parts = blocks * parts_per_block
     output = torch.empty_like(query)
     lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=device)
-    sums = None
-    if with_column_sums:
+    sums, previous = None, lse
+    if lse_previous is not None:
         shape = (batch, heads, parts, columns)
         sums = torch.empty(shape, dtype=torch.bfloat16, device=device)
-    row_tiles = block_count(parts * part_rows if with_column_sums else rows, BLOCK_ROWS)
+        previous = lse_previous.float().contiguous()
+    row_tiles = block_count(rows if sums is None else parts * part_rows, BLOCK_ROWS)
     items = batch * heads * row_tiles
     grid = (min(items, triton_support.multiprocessors(device)),)
     with torch.cuda.device(device):
@@ -280,8 +300,8 @@ def dense_attention_column_sums(
             descriptor(value, [1, 1, TILE, head_dim]),
             output,
             lse,
-            call.lse_previous.float().contiguous(),
-            sums if sums is not None else lse,
+            previous,
+            lse if sums is None else sums,
             *output.stride()[:3],
             items,
             row_tiles,
@@ -295,7 +315,7 @@ def dense_attention_column_sums(
             STAGES=STAGES[head_dim],
             D=head_dim,
             PART_ROWS=part_rows,
-            SUMS=with_column_sums,
+            SUMS=sums is not None,
             CONSUMER_REGISTERS=CONSUMER_REGISTERS,
             HELPER_REGISTERS=HELPER_REGISTERS,
             num_warps=4,

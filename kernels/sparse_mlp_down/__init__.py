@@ -120,7 +120,7 @@ def _gluon_unsupported_reason(
         return f"needs blocks of 128 rows, got {block_size}"
     if weight.data_ptr() % 16:
         return "weight does not start at a multiple of 16 bytes"
-    return hopper_unsupported_reason(delta)
+    return hopper_unsupported_reason(delta.device)
 
 
 sparse_mlp_down = Operation(

@@ -154,7 +154,7 @@ def _gluon_unsupported_reason(
         return f"needs blocks of 128 rows, got {block_size}"
     if hidden.data_ptr() % 16 or (hidden.shape[0] > 1 and not rows_are_evenly_spaced(hidden)):
         return "needs hidden at a multiple of 16 bytes and its rows at one distance over the batch"
-    return hopper_unsupported_reason(hidden)
+    return hopper_unsupported_reason(hidden.device)
 
 
 def _backends(function: str, gluon_file: str) -> tuple[Backend, ...]:

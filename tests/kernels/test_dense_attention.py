@@ -2,7 +2,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from chipsparse.kernels.dense_attention import dense_attention, library, measure
+from chipsparse.kernels import triton_support
+from chipsparse.kernels.dense_attention import (
+    FASTER_FROM_TOKENS,
+    dense_attention,
+    faster_than_the_library,
+    library,
+    measure,
+)
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from tests.kernels.formulas import (
     DTYPES,
@@ -68,8 +75,9 @@ def test_library_is_preferred_and_the_reference_takes_over_with_a_reason():
     spread = torch.randn(1, 1, 8, 128)[..., ::2]
     choice = dense_attention.choose(spread, key, value)
     assert choice.backend.name == "reference"
-    assert choice.rejected[0][0] == "library"
-    assert "not contiguous" in choice.rejected[0][1]
+    rejected = dict(choice.rejected)
+    assert "the interpreter does not run Gluon" in rejected["gluon"]
+    assert "not contiguous" in rejected["library"]
     expected, _ = full_attention(spread, key, value)
     assert_close(dense_attention(spread, key, value)[0], expected, TOLERANCE[torch.float32])
     with pytest.raises(ValueError, match="'library' cannot run here: the head dimension"):
@@ -87,7 +95,7 @@ def test_library_is_preferred_and_the_reference_takes_over_with_a_reason():
         ({"query": torch.zeros(1, 2, 7, 64).int()}, "got torch.int32"),
         ({"key": torch.zeros(1, 2, 0, 64)}, r"key must be a non-empty .* got \[1, 2, 0, 64\]"),
         ({"key": torch.zeros(1, 2, 9, 64, device="meta")}, "key is on meta, query on cpu"),
-        ({"backend": "triton"}, "unknown backend 'triton'; it has library, reference"),
+        ({"backend": "triton"}, "unknown backend 'triton'; it has gluon, library, reference"),
     ],
 )
 def test_mistakes_are_named(change, message):
@@ -203,3 +211,31 @@ def test_kernels_are_measured_on_the_device():
     (times,) = kernels.times.values()
     assert tuple(times) == usable
     assert min(times.values()) > 0
+
+
+def test_our_kernel_is_preferred_where_it_is_faster(monkeypatch):
+    """On Hopper, with many keys; nothing of a GPU is asked of tensors without memory."""
+    monkeypatch.setattr(triton_support, "compute_capability", lambda _: (9, 0))
+    gpu = torch.device("cuda")
+    for tokens in (1, FASTER_FROM_TOKENS - 1):
+        assert not faster_than_the_library(gpu, tokens)
+    assert faster_than_the_library(gpu, FASTER_FROM_TOKENS)
+    assert not faster_than_the_library(torch.device("cpu"), FASTER_FROM_TOKENS)
+    monkeypatch.setattr(triton_support, "compute_capability", lambda _: (8, 9))
+    assert not faster_than_the_library(gpu, FASTER_FROM_TOKENS)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_many_keys_run_on_our_kernel(head_dim):
+    reason = triton_support.hopper_unsupported_reason(torch.device("cuda"))
+    if reason is not None:
+        pytest.skip(reason)
+    for columns, name in ((FASTER_FROM_TOKENS, "gluon"), (FASTER_FROM_TOKENS - 1, "library")):
+        shape = (1, 1, 300, columns, head_dim)
+        inputs = attention_inputs(*shape, dtype=torch.bfloat16, device="cuda", strided=True)
+        assert dense_attention.choose(*inputs).backend.name == name
+        output, lse = dense_attention(*inputs)
+        expected, expected_lse = full_attention(*inputs)
+        assert_close(output, expected, TOLERANCE[torch.bfloat16])
+        assert_close(lse, expected_lse, LSE_TOLERANCE[torch.bfloat16])

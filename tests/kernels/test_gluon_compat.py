@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from chipsparse.kernels import gluon_compat
 from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
+from chipsparse.kernels.dense_attention import DenseAttention
 from chipsparse.kernels.dense_attention_column_sums import DenseAttentionColumnSums
 from chipsparse.kernels.sparse_mlp_down import SparseMLPDown
 from chipsparse.kernels.sparse_mlp_up import SparseMLPUp
@@ -119,14 +120,17 @@ class Launches:
         return lambda *_, **keywords: self.keywords.append(keywords)
 
 
-def launched(monkeypatch, operation, launch):
-    """Keywords with which an operation launches its Gluon kernel, on tensors without memory."""
+def launched(monkeypatch, operation, launch, *, function=None):
+    """Keywords with which an operation launches its Gluon kernel, on tensors without memory.
+
+    The function has the operation's name, or another one for another operation on this kernel.
+    """
     module = import_module(f"chipsparse.kernels.{operation}.gluon_sm90")
     launches = Launches()
     with monkeypatch.context() as patch:
         patch.setattr(module, f"_{operation}_kernel", launches)
         patch.setattr(torch.cuda, "device", lambda _: nullcontext())
-        launch(getattr(module, operation))
+        launch(getattr(module, function or operation))
     (keywords,) = launches.keywords
     return keywords
 
@@ -181,16 +185,18 @@ def test_sparse_kernel_is_compiled_as_it_is_launched(monkeypatch, head_dim, rows
 
 @not_interpreted
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("rows", [64, 128])
-@pytest.mark.parametrize("sums", [True, False])
+@pytest.mark.parametrize(("sums", "rows"), [(True, 64), (True, 128), (False, 128)])
 def test_dense_kernel_is_compiled_as_it_is_launched(monkeypatch, head_dim, rows, sums):
     def launch(operation):
         query = torch.empty(1, 2, 256, head_dim, dtype=torch.bfloat16, device="meta")
         lse = torch.empty(1, 2, 256, device="meta")
-        call = DenseAttentionColumnSums(query, query, query, lse, block_size_q=rows)
-        operation(call, with_column_sums=sums)
+        if sums:
+            operation(DenseAttentionColumnSums(query, query, query, lse, block_size_q=rows))
+        else:
+            operation(DenseAttention(query, query, query))
 
-    expected = launched(monkeypatch, "dense_attention_column_sums", launch)
+    name = "dense_attention_column_sums" if sums else "dense_attention"
+    expected = launched(monkeypatch, "dense_attention_column_sums", launch, function=name)
     found = compiled(
         monkeypatch,
         lambda: gluon_compat.compile_dense_attention_column_sums(

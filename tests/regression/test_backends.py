@@ -71,7 +71,7 @@ def skip_unless_it_can_run(backend):
     if torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("the kernels need compute capability 8.0")
     if backend == "gluon":
-        reason = hopper_unsupported_reason(torch.empty(0, device="cuda"))
+        reason = hopper_unsupported_reason(torch.device("cuda"))
         if reason is not None:
             pytest.skip(reason)
 
