@@ -13,7 +13,7 @@ from chipsparse.cache.tensors import AttentionCache, MLPCache, TensorCache
 from chipsparse.config import Part, ResidualPrecision, SparsityConfig
 from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.fp8_quantization import FP8
-from chipsparse.kernels.token_layout import ALIGNMENT
+from chipsparse.kernels.token_layout import padded_rows
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import Action, SparsityPlan
 
@@ -85,7 +85,6 @@ def kind_bytes(
     neurons = layout.kind(layer).intermediate_size
     mlp_groups = block_count(rows, config.mlp.block_size)
     blocks = block_count(tokens, config.attention.block_size_q)
-    padded_rows = -(-rows // ALIGNMENT) * ALIGNMENT
     per_sample = {
         "lse": layout.own_heads * tokens * SOFTMAX_BYTES,
         "lse_dense": layout.own_heads * tokens * SOFTMAX_BYTES,
@@ -94,7 +93,7 @@ def kind_bytes(
         "residual": layout.own_attention_channels * tokens * residual.itemsize,
         "residual_scale": layout.own_heads * tokens * SOFTMAX_BYTES,
         "drift": layout.own_attention_channels * tokens * dtype.itemsize,
-        "activation": neurons * padded_rows * dtype.itemsize,
+        "activation": neurons * padded_rows(rows) * dtype.itemsize,
         "output": layout.width * rows * dtype.itemsize,
         "mean": mlp_groups * neurons * SOFTMAX_BYTES,
     }

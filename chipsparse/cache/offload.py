@@ -52,7 +52,11 @@ class _Form:
 
     @property
     def nbytes(self) -> int:
-        """From the first to the last element, gaps between them included."""
+        """From the first to the last element, gaps between them included.
+
+        What pads the tokens of the last neuron is behind it: a slot has room for that, a copy
+        does without.
+        """
         if 0 in self.shape:
             return 0
         steps = zip(self.shape, self.stride, strict=True)

@@ -194,6 +194,29 @@ def token_contiguous(tensor):
     return copy
 
 
+def padding_of(tensor):
+    """What pads the tokens of each neuron in a tensor of `token_contiguous`: ``[B, F, n]``."""
+    batch, rows, neurons = tensor.shape
+    strides = (tensor.stride(0), tensor.stride(2), 1)
+    return tensor.as_strided((batch, neurons, -rows % 8), strides, rows)
+
+
+def without_padding(tensor):
+    """Copies of ``[B, N, F]`` with contiguous tokens, none of them padded, and all around each.
+
+    Other tokens on both sides of its own, or before them alone, or nothing behind its last neuron.
+    """
+    batch, rows, neurons = tensor.shape
+    padded = (rows + 7) // 8 * 8
+    for first, tokens in ((8, padded + 16), (padded - rows, padded), (0, padded)):
+        count = batch * neurons * tokens - (padded - rows if first == 0 else 0)
+        whole = tensor.new_full((count,), 7.0)
+        strides = (neurons * tokens, 1, tokens)
+        part = whole.as_strided((batch, rows, neurons), strides, first)
+        part.copy_(tensor)
+        yield part, whole
+
+
 def random_neurons(batch, blocks, capacity, neurons, *, device, seed=0):
     """int32 ``[B, G, K]``, each list ascending and without repeats."""
     generator = torch.Generator().manual_seed(seed)

@@ -3,8 +3,12 @@
 import pytest
 import torch
 
+from chipsparse import SparsityConfig
 from chipsparse.cache.host_memory import HostMemory
+from chipsparse.cache.kinds import kind_bytes
 from chipsparse.cache.offload import OffloadPool, Traffic
+from chipsparse.kernels.token_layout import empty_token_contiguous, has_padding
+from chipsparse.layout import LayerKind, ModelLayout
 from tests.chipsparse.cache.races import TracedCopies, WatchComputation
 
 CPU = torch.device("cpu")
@@ -53,6 +57,29 @@ def test_strides_and_dtypes_are_kept(dtype):
         assert torch.equal(found, tensor)
         assert (found.dtype, found.shape, found.stride()) == (dtype, tensor.shape, tensor.stride())
         pool.release(key(layer))
+
+
+@pytest.mark.parametrize("rows", [1, 13, 16])
+def test_slots_of_the_planned_size_pad_the_tokens_of_activations(rows):
+    """Also behind the last neuron of the last sample; what is written there is no tensor's."""
+    layout = ModelLayout((LayerKind("block", 3, 24),), 2, 8, batch=2, grids=((1, 1, rows),))
+    planned = {"layout": layout, "config": SparsityConfig(), "dtype": torch.bfloat16}
+    keys = [key(layer, "activation") for layer in range(3)]
+    pool = OffloadPool(HostMemory(), pytest.fail)
+    pool.open({each: kind_bytes("activation", each[1], **planned) for each in keys}, CPU)
+    like = torch.zeros(0, dtype=torch.bfloat16)
+    tensors = [empty_token_contiguous(like, 2, rows, 24).fill_(layer) for layer in range(3)]
+    for each, tensor in zip(keys, tensors, strict=True):
+        pool.store(each, tensor)
+        pool.release(each)
+    for each, tensor in (*zip(keys, tensors, strict=True), (keys[0], tensors[0])):
+        found = pool.load(each)
+        assert has_padding(found)
+        assert torch.equal(found, tensor)
+        whole = found.as_strided((2, 24, -(-rows // 8) * 8), (found.stride(0), found.stride(2), 1))
+        whole[:, :, rows:] = torch.nan
+        pool.store(each, found)
+        pool.release(each)
 
 
 def test_a_change_in_place_is_kept_by_storing_it_again():
