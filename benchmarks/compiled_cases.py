@@ -362,7 +362,7 @@ def _rows() -> Iterator[CompiledCase]:
 
 def _mlp() -> Iterator[CompiledCase]:
     up, down = _module("sparse_mlp_up"), _module("sparse_mlp_down")
-    even = {"COUNTS": False, "EVEN_ROWS": True, "EVEN_CHANNELS": True, "WIDE_PRODUCTS": False}
+    even = {"COUNTS": False, "EVEN_CHANNELS": True, "WIDE_PRODUCTS": False}
     for capability in (HOPPER, AMPERE):
         with _pretended(up, capability), _pretended(down, capability):
             defaults = {gated: up.default_config(_OnGpu, gated=gated) for gated in (False, True)}

@@ -201,7 +201,6 @@ def compile_sparse_mlp_up(
         "HAS_BIAS": True,
         "ACTIVATION": module.ACTIVATIONS[activation],
         "EVEN_CHANNELS": even,
-        "EVEN_ROWS": even,
         "WIDE_ROWS": False,
         "LAG": module.LAG,
         "num_warps": 4,

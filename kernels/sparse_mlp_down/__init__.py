@@ -34,7 +34,7 @@ class SparseMLPDown(Call[torch.Tensor]):
 
     Args:
         delta: ``[B, N, K]`` fp16, bf16, fp32 or fp64, from `sparse_mlp_up`, of any strides; the
-            kernels copy it where its tokens are not contiguous.
+            kernels copy it where its tokens are not contiguous and padded (see `token_layout`).
         weight: ``[C, F]``, dtype of delta; read in place and never kept. The kernels gather whole
             neurons, so they want its channels contiguous: the transpose of a contiguous [F, C].
         neuron_indices: int32 ``[B, G, K]``, below F, as given to `sparse_mlp_up`.

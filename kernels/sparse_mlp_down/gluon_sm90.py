@@ -31,7 +31,7 @@ from chipsparse.kernels.gluon_compat import (
 )
 from chipsparse.kernels.launch import launch
 from chipsparse.kernels.sparse_mlp_down import SparseMLPDown
-from chipsparse.kernels.token_layout import empty_token_contiguous, is_token_contiguous
+from chipsparse.kernels.token_layout import empty_token_contiguous, padded_rows, with_padding
 
 
 @gluon.jit
@@ -249,16 +249,15 @@ def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
         delta = empty_token_contiguous(delta, batch, rows, capacity).copy_(
             delta.masked_fill(past, 0.0)
         )
-    elif not is_token_contiguous(delta) or delta.data_ptr() % 16 or delta.stride(0) % 8:
-        delta = empty_token_contiguous(delta, batch, rows, capacity).copy_(delta)
+    else:
+        delta = with_padding(delta)
     cache = output_cache if _rows_are_aligned(output_cache) else _aligned_copy(output_cache)
     added = cache if addend is None else addend
     if not _rows_are_aligned(added):
         added = _aligned_copy(added)
-    # All tokens of the storage, up to a multiple of 8.
-    shape = (batch, capacity, -(-rows // 8) * 8)
+    # With what pads the tokens: the sums with it are not stored.
     strides = (delta.stride(0), delta.stride(2), 1)
-    changes = delta.as_strided(shape, strides)
+    changes = delta.as_strided((batch, capacity, padded_rows(rows)), strides)
     tiles = -(-channels // CONFIG.tile)
     items = batch * blocks * tiles
     sms = triton_support.multiprocessors(delta.device)

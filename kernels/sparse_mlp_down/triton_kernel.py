@@ -16,7 +16,7 @@ import triton.language as tl
 from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.launch import launch
 from chipsparse.kernels.sparse_mlp_down import SparseMLPDown
-from chipsparse.kernels.token_layout import empty_token_contiguous, is_token_contiguous
+from chipsparse.kernels.token_layout import with_padding
 from chipsparse.kernels.triton_blocks import dot, order, rows_per_program
 from chipsparse.kernels.triton_support import cdiv, has_large_shared_memory
 
@@ -60,8 +60,7 @@ def sparse_mlp_down(call: SparseMLPDown, *, config: str | None = None) -> torch.
     result = torch.empty(batch, rows, channels, dtype=delta.dtype, device=delta.device)
     if result.numel() == 0:
         return result
-    if not is_token_contiguous(delta):
-        delta = empty_token_contiguous(delta, batch, rows, capacity).copy_(delta)
+    delta = with_padding(delta)
     options = dict(CONFIGS[config or default_config(delta)])
     tile_rows = rows_per_program(block_size, options.pop("BLOCK_M"))
     blocks, row_tiles = block_count(rows, block_size), cdiv(block_size, tile_rows)
@@ -93,7 +92,6 @@ def sparse_mlp_down(call: SparseMLPDown, *, config: str | None = None) -> torch.
             row_tiles,
             ADDEND=addend is not None,
             COUNTS=counts is not None,
-            EVEN_ROWS=rows % 8 == 0,
             EVEN_CHANNELS=channels % options["BLOCK_N"] == 0,
             EVEN_NEURONS=counts is None and capacity > 0 and capacity % options["BLOCK_K"] == 0,
             WIDE_OFFSETS=weight.shape[1] * weight.stride(1) >= 2**31,
@@ -107,7 +105,7 @@ def sparse_mlp_down(call: SparseMLPDown, *, config: str | None = None) -> torch.
 # What does not decide about alignment stays unspecialized: one compiled kernel serves many shapes.
 @triton.jit(do_not_specialize=["rows", "channels", "capacity", "blocks", "row_tiles"])
 def _sparse_mlp_down_kernel(
-    delta_ptr,  # [B, N, K], tokens contiguous
+    delta_ptr,  # [B, N, K], tokens contiguous and padded
     weight_ptr,  # [C, F], channels contiguous
     indices_ptr,  # [B, G, K]
     counts_ptr,  # [B, G], contiguous
@@ -134,7 +132,6 @@ def _sparse_mlp_down_kernel(
     row_tiles,  # per block
     ADDEND: tl.constexpr,
     COUNTS: tl.constexpr,
-    EVEN_ROWS: tl.constexpr,
     EVEN_CHANNELS: tl.constexpr,
     EVEN_NEURONS: tl.constexpr,
     WIDE_OFFSETS: tl.constexpr,
@@ -153,9 +150,8 @@ def _sparse_mlp_down_kernel(
     b = tl.program_id(1).to(tl.int64)
     # Tells Triton what is checked: rows of channels and of tokens start at whole 16 bytes.
     channels = channels // 8 * 8
+    delta_stride_b = delta_stride_b // 8 * 8
     delta_stride_k = delta_stride_k // 8 * 8
-    if EVEN_ROWS:
-        rows = rows // 8 * 8
 
     count = capacity
     if COUNTS:
@@ -163,7 +159,10 @@ def _sparse_mlp_down_kernel(
     indices_ptr += b * indices_stride_b + block.to(tl.int64) * indices_stride_g
     in_block = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     row = block * block_size + in_block
-    row_exists = (in_block < block_size) & (row < rows)
+    of_block = in_block < block_size
+    row_exists = of_block & (row < rows)
+    # Eight tokens are read or not together; sums of those that pad the last ones are not stored.
+    row_in_delta = of_block & (row < tl.cdiv(rows, 8) * 8)
     channel = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     entry = tl.arange(0, BLOCK_K)
 
@@ -184,14 +183,14 @@ def _sparse_mlp_down_kernel(
             neurons = neurons.to(tl.int64)
         weight_ptrs = weight_ptr + (neurons[:, None] * weight_stride_f + channel[None, :])
         if EVEN_NEURONS:
-            delta = tl.load(delta_ptrs, mask=row_exists[None, :], other=0.0)
+            delta = tl.load(delta_ptrs, mask=row_in_delta[None, :], other=0.0)
             if EVEN_CHANNELS:
                 weight = tl.load(weight_ptrs)
             else:
                 weight = tl.load(weight_ptrs, mask=(channel < channels)[None, :], other=0.0)
         else:
             listed = (first + entry < count)[:, None]
-            delta = tl.load(delta_ptrs, mask=listed & row_exists[None, :], other=0.0)
+            delta = tl.load(delta_ptrs, mask=listed & row_in_delta[None, :], other=0.0)
             if EVEN_CHANNELS:
                 weight = tl.load(weight_ptrs, mask=listed, other=0.0)
             else:

@@ -38,7 +38,8 @@ class SparseMLPUp(FirstLayerCall[torch.Tensor]):
         neuron_indices: int32 ``[B, G, K]``, below F; a list must not repeat a neuron. Entries past
             a block's count must be valid neurons too (0 will do); they are ignored.
         activation_cache: ``[B, N, F]`` floating point, last written activations, of any strides.
-            The kernels want the tokens of a neuron contiguous, as `dense_activation` makes it.
+            The kernels want the tokens of a neuron contiguous, as `dense_activation` makes it, and
+            overwrite what pads them (see `token_layout`); without padding they work on a copy.
         counts: int32 ``[B, G]``, how many entries of each list count; None for all.
         activation: activation function, as diffusers names it.
         gate_weight: ``[F, C]``, dtype of hidden, or None for an MLP without a gate.

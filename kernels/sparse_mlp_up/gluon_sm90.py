@@ -32,7 +32,7 @@ from chipsparse.kernels.gluon_compat import (
 )
 from chipsparse.kernels.launch import launch
 from chipsparse.kernels.sparse_mlp_up import SparseMLPUp
-from chipsparse.kernels.token_layout import empty_token_contiguous
+from chipsparse.kernels.token_layout import empty_token_contiguous, with_padding
 
 # Stages by which the second consumer warpgroup trails the first.
 LAG = 1
@@ -161,9 +161,10 @@ def _biases(bias_ptr, neurons, HAS_BIAS: gl.constexpr):
 @gluon.jit
 def _old(neurons, first, cache, token, sizes, count, TURNED: gl.constexpr):
     """Cached activations of 64 tokens and 64 neurons, where they lie, and which to store."""
-    _, _, rows, stride_cf8 = sizes
+    _, padded8, stride_cf8 = sizes
     entry = first + gl.arange(0, 64, gl.SliceLayout(0, TURNED))
-    stored = (token < rows)[:, None] & (entry < count)[None, :]
+    # Eight tokens are there or not together: those that pad the last ones are stored like them.
+    stored = (token < padded8 * 8)[:, None] & (entry < count)[None, :]
     cached = cache + token[:, None] + (neurons.to(gl.int64) * (stride_cf8 * 8))[None, :]
     return gl.load(cached, mask=stored, other=0.0), cached, stored
 
@@ -174,7 +175,7 @@ def _finish(
 ):
     """Stores the activations of 64 tokens and 64 neurons, and their change."""
     old, cached, stored = old
-    capacity, padded8, _, _ = sizes
+    capacity, padded8, _ = sizes
     x = x + gl.convert_layout(bias, gl.SliceLayout(0, x.type.layout))[None, :]
     new = gl.convert_layout(_activate(x, ACTIVATION).to(old.dtype), TURNED)
     gl.store(cached, new, mask=stored)
@@ -262,16 +263,13 @@ def _compute(
 def _consume(
     pointers, smem, sizes, counts_ptr,
     TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, HAS_COUNTS: gl.constexpr,
-    HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr, EVEN_ROWS: gl.constexpr,
-    LAG: gl.constexpr, WG: gl.constexpr,
+    HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr, LAG: gl.constexpr, WG: gl.constexpr,
 ):  # fmt: skip
     """Activations of 64 tokens of every item, and all that is stored of them."""
     bias_ptr, indices_ptr, cache_ptr, delta_ptr = pointers
-    items, tiles, whole, list_sizes, channels8, rows, padded8, stride_cb, stride_cf8 = sizes
+    items, tiles, whole, list_sizes, channels8, padded8, stride_cb, stride_cf8 = sizes
     _, _, blocks, capacity = list_sizes
-    if EVEN_ROWS:  # tells Triton that eight tokens are there or not together
-        rows = padded8 * 8
-    ends = (capacity, padded8, rows, stride_cf8)
+    ends = (capacity, padded8, stride_cf8)
     # Eight neighbouring tokens of a neuron per thread, 64 of four neurons per warp.
     turned: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
     used = 0
@@ -305,8 +303,8 @@ def _sparse_mlp_up_kernel(
     TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, PRODUCER_WARPS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
     HAS_COUNTS: gl.constexpr, HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr,
-    EVEN_CHANNELS: gl.constexpr, EVEN_ROWS: gl.constexpr, WIDE_ROWS: gl.constexpr,
-    LAG: gl.constexpr, num_warps: gl.constexpr,
+    EVEN_CHANNELS: gl.constexpr, WIDE_ROWS: gl.constexpr, LAG: gl.constexpr,
+    num_warps: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = w_ptr.dtype.element_ty
     w_layout: gl.constexpr = gl.NVMMASharedLayout(
@@ -325,9 +323,7 @@ def _sparse_mlp_up_kernel(
     smem = (x_smem, w_smem, full, empty)
     results = (bias_ptr, indices_ptr, cache_ptr, delta_ptr)
     list_sizes = (list_count, at_once, blocks, capacity)
-    sizes = (
-        items, tiles, whole, list_sizes, channels8, rows, padded8, stride_cb, stride_cf8,
-    )  # fmt: skip
+    sizes = (items, tiles, whole, list_sizes, channels8, padded8, stride_cb, stride_cf8)
     inputs = (w_ptr, indices_ptr, counts_ptr)
     input_sizes = (items, tiles, whole, list_sizes, rows, channels8, stride_w8)
     # Constants survive only inside these literals, so each partition spells them out.
@@ -335,9 +331,9 @@ def _sparse_mlp_up_kernel(
     gl.warp_specialize(
         [
             (_consume, (results, smem, sizes, counts_ptr, TILE, DEPTH, STAGES, HAS_COUNTS,
-                        HAS_BIAS, ACTIVATION, EVEN_ROWS, LAG, 0)),
+                        HAS_BIAS, ACTIVATION, LAG, 0)),
             (_consume, (results, smem, sizes, counts_ptr, TILE, DEPTH, STAGES, HAS_COUNTS,
-                        HAS_BIAS, ACTIVATION, EVEN_ROWS, LAG, 1)),
+                        HAS_BIAS, ACTIVATION, LAG, 1)),
             (_produce, (x_desc, inputs, smem, input_sizes, TILE, DEPTH, STAGES, PRODUCER_WARPS,
                         HAS_COUNTS, EVEN_CHANNELS, WIDE_ROWS)),
         ],
@@ -349,7 +345,7 @@ def _sparse_mlp_up_kernel(
 def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
     """See `SparseMLPUp`; the call is checked."""
     hidden, weight, bias, counts = call.hidden, call.weight, call.bias, call.counts
-    neuron_indices, activation_cache = call.neuron_indices, call.activation_cache
+    neuron_indices = call.neuron_indices
     batch, rows, channels = hidden.shape
     blocks, capacity = neuron_indices.shape[1:]
     delta = empty_token_contiguous(hidden, batch, rows, capacity)
@@ -357,6 +353,7 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
         delta.zero_()  # tiles of neurons past a count are passed over
     if delta.numel() == 0:
         return delta
+    cache = with_padding(call.activation_cache)
     # A view: the rows of all batches lie at one distance.
     tokens = hidden.as_strided((batch * rows, channels), (hidden.stride(1), 1))
     tiles = -(-capacity // CONFIG.tile)
@@ -375,7 +372,7 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
             weight if bias is None else bias,
             neuron_indices.contiguous(),
             neuron_indices if counts is None else counts.contiguous(),
-            activation_cache,
+            cache,
             delta,
             items,
             whole,
@@ -388,8 +385,8 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
             capacity,
             delta.stride(2) // 8,
             weight.stride(0) // 8,
-            activation_cache.stride(0),
-            activation_cache.stride(2) // 8,
+            cache.stride(0),
+            cache.stride(2) // 8,
             TILE=CONFIG.tile,
             DEPTH=CONFIG.depth,
             STAGES=CONFIG.stages,
@@ -400,9 +397,10 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
             HAS_BIAS=bias is not None,
             ACTIVATION=ACTIVATIONS[call.activation],
             EVEN_CHANNELS=channels % CONFIG.depth == 0,
-            EVEN_ROWS=rows % 8 == 0,
             WIDE_ROWS=weight.shape[0] * weight.stride(0) >= 2**31,
             LAG=LAG,
             num_warps=4,
         )
+    if cache is not call.activation_cache:
+        call.activation_cache.copy_(cache)
     return delta

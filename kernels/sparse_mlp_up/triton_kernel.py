@@ -16,7 +16,7 @@ import triton.language as tl
 from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.launch import launch
 from chipsparse.kernels.sparse_mlp_up import DenseActivation, SparseMLPUp
-from chipsparse.kernels.token_layout import empty_token_contiguous
+from chipsparse.kernels.token_layout import empty_token_contiguous, with_padding
 from chipsparse.kernels.triton_blocks import dot, order, rows_per_program
 from chipsparse.kernels.triton_support import cdiv, has_large_shared_memory
 
@@ -63,7 +63,7 @@ def default_config(hidden: torch.Tensor, *, gated: bool) -> str:
 def sparse_mlp_up(call: SparseMLPUp, *, config: str | None = None) -> torch.Tensor:
     """See `SparseMLPUp`; the call is checked, ``config`` names one of `CONFIGS`."""
     hidden, weight, bias, counts = call.hidden, call.weight, call.bias, call.counts
-    neuron_indices, activation_cache = call.neuron_indices, call.activation_cache
+    neuron_indices = call.neuron_indices
     gate_weight, gate_bias, block_size = call.gate_weight, call.gate_bias, call.block_size
     batch, rows, channels = hidden.shape
     capacity = neuron_indices.shape[2]
@@ -75,6 +75,7 @@ def sparse_mlp_up(call: SparseMLPUp, *, config: str | None = None) -> torch.Tens
     tile_rows = rows_per_program(block_size, options.pop("BLOCK_M"))
     blocks, row_tiles = block_count(rows, block_size), cdiv(block_size, tile_rows)
     tiles = cdiv(capacity, options["BLOCK_N"])
+    cache = with_padding(call.activation_cache)
     # The kernel never reads the tensors that are not there.
     gate_weight = weight if gate_weight is None else gate_weight
     with torch.cuda.device_of(hidden):
@@ -88,14 +89,14 @@ def sparse_mlp_up(call: SparseMLPUp, *, config: str | None = None) -> torch.Tens
             weight if gate_bias is None else gate_bias.contiguous(),
             neuron_indices,
             neuron_indices if counts is None else counts.contiguous(),
-            activation_cache,
+            cache,
             delta,
             *hidden.stride()[:2],
             weight.stride(0),
             gate_weight.stride(0),
             *neuron_indices.stride(),
-            activation_cache.stride(0),
-            activation_cache.stride(2),
+            cache.stride(0),
+            cache.stride(2),
             delta.stride(0),
             delta.stride(2),
             rows,
@@ -109,12 +110,13 @@ def sparse_mlp_up(call: SparseMLPUp, *, config: str | None = None) -> torch.Tens
             BIAS=bias is not None,
             GATE_BIAS=gate_bias is not None,
             COUNTS=counts is not None,
-            EVEN_ROWS=rows % 8 == 0,
             EVEN_CHANNELS=channels % options["BLOCK_K"] == 0,
             WIDE_PRODUCTS=hidden.device.type == "cpu",
             BLOCK_M=tile_rows,
             **options,
         )
+    if cache is not call.activation_cache:
+        call.activation_cache.copy_(cache)
     return delta
 
 
@@ -150,7 +152,7 @@ def _sparse_mlp_up_kernel(
     gate_bias_ptr,
     indices_ptr,  # [B, G, K]
     counts_ptr,  # [B, G], contiguous
-    cache_ptr,  # [B, N, F], tokens contiguous
+    cache_ptr,  # [B, N, F], tokens contiguous and padded
     delta_ptr,  # [B, N, K], likewise
     hidden_stride_b,
     hidden_stride_n,
@@ -174,7 +176,6 @@ def _sparse_mlp_up_kernel(
     BIAS: tl.constexpr,
     GATE_BIAS: tl.constexpr,
     COUNTS: tl.constexpr,
-    EVEN_ROWS: tl.constexpr,
     EVEN_CHANNELS: tl.constexpr,
     WIDE_PRODUCTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -192,17 +193,18 @@ def _sparse_mlp_up_kernel(
     b = tl.program_id(1).to(tl.int64)
     # Tells Triton what is checked: rows of channels and of tokens start at whole 16 bytes.
     channels = channels // 8 * 8
+    cache_stride_b = cache_stride_b // 8 * 8
     cache_stride_f = cache_stride_f // 8 * 8
+    delta_stride_b = delta_stride_b // 8 * 8
     delta_stride_k = delta_stride_k // 8 * 8
-    if EVEN_ROWS:
-        rows = rows // 8 * 8
 
     count = capacity
     if COUNTS:
         count = tl.load(counts_ptr + b * blocks + block)
     in_block = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     row = block * block_size + in_block
-    row_exists = (in_block < block_size) & (row < rows)
+    # Eight tokens are there or not together: those that pad the last ones are stored like them.
+    row_exists = (in_block < block_size) & (row < tl.cdiv(rows, 8) * 8)
     entry = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     delta_ptrs = delta_ptr + b * delta_stride_b + entry[:, None].to(tl.int64) * delta_stride_k
     delta_ptrs += row[None, :]

@@ -21,8 +21,11 @@ OPERATIONS = {
         "laid_out_like or only_listed_rows and dtype1 or in_fp8_counts and True-64-merge"
     ),
     "neuron_selection": "ties_nan_and_repeats and dtype1",
-    "sparse_mlp_down": "no_neurons_change_nothing or cache_in_single_precision",
-    "sparse_mlp_up": "views_of_larger_tensors or poisoned_entries",
+    "sparse_mlp_down": (
+        "no_neurons_change_nothing or cache_in_single_precision or from_slots"
+        " or is_not_seen and 7-17"
+    ),
+    "sparse_mlp_up": "views_of_larger_tensors or poisoned_entries or is_not_seen and False-7",
     "mask_packing": "packs_like_bitarray or padding_bits or test_capacity",
     "fp8_dense_attention": "small_weights",
     "fp8_quantization": "zeros_and_equal_rows",

@@ -1,8 +1,13 @@
 import pytest
 import torch
 
+from chipsparse import SparsityConfig
+from chipsparse.cache.host_memory import HostMemory
+from chipsparse.cache.kinds import kind_bytes
+from chipsparse.cache.offload import OffloadPool
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
+from chipsparse.layout import LayerKind, ModelLayout
 from tests.kernels.formulas import (
     DTYPES,
     TOLERANCE,
@@ -12,9 +17,11 @@ from tests.kernels.formulas import (
     blocks_of,
     gate_inputs,
     mlp_inputs,
+    padding_of,
     random_neurons,
     skip_unless_it_runs,
     token_contiguous,
+    without_padding,
 )
 
 
@@ -173,6 +180,30 @@ def test_cache_in_single_precision(backend, dtype, device):
 
 
 @backend_names(sparse_mlp_down)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("capacity", [17, 64, 130])
+@pytest.mark.parametrize("rows", [1, 7, 131, 136, 333])
+def test_what_pads_the_tokens_is_not_seen(backend, rows, capacity, dtype, device):
+    """The same bits whatever stands there, and with a delta that has no padding."""
+    delta, weight, old = down_inputs(2, rows, capacity, 24, 150, dtype=dtype, device=device)
+    skip_unless_it_runs(sparse_mlp_down, backend, delta, weight)
+    neurons = random_neurons(2, blocks_of(rows, 128), capacity, 150, device=device)
+    expected = sparse_mlp_down(delta, weight, neurons, old.clone(), backend=backend)
+    assert expected.isfinite().all()
+    for value in (0.0, 1e4):  # at first it is NaN
+        padding_of(delta).fill_(value)
+        found = sparse_mlp_down(delta, weight, neurons, old.clone(), backend=backend)
+        assert torch.equal(found, expected)
+        assert (padding_of(delta) == value).all()
+    if rows % 8 and backend != "reference":  # whose product rounds otherwise for other strides
+        for bare, whole in without_padding(delta):
+            before = whole.clone()
+            found = sparse_mlp_down(bare, weight, neurons, old.clone(), backend=backend)
+            assert torch.equal(found, expected)
+            assert torch.equal(whole, before)
+
+
+@backend_names(sparse_mlp_down)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_strides_do_not_matter(backend, dtype, device):
     """Delta and caches of any strides; the reference takes any weight as well."""
@@ -234,6 +265,45 @@ def test_up_then_down_on_all_neurons_is_the_dense_layer(backend, gated, dtype, d
         dense = dense_activation(hidden, up, bias, **options).double() @ down.double().T
         # Each step rounds the output once more.
         assert_close(result, dense, 4 * TOLERANCE[dtype])
+
+
+@backend_names(sparse_mlp_down)
+@pytest.mark.parametrize("rows", [131, 136])
+def test_caches_from_slots_give_the_same_bits(backend, rows, device):
+    """Two layers take turns in poisoned slots, which are as large as planned and no larger."""
+    hidden, up, bias, down = mlp_inputs(2, rows, 24, 50, dtype=torch.bfloat16, device=device)
+    down = down.T.contiguous().T
+    skip_unless_it_runs(sparse_mlp_down, backend, hidden, down)
+    options = {"activation": "gelu", "backend": backend}
+    layout = ModelLayout((LayerKind("block", 2, 50),), 1, 24, batch=2, grids=((1, 1, rows),))
+    planned = {"layout": layout, "config": SparsityConfig(), "dtype": torch.bfloat16}
+    pool, caches = OffloadPool(HostMemory(), pytest.fail, poison=True), {}
+    for layer in range(2):
+        activation = dense_activation((1 + layer) * hidden, up, bias, **options)
+        caches["cond", layer, "activation"] = activation
+        caches["cond", layer, "output"] = (activation @ down.T).contiguous()
+    pool.open({key: kind_bytes(key[2], key[1], **planned) for key in caches}, hidden.device)
+    for key, cache in caches.items():
+        pool.store(key, cache)
+        pool.release(key)
+
+    def step(activation, output, hidden, neurons):
+        delta = sparse_mlp_up(hidden, up, bias, neurons, activation, **options)
+        result = sparse_mlp_down(delta, down, neurons, output, backend=backend)
+        return [each.clone() for each in (result, activation, output)]
+
+    for seed in (2, 3, 4, 5):
+        keys = [("cond", seed % 2, kind) for kind in ("activation", "output")]
+        tokens, *_ = mlp_inputs(2, rows, 24, 50, dtype=torch.bfloat16, device=device, seed=seed)
+        neurons = random_neurons(2, 2, 17, 50, device=device, seed=seed)
+        expected = step(*(caches[key] for key in keys), tokens, neurons)
+        loaded = [pool.load(key) for key in keys]
+        found = step(*loaded, tokens, neurons)
+        for key, cache in zip(keys, loaded, strict=True):
+            pool.store(key, cache)
+        pool.release(*keys)
+        assert all(map(torch.equal, found, expected))
+        assert all(each.isfinite().all() for each in found)
 
 
 def test_mistakes_are_named():

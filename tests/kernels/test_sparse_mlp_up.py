@@ -14,9 +14,11 @@ from tests.kernels.formulas import (
     gate_inputs,
     mlp_inputs,
     neuron_activation,
+    padding_of,
     random_neurons,
     skip_unless_it_runs,
     token_contiguous,
+    without_padding,
 )
 
 ACTIVATIONS = ["gelu-tanh", "gelu", "silu"]
@@ -170,6 +172,38 @@ def test_views_of_larger_tensors(backend, device):
     run_and_check(backend, hidden, weight, bias, neurons, cache)
     cache.copy_(before[:, 16:149, 5:55])
     assert torch.equal(whole, before)
+
+
+@backend_names(sparse_mlp_up)
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rows", [1, 7, 131, 136, 333])
+@pytest.mark.parametrize("gated", [False, True])
+def test_what_pads_the_tokens_is_not_seen(backend, gated, rows, cache_dtype, device):
+    """The same bits whatever stands there, and with a cache that has no padding."""
+    hidden, weight, bias, _ = mlp_inputs(2, rows, 24, 50, dtype=torch.bfloat16, device=device)
+    gate_weight = gate_inputs(24, 50, dtype=torch.bfloat16, device=device)[0] if gated else None
+    old = random_cache(2, rows, 50, dtype=cache_dtype, device=device)
+    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, old, gate_weight)
+    neurons = random_neurons(2, blocks_of(rows, 128), 17, 50, device=device)
+
+    def change(cache):
+        options = {"activation": "gelu", "gate_weight": gate_weight, "backend": backend}
+        return sparse_mlp_up(hidden, weight, bias, neurons, cache, **options)
+
+    expected = token_contiguous(old)
+    delta = change(expected)
+    assert delta.isfinite().all()
+    for value in (0.0, torch.inf):  # at first it is NaN
+        cache = token_contiguous(old)
+        padding_of(cache).fill_(value)
+        assert torch.equal(change(cache), delta)
+        assert torch.equal(cache, expected)
+    if rows % 8:
+        for cache, whole in without_padding(old):
+            assert torch.equal(change(cache), delta)
+            assert torch.equal(cache, expected)
+            cache.fill_(7.0)
+            assert (whole == 7.0).all()
 
 
 @backend_names(sparse_mlp_up)
