@@ -45,6 +45,8 @@ class Report:
     hot_loops: int
     hot_stores: int  # spills inside the hot loops
     hot_loads: int
+    single_stores: int  # of one 16-bit number, to global memory
+    single_loads: int
 
 
 def why_not_here() -> str | None:
@@ -97,6 +99,7 @@ def report(case: CompiledCase) -> Report:
         len(loops),
         in_loops.count("STL"),
         in_loops.count("LDL"),
+        *(len(re.findall(rf"\b{each}\.\S*U16\b", code)) for each in ("STG", "LDG")),
     )
 
 

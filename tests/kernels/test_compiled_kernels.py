@@ -85,6 +85,7 @@ def check_what_they_use(reports):
 @pytest.mark.slow
 def test_default_kernels_use_what_the_gpu_has(defaults):
     check_what_they_use(defaults)
+    check_that_tokens_move_together(defaults)
     backends = {(each["operation"], each["backend"]) for each in defaults.values()}
     for operation in (
         "column_sparse_attention",
@@ -100,12 +101,23 @@ def test_default_kernels_use_what_the_gpu_has(defaults):
             assert each["shared_bytes"] <= 99 << 10, name  # also of the smaller cards
 
 
+def check_that_tokens_move_together(reports):
+    """Whatever their count, of which the compiler knows nothing."""
+    found = [each for each in reports.values() if each["operation"].startswith("sparse_mlp")]
+    assert found
+    for each in found:
+        assert each["single_stores"] == 0, each
+        if each["operation"] == "sparse_mlp_down":  # the other one also loads biases
+            assert each["single_loads"] == 0, each
+
+
 @pytest.mark.slow
 def test_all_kernels_compile_and_none_spills_in_a_hot_loop(tmp_path):
     reports = compiled(tmp_path / "all.json")
     check_what_they_use(reports)
+    check_that_tokens_move_together(reports)
     spills = spills_in_hot_loops(reports)
-    # The MLP's Gluon kernels for ragged sizes, which run only when asked for, read back one to four
+    # The MLP's Gluon kernels for ragged sizes, which run only when asked for, read back one or two
     # words per stage; see benchmarks/notes/sparse_mlp.md.
     known = {
         name
