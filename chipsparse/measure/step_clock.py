@@ -260,7 +260,7 @@ def _mlp_sample(plan: SparsityPlan, layer: int, share: float) -> Sample:
     kind = layout.kind(layer)
     rows = _rounded(layout.batch * layout.mlp_tokens(layer))
     taken = min(rows, _rounded(round(share * rows)))
-    if layout.mlp_tokens(layer) % ALIGNMENT:  # kernels are slower where tokens are no such multiple
+    if layout.mlp_tokens(layer) % ALIGNMENT:  # kernels may be slower with no such multiple
         taken -= 1
     assert density is not None
     alone = ModelLayout(
